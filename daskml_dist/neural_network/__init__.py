@@ -1,4 +1,4 @@
-"""Networks: multi-layer perceptrons by the names of scikit-learn, and modules of PyTorch."""
+"""Neural networks: multi-layer perceptrons with scikit-learn's names, and PyTorch modules."""
 
 from daskml_dist.neural_network._torch.classifier import TorchClassifier
 from daskml_dist.neural_network._torch.regressor import TorchRegressor

@@ -1,4 +1,4 @@
-"""Base classes of neural networks: batches over all lanes, and curves of the loss."""
+"""Base classes of neural networks: batches over all lanes, and loss curves."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from daskml_dist.training.engine import FitResult
 from daskml_dist.training.plan import count_lane_batch_rows
 from daskml_dist.training.spec import Settings, count_training_rows
 
-#: Rows of an automatic batch, as in scikit-learn.
+#: Number of rows in an automatic batch, as in scikit-learn.
 _AUTO_BATCH_ROWS = 200
-#: Fewest rows of a lane's share of it.
+#: Smallest number of rows in a lane's share of an automatic batch.
 _MIN_LANE_ROWS = 16
 
 
 class BaseNetwork(BaseSteps):
-    """Base class of networks: one batch over all lanes, and curves of the loss.
+    """Base class of neural networks: one batch over all lanes, and loss curves.
 
     `batch_size` counts the rows of one step of the parameters, so that the best learning rate does
     not depend on the number of lanes: lanes that step together share a batch, and under policies in
-    which each push is a step of its own, each push has `batch_size` rows.
+    which each push is a separate step, each push has `batch_size` rows.
 
-    A subclass sets ``n_outputs_`` with the parameters: the number of raw predictions of a row,
-    which have one dimension if it is 1.
+    A subclass sets ``n_outputs_`` together with the parameters: the number of raw predictions per
+    row. If it is 1, raw predictions are one-dimensional.
     """
 
     _needs_target = True
@@ -52,7 +52,7 @@ class BaseNetwork(BaseSteps):
 
     def _batch_rows(self, settings: Settings, lanes: list[LaneSpec]) -> int:
         """Return the number of rows of one step of the parameters."""
-        # Without the rows held out for early stopping; no batch is larger than all of them.
+        # Rows held out for early stopping do not count; no batch is larger than the rest.
         n_rows = sum(count_training_rows(lanes, settings.validation_fraction))
         if settings.batch_size is None:
             return n_rows
@@ -70,13 +70,14 @@ class BaseNetwork(BaseSteps):
 
     def _show_stream(self, started: Any, state: ShardState, progress: Any) -> None:
         super()._show_stream(started, state, progress)
-        # A stream counts as one pass, whose loss is the mean of what each row lost before its step.
+        # A stream counts as one pass; its loss is the mean loss of each row before the row's step.
         self._set_curves([progress.mean], None, more=False)
 
     def _set_curves(self, losses: list[float], scores: list[Any] | None, more: bool) -> None:
-        """Set scikit-learn's attributes of the losses (and scores) of passes.
+        """Set scikit-learn's attributes for the losses (and scores) of passes.
 
-        With `more`, losses are appended to those of the last fit; scores are of this one alone.
+        With `more`, losses are appended to those of the last fit; scores are only those of this
+        fit.
         """
         before = getattr(self, "loss_curve_", []) if more else []
         self.loss_curve_: list[float] = [*before, *losses]
@@ -119,5 +120,5 @@ class NetworkRegressor(RegressorMixin, BaseNetwork):
 
 
 def _return_raw(raw: NDArray[Any]) -> NDArray[Any]:
-    """Return raw predictions unchanged; a function of a module, so that it can be pickled."""
+    """Return raw predictions unchanged; a function at module level, so that it can be pickled."""
     return raw

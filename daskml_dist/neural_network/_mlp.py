@@ -1,10 +1,10 @@
 """Base class of the multi-layer perceptrons, with scikit-learn's parameters and attributes.
 
-Two ways of training share one estimator: ``solver="adam"`` and ``"sgd"`` step along batches
+One estimator has two ways of training: ``solver="adam"`` and ``"sgd"`` make steps along batches
 (`BaseSteps`), and ``"lbfgs"`` is a round solver over sums of all rows (`BaseRounds`). `_params`
-translates scikit-learn's parameters to those of `BaseSteps`. Details follow scikit-learn where
-results depend on them: initial weights by the seed, the penalty over the rows of a batch, and when
-a fit counts as stale.
+translates scikit-learn's parameters to those of `BaseSteps`. Details that affect the results follow
+scikit-learn: initial weights from the seed, the penalty divided by the rows of a batch, and when a
+fit counts as stale.
 """
 
 from __future__ import annotations
@@ -63,44 +63,44 @@ class BaseMLP(BaseNetwork, BaseRounds):
     Parameters
     ----------
     hidden_layer_sizes : int or sequence of int, default=(100,)
-        Units of each hidden layer; ``()``: none.
+        Number of units of each hidden layer; ``()``: no hidden layer.
     activation : {"identity", "logistic", "tanh", "relu"}, default="relu"
         Activation function of the hidden layers.
     solver : {"adam", "sgd", "lbfgs"}, default="adam"
-        The first two step along batches under a `policy`; ``"lbfgs"`` sums the loss and the
+        The first two make steps along batches under a `policy`; ``"lbfgs"`` sums the loss and the
         gradient over all rows in each round, as Sandblaster L-BFGS does (Dean et al., NIPS 2012).
     batch_size : int, "auto" or None, default="auto"
-        Rows of one step of the parameters, over all lanes: lanes that step together share them,
-        while under ``"ssp"``, ``"async"`` and ``"hogwild"`` each push of a lane has `batch_size`
-        rows. ``"auto"`` is 200, and at least 16 for each lane; None takes all rows.
+        Number of rows in one step of the parameters, over all lanes: lanes that step together share
+        them, while under ``"ssp"``, ``"async"`` and ``"hogwild"`` each push of a lane has
+        `batch_size` rows. ``"auto"`` is 200, and at least 16 for each lane; None: all rows.
     learning_rate : {"constant", "invscaling", "adaptive"}, default="constant"
-        With ``solver="sgd"``. ``"invscaling"`` divides `learning_rate_init` by the number of the
-        step to the power of `power_t`; ``"adaptive"`` divides the rate by five each time that the
-        fit would have ended, and ends below 1e-6.
+        Only with ``solver="sgd"``. ``"invscaling"`` divides `learning_rate_init` by the number of
+        the step to the power of `power_t`; ``"adaptive"`` divides the rate by five each time the
+        fit would otherwise end, and ends below 1e-6.
     learning_rate_init : float, default=0.001
     power_t : float, default=0.5
     max_iter : int, default=200
-        Passes over the data at most; of ``"lbfgs"``, iterations.
+        Largest number of passes over the data; for ``"lbfgs"``, of iterations.
     random_state : int, RandomState or None, default=None
-        Decides the initial parameters (an int: those of scikit-learn), the order of the rows and
-        the rows held out.
+        Determines the initial parameters (an int gives those of scikit-learn), the order of the
+        rows and the held-out rows.
     tol : float, default=1e-4
         The fit ends once the loss, or the validation score, has not improved by `tol` for more than
-        `n_iter_no_change` passes. Of ``"lbfgs"``, the largest component of the gradient.
+        `n_iter_no_change` passes. For ``"lbfgs"``, the largest component of the gradient.
     momentum : float, default=0.9
-        With ``solver="sgd"``.
+        Only with ``solver="sgd"``.
     nesterovs_momentum : bool, default=True
-        With ``solver="sgd"`` and a momentum.
+        Only with ``solver="sgd"`` and a momentum.
     early_stopping : bool, default=False
-        Hold out rows and stop on their score; the parameters are those of the last pass.
+        Whether to hold out rows and stop on their score; the parameters are those of the last pass.
     n_iter_no_change : int, default=10
         ``np.inf``: make all `max_iter` passes.
     max_fun : int, default=15000
-        Evaluations of ``"lbfgs"`` at most.
+        Largest number of evaluations for ``"lbfgs"``.
     optimizer : str or Optimizer, default=None
-        In place of the solver's; see :mod:`daskml_dist.optimizers`.
+        Replaces the optimizer of the solver; see :mod:`daskml_dist.optimizers`.
     schedule : float, str or Schedule, default=None
-        In place of `learning_rate`; a name starts from `learning_rate_init`. See
+        Replaces `learning_rate`; a schedule given by name starts from `learning_rate_init`. See
         :mod:`daskml_dist.schedules`.
     pipeline : Pipeline or None, default=None
         Layers spread over workers; see :class:`daskml_dist.policies.Pipeline`.
@@ -111,22 +111,22 @@ class BaseMLP(BaseNetwork, BaseRounds):
         Weights of each layer.
     intercepts_ : list of ndarray of shape (n_out,)
     loss_ : float
-        Mean loss of the rows in the last pass, without the penalty; of ``"lbfgs"`` with it.
+        Mean loss of the rows in the last pass, without the penalty; for ``"lbfgs"`` with it.
     best_loss_ : float or None
-        The least of `loss_curve_`; None with `early_stopping`.
+        The minimum of `loss_curve_`; None with `early_stopping`.
     loss_curve_ : list of float
         Mean loss in each pass, without the penalty.
     validation_scores_ : list of float, or None
         Score of the held-out rows after each pass; None without `early_stopping`.
     best_validation_score_ : float or None
     n_iter_ : int
-        Passes made; of ``"lbfgs"``, iterations.
+        Number of passes; for ``"lbfgs"``, of iterations.
     n_layers_ : int
-        Layers, input and output among them.
+        Number of layers, including input and output.
     n_outputs_ : int
     out_activation_ : str
     t_ : int
-        Rows that the parameters were trained on.
+        Number of rows that the parameters were trained on.
     """
 
     coefs_: list[NDArray[Any]]
@@ -144,7 +144,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
     @property
     def _by_rounds(self) -> bool:
-        """Return whether a round solver fits, and not steps along batches."""
+        """Return whether a round solver is used, instead of steps along batches."""
         return bool(self._all_params()["solver"] == "lbfgs")
 
     @property
@@ -169,7 +169,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         check_one_of("activation", params["activation"], sorted(ACTIVATIONS))
         check_one_of("learning_rate", params["learning_rate"], _RATES)
         for name in ("alpha", "tol", "power_t"):
-            # tol=None: steps make all max_iter passes; L-BFGS needs a tolerance.
+            # With tol=None, steps make all max_iter passes; L-BFGS needs a tolerance.
             if not (name == "tol" and params[name] is None and not self._by_rounds):
                 check_number(name, params[name])
         check_number("learning_rate_init", params["learning_rate_init"], lambda v: v > 0, "> 0")
@@ -178,7 +178,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         for name in ("nesterovs_momentum", "early_stopping", "warm_start", "shuffle"):
             check_flag(name, params[name])
         _resolve_hidden_sizes(params["hidden_layer_sizes"])
-        # Ignored silently they would look as if they had an effect.
+        # An error, since the user would expect these parameters to have an effect.
         unused = [
             n for n in ("optimizer", "schedule", "pipeline", "privacy") if params[n] is not None
         ]
@@ -192,19 +192,19 @@ class BaseMLP(BaseNetwork, BaseRounds):
         self._check_params()
         settings = super()._check_settings(policy)
         # scikit-learn's networks stop after more than n_iter_no_change stale passes, our rule after
-        # that many.
+        # exactly that many.
         patience = min(settings.n_iter_no_change + 1, sys.maxsize)
         return dataclasses.replace(settings, seed=self._seed(), n_iter_no_change=patience)
 
     def _seed(self) -> int:
-        """Return the seed; an integer as the user gave it, for scikit-learn's initial weights."""
+        """Return the seed; an int as the user gave it, for scikit-learn's initial weights."""
         given = self._params()["random_state"]
         return int(given) if isinstance(given, Integral) and int(given) >= 0 else seed_of(given)
 
     def _settings_for_lanes(
         self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
     ) -> Settings:
-        """Return settings with scikit-learn's penalty: `alpha` over the weight of a batch."""
+        """Return settings with scikit-learn's penalty: `alpha` divided by the weight of a batch."""
         # scikit-learn's loss of a batch is its mean plus alpha / 2 * |w|^2 / (rows of the batch).
         mean_weight = rows.weight_sum / rows.summary.n_rows
         alpha = settings.penalty.l2 / (self._batch_rows(settings, lanes) * mean_weight)
@@ -212,7 +212,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         return dataclasses.replace(settings, penalty=Penalty(0.0, alpha))
 
     def _check_one_pass(self) -> None:
-        """Raise for parameters that one pass, or a stream, cannot have."""
+        """Raise for parameters that are impossible with a single pass or a stream."""
         if self._by_rounds:
             raise InvalidParameterError(
                 'solver="lbfgs" needs all rows, but a stream has no end. Use solver="adam" or '
@@ -222,7 +222,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
     def _rule_of_rows(self, rule: UpdateRule, n_rows: int) -> UpdateRule:
         """Return the rule with scikit-learn's penalty for batches of `n_rows` rows."""
-        # The batches of a stream are its calls, and so may differ in size.
+        # The batches of a stream are its calls, which may differ in size.
         penalty = Penalty(0.0, float(self._params()["alpha"]) / n_rows)
         return dataclasses.replace(
             rule, groups=tuple(dataclasses.replace(g, penalty=penalty) for g in rule.groups)
@@ -257,7 +257,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         InvalidParameterError, InvalidDataError
             Before any step, naming the remedy (NaN and infinity: during the first pass).
         TrainingError
-            When the fit cannot go on.
+            The fit cannot continue.
         """
         if self._is_adaptive and self._checkpoint() is not None:
             raise InvalidParameterError(
@@ -289,13 +289,13 @@ class BaseMLP(BaseNetwork, BaseRounds):
         return own and (params["solver"], params["learning_rate"]) == ("sgd", "adaptive")
 
     def _run_training(self, job: FitJob, fit: FitSpec) -> FitResult:
-        # Each new rate starts the count of stale passes anew, as in scikit-learn.
+        # Each new rate resets the count of stale passes, as in scikit-learn.
         if self._is_adaptive:
             return job.train_steps(fit, adaptive_rate=AdaptiveRate(restarts=True))
         return super()._run_training(job, fit)
 
     def _checkpoint(self) -> Checkpoint | None:
-        # Fits by steps have a parameter of their own; those by rounds take it from the callbacks.
+        # Fits by steps have a parameter `checkpoint`; fits by rounds find it among the callbacks.
         given: Checkpoint | None = self._params()["checkpoint"]
         return super()._checkpoint() if given is None else given
 
@@ -314,7 +314,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
             rows.summary.n_targets is not None,
             None if params["privacy"] is None else float(params["privacy"].clip),
         )
-        # Layers may have been changed between fits by `set_params`, or y may have other columns.
+        # Layers may have been changed by `set_params` between fits, or y may have other columns.
         if last is not None and last.sizes != model.sizes:
             raise InvalidParameterError(
                 f"Continuing needs the layers of the first fit, {list(last.sizes)} units; this "
@@ -323,7 +323,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         return model
 
     def _parameters_of_state(self, state: ShardState) -> NDArray[Any]:
-        """Return the parameters to go on from: the present `coefs_` and `intercepts_`."""
+        """Return the parameters to continue from: the present `coefs_` and `intercepts_`."""
         w = np.empty_like(state.w)
         for (weights, shift), *given in zip(
             self._last_model.arrays(w), self.coefs_, self.intercepts_, strict=True
@@ -337,7 +337,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
                 "The parameters became NaN or infinite. Lower learning_rate_init, or scale the "
                 "features (StandardScaler) and the targets."
             )
-        # Views of one copy: the user may write to them, and the kept state stays as it is.
+        # Views of one copy: the user may write to them without changing the stored state.
         layers = model.arrays(w.copy())
         self.coefs_ = [weights for weights, _ in layers]
         self.intercepts_ = [shift for _, shift in layers]
@@ -359,7 +359,8 @@ class BaseMLP(BaseNetwork, BaseRounds):
         if goes_on:
             self._check_same_classes(rows)
         model = self._model(rows, self._last_model if goes_on else None)
-        # The objective is a mean: scikit-learn's alpha / 2 * |w|^2 is over the weight of all rows.
+        # The objective is a mean, so alpha / 2 * |w|^2 of scikit-learn is divided by the weight of
+        # all rows.
         penalty = Penalty(0.0, float(params["alpha"]) / rows.weight_sum)
         return model, LBFGS(
             penalty, int(params["max_iter"]), float(params["tol"]), int(params["max_fun"])
@@ -377,12 +378,12 @@ class BaseMLP(BaseNetwork, BaseRounds):
     def _starting_parameters(self, model: MLP, rows: DatasetInfo) -> NDArray[Any] | None:
         if self._continues_last_fit():
             return self._parameters_of_state(self._state)
-        # The weights that steps begin with, drawn in scikit-learn's order.
+        # The initial weights, drawn in the same order as in scikit-learn.
         return model.init(self._seed(), rows.summary.dtype)
 
     def _set_fitted(self, solution: Solution, model: MLP, rows: DatasetInfo) -> None:
         w = solution.w.astype(rows.summary.dtype)
-        goes_on = self._continues_last_fit()  # asked before `_state` is set
+        goes_on = self._continues_last_fit()  # evaluated before `_state` is set
         self._set_parameters(w, model, rows)
         self._state, self._last_model = ShardState(w, {}), model
         # The mean loss with the penalty: the objective's last value.
@@ -394,8 +395,8 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
 
 def steps_alone(estimator: BaseMLP) -> bool:
-    """Return True if the solver steps along batches; raise an AttributeError if it does not."""
-    # The condition of `available_if`, which turns the error into a missing method.
+    """Return True if the solver makes steps along batches; otherwise raise an AttributeError."""
+    # The condition of `available_if`, which converts the error into a missing method.
     if estimator._by_rounds:
         raise AttributeError(
             "partial_fit is only available for stochastic optimizers. lbfgs is not stochastic. Use "
@@ -423,11 +424,11 @@ class _OutputFunction:
         return outputs
 
     def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Return the same function of few dense rows, with terms of the parameters cached."""
+        """Return the same function for few dense rows, with cached terms of the parameters."""
         return self.model.raw_of_few(self.w, get_backend("cpu"))
 
     def for_each_row(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Return :meth:`for_dtype`, such that a row's outputs do not depend on other rows."""
+        """Return :meth:`for_dtype` such that a row's outputs do not depend on other rows."""
         return self.model.raw_of_few(self.w, get_backend("cpu"), multiply_each_row)
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
@@ -437,7 +438,7 @@ class _OutputFunction:
 
 
 def _resolve_hidden_sizes(sizes: Any) -> tuple[int, ...]:
-    """Return the sizes of the hidden layers, given a number or a sequence of them."""
+    """Return the sizes of the hidden layers, given a number or a sequence of numbers."""
     layers = [sizes] if isinstance(sizes, Integral) else sizes
     try:
         layers = list(layers)
@@ -451,24 +452,24 @@ def _resolve_hidden_sizes(sizes: Any) -> tuple[int, ...]:
 
 
 def _resolve_optimizer(params: dict[str, Any]) -> str | Optimizer:
-    """Return the given optimizer, or the one of scikit-learn's solver."""
+    """Return the given optimizer, or the one that corresponds to scikit-learn's solver."""
     if params["optimizer"] is not None:
         given: str | Optimizer = params["optimizer"]
         return given
     # D. P. Kingma and J. Ba, "Adam: a method for stochastic optimization", 2015. L-BFGS makes no
-    # steps, and its optimizer is not read.
+    # steps and ignores the optimizer.
     if params["solver"] != "sgd":
         return Adam(params["beta_1"], params["beta_2"], params["epsilon"])
     check_number("momentum", params["momentum"], lambda v: 0 <= v < 1, "from 0 up to, not with, 1")
     if params["momentum"] == 0:
         return SGD()
-    # Momentum and Nesterov's form of it: I. Sutskever et al., "On the importance of initialization
-    # and momentum in deep learning", 2013.
+    # Momentum and its Nesterov form: I. Sutskever et al., "On the importance of initialization and
+    # momentum in deep learning", 2013.
     return (Nesterov if params["nesterovs_momentum"] else Momentum)(params["momentum"])
 
 
 def _resolve_schedule(params: dict[str, Any]) -> Schedule:
-    """Return the given schedule, or the one of scikit-learn's learning rate."""
+    """Return the given schedule, or the one that corresponds to scikit-learn's learning rate."""
     rate = params["learning_rate_init"]
     if params["schedule"] is not None:
         # Parameters are read before they are checked: an invalid alpha must not fail here.
@@ -476,7 +477,7 @@ def _resolve_schedule(params: dict[str, Any]) -> Schedule:
         return get_schedule(
             params["schedule"], default=rate, alpha=float(alpha), max_iter=params["max_iter"]
         )
-    # "adaptive" is a constant rate too, which `_run_training` divides.
+    # "adaptive" is a constant rate too; `_run_training` divides it.
     if params["solver"] == "sgd" and params["learning_rate"] == "invscaling":
         return InverseScaling(rate, params["power_t"])
     return Constant(rate)

@@ -24,20 +24,20 @@ from daskml_dist.training.dataset_info import DatasetInfo
 class MLPClassifier(BaseClassifier, BaseMLP):
     """Multi-layer perceptron for classification, with one or several labels per row.
 
-    It has scikit-learn's parameters and attributes, and takes Dask collections and any policy.
+    It has scikit-learn's parameters and attributes, and supports Dask collections and any policy.
 
     Parameters
     ----------
     alpha : float, default=0.0001
-        Strength of the l2 penalty of the weights, divided by the rows of a batch (with ``"lbfgs"``,
-        by all rows), as in scikit-learn. Intercepts are not penalised.
+        Strength of the l2 penalty of the weights, divided by the number of rows in a batch (with
+        ``"lbfgs"``, of all rows), as in scikit-learn. Intercepts are not penalised.
     beta_1, beta_2, epsilon : float, default=0.9, 0.999, 1e-8
         Parameters of Adam.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        For several labels a row, the indices of the columns of y.
+        For several labels per row, the indices of the columns of y.
 
     Examples
     --------
@@ -70,27 +70,27 @@ class MLPClassifier(BaseClassifier, BaseMLP):
         tol: float = 1e-4,
         verbose: int = 0,
         warm_start: bool = False,
-        # For solver="sgd" alone.
+        # Only for solver="sgd".
         momentum: float = 0.9,
         nesterovs_momentum: bool = True,
-        # For both: rows held out, on whose score the fit may end.
+        # For both: held-out rows, whose score may end the fit.
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
-        # For solver="adam" alone.
+        # Only for solver="adam".
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-8,
-        # For "sgd" and "adam": passes without progress after which the fit ends.
+        # For "sgd" and "adam": number of passes without progress after which the fit ends.
         n_iter_no_change: int = 10,
-        # For solver="lbfgs" alone: most evaluations of the loss.
+        # Only for solver="lbfgs": largest number of evaluations of the loss.
         max_fun: int = 15_000,
-        # Beyond scikit-learn: how workers share the steps, and what takes the place of the solver's
+        # Not in scikit-learn: how workers share the steps, and replacements of the solver's
         # optimizer and schedule.
         policy: str | Policy = "allreduce",
         optimizer: str | Optimizer | None = None,
         schedule: float | str | Schedule | None = None,
         pipeline: Pipeline | None = None,
-        # Where the fit runs, what it reports and what it saves.
+        # Where the fit runs, reporting and saving.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -136,11 +136,11 @@ class MLPClassifier(BaseClassifier, BaseMLP):
     def _n_outputs(self, rows: DatasetInfo) -> int:
         assert rows.classes is not None
         n_classes = len(rows.classes)
-        # Two classes need one output (the log odds); several labels need one each.
+        # Two classes need one output (the log odds); several labels need one output each.
         return 1 if n_classes == 2 and not self._several else n_classes
 
     def _out_activation(self, model: MLP) -> str:
-        # Labels of a row are independent of each other, and classes exclude each other.
+        # The labels of a row are independent of each other; classes exclude each other.
         return "logistic" if model.several or model.n_outputs == 1 else "softmax"
 
     @available_if(steps_alone)  # type: ignore[untyped-decorator]
@@ -161,7 +161,7 @@ class MLPClassifier(BaseClassifier, BaseMLP):
         X, y, sample_weight, policy, client
             As in :meth:`fit`.
         classes : array-like of shape (n_classes,), optional
-            All labels that will ever come; needed in the first call.
+            All labels that will ever occur; needed in the first call.
 
         Returns
         -------
@@ -187,11 +187,11 @@ class MLPClassifier(BaseClassifier, BaseMLP):
         return self._map_raw_predictions(write, X, self._state.w.dtype, len(self.classes_))
 
     def predict_log_proba(self, X: Any) -> Any:
-        """Return the logarithm of :meth:`predict_proba`, of the same parameters and shape."""
+        """Return the logarithm of :meth:`predict_proba`, with the same parameters and shape."""
         return np.log(self.predict_proba(X))
 
 
 def _write_label_proba(raw: NDArray[Any], out: NDArray[Any]) -> None:
     """Write the probability of each of several labels to `out`."""
-    # Each raw output is the log odds of two classes, of which the second is the label.
+    # Each raw output is the log odds of two classes, the second of which is the label.
     out[...] = LogLoss().predict_proba(raw.ravel())[:, 1].reshape(out.shape)

@@ -24,17 +24,17 @@ from daskml_dist.training.dataset_info import DatasetInfo
 
 
 class MLPRegressor(NetworkRegressor, BaseMLP):
-    """Multi-layer perceptron for regression, of one target or several.
+    """Multi-layer perceptron for regression, with one target or several.
 
-    It has scikit-learn's parameters and attributes, and takes Dask collections and any policy.
+    It has scikit-learn's parameters and attributes, and supports Dask collections and any policy.
 
     Parameters
     ----------
     loss : str or Loss, default="squared_error"
         As in :class:`~daskml_dist.linear_model.SGDRegressor`.
     alpha : float, default=0.0001
-        Strength of the l2 penalty of the weights, divided by the rows of a batch (with ``"lbfgs"``,
-        by all rows), as in scikit-learn. Intercepts are not penalised.
+        Strength of the l2 penalty of the weights, divided by the number of rows in a batch (with
+        ``"lbfgs"``, of all rows), as in scikit-learn. Intercepts are not penalised.
     beta_1, beta_2, epsilon : float, default=0.9, 0.999, 1e-8
         Parameters of Adam.
 
@@ -51,7 +51,7 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
 
     def __init__(
         self,
-        # The loss, which scikit-learn has in this place too.
+        # The loss, at the same position as in scikit-learn.
         loss: str | Loss = "squared_error",
         # The network.
         hidden_layer_sizes: Any = (100,),
@@ -70,27 +70,27 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
         tol: float = 1e-4,
         verbose: int = 0,
         warm_start: bool = False,
-        # For solver="sgd" alone.
+        # Only for solver="sgd".
         momentum: float = 0.9,
         nesterovs_momentum: bool = True,
-        # For both: rows held out, on whose score the fit may end.
+        # For both: held-out rows, whose score may end the fit.
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
-        # For solver="adam" alone.
+        # Only for solver="adam".
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-8,
-        # For "sgd" and "adam": passes without progress after which the fit ends.
+        # For "sgd" and "adam": number of passes without progress after which the fit ends.
         n_iter_no_change: int = 10,
-        # For solver="lbfgs" alone: most evaluations of the loss.
+        # Only for solver="lbfgs": largest number of evaluations of the loss.
         max_fun: int = 15_000,
-        # Beyond scikit-learn: how workers share the steps, and what takes the place of the solver's
+        # Not in scikit-learn: how workers share the steps, and replacements of the solver's
         # optimizer and schedule.
         policy: str | Policy = "allreduce",
         optimizer: str | Optimizer | None = None,
         schedule: float | str | Schedule | None = None,
         pipeline: Pipeline | None = None,
-        # Where the fit runs, what it reports and what it saves.
+        # Where the fit runs, reporting and saving.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,

@@ -1,1 +1,1 @@
-"""Estimators over modules of PyTorch."""
+"""Estimators for PyTorch modules."""

@@ -30,11 +30,11 @@ class TorchClassifier(BaseClassifier, BaseTorch):
     criterion : class or callable, default=None
         Class of a criterion such as ``torch.nn.CrossEntropyLoss``, with arguments given as
         ``criterion__name=value``; or a function of outputs and targets that returns the loss of
-        each row. None: the cross-entropy of logits, of which the module returns one a class, or one
-        alone for the second of two classes.
+        each row. None: the cross-entropy of logits; the module returns one logit per class, or, for
+        two classes, only that of the second.
     predict_nonlinearity : "auto", callable or None, default="auto"
         Function of a tensor, from the module's outputs to probabilities. ``"auto"``: softmax,
-        sigmoid or exp, by the criterion; None: outputs are probabilities already.
+        sigmoid or exp, depending on the criterion; None: outputs are already probabilities.
     **passed_on
         ``module__name=value`` and ``criterion__name=value``.
 
@@ -66,11 +66,11 @@ class TorchClassifier(BaseClassifier, BaseTorch):
 
     def __init__(
         self,
-        # What is computed: the network, and its loss of each row.
+        # The network, and the loss of each row.
         module: Any = None,
         *,
         criterion: Any = None,
-        # Steps of the parameters, and the rows of one.
+        # Steps of the parameters, and the rows of a step.
         optimizer: Any = "adam",
         learning_rate: Any = "auto",
         schedule: Any = None,
@@ -79,20 +79,20 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         micro_batch_size: int | None = None,
         clip: float | None = None,
         groups: Any = None,
-        # The arithmetic, and how rows become tensors.
+        # Arithmetic, and the conversion of rows to tensors.
         precision: str | None = None,
         dtype: str = "float32",
         images: str | None = None,
         inputs: Any = None,
         embeddings: Any = None,
         layer: str | None = None,
-        # Classes: from outputs to probabilities, and their weights.
+        # Classes: from outputs to probabilities, and class weights.
         predict_nonlinearity: Any = "auto",
         class_weight: Any = None,
         # How the lanes step together.
         policy: Any = "allreduce",
         pipeline: Pipeline | None = None,
-        # When the passes end, and the rows that are held out to tell.
+        # Stopping, and held-out rows.
         tol: float | None = None,
         n_iter_no_change: int = 5,
         early_stopping: bool = False,
@@ -100,7 +100,7 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         shuffle: bool = True,
         average: bool | int = False,
         warm_start: bool = False,
-        # What the fit saves and reports, and where it runs.
+        # Saving, reporting, and where the fit runs.
         checkpoint: Any = None,
         privacy: DP | None = None,
         callbacks: Any = None,
@@ -169,7 +169,7 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         """
         self._check_fitted(X)
         then = self._nonlinearity()
-        # Several labels have one logit each, which do not compete as those of classes do.
+        # With several labels per row, each has an independent logit, unlike classes.
         if self._several and then is softmax_or_sigmoid:
             then = sigmoid
         return self._map_outputs(self._outputs(then=then), X, len(self.classes_), _write_proba)
@@ -179,7 +179,7 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         return np.log(self.predict_proba(X))
 
     def _raw_prediction(self) -> Any:
-        # `BaseClassifier` reads the sign of one output a row, and of several labels.
+        # For two classes or several labels, `BaseClassifier` uses the sign of each output.
         reads_signs = self._several or len(self.classes_) == 2
         then = MarginOutputs(self._threshold(), self._several) if reads_signs else None
         return self._outputs(then=then)
@@ -202,7 +202,7 @@ class TorchClassifier(BaseClassifier, BaseTorch):
 
 
 def _write_proba(proba: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write probabilities of classes or labels to `out`; of the second of two classes, both."""
+    """Write probabilities to `out`; if only the second of two classes is given, both."""
     if proba.ndim == 2:
         out[...] = proba
         return

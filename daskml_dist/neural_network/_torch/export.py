@@ -1,4 +1,4 @@
-"""Files of fitted modules, for other programs."""
+"""Export of fitted modules to files for other programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from daskml_dist.models.torch_modules.library import load_torch
 def export(module: Any, path: str | Path, example: tuple[list[Any], dict[str, Any]]) -> None:
     """Write a module to a file, in the format of its suffix.
 
-    `example` holds positional and named inputs of the module, which ONNX traces it with.
+    `example` has positional and named inputs of the module, with which ONNX traces it.
     """
     path = Path(path)
     write = _FORMATS.get(path.suffix)
@@ -28,7 +28,7 @@ def export(module: Any, path: str | Path, example: tuple[list[Any], dict[str, An
 
 
 def export_layers(module: Any, path: str | Path) -> None:
-    """Write the parameters that a module holds, whose embeddings are in a table."""
+    """Write the parameters of a module whose embeddings are in a table, without those."""
     if Path(path).suffix != ".safetensors":
         raise InvalidParameterError(
             f"path={str(path)!r}: rows of embeddings= are in a table, which such a file cannot "
@@ -41,7 +41,7 @@ def export_layers(module: Any, path: str | Path) -> None:
 def _write_tensors(module: Any, path: Path, example: Any) -> None:
     """Write parameters and buffers as a safetensors file."""
     safetensors = _import_or_explain("safetensors.torch", "safetensors", path)
-    # A fitted module's tensors are views of one vector; the format refuses shared memory.
+    # The tensors of a fitted module are views of one vector; the format refuses shared memory.
     state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     safetensors.save_file(state, str(path))
 
@@ -51,11 +51,11 @@ def _write_onnx(module: Any, path: Path, example: tuple[list[Any], dict[str, Any
     _import_or_explain("onnx", "onnx", path)
     _import_or_explain("onnxscript", "onnxscript", path)
     torch, (positional, named) = load_torch(), example
-    # The first dimension of each input is symbolic; the example has some number of rows.
+    # The first dimension of each input is symbolic; the example has an arbitrary number of rows.
     rows = torch.export.Dim("rows")
     shapes = (*({0: rows} for _ in positional),) or None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch and onnxscript warn of each other's versions
+        warnings.simplefilter("ignore")  # torch and onnxscript warn about each other's versions
         program = torch.onnx.export(
             module, tuple(positional), kwargs=named, dynamo=True, verbose=False,
             dynamic_shapes=shapes if shapes else {name: {0: rows} for name in named},

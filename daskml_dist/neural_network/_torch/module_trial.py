@@ -1,6 +1,6 @@
-"""Checks before a fit of a module: a trial on some rows, batches, and pickling for workers.
+"""Checks before the fit of a module: a trial on some rows, batch sizes, and pickling.
 
-A mistake in a user's module would otherwise be found by a worker, in the middle of a fit.
+Without them, mistakes in a user's module would only show on a worker, in the middle of a fit.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from daskml_dist.training.spec import FitSpec
 
 
 class ModuleTrial:
-    """Rows that a fit tries a module with, and the model that comes of it.
+    """Rows for the trial of a module, and the resulting model.
 
     Parameters
     ----------
     sample : ndarray or None
-        Some rows; None where they are not in this process.
+        Some rows; None if the rows are not in this process.
     inputs : TorchInputs
 
     Attributes
     ----------
     model : tuple of (TorchModel, DatasetInfo) or None
-        The model that the fit begins with, kept for a fit that diverges.
+        The model that the fit starts with, kept in case the fit diverges.
     """
 
     def __init__(self, sample: NDArray[Any] | None, inputs: TorchInputs) -> None:
@@ -51,7 +51,7 @@ class ModuleTrial:
         n_targets: int | None,
         chained: bool,
     ) -> ProbeResult:
-        """Return what the module shows on the sample, or without one on made-up rows."""
+        """Return the result of calling the module on the sample, or else on made-up rows."""
         errors = []
         for sample in self._list_samples(rows):
             try:
@@ -60,20 +60,20 @@ class ModuleTrial:
                 )
             except InvalidParameterError as error:
                 errors.append(error)
-        # The error of the first sample: of rows of the user's own, or of zeros.
+        # Raise the error for the first sample: the user's own rows, or zeros.
         raise errors[0]
 
     def _list_samples(self, rows: DatasetInfo) -> list[Any]:
-        """Return the rows to try: the sample, else made-up ones."""
+        """Return the rows to try: the sample, or made-up rows."""
         if self.sample is not None and len(self.sample):
             return [self.sample]
-        # Rows of zeros, and of ones for a module that cannot take zeros.
+        # Rows of zeros, and rows of ones in case the module does not accept zeros.
         shape, kind = (2, *rows.summary.row_shape), np.dtype(rows.summary.rows_dtype)
         return [np.zeros(shape, kind), np.ones(shape, kind)]
 
 
 def check_shapes(name: str, parameters: Any, last: TorchModel | None) -> None:
-    """Raise if the parameters differ from those of the fit that this one goes on from."""
+    """Raise if the parameters differ from those of the fit that this one continues."""
     if last is None or last.parameters == parameters:
         return
     before = {part.name: part.shape for part in last.parameters.parts}
@@ -87,18 +87,18 @@ def check_shapes(name: str, parameters: Any, last: TorchModel | None) -> None:
 
 
 def check_batches(fit: FitSpec, model: TorchModel) -> None:
-    """Raise if a call of the module may get fewer rows than its batch normalisation needs."""
+    """Raise if the module may be called with fewer rows than its batch normalisation needs."""
     if model.fewest_rows < 2:
         return
     smallest = min((n for n in fit.rows.lane_rows if n), default=0)
     pipeline = fit.steps.pipeline
     parts = 1 if pipeline is None else pipeline.micro_batches
-    # The batches of a lane differ by one row at most, as do the micro-batches of a batch: the
+    # The batches of a lane differ by at most one row, and so do the micro-batches of a batch: the
     # smallest lane has batches of `least` rows, or one more.
     least, micro = smallest // fit.work.n_steps, fit.work.micro_batch
     fewest = least // parts
     if micro is not None and least:
-        # A batch of n rows is cut into ceil(n / micro) parts of nearly equal size.
+        # A batch of n rows is split into ceil(n / micro) parts of nearly equal size.
         fewest = min(n // -(-n // micro) for n in (least, least + 1))
     if fewest < model.fewest_rows:
         of = "micro-batches of the " if parts > 1 or fewest < least else ""
@@ -113,7 +113,7 @@ def check_batches(fit: FitSpec, model: TorchModel) -> None:
 def check_picklable(model: TorchModel) -> None:
     """Raise if a model cannot be sent to workers."""
     try:
-        # Without the weights, which are large, and are arrays that can be sent.
+        # Without the weights: they are large, and being arrays they can be sent.
         cloudpickle.dumps(dataclasses.replace(model, start=None))
     except Exception as error:
         where = inspect.getmodule(model.source.module)

@@ -1,4 +1,4 @@
-"""Options of a fit in the terms of torch: schedules by name, groups of parameters as dicts."""
+"""Options of a fit in torch's terms: schedules by name, parameter groups as dicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from daskml_dist.schedules import SCHEDULES, Schedule, get_schedule
 
 
 def resolve_schedule(params: Mapping[str, Any]) -> Any:
-    """Return `learning_rate` and `schedule` as the one parameter that the base class takes."""
+    """Return `learning_rate` and `schedule` as the one parameter that the base class accepts."""
     rate, schedule = params["learning_rate"], params["schedule"]
     if schedule is None:
         return rate
@@ -29,14 +29,14 @@ def resolve_schedule(params: Mapping[str, Any]) -> Any:
             f"schedule={schedule!r}: use one of {list(SCHEDULES)}, an object of "
             "daskml_dist.schedules, or None for a constant rate."
         )
-    # The named schedule begins at the rate, for which a constant schedule resolves "auto".
+    # The named schedule starts at the rate, for which a constant schedule resolves "auto".
     default = get_optimizer(params["optimizer"]).default_learning_rate
     first = get_schedule(rate, default=default, alpha=0.0, max_iter=1)(1, 0.0)
     return SCHEDULES[schedule].from_defaults(first, params["alpha"], params["max_iter"])
 
 
 def resolve_groups(groups: Any, optimizer: Any) -> dict[str, GroupOptions] | None:
-    """Return the options of groups; a dict gives those by which a group differs from the fit.
+    """Return the options of groups; a dict lists how a group differs from the fit.
 
     An example is ``{"*.bias": dict(weight_decay=0, rate=2.0)}``.
     """
@@ -51,10 +51,10 @@ def resolve_groups(groups: Any, optimizer: Any) -> dict[str, GroupOptions] | Non
 
 
 def _resolve_group(name: str, given: Any, optimizer: Any) -> GroupOptions:
-    """Return the options of one group, given as such or as a dict."""
+    """Return the options of one group, given as an object or as a dict."""
     if isinstance(given, GroupOptions):
         return given
-    # Keys of a dict are the group's own options, its optimizer, or that optimizer's parameters.
+    # Keys of a dict are options of the group, its optimizer, or parameters of that optimizer.
     changes = dict(given)
     own = {key: changes.pop(key) for key in ("rate", "penalty") if key in changes}
     base: Any = get_optimizer(changes.pop("optimizer", optimizer))

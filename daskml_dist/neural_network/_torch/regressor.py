@@ -45,11 +45,11 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
 
     def __init__(
         self,
-        # What is computed: the network, and its loss of each row.
+        # The network, and the loss of each row.
         module: Any = None,
         *,
         criterion: Any = None,
-        # Steps of the parameters, and the rows of one.
+        # Steps of the parameters, and the rows of a step.
         optimizer: Any = "adam",
         learning_rate: Any = "auto",
         schedule: Any = None,
@@ -58,7 +58,7 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
         micro_batch_size: int | None = None,
         clip: float | None = None,
         groups: Any = None,
-        # The arithmetic, and how rows become tensors.
+        # Arithmetic, and the conversion of rows to tensors.
         precision: str | None = None,
         dtype: str = "float32",
         images: str | None = None,
@@ -68,7 +68,7 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
         # How the lanes step together.
         policy: Any = "allreduce",
         pipeline: Pipeline | None = None,
-        # When the passes end, and the rows that are held out to tell.
+        # Stopping, and held-out rows.
         tol: float | None = None,
         n_iter_no_change: int = 5,
         early_stopping: bool = False,
@@ -76,7 +76,7 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
         shuffle: bool = True,
         average: bool | int = False,
         warm_start: bool = False,
-        # What the fit saves and reports, and where it runs.
+        # Saving, reporting, and where the fit runs.
         checkpoint: Any = None,
         privacy: DP | None = None,
         callbacks: Any = None,

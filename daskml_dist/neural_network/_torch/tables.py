@@ -1,9 +1,9 @@
-"""Tables of ids that a module of torch reads: which columns they are, and the model over them.
+"""Tables of ids for torch modules: the columns that they are read from, and the model over them.
 
-`GrowingEmbeddings` is what the user says: the parts of a module whose rows are made when ids come,
-and the columns of their ids. `find_columns` looks at a dataframe, and says how its columns become
-the module's arguments; `make_table_model` makes the model of these. Rows, lookups and gradients are
-in `models/torch_modules/tables.py`.
+`GrowingEmbeddings` is the user's specification: the parts of a module whose rows are created when
+ids first occur, and the columns of these ids. `find_columns` determines from a dataframe how its
+columns become arguments of the module; `make_table_model` builds the model. Rows, lookups and
+gradients are in `models/torch_modules/tables.py`.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from daskml_dist.policies.base import Policy
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.spec import Settings
 
-#: Kinds of columns whose equal ids are equal, by the kind of the ids.
+#: For each kind of ids, the family of kinds within which equal ids are equal.
 _FAMILIES = {
     "integer": "whole numbers", "integers": "whole numbers", "float": "whole numbers",
     "text": "texts", "texts": "texts", "date": "dates",
 }  # fmt: skip
-#: Kinds of columns of numbers.
+#: Kinds of numeric columns.
 _NUMBERS = ("integer", "float", "missing")
 
 
@@ -61,20 +61,22 @@ class GrowingEmbeddings:
     Parameters
     ----------
     columns : dict of str to str or list of str
-        Columns of a dataframe whose ids each part of the module looks up: the part by its name in
-        ``named_modules()``, an ``nn.Embedding`` or ``nn.EmbeddingBag``. Equal ids of several
-        columns of a part have one row. How many rows the module itself makes is of no account.
+        Columns of a dataframe whose ids each part of the module looks up: the part is given by its
+        name in ``named_modules()``, an ``nn.Embedding`` or ``nn.EmbeddingBag``. Equal ids in
+        several columns of a part share one row. The number of rows in the module itself does not
+        matter.
     init_scale : float, default=1.0
-        Standard deviation of the numbers that a row begins with, as of torch's own embeddings. They
-        follow from the seed and the row's id alone.
+        Standard deviation of the initial numbers of a row, as in torch's own embeddings. They
+        depend only on the seed and the row's id.
     missing : {"error", "own"}, default="error"
-        Treatment of missing ids: an error, or an id of their own.
+        Treatment of missing ids: an error, or a separate id.
     admit_after : int, default=1
-        Steps that touch an id after which it has a row.
+        Number of steps that must touch an id before it gets a row.
     expire_after : int or None, default=None
-        Steps without its id after which a row is dropped; None: never.
+        Number of steps without its id after which a row is dropped; None: never.
     max_rows : int or None, default=None
-        Most rows of a server's table, beyond which those untouched for longest are dropped.
+        Largest number of rows in a server's table; beyond it, the least recently used rows are
+        dropped.
 
     Examples
     --------
@@ -92,7 +94,7 @@ class GrowingEmbeddings:
 
     @classmethod
     def of(cls, given: Any) -> Self | None:
-        """Return what an estimator's parameter `embeddings` says, checked; None for None."""
+        """Return the checked value of an estimator's parameter `embeddings`; None for None."""
         if given is None:
             return None
         found = given if isinstance(given, cls) else cls(given)
@@ -100,7 +102,7 @@ class GrowingEmbeddings:
         return found
 
     def check(self) -> None:
-        """Raise for parameters without a meaning."""
+        """Raise for invalid parameters."""
         listed = self.columns.values() if isinstance(self.columns, Mapping) else ()
         names = [name for some in listed for name in _list_columns(some)]
         if not names or not all(isinstance(name, str) for name in (*self.columns, *names)):
@@ -119,7 +121,7 @@ class GrowingEmbeddings:
 
     @property
     def part_of_column(self) -> dict[str, int]:
-        """Return the number of the part of each column of ids."""
+        """Return the number of the part for each column of ids."""
         return {
             name: part
             for part, given in enumerate(self.columns.values())
@@ -127,7 +129,7 @@ class GrowingEmbeddings:
         }
 
     def make_table(self, width: int, seed: int) -> GrowingTable:
-        """Return the description of a table of rows of this length."""
+        """Return the description of a table with rows of length `width`."""
         return GrowingTable(
             (float(self.init_scale),) * width, seed, self.admit_after, self.expire_after,
             self.max_rows,
@@ -135,16 +137,16 @@ class GrowingEmbeddings:
 
 
 def _list_columns(given: Any) -> list[Any]:
-    """Return the columns of a part or argument, of which one may be given by its name alone."""
+    """Return the columns of a part or argument; a single column may be given by its name."""
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
-#: Parameters of an estimator that have no meaning beside a table.
+#: Parameters of an estimator that are not supported with a table.
 _UNUSED = ("clip", "groups", "micro_batch_size", "pipeline", "privacy", "images")
 
 
 def check_table_settings(params: Mapping[str, Any], settings: Settings) -> None:
-    """Raise for parameters of an estimator that rows of a table cannot serve."""
+    """Raise for parameters of an estimator that are not supported with a table."""
     given = [name for name in _UNUSED if params[name] is not None]
     found = [f"{name}={params[name]!r}" for name in given]
     if params["precision"] == "fp16":
@@ -160,7 +162,7 @@ def check_table_settings(params: Mapping[str, Any], settings: Settings) -> None:
 
 
 def policy_of_table(policy: Policy) -> Policy | str:
-    """Return the policy of a module over a table: the steps of ``"allreduce"`` are ``"sync"``'s."""
+    """Return the policy for a module over a table: ``"allreduce"`` is replaced by ``"sync"``."""
     return "sync" if policy.name == "allreduce" else policy
 
 
@@ -175,7 +177,7 @@ def find_columns(
         In memory or of Dask.
     growing : GrowingEmbeddings
     inputs : mapping of str to str or list of str, or None
-        Columns of each argument; None: each column is one, by its name.
+        Columns of each argument; None: each column is an argument of the same name.
     reader : str
         Name of the estimator.
     dtype : str
@@ -183,7 +185,7 @@ def find_columns(
     Raises
     ------
     InvalidParameterError, InvalidDataError
-        A column is not there, or is of no kind that the module can get.
+        A column is missing, or of a kind that the module cannot get.
     """
     if not is_dataframe_like(X):
         raise InvalidDataError(
@@ -215,14 +217,14 @@ def find_columns(
         argument: _make_argument(argument, given, fields, parts)
         for argument, given in inputs.items()
     }
-    # What reaches the module as a number is one to the hasher, whole or not.
+    # If the module gets a column as numbers, the hasher must treat it as numeric, even integers.
     kinds = zip(fields.kinds, parts, strict=True)
     fields = replace(fields, kinds=tuple("numeric" if part < 0 else kind for kind, part in kinds))
     return fields, TableInputs(None, None, arguments, tuple(parts), tuple(names))
 
 
 def _check_kinds(fields: TableFields, parts: Sequence[int]) -> None:
-    """Raise where a column is neither of numbers nor of ids, or equal ids would not be equal."""
+    """Raise if a column is neither numbers nor ids, or if equal ids would not be equal."""
     families: dict[int, tuple[str, Any]] = {}
     for name, kind, part in zip(fields.names, fields.kinds, parts, strict=True):
         if part < 0:
@@ -234,7 +236,7 @@ def _check_kinds(fields: TableFields, parts: Sequence[int]) -> None:
                 )
             continue
         family = _FAMILIES.get(kind)
-        if family is None:  # no value is known yet
+        if family is None:  # the column has no known value yet
             continue
         first = families.setdefault(part, (family, name))
         if first[0] != family:
@@ -248,7 +250,7 @@ def _check_kinds(fields: TableFields, parts: Sequence[int]) -> None:
 def _make_argument(
     name: str, given: Any, fields: TableFields, parts: Sequence[int]
 ) -> TableArgument:
-    """Return the columns that are an argument, which are of one kind."""
+    """Return the columns of an argument, which must be of one kind."""
     columns = tuple(fields.names.index(column) for column in _list_columns(given))
     single = not isinstance(given, list | tuple)
     kinds = set()
@@ -271,7 +273,7 @@ def _make_argument(
 
 
 class TableTrial(ModuleTrial):
-    """Trial of a module on made-up rows, whose embeddings have rows for these alone.
+    """Trial of a module on made-up rows; its embeddings have rows only for these.
 
     Parameters
     ----------
@@ -291,9 +293,9 @@ class TableTrial(ModuleTrial):
         self, source: ModuleSource, rows: DatasetInfo, dtype: str, n_classes: int | None,
         n_targets: int | None,
     ) -> tuple[ProbeResult, dict[str, int]]:  # fmt: skip
-        """Return what the module shows on the sample, and the length of each part's rows."""
+        """Return the result of the trial on the sample, and the length of each part's rows."""
         self._dtype, kind = dtype, torch_dtype(dtype)
-        # Any seed will do: the trial looks at shapes, and at what depends on what.
+        # Any seed is fine: the trial only checks shapes, and which outputs depend on which inputs.
         module = source.make_seeded(0, kind)
         _check_module(source.name, module)
         widths = find_widths(module, self.inputs, source.lookups)
@@ -304,7 +306,7 @@ class TableTrial(ModuleTrial):
 
 
 def _check_module(name: str, module: Any) -> None:
-    """Raise for a module with running means, which steps of a table's rows cannot make."""
+    """Raise for a module with running means, which steps of a table's rows cannot update."""
     batch_norm = load_torch().nn.modules.batchnorm._BatchNorm
     buffers = [n.name for n in named_tensors(module) if n.is_buffer]
     if buffers or any(isinstance(child, batch_norm) for child in module.modules()):
@@ -329,18 +331,18 @@ def make_table_model(
 ) -> TorchTableModel:
     """Return the model of a module and a table.
 
-    `last` is the model of the fit that this one goes on from: its table and its layers' start stay.
+    `last` is the model of the fit that this one continues: its table and initial layers are kept.
     """
     n_targets = rows.summary.n_targets
     n_classes = None if rows.classes is None or n_targets else len(rows.classes)
     source = replace(source, lookups=tuple(growing.columns))
     probe, widths = trial.run_on_table(source, rows, dtype, n_classes, n_targets)
     module = source.make_seeded(seed, torch_dtype(dtype))
-    # All rows of the table are as long as those of the widest part.
+    # All rows of the table have the length of the widest part.
     width = max(widths.values())
     if last is not None:
         assert last.table is not None
-        seed = last.table.seed  # ids that come later begin as they would have in the first fit
+        seed = last.table.seed  # rows of new ids start as they would have in the first fit
     model = TorchTableModel(
         source,
         Parameters((Part("table", (N_TABLE_IDS, width)),), width),
@@ -375,7 +377,7 @@ def check_optimizer(settings: Settings, model: TorchTableModel) -> None:
 
 
 def select_table(X: Any, names: Sequence[str]) -> Any:
-    """Return the columns of the fit of a dataframe."""
+    """Return the columns of a dataframe that the fit used."""
     if not is_dataframe_like(X):
         raise InvalidDataError(
             f"X is a {type(X).__name__}, but the fit used a dataframe with the columns "
@@ -391,7 +393,7 @@ def select_table(X: Any, names: Sequence[str]) -> Any:
 
 
 def fields_of_fit(names: Any, kinds: Any, missing: str, dtype: Any) -> TableFields:
-    """Return the fields of a fit from its attributes."""
+    """Return the fields of a fit, from its attributes."""
     return TableFields(
         tuple(names), tuple(kinds), "sum", missing=missing, dtype=np.dtype(dtype).name
     )

@@ -1,7 +1,7 @@
-"""Tensors of a fitted module, apart from the other attributes of its estimator.
+"""Tensors of a fitted module, separated from the other attributes of its estimator.
 
-A model file holds arrays and plain values, and none of the user's code: the tensors are stored by
-their names in the module, and the class of the module is given again when the file is loaded.
+A model file holds arrays and plain values, and no user code: tensors are stored under their names
+in the module, and the class of the module must be given when the file is loaded.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from daskml_dist.models.torch_modules.flat import lay_out_parameters, torch_dtyp
 from daskml_dist.models.torch_modules.source import ModuleSource
 from daskml_dist.models.torch_modules.tables import TorchTableModel
 
-#: Key in model files: field of the `ShardState` ("w" or "average") whose array the tensors are.
+#: Key in model files: the field of the `ShardState` ("w" or "average") that equals the tensors.
 _TAKEN = "_taken"
-#: Name of the rows of a table, in whose place the module has lookups.
+#: Name of the rows of a table, which replace the embeddings of the module.
 _TABLE = "embeddings.rows"
 
 
@@ -29,12 +29,12 @@ def take_tensors(
 ) -> dict[str, NDArray[Any]]:
     """Remove the module's tensors, and the user's code, from a state; return the tensors.
 
-    `layers` are the parameters that the module holds, where its embeddings are in a table.
+    `layers` are the parameters that the module holds if its embeddings are in a table.
     """
     shard_state, net, w = state["_state"], state["_net"], state.pop("_w")
     del state["_last_model"]
     state["_net"] = replace(net, source=None)
-    # The state to go on from usually has the same array, which is not stored twice.
+    # The state to continue from usually has the same array, which is not stored twice.
     taken = "w" if shard_state.average is None else "average"
     if np.array_equal(getattr(shard_state, taken), w, equal_nan=True):
         state["_state"], state[_TAKEN] = replace(shard_state, **{taken: None}), taken
@@ -49,14 +49,14 @@ def take_tensors(
 def set_tensors(
     state: dict[str, Any], tensors: Mapping[str, NDArray[Any]], source: ModuleSource
 ) -> None:
-    """Put back into an estimator's attributes what :func:`take_tensors` has removed."""
+    """Restore the attributes that :func:`take_tensors` has removed from an estimator."""
     net = state["_net"]
     if isinstance(net, TorchTableModel):
         source = replace(source, lookups=net.part_names)
     net = replace(net, source=source)
     _check_module(net, source)
     if isinstance(net, TorchTableModel):
-        w = tensors[_TABLE]  # layers are among its rows
+        w = tensors[_TABLE]  # the layers are among its rows
     else:
         dtype = next(iter(tensors.values())).dtype  # all tensors have one dtype
         w = np.empty(net.parameters.shape, dtype)
@@ -69,7 +69,7 @@ def set_tensors(
 
 
 def _check_module(net: Any, source: ModuleSource) -> None:
-    """Raise if the module that is given has other parameters than the one of the file."""
+    """Raise if the parameters of the given module differ from those in the file."""
     module = source.make_seeded(0, torch_dtype("float32"))
     layout = lay_out_parameters(module, isinstance(net, TorchTableModel))
     here = {part.name: part.shape for part in layout.parts}
