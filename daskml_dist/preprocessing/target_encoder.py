@@ -324,8 +324,7 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
         return seed, folds
 
     def _rows_and_target(self, X: Any, y: Any) -> tuple[Any, Any]:
-        """Return rows in memory and a target of a dtype that scikit-learn's compiled sums
-        accept."""
+        """Return rows in memory and a target in a dtype for scikit-learn's compiled sums."""
         _check_target_given(y)
         target = as_column(y, name="y")
         wide = {"i": np.int64, "u": np.int64, "f": np.float64}.get(target.dtype.kind, target.dtype)
