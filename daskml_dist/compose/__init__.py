@@ -1,4 +1,4 @@
-"""Transformers made of others, for Dask collections."""
+"""Meta-transformers that combine other transformers, for Dask collections."""
 
 from __future__ import annotations
 

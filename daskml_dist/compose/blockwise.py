@@ -1,7 +1,7 @@
 """Meta-transformer that applies a stateless or fitted transformer to each block.
 
 Results are lazy, so Dask has to know their dtype and columns before any block is computed. They are
-found by transforming a sample: one row made up of what Dask knows of X, or the user's.
+found by transforming a sample: the user's, or one row made up from Dask's metadata of X.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 from daskml_dist.inference.fitted import is_fitted
 
-#: Classes that learn at most the number of columns, though their tags say that they must be fitted
-#: (in some versions of scikit-learn).
+#: Classes that learn at most the number of columns, although their tags require a fit (in some
+#: versions of scikit-learn).
 _STATELESS_CLASSES = (FeatureHasher, HashingVectorizer, PolynomialFeatures)
 
 
@@ -40,10 +40,10 @@ class Blockwise(EstimatorMixin, BaseEstimator):
     transformer : estimator
         An estimator that learns nothing from rows (``HashingVectorizer``, ``Normalizer``,
         ``Binarizer``, ``FunctionTransformer``, ``PolynomialFeatures``...), or a fitted one, which
-        clones keep fitted.
+        stays fitted in clones.
     sample : object, default=None
-        A few rows like those of the blocks, where Dask does not know enough to make them up (the
-        items of a Bag, the categories in a column); None: a row is made up.
+        A few rows like those of the blocks, needed if Dask does not know enough to make them up
+        (the items of a Bag, the categories in a column); None: a row is made up.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
         Raises
         ------
         InvalidParameterError
-            The transformer learns from rows and is not fitted, or cannot take the sample.
+            The transformer learns from rows and is not fitted, or does not accept the sample.
         """
         check_unique_names(X)
         if isinstance(self.transformer, type) or not hasattr(self.transformer, "transform"):
@@ -88,7 +88,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
                 "scikit-learn's, such as Blockwise(Normalizer())."
             )
         if _has_learned(self.transformer):
-            # Not a clone, which would have forgotten what it learned.
+            # Not a clone, since a clone is unfitted.
             self.transformer_ = self.transformer
             return self
         self.transformer_ = clone(self.transformer)
@@ -107,7 +107,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
         return self
 
     def transform(self, X: Any) -> Any:
-        """Transform rows; lazily where X is a Dask collection.
+        """Transform rows; lazily for a Dask collection.
 
         Parameters
         ----------
@@ -120,7 +120,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
         Raises
         ------
         InvalidDataError
-            The columns are others than those of the fit.
+            The columns differ from those of the fit.
         """
         check_fitted(self)
         X = convert_foreign(X)
@@ -136,8 +136,8 @@ class Blockwise(EstimatorMixin, BaseEstimator):
         return self.fit(X, y).transform(X)
 
     def set_output(self, *, transform: str | None = None) -> Self:
-        """Choose the container of the result, as in scikit-learn."""
-        # Of the parameter too, of which a later fit makes its clone.
+        """Set the container of the result, as in scikit-learn."""
+        # Also on the parameter, since a later fit clones it.
         self.transformer.set_output(transform=transform)
         if hasattr(self, "transformer_"):
             self.transformer_.set_output(transform=transform)
@@ -177,7 +177,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
         """Return the user's sample, or a made-up row like those of X."""
         if self.sample is not None:
             return self.sample
-        # A Bag does not know its items: dicts or text, by what the transformer takes.
+        # A Bag does not know its items: use dicts or text, whichever the transformer accepts.
         if not hasattr(X, "dtype") and not hasattr(X, "dtypes"):
             return [{"a": 1}] if get_tags(self.transformer_).input_tags.dict else ["text"]
         if getattr(X, "ndim", 2) == 1 and getattr(X.dtype, "kind", "O") in "OUT":

@@ -1,9 +1,9 @@
 """`ColumnTransformer` and `make_column_transformer`: a transformer for each group of columns.
 
 `ColumnTransformer._passes` fits all transformers at the same time: each is a generator that yields
-reductions over the rows, and in lock step the reductions of all share one pass. Then scikit-learn's
+reductions over the rows; these generators run in lock-step and share each pass. Then scikit-learn's
 class, with the fitted transformers frozen, is fitted to the first rows, which sets its other
-attributes; its own `transform` joins the transformers' results for each block.
+attributes. Its own `transform` joins the transformers' results for each block.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from daskml_dist.errors.sklearn_errors import translate_parameter_errors
 from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.estimators.transformer import BlockTransformer, fit_in_passes
 
-#: Most rows of the first block to which scikit-learn's class is fitted: by their share of zeros it
-#: decides whether results are dense or sparse.
+#: Largest number of rows of the first block to which scikit-learn's class is fitted: from their
+#: share of zeros it decides whether results are dense or sparse.
 _N_FIRST_ROWS = 1000
 
 
 class _MetadataRouting(BlockTransformer):
-    """Base class whose ``transform`` takes the metadata that scikit-learn routes."""
+    """Base class whose ``transform`` accepts the metadata that scikit-learn routes."""
 
     def transform(self, X: Any, **params: Any) -> Any:
-        """Transform rows; lazily, block by block, where X is a Dask collection.
+        """Transform rows; lazily, block by block, for a Dask collection.
 
         Parameters
         ----------
         X : pandas.DataFrame, array-like, dask DataFrame or dask Array
         **params
-            Metadata for the transformers, of rows in memory.
+            Metadata for the transformers; only for rows in memory.
 
         Returns
         -------
@@ -67,11 +67,11 @@ class _MetadataRouting(BlockTransformer):
 
 
 class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
-    """Transformer that applies other transformers to groups of columns, also of Dask collections.
+    """Transformer that applies transformers to groups of columns; supports Dask collections.
 
     As :class:`sklearn.compose.ColumnTransformer`. All transformers are fitted in the same passes
-    over the rows, one for each step of the longest pipeline among them. A block is transformed in
-    one task by all transformers, whose results scikit-learn joins.
+    over the rows, one for each step of the longest pipeline among them. One task transforms a block
+    with all transformers, and scikit-learn joins their results.
 
     Parameters
     ----------
@@ -81,9 +81,9 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
     remainder : {"drop", "passthrough"} or estimator, default="drop"
     sparse_threshold : float, default=0.3
         The result is sparse if less than this share of the entries of the first 1000 transformed
-        rows is not zero.
+        rows is nonzero.
     n_jobs : int, default=None
-        For rows in memory.
+        Only for rows in memory.
     transformer_weights : dict, default=None
     verbose : bool or int, default=False
         True shows how many blocks the transformers have read.
@@ -114,7 +114,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
     """
 
     _numeric: ClassVar[bool] = False
-    _by_place: ClassVar[bool] = False  # columns are selected by name, and parts see their dtypes
+    _by_place: ClassVar[bool] = False  # columns are selected by name, and transformers see dtypes
 
     def fit(self, X: Any, y: Any = None, **params: Any) -> Self:
         """Fit all transformers.
@@ -125,7 +125,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
             Of shape (n_rows, n_features).
         y : array-like, dask Array or dask Series of shape (n_rows,), or None
         **params
-            Metadata for the transformers, of rows in memory, where scikit-learn's
+            Metadata for the transformers; only for rows in memory, if scikit-learn's
             ``enable_metadata_routing`` is set.
 
         Returns
@@ -135,7 +135,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         Raises
         ------
         InvalidParameterError
-            A transformer knows nothing of Dask collections, or names or columns have no meaning.
+            A transformer does not support Dask collections, or names or columns are invalid.
         """
         X, y = convert_named_columns(*convert_to_host(X, y))
         if not is_dask(X):
@@ -162,17 +162,17 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         self._check_parameters()
         X, y = convert_named_columns(X, y)
         report_phase("reading the first rows")
-        # Callables select columns of these rows, and the zeros among their results decide whether
-        # all results are sparse.
+        # Callables select columns of these rows, and the share of zeros in their results decides
+        # whether all results are sparse.
         rows = yield from _read_first_rows(X)
         X = join_delayed(X, 2, rows.shape[1])
         fitted = yield from self._fit_transformers(X, rows, y)
         if hasattr(self, "_sklearn_output_config"):
             fitted.set_output(transform=self._sklearn_output_config.get("transform"))
-        # All other attributes are those of a fit of scikit-learn's class to the first rows, in
-        # which the transformers, being frozen, are not fitted again.
+        # All other attributes come from a fit of scikit-learn's class to the first rows; the
+        # transformers are frozen, so they are not fitted again.
         compose.ColumnTransformer.fit(fitted, rows)
-        # Not the parameters, though: they stay as the user gave them, neither fitted nor frozen.
+        # The parameters are not updated: they must stay as given, neither fitted nor frozen.
         params = self.get_params(deep=False)
         self.__dict__.update({k: v for k, v in vars(fitted).items() if k not in params})
         self.transformers_ = [
@@ -189,7 +189,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         `rows` are the first rows of X.
         """
         columns_of_parts = [c(rows) if callable(c) else c for _, _, c in self.transformers]
-        # The remainder takes the columns that no transformer is given.
+        # The remainder gets the columns that no transformer uses.
         used = {at for columns in columns_of_parts for at in _find_positions(rows, columns)}
         rest = [at for at in range(rows.shape[1]) if at not in used]
         parts = [part for _, part, _ in self.transformers]
@@ -214,15 +214,16 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
     def _fit_transformer(
         self, transformer: Any, X: Any, rows: Any, columns: Any, y: Any
     ) -> PassGenerator[Any]:
-        """Return a transformer fitted to its columns and frozen, so that no fit changes it."""
-        # "drop" and "passthrough", and what has no columns: scikit-learn fits none of these either.
+        """Return a transformer fitted to its columns, and frozen so that no fit changes it."""
+        # "drop", "passthrough" and transformers without columns: scikit-learn does not fit them
+        # either.
         if isinstance(transformer, str) or not len(_find_positions(rows, columns)):
             return transformer
         fitted = clone(transformer)
         if _fits_collections(fitted):
             yield from fit_in_passes(fitted, _select_columns(X, columns), y)
         elif not get_tags(fitted).requires_fit:
-            # A stateless one of scikit-learn learns at most the columns' names: any rows will do.
+            # A stateless one of scikit-learn learns at most the column names, so any rows suffice.
             fitted.fit(_select_columns(rows, columns))
         else:
             name = type(transformer).__name__
@@ -234,11 +235,12 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         return FrozenEstimator(fitted)
 
     def _keep(self, X: Any) -> None:
-        """Keep the first row, of which a sample for lazy results is made."""
+        """Store the first row, from which samples for lazy results are made."""
         super()._keep(X)
-        # A row of the data: transformers may refuse a made-up one, of unknown categories, say.
+        # A row of the data: transformers may refuse a made-up row, for example for unknown
+        # categories.
         row = copy.copy(X[:1])
-        if is_dataframe_like(X):  # as plain values, so that model files need no pandas
+        if is_dataframe_like(X):  # as plain values, so that model files do not need pandas
             dtypes = row.dtypes.astype(str)
             row = {name: (row[name].iloc[0], dtypes[name]) for name in row.columns}
         self._first_row = row
@@ -248,11 +250,11 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         return restore_chunk_sizes(super()._transformed(convert_named_columns(X), **options), X)
 
     def _match_names(self, X: Any) -> Any:
-        """Return a copy: scikit-learn takes frames with more columns, or in another order."""
+        """Return a copy: scikit-learn accepts frames with more columns, or in another order."""
         return copy.copy(self)
 
     def _sample(self, X: Any) -> Any:
-        """Return the first row of the fit, with the columns of X in their order."""
+        """Return the first row of the fit, with the columns of X in the order of X."""
         row = self._first_row
         if not isinstance(row, dict):
             return row
@@ -260,12 +262,12 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         frame = pandas.DataFrame(
             {n: pandas.Series([v], dtype=_parse_dtype(d)) for n, (v, d) in row.items()}
         )
-        # NaN in columns that the fit did not have, which no transformer takes.
+        # NaN in columns that were not in the fit; no transformer uses them.
         return frame.reindex(columns=X.columns) if hasattr(X, "columns") else np.asarray(frame)
 
 
 def _parse_dtype(name: str) -> Any:
-    """Return the dtype of a name."""
+    """Return the dtype with a name."""
     if not name.startswith("Sparse["):
         return name
     # pandas does not parse the fill value of a sparse dtype, as in "Sparse[float64, 0]".
@@ -275,7 +277,7 @@ def _parse_dtype(name: str) -> Any:
 
 
 def _check_no_metadata(X: Any, params: dict[str, Any]) -> None:
-    """Raise an error for metadata beside a Dask collection."""
+    """Raise an error if metadata is given with a Dask collection."""
     if params and is_dask(X):
         raise InvalidParameterError(
             f"{', '.join(params)}: ColumnTransformer only routes metadata for rows in memory. "
@@ -307,7 +309,7 @@ def make_column_transformer(
     Raises
     ------
     InvalidParameterError
-        An argument is no pair of a transformer and its columns, in this order.
+        An argument is not a pair of a transformer and its columns, in this order.
 
     Examples
     --------
@@ -346,7 +348,7 @@ def _check_pair(given: Any) -> None:
 
 
 def _fits_collections(transformer: Any) -> bool:
-    """Return whether a transformer, or each step of a pipeline, is fitted to Dask collections."""
+    """Return whether a transformer, or each step of a pipeline, can be fitted to Dask rows."""
     if isinstance(transformer, Pipeline):
         return all(
             step == "passthrough" or _fits_collections(step) for _, step in transformer.steps
@@ -355,10 +357,10 @@ def _fits_collections(transformer: Any) -> bool:
 
 
 def _read_first_rows(X: Any) -> PassGenerator[Any]:
-    """Return the first rows of the first block that has any."""
+    """Return the first rows of the first block that is not empty."""
     get_computing_client()  # raises for an asynchronous client
     collection = as_collection(X, numeric=False)
-    # Blocks one after the other: the first that is not empty ends the search.
+    # Read the blocks one after the other, until one is not empty.
     for part in collection.parts:
         (rows,) = yield [
             ReductionPass(replace(collection, parts=[part]), _take_first_rows, itemgetter(0))
@@ -381,7 +383,7 @@ def _find_positions(rows: Any, columns: Any) -> list[int]:
     every = np.arange(rows.shape[1])
     try:
         if not is_dataframe_like(rows):
-            # Whatever selects columns of an array selects their positions from `every`.
+            # An index that selects columns of an array selects their positions from `every`.
             return list(np.atleast_1d(every[columns]))
         return _find_positions_in_frame(every, rows, columns)
     except IndexError as error:
@@ -398,7 +400,8 @@ def _find_positions_in_frame(every: Any, rows: Any, columns: Any) -> list[int]:
     values = [columns] if isinstance(columns, str | int | np.integer) else columns
     if isinstance(values, slice):
         ends = [values.start, values.stop]
-        # As in pandas and scikit-learn a slice of names includes its end, one of numbers does not.
+        # As in pandas and scikit-learn, a slice of names includes its end, a slice of numbers does
+        # not.
         by_name = any(isinstance(end, str) for end in ends)
         return list(by_position.loc[values] if by_name else by_position.iloc[values])
     if len(values) and all(isinstance(value, str) for value in values):
@@ -414,7 +417,7 @@ def _find_positions_in_frame(every: Any, rows: Any, columns: Any) -> list[int]:
 
 
 def _select_columns(X: Any, columns: Any) -> Any:
-    """Return columns; a Series for a single name, as scikit-learn passes it."""
+    """Return columns; a Series for a single name, as in scikit-learn."""
     if isinstance(columns, str):
         return X[columns]
     if hasattr(X, "columns"):
