@@ -1,4 +1,4 @@
-"""Looks into fitted models: which features they depend on, and how."""
+"""Inspection of fitted models: which features their predictions depend on, and how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading of blocks whose columns an inspection replaces, and of their targets and weights."""
+"""Reading of blocks whose columns an inspection overwrites, and of their targets and weights."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def read_rows(X: Any, index: int | None) -> Any:
             f"{describe_block(index)}X is sparse, so its columns cannot be replaced. Convert it: "
             "X.map_blocks(lambda b: b.toarray())."
         )
-    # Sparse columns of a frame are made dense: values cannot be set in them either.
+    # Sparse columns of a frame are made dense, since values cannot be set in them either.
     return densify_columns(rows) if is_dataframe_like(rows) else np.asarray(rows)
 
 
 def check_column(values: Any, name: str, index: int, n: int) -> NDArray[Any]:
-    """Return the `n` numbers or labels that a block of `n` rows has in a column, checked."""
+    """Return a column's `n` numbers or labels in a block of `n` rows, after checks."""
     found = as_column(values, name=name, index=index)
     if len(found) != n:
         raise InvalidDataError(
@@ -43,5 +43,5 @@ def check_column(values: Any, name: str, index: int, n: int) -> NDArray[Any]:
 
 
 def check_weights(values: Any, index: int, n: int) -> NDArray[np.float64]:
-    """Return the weights of a block's `n` rows, 1 where none are given."""
+    """Return the weights of a block's `n` rows; 1 if none are given."""
     return check_column(expand_weights(values, n), "sample_weight", index, n).astype(np.float64)

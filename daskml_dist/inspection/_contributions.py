@@ -1,4 +1,4 @@
-"""Contributions of features as the answers of a predictor, for services."""
+"""Contributions of features as the output of a predictor, for serving."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ CONTRIBUTIONS = "contributions"
 
 
 def has_contributions(model: Any) -> bool:
-    """Return whether a fitted model's predictions are explained without background rows."""
+    """Return whether a fitted model's predictions can be explained without background rows."""
     return find_trees(model) is not None
 
 
 class ContributionPredictor:
     """Contributions of features to predictions, with the interface of a `Predictor`.
 
-    Rows have a column for each feature, and a last one of the base value: they add up to the raw
-    prediction. Of several outputs the last axis is theirs.
+    Each row has a column for each feature, and a last column with the base value: they add up to
+    the raw prediction. With several outputs, the last axis is the output.
 
     Parameters
     ----------
     model : estimator
-        Fitted, of trees.
+        Fitted model of trees.
     """
 
     method = CONTRIBUTIONS
-    #: A row's values have the same bits whatever rows stand beside it.
+    #: The values of a row have the same bits whatever other rows are in the call.
     rows_apart = True
     bare = False
 
@@ -47,11 +47,11 @@ class ContributionPredictor:
 
     @property
     def maker(self) -> type[ContributionPredictor]:
-        """Class that makes an equal predictor of a worker's copy of the model."""
+        """Class that makes an equal predictor from a worker's copy of the model."""
         return type(self)
 
     def __call__(self, X: Any) -> NDArray[np.float64]:
-        """Return the contributions to rows, and the base value."""
+        """Return the contributions of the features for each row, and the base value."""
         values, base = self._explain(read_features(self.model, X)), self._explain.base
         last = np.broadcast_to(
             base[0] if values.ndim == 2 else base, (len(values), *values.shape[2:])

@@ -1,11 +1,11 @@
-"""Partial dependence: mean predictions of a model where some features are set to given values.
+"""Partial dependence: mean predictions of a model with some features set to given values.
 
 J. H. Friedman, "Greedy function approximation: a gradient boosting machine", Annals of Statistics
-29, 2001, section 8.2. A first pass over the blocks summarises the features, for the points of the
-grid: distinct values if they are few, or a quantile sketch. (If a sketch is not exact at the
+29, 2001, section 8.2. A first pass over the blocks summarises the features to choose the points of
+the grid: distinct values if they are few, or a quantile sketch. (If a sketch is not exact at the
 percentiles, another pass counts the values around them.) A last pass sums the predictions of all
-rows at all points. Trees need no rows: scikit-learn's recursion walks them with the weights of the
-training rows (`_find_recursion_estimator`).
+rows at all points. Trees need no rows: scikit-learn's recursion traverses them with the weights of
+the training rows (`_find_recursion_estimator`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from daskml_dist.inspection._blocks import check_weights, read_rows
 from daskml_dist.parameters.checks import check_count
 
 Array = NDArray[Any]
-#: Estimators for which `method="auto"` takes the recursion, as scikit-learn does for its own.
+#: Estimators for which `method="auto"` uses the recursion, as scikit-learn does for its own.
 _TREE_ESTIMATORS = {
     "DecisionTreeRegressor", "HistGradientBoostingClassifier", "HistGradientBoostingRegressor",
     "RandomForestRegressor",
@@ -64,26 +64,26 @@ def partial_dependence(
     kind: str = "average",
     custom_values: Any = None,
 ) -> Bunch:
-    """Average the predictions of a model over all rows, with some features set to points of a grid.
+    """Average a model's predictions over all rows, with some features set to points of a grid.
 
-    As :func:`sklearn.inspection.partial_dependence`, for Dask collections too. These are read once
-    for the grid (again where a feature has so many values that exact percentiles take a second
-    pass), and once for the predictions at all points of it. No rows are gathered.
+    As :func:`sklearn.inspection.partial_dependence`, also for Dask collections. These are read once
+    for the grid (twice, if a feature has so many values that exact percentiles need a second pass),
+    and once for the predictions at all points of the grid. No rows are gathered.
     ``sklearn.inspection.PartialDependenceDisplay`` draws the result.
 
     Parameters
     ----------
     estimator : estimator
-        Fitted classifier or regressor; of this package, of scikit-learn, or like these. It is
-        called with blocks in memory.
+        Fitted classifier or regressor, of this package, of scikit-learn, or with the same
+        interface. It is called with blocks in memory.
     X : array-like, pandas.DataFrame, dask Array or dask DataFrame
-        Of shape (n_rows, n_features); of any dtypes that the estimator takes. Not sparse.
+        Of shape (n_rows, n_features), with any dtypes that the estimator accepts. Not sparse.
     features : int, str or sequence of these
-        Features that the grid spans, all together. Columns of numbers are floats.
+        Features that span the grid, all together. Columns of numbers are converted to floats.
     sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
-        Weights of rows in the average.
+        Weights of the rows in the average.
     categorical_features : array-like of bool, int or str, or None
-        Features whose values all are points of the grid.
+        Features for which every value is a point of the grid.
     feature_names : sequence of str, or None
         Names that `categorical_features` uses; None: those of X.
     response_method : {"auto", "predict_proba", "decision_function"}, default="auto"
@@ -91,23 +91,23 @@ def partial_dependence(
     percentiles : tuple of float, default=(0.05, 0.95)
         Ends of the grid, from 0 to 1. Missing values do not count.
     grid_resolution : int, default=100
-        Points of a feature; a feature with fewer values has a point for each of them.
+        Number of points of a feature; a feature with fewer values has one point for each value.
     method : {"auto", "recursion", "brute"}, default="auto"
-        "recursion" walks the trees of boosting models, regression trees and forests, and weights
-        branches by the training rows of each node. "auto" does so where possible: without weights,
-        and where no tree splits categories, which scikit-learn's recursion ignores.
+        "recursion" traverses the trees of boosting models, regression trees and forests, and
+        weights branches by the training rows of each node. "auto" uses it where possible: without
+        sample weights, and if no tree splits on categories, which scikit-learn's recursion ignores.
     kind : {"average", "individual", "both"}, default="average"
         Whether predictions are averaged over rows, returned for each row, or both.
     custom_values : dict or None
-        Points of some of `features`, as these name them.
+        Grid points for some of `features`, under the same names.
 
     Returns
     -------
     sklearn.utils.Bunch
-        ``grid_values``, a list of ndarrays; ``average``, an ndarray of shape
-        (n_outputs, n_points of the first feature, ...); and ``individual``, of shape
-        (n_outputs, n_rows, n_points of the first feature, ...), which of a Dask collection is a
-        lazy Dask array, of one chunk for each block that has rows.
+        ``grid_values``, a list of ndarrays; ``average``, an ndarray of shape (n_outputs, n_points
+        of the first feature, ...); and ``individual``, of shape (n_outputs, n_rows, n_points of the
+        first feature, ...). For a Dask collection, ``individual`` is a lazy Dask array with one
+        chunk for each block that has rows.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def partial_dependence(
         "grid_resolution": grid_resolution, "categorical_features": categorical_features,
         "feature_names": feature_names,
     }  # fmt: skip
-    # 1. The recursion, where it is possible: it gives weighted means over the training rows.
+    # 1. The recursion, if possible: it gives weighted means over the training rows.
     tree_model = None
     if kind == "average" and sample_weight is None:
         tree_model = _find_recursion_estimator(estimator, method)
@@ -147,7 +147,7 @@ def partial_dependence(
     collection = as_collection(X, None, sample_weight, numeric=False)
     if collection.kind == "memory":
         if is_dataframe_like(X) or hasattr(X, "tocsr"):
-            X = read_rows(X, None)  # whose values can be set one by one
+            X = read_rows(X, None)  # a copy in which single values can be set
         return _run_scikit_learn(
             estimator if tree_model is None else tree_model, X, features, method=method,
             custom_values=custom_values, sample_weight=sample_weight, **options,
@@ -159,9 +159,9 @@ def partial_dependence(
         collection, features, custom, categorical_features, feature_names, percentiles,
         grid_resolution,
     )  # fmt: skip
-    # scikit-learn's own function on a single row tells the number of outputs, and raises the errors
-    # of parameters. The recursion needs no rows: with the whole grid, that is its result already.
-    # Two points of each feature are enough for a shape.
+    # scikit-learn's own function on a single row determines the number of outputs, and raises
+    # errors about parameters. The recursion needs no rows: with the whole grid, this already is its
+    # result. Otherwise two points of each feature are enough to find the shape.
     max_points = 2 if tree_model is None else None
     points = {f: axis[:max_points] for f, axis in zip(features, grid.axes, strict=True)}
     one_row_result = _run_scikit_learn(
@@ -198,7 +198,7 @@ def _predict_blocks(
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Raise scikit-learn's errors as this package's, which name a remedy."""
+    """Raise scikit-learn's errors as this package's errors, which name a remedy."""
     try:
         yield
     except (ValueError, TypeError, NotImplementedError, IndexError) as error:
@@ -216,7 +216,7 @@ def _run_scikit_learn(estimator: Any, X: Any, features: Any, **options: Any) -> 
 
 
 def _find_recursion_estimator(estimator: Any, method: str) -> Any:
-    """Return the scikit-learn model that the recursion takes; None for predictions of rows."""
+    """Return the scikit-learn model for the recursion; None if predictions of rows are needed."""
     name, is_ours = type(estimator).__name__, type(estimator).__module__.startswith("daskml_dist.")
     if not is_ours:
         recurses = method == "recursion" or (
@@ -225,7 +225,7 @@ def _find_recursion_estimator(estimator: Any, method: str) -> Any:
         return estimator if recurses else None
     if method == "brute" or (method == "auto" and name not in _TREE_ESTIMATORS):
         return None
-    # The exported scikit-learn model takes the recursion, where its result would be right.
+    # Use the recursion on the exported scikit-learn model, if its result would be correct.
     reason = None
     if hasattr(estimator, "_trees") and (estimator._trees.nodes.category >= 0).any():
         reason = "its trees split on categories, which the recursion ignores"
@@ -244,11 +244,11 @@ def _find_recursion_estimator(estimator: Any, method: str) -> Any:
 
 
 def _uses_recursion_by_default(estimator: Any) -> bool:
-    """Return whether scikit-learn's ``method="auto"`` would take the recursion."""
+    """Return whether scikit-learn's ``method="auto"`` would use the recursion."""
     class_names = [
         k.__name__ for k in type(estimator).__mro__ if k.__module__.startswith("sklearn.")
     ]
-    # Trees that start from another model (init) hold only a part of the prediction.
+    # If the trees start from another model (init), they contain only a part of the prediction.
     boosts_from_constant = "BaseGradientBoosting" in class_names and estimator.init is None
     return boosts_from_constant or not _TREE_ESTIMATORS.isdisjoint(class_names)
 
@@ -265,10 +265,10 @@ class _GridPredictor:
     estimator : estimator
     columns : list of int
     points : list of tuple
-        Each holds a value for each column.
+        Each tuple has a value for each column.
     response_method : str
     shape : tuple of int
-        Number of outputs, then of points of each feature.
+        Number of outputs, then number of points of each feature.
     """
 
     estimator: Any
@@ -278,7 +278,7 @@ class _GridPredictor:
     shape: tuple[int, ...]
 
     def __call__(self, rows: Any) -> Iterator[Array]:
-        """Yield the predictions of rows, of shape (n, n_outputs), for each point in turn."""
+        """Yield the predictions of rows at each point, of shape (n, n_outputs)."""
         from sklearn.base import is_regressor
 
         from daskml_dist.sklearn_internals import assign_values, get_response_values
@@ -296,15 +296,16 @@ class _GridPredictor:
 
 
 def _sum_predictions(index: int, X: Any, y: Any, w: Any, predictor: _GridPredictor) -> Any:
-    """Return a block's weight, and its weighted sums of predictions in the shape of the result."""
+    """Return a block's total weight, and weighted sums of predictions in the result's shape."""
     rows = read_rows(X, index)
     n = rows.shape[0]
     weight = check_weights(w, index, n)
     if n == 0:
         return 0.0, np.zeros(predictor.shape)
-    # A point at a time, so that the predictions of one point are all that memory has to hold.
+    # One point at a time, so that memory only holds the predictions of one point.
     sums = [weight @ predictions.astype(np.float64) for predictions in predictor(rows)]
-    # From (n_points, n_outputs) to an axis for each feature, in the order of `_list_grid_points`.
+    # Reshape (n_points, n_outputs) to one axis for each feature, in the order of
+    # `_list_grid_points`.
     return weight.sum(), np.array(sums).T.reshape(predictor.shape)
 
 
@@ -320,7 +321,7 @@ def _predict_block(index: int, X: Any, predictor: _GridPredictor) -> Array:
     if n == 0:
         return np.zeros((n_outputs, 0, *lengths))
     predictions = np.array([values.astype(np.float64) for values in predictor(rows)])
-    # From (n_points, n, n_outputs): the last axis, of the points, becomes one for each feature.
+    # Reshape (n_points, n, n_outputs): after the transpose, the last axis becomes one per feature.
     return np.ascontiguousarray(predictions.T).reshape(n_outputs, n, *lengths)
 
 
@@ -332,12 +333,12 @@ def _make_lazy_array(collection: Any, shared: Any, shape: tuple[int, ...]) -> An
         da.from_delayed(predict(i, X, shared), (n_outputs, n, *lengths), dtype=np.float64)
         for i, ((X, _, _), n) in enumerate(zip(collection.parts, counts, strict=True))
     ]
-    # A filter, say, leaves the numbers of rows unknown: NaN, which must not stop the join.
+    # A filter, for example, leaves the numbers of rows unknown (NaN), which must not be an error.
     return da.concatenate(parts, axis=1, allow_unknown_chunksizes=True)
 
 
 def _list_grid_points(axes: list[Array]) -> list[tuple[Any, ...]]:
-    """Return all points of a grid; the last feature's value changes fastest."""
+    """Return all points of a grid; the value of the last feature changes fastest."""
     at = np.indices([len(axis) for axis in axes]).reshape(len(axes), -1)
     return list(zip(*(axis[rows] for axis, rows in zip(axes, at, strict=True)), strict=True))
 
@@ -347,7 +348,7 @@ def _list_grid_points(axes: list[Array]) -> list[tuple[Any, ...]]:
 
 @dataclass(frozen=True, eq=False)
 class _Grid:
-    """Values of each feature, positions of the features' columns, and a row of the collection."""
+    """Points of each feature, positions of the features' columns, and a row of the collection."""
 
     axes: list[Array]
     columns: list[int]
@@ -356,7 +357,7 @@ class _Grid:
 
 @dataclass(frozen=True, eq=False)
 class _ColumnSummary:
-    """Distinct values of a column, None where they are many, and a sketch of its quantiles."""
+    """Distinct values of a column (None if there are too many), and a quantile sketch of it."""
 
     values: Array | None
     sketch: ColumnSketch | None
@@ -366,13 +367,13 @@ def _make_grid(
     collection: Collection, features: Sequence[Any], custom: Mapping[Any, Any], categorical: Any,
     names: Any, percentiles: tuple[float, float], resolution: int,
 ) -> _Grid:  # fmt: skip
-    """Return the grid that scikit-learn makes, except that percentiles ignore missing values."""
+    """Return the same grid as scikit-learn, except that percentiles ignore missing values."""
     check_count("grid_resolution", resolution)
     if np.shape(percentiles) != (2,):
         raise InvalidParameterError(f"percentiles={percentiles!r}: use two numbers of [0, 1].")
     columns = [_find_column(collection, feature) for feature in features]
     categorical_columns = _find_categorical_columns(collection, categorical, names)
-    # A feature with fewer distinct values than points takes these values as its points.
+    # A feature with fewer distinct values than points uses these values as its points.
     max_values = {
         j: np.inf if j in categorical_columns else resolution - 1
         for j, feature in zip(columns, features, strict=True)
@@ -384,7 +385,7 @@ def _make_grid(
     if found is None:
         raise make_no_rows_error(": there is nothing to average")
     first_row, summaries = found
-    # Columns of many values: points between two percentiles. Others: their distinct values.
+    # Columns with many values: points between two percentiles. Others: their distinct values.
     sketches = {j: column.sketch for j, column in summaries.items() if column.values is None}
     ends = _find_percentiles(collection, sketches, np.asarray(percentiles, np.float64))
     axes: list[Array] = []
@@ -404,7 +405,7 @@ def _make_grid(
 
 
 def _convert_custom_values(values: Any) -> Array:
-    """Return the user's points as an array; texts as objects, which NumPy would cut in length."""
+    """Return the user's points as an array; texts as objects, since NumPy would truncate them."""
     return np.asarray(values, object if any(isinstance(v, str) for v in values) else None)
 
 
@@ -413,7 +414,7 @@ def _list_names(collection: Collection) -> list[Any]:
 
 
 def _find_column(collection: Collection, feature: Any) -> int:
-    """Return the position of a feature that is given by name or position."""
+    """Return the position of a feature given by name or position."""
     if isinstance(feature, str):
         names = _list_names(collection)
         if feature in names:
@@ -431,7 +432,7 @@ def _find_column(collection: Collection, feature: Any) -> int:
 
 
 def _find_categorical_columns(collection: Collection, given: Any, names: Any) -> set[int]:
-    """Return the positions of categorical columns; scikit-learn raises the errors of wrong ones."""
+    """Return the positions of categorical columns; scikit-learn raises errors for invalid ones."""
     features = np.asarray([] if given is None else given)
     if features.dtype.kind == "b":
         return set(np.flatnonzero(features).tolist())
@@ -449,7 +450,7 @@ def _find_categorical_columns(collection: Collection, given: Any, names: Any) ->
 
 
 def _summarize_block(max_values: dict[int, float], index: int, X: Any, y: Any, w: Any) -> Any:
-    """Return a row of a block, None if it has none, and the summaries of the grid's columns."""
+    """Return a row of a block (None if it is empty), and the summaries of the grid's columns."""
     rows = read_rows(X, index)
     if not len(rows):
         return None
@@ -464,7 +465,7 @@ def _summarize_block(max_values: dict[int, float], index: int, X: Any, y: Any, w
                 "categories cannot be sorted. Fill missing ones with a category of their own."
             ) from error
         is_number = values.dtype.kind in "biuf"
-        # Values that are too many are dropped here already, so that blocks send few.
+        # Drop too many distinct values already here, so that blocks send little data.
         summaries[j] = _drop_many_values(
             _ColumnSummary(distinct, sketch_column(values) if is_number else None), j, limit
         )
@@ -476,7 +477,7 @@ def _get_column_values(rows: Any, j: int) -> Array:
 
 
 def _drop_many_values(summary: _ColumnSummary, j: int, limit: float) -> _ColumnSummary:
-    """Return a column's summary without its distinct values where they are over the limit."""
+    """Return a column's summary, without its distinct values if there are more than the limit."""
     if summary.values is None or len(summary.values) <= limit:
         return summary
     if summary.sketch is None:
@@ -488,11 +489,11 @@ def _drop_many_values(summary: _ColumnSummary, j: int, limit: float) -> _ColumnS
 
 
 def _merge_summaries(max_values: dict[int, float], parts: list[Any]) -> Any:
-    """Merge the summaries of blocks, and drop values that are too many together."""
+    """Merge the summaries of blocks, and drop distinct values if there are too many together."""
     merged = {}
     for j, limit in max_values.items():
         blocks = [summaries[j] for _, summaries in parts]
-        # Distinct values of the column, unless some block alone has too many.
+        # Distinct values of the column, unless one of the blocks has too many.
         values: Any = None
         if all(block.values is not None for block in blocks):
             values = np.unique(np.concatenate([block.values for block in blocks]))
@@ -511,12 +512,12 @@ def _find_percentiles(
 ) -> dict[int, list[float]]:
     """Return exact quantiles of columns, as `scipy.stats.mstats.mquantiles` defines them.
 
-    Where a sketch has left values out, another pass counts the values near the rank.
+    If a sketch has left values out, another pass counts the values near the rank.
     """
-    # Lower one of the two ranks that a quantile lies between, and where between them it lies.
+    # The lower of the two ranks between which a quantile lies, and its relative position there.
     places: dict[int, list[tuple[int, float]]] = {}
     for j, sketch in sketches.items():
-        # mquantiles' default alphap = betap = 0.4, for the ranks of rows from 1.
+        # mquantiles' default alphap = betap = 0.4, for ranks of rows that begin at 1.
         positions = sketch.n_rows * shares + (0.4 + shares * (1 - 0.4 - 0.4))
         lower = np.clip(positions, 1, sketch.n_rows - 1).astype(np.int64)
         between = np.clip(positions - lower, 0, 1)

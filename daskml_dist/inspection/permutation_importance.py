@@ -1,10 +1,10 @@
 """Permutation importance: how much a score falls if a feature's values are permuted.
 
 L. Breiman, "Random forests", Machine Learning 45, 2001, section 10. Values are permuted among all
-rows, so a block needs values from other blocks: whole columns are gathered, a group of them at a
-time, and sent to every worker. The permutation itself is a function of a row's number, which each
-block evaluates for its own rows (`PermutedRows`). Scores are functions of sums over rows, so that
-blocks are scored where they are, and only sums travel.
+rows, so a block needs values from other blocks: whole columns are gathered, one group at a time,
+and sent to every worker. The permutation is a function of a row's number, which each block
+evaluates for its own rows (`PermutedRows`). Scores are functions of sums over rows, so blocks are
+scored on the workers that hold them, and only sums are sent.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from daskml_dist.parameters.checks import check_count, check_value, seed_of
 Sums = NDArray[np.float64]
 Array = NDArray[Any]
 
-#: Types of `scoring` that ask for several scores.
+#: Types of `scoring` that request several scores.
 _CONTAINERS = (dict, list, tuple, set)
-#: Number of sums kept for each score: R^2 needs all 4, and zeros fill up those of the others.
+#: Number of sums kept for each score: R^2 needs all 4; other scores are padded with zeros.
 _MAX_SUMS = 4
 
 
@@ -59,46 +59,49 @@ def permutation_importance(
 ) -> Any:
     """Measure how much a score drops when the values of a feature are permuted.
 
-    As :func:`sklearn.inspection.permutation_importance`, for Dask collections too: values are
-    permuted across all blocks, and the result depends neither on chunks nor on workers. Rows stay
-    where they are: columns are gathered, as many at a time as `column_memory` holds, and every
-    block is then scored with each of these permuted, in all repeats. So the blocks are computed
-    twice (once to gather, once to score) where all columns are known to fit; otherwise once, and
-    twice more for each group of columns.
+    As :func:`sklearn.inspection.permutation_importance`, also for Dask collections: values are
+    permuted across all blocks, and the result depends neither on chunks nor on workers. Rows are
+    not moved: columns are gathered, as many at a time as fit into `column_memory`, and every block
+    is then scored with each of these columns permuted, in all repeats. So the blocks are computed
+    twice (once to gather, once to score) if all columns are known to fit; otherwise once, and twice
+    more for each group of columns.
 
     Parameters
     ----------
     estimator : estimator
-        Fitted; of this package, of scikit-learn, or like these. It is called with blocks in memory.
+        Fitted; of this package, of scikit-learn, or with the same interface. It is called with
+        blocks in memory.
     X : array-like, pandas.DataFrame, dask Array or dask DataFrame
-        Of shape (n_rows, n_features); of any dtypes that the estimator takes. Not sparse.
+        Of shape (n_rows, n_features), with any dtypes that the estimator accepts. Not sparse.
     y : array-like, dask Array or dask Series of shape (n_rows,), or str
         Targets, or the column of `X` that holds them.
     scoring : str, callable, list or dict of these, or None, default=None
         "accuracy", "neg_log_loss", "neg_mean_absolute_error", "neg_mean_squared_error",
-        "neg_root_mean_squared_error" or "r2"; None: "accuracy" of classifiers, "r2" of regressors.
-        Of rows in memory also a function of (estimator, X, y), which scikit-learn then calls.
-        Several, as a list of names or a dict, are scores of the same permutations, in one pass.
+        "accuracy", "neg_log_loss", "neg_mean_absolute_error", "neg_mean_squared_error",
+        "neg_root_mean_squared_error" or "r2"; None: "accuracy" for classifiers, "r2" for
+        regressors. For rows in memory also a function of (estimator, X, y), which scikit-learn then
+        calls. Several scores, as a list of names or a dict, use the same permutations, in one pass.
     n_repeats : int, default=5
         Number of permutations; each is used for all features.
     n_jobs : int or None, default=None
-        Accepted for scikit-learn's interface; no effect: the workers' threads score the blocks.
+        Accepted for scikit-learn's interface, without effect: the workers' threads score the
+        blocks.
     random_state : int, RandomState instance or None, default=None
         Seed of the permutations.
     sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
         Weights of rows in the score.
     max_samples : float or int, default=1.0
-        Rows that are drawn for each repeat, without replacement, as a share or a number.
+        Rows drawn for each repeat, without replacement, as a share or a number.
     column_memory : int or str, default="512 MiB"
-        Bytes of gathered columns in a process; one column is gathered at least (of 10**8 rows of
-        float32 it is 400 MB).
+        Bytes of gathered columns in a process; at least one column is gathered (for 10**8 rows of
+        float32 that is 400 MB).
 
     Returns
     -------
     sklearn.utils.Bunch
         ``importances``, an ndarray of float64 of shape (n_features, n_repeats), with
-        ``importances_mean`` and ``importances_std`` of shape (n_features,). Of several scores a
-        dict of these, by their names.
+        ``importances_mean`` and ``importances_std`` of shape (n_features,). With several scores, a
+        dict of these, by name.
 
     Raises
     ------
@@ -132,13 +135,13 @@ def permutation_importance(
         raise InvalidDataError("permutation_importance scores predictions of y. Pass y as well.")
     collection = as_collection(X, y, sample_weight, numeric=False)
     known_scores = {name: score for name, score in scores.items() if score is not None}
-    # A function as a score is called with all rows at once, which only rows in memory allow.
+    # A score that is a function is called with all rows together, which requires rows in memory.
     if len(known_scores) < len(scores):
         return _run_scikit_learn(
             collection, estimator, X, y, scoring, n_repeats, random_state, sample_weight,
             max_samples,
         )  # fmt: skip
-    # 1. A pass that counts rows and bytes; it gathers the columns too if all fit the budget.
+    # 1. A pass that counts rows and bytes; it also gathers the columns if all fit the budget.
     budget = parse_bytes(column_memory)
     summary = _summarize_data(collection, budget)
     n = int(summary.counts.sum())
@@ -148,16 +151,16 @@ def permutation_importance(
     starts = np.cumsum(np.append(0, summary.counts[:-1]))
     scorer = _BlockScorer(
         estimator, tuple(known_scores.values()), target, starts,
-        # One permutation a repeat for all features: these are compared on the same draws.
+        # One permutation per repeat for all features, so that they are compared on the same draws.
         [PermutedRows(n, n_drawn, seed, r) for r in range(n_repeats)],
     )  # fmt: skip
     # 2. A pass for each group of columns, which scores the blocks with each of these permuted; the
-    # first such pass also scores them as they are.
+    # first such pass also scores the unchanged blocks.
     baseline, parts = np.zeros(0), list[NDArray[np.float64]]()
     for group in _group_columns(summary, budget):
         columns = summary.columns
         if columns is None:
-            # The group's whole columns, gathered in a pass of its own.
+            # The group's whole columns, gathered in a separate pass.
             columns = _join_columns(
                 reduce_parts(collection, partial(_take_group, group), concatenate_lists)
             )
@@ -169,7 +172,7 @@ def permutation_importance(
         )
         baseline = block_sums if not parts else baseline
         parts.append(sums)
-    # 3. Importances: the score as it is, less the score with the column permuted.
+    # 3. Importances: the score on unchanged rows minus the score with the column permuted.
     permuted = np.concatenate(parts)  # of shape (n_features, n_repeats, n_scores, _MAX_SUMS)
     results = {
         name: _make_bunch(
@@ -182,7 +185,7 @@ def permutation_importance(
 
 
 def _name_scores(scoring: Any) -> dict[Any, Any]:
-    """Return the requested scores by name; a single one is named ""."""
+    """Return the requested scores by name; a single one has the name ""."""
     if not isinstance(scoring, _CONTAINERS):
         return {"": scoring}
     if not scoring:
@@ -217,7 +220,7 @@ def _run_scikit_learn(
 
 
 def _count_drawn_rows(given: Any, n: int) -> int:
-    """Return the number of rows of each repeat, given `max_samples` of `n` rows."""
+    """Return the number of rows in each repeat, given `max_samples` and `n` rows."""
     if isinstance(given, Integral) and not isinstance(given, bool) and 1 <= int(given) <= n:
         return int(given)
     if isinstance(given, Real) and not isinstance(given, Integral) and 0 < float(given) <= 1:
@@ -256,7 +259,8 @@ class _Score:
     method : str
         Prediction method of the estimator.
     sums : callable
-        Maps targets, predictions, weights and the `_Target` to sums; the first is of the weights.
+        Maps targets, predictions, weights and the `_Target` to sums; the first is the sum of
+        weights.
     score : callable
         Maps the sums of all rows to the score.
     """
@@ -276,7 +280,7 @@ class _Score:
 
 
 def _sum_hits(y: Array, predicted: Array, w: Array, target: _Target) -> list[Any]:
-    """Return the sums of weights and of those of right predictions."""
+    """Return the sum of weights, and the sum of weights of correct predictions."""
     return [w.sum(), w @ (y == predicted)]
 
 
@@ -292,21 +296,21 @@ def _sum_absolute_errors(y: Array, predicted: Array, w: Array, target: _Target) 
 
 def _sum_squares_and_variance(y: Array, predicted: Array, w: Array, target: _Target) -> list[Any]:
     """Return the sums that R^2 needs: weights, squared errors, deviations and their squares."""
-    # Of deviations from the mean of all targets, which is near that of the drawn rows: differences
-    # of sums of the targets' own squares would cancel.
+    # Deviations are from the mean of all targets, which is near that of the drawn rows: differences
+    # between sums of squared targets would cancel.
     deviation = y - target.mean
     return [w.sum(), w @ (y - predicted) ** 2, w @ deviation, w @ deviation**2]
 
 
 def _sum_log_losses(y: Array, predicted: Array, w: Array, target: _Target) -> list[Any]:
-    """Return the sums of weights and of log losses, clipped as scikit-learn's."""
+    """Return the sums of weights and of log losses, clipped as in scikit-learn."""
     assert target.classes is not None
     at = np.searchsorted(target.classes, y)
     at = np.minimum(at, len(target.classes) - 1)
     if not np.array_equal(target.classes[at], y):
         raise InvalidDataError("y holds labels that the estimator does not know. Drop such rows.")
     probabilities = np.asarray(predicted, np.float64)
-    # Rows are scaled to add up to 1, and probabilities kept off 0 and 1, as scikit-learn does.
+    # Rows are scaled to add up to 1, and probabilities kept away from 0 and 1, as in scikit-learn.
     own = np.take_along_axis(probabilities, at[:, None], axis=1)[:, 0] / probabilities.sum(axis=1)
     eps = np.finfo(predicted.dtype).eps
     return [w.sum(), w @ -np.log(np.clip(own, eps, 1 - eps))]
@@ -317,7 +321,7 @@ def _compute_r2(sums: Sums) -> float:
     weight, residual, deviation, squares = sums
     # Total sum of squares around the weighted mean of the scored rows.
     total = squares - deviation**2 / weight
-    # Equal targets: 1 for perfect predictions, else 0, as scikit-learn's force_finite.
+    # If all targets are equal: 1 for perfect predictions, else 0, as scikit-learn's force_finite.
     return 1 - residual / total if total > 0 else float(residual == 0)
 
 
@@ -333,7 +337,7 @@ def _negate_root(sums: Sums) -> float:
     return -float(np.sqrt(_compute_mean(sums)))
 
 
-#: The available scores, by scikit-learn's names.
+#: The available scores, under scikit-learn's names.
 SCORES: dict[str, _Score] = {
     "accuracy": _Score("predict", _sum_hits, _compute_mean),
     "neg_log_loss": _Score("predict_proba", _sum_log_losses, _negate_mean),
@@ -345,7 +349,7 @@ SCORES: dict[str, _Score] = {
 
 
 def _find_score(estimator: Any, scoring: Any) -> _Score | None:
-    """Return the score of a name, or the estimator's default; None for a function."""
+    """Return the score with a name, or the estimator's default; None for a function."""
     from sklearn.base import is_classifier, is_regressor
 
     names = f"Use one of {sorted(SCORES)}"
@@ -382,13 +386,13 @@ class _DataSummary:
     Parameters
     ----------
     counts : ndarray of int64 of shape (n_blocks,)
-        Rows of each block.
+        Number of rows of each block.
     sizes : ndarray of int64 of shape (n_features,)
-        Bytes of each column.
+        Number of bytes of each column.
     mean : float
         Mean of numeric targets, else 0.
     columns : list, or None
-        All columns, where they were gathered on the way.
+        All columns, if the pass gathered them.
     """
 
     counts: NDArray[np.int64]
@@ -410,11 +414,11 @@ class _GatheredColumns:
 
 
 def _summarize_data(collection: Collection, budget: int) -> _DataSummary:
-    """Read all blocks once; gather their columns too where these are known to fit the budget."""
-    known = collection.nbytes  # None where Dask does not know shapes or dtypes
+    """Read all blocks once; also gather their columns if these are known to fit the budget."""
+    known = collection.nbytes  # None if Dask does not know shapes or dtypes
     gather = collection.kind == "memory" or (known is not None and sum(known) <= budget)
     blocks = reduce_parts(collection, partial(_summarize_block, gather), concatenate_lists)
-    blocks.sort(key=lambda block: block[0])  # reduced in any order
+    blocks.sort(key=lambda block: block[0])  # the reduction has no fixed order
     filled = [block for block in blocks if block[1]]
     if not filled:
         raise make_no_rows_error(": there is nothing to score")
@@ -437,13 +441,13 @@ def _summarize_block(gather: bool, index: int, X: Any, y: Any, w: Any) -> list[A
 
 
 def _group_columns(facts: _DataSummary, budget: int) -> list[range]:
-    """Return ranges of columns whose bytes fit the budget together; one column at least."""
+    """Return ranges of columns whose total bytes fit the budget; at least one column each."""
     d = len(facts.sizes)
     if facts.columns is not None:
         return [range(d)]
     groups, first, n_bytes = [], 0, 0
     for j, size in enumerate(facts.sizes.tolist()):
-        # A column that exceeds the budget by itself is a group of its own.
+        # A column that exceeds the budget alone is a separate group.
         if j > first and n_bytes + size > budget:
             groups.append(range(first, j))
             first, n_bytes = j, 0
@@ -452,13 +456,13 @@ def _group_columns(facts: _DataSummary, budget: int) -> list[range]:
 
 
 def _take_group(group: range, index: int, X: Any, y: Any, w: Any) -> list[Any]:
-    """Return the index and a group's columns of a block that has rows, as a list."""
+    """Return the index and a group's columns of a block, as a list; empty for an empty block."""
     rows = read_rows(X, index)
     return [(index, [_take_column(rows, j) for j in group])] if rows.shape[0] else []
 
 
 def _join_columns(parts: list[tuple[int, list[Any]]]) -> list[Any]:
-    """Return whole columns, joined from the columns of blocks in the order of these."""
+    """Return whole columns, joined from the columns of blocks in their order."""
     parts = sorted(parts, key=lambda part: part[0])
     by_column = zip(*(columns for _, columns in parts), strict=True)
     return [join_blocks(list(pieces)) for pieces in by_column]
@@ -501,7 +505,7 @@ class _BlockScorer:
 
     def sums(self, rows: Any, y: NDArray[Any], w: NDArray[Any]) -> NDArray[np.float64]:
         """Return the sums of some rows for each score, of shape (n_scores, _MAX_SUMS)."""
-        # Scores of the same method share its predictions.
+        # Scores with the same method share its predictions.
         methods = {score.method for score in self.scores}
         predictions = {name: np.asarray(getattr(self.estimator, name)(rows)) for name in methods}
         sums = np.zeros((len(self.scores), _MAX_SUMS))
@@ -521,7 +525,7 @@ def _score_block(
     *,
     first: bool,
 ) -> Any:
-    """Return the sums of a block as it is (where `first`), and with each column permuted.
+    """Return the sums of a block unchanged (if `first`), and with each column permuted.
 
     The latter have the shape (n_columns, n_repeats, n_scores, _MAX_SUMS).
     """
@@ -541,8 +545,7 @@ def _score_block(
             for sums in by_column:
                 sums.append(0.0)
             continue
-        # A copy, whose columns are permuted one at a time and restored, so that a single copy of
-        # the drawn rows serves all columns.
+        # One copy of the drawn rows is enough: its columns are permuted one at a time and restored.
         drawn = rows.iloc[at].copy() if is_dataframe_like(rows) else rows[at]
         for sums, j, column in zip(by_column, gathered.numbers, gathered.values, strict=True):
             before = _swap_column(drawn, j, column, source)
@@ -553,7 +556,7 @@ def _score_block(
 
 
 def _swap_column(rows: Any, j: int, column: Any, source: NDArray[np.int64]) -> Any:
-    """Write values of a whole column to a block's, and return the values before."""
+    """Write values of a whole column into a block's column, and return the previous values."""
     if not is_dataframe_like(rows):
         before = rows[:, j].copy()
         rows[:, j] = column[source]

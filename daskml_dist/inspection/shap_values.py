@@ -1,9 +1,9 @@
 """SHAP values: how much each feature adds to a model's prediction of each row, exactly.
 
-Of trees the values of `daskml_dist.models.tree_shap`; of linear models ``coef * (x - mean)``, which
-is the Shapley value where features are replaced by those of background rows (S. Lundberg and
+For trees these are the values of `daskml_dist.models.tree_shap`; for linear models ``coef * (x -
+mean)``, the Shapley value if features are replaced by those of background rows (S. Lundberg and
 S.-I. Lee, "A unified approach to interpreting model predictions", NeurIPS 2017). They are functions
-of rows alone: blocks of a Dask collection are explained where they lie.
+of single rows: blocks of a Dask collection are explained on the workers that hold them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from daskml_dist.models.trees import RawForest, RawTrees
 
 Floats = NDArray[np.float64]
 
-#: Most background rows of trees, of which each row's time grows with the number.
+#: Largest number of background rows for trees; the time per row grows with it.
 _MOST_BACKGROUND = 10_000
 
 
@@ -51,7 +51,7 @@ class Explanation:
         Of float64 of shape (n_rows, n_features), or (n_rows, n_features, n_outputs) for several
         outputs.
     base_values : float or ndarray of shape (n_outputs,)
-        Prediction that the contributions of a row are added to.
+        Prediction to which the contributions of a row are added.
     feature_names : ndarray of str of shape (n_features,)
 
     Examples
@@ -76,9 +76,9 @@ def shap_values(
 ) -> Explanation:
     """Return what each feature adds to the raw prediction of each row (SHAP values).
 
-    The values of a row and `base_values` add up to its raw prediction: the sum of the trees of
-    boosting (log odds of classes), mean shares or targets of a forest, ``X @ coef + intercept`` of
-    a linear model.
+    The values of a row and `base_values` add up to its raw prediction: for boosting the sum of the
+    trees (log odds of classes), for a forest the mean shares or targets, for a linear model ``X @
+    coef + intercept``.
 
     Parameters
     ----------
@@ -87,23 +87,23 @@ def shap_values(
     X : array-like, pandas.DataFrame, dask Array or dask DataFrame
         Of shape (n_rows, n_features).
     background : array-like, dask Array or DataFrame of shape (n_background, n_features), or None
-        Rows that features are replaced by (interventional values). Of linear models their mean is
-        taken, in one pass, and they are required. Of trees a few hundred rows will do; None: each
-        node's training rows (path-dependent values).
+        Rows by which features are replaced (interventional values). Linear models require them, and
+        use their mean, from one pass. For trees a few hundred rows are enough; None: the training
+        rows of each node (path-dependent values).
     as_frame : bool, default=False
-        Return `values` as a DataFrame, with a column for each feature and a last one of the base
-        value; lazy where X is a Dask collection. Of one output.
+        Whether to return `values` as a DataFrame, with a column for each feature and a last column
+        with the base value; lazy if X is a Dask collection. Only for models with one output.
 
     Returns
     -------
     Explanation
-        ``values``, lazy where X is a Dask collection, ``base_values`` and ``feature_names``.
+        ``values``, lazy if X is a Dask collection, ``base_values`` and ``feature_names``.
 
     Raises
     ------
     InvalidParameterError
-        The estimator is of another kind, a linear model has no background, or that of trees is too
-        large.
+        The estimator is of another kind, a linear model has no background, or the background for
+        trees is too large.
     InvalidDataError
         X does not have the features of the fit.
     NotFittedError
@@ -130,7 +130,7 @@ def shap_values(
     """
     check_fitted(estimator)
     X = read_features(estimator, X)
-    # Made before any block is explained, so that a wrong argument raises here and now.
+    # Checked before any block is explained, so that a wrong argument raises immediately.
     columns = None
     if as_frame:
         columns = [*map(str, name_features(estimator)), "base_value"]
@@ -154,9 +154,9 @@ def shap_values(
 
 
 def read_features(estimator: Any, X: Any) -> Any:
-    """Return rows as the raw prediction of an estimator reads them; raise for other columns."""
+    """Return rows as the estimator's raw prediction reads them; raise if columns differ."""
     X = convert_foreign(X)
-    # Of boosting categories become numbers, and a ranker's column of queries goes.
+    # For boosting, categories become numbers, and a ranker's query column is removed.
     if hasattr(estimator, "_read_features"):
         return estimator._read_features(X)
     check_feature_names(estimator, X, reset=False)
@@ -164,7 +164,7 @@ def read_features(estimator: Any, X: Any) -> Any:
 
 
 def name_features(estimator: Any) -> NDArray[Any]:
-    """Return the names of the features of a fit, made up where it knew none."""
+    """Return the names of the features of a fit; made up if the fit had none."""
     names = getattr(estimator, "feature_names_in_", None)
     if names is None:
         names = np.array([f"x{j}" for j in range(estimator.n_features_in_)], dtype=object)
@@ -173,7 +173,7 @@ def name_features(estimator: Any) -> NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class RowExplainer:
-    """Function of rows, or of a block's rows, to their contributions; picklable.
+    """Picklable function from rows, or from a block's rows, to their contributions.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ class RowExplainer:
     name : str
         Name of the estimator, for errors.
     columns : list of str, or None
-        Columns of a frame; None: arrays.
+        Columns of a frame; None: results are arrays.
     """
 
     explain: Callable[[Any], Floats]
@@ -194,7 +194,7 @@ class RowExplainer:
     columns: list[str] | None
 
     def make_empty(self) -> Any:
-        """Return the result of no rows."""
+        """Return the result for zero rows."""
         return self._convert(np.empty((0, self.n_features, len(self.base))), None)
 
     def __call__(self, X: Any, index: int | None = None) -> Any:
@@ -205,7 +205,7 @@ class RowExplainer:
         if not rows.shape[0]:
             return self._convert(np.empty((0, self.n_features, len(self.base))), X)
         found = self.explain(rows)
-        # Trees send missing values somewhere; products with coefficients show them.
+        # Trees accept missing values; products with coefficients become NaN.
         if not np.isfinite(found).all():
             raise InvalidDataError(
                 f"{describe_block(index)}X contains NaN or infinity, which the model cannot take. "
@@ -214,7 +214,7 @@ class RowExplainer:
         return self._convert(found, X)
 
     def _convert(self, found: Floats, X: Any) -> Any:
-        """Return contributions in the form that was asked for."""
+        """Return contributions in the requested form."""
         values = found[:, :, 0] if len(self.base) == 1 else found
         if self.columns is None:
             return values
@@ -237,7 +237,7 @@ class LinearShap:
     ----------
     coef : ndarray of float64 of shape (n_outputs, n_features)
     mean : ndarray of float64 of shape (n_features,)
-        Of the background rows.
+        Mean of the background rows.
     """
 
     coef: Floats
@@ -250,7 +250,7 @@ class LinearShap:
 
 
 def find_trees(estimator: Any) -> RawTrees | RawForest | None:
-    """Return the raw prediction of a fitted model of trees; None of other models."""
+    """Return the raw prediction of a fitted model of trees; None for other models."""
     raw = estimator._raw_prediction() if hasattr(estimator, "_raw_prediction") else None
     return raw if isinstance(raw, RawTrees | RawForest) else None
 
@@ -258,14 +258,14 @@ def find_trees(estimator: Any) -> RawTrees | RawForest | None:
 def make_row_explainer(
     estimator: Any, background: Any, columns: list[str] | None = None
 ) -> RowExplainer:
-    """Return the function that explains rows; as a frame of `columns` where they are given."""
+    """Return the function that explains rows; as a frame if `columns` are given."""
     explain, base = _make_explainer(estimator, background)
     name = type(estimator).__name__
     return RowExplainer(explain, base, estimator.n_features_in_, name, columns)
 
 
 def _make_explainer(estimator: Any, background: Any) -> tuple[Callable[[Any], Floats], Floats]:
-    """Return the function that explains rows, and the prediction that it explains them from."""
+    """Return the function that explains rows, and the base value of its explanations."""
     raw = find_trees(estimator)
     if raw is not None:
         explained = ExplainedTrees.of(raw)
@@ -273,7 +273,7 @@ def _make_explainer(estimator: Any, background: Any) -> tuple[Callable[[Any], Fl
             path = PathShap(explained)
             return path, path.base_values
         rows = _read_background(estimator, background)
-        # Of the same game: a row's values and this mean add up to its prediction exactly.
+        # The mean of the same raw predictions, so that a row's values and the mean add up exactly.
         base = np.atleast_1d(np.asarray(raw(rows), np.float64).mean(axis=0))
         return InterventionalShap(explained, rows, base), base
     if not hasattr(estimator, "_dense_coef"):
@@ -292,7 +292,7 @@ def _make_explainer(estimator: Any, background: Any) -> tuple[Callable[[Any], Fl
 
 
 def _read_background(estimator: Any, background: Any) -> Any:
-    """Return the background rows of trees, in memory."""
+    """Return the background rows for trees, in memory."""
     collection = _collect_background(estimator, background)
     rows = reduce_parts(collection, _take_few_rows, _join_few_rows)
     if rows is None:
@@ -306,14 +306,14 @@ def _read_background(estimator: Any, background: Any) -> Any:
 
 
 def _take_few_rows(index: int, X: Any, y: Any, w: Any) -> Any:
-    """Return a block's rows, one more than a background may have at most; None without rows."""
+    """Return a block's first rows, one more than allowed for a background; None if it is empty."""
     rows = as_rows(copy_to_host(X), index=index)
     return rows[: _MOST_BACKGROUND + 1] if rows.shape[0] else None
 
 
 def _join_few_rows(parts: list[Any]) -> Any:
-    """Return the rows of several blocks, as many as `_take_few_rows`."""
-    # However large the collection is, no more rows than these come to the caller.
+    """Return the rows of several blocks, at most as many as `_take_few_rows`."""
+    # However large the collection is, no more than this number of rows reaches the caller.
     return join_blocks(parts)[: _MOST_BACKGROUND + 1]
 
 
