@@ -1,6 +1,6 @@
-"""Drawn data sets of any size, readers of public ones, and partitions of rows among clients.
+"""Generated data sets of any size, readers of public ones, and partitions of rows into clients.
 
-All are lazy Dask collections.
+All return lazy Dask collections.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Drawn clicks: rows of ids of power laws, and labels of a planted factorization machine.
+"""Generated clicks: ids with power-law frequencies, and labels from a known FM model.
 
-The weight and the factors of an id follow from a hash of seed, field and id, so nothing is kept for
-ids, however many there are; rows are drawn in units, as those of the other data sets.
+The weight and the factors of an id are computed from a hash of seed, field and id, so no data is
+stored for ids, however many there are. Rows are drawn in units, as in the other data sets.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from daskml_dist.parameters.checks import check_count, check_number
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
-#: Rows from which the intercept of a click rate is found.
+#: Number of rows from which the intercept for a click rate is found.
 _SAMPLE_ROWS = 8192
-#: Variance of the linear terms, and of the products of pairs, in the log-odds of all rows.
+#: Variance over all rows of the linear terms, and of the products of pairs, in the log-odds.
 _LINEAR_VARIANCE = _PAIR_VARIANCE = 1.0
-#: Steps that halve the range of the intercept, from -50 to 50: to 1e-10.
+#: Number of bisections of the intercept's range, from -50 to 50: accuracy 1e-10.
 _HALVINGS = 40
-# splitmix64's increment and factors.
+# Increment and factors of splitmix64.
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -50,9 +50,10 @@ def make_clicks(
 ) -> Any:
     """Generate rows of ids and numbers, with clicks drawn from a factorization machine.
 
-    A field's ids follow a power law, as ids of users, sites and advertisements do: few make most of
-    the rows, and most are rare. The log-odds of a click are the sum of an intercept, a weight of
-    each field's id or number, and the scalar products of the factors of all pairs of fields.
+    The ids of a field follow a power law, like ids of users, sites and advertisements: a few ids
+    make up most of the rows, and most ids are rare. The log-odds of a click are the sum of an
+    intercept, a weight of each field's id or number, and the scalar products of the factors of all
+    pairs of fields.
 
     Parameters
     ----------
@@ -60,31 +61,32 @@ def make_clicks(
     n_fields : int, default=26
         Fields of ids, columns ``C1``, ``C2``, ...
     n_ids : int, default=10_000
-        Ids that a field has at a time.
+        Number of ids that a field has at any time.
     n_numeric : int, default=13
         Standard normal columns ``I1``, ``I2``, ...; may be 0.
     zipf : float, default=1.1
-        Exponent of the power law: the id of rank r has a share of about ``r ** -zipf``; 0: all have
-        the same.
+        Exponent of the power law: the id of rank r has a share of about ``r ** -zipf``; 0: all ids
+        have the same share.
     drift : float, default=0.0
-        How many times each id is replaced by a new one, from the first row to the last, each at a
-        time of its own; with 0.5 half of the ids are.
+        Number of times that each id is replaced by a new one, between the first row and the last,
+        each at another time; with 0.5, half of the ids are replaced.
     n_factors : int, default=4
         Length of the factors.
     click_rate : float, default=0.25
         Share of clicks.
     return_probability : bool, default=False
-        Whether the probabilities of clicks are returned too.
+        Whether to return the probabilities of clicks too.
     random_state : int, RandomState or None, default=None
     chunks : int, tuple of int or "auto", default="auto"
-        Rows of the partitions. Rows do not depend on it.
+        Rows of the partitions. The generated rows do not depend on it.
 
     Returns
     -------
     frame : dask DataFrame
-        ``label`` as int8, numbers as float32, ids as int64. Its index counts the rows.
+        ``label`` as int8, numbers as float32, ids as int64. The index counts the rows.
     probability : dask Series of float64
-        Only with `return_probability`: that of each row's click, by which no prediction is better.
+        Only with `return_probability`: the true probability of each click; no prediction can be
+        better.
 
     Raises
     ------
@@ -93,8 +95,8 @@ def make_clicks(
 
     Notes
     -----
-    Ranks are those of a continuous power law, cut to whole numbers. Linear terms and pairs have a
-    variance of about 1 each.
+    Ranks are drawn from a continuous power law and truncated to integers. Linear terms and pairs
+    have a variance of about 1 each.
 
     References
     ----------
@@ -150,7 +152,7 @@ _PROBABILITY = "probability"
 
 @dataclass(frozen=True)
 class _ClickModel:
-    """Planted model from which the rows of :func:`make_clicks` are drawn.
+    """Known model from which the rows of :func:`make_clicks` are drawn.
 
     Parameters
     ----------
@@ -171,7 +173,7 @@ class _ClickModel:
     intercept: float = 0.0
 
     def with_click_rate(self, rate: float) -> _ClickModel:
-        """Return the model with the intercept that gives a rate of clicks."""
+        """Return the model with the intercept that gives a click rate."""
         rng = np.random.default_rng((2, self.seed))
         times = rng.random(_SAMPLE_ROWS)
         log_odds = self.find_log_odds(*self.draw_features(rng, times))
@@ -186,10 +188,10 @@ class _ClickModel:
     def draw_features(
         self, rng: np.random.Generator, times: Floats
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Draw numbers and ids of rows, whose times go from 0 to 1."""
+        """Draw numbers and ids of rows, given their times from 0 to 1."""
         numbers = rng.standard_normal((len(times), self.n_numeric)).astype(np.float32)
         shares = rng.random((len(times), self.n_fields))
-        # Inverse of the distribution function of a power law from 1 to n_ids + 1.
+        # Inverse of the distribution function of a power law on [1, n_ids + 1].
         end, power = self.n_ids + 1.0, 1.0 - self.zipf
         if abs(power) < 1e-9:
             places = end**shares
@@ -198,7 +200,7 @@ class _ClickModel:
         ranks = np.minimum(places.astype(np.int64), self.n_ids) - 1
         if not self.drift:
             return numbers, ranks
-        # An id goes when drift * time passes a whole number, less a phase of its own.
+        # An id is replaced when drift * time plus its random phase passes an integer.
         fields = np.arange(self.n_fields)
         phases = _draw_uniforms(_mix_words(self._key(fields), ranks))
         ages = np.floor(self.drift * times[:, None] + phases).astype(np.int64)
@@ -207,14 +209,14 @@ class _ClickModel:
     def find_log_odds(self, numbers: NDArray[np.float32], ids: NDArray[np.int64]) -> Floats:
         """Return the log-odds of clicks."""
         n_terms = self.n_fields + self.n_numeric
-        # A number's weight and factors are those of an id 0 of its field.
+        # A number has the weight and the factors of an id 0 in its field.
         keys = self._key(np.arange(n_terms))
         own = np.concatenate([ids, np.zeros((len(ids), self.n_numeric), np.int64)], axis=1)
         words = _mix_words(keys, own)
         values = np.concatenate([np.ones(ids.shape), numbers], axis=1)
 
         def sum_effects(number: int) -> tuple[Floats, Floats]:
-            """Return sums, over terms, of an effect times the value, and of its squares."""
+            """Return sums, over terms, of effect times value, and of their squares."""
             effects = (_draw_uniforms(_mix_words(words, np.int64(number))) - 0.5) * np.sqrt(12.0)
             effects *= values
             return effects.sum(axis=1), np.square(effects).sum(axis=1)
@@ -231,7 +233,7 @@ class _ClickModel:
         return np.asarray(total)
 
     def draw(self, first: int, n: int) -> tuple[Any, ...]:
-        """Draw the unit of `n` rows from row `first` on: numbers, ids, probabilities, labels."""
+        """Draw the unit of `n` rows from row `first`: numbers, ids, probabilities, labels."""
         rng = np.random.default_rng((1, self.seed, first))
         times = (first + np.arange(n)) / max(self.n_rows, 1)
         numbers, ids = self.draw_features(rng, times)
@@ -240,13 +242,13 @@ class _ClickModel:
         return numbers, ids, probabilities, labels
 
     def _key(self, fields: NDArray[Any]) -> Words:
-        """Return words that tell the fields of this seed apart."""
+        """Return distinct words for the fields, which depend on the seed."""
         return _mix_words(np.full(1, self.seed, np.uint64), fields)
 
 
 def _mix_words(words: Words, numbers: Any) -> Words:
-    """Return hashes of words and whole numbers, by splitmix64."""
-    # Of an array, also of one number: NumPy warns of scalars that wrap around.
+    """Return hashes of words and integers, by splitmix64."""
+    # Always use arrays, even for one number: NumPy warns if scalars wrap around.
     steps = np.atleast_1d(numbers).astype(np.uint64) + np.uint64(1)
     mixed: Words = words + steps * _STEP
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FACTORS[0]
@@ -260,7 +262,7 @@ def _draw_uniforms(words: Words) -> Floats:
 
 
 def _draw_partition(model: _ClickModel, start: int, stop: int) -> Any:
-    """Return the rows from `start` to `stop`: all units that hold any of them, cut to these."""
+    """Return the rows from `start` to `stop`: draw all units that contain them, and cut."""
     pandas = load_pandas()
     n = max(UNIT_ENTRIES // (model.n_fields + model.n_numeric), 1)
     first = start // n

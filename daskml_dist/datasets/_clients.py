@@ -1,7 +1,7 @@
-"""Partitions of rows among clients, for experiments with federated learning.
+"""Partitions of rows into clients, for experiments with federated learning.
 
-Each function returns lazy Dask collections with a chunk, or partition, for each client, which
-`FederatedAveraging` takes for its clients.
+Each function returns lazy Dask collections with one chunk, or partition, for each client, which
+`FederatedAveraging` uses as its clients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sklearn.utils import check_random_state
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.parameters.checks import check_count, check_number
 
-#: Column that holds a row's client while the rows of a frame are on their way.
+#: Temporary column with a row's client, while the rows of a frame are shuffled.
 _CLIENT_COLUMN = "__client"
 
 
@@ -31,13 +31,13 @@ def partition_by_class(
 
     Rows are sorted by class and cut into ``n_clients * classes_per_client`` equal shards, of which
     each client gets `classes_per_client` at random: the pathological partition of McMahan et al.
-    (2017). Clients have as many rows as each other, and some get shards of one class.
+    (2017). All clients have equally many rows, and some may get shards of a single class.
 
     Parameters
     ----------
     X : array-like, sparse matrix or Dask Array of shape (n_rows, ...)
     y : array-like or Dask Array of shape (n_rows,)
-        Labels. They are computed at once, and the order of rows follows from them.
+        Labels. They are computed immediately, since the order of rows depends on them.
     n_clients : int
     classes_per_client : int, default=2
     random_state : int, RandomState or None, default=None
@@ -50,7 +50,7 @@ def partition_by_class(
     Raises
     ------
     InvalidParameterError
-        More shards than rows, or more classes a client than there are.
+        There are more shards than rows, or `classes_per_client` exceeds the number of classes.
 
     References
     ----------
@@ -79,7 +79,7 @@ def partition_by_class(
             f"classes_per_client={classes_per_client}, and y has {n_classes} classes. Lower it."
         )
     random = check_random_state(random_state)
-    # Ties in a random order, so that a shard is a sample of its class.
+    # Ties are in random order, so that a shard is a random sample of its class.
     order = random.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     shards = np.array_split(order, n_shards)
@@ -90,16 +90,17 @@ def partition_by_class(
 def partition_by_dirichlet(
     X: Any, y: Any, n_clients: int, *, alpha: float, random_state: Any = None
 ) -> tuple[da.Array, da.Array]:
-    """Give each client a mixture of classes of its own.
+    """Give each client a different mixture of classes.
 
-    A client's shares of the classes are drawn from a Dirichlet distribution around the shares of
-    all rows (Hsu et al. 2019): a small `alpha` gives one class to each, a large one the same
-    mixture to all. Clients have as many rows as each other, up to one.
+    The shares of the classes in a client are drawn from a Dirichlet distribution around the shares
+    in all rows (Hsu et al. 2019): with a small `alpha` each client has about one class, with a
+    large one all clients have the same mixture. The numbers of rows of clients differ by at most
+    one.
 
     Parameters
     ----------
     X, y, n_clients, random_state
-        As of :func:`partition_by_class`.
+        As in :func:`partition_by_class`.
     alpha : float
         Concentration; positive.
 
@@ -111,7 +112,7 @@ def partition_by_dirichlet(
     Raises
     ------
     InvalidParameterError
-        More clients than rows, or an `alpha` that is not positive.
+        There are more clients than rows, or `alpha` is not positive.
 
     References
     ----------
@@ -138,13 +139,13 @@ def partition_by_dirichlet(
     sizes = [len(part) for part in np.array_split(labels, n_clients)]
     clients = []
     for size in sizes:
-        # A tiny alpha makes gammas of 0 in every class: then one class has all.
+        # A tiny alpha gives gamma variates of 0 for every class: then one class gets everything.
         shares = random.standard_gamma(alpha * prior) + 1e-300 * (
             random.permutation(len(prior)) == 0
         )
         own: list[NDArray[np.intp]] = []
         while size:
-            # Classes that others have used up fall to those that are left.
+            # The shares of classes that are used up go to the remaining classes.
             open_shares = np.where(left > 0, shares, 0.0)
             if not open_shares.sum():
                 open_shares = left.astype(float)
@@ -164,9 +165,9 @@ def partition_by_groups(X: Any, y: Any, groups: Any) -> tuple[da.Array, da.Array
     Parameters
     ----------
     X, y
-        As of :func:`partition_by_class`.
+        As in :func:`partition_by_class`.
     groups : array-like or Dask Array of shape (n_rows,)
-        Whose each row is, as scikit-learn's splits by groups take it.
+        Group of each row, as in scikit-learn's splits by groups.
 
     Returns
     -------
@@ -176,7 +177,7 @@ def partition_by_groups(X: Any, y: Any, groups: Any) -> tuple[da.Array, da.Array
     Raises
     ------
     InvalidDataError
-        Groups of another length, or missing ones.
+        The groups have another length than the rows, or values are missing.
 
     Examples
     --------
@@ -192,7 +193,7 @@ def partition_by_groups(X: Any, y: Any, groups: Any) -> tuple[da.Array, da.Array
         raise InvalidDataError(
             f"groups has {len(owners)} rows, and y has {n_rows}. Give the group of each row."
         )
-    # None is equal to itself, and NaN is not.
+    # NaN is not equal to itself; None is, and needs a separate check.
     if (owners != owners).any() or (owners.dtype == object and None in owners.tolist()):
         raise InvalidDataError(
             "groups holds missing values. Drop these rows, or give them a group."
@@ -208,14 +209,15 @@ def partition_by_column(frame: Any, column: str) -> Any:
     Parameters
     ----------
     frame : pandas or Dask dataframe
-        Its rows are shuffled between workers, and stay in their order within a client.
+        Its rows are shuffled between workers; the order of the rows of a client is kept.
     column : str
-        Whose the rows are, such as a user or a hospital. It stays in the frame: drop it from X.
+        Column that identifies the client, such as a user or a hospital. It stays in the frame: drop
+        it from X.
 
     Returns
     -------
     Dask dataframe
-        A partition for each value, in their order.
+        One partition for each value, in sorted order.
 
     Raises
     ------
@@ -258,7 +260,8 @@ def partition_by_column(frame: Any, column: str) -> Any:
         return part.assign(**{_CLIENT_COLUMN: values.get_indexer(part[column])})
 
     meta = frame._meta.assign(**{_CLIENT_COLUMN: np.zeros(0, np.intp)})
-    # A partition for each number; by tasks, since the other shuffle's order is that of arrival.
+    # One partition for each number. The shuffle is by tasks, since the other kind of shuffle orders
+    # rows by arrival.
     moved = frame.map_partitions(number, meta=meta).set_index(
         _CLIENT_COLUMN, divisions=list(range(len(values) + 1)), shuffle_method="tasks"
     )
@@ -274,7 +277,7 @@ def _compute_column(name: str, column: Any) -> NDArray[Any]:
 
 
 def _check_enough_rows(n_clients: int, n_rows: int) -> None:
-    """Raise for more clients than rows."""
+    """Raise if there are more clients than rows."""
     if n_clients > n_rows:
         raise InvalidParameterError(
             f"n_clients={n_clients}, and there are {n_rows} rows. Use n_clients={n_rows} at most."
@@ -298,7 +301,7 @@ def _take_rows(X: Any, y: Any, clients: Sequence[NDArray[np.intp]]) -> tuple[da.
             chunks = (sizes, *(-1 for _ in rows.shape[1:]))
             found.append(rows[order].rechunk(chunks))
             continue
-        # Each client's rows are an object of their own, and travel alone.
+        # The rows of each client are a separate object, so that they can be sent alone.
         shape, start = rows.shape[1:], rows[:0]
         parts = [delayed(rows[own], pure=False) for own in clients]
         blocks = [

@@ -1,8 +1,8 @@
-"""Reader of the data sets of clicks that Criteo has published, as lazy dataframes.
+"""Reader of the click data sets published by Criteo, as lazy dataframes.
 
-A row of "Display Advertising Challenge" and of the "1TB Click Logs" is a label, 13 counts and 26
-ids of 32 bits. As text these are lines of 40 columns separated by tabs, in which ids are
-hexadecimal and what is missing is empty.
+A row of "Display Advertising Challenge" and of the "1TB Click Logs" has a label, 13 counts and 26
+ids of 32 bits. Text files have lines of 40 columns separated by tabs; ids are hexadecimal, and
+missing values are empty.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NUMBERS = tuple(f"I{j}" for j in range(1, 14))
 _IDS = tuple(f"C{j}" for j in range(1, 27))
 _COLUMNS = (_LABEL, *_NUMBERS, *_IDS)
 _PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
-#: Characters of a line that cannot be read which its error shows.
+#: Number of characters of an unreadable line that the error shows.
 _SHOWN_CHARACTERS = 120
 
 
@@ -42,14 +42,14 @@ def read_criteo(
     Parameters
     ----------
     path : str, path-like or list of these
-        Files, a folder, or a pattern with ``*``, on any file system of fsspec. Files of Parquet
-        (by their suffix) have the columns by name, ids as integers or hexadecimal texts; all others
-        are text, gzipped where they end in ``.gz``.
+        Files, a folder, or a pattern with ``*``, on any file system of fsspec. Parquet files (by
+        their suffix) must have the columns by name, with ids as integers or hexadecimal texts; all
+        other files are text, gzipped if their names end in ``.gz``.
     columns : list of str, default=None
         Columns to read, by default all.
     blocksize : int, str or None, default="64 MiB"
-        Bytes of text in a partition, cut at ends of lines; None: a partition a file, which gzipped
-        files have anyway.
+        Bytes of text in a partition, cut at ends of lines; None: one partition for each file, as
+        always with gzipped files.
     storage_options : dict, default=None
         Options of the file system.
 
@@ -62,15 +62,15 @@ def read_criteo(
     Raises
     ------
     InvalidParameterError
-        A column has no such name, or `blocksize` is no size.
+        A column has no such name, or `blocksize` is not a size.
     InvalidDataError
-        There are no files, or Parquet lacks columns. When partitions are computed: a line cannot be
-        read, which is named with its file and block.
+        There are no files, or Parquet files lack columns. When partitions are computed: a line
+        cannot be read; the error names its file and block.
 
     See Also
     --------
-    daskml_dist.feature_extraction.FieldHasher : Makes rows of a click model of such a frame.
-    make_clicks : Draws such rows.
+    daskml_dist.feature_extraction.FieldHasher : Converts such a frame to rows for a click model.
+    make_clicks : Generates such rows.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def read_criteo(
     """
     wanted = _check_columns(columns)
     size = _check_blocksize(blocksize)
-    load_pandas()  # Dask's own error would not say how it is installed
+    load_pandas()  # Dask's own error would not explain how to install it
     import dask.dataframe as dd
 
     fs, paths = _find_files(path, storage_options or {})
@@ -113,7 +113,7 @@ def read_criteo(
 
 
 def _check_columns(columns: Sequence[str] | None) -> list[str]:
-    """Return the columns to be read."""
+    """Return the columns to read."""
     if columns is None:
         return list(_COLUMNS)
     if isinstance(columns, str):
@@ -128,7 +128,7 @@ def _check_columns(columns: Sequence[str] | None) -> list[str]:
 
 
 def _check_blocksize(blocksize: Any) -> int | None:
-    """Return the bytes of a block; None of whole files."""
+    """Return the bytes of a block; None for whole files."""
     if blocksize is None:
         return None
     try:
@@ -155,7 +155,7 @@ def _find_files(path: Any, storage_options: dict[str, Any]) -> tuple[Any, list[s
         if not fs.exists(one):
             raise InvalidDataError(f"There is no file {one}. Name files, a folder or a pattern.")
         inside = sorted(fs.find(one)) if fs.isdir(one) else [one]
-        # Names that begin so are notes of other writers: _SUCCESS, _metadata, .crc files.
+        # Names with these prefixes are metadata of other writers: _SUCCESS, _metadata, .crc files.
         paths += [p for p in inside if not p.rpartition("/")[2].startswith(("_", "."))]
     if not paths:
         raise InvalidDataError(f"{path} names no files. Name files, a folder or a pattern.")
@@ -164,9 +164,9 @@ def _find_files(path: Any, storage_options: dict[str, Any]) -> tuple[Any, list[s
 
 @dataclass(frozen=True)
 class _Piece:
-    """Range of bytes of a file of text; `length` is None up to its end.
+    """Range of bytes of a text file; `length` is None if it extends to the end.
 
-    `version` changes with the file, and with it Dask's name for the rows.
+    `version` changes with the file, which changes Dask's names of the rows.
     """
 
     path: str
@@ -177,7 +177,7 @@ class _Piece:
 
 
 def _cut_file(fs: Any, path: str, blocksize: int | None) -> list[_Piece]:
-    """Return the pieces of a file, which its blocks begin and end near."""
+    """Return the pieces of a file; blocks begin and end at line ends near their bounds."""
     from fsspec.utils import infer_compression  # type: ignore[import-untyped]
 
     if blocksize is None or infer_compression(path) is not None:
@@ -200,11 +200,11 @@ def _read_piece(fs: Any, piece: _Piece, columns: Sequence[str] = _COLUMNS) -> An
 
 
 def _parse_text(data: bytes, piece: _Piece, columns: Sequence[str]) -> Any:
-    """Return lines of text as a frame; raise for the first that cannot be read."""
+    """Return lines of text as a frame; raise for the first unreadable line."""
     from daskml_dist.datasets._criteo_kernels import HEX_VALUES, parse_lines
 
     text = np.frombuffer(data, np.uint8)
-    most = int(np.count_nonzero(text == ord("\n"))) + 1  # the last line may end with the file
+    most = int(np.count_nonzero(text == ord("\n"))) + 1  # the last line may lack a line feed
     labels = np.empty(most, np.int8)
     numbers = np.empty((len(_NUMBERS), most), np.float32)
     ids = np.empty((len(_IDS), most), np.uint32)
@@ -241,22 +241,22 @@ def _make_empty(name: str) -> Any:
 
 
 def _make_ids(values: NDArray[np.uint32], are_missing: NDArray[np.bool_]) -> Any:
-    """Return ids as a nullable array of pandas."""
+    """Return ids as a nullable pandas array."""
     return load_pandas().arrays.IntegerArray(values, are_missing)
 
 
 def _make_frame(columns: dict[str, Any]) -> Any:
-    """Return a frame of columns, which are not copied."""
+    """Return a frame of columns, without copying them."""
     return load_pandas().DataFrame(columns, copy=False)
 
 
 def _convert_frame(frame: Any) -> Any:
-    """Return a frame of Parquet's columns with the types of those of text."""
+    """Return a frame of Parquet columns with the types that text files have."""
     return _make_frame({name: _convert_column(frame[name], name) for name in frame.columns})
 
 
 def _convert_column(column: Any, name: str) -> Any:
-    """Return a column of Parquet with the type of that of text."""
+    """Return a Parquet column with the type that text files have."""
     try:
         if name in _NUMBERS:
             return column.to_numpy(dtype=np.float32, na_value=np.nan)
@@ -280,14 +280,15 @@ def _convert_ids(column: Any) -> Any:
     pandas = load_pandas()
     are_missing = np.asarray(column.isna())
     if column.dtype.kind in "iuf":
-        # Of integers with gaps older files have floats, which hold all of 32 bits.
+        # Older files store integers with missing values as floats, which represent all 32-bit
+        # integers.
         wide = column.to_numpy(dtype=np.float64, na_value=0.0)
         wide = np.where(are_missing, 0.0, wide)
         if not ((wide >= 0) & (wide < 2.0**32) & (wide == np.floor(wide))).all():
             raise ValueError("numbers that are not integers from 0 to 2**32 - 1")
         return _make_ids(wide.astype(np.uint32), are_missing)
     codes, distinct = pandas.factorize(column)
-    # Texts are few beside rows: each is parsed once. Empty ones are missing, too.
+    # There are few distinct texts, and each is parsed once. Empty texts are missing values too.
     values = np.array([int(text or "0", 16) for text in distinct] + [0], np.uint32)
     are_empty = np.array([not text for text in distinct] + [True])
     return _make_ids(values[codes], are_empty[codes])

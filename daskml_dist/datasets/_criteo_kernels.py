@@ -1,4 +1,4 @@
-"""Compiled parser of Criteo's text format. Importing it loads numba: at first use."""
+"""Compiled parser of Criteo's text format. Importing it loads numba, so import it at first use."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 from daskml_dist.backends.compiled import compiled_entry
 
-#: Value of each byte as a hexadecimal digit; 255 of others.
+#: Value of each byte as a hexadecimal digit; 255 for other bytes.
 HEX_VALUES = np.full(256, 255, np.uint8)
 for _number, _digit in enumerate("0123456789abcdef"):
     HEX_VALUES[ord(_digit)] = HEX_VALUES[ord(_digit.upper())] = _number
 
-#: Bytes with a meaning: the ends of a line and of a column, signs and digits.
+#: Bytes with a special meaning: ends of lines and columns, the sign, and the digit 0.
 _LINE_FEED, _CARRIAGE_RETURN, _TAB, _MINUS, _ZERO = 10, 13, 9, 45, 48
-#: Most digits of a whole number that an int64 has all of, and of an id of 32 bits.
+#: Largest number of digits of an integer that always fits into int64, and of a 32-bit id.
 _MAX_DIGITS, _MAX_HEX_DIGITS = 18, 8
 
 
@@ -25,7 +25,7 @@ def parse_lines(
 ) -> tuple[int, int, int]:
     """Parse lines of text to columns; return the rows, and line and column of a mistake.
 
-    The line counts empty ones, which are no rows; the column is -1 where nothing is wrong.
+    The line number counts empty lines, which are not rows; the column is -1 if there is no mistake.
     """
     n, at, row, line = len(text), 0, 0, 0
     n_numbers, n_ids = len(numbers), len(ids)

@@ -1,9 +1,9 @@
 """Synthetic data sets, generated lazily block by block; rows do not depend on the chunks.
 
-Values that all rows share (centers, coefficients) are drawn at once, in the calling process. Rows
-are drawn by the tasks of blocks, in units of a fixed number of rows: the number of a unit seeds its
-random stream, so that a block draws its units anew wherever and whenever it is computed, and any
-chunking gives the same rows.
+Values that all rows share (centers, coefficients) are drawn in the calling process. Rows are drawn
+by the tasks of blocks, in units of a fixed number of rows: the number of a unit seeds its random
+stream, so a block always draws the same rows, wherever and whenever it is computed, and with any
+chunks.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.parameters.checks import check_count, check_number
 
 Floats: TypeAlias = NDArray[np.float64]
-#: Draws X and y of some rows.
+#: Function that draws X and y of some rows.
 Draw: TypeAlias = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]]
 
 #: Entries of X that share a random stream: 1 MiB of float64. A block draws whole units and keeps
-#: its own rows, so units are small beside blocks; but a stream takes 20 microseconds to begin.
+#: its own rows, so units should be small compared with blocks; but starting a stream takes 20
+#: microseconds.
 UNIT_ENTRIES = 2**17
-#: Most features whose signs choose a cluster's corner: the number of a corner must fit an int64.
+#: Largest number of features whose signs choose a cluster's corner: the corner's number must fit an
+#: int64.
 _MAX_SIGNS = 62
 
 
@@ -50,35 +52,36 @@ def make_classification(
     random_state: Any = None,
     chunks: Any = "auto",
 ) -> tuple[da.Array, da.Array]:
-    """Draw rows of several classes, each of some clusters at the corners of a hypercube.
+    """Generate rows of several classes, each with clusters at the corners of a hypercube.
 
-    Follows scikit-learn's function of this name with other random draws; the number of rows of a
-    cluster is random too.
+    Follows scikit-learn's function of the same name, with other random draws; the number of rows of
+    a cluster is random too.
 
     Parameters
     ----------
     n_samples, n_features : int
-        Rows and columns.
+        Number of rows and columns.
     n_informative : int, default=2
-        Columns that separate the classes: normally distributed around the corner of the row's
-        cluster, with a covariance of the cluster's own.
+        Number of columns that separate the classes: normally distributed around the corner of the
+        row's cluster, with a different covariance for each cluster.
     n_redundant : int, default=2
-        Columns that are combinations of the informative ones.
+        Number of columns that are combinations of the informative ones.
     n_repeated : int, default=0
-        Columns that repeat an informative or redundant one. All others are standard normal.
+        Number of columns that repeat an informative or redundant one. All others are standard
+        normal.
     n_classes, n_clusters_per_class : int, default=2
-        At most ``2**n_informative`` clusters in all.
+        There are at most ``2**n_informative`` clusters in total.
     weights : array-like of shape (n_classes,) or (n_classes - 1,), or None
         Shares of the classes; equal ones by default.
     flip_y : float of [0, 1], default=0.01
-        Share of the rows whose label is drawn anew.
+        Share of the rows whose label is redrawn at random.
     class_sep : float, default=1.0
         Half the length of the hypercube's edges.
     shift, scale : float
         Rows are ``(rows + shift) * scale``.
     random_state : int, RandomState or None, default=None
     chunks : int, tuple or "auto", default="auto"
-        Rows of a chunk, or chunks as Dask takes them for the shape of X; columns are never cut.
+        Rows of a chunk, or chunks in Dask's notation for the shape of X; columns are never split.
 
     Returns
     -------
@@ -121,7 +124,8 @@ def make_classification(
             f"{n_informative} dimensions has {2**n_informative} corners. Raise n_informative."
         )
     rng, seed = make_streams(random_state)
-    # 1. Distinct corners of the hypercube, as the bits of distinct numbers: 0 is -1, and 1 is 1.
+    # 1. Distinct corners of the hypercube, as the bits of distinct integers: bit 0 is -1, bit 1 is
+    # 1.
     signs = min(n_informative, _MAX_SIGNS)
     corners = _draw_distinct(rng, 2**signs, n_clusters)
     centers = np.ones((n_clusters, n_informative))
@@ -154,11 +158,11 @@ class _Clusters:
         Matrices that multiply standard normal rows, one for each cluster.
     redundant : ndarray of shape (n_informative, n_redundant)
     repeated : ndarray of int of shape (n_repeated,)
-        Columns, of the informative and the redundant ones.
+        Indices of the repeated columns among the informative and redundant ones.
     order : ndarray of int of shape (n_features,)
-        Position before the shuffle of each column of X.
+        Position before shuffling of each column of X.
     shares : ndarray of shape (n_clusters,)
-        Probabilities of the clusters; those of a class are adjacent.
+        Probabilities of the clusters; the clusters of a class are adjacent.
     n_classes, flip_y, shift, scale
         As in :func:`make_classification`.
     """
@@ -177,7 +181,7 @@ class _Clusters:
     def draw(self, rng: np.random.Generator, n: int) -> tuple[Floats, NDArray[np.int64]]:
         """Draw `n` rows and their labels."""
         cluster = rng.choice(len(self.shares), n, p=self.shares)
-        # Normal rows with the covariance mixing.T @ mixing of their cluster, about its center.
+        # Normal rows with the covariance mixing.T @ mixing of their cluster, around its center.
         informative = rng.standard_normal((n, self.centers.shape[1]))
         for k in range(len(self.shares)):
             rows = cluster == k
@@ -188,14 +192,14 @@ class _Clusters:
         noise = rng.standard_normal((n, len(self.order) - dependent.shape[1]))
         X = np.hstack([dependent, noise])[:, self.order]
         y = cluster // (len(self.shares) // self.n_classes)
-        # A flipped label is drawn from all classes, its own among them, as in scikit-learn.
+        # As in scikit-learn, a flipped label is drawn from all classes, including its own.
         flipped = rng.random(n) < self.flip_y
         y[flipped] = rng.integers(0, self.n_classes, int(flipped.sum()))
         return (X + self.shift) * self.scale, y
 
 
 def _resolve_class_shares(weights: Any, n_classes: int) -> Floats:
-    """Return the shares of all classes; a missing last one gets the rest."""
+    """Return the shares of all classes; a missing last one gets the remainder."""
     if weights is None:
         return np.full(n_classes, 1 / n_classes)
     shares = np.asarray(weights, np.float64)
@@ -210,8 +214,8 @@ def _resolve_class_shares(weights: Any, n_classes: int) -> Floats:
 
 
 def _draw_distinct(rng: np.random.Generator, below: int, n: int) -> NDArray[np.int64]:
-    """Draw `n` distinct whole numbers from 0 to `below` - 1."""
-    # By rejection: `below` may be 2**62, of which no permutation fits in memory.
+    """Draw `n` distinct integers from 0 to `below` - 1."""
+    # By rejection, since `below` may be 2**62: a permutation would not fit in memory.
     numbers: dict[int, None] = {}
     while len(numbers) < n:
         numbers[int(rng.integers(0, below))] = None
@@ -230,28 +234,28 @@ def make_regression(
     random_state: Any = None,
     chunks: Any = "auto",
 ) -> tuple[Any, ...]:
-    """Draw standard normal rows, and targets that are linear in some of their columns.
+    """Generate standard normal rows, and targets that are linear in some of their columns.
 
     Parameters
     ----------
     n_samples, n_features : int, default=100
-        Rows and columns.
+        Number of rows and columns.
     n_informative : int, default=10
-        Columns with a coefficient, drawn uniformly of [0, 100).
+        Number of columns with a coefficient, drawn uniformly from [0, 100).
     n_targets : int, default=1
     bias : float, default=0.0
         Intercept.
     noise : float, default=0.0
         Standard deviation of the normal noise of the targets.
     coef : bool, default=False
-        Whether the coefficients are returned too.
+        Whether to return the coefficients too.
     random_state, chunks
         As in :func:`make_classification`.
 
     Returns
     -------
     X : dask Array of float64 of shape (n_samples, n_features)
-    y : dask Array of float64 of shape (n_samples,), or (n_samples, n_targets) of several
+    y : dask Array of float64 of shape (n_samples,), or (n_samples, n_targets) for several
     coef : ndarray of float64 of shape (n_features,) or (n_features, n_targets)
         Only with `coef`.
 
@@ -271,7 +275,8 @@ def make_regression(
     check_count("n_targets", n_targets)
     check_number("noise", noise, lambda v: v >= 0, "that is not negative")
     rng, seed = make_streams(random_state)
-    # The first columns of a permutation are a draw of `n_informative` columns without replacement.
+    # The first columns of a permutation are a sample of `n_informative` columns without
+    # replacement.
     true_coef = np.zeros((n_features, n_targets))
     informative = rng.permutation(n_features)[:n_informative]
     true_coef[informative] = 100 * rng.random((len(informative), n_targets))
@@ -303,16 +308,16 @@ def make_counts(
     random_state: Any = None,
     chunks: Any = "auto",
 ) -> tuple[da.Array, da.Array]:
-    """Draw standard normal rows, and counts whose logarithmic rate is linear in some columns.
+    """Generate standard normal rows, and counts with a log rate that is linear in some columns.
 
     Parameters
     ----------
     n_samples, n_features : int
-        Rows and columns.
+        Number of rows and columns.
     n_informative : int, default=2
-        Columns with a coefficient, drawn uniformly of [-scale, 0).
+        Number of columns with a coefficient, drawn uniformly from [-scale, 0).
     scale : float, default=1.0
-        Largest size of a coefficient.
+        Largest absolute value of a coefficient.
     random_state, chunks
         As in :func:`make_classification`.
 
@@ -320,7 +325,7 @@ def make_counts(
     -------
     X : dask Array of float64 of shape (n_samples, n_features)
     y : dask Array of int64 of shape (n_samples,)
-        Of Poisson's distribution with the rate ``exp(X @ coefficients)``.
+        Poisson-distributed with the rate ``exp(X @ coefficients)``.
 
     Raises
     ------
@@ -363,22 +368,22 @@ def make_blobs(
     random_state: Any = None,
     chunks: Any = "auto",
 ) -> tuple[Any, ...]:
-    """Draw rows of normally distributed clusters of equal probability.
+    """Generate rows of normally distributed clusters of equal probability.
 
     Parameters
     ----------
     n_samples : int, default=100
-        Rows.
+        Number of rows.
     n_features : int, default=2
-        Columns; those of `centers` where these are given.
+        Number of columns; if `centers` is an array, that of its columns.
     centers : int, array-like of shape (n_centers, n_features) or None, default=None
-        Centers, or how many are drawn; None: three.
+        Centers, or the number of centers to draw; None: three.
     cluster_std : float, or array-like of shape (n_centers,), default=1.0
         Standard deviation of each cluster's columns.
     center_box : (float, float), default=(-10.0, 10.0)
         Range of the centers' coordinates, which are drawn uniformly.
     return_centers : bool, default=False
-        Whether the centers are returned too.
+        Whether to return the centers too.
     random_state, chunks
         As in :func:`make_classification`.
 
@@ -386,14 +391,14 @@ def make_blobs(
     -------
     X : dask Array of float64 of shape (n_samples, n_features)
     y : dask Array of int64 of shape (n_samples,)
-        Number of each row's center.
+        Index of each row's center.
     centers : ndarray of float64 of shape (n_centers, n_features)
         Only with `return_centers`.
 
     Raises
     ------
     InvalidParameterError
-        `cluster_std` has another length than there are centers.
+        The length of `cluster_std` differs from the number of centers.
 
     Examples
     --------
@@ -437,7 +442,7 @@ def _draw_blobs(
 
 def make_streams(random_state: Any) -> tuple[np.random.Generator, int]:
     """Return the random stream of shared values, and the seed of the rows."""
-    # One draw from a RandomState of the user's advances it: the next call makes other rows.
+    # One draw from the user's RandomState advances it: the next call generates other rows.
     seed = int(check_random_state(random_state).randint(2**31))
     return np.random.default_rng(seed), seed
 
@@ -451,14 +456,14 @@ def _make_lazy_rows(
     dtype: np.dtype[Any],
     y_shape: tuple[int, ...] = (),
 ) -> tuple[da.Array, da.Array]:
-    """Return lazy X and y; a task draws a block of both."""
+    """Return lazy X and y; one task draws both for a block."""
     check_count("n_samples", n_samples)
     check_count("n_features", n_features)
     rows = chunks[0] if isinstance(chunks, tuple) else chunks
     shape = (n_samples, n_features)
     sizes = da.core.normalize_chunks((rows, -1), shape, dtype=np.dtype(np.float64))[0]
     unit_rows = max(UNIT_ENTRIES // n_features, 1)
-    # One task for X and y of a block: its two results are taken out by tasks that copy nothing.
+    # One task for X and y of a block; further tasks take its two results without a copy.
     draw_block = delayed(partial(_draw_block, draw, seed, unit_rows), pure=False, nout=2)
     blocks, start = [], 0
     for size in sizes:
@@ -477,9 +482,9 @@ def _make_lazy_rows(
 def _draw_block(
     draw: Draw, seed: int, unit_rows: int, start: int, stop: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Draw the rows from `start` to `stop`: all units that hold any of them, cut to these."""
+    """Draw the rows from `start` to `stop`: draw all units that contain them, and cut."""
     units = []
-    # At least one unit, so that a block without rows has arrays of the right shapes.
+    # At least one unit, so that an empty block has arrays of the right shapes.
     for unit in range(start // unit_rows, max(-(-stop // unit_rows), start // unit_rows + 1)):
         first = unit * unit_rows
         # The leading 1 separates these streams from that of shared values.
