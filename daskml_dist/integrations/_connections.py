@@ -1,4 +1,4 @@
-"""Connections of a library's own, which are shut once the group that it runs in has ended."""
+"""Sockets that a library opens itself, which are shut down once its group of ranks has ended."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ from daskml_dist.errors import RunAbortedError
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-#: Seconds between two looks at whether the group has ended.
+#: Seconds between two checks whether the group has ended.
 _LOOK_SECONDS = 0.2
-#: Looks after the end of the group, within which a library returns unless it never does: XGBoost
-#: 3.2 waits for ever where it hears of a lost peer between two messages (`Loop::Block`).
+#: Number of checks after the end of the group in which a library must return; otherwise it is
+#: assumed that it never will: XGBoost 3.2 waits forever if it learns of a lost peer between two
+#: messages (`Loop::Block`).
 _PATIENCE_LOOKS = 5
 _DESCRIPTORS = "/proc/self/fd"
 
 
-#: Descriptor of a socket and its inode: numbers of closed descriptors are used again.
+#: Descriptor of a socket and its inode (a descriptor number is reused after it is closed).
 _Socket = tuple[int, int]
 
 
 def list_sockets() -> set[_Socket]:
-    """Return this process's sockets that are none of Python's own.
+    """Return this process's sockets that are not Python sockets.
 
-    Those of Python (Dask's, ours) are objects; the others are of libraries in other languages.
+    Python sockets (of Dask and of this package) are objects; the others belong to libraries in
+    other languages.
     """
     if not os.path.isdir(_DESCRIPTORS):
         return set()
-    # By their types: objects that pretend to a class may warn, or load what they stand for.
+    # Check the types only: proxy objects may warn, or load their targets, if accessed.
     sockets = (thing for thing in gc.get_objects() if issubclass(type(thing), socket.socket))
     python = {one.fileno() for one in sockets}
     found = set()
@@ -53,9 +55,9 @@ def list_sockets() -> set[_Socket]:
 
 
 def shut_sockets(known: set[_Socket]) -> None:
-    """Shut connections of libraries that came later than `known`: their peers read an end.
+    """Shut down library connections opened after `known` was listed: their peers read the end.
 
-    Sockets that listen stay: PyTorch ends the whole process where it cannot accept.
+    Listening sockets stay open: PyTorch ends the whole process if it cannot accept.
     """
     for descriptor, _ in list_sockets() - known:
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as other:
@@ -65,9 +67,9 @@ def shut_sockets(known: set[_Socket]) -> None:
 
 @contextmanager
 def break_connections(group: RankGroup) -> Iterator[None]:
-    """Shut the sockets that a library opens inside, once the group has ended.
+    """Shut down the sockets that a library opens inside, once the group has ended.
 
-    The library then raises an error in place of waiting for a peer that is gone or silent.
+    The library then raises an error instead of waiting for a lost or silent peer.
     """
     known = list_sockets()
     over = threading.Event()
@@ -90,15 +92,15 @@ def break_connections(group: RankGroup) -> Iterator[None]:
 
 
 def call_breakable(group: RankGroup, call: Callable[[], Result]) -> Result:
-    """Return what a library's call returns; leave it behind where it does not end with the group.
+    """Return the result of a library's call; abandon the call if it does not end with the group.
 
-    As `break_connections`, for a library that may not return even then: the call has a thread of
-    its own, which is left to its wait with what it holds.
+    Like `break_connections`, for a library that may not return even then: the call runs in a
+    separate thread, which is abandoned with the memory that it holds.
     """
     if group.size == 1:
         return call()
     known = list_sockets()
-    # What is set for this thread alone, as of NumPy's warnings, is to hold for the call, too.
+    # Thread-local settings, such as NumPy's error handling, must apply to the call too.
     context = contextvars.copy_context()
     answer: Future[Result] = Future()
 
@@ -119,7 +121,7 @@ def call_breakable(group: RankGroup, call: Callable[[], Result]) -> Result:
             "A library call has not returned although its group of ranks has ended. Its thread "
             "and rows stay in memory until it returns or this worker is restarted."
         )
-        # A call of the group tells why it ended.
+        # This call raises the error that ended the group.
         group.barrier()
     error = answer.exception()
     if isinstance(error, Exception):
@@ -128,13 +130,13 @@ def call_breakable(group: RankGroup, call: Callable[[], Result]) -> Result:
 
 
 def _meet_after_error(group: RankGroup, known: set[_Socket], error: Exception) -> None:
-    """Meet the other ranks after an error; raise where this one is not the cause.
+    """Exchange errors with the other ranks after an error; raise if this rank is not the cause.
 
-    Where a rank is lost, that is the cause; else the error that came first, with those of the other
-    ranks beside it, since clocks of hosts may be apart.
+    If a rank is lost, that is the cause; otherwise the error with the earliest time. The errors of
+    the other ranks are added as notes, since the clocks of hosts may differ.
     """
     at = time.time()
-    # The others then hear of it in the library, and come here, too.
+    # The library then fails on the other ranks too, and they also arrive here.
     shut_sockets(known)
     told = group.allgather((at, f"{type(error).__name__}: {error}"))
     first = min(range(group.size), key=lambda rank: told[rank][0])

@@ -1,4 +1,4 @@
-"""Parts that the libraries of boosted trees share: rows of a rank, checks of arguments, classes."""
+"""Code shared by the libraries of boosted trees: rows of a rank, argument checks, classes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from scipy import sparse
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-#: Names of what a block holds, in their order; those that were not given are left out.
+#: Names of the arrays in a block, in their order; arrays that were not given are left out.
 ROW_NAMES = ("X", "y", "sample_weight", "qid")
 
 
 def load_library(name: str) -> ModuleType:
-    """Return a library; raise `InvalidParameterError` where it is not installed."""
+    """Return a library; raise `InvalidParameterError` if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -27,7 +27,7 @@ def load_library(name: str) -> ModuleType:
 
 
 def check_model(model: Any, kind: type, name: str) -> None:
-    """Raise `InvalidParameterError` for what is no model of a library."""
+    """Raise `InvalidParameterError` if an argument is not a model of the library."""
     if not isinstance(model, kind):
         raise InvalidParameterError(
             f"model={model!r} is not a model of {name}: give an unfitted instance of one of its "
@@ -36,7 +36,7 @@ def check_model(model: Any, kind: type, name: str) -> None:
 
 
 def list_rows(given: dict[str, Any]) -> tuple[list[str], list[Any]]:
-    """Return the names and collections that blocks are made of."""
+    """Return the names of the given arrays, and the collections that blocks are made from."""
     if given["X"] is None or given["y"] is None:
         raise InvalidDataError("X and y are both needed: rows and targets.")
     names = [name for name in ROW_NAMES if given.get(name) is not None]
@@ -50,7 +50,7 @@ def join_rows(blocks: Sequence[tuple[Any, ...]], names: Sequence[str]) -> dict[s
 
 
 def _join(parts: list[Any]) -> Any:
-    """Return parts of rows as one."""
+    """Return the concatenation of parts of rows."""
     if len(parts) == 1:
         return parts[0]
     if sparse.issparse(parts[0]):
@@ -63,7 +63,7 @@ def _join(parts: list[Any]) -> Any:
 
 
 def find_n_classes(y: Any, allreduce: Callable[..., Any]) -> int:
-    """Return the number of classes of labels 0, 1, ... of all ranks; raise for other labels."""
+    """Return the number of classes 0, 1, ... over all ranks; raise for other labels."""
     own = np.asarray(y)
     is_code = own.dtype.kind in "biuf" and (own == own.astype(np.int64)).all()
     lowest = float(own.min()) if is_code and own.size else 0.0

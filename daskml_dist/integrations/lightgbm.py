@@ -1,8 +1,8 @@
 """LightGBM's own distributed training on the ranks of `run_together`.
 
-LightGBM lets a host program serve its two collectives (``LGBM_NetworkInitWithFunctions``): here the
-group of ranks does, so that LightGBM opens no port, and a lost or silent rank ends the training as
-it ends any call of the group. After each tree the booster is saved with the group.
+LightGBM allows a host program to provide its two collectives (``LGBM_NetworkInitWithFunctions``):
+here the group of ranks provides them, so LightGBM opens no port, and a lost or silent rank ends the
+training like any call of the group. After each tree the booster is saved with the group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["fit"]
 
 _Bytes, _Size = ctypes.c_void_p, ctypes.c_int32
 _Sizes = ctypes.POINTER(ctypes.c_int32)
-#: ``output += input``, elementwise, of an array of elements of some bytes each.
+#: Function for ``output += input``, elementwise, on arrays with elements of a given size in bytes.
 _Reducer = ctypes.CFUNCTYPE(None, _Bytes, _Bytes, ctypes.c_int, _Size)
 _ReduceScatter = ctypes.CFUNCTYPE(
     None, _Bytes, _Size, ctypes.c_int, _Sizes, _Sizes, ctypes.c_int, _Bytes, _Size,
@@ -56,17 +56,17 @@ def fit(
     Parameters
     ----------
     model : lightgbm.LGBMClassifier, LGBMRegressor or LGBMRanker
-        An unfitted model with its parameters; it is not changed. Labels of classes are 0, 1, ....
-        ``early_stopping_round=`` among its parameters ends the training by `eval_set`.
+        An unfitted model with its parameters; it is not changed. Class labels must be 0, 1, ....
+        With the parameter ``early_stopping_round=``, scores on `eval_set` may end the training.
     X, y : Dask Array or dataframe, or rows in memory
         Features of shape (n_rows, n_features), and targets of shape (n_rows,).
     sample_weight : of shape (n_rows,), or None
     qid : of shape (n_rows,), or None
-        Query of each row, for a ranker: rows of one query are in one block, neighbours.
+        Query of each row, for a ranker: the rows of a query must be adjacent, in one block.
     eval_set : tuple of (X, y) in memory, or None
         Rows to evaluate after each tree, the same on all ranks.
     client, retries, timeout
-        As :func:`~daskml_dist.collective.run_together` has them.
+        As in :func:`~daskml_dist.collective.run_together`.
 
     Returns
     -------
@@ -76,9 +76,9 @@ def fit(
     Raises
     ------
     InvalidParameterError
-        LightGBM is not installed, or `model` is none of its models.
+        LightGBM is not installed, or `model` is not one of its models.
     InvalidDataError
-        Labels are not 0, 1, ..., or rows do not belong together.
+        Labels are not 0, 1, ..., or the arrays do not have the same rows.
     FunctionError
         LightGBM raised an error on a rank.
 
@@ -102,7 +102,7 @@ def fit(
 
 
 class _Training:
-    """Function that trains on every rank, from the last saved booster on."""
+    """Function that trains on every rank, starting from the last saved booster."""
 
     __name__ = "LightGBM's training"
 
@@ -112,7 +112,7 @@ class _Training:
         self._eval_set = eval_set
 
     def __call__(self, group: RankGroup, blocks: list[Any], state: Any) -> tuple[str, int]:
-        """Train, and return the booster as text, the same on all ranks, and its best iteration."""
+        """Train; return the booster as text, the same on all ranks, and its best iteration."""
         lightgbm = load_library("lightgbm")
         rows = join_rows(blocks, self._names)
         params = self._choose_params(rows, group)
@@ -140,7 +140,7 @@ class _Training:
         return text, saving.best_iteration
 
     def _choose_params(self, rows: dict[str, Any], group: RankGroup) -> dict[str, Any]:
-        """Return the parameters of the model, with what follows from all ranks' rows."""
+        """Return the parameters of the model, with those that depend on the rows of all ranks."""
         lightgbm = load_library("lightgbm")
         params: dict[str, Any] = self._model.get_params()
         for name in ("importance_type", "class_weight"):
@@ -166,19 +166,19 @@ class _Training:
 
 
 class _Saving:
-    """Callback that saves the booster after each tree, and ends where scores have stalled.
+    """Callback that saves the booster after each tree, and ends training if scores stall.
 
     Parameters
     ----------
     lightgbm : module
     group : RankGroup
     scores : list of float
-        Those of the evaluation rows so far, of the first metric, larger being better.
+        Scores on the evaluation rows so far, of the first metric, with larger values better.
     patience : int
-        Trees without a better score after which the training ends; 0: it does not.
+        Number of trees without a better score after which the training ends; 0: it does not.
     """
 
-    #: LightGBM calls it after each iteration, behind those that record scores.
+    #: LightGBM calls it after each iteration, after the callbacks that record scores.
     before_iteration = False
     order = 100
 
@@ -191,17 +191,17 @@ class _Saving:
 
     @property
     def best_iteration(self) -> int:
-        """Return the number of trees with the best score; 0 where none were told."""
+        """Return the number of trees with the best score; 0 if there are no scores."""
         return 1 + int(np.argmax(self._scores)) if self._scores else 0
 
     @property
     def has_stalled(self) -> bool:
-        """Return whether the best score is too long ago."""
+        """Return whether there has been no better score for `patience` trees."""
         since = len(self._scores) - self.best_iteration
         return bool(self._patience and self._scores and since >= self._patience)
 
     def __call__(self, told: Any) -> None:
-        """Save what LightGBM has after an iteration."""
+        """Save LightGBM's state after an iteration."""
         self.raise_failure()
         if told.evaluation_result_list:
             _, _, value, larger_is_better, *_ = told.evaluation_result_list[0]
@@ -216,7 +216,7 @@ class _Saving:
 
 
 def _count_queries(qid: Any) -> Any:
-    """Return the number of rows of each query, which are neighbours; None without queries."""
+    """Return the number of rows of each query (its rows are adjacent); None without queries."""
     if qid is None:
         return None
     own = np.asarray(qid)
@@ -226,9 +226,9 @@ def _count_queries(qid: Any) -> Any:
 
 @contextmanager
 def _serve_collectives(lightgbm: Any, group: RankGroup) -> Iterator[Callable[[], None]]:
-    """Serve LightGBM's collectives by the group; yield the function that raises what failed.
+    """Provide LightGBM's collectives through the group; yield a function that raises errors.
 
-    An error cannot pass through LightGBM's own code: from the first one on, collectives return
+    An error cannot pass through LightGBM's own code: after the first error, collectives return
     without an exchange, until LightGBM returns and the error is raised.
     """
     if group.size == 1:
@@ -257,7 +257,7 @@ def _serve_collectives(lightgbm: Any, group: RankGroup) -> Iterator[Callable[[],
         mine = _view_bytes(source, size)
         parts = [mine[starts[r] : starts[r] + lengths[r]] for r in range(group.size)]
         came = group.alltoall_bytes(parts)
-        # In the order of ranks, so that the sums are the same each time.
+        # Add in the order of ranks, so that the sums are always the same.
         total = came[0].copy()
         for part in came[1:]:
             reducer[0](part.ctypes.data, total.ctypes.data, item_size, len(part))
@@ -283,6 +283,6 @@ def _serve_collectives(lightgbm: Any, group: RankGroup) -> Iterator[Callable[[],
 
 
 def _view_bytes(address: int, size: int) -> np.ndarray[Any, Any]:
-    """Return memory of LightGBM's as an array of bytes, without a copy."""
+    """Return memory of LightGBM as an array of bytes, without a copy."""
     memory: Any = (ctypes.c_uint8 * size).from_address(address)
     return np.frombuffer(memory, np.uint8)

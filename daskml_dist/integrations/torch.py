@@ -1,4 +1,4 @@
-"""A process group of PyTorch on the ranks of `run_together`, for scripts that exist."""
+"""A process group of PyTorch on the ranks of `run_together`, for existing scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from daskml_dist.models.torch_modules.library import load_torch
 
 __all__ = ["open_process_group"]
 
-#: Seconds to reach a store that listens: far more than a busy machine takes to accept.
+#: Seconds to connect to a listening store: much longer than a busy machine takes to accept.
 _CONNECT_SECONDS = 10.0
 
 
@@ -23,15 +23,15 @@ def open_process_group(
 ) -> Iterator[Any]:
     """Open PyTorch's default process group on the ranks of a group, and close it again.
 
-    Rank 0 hosts PyTorch's store at a free port. Inside, ``torch.distributed`` and
-    ``DistributedDataParallel`` work as in scripts that ``torchrun`` starts. A process can have one
-    such group at a time.
+    Rank 0 hosts PyTorch's store at a free port. Inside the context, ``torch.distributed`` and
+    ``DistributedDataParallel`` work as in scripts started by ``torchrun``. A process can have only
+    one such group at a time.
 
     Parameters
     ----------
     group : RankGroup
     backend : {"gloo", "nccl"}, default="gloo"
-        "nccl" where each rank has a GPU of its own.
+        Use "nccl" only if each rank has its own GPU.
     timeout : float, default=300.0
         Seconds that PyTorch waits in one collective.
 
@@ -72,21 +72,22 @@ def open_process_group(
 
 
 def _open_store(group: RankGroup, make: Callable[..., Any]) -> Any:
-    """Return PyTorch's store, whose server is with rank 0."""
+    """Return PyTorch's store; rank 0 hosts the server."""
     limit = timedelta(seconds=_CONNECT_SECONDS)
     own = None
     if group.rank == 0:
         own = make(group.own_host, 0, group.size, True, timeout=limit, wait_for_workers=False)
-    # It listens by now: PyTorch would try for long to reach one that does not yet, or no more.
+    # Broadcast only once the server listens: PyTorch would retry for a long time to reach a server
+    # that is not there.
     host, port = group.broadcast(None if own is None else (group.own_host, own.port))
     return own or make(host, port, group.size, False, timeout=limit)
 
 
 def _close_process_group(distributed: Any) -> None:
-    """Close PyTorch's default process group, also one that was never complete."""
+    """Close PyTorch's default process group, even if it was never complete."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
     else:
-        # Ranks find each other by the group's name, which is a count. PyTorch counts a group that
-        # failed, too; a process that begins anew would wait for another name than this one.
+        # Ranks find each other by the group's name, which is a counter. PyTorch also counts a
+        # failed group, and a restarted process would then wait for another name than this process.
         distributed.distributed_c10d._world.group_count = 0

@@ -1,9 +1,9 @@
 """XGBoost's own distributed training on the ranks of `run_together`.
 
 Rank 0 starts XGBoost's tracker, all ranks join it, and each trains on its own blocks. After each
-tree the booster is saved with the group: where a worker is lost, the ranks of the next generation
-go on from it. XGBoost waits for a silent peer in its own code; a thread shuts its connections once
-the group has ended (`call_breakable`).
+tree the booster is saved with the group: if a worker is lost, the ranks of the next generation
+continue from it. XGBoost waits for a silent peer in its own code; a thread shuts down its
+connections once the group has ended (`call_breakable`).
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ def fit(
     Parameters
     ----------
     model : xgboost.XGBClassifier, XGBRegressor, XGBRanker, ...
-        An unfitted model with its parameters; it is not changed. Labels of classes are 0, 1, ....
+        An unfitted model with its parameters; it is not changed. Class labels must be 0, 1, ....
     X, y : Dask Array or dataframe, or rows in memory
         Features of shape (n_rows, n_features), and targets of shape (n_rows,).
     sample_weight : of shape (n_rows,), or None
-        Of a ranker, of each query, as XGBoost has it.
+        For a ranker, the weight of each query, as in XGBoost.
     qid : of shape (n_rows,), or None
-        Query of each row, for a ranker: rows of one query are in one block, in ascending order.
+        Query of each row, for a ranker: the rows of a query are in one block, in ascending order.
     eval_set : tuple of (X, y) in memory, or None
-        Rows to evaluate after each tree, the same on all ranks; for ``early_stopping_rounds`` of
-        the model.
+        Rows to evaluate after each tree, the same on all ranks; used by ``early_stopping_rounds``
+        of the model.
     client, retries, timeout
-        As :func:`~daskml_dist.collective.run_together` has them.
+        As in :func:`~daskml_dist.collective.run_together`.
 
     Returns
     -------
@@ -63,9 +63,9 @@ def fit(
     Raises
     ------
     InvalidParameterError
-        XGBoost is not installed, or `model` is none of its models.
+        XGBoost is not installed, or `model` is not one of its models.
     InvalidDataError
-        Labels are not 0, 1, ..., or rows do not belong together.
+        Labels are not 0, 1, ..., or the arrays do not have the same rows.
     FunctionError
         XGBoost raised an error on a rank.
 
@@ -89,7 +89,7 @@ def fit(
 
 
 class _Training:
-    """Function that trains on every rank, from the last saved booster on."""
+    """Function that trains on every rank, starting from the last saved booster."""
 
     __name__ = "XGBoost's training"
 
@@ -112,15 +112,16 @@ class _Training:
         args = group.broadcast(args)
         # XGBoost orders ranks by the names of tasks.
         args["dmlc_task_id"] = f"{group.rank:08d}"
-        # Seconds, after which XGBoost gives up connections by itself. The tracker listens already:
-        # a second try would only wait for one of an earlier generation, which is gone.
+        # Seconds after which XGBoost itself abandons connections. The tracker already listens: a
+        # second attempt would only wait for the tracker of an earlier generation, which is gone.
         args |= {"dmlc_timeout": int(group.timeout), "dmlc_retry": 1}
 
         def train() -> bytes:
-            """Train in a thread, to which XGBoost's connections belong."""
+            """Train in the thread that owns XGBoost's connections."""
             xgboost.collective.init(**args)
             booster = self._train(xgboost, params, rows, group, state)
-            # Not after an error: it would try to reach a tracker that is gone for seconds.
+            # Not in a finally clause: after an error it would try for seconds to reach a lost
+            # tracker.
             xgboost.collective.finalize()
             return bytes(booster.save_raw("ubj"))
 
@@ -129,7 +130,7 @@ class _Training:
         return trained
 
     def _choose_params(self, rows: dict[str, Any], group: RankGroup) -> dict[str, Any]:
-        """Return the parameters of the model, with what follows from all ranks' rows."""
+        """Return the parameters of the model, with those that depend on the rows of all ranks."""
         params: dict[str, Any] = self._model.get_xgb_params()
         params["nthread"] = params.pop("n_jobs", None) or group.n_threads
         if self._model.eval_metric is not None and not callable(self._model.eval_metric):
@@ -153,7 +154,7 @@ class _Training:
         group: RankGroup,
         state: Any,
     ) -> Any:
-        """Grow the trees that are not in the saved booster."""
+        """Grow the trees that the saved booster does not have yet."""
         given = {"enable_categorical": self._model.enable_categorical}
         if self._model.missing is not None:
             given["missing"] = self._model.missing
@@ -179,7 +180,7 @@ class _Training:
             evals=evals,
             xgb_model=before,
             verbose_eval=False,
-            # It stops before the booster is saved, so that a saved one never asks for more trees.
+            # Early stopping comes first, so that a booster is only saved if more trees may follow.
             callbacks=[*([stopping] if stopping is not None else []), *callbacks],
         )
 
@@ -191,7 +192,7 @@ def _make_saving(xgboost: Any, group: RankGroup, stopping: Any) -> Any:
         """Callback that saves the booster, and what early stopping has seen, with the group."""
 
         def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
-            """Save; never end the training."""
+            """Save the booster; return False, since this callback never ends the training."""
             raw = bytes(model.save_raw("ubj")) if group.rank == 0 else None
             group.save((raw, stopping if group.rank == 0 else None))
             return False

@@ -1,8 +1,8 @@
 """Mixin that runs the prediction methods of scikit-learn's ensembles on each block of rows.
 
-An ensemble derives from `OnBlocks` and scikit-learn's class. Each method here asks
-``super(OnBlocks, self)`` for the method of the next base: it exists where that one does, calls it
-for rows in memory, and maps it over the blocks of a Dask collection.
+An ensemble derives from `OnBlocks` and from scikit-learn's class. Each method here looks up the
+method of the next base class with ``super(OnBlocks, self)``: it exists only if that method exists,
+calls it for rows in memory, and maps it over the blocks of a Dask collection.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from daskml_dist.metrics.scorers import get_scorer
 class OnBlocks(EstimatorMixin):
     """Mixin that, placed before a scikit-learn ensemble in the bases, predicts Dask rows lazily.
 
-    A block is predicted by one task, with all members.
+    One task predicts a block, with all members.
     """
 
-    #: Whether the ensemble itself reads rows (to select columns, say): then CuPy arrays are copied
-    #: to host memory first. Otherwise only its members read them, perhaps on the GPU.
+    #: Whether the ensemble itself reads rows (for example to select columns): then CuPy arrays are
+    #: copied to host memory first. Otherwise only its members read them, possibly on the GPU.
     _reads_rows: ClassVar[bool] = False
 
     def _will_have(self, name: str) -> bool:
-        """Return whether a method is missing only until the ensemble is fitted."""
+        """Return whether a method is only missing because the ensemble is not fitted yet."""
         return False
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -86,21 +86,22 @@ _METHODS = {
 
 
 def _make_method(name: str, summary: str, shape: str) -> Any:
-    """Make the method of a name: lazy for Dask rows, otherwise the ensemble's own with checks."""
+    """Return the method with a name: lazy for Dask rows, otherwise the ensemble's own."""
 
     def get_own(self: Any) -> Callable[..., Any]:
         own: Callable[..., Any] = getattr(super(OnBlocks, self), name)
         return own
 
     def method(self: Any, X: Any, **params: Any) -> Any:
-        if self._will_have(name):  # there is no such method before the fit, and will be one
+        if self._will_have(name):  # the method exists only after the fit
             raise make_not_fitted_error(self)
         if is_dask(X := convert_foreign(X)):
             return answer_lazily(self, name, X, params)
         if self._reads_rows:
             X = copy_to_host(X)
         check_unique_names(X)
-        # The predictions of no rows, side by side, are no rows: nothing is averaged.
+        # `transform` puts the members' predictions side by side, which works for zero rows; the
+        # other methods average them.
         if name != "transform":
             _check_some_rows(self, X)
         return get_own(self)(X, **params)
@@ -111,7 +112,7 @@ def _make_method(name: str, summary: str, shape: str) -> Any:
         except AttributeError as error:
             if self._will_have(name):
                 return True
-            # The cause is scikit-learn's error that tells why the method is missing.
+            # The cause is scikit-learn's error, which explains why the method is missing.
             raise (error.__cause__ or error) from None
 
     method.__name__ = name
@@ -126,7 +127,7 @@ for _name, _texts in _METHODS.items():
 
 
 def _check_some_rows(estimator: Any, X: Any) -> None:
-    """Raise an error for no rows: the means and votes of an ensemble are not defined for none."""
+    """Raise an error if there are no rows: means and votes of an ensemble would be undefined."""
     check_fitted(estimator)
     shape: tuple[int, ...] = getattr(X, "shape", ())
     if len(shape) == 2 and not shape[0]:

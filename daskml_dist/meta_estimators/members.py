@@ -1,9 +1,9 @@
 """Members of ensembles: their fits to Dask collections, and the labels of lazy targets.
 
-A member of this package is fitted on the whole cluster; one of another package, to which a Dask
-collection means nothing, in a task on rows that are gathered there, so that several members are
-fitted in parallel. Members of this package go the second way too where rows are few, since a fit on
-a cluster takes longer to start than such rows take to be fitted.
+A member of this package is fitted on the whole cluster. A member of another package, which does not
+support Dask collections, is fitted in a task on rows gathered there, so that several members are
+fitted in parallel. If there are few rows, members of this package are fitted in such tasks too,
+since a fit on a cluster takes longer to start than these rows take to be fitted.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ from daskml_dist.model_selection._validation import (
 )
 from daskml_dist.sklearn_internals import is_metadata_routing_enabled
 
-#: Most entries of X (8 MiB of float64) of which a member is fitted in one task, on all rows:
-#: starting and synchronising several processes takes longer than the arithmetic
-#: (`benchmarks/break_even.py`).
+#: Largest number of entries of X (8 MiB of float64) for which a member is fitted in one task, on
+#: all rows: for fewer entries, starting and synchronising several processes takes longer than the
+#: arithmetic (`benchmarks/break_even.py`).
 _MAX_TASK_ENTRIES = 1 << 20
-#: Parameters that call or write in the user's process: fits that have any do not run in tasks.
+#: Parameters that call or write in the user's process: fits with any of them do not run in tasks.
 _CALLER_PARAMS = "callbacks", "checkpoint", "verbose"
 #: Held by fits that catch warnings: `warnings.catch_warnings` changes the state of the whole
-#: process, so a worker's threads take turns.
+#: process, so only one thread of a worker may use it at a time.
 _catching_warnings = threading.Lock()
 
 
@@ -93,9 +93,9 @@ def check_given(y: Any) -> None:
 
 
 def plain_labels(y: Any) -> Any:
-    """Return labels in memory as scikit-learn takes them: of NumPy dtypes, none missing."""
+    """Return labels in memory in a form for scikit-learn: NumPy dtypes, none missing."""
     dtypes = list(getattr(y, "dtypes", [])) if is_dataframe_like(y) else [getattr(y, "dtype", None)]
-    # Categorical and nullable columns of pandas become arrays of their values.
+    # Categorical and nullable pandas columns become arrays of their values.
     if hasattr(y, "iloc") and not all(isinstance(dtype, np.dtype) for dtype in dtypes):
         y = as_column(y)
         y = column_of(y, name="y") if hasattr(y, "iloc") else y
@@ -107,7 +107,7 @@ def plain_labels(y: Any) -> Any:
 
 
 def prepare_lazy_inputs(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """Return X, y and the arguments of a lazy fit; columns of X that are named are taken out."""
+    """Return X, y and the arguments of a lazy fit; named columns are removed from X."""
     X, y, weight = take_named_columns(X, y, params.get("sample_weight"))
     check_given(y)
     params = {name: value for name, value in params.items() if name != "sample_weight"}
@@ -135,7 +135,7 @@ def route_member_params(
 
 
 def check_weighable(named: Sequence[tuple[str, Any]], params: dict[str, Any]) -> None:
-    """Raise an error if there are weights and a member does not support them."""
+    """Raise an error if weights are given but a member does not support them."""
     for name, member in named:
         if "sample_weight" in params and not has_fit_parameter(member, "sample_weight"):
             raise InvalidTypeError(
@@ -146,8 +146,9 @@ def check_weighable(named: Sequence[tuple[str, Any]], params: dict[str, Any]) ->
 
 def has_few_entries(X: Any, n_rows: int | None = None) -> bool:
     """Return whether X is known to be so small that one process fits it faster than several."""
-    # Unknown sizes count as large: rows that do not fit into one process would be gathered there.
-    # Dask DataFrames do not know their rows, lists of delayed blocks not even their columns.
+    # Unknown sizes count as large: otherwise rows that do not fit into one process might be
+    # gathered there. Dask DataFrames do not know their number of rows, lists of delayed blocks not
+    # even their columns.
     n_known, *row_shape = getattr(X, "shape", None) or (None, math.inf)
     n = n_rows if n_rows is not None else n_known  # may be NaN, for unknown chunk sizes
     return isinstance(n, int | np.integer) and n * math.prod(row_shape) <= _MAX_TASK_ENTRIES
@@ -156,17 +157,17 @@ def has_few_entries(X: Any, n_rows: int | None = None) -> bool:
 def _fits_in_task(member: Any, few: bool) -> bool:
     """Return whether a member is fitted in one task, to rows that are gathered there.
 
-    `few` says whether the rows are few.
+    `few` states whether there are few rows.
     """
     if not takes_dask_collections(member):
         return True
-    # A frozen estimator is not fitted at all: gathering its rows would be for nothing.
+    # A frozen estimator is not fitted: gathering its rows would be useless.
     if not few or isinstance(member, FrozenEstimator):
         return False
     if isinstance(member, Pipeline):
         return all(step == "passthrough" or _fits_in_task(step, few) for _, step in member.steps)
     params = member.get_params(deep=False)
-    # An estimator of other estimators (a search, an ensemble) fits them by tasks of its own.
+    # A meta-estimator (a search, an ensemble) fits its estimators in its own tasks.
     nested = any(hasattr(value, "fit") or isinstance(value, list) for value in params.values())
     needs_caller = any(params.get(name) for name in _CALLER_PARAMS)
     return not (nested or needs_caller or params.get("device") == "gpu")
@@ -177,9 +178,10 @@ def fit_members(
 ) -> list[Any]:
     """Return fitted clones of estimators, one for each (estimator, X, y, params).
 
-    Estimators that take Dask collections are fitted one after the other, each on the whole cluster;
-    others, and nearly all if rows are few, in parallel tasks, to rows that are gathered there.
-    `few` says whether rows are few; None: by :func:`has_few_entries` of each X.
+    Estimators that support Dask collections are fitted one after the other, each on the whole
+    cluster. Others, and nearly all if there are few rows, are fitted in parallel tasks, to rows
+    that are gathered there. `few` states whether there are few rows; None: :func:`has_few_entries`
+    decides for each X.
     """
     # By position, since tasks are computed together after the fits on the whole cluster.
     fitted, tasks, blocks = {}, {}, []
@@ -201,10 +203,10 @@ def fit_members(
 
 def _compute_fits(tasks: list[Delayed], blocks: list[tuple[Any, ...]]) -> list[Any]:
     """Return the estimators that tasks fit, and repeat their warnings in this process."""
-    # Blocks that cannot be computed are named in the error.
+    # If blocks cannot be computed, the error names them.
     with name_blocks_in_errors(blocks):
         results = compute_with_retries(lambda _: delayed(list, pure=False)(tasks))
-    # Each warning once, in order, however many fits it came from.
+    # Each distinct warning once, in order, even if several fits gave it.
     for text, category in dict.fromkeys(warned for _, caught in results for warned in caught):
         warnings.warn(text, category, stacklevel=user_stack_level())
     return [fitted for fitted, _ in results]
@@ -213,7 +215,7 @@ def _compute_fits(tasks: list[Delayed], blocks: list[tuple[Any, ...]]) -> list[A
 def _fit_task(member: Any, rows: Collection, params: dict[str, Any]) -> Delayed:
     """Return a task that gathers rows and fits a clone of a member to them."""
     unweighted_params = {name: value for name, value in params.items() if name != "sample_weight"}
-    # Lists of lazy blocks: as arguments of a task Dask computes these before it.
+    # Lists of lazy blocks: Dask computes the arguments of a task before the task.
     columns = [list(blocks) for blocks in zip(*rows.parts, strict=True)]  # of X, y and weights
     task: Delayed = delayed(partial(_fit_gathered, unweighted_params), pure=False)(member, *columns)
     return task
@@ -242,7 +244,7 @@ def _fit_catching_warnings(
 ) -> tuple[Any, list[tuple[str, type[Warning]]]]:
     """Return a fitted clone, and the warnings of its fit, which the caller's process repeats."""
     if not takes_dask_collections(member):
-        # Fits of other packages may be long, and would wait for each other at the lock.
+        # Fits of other packages may take long, and would wait for each other at the lock.
         return mark_own_errors(fit_clone, member, X, y, params), []
     with _catching_warnings, warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -261,11 +263,11 @@ def copy_feature_attributes(fitted: Any, member: Any) -> None:
 def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]:
     """Return clones of an estimator fitted to the training rows of each split.
 
-    In one batched fit if the estimator's solver supports it, or by a task for each clone if rows
-    are few; `few` is as in :func:`fit_members`.
+    This is one batched fit if the estimator's solver supports it, or one task for each clone if
+    there are few rows; `few` is as in :func:`fit_members`.
     """
     few = has_few_entries(splits.inputs[0]) if few is None else few
-    # Rows in memory are fitted here; a task would send them there and back.
+    # Rows in memory are fitted here; a task would only send them to a worker and back.
     is_lazy = splits.codes is None
     if is_lazy and takes_dask_collections(member) and _fits_in_task(member, few):
         fit = delayed(
@@ -274,7 +276,7 @@ def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]
         tasks = [fit(member, splits.rows.gather_split(split)) for split in range(splits.n_splits)]
         report_phase(f"{len(tasks)} fits as tasks")
         return _compute_fits(tasks, splits.rows.columns.parts)
-    # None: no solver trains these as one, so they are fitted split by split.
+    # None: no solver can train these together, so they are fitted split by split.
     found = fit_batched([clone(member)], splits, {}, {}, train_score=False, error_score="raise")
     if found is None:
         fits = splits.fit_splits([member], {}, train_score=False, error_score="raise")
@@ -296,7 +298,7 @@ def count_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
     if not is_dask(y):
         labels, counts = np.unique(np.asarray(y), return_counts=True)
         return _check_labels(labels), counts
-    # Passes read blocks of rows of two dimensions, so the targets stand for the rows too.
+    # Passes read blocks of two-dimensional rows, so the targets are also passed as the rows.
     table = y.to_frame("y") if is_series_like(y) else y
     if getattr(table, "ndim", 2) == 1:
         table = table[:, np.newaxis]
@@ -319,7 +321,7 @@ def _merge_label_counts(
     parts: list[tuple[NDArray[Any], NDArray[Any]]],
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the sorted labels of all blocks, and how many rows have each."""
-    # Without blocks of no rows, whose dtype may differ: it would turn the labels into texts, say.
+    # Leave out empty blocks, whose dtype may differ: it could for example turn labels into texts.
     filled = [part for part in parts if len(part[0])] or parts[:1]
     labels, at = np.unique(np.concatenate([own for own, _ in filled]), return_inverse=True)
     counts = np.bincount(at, np.concatenate([n for _, n in filled]), len(labels))
@@ -327,7 +329,7 @@ def _merge_label_counts(
 
 
 def _check_labels(labels: NDArray[Any]) -> NDArray[Any]:
-    """Return the labels, after a check that none is missing or continuous."""
+    """Check that no label is missing or continuous, and return the labels."""
     if labels.dtype.kind == "f":
         if not np.isfinite(labels).all():
             raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
@@ -363,7 +365,7 @@ def _merge_values(parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def encode_labels(y: Any, classes: NDArray[Any]) -> Any:
-    """Return the positions of labels among the sorted `classes`; lazy where y is."""
+    """Return the positions of labels among the sorted `classes`; lazy if y is lazy."""
     if is_dask_frame(y):
         column = y if is_series_like(y) else y[y.columns[0]]
         return column.map_partitions(_encode_series, classes, meta=(column.name, np.int64))

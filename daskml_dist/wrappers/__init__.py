@@ -1,4 +1,4 @@
-"""Estimators of other packages on Dask collections: fitted as they are, applied block by block."""
+"""Wrappers for estimators of other packages: fitted unchanged, applied block by block."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ def teach_block(
 ) -> None:
     """Call an estimator's `fit` or `partial_fit` with the rows of a block.
 
-    Its errors are raised as this package's, with the number of the block where one is given.
+    Its errors are raised as errors of this package, with the number of the block if it is given.
     """
     n_rows, params = X.shape[0], dict(params)
     # Estimators of other packages read rows in host memory.
     X, y, weight = map(copy_to_host, (X, y, weight))
     if weight is not None:
         params["sample_weight"] = np.asarray(expand_weights(weight, n_rows))
-    # Transformers' fit and partial_fit may take no y at all, not even None.
+    # fit and partial_fit of transformers may not accept y at all, not even None.
     targets = () if y is None else (plain_labels(y),)
     try:
         learn(convert_missing_to_nan(X), *targets, **params)

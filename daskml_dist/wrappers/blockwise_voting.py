@@ -1,8 +1,9 @@
 """Ensembles of estimators that are each fitted to one block of rows, and vote.
 
-Blocks are fitted where they are, in one pass without any exchange of rows; the price is that a
-member knows its block only. The estimators for rows in memory (`_ClassifierVoting`,
-`_RegressorVoting`) are made lazy for Dask collections by `OnBlocks`, which precedes them.
+Blocks are fitted on the workers that hold them, in one pass without any exchange of rows; the price
+is that a member only knows its own block. The estimators for rows in memory (`_ClassifierVoting`,
+`_RegressorVoting`) become lazy for Dask collections through `OnBlocks`, which precedes them in the
+bases.
 """
 
 from __future__ import annotations
@@ -58,19 +59,19 @@ class _BaseBlockwiseVoting(MetaEstimatorMixin, BaseEstimator):
         Raises
         ------
         InvalidDataError
-            The collections cannot be aligned or read, or the estimator refuses a block, which is
-            named.
+            The collections cannot be aligned or read, or the estimator refuses a block; the error
+            names the block.
         """
         check_given(y)
         check_unique_names(X)
         X, y, sample_weight = take_named_columns(X, y, sample_weight)
         params = {} if sample_weight is None else {"sample_weight": sample_weight}
-        # Before the pass, in which every block would raise this error.
+        # Check before the pass, in which every block would raise this error.
         check_weighable([("estimator", self.estimator)], params)
         self._check_parameters(y)
         rows = as_collection(X, y, sample_weight, numeric=False, multi_output=True)
         with report_reading(type(self).__name__):
-            # A clone, since a fitted estimator would travel with all that it has learnt.
+            # A clone, since a fitted estimator would be sent with its whole learned state.
             members = reduce_parts(
                 rows, partial(_fit_block, clone(self.estimator)), concatenate_lists
             )
@@ -86,7 +87,7 @@ class _BaseBlockwiseVoting(MetaEstimatorMixin, BaseEstimator):
         """Check the parameters; a classifier finds `classes_` here."""
 
     def _check_members(self, members: list[Any]) -> None:
-        """Raise where the fitted members cannot vote together."""
+        """Raise if the fitted members cannot vote together."""
 
     def _predict_each(self, method: str, X: Any) -> list[NDArray[Any]]:
         """Return the predictions of each member for rows in memory."""
@@ -95,7 +96,7 @@ class _BaseBlockwiseVoting(MetaEstimatorMixin, BaseEstimator):
 
 
 def _is_soft(voting: Any) -> bool:
-    """Return True, or raise the error of a method that hard voting lacks."""
+    """Return True, or raise the error for a method that hard voting does not have."""
     if voting.voting != "soft":
         raise AttributeError("predict_proba is not available when voting='hard'")
     return True
@@ -109,22 +110,22 @@ class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
     classes_: NDArray[Any]
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the labels with the most votes; the first in order where several tie."""
+        """Return the labels with the most votes; among ties, the first in sorted order."""
         if self.voting == "soft":
             return np.asarray(self.classes_[self.predict_proba(X).argmax(axis=1)])
-        # Labels, not positions: a member numbers the classes of its own block.
+        # Use labels, not positions: a member numbers only the classes of its own block.
         votes = [np.searchsorted(self.classes_, y) for y in self._predict_each("predict", X)]
         counts = np.zeros((len(votes[0]), len(self.classes_)), np.int64)
         for vote in votes:
             counts[np.arange(len(vote)), vote] += 1
-        # argmax takes the first of several largest counts.
+        # argmax returns the first of several largest counts.
         return np.asarray(self.classes_[counts.argmax(axis=1)])
 
     @available_if(_is_soft)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Return mean probabilities; a member gives 0 to a class that its block did not hold."""
+        """Return mean probabilities; a member gives 0 to a class that its block lacks."""
         probabilities = self._predict_each("predict_proba", X)
-        # Columns of a member are aligned to all classes by its own `classes_`.
+        # Columns of a member are matched to all classes by its own `classes_`.
         total = np.zeros((len(probabilities[0]), len(self.classes_)))
         for member, own in zip(self.estimators_, probabilities, strict=True):
             total[:, np.searchsorted(self.classes_, member.classes_)] += own
@@ -138,13 +139,13 @@ class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
                 "not have. Use voting='hard'."
             )
         self.classes_ = (
-            # A pass over y before the fits: a block may lack labels.
+            # A pass over y before the fits, since a block may lack labels.
             find_labels(y) if self.classes is None else np.sort(np.asarray(self.classes))
         )
 
     def _check_members(self, members: list[Any]) -> None:
-        # Votes are counted by positions among `classes_`: a label that is not among them would
-        # vote for another.
+        # Votes are counted by positions among `classes_`: an unknown label would be counted as a
+        # vote for another label.
         labels = [getattr(member, "classes_", self.classes_) for member in members]
         unknown = np.setdiff1d(np.concatenate(labels), self.classes_)
         if len(unknown):
@@ -158,8 +159,8 @@ class BlockwiseVotingClassifier(OnBlocks, _ClassifierVoting):
     """Voting classifier whose members, from any package, are each fitted to one block.
 
     Blocks are fitted in parallel in one pass, each on the worker that holds it; only the
-    classifiers are gathered. A member has seen its own block alone, so rows should be shuffled:
-    blocks of sorted labels hold a single class. Where this package has the model (linear models,
+    classifiers are gathered. A member has seen only its own block, so rows should be shuffled:
+    blocks of sorted labels contain a single class. If this package has the model (linear models,
     forests, boosting), its fit to all rows is more accurate.
 
     Parameters
@@ -174,15 +175,15 @@ class BlockwiseVotingClassifier(OnBlocks, _ClassifierVoting):
     Attributes
     ----------
     estimators_ : list of estimator
-        One for each block that has rows.
+        One estimator for each block that has rows.
     classes_ : ndarray of shape (n_classes,)
     n_features_in_ : int
     feature_names_in_ : ndarray of str
 
     Notes
     -----
-    Parameters are named as in ``dask_ml.ensemble.BlockwiseVotingClassifier``. `classes` must hold
-    every label of y.
+    Parameters are named as in ``dask_ml.ensemble.BlockwiseVotingClassifier``. `classes` must
+    contain every label of y.
 
     Examples
     --------
@@ -241,7 +242,7 @@ class BlockwiseVotingRegressor(OnBlocks, _RegressorVoting):
 
 
 def _fit_block(estimator: Any, index: int, X: Any, y: Any, weight: Any) -> list[Any]:
-    """Return a clone that is fitted to the rows of a block, if it has any."""
+    """Return a clone fitted to the rows of a block, as a list; empty for an empty block."""
     if not X.shape[0]:
         return []
     fitted = clone(estimator)

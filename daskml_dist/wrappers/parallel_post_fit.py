@@ -1,9 +1,9 @@
-"""Wrappers of estimators that know nothing of Dask: lazy predictions, and fits block by block.
+"""Wrappers for estimators without Dask support: lazy predictions, and fits block by block.
 
 `_EstimatorWrapper` delegates rows in memory to the wrapped estimator, and `OnBlocks`, which
-precedes it, makes its methods lazy for Dask collections. `Incremental` trains by ``partial_fit``:
-the model is a chain of tasks, one for each block, of which each copies and trains the model of the
-task before.
+precedes it in the bases, makes its methods lazy for Dask collections. `Incremental` trains with
+``partial_fit``: the model is a chain of tasks, one for each block; each task copies and trains the
+model of the previous task.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _make_predict_method(name: str) -> Any:
         return getattr(self._fitted, name)(convert_missing_to_nan(X), **params)
 
     def has_method(self: Any) -> bool:
-        getattr(self._fitted, name)  # its own error tells why there is none
+        getattr(self._fitted, name)  # its own error explains why the method is missing
         return True
 
     method.__name__ = name
@@ -54,7 +54,7 @@ class _EstimatorWrapper(MetaEstimatorMixin, BaseEstimator):
 
     estimator: Any
 
-    # Each is there only where the wrapped estimator has it.
+    # Each method exists only if the wrapped estimator has it.
     predict = _make_predict_method("predict")
     predict_proba = _make_predict_method("predict_proba")
     predict_log_proba = _make_predict_method("predict_log_proba")
@@ -63,17 +63,17 @@ class _EstimatorWrapper(MetaEstimatorMixin, BaseEstimator):
 
     @property
     def _fitted(self) -> Any:
-        """The fitted clone, or the estimator that was passed where `fit` was never called."""
+        """The fitted clone, or the given estimator if `fit` was never called."""
         return vars(self).get("estimator_", self.estimator)
 
     def _as_sklearns(self) -> Any:
-        """Return the wrapped estimator, which is exported in place of the wrapper."""
+        """Return the wrapped estimator, which is exported instead of the wrapper."""
         return self._fitted
 
     def __getattr__(self, name: str) -> Any:
         # Fitted attributes (classes_, coef_, n_features_in_) are those of the wrapped estimator.
-        # Only once `estimator` is set: while a copy or a pickle is restored it is not, and looking
-        # it up would recurse.
+        # Only if `estimator` is set: while a copy or a pickle is being restored it is not, and
+        # looking it up would recurse without end.
         if name.endswith("_") and not name.startswith("_") and "estimator" in vars(self):
             if name != "estimator_":
                 return getattr(self._fitted, name)
@@ -82,7 +82,7 @@ class _EstimatorWrapper(MetaEstimatorMixin, BaseEstimator):
         )
 
     def _check_target(self, y: Any) -> None:
-        """Check that there is a target where the wrapped estimator needs one."""
+        """Check that there is a target if the wrapped estimator needs one."""
         required = get_tags(self.estimator).target_tags.required
         if required or is_classifier(self.estimator) or is_regressor(self.estimator):
             check_given(y)
@@ -101,22 +101,23 @@ class _EstimatorWrapper(MetaEstimatorMixin, BaseEstimator):
 class ParallelPostFit(OnBlocks, _EstimatorWrapper):
     """Wrapper of any estimator that predicts Dask collections lazily, block by block.
 
-    For a model that was trained on rows in memory and is to predict many more. Estimators of this
-    package need no such wrapper: their predictions of Dask collections are lazy already.
+    Use it for a model that was trained on rows in memory and must predict many more. Estimators of
+    this package need no such wrapper: their predictions of Dask collections are already lazy.
 
     Parameters
     ----------
     estimator : estimator
-        With scikit-learn's interface. A fitted one predicts as it is until `fit` is called.
+        An estimator with scikit-learn's interface. A fitted one predicts unchanged until `fit` is
+        called.
     scoring : str or callable, default=None
-        Score of :meth:`score`: a name or a scorer, as :func:`daskml_dist.metrics.get_scorer` takes
-        it. None: accuracy of a classifier, R^2 of a regressor.
+        Score of :meth:`score`: a name or a scorer, as in :func:`daskml_dist.metrics.get_scorer`.
+        None: accuracy for a classifier, R^2 for a regressor.
 
     Attributes
     ----------
     estimator_ : estimator
-        The fitted clone of `estimator`, once `fit` was called. Its fitted attributes (``classes_``,
-        ``coef_``, ...) are attributes of the wrapper too.
+        The fitted clone of `estimator`, after `fit` was called. Its fitted attributes
+        (``classes_``, ``coef_``, ...) are attributes of the wrapper too.
 
     Notes
     -----
@@ -148,8 +149,8 @@ class ParallelPostFit(OnBlocks, _EstimatorWrapper):
         Parameters
         ----------
         X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
-            Of shape (n_rows, n_features). The rows of a Dask collection are gathered on one
-            worker, where the estimator is fitted, unless it takes Dask collections itself.
+            Of shape (n_rows, n_features). The rows of a Dask collection are gathered on one worker,
+            where the estimator is fitted, unless it supports Dask collections itself.
         y : array-like, dask Array or dask Series of shape (n_rows,) or (n_rows, n_targets), or None
         client : distributed.Client, optional
             Client to compute with; the current one by default.
@@ -173,7 +174,7 @@ class ParallelPostFit(OnBlocks, _EstimatorWrapper):
             (self.estimator_,) = fit_members([(self.estimator, X, y, params)])
         else:
             check_unique_names(X)
-            # The `fit` of a transformer may take no y.
+            # The `fit` of a transformer may not accept y.
             targets = () if y is None else (y,)
             self.estimator_ = clone(self.estimator).fit(
                 convert_missing_to_nan(X), *targets, **params
@@ -203,7 +204,7 @@ class ParallelPostFit(OnBlocks, _EstimatorWrapper):
         weights = {} if sample_weight is None else {"sample_weight": sample_weight}
         if self.scoring is not None:
             X, y, _ = take_named_columns(X, y, None)
-            # The wrapper is scored, not the wrapped estimator: its predictions are lazy.
+            # Score the wrapper, not the wrapped estimator: the wrapper's predictions are lazy.
             return float(get_scorer(self.scoring)(self, X, y, **weights))
         if is_classifier(self) or is_regressor(self):
             return super().score(X, y, sample_weight)
@@ -217,20 +218,20 @@ class ParallelPostFit(OnBlocks, _EstimatorWrapper):
 
 
 class Incremental(ParallelPostFit):
-    """Wrapper of any estimator that learns the blocks of a Dask collection in turn.
+    """Wrapper of any estimator that learns from the blocks of a Dask collection in turn.
 
-    The model travels to the worker that holds the next block, so one worker trains at a time, with
-    a single block in its memory. Estimators of this package train on all workers at once: prefer
-    :class:`daskml_dist.linear_model.SGDClassifier` where it has the loss.
+    The model is sent to the worker that holds the next block, so one worker trains at a time, with
+    a single block in its memory. Estimators of this package train on all workers concurrently:
+    prefer :class:`daskml_dist.linear_model.SGDClassifier` if it has the required loss.
 
     Parameters
     ----------
     estimator : estimator
-        With ``partial_fit``.
+        An estimator with ``partial_fit``.
     scoring : str or callable, default=None
         As in :class:`ParallelPostFit`.
     shuffle_blocks : bool, default=True
-        Whether blocks are taken in a random order, new in each call.
+        Whether blocks are used in a random order, which differs in each call.
     random_state : int, RandomState or None, default=None
         Seed of the order.
 
@@ -288,7 +289,7 @@ class Incremental(ParallelPostFit):
             Client to compute with; the current one by default.
         **params
             Arguments of each call of ``partial_fit``: `classes`; `sample_weight`, of shape
-            (n_rows,), of which a block gets the weights of its own rows.
+            (n_rows,), of which each call gets the weights of its block.
 
         Returns
         -------
@@ -299,8 +300,8 @@ class Incremental(ParallelPostFit):
         InvalidParameterError
             The estimator has no ``partial_fit``.
         InvalidDataError
-            The collections cannot be aligned or read, or the estimator refuses a block, which is
-            named.
+            The collections cannot be aligned or read, or the estimator refuses a block; the error
+            names the block.
         """
         return self._train_on_blocks(clone(self.estimator), X, y, params)
 
@@ -308,14 +309,14 @@ class Incremental(ParallelPostFit):
     def partial_fit(self, X: Any, y: Any = None, **params: Any) -> Self:
         """Train on each block once, from the last call's model; arguments and errors as in `fit`.
 
-        `classes` of the first call must hold the labels of later calls too.
+        `classes` of the first call must contain the labels of later calls too.
         """
-        # A copy, so that a call which fails half-way leaves the last model as it was.
+        # A copy, so that a call that fails half-way does not change the last model.
         current = copy.deepcopy(vars(self).get("estimator_")) or clone(self.estimator)
         return self._train_on_blocks(current, X, y, params)
 
     def _train_on_blocks(self, estimator: Any, X: Any, y: Any, params: dict[str, Any]) -> Self:
-        """Train an estimator, which is changed in place, and keep it as `estimator_`."""
+        """Train an estimator in place, and store it as `estimator_`."""
         self._check_target(y)
         if not hasattr(estimator, "partial_fit"):
             raise InvalidParameterError(
@@ -323,7 +324,7 @@ class Incremental(ParallelPostFit):
                 " Use ParallelPostFit, or fit it to rows in memory."
             )
         X, y, weight = take_named_columns(X, y, params.pop("sample_weight", None))
-        # A classifier's first partial_fit must be told the labels of all blocks.
+        # A classifier's first partial_fit needs the labels of all blocks.
         needs_classes = "classes" in signature(estimator.partial_fit).parameters
         if needs_classes and y is not None and not hasattr(estimator, "classes_"):
             if "classes" not in params:
@@ -332,16 +333,17 @@ class Incremental(ParallelPostFit):
             check_unique_names(X)
             self.estimator_ = _train_on_block(params, estimator, None, X, y, weight)
         elif takes_dask_collections(estimator):
-            # This package's own estimators train on all workers at once: blocks need no order.
+            # This package's own estimators train on all workers concurrently: blocks need no order.
             params |= {} if weight is None else {"sample_weight": weight}
             self.estimator_ = estimator.partial_fit(X, y, **params)
         else:
-            # One block after the other, in this order, since each continues the model before.
+            # One block after the other, in this order, since each task continues the previous
+            # model.
             rows = as_collection(X, y, weight, numeric=False, multi_output=True)
             order = np.arange(len(rows.parts))
             if self.shuffle_blocks:
-                # Rows are often stored in the order of time or of labels. A model that learns by
-                # steps would remember the last blocks best.
+                # Rows are often stored in the order of time or of labels, and a model that learns
+                # by steps would fit the last blocks best.
                 order = check_random_state(self.random_state).permutation(order)
             with report_reading(type(self).__name__):
                 self.estimator_ = fold_parts(
@@ -356,7 +358,7 @@ def _train_on_block(
     """Return a copy of an estimator, trained on the rows of one block."""
     if not X.shape[0]:  # a filter may leave a block without rows
         return estimator
-    # A task that is run again (its worker was lost) must find the model before it unchanged.
+    # If a task is run again (because its worker was lost), its input model must be unchanged.
     trained = copy.deepcopy(estimator)
     teach_block(trained.partial_fit, params, index, X, y, weight)
     return trained
