@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DP", "Run", "__version__", "advise", "load", "run_async", "save"]
 
-#: Names that are imported when they are asked for: functions whose rooms load Dask, which the maths
-#: does without, and what few fits use.
+#: Names that are imported at first access: few fits need them, and their modules import Dask, which
+#: the numerical code does not need.
 _LATE = {
     "DP": "privacy",
     "advise": "planning",
@@ -28,7 +28,7 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first asked for (PEP 562)."""
+    """Import a name at first access (PEP 562)."""
     if name in _LATE:
         return getattr(import_module(f"daskml_dist.{_LATE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""Base classes for estimators of your own; :doc:`/extending` shows how they are used.
+"""Base classes for custom estimators; :doc:`/extending` shows how to use them.
 
 An estimator trained by gradient steps derives from `BaseSteps`, one fitted by a round solver from
-`BaseRounds`; one that learns a target derives from `Supervised` too, or from `BaseClassifier`,
-which brings labels, predictions and accuracy.
+`BaseRounds`. An estimator that learns a target also derives from `Supervised`, or from
+`BaseClassifier`, which adds labels, predictions and accuracy.
 """
 
 from daskml_dist.estimators.base import BaseOnRows, Supervised

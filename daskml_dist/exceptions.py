@@ -1,7 +1,7 @@
-"""Errors and warnings under the path that scikit-learn's users know.
+"""Errors and warnings, under the same module path as in scikit-learn.
 
-Errors of the package are in `daskml_dist.errors`; `NotFittedError` is of both packages, and
-`ConvergenceWarning` is scikit-learn's own.
+The package's errors are defined in `daskml_dist.errors`; `NotFittedError` is a subclass of both
+packages' errors, and `ConvergenceWarning` is scikit-learn's own.
 """
 
 from __future__ import annotations

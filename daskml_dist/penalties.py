@@ -30,7 +30,7 @@ class Penalty(NamedParameters):
     l1, l2 : float
         Strengths, relative to the mean loss of a row.
     intercept_scaling : float or None
-        Penalise ``intercept / intercept_scaling`` like a coefficient, as liblinear does; None:
+        Penalise ``intercept / intercept_scaling`` like a coefficient, as in liblinear; None:
         intercepts are not penalised. Only round solvers use it.
 
     Examples
@@ -46,7 +46,7 @@ class Penalty(NamedParameters):
     intercept_scaling: float | None = None
 
     def value(self, w: NDArray[Any]) -> float:
-        """Return the value of the term for parameters `w`, all of them penalised."""
+        """Return the value of the term for parameters `w`, all of which are penalised."""
         xp, total = namespace(w), 0.0  # NumPy, or the module of an array on a GPU
         if self.l1:
             total += self.l1 * float(xp.sum(xp.abs(w)))
@@ -55,7 +55,7 @@ class Penalty(NamedParameters):
         return total
 
 
-#: Penalty of each name, as a function of alpha and l1_ratio.
+#: Penalty for each name, as a function of alpha and l1_ratio.
 PENALTIES: dict[str | None, Callable[[float, float], Penalty]] = {
     "l2": lambda alpha, l1_ratio: Penalty(0.0, alpha),
     "l1": lambda alpha, l1_ratio: Penalty(alpha, 0.0),
@@ -82,7 +82,7 @@ def get_penalty(penalty: str | None, alpha: float, l1_ratio: float) -> Penalty:
     Raises
     ------
     InvalidParameterError
-        For another name or a number out of range.
+        The name is unknown, or a number is out of range.
 
     Examples
     --------
@@ -127,5 +127,6 @@ def soft_threshold(w: NDArray[Any], t: float | NDArray[Any]) -> None:
     [-1.0, 0.0, 2.0]
     """
     xp = namespace(w)
-    # w less its projection to [-t, t] (Moreau's decomposition): one clip, without branches by sign.
+    # w minus its projection to [-t, t] (Moreau's decomposition): one clip, without branches by
+    # sign.
     w -= xp.maximum(xp.minimum(w, t), -t)

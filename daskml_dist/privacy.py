@@ -2,13 +2,13 @@
 
 Each step of a private fit draws every row with the same probability (Poisson sampling), clips the
 gradient of each drawn row to a norm, and adds Gaussian noise to the sum (Abadi et al. 2016). `DP`
-is what a user asks for; `PrivateSteps` is what a fit makes of it once the number of its steps is
-known: the sampling rate, and the noise that spends the budget exactly. The accountant computes the
-Rényi differential privacy of the steps (`compute_step_rdp`) and turns it into an epsilon
+is the user's budget; `PrivateSteps` is derived from it once the number of steps is known: the
+sampling rate, and the noise with which the steps spend exactly the budget. The accountant computes
+the Rényi differential privacy of the steps (`compute_step_rdp`) and converts it to an epsilon
 (`compute_epsilon`).
 
-Two data sets are neighbours where one has one row more than the other. How many rows there are, and
-which labels occur, is taken as public.
+Two data sets are neighbours if one has one row more than the other. The number of rows and the set
+of labels are assumed to be public.
 
 References
 ----------
@@ -46,8 +46,8 @@ __all__ = [
     "find_noise_multiplier",
 ]
 
-#: Orders of the Rényi divergences that are tracked, of which the one of the least epsilon counts:
-#: the defaults of Google's dp-accounting.
+#: Orders of the Rényi divergences that are tracked; the order with the smallest epsilon counts.
+#: These are the defaults of Google's dp-accounting.
 RDP_ORDERS = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
 
 
@@ -55,24 +55,24 @@ RDP_ORDERS = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64), 128,
 class DP(NamedParameters):
     """Budget of a differentially private fit: ``privacy=DP(epsilon=3, delta=1e-5)``.
 
-    Whoever sees the fitted model learns hardly more of any one row than if the row had been left
-    out: each outcome is at most ``exp(epsilon)`` times as likely with it as without, but for
-    a probability of `delta`. Gradients of rows are clipped to the norm `clip`, and noise is added
-    to their sums, as much as spends the budget in all steps of the fit.
+    The fitted model reveals hardly more about any one row than if the row had been left out: each
+    outcome is at most ``exp(epsilon)`` times as likely with the row as without it, except with a
+    probability of `delta`. Gradients of rows are clipped to the norm `clip`, and noise is added to
+    their sums, such that all steps of the fit together spend the budget.
 
     Parameters
     ----------
     epsilon : float
-        From about 0.1 (much noise) to 10 (little).
+        From about 0.1 (much noise) to 10 (little noise).
     delta : float
-        Well below one over the number of rows.
+        Should be well below 1 divided by the number of rows.
     clip : float, default=1.0
-        Largest norm of a row's gradient; longer ones are scaled down to it. A smaller `clip`
-        needs less noise, and cuts more of the gradients.
+        Largest norm of a row's gradient; longer gradients are scaled down to it. A smaller `clip`
+        needs less noise, but shortens more of the gradients.
     seed : int or None, default=None
-        For tests alone: draws the same batches and the same noise in each fit. Whoever knows the
-        seed can take the noise away again, so by default both are seeded by the operating system,
-        whatever the estimator's `random_state`.
+        Only for tests: gives the same batches and the same noise in each fit. With the seed, the
+        noise can be subtracted again, so by default the operating system seeds both, whatever the
+        estimator's `random_state`.
 
     References
     ----------
@@ -116,12 +116,12 @@ class DP(NamedParameters):
             )
 
     def plan(self, n_steps: int, passes: int) -> PrivateSteps:
-        """Return the private steps of a fit of so many passes, of `n_steps` steps each."""
+        """Return the private steps of a fit with `passes` passes of `n_steps` steps each."""
         sampling_rate = 1 / n_steps
         multiplier = find_noise_multiplier(
             float(self.epsilon), float(self.delta), sampling_rate, n_steps * passes
         )
-        # 128 bits each, which nobody guesses.
+        # 128 bits each, which cannot be guessed.
         batches, noise = (
             (secrets.randbits(128), secrets.randbits(128))
             if self.seed is None
@@ -150,9 +150,9 @@ class PrivacySpent:
     ----------
     epsilon, delta : float
     noise_multiplier : float
-        Standard deviation of the noise in a sum of gradients, over `clip`.
+        Standard deviation of the noise in a sum of gradients, divided by `clip`.
     sampling_rate : float
-        Probability with which a row is in the batch of a step.
+        Probability that a row is in the batch of a step.
     steps : int
     clip : float
 
@@ -176,8 +176,8 @@ class PrivacySpent:
 class GaussianNoise:
     """Noise that is added to the summed gradients of each step, once for all lanes.
 
-    The noise of a step follows from the seed and the number of the step, so that trainers that
-    hold replicas of the parameters add the same, also when a step is made again after a loss.
+    The noise of a step depends only on the seed and the number of the step, so trainers with
+    replicas of the parameters add the same noise, also if a step is repeated after a loss.
 
     Parameters
     ----------
@@ -197,17 +197,17 @@ class GaussianNoise:
     seed: int
 
     def open(self, w: NDArray[Any], first_row: int = 0) -> NoiseStream:
-        """Return the noise for rows `w` of the parameters, the first of which is `first_row`."""
+        """Return the noise for rows `w` of the parameters, which begin at row `first_row`."""
         return NoiseStream(self, w.shape, w.dtype, first_row)
 
 
-#: Numbers that are drawn together at most, and steps: to seed a generator takes as long as to draw
-#: a thousand numbers.
+#: Largest number of values, and of steps, that are drawn together: seeding a generator takes as
+#: long as drawing a thousand values.
 _DRAWN_TOGETHER, _STEPS_TOGETHER = 1 << 16, 64
 
 
 class NoiseStream:
-    """Noise of each step for some rows of the parameters; that of adjacent steps is drawn together.
+    """Noise of each step for some rows of the parameters; adjacent steps are drawn together.
 
     Parameters
     ----------
@@ -230,17 +230,17 @@ class NoiseStream:
     ) -> None:
         self._noise, self._shape, self._dtype = noise, shape, np.dtype(dtype)
         self._first_row = first_row
-        # By the shape alone, so that the noise of a step is the same wherever it is drawn.
+        # Depends only on the shape, so that the noise of a step is the same wherever it is drawn.
         size = max(1, math.prod(shape))
         self._together = max(1, min(_STEPS_TOGETHER, _DRAWN_TOGETHER // size))
         self._group, self._drawn = -1, np.empty(0, self._dtype)
 
     def draw(self, step: int) -> NDArray[Any]:
-        """Return the noise of a step (from 1), which must not be changed."""
+        """Return the noise of a step (from 1), which must not be changed in place."""
         group, at = divmod(step, self._together)
         if group != self._group:
             key = np.random.SeedSequence([self._noise.seed, group, self._first_row])
-            # Counter-based, as all random streams of rows and steps.
+            # Counter-based, as all random streams of rows and steps are.
             random = np.random.Generator(np.random.Philox(key))
             drawn = random.standard_normal((self._together, *self._shape), self._dtype)
             self._group, self._drawn = group, drawn * self._dtype.type(self._noise.std)
@@ -248,14 +248,14 @@ class NoiseStream:
         return found
 
 
-#: Expected rows of a batch are multiples of this fraction: sums of them are exact, whatever
-#: trainers they are summed in, so that lanes may move between workers without changing a bit.
+#: The expected number of rows in a batch is a multiple of this fraction: sums of such numbers are
+#: exact in any order, so that lanes may move between workers without changing a bit.
 _ROW_FRACTION = 2.0**-20
 
 
 @dataclass(frozen=True)
 class PrivateSteps:
-    """Private steps of a fit: how rows are drawn, clipped and hidden in noise.
+    """Private steps of a fit: how rows are drawn, gradients clipped, and noise added.
 
     Parameters
     ----------
@@ -263,11 +263,11 @@ class PrivateSteps:
         Largest norm of a row's gradient.
     delta : float
     noise_multiplier : float
-        Standard deviation of the noise over `clip`.
+        Standard deviation of the noise, divided by `clip`.
     sampling_rate : float
-        Probability with which a row is in the batch of a step.
+        Probability that a row is in the batch of a step.
     batch_seed : int
-        Of the batches.
+        Seed of the batches.
     noise : GaussianNoise
 
     Examples
@@ -286,14 +286,14 @@ class PrivateSteps:
     noise: GaussianNoise
 
     def expect_rows(self, n_rows: int) -> float:
-        """Return the mean size of a batch of so many rows, by which sums are divided.
+        """Return the mean size of a batch from `n_rows` rows, by which sums are divided.
 
-        The size that was drawn tells how many rows there are, and must not decide a step.
+        The size actually drawn would reveal the number of rows, and must not affect a step.
         """
         return round(n_rows * self.sampling_rate / _ROW_FRACTION) * _ROW_FRACTION
 
     def spent(self, steps: int) -> PrivacySpent:
-        """Return what so many steps have spent."""
+        """Return the privacy that a number of steps have spent."""
         rdp = steps * compute_step_rdp(self.sampling_rate, self.noise_multiplier)
         epsilon = compute_epsilon(rdp, self.delta) if steps else 0.0
         return PrivacySpent(
@@ -303,7 +303,7 @@ class PrivateSteps:
 
 @lru_cache(maxsize=256)
 def _step_rdp(sampling_rate: float, noise_multiplier: float) -> NDArray[np.float64]:
-    """Return :func:`compute_step_rdp` at `RDP_ORDERS`; not to be written to."""
+    """Return :func:`compute_step_rdp` at `RDP_ORDERS`; callers must not write to it."""
     found = np.array([_rdp_of_order(sampling_rate, noise_multiplier, a) for a in RDP_ORDERS])
     found.flags.writeable = False
     return found
@@ -312,14 +312,14 @@ def _step_rdp(sampling_rate: float, noise_multiplier: float) -> NDArray[np.float
 def compute_step_rdp(sampling_rate: float, noise_multiplier: float) -> NDArray[np.float64]:
     """Return the Rényi differential privacy of one step, at each of `RDP_ORDERS`.
 
-    That of several steps is the sum of theirs.
+    For several steps, add the values of the steps.
 
     Parameters
     ----------
     sampling_rate : float
         From 0 to 1.
     noise_multiplier : float
-        Standard deviation of the noise over the largest norm of a row.
+        Standard deviation of the noise, divided by the largest norm of a row.
 
     Examples
     --------
@@ -341,19 +341,19 @@ def _rdp_of_order(q: float, sigma: float, order: float) -> float:
     if q == 1:
         return order / (2 * sigma**2)
     # Errors of the rule are exp(-2 pi d / h + d^2 / (2 sigma^2)) for a strip of half-width d
-    # (Trefethen and Weideman 2014): a width h that makes them exp(-45).
-    # Much noise: the best d, 2 pi sigma^2 / h, lies within the strip; else d is all of the strip.
+    # (Trefethen and Weideman 2014); choose the width h such that this is exp(-45). With much noise
+    # the best d, 2 pi sigma^2 / h, lies within the strip; otherwise d is the whole strip.
     strip, width = math.pi * sigma**2, 0.66 * sigma
     if width < 2:
         width = min(width, 2 * math.pi * strip / (45 + strip**2 / (2 * sigma**2)))
-    # The mass lies between 0 and the order, where the last of the tilted Gaussians has its mean.
+    # The mass lies between 0 and the order, which is the mean of the last tilted Gaussian.
     low, high = -12 * sigma, order + 12 * sigma
     z = np.linspace(low, high, math.ceil((high - low) / width) + 1)
     log_density = -0.5 * (z / sigma) ** 2 - math.log(sigma * math.sqrt(2 * math.pi))
     log_density += math.log(z[1] - z[0])
     u = (2 * z - 1) / (2 * sigma**2)
     small = np.minimum(u, 30.0)
-    # Where exp(u) is small the ratio is near 1, and its logarithm is found without cancellation.
+    # If exp(u) is small, the ratio is near 1: compute its logarithm without cancellation.
     log_ratio = order * np.where(
         u < 30, np.log1p(q * np.expm1(small)), np.logaddexp(math.log1p(-q), math.log(q) + u)
     )
@@ -371,7 +371,7 @@ def _rdp_of_order(q: float, sigma: float, order: float) -> float:
 
 
 def compute_epsilon(rdp: NDArray[np.float64], delta: float) -> float:
-    """Return the epsilon of Rényi divergences at `RDP_ORDERS`, for a delta.
+    """Return the epsilon of Rényi divergences at `RDP_ORDERS`, for a given delta.
 
     Parameters
     ----------
@@ -387,13 +387,13 @@ def compute_epsilon(rdp: NDArray[np.float64], delta: float) -> float:
     orders = np.array(RDP_ORDERS)
     # Proposition 12 of Canonne, Kamath and Steinke (2020).
     found = rdp + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
-    # The divergence of order 1 is at most each of these, and bounds the total variation by
-    # sqrt(1 - exp(-rdp)) (Bretagnolle and Huber 1979): where that is below delta, epsilon is 0.
+    # The divergence of order 1 is at most each of these, and bounds the total variation by sqrt(1 -
+    # exp(-rdp)) (Bretagnolle and Huber 1979): if that is below delta, epsilon is 0.
     found = np.where(delta**2 + np.expm1(-rdp) > 0, 0.0, found)
     return max(0.0, float(found.min()))
 
 
-#: Noise multipliers that are tried: less noise than the first hides nothing.
+#: Range of noise multipliers: below the first there is practically no privacy.
 _MIN_MULTIPLIER, _MAX_MULTIPLIER = 0.2, 1e7
 #: Relative width to which the noise multiplier is bracketed.
 _MULTIPLIER_TOLERANCE = 1e-6
@@ -401,7 +401,7 @@ _MULTIPLIER_TOLERANCE = 1e-6
 
 @lru_cache(maxsize=256)
 def find_noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
-    """Return the least noise multiplier of which so many steps spend at most epsilon.
+    """Return the smallest noise multiplier with which `steps` steps spend at most epsilon.
 
     Parameters
     ----------
@@ -412,7 +412,7 @@ def find_noise_multiplier(epsilon: float, delta: float, sampling_rate: float, st
     Raises
     ------
     InvalidParameterError
-        No noise is enough.
+        No noise multiplier is large enough.
 
     Examples
     --------

@@ -1,10 +1,10 @@
-"""Schedules: learning rates as functions of the step's number and of the passes made so far.
+"""Schedules: learning rates as functions of the step's number and of the passes so far.
 
-Rates by steps (`InverseScaling`, `Optimal`) are those of stochastic approximation, which converges
-where their sum is infinite and that of their squares is not (Robbins and Monro 1951): for powers of
-the step above 1/2. Rates by passes (`StepDecay`, `Cosine`, `Warmup`) do not change with the batch
-size or the number of lanes, which change the number of steps of a pass. A schedule has no state, so
-servers and replicas that count the same steps have the same rates, also after a recovery.
+Rates by step (`InverseScaling`, `Optimal`) are those of stochastic approximation, which converges
+if the sum of the rates is infinite and the sum of their squares is finite (Robbins and Monro 1951):
+for powers of the step above 1/2. Rates by pass (`StepDecay`, `Cosine`, `Warmup`) do not depend on
+the batch size or the number of lanes, which change the number of steps in a pass. A schedule has no
+state, so servers and replicas that count the same steps have the same rates, also after a recovery.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Schedule(NamedParameters, ABC):
     Attributes
     ----------
     name : str
-        Value of an estimator's ``learning_rate`` parameter that chooses it, for the schedules in
+        Value of an estimator's ``learning_rate`` parameter that selects it, for the schedules in
         `SCHEDULES`; others are passed as objects.
 
     Examples
@@ -60,13 +60,13 @@ class Schedule(NamedParameters, ABC):
         step : int
             Number of the step, from 1.
         passes : float
-            Passes over the data done before it.
+            Number of passes over the data before the step.
         """
 
     @classmethod
     @abstractmethod
     def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
-        """Return the schedule that an estimator gets by the name alone.
+        """Return the schedule that an estimator gets if only the name is given.
 
         Parameters
         ----------
@@ -75,12 +75,12 @@ class Schedule(NamedParameters, ABC):
         alpha : float
             Strength of the penalty.
         max_iter : int
-            Passes that the fit may make.
+            Largest number of passes of the fit.
         """
 
     @property
     def scales_with_staleness(self) -> bool:
-        """Return whether :meth:`scale` is ever other than 1."""
+        """Return whether :meth:`scale` can differ from 1."""
         return False
 
     def scale(self, staleness: float) -> float:
@@ -90,7 +90,7 @@ class Schedule(NamedParameters, ABC):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """Schedule of the same learning rate at every step.
+    """Schedule with the same learning rate at every step.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class InverseScaling(Schedule):
     Parameters
     ----------
     learning_rate : float
-        Of the first step.
+        Learning rate of the first step.
     power : float, default=0.5
 
     Examples
@@ -165,7 +165,7 @@ class Optimal(Schedule):
     alpha : float
         Strength of the penalty.
     t0 : float, optional
-        By default such that the first learning rate is ``alpha ** -0.25``, scikit-learn's guess
+        By default such that the first learning rate is ``alpha ** -0.25``, scikit-learn's estimate
         of the size of a coefficient.
 
     Examples
@@ -190,9 +190,9 @@ class Optimal(Schedule):
             _check_positive("t0", self.t0)
 
     def __call__(self, step: int, passes: float) -> float:
-        # The rate 1 / (alpha * t) is optimal for an objective that is alpha-strongly convex, as an
-        # l2 penalty makes it (Bottou 2012). t0 bounds the first rates: 1 / (alpha * t0)
-        # is alpha ** -0.25, which scikit-learn takes for the typical size of a coefficient.
+        # The rate 1 / (alpha * t) is optimal for an objective that is alpha-strongly convex, as it
+        # is with an l2 penalty (Bottou 2012). t0 bounds the first rates: 1 / (alpha * t0) is alpha
+        # ** -0.25, which scikit-learn uses as the typical size of a coefficient.
         t0 = self.alpha**-0.75 if self.t0 is None else self.t0
         return float(1 / (self.alpha * (t0 + step - 1)))
 
@@ -209,9 +209,9 @@ class StepDecay(Schedule):
     Parameters
     ----------
     learning_rate : float
-        Of the first step.
+        Learning rate of the first step.
     every : float, default=10
-        Passes from one reduction to the next.
+        Number of passes between two reductions.
     factor : float, default=0.5
         Factor of each reduction, above 0 and at most 1.
 
@@ -251,9 +251,9 @@ class Cosine(Schedule):
     Parameters
     ----------
     learning_rate : float
-        Of the first step.
+        Learning rate of the first step.
     passes : float, default=20
-        Passes after which the learning rate is `final`, and stays so.
+        Number of passes after which the learning rate stays at `final`.
     final : float, default=0.0
         Last learning rate, from 0 to `learning_rate`.
 
@@ -299,7 +299,7 @@ class Warmup(Schedule):
     schedule : Schedule
         Schedule of the learning rate after the rise.
     passes : float, default=1.0
-        Passes that the rise takes.
+        Number of passes in which the rate rises.
 
     Examples
     --------
@@ -320,8 +320,8 @@ class Warmup(Schedule):
         _check_positive("passes", self.passes)
 
     def __call__(self, step: int, passes: float) -> float:
-        # "Gradual warmup" (Goyal et al. 2017, section 2.2); the wrapped schedule runs meanwhile, so
-        # that the rate has no jump where the rise ends.
+        # "Gradual warmup" (Goyal et al. 2017, section 2.2). The wrapped schedule runs during the
+        # warmup, so that the rate has no jump at its end.
         rise = min(max(passes / self.passes, self._least_factor), 1.0)
         return rise * self.schedule(step, passes)
 
@@ -377,25 +377,25 @@ class StalenessAware(Schedule):
 
     def scale(self, staleness: float) -> float:
         """Return ``1 / max(1, staleness)``."""
-        # A fresh gradient, of staleness 0, counts as one of staleness 1.
+        # A fresh gradient has staleness 0, which counts as 1.
         return 1 / max(1.0, staleness)
 
 
 def _check_positive(name: str, value: float) -> None:
-    """Raise where a parameter is not finite and above 0."""
+    """Raise if a parameter is not finite and above 0."""
     if not 0 < value < math.inf:
         raise InvalidParameterError(f"{name}={value!r}: use a finite number > 0.")
 
 
 def _check_schedule(schedule: Schedule) -> None:
-    """Raise where an object is no schedule."""
+    """Raise if an object is not a schedule."""
     if not isinstance(schedule, Schedule):
         raise InvalidParameterError(
             f"schedule={schedule!r}: wrap a schedule object, such as Constant(0.01)."
         )
 
 
-#: Schedules that ``learning_rate`` may name. `StalenessAware` needs a schedule to wrap.
+#: Schedules that ``learning_rate`` may name. `StalenessAware` is not among them: it wraps another.
 SCHEDULES: dict[str, type[Schedule]] = {
     schedule.name: schedule
     for schedule in (Constant, InverseScaling, Optimal, StepDecay, Cosine, Warmup)
@@ -405,14 +405,14 @@ SCHEDULES: dict[str, type[Schedule]] = {
 def get_schedule(
     learning_rate: float | str | Schedule, *, default: float, alpha: float, max_iter: int
 ) -> Schedule:
-    """Return the schedule that an estimator's ``learning_rate`` stands for.
+    """Return the schedule for the value of an estimator's ``learning_rate``.
 
     Parameters
     ----------
     learning_rate : float, str or Schedule
-        A number is kept constant; ``"auto"`` is the constant `default`.
+        A number is a constant rate; ``"auto"`` is the constant rate `default`.
     default : float
-        Learning rate of the optimizer, for names.
+        Learning rate of the optimizer, for schedules given by name.
     alpha : float
         Strength of the penalty, for ``"optimal"``.
     max_iter : int
@@ -421,7 +421,7 @@ def get_schedule(
     Raises
     ------
     InvalidParameterError
-        For an unknown name, or a number that is not positive and finite.
+        The name is unknown, or a number is not positive and finite.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Private names of scikit-learn, each looked up when it is first imported from here.
+"""Private names of scikit-learn, each looked up at its first import from here.
 
 No other module of the package imports a private name of scikit-learn. Releases of scikit-learn may
-move one without notice: importing it from here then fails with an error that says what of the
-package needs it, and `tests/contracts/test_sklearn_internals.py` fails for it.
+move such a name without notice: importing it from here then fails with an error that names the part
+of the package that needs it, and `tests/contracts/test_sklearn_internals.py` fails too.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import sklearn
 
 __all__ = ["PRIVATE_NAMES"]
 
-#: For each name here: "module:name" in scikit-learn, and what of the package needs it. Names here
-#: are public words, chosen so that a rename in scikit-learn changes one line of this table.
+#: For each name here: "module:name" in scikit-learn, and the part of the package that needs it.
+#: Names here are independent of scikit-learn's, so that a rename there changes one line of this
+#: table.
 PRIVATE_NAMES = {
     "BinMapper": (
         "sklearn.ensemble._hist_gradient_boosting.binning:_BinMapper",
@@ -103,5 +104,5 @@ def __getattr__(name: str) -> Any:
             f"which is needed for: {use}. Install a version of scikit-learn that this version of "
             "daskml-dist is tested with (see its pyproject.toml), or a newer daskml-dist."
         ) from error
-    globals()[name] = found  # the next look-up is a plain one
+    globals()[name] = found  # the next access does not call this function
     return found
