@@ -1,8 +1,8 @@
 """Run benchmarks: ``python -m benchmarks NAME [NAME ...] [--tiny] [--log [FOLDER]]``.
 
-With ``--log`` what a benchmark prints is written to FOLDER/NAME.txt as well (``benchmarks/results``
-where no folder is named), below the command, the commit, the machine and the packages' versions.
-``python -m benchmarks papers --help`` tells of the papers' experiments.
+With ``--log`` the output of a benchmark is also written to FOLDER/NAME.txt (``benchmarks/results``
+by default), below the command, the commit, the machine and the packages' versions. ``python -m
+benchmarks papers --help`` describes the experiments of the papers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from benchmarks import papers
 from benchmarks._common import keep_clusters
 from benchmarks._log import RunLog
 
-#: Where runs are logged that the documentation's tables are made of.
+#: Folder of the logged runs from which the documentation's tables are made.
 RESULTS = Path(__file__).parent / "results"
 
 
 def names() -> list[str]:
-    """Benchmarks by the names of their modules."""
+    """Return the benchmarks, by the names of their modules."""
     found = pkgutil.iter_modules(benchmarks.__path__)
     return sorted(m.name for m in found if not (m.ispkg or m.name.startswith("_")))
 

@@ -1,4 +1,4 @@
-"""Scores of gradient boosting on real data, beside LightGBM's and scikit-learn's."""
+"""Scores of gradient boosting on real data, compared with LightGBM's and scikit-learn's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks._common import markdown
 from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 GIVEN: dict[str, Any] = {"learning_rate": 0.1, "max_iter": 100, "early_stopping": False}
-#: The same of LightGBM, whose other bounds are made those of scikit-learn.
+#: The same parameters for LightGBM, with its other limits set to those of scikit-learn.
 OF_LIGHTGBM: dict[str, Any] = {
     "n_estimators": 100, "learning_rate": 0.1, "num_leaves": 31, "min_child_samples": 20,
     "max_bin": 255, "verbose": -1,
@@ -26,7 +26,7 @@ OF_LIGHTGBM: dict[str, Any] = {
 
 
 def tables() -> str:
-    """A table of each data set."""
+    """Return a table for each data set."""
     folder = os.environ.get("DASKML_DIST_DATA")
     if not folder:
         return "Scores on real data: set DASKML_DIST_DATA to the folder that holds it."
@@ -42,7 +42,7 @@ def tables() -> str:
 
 
 def adult(folder: Path, peers: bool = True) -> dict[str, dict[str, float]]:
-    """Scores on the test rows of the census, whose texts are categories."""
+    """Return scores on the test rows of the census data, with texts as categories."""
     train, test = (_read_adult(folder / f"adult.{part}") for part in ("data", "test"))
     texts = [name for name in train if train[name].dtype.kind == "O" or train[name].dtype == "str"]
     y, y_test = (frame.pop(14).str.startswith(">").to_numpy(int) for frame in (train, test))
@@ -69,7 +69,7 @@ def adult(folder: Path, peers: bool = True) -> dict[str, dict[str, float]]:
 
 
 def flights(folder: Path, peers: bool = True) -> dict[str, dict[str, float]]:
-    """Scores on a fifth of the flights, whose carriers and airports are categories."""
+    """Return scores on a fifth of the flights, with carriers and airports as categories."""
     frame = pd.read_parquet(folder / "nycflights" / "flights.parquet")
     frame = frame.dropna(subset=["arr_delay"])
     y = frame["arr_delay"].to_numpy(float)

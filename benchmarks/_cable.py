@@ -1,7 +1,7 @@
-"""The cable of a host (:mod:`benchmarks._hosts`): ``python -m benchmarks._cable A B DELAY LOSS N``.
+"""Cable of a host (:mod:`benchmarks._hosts`): ``python -m benchmarks._cable A B DELAY LOSS N``.
 
-Moves Ethernet frames between two interfaces, whose file descriptors it is given, each after a delay
-(seconds), and loses some (share of all) at random.
+Moves Ethernet frames between two interfaces, whose file descriptors are A and B, each after a delay
+(seconds), and drops a random share of them (LOSS).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import sys
 import time
 from collections import deque
 
-#: Bytes of a frame, at the most: the interfaces' frames are shorter.
+#: Upper bound on the bytes of a frame: the interfaces' frames are shorter.
 _FRAME = 1 << 16
-#: Frames under way each way, beyond which a full queue loses more, as that of a router does.
+#: Largest number of frames in flight each way; beyond it frames are dropped, as in a router's full
+#: queue.
 _QUEUE = 4096
 
 
@@ -28,7 +29,7 @@ def relay(ends: tuple[int, int], delay: float, loss: float, seed: int) -> None:
     for end in ends:
         poll.register(end, select.POLLIN)
     while True:
-        # The delay is one for all frames, so they arrive in the order in which they left.
+        # The delay is the same for all frames, so they arrive in the order in which they were sent.
         wait = None if not under_way else max(0.0, under_way[0][0] - time.monotonic()) * 1e3
         for end, _ in poll.poll(wait):
             now = time.monotonic()
@@ -45,11 +46,11 @@ def relay(ends: tuple[int, int], delay: float, loss: float, seed: int) -> None:
             try:
                 os.write(end, frame)
             except OSError:
-                pass  # the interface is down, or its queue is full: lost
+                pass  # the interface is down, or its queue is full: the frame is lost
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line, and move frames."""
     near, far, delay, loss, seed = sys.argv[1:]
     relay((int(near), int(far)), float(delay), float(loss), int(seed))
 

@@ -1,4 +1,4 @@
-"""First fits, each in a process of its own: ``python -m benchmarks._cold_cases NAME``.
+"""First fits, each in a separate process: ``python -m benchmarks._cold_cases NAME``.
 
 The process prints one line of JSON, which `benchmarks.cold` reads.
 """
@@ -23,7 +23,7 @@ __all__ = ["CASES", "Case", "Figures"]
 
 @dataclass(frozen=True)
 class Figures:
-    """Seconds of one process: wall time, and CPU time of it and of its workers."""
+    """Seconds of one process: wall time, and CPU time of the process and of its workers."""
 
     import_wall: float
     first_wall: float
@@ -33,20 +33,21 @@ class Figures:
 
 @dataclass(frozen=True)
 class Case:
-    """A first fit.
+    """First fit of some estimators.
 
     Parameters
     ----------
     classes : str
         Estimators of a pipeline, each as ``room.Class``.
     asked : float or None
-        Most seconds of wall time on two idle cores, where a limit was set.
+        Limit on the seconds of wall time on two idle cores, if there is one.
     n_rows : int or None
-        Rows of 20 made-up features; None: the 569 rows of scikit-learn's breast cancer.
+        Number of rows of 20 generated features; None: the 569 rows of scikit-learn's breast cancer
+        data.
     n_workers : int, default=0
-        Processes of a local cluster; 0: the fit is made in this process.
+        Number of processes of a local cluster; 0: the fit runs in this process.
     predicts : bool, default=False
-        Whether the first prediction is timed with the fit.
+        Whether the first prediction is timed together with the fit.
     """
 
     classes: tuple[str, ...]
@@ -58,7 +59,7 @@ class Case:
 
 _PIPELINE = "preprocessing.StandardScaler", "linear_model.LogisticRegression"
 
-#: By the name that the table shows.
+#: Cases by the names shown in the table.
 CASES = {
     "LogisticRegression": Case(("linear_model.LogisticRegression",), 1.0),
     "SGDClassifier": Case(("linear_model.SGDClassifier",), 2.0),
@@ -122,5 +123,5 @@ def _rows(case: Case) -> tuple[Any, Any]:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # of fits that are not given the passes to converge
+    warnings.simplefilter("ignore")  # fits have too few passes to converge
     print(json.dumps(asdict(_measure(CASES[sys.argv[1]]))))

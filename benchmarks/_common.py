@@ -1,4 +1,4 @@
-"""What the benchmarks share: clusters, data, tables."""
+"""Shared code of the benchmarks: clusters, data, tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _kept: dict[tuple[int, int], LocalCluster] | None = None
 
 @contextlib.contextmanager
 def keep_clusters() -> Iterator[None]:
-    """Let benchmarks share clusters meanwhile: for tiny ones, which clusters would take longest."""
+    """Let benchmarks share clusters inside the context: starting them would dominate tiny runs."""
     global _kept
     _kept = {}
     try:
@@ -39,7 +39,7 @@ def keep_clusters() -> Iterator[None]:
 
 @contextlib.contextmanager
 def processes(workers: int, threads: int = 1) -> Iterator[Client]:
-    """A client of worker processes on the loopback interface."""
+    """Open a client of worker processes on the loopback interface."""
     size = workers, threads
     cluster = None if _kept is None else _kept.get(size)
     if cluster is None:
@@ -60,19 +60,20 @@ def processes(workers: int, threads: int = 1) -> Iterator[Client]:
 
 
 def persisted(values: NDArray[Any], blocks: int) -> Any:
-    """A dask Array in the workers' memory, its blocks dealt out evenly by Dask."""
+    """Return a dask Array in the workers' memory, with blocks distributed evenly by Dask."""
     size = -(-len(values) // blocks)
     with warnings.catch_warnings():
-        # Rows made here are sent to the workers once; that is what a large graph is for.
+        # Rows generated here are sent to the workers once, inside a large graph; this is intended.
         warnings.filterwarnings("ignore", "Sending large graph")
-        # As users hold them: what came over a network may begin at any byte.
+        # As for users: arrays received over a network may begin at any byte.
         return da.from_array(values, chunks=(size, *values.shape[1:])).persist()
 
 
 def read_bandwidth(processes: int = 1, repeats: int = 5) -> float:
-    """Bytes a second that processes read from memory, one core each: the floor of any pass.
+    """Return the bytes per second that processes read from memory: a bound for any pass.
 
-    Each looks for the largest of 64 million float32 (256 MB), NumPy's fastest reading.
+    Each process runs on one core and finds the maximum of 64 million float32 (256 MB), NumPy's
+    fastest way to read.
     """
     if processes == 1:
         return _read(repeats)
@@ -98,7 +99,7 @@ def _read(repeats: int) -> float:
 
 
 def median_seconds(work: Callable[[], Any], repeats: int = 5) -> float:
-    """Median time of a call, after one that warms up."""
+    """Return the median time of a call, after one call to warm up."""
     work()
     taken = []
     for _ in range(repeats):
@@ -109,7 +110,7 @@ def median_seconds(work: Callable[[], Any], repeats: int = 5) -> float:
 
 
 def data_folder() -> Path:
-    """The folder of real data."""
+    """Return the folder of real data."""
     sibling = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get("DASKML_DIST_DATA") or sibling)
     if not folder.is_dir():
@@ -118,7 +119,7 @@ def data_folder() -> Path:
 
 
 def read_a9a() -> tuple[Any, Any, Any, Any]:
-    """Adult, binarised: train and test rows (CSR float32) and labels."""
+    """Return Adult, binarised: train and test rows (CSR float32) and labels."""
     folder = data_folder() / "a9a"
     X, y = load_svmlight_file(str(folder / "a9a"), n_features=123, dtype=np.float32)
     X_test, y_test = load_svmlight_file(str(folder / "a9a.t"), n_features=123, dtype=np.float32)
@@ -126,7 +127,7 @@ def read_a9a() -> tuple[Any, Any, Any, Any]:
 
 
 def read_mnist() -> tuple[Any, Any, Any, Any]:
-    """MNIST / 255: train and test rows (float32) and labels."""
+    """Return MNIST / 255: train and test rows (float32) and labels."""
 
     def read(name: str, offset: int) -> NDArray[np.uint8]:
         with gzip.open(data_folder() / "mnist" / name) as file:
@@ -141,7 +142,7 @@ def read_mnist() -> tuple[Any, Any, Any, Any]:
 
 
 def logistic_rows(n_rows: int, n_features: int, dtype: str = "float32") -> tuple[Any, Any]:
-    """Generated rows of a logistic model, always the same."""
+    """Return generated rows of a logistic model, always the same."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(n_rows, n_features)).astype(dtype)
     raw = X @ rng.normal(size=n_features)
@@ -149,7 +150,7 @@ def logistic_rows(n_rows: int, n_features: int, dtype: str = "float32") -> tuple
 
 
 def markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """One table, with the machine and the date above it."""
+    """Return one table, with the machine and the date above it."""
     lines = [
         f"{title} ({machine()}, {datetime.date.today().isoformat()})",
         "",
@@ -161,7 +162,7 @@ def markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) 
 
 
 def machine() -> str:
-    """Cores and processor."""
+    """Return the number of cores and the processor's name."""
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, StopIteration):
         text = Path("/proc/cpuinfo").read_text()

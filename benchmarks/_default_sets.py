@@ -1,4 +1,4 @@
-"""Sets of rows on which defaults are tried: bundled, real and generated, scaled and not."""
+"""Data sets on which defaults are tried: bundled, real and generated, scaled and unscaled."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from benchmarks._unseen_sets import UNSEEN
 __all__ = ["SETS", "Problem", "problems"]
 
 
-#: Splits of sets of few rows.
+#: Number of splits of small data sets.
 _SPLITS = 5
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Training and test rows, and the loss that is fitted.
+    """Training and test rows, and the loss to fit.
 
     Parameters
     ----------
     name, loss : str
     splits : list of tuple
-        X and y to train on, X and y to test on; of few rows several splits, whose scores are
-        averaged.
+        X and y for training, X and y for testing; small data sets have several splits, whose scores
+        are averaged.
     metric : {"accuracy", "auc", "rmse", "mae"}
     """
 
@@ -45,7 +45,7 @@ class Problem:
 
 
 def problems(names: list[str] | None = None) -> Iterator[Problem]:
-    """The sets, one after another; those of real data where its folder is there."""
+    """Yield the data sets, one after another; real data only if its folder exists."""
     for name, (loss, make, metric) in (SETS | UNSEEN).items():
         if names is None or name in names:
             made = make()
@@ -58,7 +58,7 @@ def _cut(X: Any, y: Any, seed: int = 0, test: float | int = 0.25) -> tuple[Any, 
 
 
 def _labels(X: Any, seed: int, noise: float = 1.0, density: float = 1.0) -> Any:
-    """Labels of a logistic model of the columns' standard scores."""
+    """Return labels of a logistic model of the columns' standard scores."""
     rng = np.random.default_rng(seed)
     w = rng.normal(size=X.shape[1]) * (rng.random(X.shape[1]) < density)
     raw = X @ w
@@ -105,7 +105,7 @@ def _constant() -> tuple[Any, Any, Any, Any]:
 
 
 def _binary_rows(n: int, d: int, seed: int, nnz: int = 60) -> Any:
-    """Rows of 0 and 1, of whose columns some are frequent and most are rare."""
+    """Return rows of 0 and 1, with some frequent columns and many rare ones."""
     rng = np.random.default_rng(seed)
     frequency = 1 / (np.arange(d) + 20.0)
     columns = rng.choice(d, size=(n, nnz), p=frequency / frequency.sum())
@@ -147,7 +147,7 @@ def _heavy_features() -> tuple[Any, Any, Any, Any]:
 
 
 def _mixed() -> tuple[Any, Any, Any, Any]:
-    """Raw measures beside columns of 0 and 1, seven classes (as in covtype)."""
+    """Return raw measurements beside columns of 0 and 1, with seven classes (as in covtype)."""
     rng = np.random.default_rng(12)
     measures = rng.normal(size=(50_000, 10))
     kinds = np.eye(40)[rng.choice(40, 50_000, p=(p := 1 / np.arange(1, 41)) / p.sum())]
@@ -164,7 +164,7 @@ def _tiny() -> tuple[Any, Any, Any, Any]:
 
 
 def _adult() -> tuple[Any, Any, Any, Any]:
-    """The numbers of the census as they are: ages beside weights of 1e5 and gains."""
+    """Return the unscaled numbers of the census: ages beside weights of 1e5 and gains."""
     found = []
     for name, skip in (("adult.data", 0), ("adult.test", 1)):
         table = pd.read_csv(data_folder() / "adult" / name, header=None, skiprows=skip)
@@ -175,7 +175,7 @@ def _adult() -> tuple[Any, Any, Any, Any]:
 
 def _a9a() -> tuple[Any, Any, Any, Any]:
     X, y, X_test, y_test = read_a9a()
-    for rows in (X, X_test):  # as scikit-learn's SGD has them
+    for rows in (X, X_test):  # in the layout that scikit-learn's SGD expects
         rows.indices, rows.indptr = rows.indices.astype("i4"), rows.indptr.astype("i4")
     return X, y, X_test, y_test
 
@@ -186,7 +186,7 @@ def _mnist() -> tuple[Any, Any, Any, Any]:
 
 
 def _news() -> tuple[Any, Any, Any, Any]:
-    """Six of the newsgroups, hashed."""
+    """Return six of the newsgroups, hashed."""
     texts: dict[str, list[str]] = {"train": [], "test": []}
     labels: dict[str, list[str]] = {"train": [], "test": []}
     with tarfile.open(data_folder() / "news20" / "20news-bydate.tar.gz") as archive:
@@ -211,7 +211,7 @@ def _news() -> tuple[Any, Any, Any, Any]:
 def _noisy(
     X: Any, seed: int, noise: Callable[[Any, int], Any] | None = None, density: float = 1.0
 ) -> Any:
-    """Targets of a linear model of the columns, with noise of its own spread."""
+    """Return targets of a linear model of the columns, with noise of a given spread."""
     rng = np.random.default_rng(seed)
     raw = X @ (rng.normal(size=X.shape[1]) * (rng.random(X.shape[1]) < density))
     errors = rng.normal(size=len(raw)) if noise is None else noise(rng, len(raw))
@@ -282,7 +282,7 @@ def _squares() -> list[tuple[Any, Any, Any, Any]]:
     return [_cut(X, y, seed) for seed in range(_SPLITS)]
 
 
-#: Loss, rows and metric of each set, by its name.
+#: Loss, rows and metric of each data set, by name.
 SETS: dict[str, tuple[str, Callable[[], Any], str]] = {
     "breast cancer": ("log_loss", _bundled(datasets.load_breast_cancer), "accuracy"),
     "breast cancer, scaled": (

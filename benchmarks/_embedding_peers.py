@@ -1,4 +1,4 @@
-"""Factorisation machines of torch and TorchRec, beside ours; ids are numbers of rows already."""
+"""Factorisation machines of torch and TorchRec, to compare with ours; ids are row numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Learning rate of Adagrad, about what ours chooses for rows of 26 ids.
+#: Learning rate of Adagrad, about the one that ours chooses for rows of 26 ids.
 RATE = 0.015
 
 
@@ -16,7 +16,7 @@ def fit_sparse_torch(
     places: NDArray[np.int64], y: NDArray[np.float32], n_ids: int, width: int, batch: int,
     passes: int, rank: int = 0, world: int = 1,
 ) -> list[float]:  # fmt: skip
-    """Rows a second of each pass with ``torch.nn.Embedding(sparse=True)``, under DDP if several."""
+    """Return rows/s of each pass with ``torch.nn.Embedding(sparse=True)``, or DDP if several."""
     import torch
     from torch import nn
 
@@ -60,14 +60,14 @@ def fit_torchrec(
     places: NDArray[np.int64], y: NDArray[np.float32], n_ids: int, width: int, batch: int,
     passes: int,
 ) -> list[float]:  # fmt: skip
-    """Rows a second of each pass with TorchRec's fused table on the CPU (FBGEMM)."""
+    """Return rows/s of each pass with TorchRec's fused table on the CPU (FBGEMM)."""
     import torch
     from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
     from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
     n_fields = places.shape[1]
     names = [f"f{k}" for k in range(n_fields)]
-    # Fields share a table: their ids are different rows of it.
+    # Fields share a table, in which their ids are different rows.
     config = EmbeddingBagConfig(
         name="table", embedding_dim=width, num_embeddings=n_ids, feature_names=names
     )
@@ -98,7 +98,7 @@ def fit_torchrec(
 
 
 def _predict(rows: Any, bias: Any) -> Any:
-    """Raw predictions of rows of weights and vectors, of shape (n, n_fields, 1 + rank)."""
+    """Return the raw predictions of rows of weights and vectors (n, n_fields, 1 + rank)."""
     vectors = rows[..., 1:]
     pairs = (vectors.sum(1) ** 2 - (vectors**2).sum(1)).sum(1) / 2
     return bias + rows[..., 0].sum(1) + pairs
@@ -108,9 +108,9 @@ def fit_spark(
     places: NDArray[np.int64], y: NDArray[np.float32], n_ids: int, width: int, batch: int,
     passes: int,
 ) -> list[float]:  # fmt: skip
-    """Rows a second of Spark's machine, by AdamW: of few steps, and of those that more of them add.
+    """Return rows/s of Spark's factorisation machine: of few steps, and of the additional steps.
 
-    Spark draws the rows of a step anew, and sums a gradient of all parameters.
+    It uses AdamW. Spark draws the rows of each step anew, and sums a gradient of all parameters.
     """
     from pyspark.ml.classification import FMClassifier
     from pyspark.ml.linalg import SparseVector

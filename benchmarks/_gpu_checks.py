@@ -1,9 +1,9 @@
-"""Checks of one visit to a GPU, by stages; `benchmarks gpu_once` runs them in child processes.
+"""Checks of one visit to a GPU, in stages; `benchmarks gpu_once` runs them in child processes.
 
-``python -m benchmarks._gpu_checks STAGE FIRST [--tiny]`` runs those of a stage from a number on, of
-``STAGE:K/N`` every N-th of them from the K-th on, and prints "BEGIN number", "RESULT {...}" of
-each, and "END". Where no GPU can be used, those that need one are skipped, and the others compare
-the CPU with itself.
+``python -m benchmarks._gpu_checks STAGE FIRST [--tiny]`` runs the checks of a stage from number
+FIRST on. With ``STAGE:K/N`` it runs every N-th check, starting at the K-th. It prints "BEGIN
+number" and "RESULT {...}" for each check, and "END". Without a usable GPU, checks that need one are
+skipped, and the others compare the CPU with itself.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from daskml_dist.policies import POLICIES
 __all__ = ["STAGES", "Check", "run_checks", "take_part"]
 
 _ROOT = Path(__file__).resolve().parents[1]
-#: Policies under which lanes read each other's half-made updates: two fits of several lanes differ.
+#: Policies whose lanes may read each other's partial updates: two fits with several lanes differ.
 _RACING = ("async", "ssp", "hogwild")
 
 
 class Skip(Exception):
-    """Raised by a check that needs what is not here."""
+    """Raised by a check whose requirements are missing on this machine."""
 
 
 class Check(NamedTuple):
-    """A check: its name, what it does, and after how many seconds it is given up."""
+    """Check: its name, its function, and the limit of its time in seconds."""
 
     name: str
     run: Callable[[bool], Any]
@@ -62,12 +62,12 @@ class Check(NamedTuple):
 
 @functools.cache
 def _device() -> str:
-    """Return "gpu" where this process can use one, else "cpu"."""
+    """Return "gpu" if this process can use one, else "cpu"."""
     return "cpu" if gpu_problem() else "gpu"
 
 
 def _need_gpu() -> Any:
-    """Return CuPy; skip the check where no GPU can be used."""
+    """Return CuPy; skip the check if no GPU can be used."""
     if problem := gpu_problem():
         raise Skip(problem)
     import cupy
@@ -76,9 +76,9 @@ def _need_gpu() -> Any:
 
 
 def _take_difference(found: Any, expected: Any, most: float) -> str:
-    """Return the largest difference of two arrays; raise where it is more than it may be."""
+    """Return the largest difference of two arrays; raise if it exceeds the limit."""
     told = largest_difference(found, expected)
-    if not float(told) <= most:  # also where it is no number
+    if not float(told) <= most:  # also true for NaN
         raise AssertionError(f"differs by {told}, more than {most:g}")
     return told
 
@@ -89,7 +89,7 @@ def _time(work: Callable[[], Any]) -> tuple[str, Any]:
     return f"{time.perf_counter() - since:.2f} s", result
 
 
-# --- smoke: what all else rests on ------------------------------------------------------------
+# --- smoke: the basis of all other checks -----------------------------------------------------
 
 _PACKAGES = (
     "numpy", "scipy", "scikit-learn", "numba", "torch", "cupy-cuda13x", "dask", "distributed",
@@ -106,7 +106,7 @@ def _find_versions(tiny: bool) -> dict[str, str]:
 
 
 def _find_gpu(tiny: bool) -> str:
-    """Say why there is no GPU, or which there is."""
+    """Return the GPU's name, or the reason why there is none."""
     on = Device(tiny) if gpu_problem() is None else None
     if on is None:
         raise Skip(str(gpu_problem()))
@@ -115,7 +115,7 @@ def _find_gpu(tiny: bool) -> str:
 
 
 def _copy_by_threads(tiny: bool) -> str:
-    """Copies of four threads and kernels between them keep their bits."""
+    """Check that copies of four threads, with kernels between them, keep their bits."""
     _need_gpu()
     backend = get_backend("gpu")
     rows = np.random.default_rng(0).random((1 << 14) if tiny else (1 << 22), dtype=np.float32)
@@ -140,7 +140,7 @@ def _copy_by_threads(tiny: bool) -> str:
 
 
 def _add_up_large_array(tiny: bool) -> str:
-    """Rows of more than 2^31 entries: a whole gradient beside that of its parts."""
+    """Compare a gradient of rows with more than 2^31 entries with that of their parts."""
     cupy = _need_gpu()
     backend = get_backend("gpu")
     n, d = (50_000 if tiny else 25_000_000), 100
@@ -157,7 +157,7 @@ def _add_up_large_array(tiny: bool) -> str:
 
 
 def _grow_same_trees(kind: str, params: dict[str, Any], target: str, tiny: bool) -> str:
-    """Trees of the device are the CPU's, to the last bit."""
+    """Check that the device's trees equal the CPU's, to the last bit."""
     X, y = make_rows(f"numbers {target}", 400 if tiny else 20_000, 12)
     X[np.random.default_rng(1).random(X.shape) < 0.05] = np.nan
     fits = [
@@ -165,7 +165,7 @@ def _grow_same_trees(kind: str, params: dict[str, Any], target: str, tiny: bool)
     ]
     _check_same_trees(*fits)
     if _device() == "gpu":
-        # Rows that lie there are put into bins there.
+        # Rows on the GPU are binned on the GPU.
         there = getattr(ensemble, kind)(device="gpu", **params).fit(_need_gpu().asarray(X), y)
         _check_same_trees(there, fits[1])
         np.testing.assert_array_equal(fits[0].predict(_need_gpu().asarray(X)), fits[1].predict(X))
@@ -202,7 +202,7 @@ def _make_smoke() -> Iterator[Check]:
         yield Check(name, partial(_grow_same_trees, kind, params, target), 60)
 
 
-# --- fits: each estimator and policy beside the CPU -------------------------------------------
+# --- fits: each estimator and policy, compared with the CPU -----------------------------------
 
 
 def _compare_fits(fit: Fit, tiny: bool) -> str:
@@ -221,7 +221,7 @@ def _compare_fits(fit: Fit, tiny: bool) -> str:
 
 
 def _compare_rows_there(model: Any, X: Any) -> None:
-    """Predictions and transformed rows of rows on the GPU are those of rows on the host."""
+    """Check that results for rows on the GPU equal those for rows on the host."""
     there = get_backend("gpu").to_device(X)
     for method in ("predict", "predict_proba", "score_samples", "transform"):
         if not hasattr(model, method):
@@ -230,12 +230,12 @@ def _compare_rows_there(model: Any, X: Any) -> None:
         found = found.get() if hasattr(found, "get") else found
         if expected.dtype.kind == "f":
             _take_difference(found, expected, 1e-4)
-        elif (share := float(np.mean(found != expected))) > 1e-3:  # by rounding alone
+        elif (share := float(np.mean(found != expected))) > 1e-3:  # rounding may change a few
             raise AssertionError(f"{method} gives {share:.1%} of the rows other labels")
 
 
 def _transform_there(kind: str, params: dict[str, Any], tiny: bool) -> str:
-    """Rows on the GPU, in blocks, are counted or measured there, and transformed."""
+    """Fit a transformer to blocks of rows on the GPU, and transform them."""
     cupy = _need_gpu()
     X, _ = make_rows("counts", 240 if tiny else 20_000)
     transformer = getattr(preprocessing, kind)(**params)
@@ -257,7 +257,7 @@ _TRANSFORMERS: list[tuple[str, dict[str, Any]]] = [
 
 
 def _fitted_floats(model: Any) -> dict[str, Any]:
-    """Return a model's fitted arrays of floats, by name; those of lists with a number."""
+    """Return a model's fitted float arrays by name; arrays in lists get a number."""
     found = {}
     for name, value in vars(model).items():
         if not name.endswith("_") or name == "history_":
@@ -313,7 +313,7 @@ _SEARCHES = [
 
 
 def _fit_blocks_of_cupy(tiny: bool) -> str:
-    """Rows that lie on the GPU, in blocks, are fitted and predicted there."""
+    """Fit to and predict blocks of rows on the GPU."""
     cupy = _need_gpu()
     X, y = make_rows("numbers two", 240 if tiny else 20_000)
     assert y is not None
@@ -357,7 +357,7 @@ def _make_fits() -> Iterator[Check]:
 
 
 def _make_net(width: int = 256) -> Any:
-    """Return a network that is wide enough for kernels of torch to outlast calls of CuPy."""
+    """Return a network wide enough for torch's kernels to outlast calls of CuPy."""
     from torch import nn
 
     return nn.Sequential(
@@ -366,7 +366,7 @@ def _make_net(width: int = 256) -> Any:
 
 
 def _compare_nets(policy: str, lanes: int, more: dict[str, Any], tiny: bool) -> str:
-    """Losses of each pass beside the CPU's: streams that are in no order show here."""
+    """Compare the losses of each pass with the CPU's: unordered CUDA streams would show here."""
     try:
         import torch
     except ImportError as error:
@@ -422,7 +422,7 @@ def _make_nets() -> Iterator[Check]:
 
 @contextlib.contextmanager
 def _open_cluster(workers: int) -> Iterator[None]:
-    """One worker a GPU by dask-cuda; several, which share it, or none, by Dask's own."""
+    """Open a cluster: one worker per GPU by dask-cuda; else Dask's own, sharing a GPU or none."""
     if workers == 1 and _device() == "gpu":
         from dask_cuda import LocalCUDACluster
 
@@ -461,7 +461,7 @@ def _make_cluster() -> Iterator[Check]:
 
 # --- NCCL: two ranks on one GPU ---------------------------------------------------------------
 
-#: NCCL below 2.30 takes ranks of hosts of two names for two GPUs; from 2.30 on it has a switch.
+#: NCCL below 2.30 counts ranks with different host names as different GPUs; later it has a switch.
 _TWO_RANKS = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_SOCKET_IFNAME": "lo",
@@ -471,7 +471,7 @@ _TWO_RANKS = {
 
 
 def join_ranks(rank: int, path: str, dies: bool) -> None:
-    """Sum and broadcast as one of two ranks, which meet by a file; rank 1 may end in the middle."""
+    """Sum and broadcast as one of two ranks that meet through a file; rank 1 may die half-way."""
     import cupy
 
     if rank == 0:
@@ -531,11 +531,11 @@ def _make_nccl() -> Iterator[Check]:
     yield Check("a rank that ends", partial(_run_two_ranks, True), 90)
 
 
-# --- tests that are marked gpu ----------------------------------------------------------------
+# --- tests with the mark gpu ------------------------------------------------------------------
 
-#: Folders with tests that need a GPU, the longest first.
+#: Folders with tests that need a GPU, those that take longest first.
 _FOLDERS = ("solvers", "training/devices", "backends", "inference", "comm", "maths", "data")
-#: Processes of a folder's tests, where pytest-xdist is installed: beside three other folders.
+#: Processes for the tests of a folder, if pytest-xdist is installed; three other folders run too.
 _PROCESSES = 3
 
 
@@ -549,7 +549,7 @@ def _run_tests(folder: str, tiny: bool) -> str:
     )
     print(done.stdout[-20_000:])
     last = done.stdout.strip().splitlines()[-1:] or [done.stderr[-300:]]
-    if done.returncode not in (0, 5):  # 5: none of the folder is marked
+    if done.returncode not in (0, 5):  # 5: no test of the folder has the mark
         raise AssertionError(last[0])
     return last[0]
 
@@ -559,9 +559,9 @@ def _make_tests() -> Iterator[Check]:
         yield Check(f"tests/{folder}", partial(_run_tests, folder), 240)
 
 
-# --- bench: what is fast, alone ---------------------------------------------------------------
+# --- bench: timed cases, which run alone ------------------------------------------------------
 
-#: Cases of `benchmarks gpu`, the most telling first, by the beginning of their names.
+#: Cases of `benchmarks gpu`, the most informative first, by the beginnings of their names.
 _TIMED = (
     "copy in device memory",
     "kernel log_loss, 1 GB of float32, d = 100",
@@ -592,7 +592,7 @@ def _time_case(begins: str, tiny: bool) -> dict[str, str]:
 
 
 def _time_boosting(tiny: bool) -> dict[str, str]:
-    """Boosting of 10,000,000 x 28, beside XGBoost's where it is installed."""
+    """Time boosting of 10,000,000 x 28 rows, and XGBoost's if it is installed."""
     n, iterations = (2_000, 3) if tiny else (10_000_000, 20)
     X = np.random.default_rng(0).random((n, 28), dtype=np.float32)
     y = X[:, 0] + X[:, 1] * X[:, 2] > 0.75
@@ -635,13 +635,13 @@ STAGES: dict[str, Callable[[], Iterator[Check]]] = {
 
 
 def take_part(name: str) -> list[Check]:
-    """Return the checks of a stage, or of ``STAGE:K/N`` every N-th of them from the K-th on."""
+    """Return the checks of a stage; for ``STAGE:K/N`` every N-th, starting at the K-th."""
     stage, _, part = name.partition(":")
     k, _, n = part.partition("/")
     return list(STAGES[stage]())[int(k or 0) :: int(n or 1)]
 
 
-#: Errors after which a process can call CUDA no more.
+#: Errors after which a process can no longer call CUDA.
 _BROKEN = (
     "IllegalAddress", "LaunchFailure", "illegal memory", "unspecified launch", "cudaErrorAssert",
     "isaligned", "HardwareStackError", "CUDA error",
@@ -649,7 +649,7 @@ _BROKEN = (
 
 
 def run_checks(checks: list[Check], first: int, tiny: bool) -> None:
-    """Run checks from a number on, and print what each found; end where CUDA is broken."""
+    """Run checks from a number on, and print each result; end if CUDA is broken."""
     for number, check in enumerate(checks[first:], first):
         print(f"BEGIN {number}", flush=True)
         since, error = time.perf_counter(), None
@@ -658,7 +658,7 @@ def run_checks(checks: list[Check], first: int, tiny: bool) -> None:
             found |= {"ok": True, "value": check.run(tiny)}
         except Skip as reason:
             found |= {"ok": None, "value": f"skipped: {reason}"}
-        except Exception as failure:  # one check that fails leaves the others
+        except Exception as failure:  # a failed check does not stop the others
             error = failure
             found |= {"ok": False, "value": f"{type(error).__name__}: {error}"[:600]}
             traceback.print_exc(file=sys.stdout)
@@ -667,7 +667,7 @@ def run_checks(checks: list[Check], first: int, tiny: bool) -> None:
         if error is not None and any(told in f"{type(error).__name__} {error}" for told in _BROKEN):
             os._exit(3)
     print("END", flush=True)
-    os._exit(0)  # threads of a check that was interrupted would keep the process
+    os._exit(0)  # threads of an interrupted check would keep the process alive
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmark of GPUs measures with: arrays on the GPU, its clock, and what it is."""
+"""Tools to measure GPUs: arrays on the GPU, its clock, and facts about it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import numpy as np
 
 from daskml_dist.backends import get_backend, kernels
 
-#: Seconds that one timing lasts at least, so that short kernels are called many times.
+#: Smallest number of seconds of one timing, so that short kernels are called many times.
 _LASTS = 5e-3
 #: Seconds of work after which the clocks of an idle GPU have risen.
 _WAKES = 0.5
 
 
 class Device:
-    """The GPU that is current in this thread; CuPy is imported where one is made."""
+    """The GPU that is current in this thread; CuPy is imported when an object is made."""
 
     def __init__(self, tiny: bool) -> None:
         import cupy
@@ -36,7 +36,7 @@ class Device:
         self._n_sms = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
     def milliseconds(self, work: Callable[[], Any]) -> float:
-        """Median time of a call on the GPU's own clock, after two that warm up."""
+        """Return the median time of a call on the GPU's own clock, after two calls to warm up."""
         work()
         times = max(1, int(_LASTS * 1e3 / max(self._together(work, 1), 1e-3)))
         return statistics.median(self._together(work, times) / times for _ in range(5))
@@ -52,7 +52,7 @@ class Device:
 
     @property
     def copy_bandwidth(self) -> float:
-        """Bytes a second that a copy within the device's memory reads and writes."""
+        """Return the bytes per second that a copy within the device's memory reads and writes."""
         if self._copy is None:
             source = self.xp.ones((1 << 20) if self.tiny else (1 << 29), dtype="float32")
             target = self.xp.empty_like(source)
@@ -65,7 +65,7 @@ class Device:
         return self._copy
 
     def call_overhead(self) -> float:
-        """Microseconds of the host for one call of CuPy on a few numbers."""
+        """Return the host's microseconds for one call of CuPy on a few numbers."""
         a = self.xp.ones(4, dtype="float32")
         self.xp.add(a, a, out=a)  # compiles
         self.synchronize()
@@ -80,12 +80,12 @@ class Device:
         self.xp.cuda.Device().synchronize()
 
     def free(self) -> None:
-        """Give back what arrays of earlier cases took, to worker processes too."""
+        """Free the memory of earlier cases' arrays, so that worker processes can use it."""
         gc.collect()
         self.xp.get_default_memory_pool().free_all_blocks()
 
     def rows(self, n: int, d: int, dtype: str = "float32") -> tuple[Any, Any]:
-        """Random rows of a logistic model and their targets (-1 or +1), made on the GPU."""
+        """Return random rows of a logistic model and their targets (-1 or +1), on the GPU."""
         rng = self.xp.random.default_rng(0)
         X = rng.standard_normal((n, d), dtype=dtype)
         raw = X @ self.xp.linspace(-1, 1, d, dtype=dtype)
@@ -95,7 +95,7 @@ class Device:
     def launch(
         self, function: str, dtype: str, n: int, d: int, *arguments: Any, **chosen: Any
     ) -> None:
-        """Launch a kernel that no backend calls, whose source has its name."""
+        """Launch a kernel that no backend calls; its source file has its name."""
         if (function, d) not in self._functions:
             text, options = (
                 kernels.source(function),
@@ -115,7 +115,7 @@ def _name(cupy: Any) -> str:
 
 
 def _driver(cupy: Any) -> str:
-    """Its version, which Linux knows, and that of CUDA."""
+    """Return the driver's version, from Linux, and CUDA's version."""
     file = Path("/sys/module/nvidia/version")
     own = f"{file.read_text().strip()}, " if file.exists() else ""
     return own + _version(cupy.cuda.runtime.driverGetVersion())
@@ -133,7 +133,7 @@ def _commit(cupy: Any) -> str:
     return done.stdout.strip()
 
 
-#: What was measured, and on what; each asks CuPy.
+#: Facts about the measured machine; each is a function of CuPy.
 FACTS: dict[str, Callable[[Any], str]] = {
     "GPU": _name,
     "driver, newest supported CUDA": _driver,
@@ -152,12 +152,12 @@ class Measured:
     ----------
     milliseconds : float or None
     read : int
-        Bytes that the work cannot but move: of rows those read, in a step of an optimizer those
+        Bytes that must be moved: for rows, the bytes read; for a step of an optimizer, the bytes
         read and written.
     difference : str
-        From float64, or from the same fit on the CPU.
+        Difference from float64, or from the same fit on the CPU.
     value : str
-        Instead of a time.
+        Text shown instead of a time.
     """
 
     milliseconds: float | None = None
@@ -176,10 +176,10 @@ class Measured:
 
 
 def largest_difference(one: Any, other: Any) -> str:
-    """The largest difference of two arrays, beside the largest number of the second."""
+    """Return the largest difference of two arrays, and the largest entry of the second."""
     one, other = np.asarray(one, dtype=float), np.asarray(other, dtype=float)
     return f"{np.abs(one - other).max() / max(np.abs(other).max(), 1e-300):.1e}"
 
 
-#: One row of the table.
+#: Function that measures one row of the table.
 Case = Callable[[Device], Measured]

@@ -1,7 +1,7 @@
-"""Every estimator that computes on a GPU, with rows and parameters that take a moment.
+"""Every estimator that computes on a GPU, with rows and parameters that take a short time.
 
-`benchmarks gpu_once` compares their fits with the CPU's; a test compares them with the table of
-`docs/gpu.md`.
+`benchmarks gpu_once` compares their fits with the CPU's; a test compares this list with the table
+in `docs/gpu.md`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from scipy import sparse
 
 __all__ = ["FITS", "SPARSE_FITS", "Fit", "make_rows"]
 
-#: Parameters of fits by steps that end after few passes.
+#: Parameters of fits by steps, with few passes.
 _STEPS = {"max_iter": 3, "tol": None, "random_state": 0}
-#: Largest difference from the CPU's fit, as a share of the largest number. Where a row that lies
-#: between two centroids, or a stop by a tolerance, decides, the ends differ by more than rounding.
+#: Largest difference from the CPU's fit, relative to the largest entry. If the result depends on a
+#: row between two centroids, or on a stop by a tolerance, it may differ by more than rounding.
 _ROUNDED, _STOPPED, _DECIDED = 5e-3, 0.02, 0.05
 
 
 class Fit(NamedTuple):
-    """A fit: the room and class of its estimator, parameters, rows, and how far it may differ."""
+    """Fit: package and class of the estimator, its parameters, rows, and tolerance."""
 
     room: str
     name: str
     params: dict[str, Any]
-    #: Of X: "numbers", "counts" or "sparse"; of y, after a space: "two", "three", "numbers",
-    #: "positive", or nothing.
+    #: Kind of X: "numbers", "counts" or "sparse"; after a space, kind of y: "two", "three",
+    #: "numbers", "positive", or nothing.
     rows: str
     tolerance: float = _ROUNDED
 
@@ -39,12 +39,12 @@ class Fit(NamedTuple):
         return " ".join([self.name, *chosen, *(["sparse"] if "sparse" in self.rows else [])])
 
     def make(self, device: str) -> Any:
-        """Return the estimator that computes on a device."""
+        """Return the estimator for a device."""
         kind = getattr(importlib.import_module(f"daskml_dist.{self.room}"), self.name)
         return kind(device=device, **self.params)
 
 
-#: Parameters that tell fits of one estimator apart.
+#: Parameters that distinguish several fits of one estimator.
 _TOLD = ("solver", "penalty", "early_stopping")
 
 FITS = [
@@ -132,7 +132,7 @@ SPARSE_FITS = [
 
 
 def make_rows(rows: str, n: int, d: int = 20) -> tuple[Any, NDArray[Any] | None]:
-    """Return X of n rows, float32, and y; see :class:`Fit`."""
+    """Return X with n rows, as float32, and y; see :class:`Fit`."""
     kind, _, target = rows.partition(" ")
     rng = np.random.default_rng(0)
     X: Any = rng.normal(size=(n, d)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Kernels of the GPU: their time beside that of a copy, their results beside float64."""
+"""Kernels of the GPU: their time compared with a copy, their results compared with float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDTHS = (28, 100, 512, 2048, 2049, 10_000)
 
 
 def kernel_cases() -> Iterator[tuple[str, Case]]:
-    """Names and cases."""
+    """Yield the names and cases."""
     for loss in (None, "log_loss", "squared_error", "huber"):
         for d in WIDTHS:
             way = "two products" if loss is None else f"kernel {loss}"
@@ -45,7 +45,7 @@ def kernel_cases() -> Iterator[tuple[str, Case]]:
 
 
 def _kernel(name: str | None, d: int, stored: str, on: Device) -> Measured:
-    """A gradient of summed losses and its sum, by one reading of X or by two."""
+    """Measure the gradient of summed losses with one reading of X, or with two."""
     loss = LogLoss() if name is None else LOSSES[name]()
     dtype = stored_dtype(stored)
     X, y = on.rows((1 << 20 if on.tiny else 1 << 30) // dtype.itemsize // d, d)
@@ -88,7 +88,7 @@ def _truth(loss: Loss, X: Any, y: Any, w: Any) -> Any:
 
 
 def _gradient(n: int, d: int, on: Device) -> Measured:
-    """As a round of a solver makes it."""
+    """Measure a gradient as in a round of a solver."""
     X, y = on.rows(n // 1000 if on.tiny else n, d)
     model = LinearModel(LogLoss(), d, 2, fit_intercept=True)
     w = on.backend.to_device(_parameters(d + 1))
@@ -98,7 +98,7 @@ def _gradient(n: int, d: int, on: Device) -> Measured:
 
 
 def _softmax(d: int, on: Device) -> Measured:
-    """Two products, and a kernel between them."""
+    """Measure two products with a kernel between them."""
     n = (1 << 18 if on.tiny else 1 << 28) // d
     X, _ = on.rows(n, d)
     codes = np.random.default_rng(0).integers(10, size=n).astype(np.int32)

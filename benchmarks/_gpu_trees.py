@@ -1,4 +1,4 @@
-"""Trees on the GPU: kernels beside the bandwidth of a copy, fits and predictions beside the CPU."""
+"""Trees on the GPU: kernels compared with a copy's bandwidth, fits and predictions with the CPU."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from daskml_dist.solvers.boosting_scores import RowBoostLoss
 
 __all__ = ["tree_cases"]
 
-#: Rows of the kernels' cases, and of the fits'; features.
+#: Number of rows of the kernels' cases and of the fits, and number of features.
 _MANY, _ROWS, _D = 10_000_000, 1_000_000, 28
 _TINY = 2_000
-#: Rows whose bins are compared with the CPU's.
+#: Number of rows whose bins are compared with the CPU's.
 _COMPARED = 200_000
-#: How gradients are packed.
+#: Formats in which gradients are packed.
 _MODES = {"hessians of 1": CONSTANT, "full precision": EXACT, "12 bits": ROUNDED}
 
 
 def tree_cases() -> Iterator[tuple[str, Case]]:
-    """Names and cases."""
+    """Yield the names and cases."""
     shape = f"{_MANY:,} x {_D}"
     yield f"boosting, bins of float32 rows, {shape}", _bins
     yield f"boosting, gradients of the log loss, {_MANY:,} rows", _gradients
@@ -64,7 +64,7 @@ def tree_cases() -> Iterator[tuple[str, Case]]:
 
 
 def _room(n: int, mode: int) -> Any:
-    """A lane's rows with drawn bins and packed gradients."""
+    """Return a lane's rows with random bins and packed gradients."""
     rng = np.random.default_rng(0)
     bins = np.zeros((n, -(-_D // 8) * 8), np.uint8)
     bins[:, :_D] = rng.integers(0, 256, (n, _D), dtype=np.uint8)
@@ -82,7 +82,7 @@ def _room(n: int, mode: int) -> Any:
 
 
 def _lanes(on: Device, mode: int) -> tuple[int, Any, Any]:
-    """Rows, and how they lie on the GPU and on the CPU."""
+    """Return the number of rows, and the lane's data on the GPU and on the CPU."""
     n = _TINY if on.tiny else _MANY
     room, shape = _room(n, mode), (_D, 256, 2 if mode == CONSTANT else 3)
     (gpu,) = CupyTrees(on.backend).open_rows([room], shape)
@@ -91,7 +91,7 @@ def _lanes(on: Device, mode: int) -> tuple[int, Any, Any]:
 
 
 def _bins(on: Device) -> Measured:
-    """Rows that lie on the GPU are put into bins there; a share of them beside the CPU's loop."""
+    """Measure the binning of rows on the GPU; a share of them is compared with the CPU's loop."""
     n = _TINY if on.tiny else _MANY
     X, _ = on.rows(n, _D)
     some = on.backend.to_numpy(X[:_COMPARED])
@@ -121,7 +121,7 @@ def _gradients(on: Device) -> Measured:
 
 
 def _whole(mode: int, on: Device) -> Measured:
-    """With the index of all rows made anew."""
+    """Measure the root histogram of all rows, which also rebuilds the row index."""
     n, gpu, cpu = _lanes(on, mode)
     found = on.backend.to_numpy(gpu.build_root_histogram(mode, 0))
     difference = largest_difference(found, cpu.build_root_histogram(mode, 0))
@@ -131,7 +131,7 @@ def _whole(mode: int, on: Device) -> Measured:
 
 
 def _parted(on: Device) -> Measured:
-    """The second time rows lie as they are to, which costs the same."""
+    """Measure a partition of rows; if repeated, the rows are already in order, at the same cost."""
     n, gpu, cpu = _lanes(on, EXACT)
     part = [LeafPartition(0, (np.arange(256) < 128).astype(np.uint8), slice(0, n), 1)]
     for lane in (gpu, cpu):
@@ -139,7 +139,7 @@ def _parted(on: Device) -> Measured:
     found = on.backend.to_numpy(gpu.partition_leaves(part, EXACT, 0)[0])
     difference = largest_difference(found, cpu.partition_leaves(part, EXACT, 0)[0])
     taken = on.milliseconds(lambda: gpu.partition_leaves(part, EXACT, 0))
-    # Index and a feature's bins twice, the index written twice and read; half of the rows.
+    # Bytes: index and a feature's bins twice, the index written twice and read; half of the rows.
     return Measured(taken, n * (2 * (4 + 1) + 3 * 4 + (32 + 8 + 4) // 2), difference)
 
 
@@ -186,7 +186,7 @@ _MODELS: dict[str, Callable[[str, bool], Any]] = {
 
 @functools.cache
 def _fitted(what: str, device: str, tiny: bool) -> tuple[float, Any]:
-    """Seconds of a fit, once kernels are loaded, and the model."""
+    """Return the seconds of a fit, after kernels are loaded, and the model."""
     X, y = rows(_TINY if tiny else _ROWS, _D)
     _MODELS[what](device, True).fit(X[:10_000], y[:10_000])
     model, since = _MODELS[what](device, tiny), time.perf_counter()
@@ -195,7 +195,7 @@ def _fitted(what: str, device: str, tiny: bool) -> tuple[float, Any]:
 
 
 def _fit(what: str, device: str, on: Device) -> Measured:
-    """End to end, the rows in host memory; whether the trees are the CPU's."""
+    """Measure a fit end to end with rows in host memory, and compare its trees with the CPU's."""
     seconds, model = _fitted(what, device, on.tiny)
     other = _fitted(what, "cpu", on.tiny)[1]._trees.packed()
     own = model._trees.packed()
@@ -204,7 +204,7 @@ def _fit(what: str, device: str, on: Device) -> Measured:
 
 
 def _predict(what: str, device: str, on: Device) -> Measured:
-    """Of rows that lie on the GPU, or in host memory."""
+    """Measure predictions of rows on the GPU, or in host memory."""
     model = _fitted(what, "cpu", on.tiny)[1]
     X, _ = rows(_TINY if on.tiny else _ROWS, _D)
     there = on.backend.to_device(X) if device == "gpu" else X

@@ -1,6 +1,6 @@
-"""A rank on a host of its own: ``python -m benchmarks._host_ranks JSON``, which says what it does.
+"""A rank on a separate host: ``python -m benchmarks._host_ranks JSON``, which describes its task.
 
-Ranks and the process that starts them speak in lines of JSON, by standard input and output.
+Ranks and the process that starts them exchange lines of JSON, over standard input and output.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 
 from benchmarks._hosts import HostNetwork
 
-#: Seconds that a way may take to measure all its sizes.
+#: Limit in seconds for measuring all sizes in one way.
 _TIMEOUT = 300.0
-#: Times that Open MPI is started before its failure counts.
+#: Number of attempts to start Open MPI.
 _MPI_STARTS = 3
 
 
 class LinePipe:
-    """Pipe of JSON lines to the process that started this one, with a pipe's methods."""
+    """Pipe of JSON lines to the parent process, with the methods of a multiprocessing pipe."""
 
     def send(self, told: Any) -> None:
         """Send a line."""
         print(json.dumps(told), flush=True)
 
-    put = send  # as a queue's
+    put = send  # the method name of a queue
 
     def recv(self) -> Any:
         """Wait for a line."""
@@ -37,7 +37,7 @@ class LinePipe:
 
 
 def all_hosts(network: HostNetwork, size: int, way: str, **told: Any) -> Any:
-    """Return what rank 0 of `size` ranks, each on a host, has measured."""
+    """Return the measurements of rank 0 of `size` ranks, each on a host."""
     hosts = network.hosts[:size]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         ranks = []
@@ -55,24 +55,24 @@ def all_hosts(network: HostNetwork, size: int, way: str, **told: Any) -> Any:
             stack.callback(process.wait)
             stack.callback(process.kill)
             ranks.append(process)
-        if way == "ddp":  # rank 0 alone tells, at its end
+        if way == "ddp":  # only rank 0 reports, at its end
             return _read(ranks[0])
         first = [_read(process) for process in ranks]
         for process in ranks:
-            _write(process, first)  # the ports; of gloo's ranks, that all are there
+            _write(process, first)  # the ports; for gloo's ranks, that all have started
         taken = [_read(process) for process in ranks]
         for process in ranks:
-            if way == "sockets":  # which close only once all have measured
+            if way == "sockets":  # ranks close only after all have measured
                 _write(process, "end")
             process.wait(timeout=_TIMEOUT)
     return taken[0]
 
 
 def mpi_on_hosts(network: HostNetwork, size: int, plan: list[tuple[int, int]]) -> list[float]:
-    """Return the microseconds of MPI's all-reduces, a rank on each host."""
+    """Return the microseconds of MPI's all-reduces, with one rank on each host."""
     hosts = network.hosts[:size]
     with tempfile.TemporaryDirectory() as folder:
-        # Open MPI starts its daemons by a remote shell; here a host is a namespace.
+        # Open MPI starts its daemons with a remote shell; here a host is a namespace.
         agent = Path(folder) / "agent"
         cases = "".join(f"{h.address}) n={h.name};; " for h in hosts)
         agent.write_text(
@@ -84,11 +84,11 @@ def mpi_on_hosts(network: HostNetwork, size: int, plan: list[tuple[int, int]]) -
         command += ["--allow-run-as-root", "--mca", "plm_rsh_agent", str(agent)]
         command += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
         command += ["--mca", "btl_tcp_if_include", net, "--mca", "oob_tcp_if_include", net]
-        # More ranks than cores: those that wait give their core away.
+        # There are more ranks than cores, so waiting ranks yield their core.
         command += ["--mca", "mpi_yield_when_idle", "1", "-x", "PYTHONPATH"]
         command += [sys.executable, "-m", "benchmarks._transport_mpi", json.dumps(plan)]
         paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
-        # Its daemons sometimes crash as they start, before any rank does.
+        # Open MPI's daemons sometimes crash at start, before any rank runs.
         for _ in range(_MPI_STARTS):
             said = subprocess.run(
                 command,
@@ -107,7 +107,7 @@ def mpi_on_hosts(network: HostNetwork, size: int, plan: list[tuple[int, int]]) -
 
 
 def _read(process: subprocess.Popen[str]) -> Any:
-    """Read a line of a rank."""
+    """Read a line from a rank."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -123,7 +123,7 @@ def _write(process: subprocess.Popen[str], told: Any) -> None:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Perform the task that the command line describes."""
     said = json.loads(sys.argv[1])
     rank, pipe = said["rank"], LinePipe()
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"

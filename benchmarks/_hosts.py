@@ -1,11 +1,11 @@
 """Several hosts on one machine: network namespaces on a bridge, with networks of chosen speed.
 
-Each host has a TCP stack, an address and an interface of its own, so that what runs there meets
-others over a network as on machines of their own: nothing goes by loopback or shared memory. The
-machine itself stands on the bridge, too, as the head node with the scheduler and the client. Only
-root may make namespaces.
+Each host has its own TCP stack, address and interface, so its processes communicate with others
+over a network as on separate machines: nothing uses loopback or shared memory. The machine itself
+is also on the bridge, as the head node with the scheduler and the client. Only root may create
+namespaces.
 
-A rate is kept by the kernel (a token bucket at both ends of each cable). A delay or a loss is made
+The kernel enforces a rate (a token bucket at both ends of each cable). A delay or a loss is created
 by a process between the cable's two ends (:mod:`benchmarks._cable`), since not every kernel has
 netem.
 """
@@ -33,13 +33,13 @@ from distributed import Client, LocalCluster
 
 __all__ = ["Cable", "Host", "HostCluster", "HostNetwork", "network_problem"]
 
-#: Bytes of a frame: 1,500 as on the internet would cost the process of a slow cable too much.
+#: Bytes of a frame: with 1,500, as on the internet, the process of a slow cable would be too busy.
 MTU = 9000
-#: Seconds that the kernel may take to bring a link up on a busy machine.
+#: Limit in seconds for the kernel to bring a link up on a busy machine.
 _LINK_SECONDS = 60.0
-#: Seconds that a worker may take to end by itself.
+#: Seconds that a worker gets to exit before it is killed.
 _END_SECONDS = 5.0
-#: Of <linux/if_tun.h>: makes an interface of Ethernet frames, without a header before each.
+#: Constants of <linux/if_tun.h>: an interface of Ethernet frames, without a header before each.
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 
 #: Numbers of the networks of this process.
@@ -48,12 +48,12 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Cable:
-    """What joins a host to the switch.
+    """Connection between a host and the switch.
 
     Parameters
     ----------
     rate : float or None
-        Bits a second, each way; None: as fast as the kernel moves frames.
+        Bits per second, each way; None: as fast as the kernel moves frames.
     delay : float
         Seconds that a frame takes from one end to the other.
     loss : float
@@ -66,7 +66,7 @@ class Cable:
 
     @property
     def is_relayed(self) -> bool:
-        """Whether a process must stand between its ends."""
+        """Return whether a process must relay frames between the ends."""
         return self.delay > 0 or self.loss > 0
 
     def __str__(self) -> str:
@@ -82,35 +82,35 @@ class Cable:
 
 @dataclass
 class Host:
-    """One namespace.
+    """One host, in a namespace.
 
     Parameters
     ----------
     name : str
-        Of the namespace, and of the switch's port that its cable is plugged into.
+        Name of the namespace, and of the switch's port that its cable is plugged into.
     address : str
-        On the network.
+        Address on the network.
     """
 
     name: str
     address: str
 
     def command(self, *command: str) -> list[str]:
-        """Return what runs a command on this host."""
+        """Return the command line that runs a command on this host."""
         return ["ip", "netns", "exec", self.name, *command]
 
     @property
     def bytes_sent(self) -> int:
-        """Return the bytes that have left this host, headers included."""
+        """Return the number of bytes that have left this host, including headers."""
         return self._count("rx_bytes")
 
     @property
     def bytes_received(self) -> int:
-        """Return the bytes that have come to this host, headers included."""
+        """Return the number of bytes that have arrived at this host, including headers."""
         return self._count("tx_bytes")
 
     def _count(self, counter: str) -> int:
-        """Return a counter of the switch's port, which receives what the host sends."""
+        """Return a counter of the switch's port, which receives the bytes that the host sends."""
         return int(Path(f"/sys/class/net/{self.name}/statistics/{counter}").read_text())
 
 
@@ -122,12 +122,12 @@ class HostNetwork:
     n_hosts : int
         At most 250.
     cable : Cable
-        Of each host; the head node is on the switch itself.
+        Cable of each host; the head node is on the switch itself.
     """
 
     def __init__(self, n_hosts: int, cable: Cable = Cable()) -> None:
         # Names of interfaces have at most 15 letters. Several networks may exist at the same time,
-        # of this process or of others.
+        # in this process or in others.
         number = next(_numbers) % len(ascii_lowercase)
         self._switch = f"dml{os.getpid() % 10**6}{ascii_lowercase[number]}"
         self._net = f"10.{os.getpid() % 199 + 20}.{number + 77}"
@@ -150,7 +150,7 @@ class HostNetwork:
                 host = Host(f"{self._switch}n{number}", f"{self._net}.{number + 2}")
                 self._add(stack, host)
                 self.hosts.append(host)
-            # The bridge takes the smallest of its ports' frames, or its own.
+            # The bridge uses the smallest MTU of its ports, or its own.
             _ip("link", "set", self._switch, "mtu", str(MTU))
             for host in self.hosts:
                 self.plug(host)
@@ -161,24 +161,24 @@ class HostNetwork:
         self._stack.close()
 
     def pull(self, host: Host) -> None:
-        """Drop all frames to and from a host, which neither end is told of."""
+        """Drop all frames to and from a host; neither end is notified."""
         _set_port(host.name, "0")
 
     def plug(self, host: Host) -> None:
-        """Let frames through again."""
+        """Let frames pass again."""
         _set_port(host.name, "3")
 
     def switch_off(self, host: Host) -> None:
-        """End all that runs on a host, at once, as a power cut does."""
+        """Kill all processes on a host together, like a power cut."""
         while self._signal(host, signal.SIGKILL):
             time.sleep(0.01)
 
     def stop(self, host: Host) -> None:
-        """Stop all that runs on a host, whose kernel still answers."""
+        """Suspend all processes on a host, whose kernel still answers."""
         self._signal(host, signal.SIGSTOP)
 
     def _signal(self, host: Host, number: signal.Signals) -> int:
-        """Send a signal to all processes on a host; return how many there were."""
+        """Send a signal to all processes on a host; return their number."""
         pids = self._list_processes(host)
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -192,12 +192,12 @@ class HostNetwork:
         return [int(pid) for pid in found.stdout.split()]
 
     def _add(self, stack: ExitStack, host: Host) -> None:
-        """Make a namespace and its cable."""
+        """Create a namespace and its cable."""
         name, cable = host.name, self._cable
         _ip("netns", "add", name)
         stack.callback(_ip, "netns", "del", name)
         stack.callback(self.switch_off, host)
-        # The kernel may still be about to remove the link of a network that has just ended.
+        # The kernel may not have removed the link of a network that has just ended.
         subprocess.run(["ip", "link", "del", name], check=False, capture_output=True)
         if cable.is_relayed:
             self._add_relay(stack, host)
@@ -209,9 +209,10 @@ class HostNetwork:
         for device in ("eth0", "lo"):
             _ip("-n", name, "link", "set", device, "up")
         if cable.rate is not None:
-            # A bucket of 100 us of traffic, at least a frame, and a queue of 50 ms before it, as a
-            # switch has. What a bucket saves up passes at once, which no cable does; but with less,
-            # the kernel's timer, late by some 20 us, would cost a fifth to two thirds of the rate.
+            # A bucket of 100 us of traffic, at least one frame, and a queue of 50 ms before it, as
+            # in a switch. The saved tokens of a bucket pass without a limit, unlike on a real
+            # cable; but with a smaller bucket, the kernel's timer, which is late by about 20 us,
+            # would cost a fifth to two thirds of the rate.
             burst = max(int(cable.rate / 8 * 100e-6), MTU + 100)
             bucket = ["root", "tbf", "rate", f"{cable.rate:.0f}bit", "burst", str(burst)]
             bucket += ["latency", "50ms"]
@@ -220,7 +221,7 @@ class HostNetwork:
                 _run("tc", *where, "qdisc", "add", "dev", device, *bucket)
 
     def _add_relay(self, stack: ExitStack, host: Host) -> None:
-        """Make both ends of a cable, and start the process that moves frames between them."""
+        """Create both ends of a cable, and start the process that moves frames between them."""
         ends = [_open_tap(host.name), _open_tap(f"{host.name}t")]
         _ip("link", "set", f"{host.name}t", "netns", host.name, "name", "eth0")
         command = [sys.executable, "-m", "benchmarks._cable", *map(str, ends)]
@@ -232,16 +233,16 @@ class HostNetwork:
 
 
 class HostCluster:
-    """Dask's workers of one thread on the hosts of a network, the scheduler on the head node.
+    """Dask workers of one thread on the hosts of a network, with the scheduler on the head node.
 
     Parameters
     ----------
     network : HostNetwork
-        Entered.
+        An entered context.
     workers_per_host : int
-        Processes on each host.
+        Number of processes on each host.
     environ : callable, optional
-        Returns the variables of a host's processes besides those of this one.
+        Function that returns additional environment variables of a host's processes.
     """
 
     def __init__(
@@ -268,7 +269,7 @@ class HostCluster:
             stack.callback(lambda: _end([n for there in self.nannies.values() for n in there]))
             self.refill()
             client = Client(self.cluster)
-            stack.callback(client.close)  # in any thread, which the end of a context is not
+            stack.callback(client.close)  # works in any thread, unlike leaving its context
             client.wait_for_workers(len(self._network.hosts) * self._per_host, timeout=180)
             self._stack = stack.pop_all()
         return client
@@ -277,13 +278,13 @@ class HostCluster:
         self._stack.close()
 
     def switch_off(self, host: Host) -> None:
-        """End a host's workers, and all else there, at once."""
+        """Kill a host's workers, and all its other processes, together."""
         self._network.switch_off(host)
         for nanny in self.nannies.pop(host.address, []):
             nanny.wait()
 
     def refill(self) -> None:
-        """Plug all cables in, and start what is missing."""
+        """Plug all cables in, and start missing workers."""
         for host in self._network.hosts:
             self._network.plug(host)
             there = [n for n in self.nannies.get(host.address, []) if n.poll() is None]
@@ -303,7 +304,7 @@ class HostCluster:
 
 
 def network_problem() -> str | None:
-    """Return why there can be no hosts here, or None."""
+    """Return why there can be no hosts on this machine, or None."""
     if missing := [tool for tool in ("ip", "bridge", "tc") if shutil.which(tool) is None]:
         return f"no {', '.join(missing)} (of iproute2)"
     probe = f"dmlp{os.getpid() % 10**6}"
@@ -314,7 +315,7 @@ def network_problem() -> str | None:
 
 
 def _run(*command: str) -> None:
-    """Run a command; the error tells what it said."""
+    """Run a command; an error contains its output."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{shlex.join(command)}: {done.stderr.strip()}")
@@ -326,14 +327,14 @@ def _ip(*args: str) -> None:
 
 
 def _open_tap(name: str) -> int:
-    """Make an interface whose frames a process reads and writes; return its file descriptor."""
+    """Create an interface whose frames a process reads and writes; return its file descriptor."""
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
     return end
 
 
 def _set_port(name: str, state: str) -> None:
-    """Set the state of a switch's port; the kernel refuses until it knows that the link is up."""
+    """Set a switch port's state; the kernel refuses until it knows that the link is up."""
     command = ["bridge", "link", "set", "dev", name, "state", state]
     deadline = time.monotonic() + _LINK_SECONDS
     while subprocess.run(command, capture_output=True).returncode:
@@ -342,7 +343,7 @@ def _set_port(name: str, state: str) -> None:
 
 
 def _end(processes: list[subprocess.Popen[Any]]) -> None:
-    """End processes, by force those that do not go."""
+    """End processes; kill those that do not exit in time."""
     for process in processes:
         process.terminate()
     for process in processes:

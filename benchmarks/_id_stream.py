@@ -1,4 +1,4 @@
-"""Rows of ids of a stream, drawn by a compiled loop: its reader must not be what is measured."""
+"""Rows of ids of a stream, drawn by a compiled loop, so that drawing does not dominate the time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from daskml_dist.backends.compiled import compiled_entry
 from daskml_dist.backends.forest_kernels import hash_number
 from daskml_dist.backends.id_hashing import FIELD_BITS, ID_BITS
 
-#: An odd factor: products modulo a power of two of different numbers differ.
+#: An odd factor: products with different numbers, modulo a power of two, differ.
 _ODD = 0x1E3779B97F4A7C15
 _MASK, _BITS = (1 << ID_BITS) - 1, FIELD_BITS
 
 
 @compiled_entry(error_model="numpy")
 def fill_ids(first: int, n_once: int, n_often: int, ids: Any) -> None:
-    """Write the ids of rows, from row number `first` of a stream on.
+    """Write the ids of rows, starting at row number `first` of a stream.
 
     Parameters
     ----------
     first : int
     n_once : int
-        Leading fields whose ids come in one row alone; those of other fields are the whole numbers
-        below `n_often`, the k-th about as frequent as 1 / k.
+        Number of leading fields whose ids occur in one row only; the ids of other fields are
+        integers below `n_often`, the k-th about as frequent as 1 / k.
     n_often : int
     ids : ndarray of int64 of shape (n_rows, n_fields)
     """

@@ -9,20 +9,20 @@ __all__ = ["forget_peak", "memory_now", "memory_peak"]
 
 
 def memory_now() -> int:
-    """Bytes that this process has in memory."""
+    """Return the number of bytes that this process has in memory."""
     return _told("VmRSS")
 
 
 def memory_peak() -> int:
-    """The most bytes that this process has had in memory.
+    """Return the largest number of bytes that this process has had in memory.
 
-    `getrusage` counts those of who started it too, where it was spawned.
+    `getrusage` would include the parent's memory in a spawned process.
     """
     return _told("VmHWM")
 
 
 def forget_peak() -> None:
-    """Let the peak of this process be what it has now, where the system can."""
+    """Reset the peak of this process to its current memory, if the system can."""
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")
@@ -35,6 +35,6 @@ def _told(name: str) -> int:
         with open("/proc/self/status") as status:
             line = next(line for line in status if line.startswith(name))
         return 1024 * int(line.split()[1])
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         unit = 1 if sys.platform == "darwin" else 1024
         return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

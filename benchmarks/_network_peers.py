@@ -1,4 +1,4 @@
-"""Peers that train networks in one process, by scikit-learn's interface: skorch and its own."""
+"""Peers that train networks in one process, with scikit-learn's interface: skorch, scikit-learn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Case = tuple[str, int, int]
 
 
 def peers(cases: list[Case], n_rows: int) -> dict[str, list[float | None] | None]:
-    """Steps a second of each peer with one thread, by its name; None: it is not installed."""
+    """Return steps/s of each peer with one thread, by name; None: it is not installed."""
     found: dict[str, list[float | None] | None] = {"skorch, 1 process of 1 thread": None}
     if importlib.util.find_spec("skorch") and importlib.util.find_spec("torch"):
         found["skorch, 1 process of 1 thread"] = _in_process(_skorch, cases, n_rows)
@@ -31,14 +31,14 @@ def peers(cases: list[Case], n_rows: int) -> dict[str, list[float | None] | None
 def _in_process(
     rate: Callable[..., float | None], cases: list[Case], n_rows: int
 ) -> list[float | None]:
-    """Rates that a new process finds, which nothing has warmed up or limited."""
+    """Return the rates in a new process, which has not been warmed up or limited."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return list(pool.map(rate, *zip(*cases, strict=True), [n_rows] * len(cases)))
 
 
 def _passes(one: Callable[[], Any], n_steps: int, steps: int) -> float:
-    """Steps a second of passes, after one that warms up."""
+    """Return steps per second over passes, after one pass to warm up."""
     one()
     seconds = []
     for _ in range(max(2, -(-steps // n_steps))):

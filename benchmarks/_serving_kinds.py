@@ -1,4 +1,4 @@
-"""Requests a second of models of several kinds: each answered exactly, or sharing calls."""
+"""Requests per second for models of several kinds: answered exactly, or in shared calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _net() -> Any:
     return nn.Sequential(*layers[:-1])
 
 
-#: Models of 28 features and two classes, unfitted.
+#: Unfitted models, for 28 features and two classes.
 KINDS: dict[str, Callable[[], Any]] = {
     "logistic regression": LogisticRegression,
     "network 28-64-32-2": lambda: MLPClassifier(SIZES[1:-1], **_NETWORK),
@@ -55,7 +55,7 @@ if find_spec("torch") is None:
 
 
 def command(name: str, X: Any, y: Any, folder: Path, port: int, together: bool) -> list[str]:
-    """A command that serves a kind of model, fitted to rows, as `m`."""
+    """Return the command that serves a kind of model, fitted to rows, as `m`."""
     path = folder / f"{list(KINDS).index(name)}.joblib"
     if not path.exists():
         joblib.dump(KINDS[name]().fit(X, y), path)

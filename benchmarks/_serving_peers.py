@@ -1,8 +1,8 @@
-"""Other servers of models, each with scikit-learn's model and JSON of its own, as its pages say.
+"""Other model servers, each with scikit-learn's model and its own JSON, as in its documentation.
 
-Their dependencies do not go together, so each is looked for in a folder of its own first:
-``pip install --target PEERS/bentoml bentoml``, and PEERS in the environment's DASKML_DIST_PEERS;
-else among what is installed.
+Their dependencies conflict, so each is first looked for in a separate folder: ``pip install
+--target PEERS/bentoml bentoml``, with PEERS in the environment variable DASKML_DIST_PEERS;
+otherwise among the installed packages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["PEERS", "Peer", "found_in"]
 
 
 class Peer(NamedTuple):
-    """A server, and how it is asked."""
+    """A server, and the form of its requests."""
 
     name: str
     modules: tuple[str, ...]
@@ -35,7 +35,7 @@ class Peer(NamedTuple):
 
 
 def found_in(peer: Peer) -> str | None:
-    """What its Python's path needs, or None where it is not installed."""
+    """Return the Python path that a peer needs, or None if it is not installed."""
     told = os.environ.get("DASKML_DIST_PEERS")
     folder = Path(told or ".") / peer.modules[0]
     if told and all((folder / name).exists() for name in peer.modules):
@@ -71,7 +71,7 @@ def _mlserver(
     return prepare
 
 
-#: As little of a runtime as MLServer has: the same probabilities by two lines of NumPy.
+#: The smallest possible runtime for MLServer: the same probabilities in two lines of NumPy.
 _RUNTIME = """
 import joblib
 import numpy as np
@@ -185,8 +185,8 @@ def _ray(
     return prepare
 
 
-#: A model of KServe's SDK that asks scikit-learn as KServe's own server of it does, which is in no
-#: package index: its input and answer are made by the SDK's functions.
+#: A model for KServe's SDK that calls scikit-learn like KServe's own server for it, which is not in
+#: any package index: input and answer are made by the SDK's functions.
 _KSERVE = """
 import sys
 import joblib

@@ -2,12 +2,12 @@
 
     python -m benchmarks._sklearn_suite [MODULE ...] [--out FOLDER]
 
-Each public name of a subpackage (`linear_model`, `svm`, ...) takes the place of scikit-learn's in
-copies of its test modules. A test counts where one of our classes or functions was used in it and
-scikit-learn does not itself expect it to fail. The passed tests and all of each module are printed,
-then the sums, those of trees and boosting apart; FOLDER gets each module's failures, a line each.
-All modules take an hour; ``linear_model/tests/test_sgd`` chooses one. Needs pytest and
-pytest-timeout. docs/sklearn_tests.md tells what does not pass, and why.
+Each public name of a subpackage (`linear_model`, `svm`, ...) replaces scikit-learn's in copies of
+its test modules. A test counts if it used one of our classes or functions and scikit-learn itself
+does not expect it to fail. The numbers of passed and of all tests of each module are printed, then
+the sums, with trees and boosting separate; FOLDER gets each module's failures, one per line. All
+modules take an hour; ``linear_model/tests/test_sgd`` selects one. Needs pytest and pytest-timeout.
+docs/sklearn_tests.md lists the tests that do not pass, with reasons.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOMS = (
     "compose", "metrics", "neural_network", "cluster", "decomposition", "mixture", "ensemble",
     "model_selection", "tree",
 )  # fmt: skip
-#: Test modules that lie elsewhere than in ROOM/tests.
+#: Test modules outside ROOM/tests.
 ELSEWHERE = {
     "naive_bayes": ("tests/test_naive_bayes.py",),
     "linear_model": ("linear_model/_glm/tests/test_glm.py",),
@@ -40,12 +40,12 @@ ELSEWHERE = {
         "ensemble/_hist_gradient_boosting/tests/test_monotonic_constraints.py",
     ),
 }
-#: Modules that are told apart: those of trees and boosting.
+#: Modules that are counted separately: those of trees and boosting.
 TREES = ("tree/", "ensemble/_hist_gradient_boosting/")
-#: Seconds that a module may take, and a test.
+#: Limits in seconds for a module, and for a test.
 MODULE_SECONDS, TEST_SECONDS = 1500, 60
 
-#: Notes which tests use our names, and what became of them.
+#: Records which tests use our names, and their outcomes.
 CONFTEST = """
 import functools, importlib, inspect, json, os, pytest
 from sklearn.conftest import *  # scikit-learn's fixtures
@@ -113,7 +113,7 @@ class Proxy:
 
 
 def rewritten(path: Path, root: Path, names: dict[str, str]) -> str | None:
-    """A test module with our names in place of scikit-learn's; None where it imports none."""
+    """Return a test module with our names in place of scikit-learn's; None if it imports none."""
     text = path.read_text()
     last, added = 0, []
     for node in ast.parse(text).body:
@@ -140,7 +140,7 @@ def rewritten(path: Path, root: Path, names: dict[str, str]) -> str | None:
 
 
 def run_module(target: Path, rooms: list[str]) -> list[list[str]] | str:
-    """Name, outcome and error of each test that counts, or why there is none."""
+    """Return name, outcome and error of each test that counts, or the reason why there is none."""
     results = target.with_suffix(".json")
     paths = [str(target.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
@@ -166,7 +166,7 @@ def run_module(target: Path, rooms: list[str]) -> list[list[str]] | str:
 
 
 def main() -> None:
-    """Run the modules, and print what passed."""
+    """Run the modules, and print the numbers of passed tests."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("modules", nargs="*", metavar="MODULE")
     parser.add_argument("--out", type=Path, default=tempfile.mkdtemp(prefix="suite-"))

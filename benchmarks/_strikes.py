@@ -1,4 +1,4 @@
-"""Strikes at the workers of a fit, and what their lanes did then, noted where they ran."""
+"""Faults injected into the workers of a fit, and records of the reactions of their lanes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from distributed import Client, LocalCluster, WorkerPlugin
 from distributed.utils import get_mp_context
 
 WORKERS = 3
-#: Strikes come so many seconds later, at random: at no fixed moment of the client's own looks at
-#: the fit.
+#: Faults come up to this many seconds later, at random: not at a fixed phase of the client's own
+#: checks of the fit.
 JITTER = 0.2
 
 
 class Until:
-    """Ends a fit after so many seconds of passes."""
+    """Callback that ends a fit after a number of seconds of passes."""
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
@@ -36,17 +36,17 @@ class Until:
 
 
 class PassClock:
-    """Notes when passes close, by a wall clock: records leave out what losses cost."""
+    """Callback that times passes by the wall clock: records leave out the cost of losses."""
 
     def __init__(self, seconds: float = np.inf) -> None:
-        #: The fit ends so many seconds after its first pass.
+        #: The fit ends this many seconds after its first pass.
         self._seconds = seconds
         self._first = 0.0
         self._by_pass: dict[int, float] = {}
 
     @property
     def closed(self) -> list[float]:
-        """Seconds at which each pass closed, by the last time where one was made again."""
+        """Return the second at which each pass closed; for a repeated pass, the last time."""
         return list(self._by_pass.values())
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
@@ -58,19 +58,19 @@ class PassClock:
 
 
 class Striker:
-    """Kills or stops a drawn worker at even times, from the first pass of a fit to its end.
+    """Callback that kills or stops a random worker at regular times, from the first pass on.
 
     Parameters
     ----------
     client : Client
     every : float
-        Seconds between two strikes.
+        Seconds between two faults.
     first : float or None, default=None
-        Seconds before the first one; None: `every`.
+        Seconds before the first fault; None: `every`.
     killed_share : float, default=1.0
-        Share of the strikes that are kills.
+        Share of the faults that are kills.
     stopped : tuple of float
-        Seconds for which a process is stopped, at least and at most.
+        Minimum and maximum of the seconds for which a process is stopped.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Striker:
         self._draw = random.Random(0)
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        #: The fit, as its callbacks see it, from the first pass on.
+        #: The fit, as passed to callbacks, from the first pass on.
         self._run: Any = None
         self.kills = self.stops = 0
 
@@ -109,7 +109,7 @@ class Striker:
             self.strike()
 
     def strike(self) -> None:
-        """Kill or stop a drawn worker now; return when it is dead or goes on."""
+        """Kill or stop a random worker now; return when it is dead or has resumed."""
         with contextlib.suppress(OSError, ProcessLookupError):
             self._strike(self._draw.choice(sorted(self._client.run(os.getpid).values())))
 
@@ -126,7 +126,7 @@ class Striker:
 
 @dataclass
 class Strike:
-    """Signals workers of a fit from a thread of its own, some seconds after the first pass."""
+    """Callback that signals workers from a separate thread, some seconds after the first pass."""
 
     client: Client
     pids: dict[str, int]
@@ -148,7 +148,7 @@ class Strike:
     def on_generation(self, run: Any, event: Any) -> None:
         self.events.append((time.monotonic(), event))
         if self.signal == signal.SIGSTOP:
-            run.stop()  # all is seen
+            run.stop()  # everything has been observed
 
     def on_fit_end(self, run: Any) -> None:
         self.over = True
@@ -166,14 +166,14 @@ class Strike:
             os.kill(self.pids[address], self.signal)
 
     def struck(self) -> bool:
-        """Whether the fit was hit, and noticed."""
+        """Return whether the fit was hit, and noticed it."""
         if self.thread is not None:
             self.thread.join()
         return bool(self.events)
 
 
 def victims_of(run: Any, who: str) -> list[str]:
-    """The server's worker, and the last of those without one."""
+    """Return the server's worker, and the last of the workers without a server."""
     server = run.server_addresses[0]
     trainer = max(set(run.trainer_addresses) - {server})
     return {"trainer": [trainer], "server": [server], "both": [server, trainer]}[who]
@@ -181,14 +181,14 @@ def victims_of(run: Any, who: str) -> list[str]:
 
 @contextlib.contextmanager
 def open_workers(n_workers: int, preload: str, **options: Any) -> Iterator[Client]:
-    """Workers that come back when they are lost, forked of a process that imported a module."""
+    """Open workers that are restarted when lost, forked from a process that imported a module."""
     config = {
-        # By default a cluster gives up a worker that happens to be away 15 s after a loss.
+        # By default a cluster gives up a worker that is missing 15 s after a loss.
         "distributed.deploy.lost-worker-timeout": "1h",
         "distributed.worker.multiprocessing-method": "forkserver",
     }
     with dask.config.set(config):
-        # Lost workers come back without importing all again, which leaves the cores to the fit.
+        # Restarted workers do not import everything again, which leaves the cores to the fit.
         get_mp_context().set_forkserver_preload([preload, "daskml_dist.training.worker.host"])
         cluster = LocalCluster(
             n_workers=n_workers,
@@ -203,9 +203,9 @@ def open_workers(n_workers: int, preload: str, **options: Any) -> Iterator[Clien
 
 
 def all_there(client: Client, n_workers: int = WORKERS) -> dict[str, int]:
-    """Wait for lost workers to come back, and return the process of each."""
+    """Wait until lost workers have been replaced, and return the process id of each."""
     while True:
-        with contextlib.suppress(OSError):  # one that is just being lost
+        with contextlib.suppress(OSError):  # a worker that is just being lost
             found = client.run(forget)
             if len(found) == n_workers:
                 return found
@@ -213,13 +213,13 @@ def all_there(client: Client, n_workers: int = WORKERS) -> dict[str, int]:
 
 
 def find_standbys(client: Client, run: Any) -> dict[int, tuple[str, set[int]]]:
-    """The worker of each server's standby, by the server's number, and the places that it keeps."""
+    """Return, by server number, the worker of its standby and the positions of its snapshots."""
     found = client.run(_list_standbys, run.run_id)
     return {number: (address, places) for address, some in found.items() for number, places in some}
 
 
 def have_standbys(client: Client, run: Any) -> bool:
-    """Whether lanes in lock-step could go on from the standbys of all servers."""
+    """Return whether lanes in lock-step could resume from the standbys of all servers."""
     kept = [places for _, places in find_standbys(client, run).values()]
     return len(kept) == len(run.server_addresses) > 0 and bool(set.intersection(*kept))
 
@@ -229,7 +229,7 @@ def have_standbys(client: Client, run: Any) -> bool:
 
 @dataclass
 class Life:
-    """A lane's steps on one worker in one generation."""
+    """Steps of a lane on one worker in one generation."""
 
     lane: int
     since: float
@@ -241,21 +241,21 @@ _noted: list[Life] = []
 
 
 class Watch(WorkerPlugin):
-    """Watches the lanes of every worker, those that come back too."""
+    """Plugin that watches the lanes of every worker, including restarted ones."""
 
     def setup(self, worker: Any) -> None:
         _watch_lanes()
 
 
 def _watch_lanes() -> None:
-    """Note from now on when lanes step."""
+    """Record from now on when lanes step."""
     from daskml_dist.training.worker.lane import Lane
 
     add_gradient = Lane.add_gradient
 
     def noting(self: Any, w: Any, batch: Any, out: Any) -> None:
         add_gradient(self, w, batch, out)
-        # A generation has `Lane` objects of its own.
+        # Each generation has its own `Lane` objects.
         if hasattr(self, "life"):
             self.life.steps += 1
         else:
@@ -266,7 +266,7 @@ def _watch_lanes() -> None:
 
 
 def forget() -> int:
-    """Forget what was noted; return the process."""
+    """Delete all records; return the process id."""
     _noted.clear()
     return os.getpid()
 
@@ -282,6 +282,6 @@ def _list_standbys(run_id: str, dask_worker: Any) -> list[tuple[int, set[int]]]:
     return [
         (host._number, set(host._server.kept()))
         for host in hosts
-        # One that has just been made has no server yet.
+        # A host that has just been created has no server yet.
         if host.run_id == run_id and "_server" in vars(host) and host._server.generation < 0
     ]

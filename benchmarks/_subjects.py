@@ -1,4 +1,4 @@
-"""Models whose fits are struck: a linear one, and networks."""
+"""Models for fits with injected faults: a linear model, and networks."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Subject:
     ----------
     name : str
     rows : callable
-        Makes X and y.
+        Function that returns X and y.
     make : callable
-        Makes the estimator; takes its constructor's keywords.
+        Function that returns the estimator, given keywords of its constructor.
     batch : int
-        What `batch_size` is for 32 rows a lane.
+        The `batch_size` that gives 32 rows per lane.
     in_order : bool
-        Whether sums are made in the order of the lanes: their rounding grows in networks.
+        Whether sums are made in the order of the lanes: in networks rounding errors grow.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Subject:
     in_order: bool = False
 
     def lazy(self) -> tuple[Any, Any]:
-        """The rows as Dask arrays."""
+        """Return the rows as Dask arrays."""
         X, y = self.rows()
         whole = (-1,) * (X.ndim - 1)
         return (
@@ -55,7 +55,7 @@ class Subject:
         )
 
     def fit(self, X: Any, y: Any, policy: Any, passes: int, *callbacks: Any) -> Any:
-        """A fit of so many passes."""
+        """Return a fit with a number of passes."""
         return self.make(
             policy=policy,
             batch_size=self.batch,
@@ -68,7 +68,7 @@ class Subject:
 
     @staticmethod
     def weights(model: Any) -> Any:
-        """All parameters of a fitted model."""
+        """Return all parameters of a fitted model."""
         return model._state.w
 
 
@@ -76,7 +76,7 @@ LINEAR = Subject("linear", lambda: logistic_rows(ROWS, FEATURES, "float64"), SGD
 
 
 def networks() -> list[Subject]:
-    """A multi-layer perceptron, and a convolutional network where PyTorch is installed."""
+    """Return a multi-layer perceptron, and a convolutional network if PyTorch is installed."""
     found = [
         Subject(
             "MLP",

@@ -1,4 +1,4 @@
-"""PyTorch's logistic step: DistributedDataParallel with gloo, and one process by itself."""
+"""PyTorch's logistic step: DistributedDataParallel with gloo, and a single process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def step_milliseconds(n_features: int, batch: int, steps: int, dtype: str = "float64") -> float:
-    """Median milliseconds of a step of DDP in two processes, of `batch` rows each."""
+    """Return the median milliseconds of a DDP step in two processes, with `batch` rows each."""
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory() as folder:
@@ -21,7 +21,7 @@ def step_milliseconds(n_features: int, batch: int, steps: int, dtype: str = "flo
 
 
 def alone_milliseconds(n_features: int, batch: int, steps: int, dtype: str, threads: int) -> float:
-    """Median milliseconds of a step of all `batch` rows in one process, which meets nobody."""
+    """Return the median milliseconds of a step in one process, without communication."""
     import torch.multiprocessing as mp
 
     times = mp.get_context("spawn").SimpleQueue()
@@ -57,7 +57,7 @@ def _train_alone(
 
 
 def _steps(model: Any, n_features: int, batch: int, steps: int, dtype: str) -> float:
-    """Median milliseconds of steps of Adagrad on the same rows."""
+    """Return the median milliseconds of steps of Adagrad on the same rows."""
     import torch
 
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)

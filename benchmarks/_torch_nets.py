@@ -1,4 +1,4 @@
-"""Networks of PyTorch that are compared, and peers that train them: DDP, and one process."""
+"""PyTorch networks for comparisons, and peers that train them: DDP, and a single process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = {"MLP": (784,), "LeNet": (1, 28, 28), "ResNet-8": (3, 32, 32)}
 
 
 def make_net(name: str) -> Any:
-    """A network; a class of its own, so that workers need nothing of the benchmarks."""
+    """Return a network of a local class, so that workers do not need the benchmarks."""
     return {"MLP": _mlp, "LeNet": _lenet, "ResNet-8": _resnet}[name]()
 
 
@@ -60,13 +60,13 @@ def _resnet() -> Any:
 
 
 def some_rows(name: str, n_rows: int, seed: int = 0) -> tuple[Any, Any]:
-    """Random rows and labels for a network."""
+    """Return random rows and labels for a network."""
     rng = np.random.default_rng(seed)
     return rng.random((n_rows, *ROWS[name]), dtype=np.float32), rng.integers(10, size=n_rows)
 
 
 def _step(model: Any, rows: tuple[Any, Any], batch: int, seed: int) -> Callable[[], None]:
-    """A training step, as a user of torch writes it for rows in memory."""
+    """Return a training step, written as a user of torch would for rows in memory."""
     import torch
 
     X, y = map(torch.from_numpy, rows)
@@ -94,7 +94,7 @@ def _rate(step: Callable[[], None], steps: int) -> float:
 def one_process(
     cases: list[tuple[str, int, int]], n_rows: int, threads: int, compiled: bool = False
 ) -> list[float]:
-    """Steps a second of one process, of each (network, batch, steps), compiled or not."""
+    """Return steps/s of one process for each (network, batch, steps), compiled or not."""
     import torch.multiprocessing as mp
 
     context = mp.get_context("spawn")
@@ -120,7 +120,7 @@ def _alone(
 
 
 def ddp(cases: list[tuple[str, int, int]], n_rows: int) -> list[float]:
-    """Steps a second of DistributedDataParallel with gloo, two processes of one thread each."""
+    """Return steps/s of DistributedDataParallel with gloo, in two processes of one thread."""
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +137,7 @@ def _replica(
     import torch
 
     torch.set_num_threads(1)
-    # Else moments of dead units take most of the time; new threads do as this one.
+    # Otherwise denormal moments of dead units take most of the time; new threads inherit this.
     torch.set_flush_denormal(True)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2

@@ -1,6 +1,7 @@
 """All-reduces by MPI, a rank a process: ``mpirun -n 2 python -m benchmarks._transport_mpi PLAN``.
 
-PLAN is a JSON list of elements (float32) and repetitions. Rank 0 prints its microseconds as JSON.
+PLAN is a JSON list of (number of float32 elements, repetitions). Rank 0 prints its microseconds as
+JSON.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import time
 
 import numpy as np
 
-#: Repetitions of which the median counts, as of the other ways.
+#: Number of repetitions, whose median counts, as for the other ways.
 REPEATS = 5
 
 
 def measure(plan: list[tuple[int, int]]) -> list[float]:
-    """Median microseconds of an all-reduce in place, for each size of the plan."""
+    """Return the median microseconds of an in-place all-reduce, for each size of the plan."""
     from mpi4py import MPI
 
     world, found = MPI.COMM_WORLD, []

@@ -1,4 +1,4 @@
-"""What benchmarks/transport.py runs in processes of its own: ranks, trainers, a server, gloo."""
+"""Processes of benchmarks/transport.py: ranks, trainers, a server, gloo."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 
 HOST, SECRET = "127.0.0.1", b"s" * 32
-#: Repetitions of which the median counts.
+#: Number of repetitions, whose median counts.
 REPEATS = 5
 
-#: Elements of an array, and how often it is moved in a repetition.
+#: For each array: its number of elements, and how often it is moved in a repetition.
 Plan = list[tuple[int, int]]
 
 
 def microseconds(act: Callable[[], Any], times: int) -> float:
-    """Median over the repetitions of the mean time of `act`, after some to warm up."""
+    """Return the median over repetitions of the mean time of `act`, after calls to warm up."""
     for _ in range(5):
         act()
     taken = []
@@ -50,7 +50,7 @@ def microseconds(act: Callable[[], Any], times: int) -> float:
 
 
 def copies(plan: Plan) -> list[float]:
-    """Microseconds to copy arrays in this process."""
+    """Return the microseconds to copy arrays in this process."""
     taken = []
     for n, times in plan:
         array, other = np.zeros(n, np.float32), np.zeros(n, np.float32)
@@ -66,9 +66,9 @@ def allreduce_rank(
     hosts: list[str] | None = None,
     pause: float = 0.0,
 ) -> None:
-    """Sum float32 arrays with other processes; each rank has a host where there are several.
+    """Sum float32 arrays with other processes; with several hosts, each rank has one.
 
-    Before each sum, a rank is busy with something else for `pause` seconds, which do not count.
+    Before each sum a rank is busy with other work for `pause` seconds, which are not counted.
     """
     credentials = Credentials(SECRET, settings=ConnectionSettings(shared))
     listener = PeerListener(HOST if hosts is None else hosts[rank], credentials)
@@ -94,7 +94,7 @@ def allreduce_rank(
 
 
 def gloo_rank(rank: int, meeting: str, size: int, plan: Plan, pipe: Any) -> None:
-    """The same by PyTorch."""
+    """Measure the same with PyTorch."""
     import torch
 
     torch.set_num_threads(1)
@@ -112,7 +112,7 @@ def gloo_rank(rank: int, meeting: str, size: int, plan: Plan, pipe: Any) -> None
 
 
 def echo(rank: int, shared: bool, times: int, pipe: Any) -> None:
-    """Send 8 bytes forth and back; microseconds of one way."""
+    """Send 8 bytes back and forth; report the microseconds of one way."""
     credentials = Credentials(SECRET, settings=ConnectionSettings(shared))
     pairs: queue.SimpleQueue[tuple[Channel, Channel]] = queue.SimpleQueue()
     listener = Listener(HOST, credentials, on_pair=lambda *pair: pairs.put(pair))
@@ -138,7 +138,7 @@ def echo(rank: int, shared: bool, times: int, pipe: Any) -> None:
 
 
 def server(shared: bool, sizes: list[int], pipe: Any) -> None:
-    """Shards of float32 under plain SGD, one size after the other."""
+    """Serve shards of float32 under plain SGD, one size after the other."""
     for n in sizes:
         group = ParameterGroup(0, n, get_optimizer("sgd"), Penalty(0, 0), n)
         rule = UpdateRule((group,), Constant(0.1), 1.0)
@@ -154,7 +154,7 @@ def server(shared: bool, sizes: list[int], pipe: Any) -> None:
 
 
 def trainer(lane: int, shared: bool, plan: Plan, pipe: Any) -> None:
-    """Push and pull; tells the seconds of each repetition."""
+    """Push and pull; report the seconds of each repetition."""
     for n, times in plan:
         endpoint = Endpoint("", HOST, pipe.recv())
         credentials = Credentials(SECRET, settings=ConnectionSettings(shared))

@@ -1,4 +1,4 @@
-"""Sets on which nothing was tuned: made after the defaults were, to see whether these hold."""
+"""Data sets not used for tuning: made after the defaults, to test whether these hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["UNSEEN"]
 
 Split = tuple[Any, Any, Any, Any]
 
-#: Splits of sets of few rows.
+#: Number of splits of small data sets.
 _SPLITS = 10
 
 
@@ -34,7 +34,7 @@ def _made(n: int = 20_000, seed: int = 100, **more: Any) -> tuple[Any, Any]:
 
 
 def _repeated() -> Split:
-    """Some rows stand there forty times."""
+    """Return rows, some of which are repeated forty times."""
     X, y, X_test, y_test = _cut(*_made(seed=101), test=10_000)
     often = np.repeat(np.arange(len(y)), np.where(np.arange(len(y)) % 10, 1, 40))
     return X[often], y[often], X_test, y_test
@@ -127,7 +127,7 @@ def _thirty(seed: int) -> Split:
 
 
 def _drift() -> Split:
-    """In the order of time, along which the coefficients turn."""
+    """Return rows in the order of time, along which the coefficients rotate."""
     rng = np.random.default_rng(113)
     X = rng.normal(size=(30_000, 15))
     first, last, t = rng.normal(size=15), rng.normal(size=15), np.linspace(0, 1, 30_000)
@@ -139,7 +139,7 @@ def _drift() -> Split:
 
 
 def _rings() -> Split:
-    """Nothing that is linear tells much of these."""
+    """Return rings, which no linear model can separate well."""
     X, y = datasets.make_gaussian_quantiles(
         n_samples=20_000, n_features=8, n_classes=3, random_state=114
     )
@@ -182,7 +182,7 @@ def _thirty_regression(seed: int) -> Split:
 
 
 def _gross(rng: Any, n: int) -> Any:
-    """Noise of which a twentieth is a hundred times too large."""
+    """Return noise of which a twentieth is a hundred times too large."""
     return rng.normal(size=n) * np.where(rng.random(n) < 0.05, 30, 0.3)
 
 
@@ -194,7 +194,7 @@ def _cauchy_noise(rng: Any, n: int) -> Any:
     return 0.3 * rng.standard_cauchy(n)
 
 
-#: Loss, rows and metric of each set, by its name.
+#: Loss, rows and metric of each data set, by name.
 UNSEEN: dict[str, tuple[str, Callable[[], Any], str]] = {
     "repeated rows": ("log_loss", _repeated, "accuracy"),
     "30 % wrong labels": (

@@ -10,12 +10,12 @@ from distributed import Client
 
 
 class Watch:
-    """Looks at the memory of worker processes, ten times a second.
+    """Sampler of the memory of worker processes, ten times per second.
 
     Attributes
     ----------
     whole, own : list of float
-        Peaks of each worker, MiB; `own` without pages of files, which the system takes back where
+        Peaks of each worker, in MiB; `own` excludes pages of files, which the system reclaims when
         it needs memory.
     """
 
@@ -39,10 +39,10 @@ class Watch:
             for i, file in enumerate(self._files):
                 try:
                     lines = file.read_text().splitlines()
-                except OSError:  # killed
+                except OSError:  # the worker was killed
                     continue
                 of = dict(line.split(":", 1) for line in lines)
-                if "VmRSS" not in of:  # ending
+                if "VmRSS" not in of:  # the worker is exiting
                     continue
                 kib = [float(of[name].split()[0]) for name in ("VmRSS", "RssAnon")]
                 self.whole[i] = max(self.whole[i], kib[0] / 1024)

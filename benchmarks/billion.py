@@ -1,11 +1,11 @@
 """One billion rows of Parquet through a fit: rows a second and memory from first tenth to last.
 
-The folder holds as many files as a billion rows need, but most are further names (hard links) of a
-few: 1,000 files of a million rows take 3 GB of disk, not 45, and are served from the page cache
-where it holds those. ``DASKML_DIST_BILLION`` gives another number of files, such as ``100``, and
+The folder has as many files as a billion rows need, but most are additional names (hard links) of a
+few: 1,000 files of a million rows take 3 GB of disk instead of 45, and are served from the page
+cache if it holds those. ``DASKML_DIST_BILLION`` sets another number of files, such as ``100``, and
 ``DASKML_DIST_DISTINCT`` how many of them are distinct (64; 45 MB each). With ``DASKML_DIST_COLD=1``
-the files are dropped from the page cache four times a second, so that each reading is one of the
-disk; the table tells how many bytes the workers had from there. ``DASKML_DIST_BENCH`` names the
+the files are dropped from the page cache four times per second, so that every read is from the
+disk; the table shows how many bytes the workers read from it. ``DASKML_DIST_BENCH`` names the
 folder for the files (a temporary one by default, removed at the end). Two workers of 1.5 GiB each.
 """
 
@@ -34,7 +34,7 @@ from benchmarks.streaming import FEATURES, workers, write_file
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 
-#: Files that are written; all others are further names of these.
+#: Number of files that are written; all others are additional names of these.
 DISTINCT = 64
 
 
@@ -55,7 +55,7 @@ def run(tiny: bool = False) -> str:
                 os.link(
                     folder / "parts" / f"{k % distinct:03d}.parquet", names / f"{k:05d}.parquet"
                 )
-        client.restart()  # what writing took is not what a fit takes
+        client.restart()  # the memory used for writing is not part of the fit
         budget = 4 * rows * 44 if tiny else "200MB"
         with _cold_cache(folder / "parts") if cold else contextlib.nullcontext():
             table = _measure(client, folder, files, rows, budget)
@@ -71,7 +71,7 @@ def _measure(
     client: Client, folder: Path, files: int, rows: int, budget: int | str
 ) -> list[list[str]]:
     frame = dd.read_parquet(folder / "named")
-    # The workers' imports are no part of reading.
+    # Importing packages on the workers is not part of reading.
     frame.partitions[:8].map_partitions(_touched, meta=(None, "f8")).compute()
     before = _from_storage(client)
     begin = time.perf_counter()
@@ -111,15 +111,15 @@ def _measure(
 
 
 def _from_storage(client: Client) -> int:
-    """Bytes that the workers have had from the disk, rather than from the page cache."""
+    """Return the number of bytes that the workers read from the disk, not from the page cache."""
     told = client.run(lambda: psutil.Process().io_counters().read_bytes)
     return sum(told.values())
 
 
 @contextlib.contextmanager
 def _cold_cache(folder: Path) -> Iterator[None]:
-    """Drop a folder's files from the page cache, before and every quarter of a second."""
-    os.sync()  # pages that are not written yet cannot be dropped
+    """Drop a folder's files from the page cache, at the start and every quarter of a second."""
+    os.sync()  # pages that have not been written cannot be dropped
     over = threading.Event()
 
     def drop() -> None:
@@ -142,7 +142,7 @@ def _cold_cache(folder: Path) -> Iterator[None]:
 
 
 class _Log:
-    """Time and peak memory at each step of a lane, kept in the trainer's process."""
+    """Time and peak memory at each step of a lane, stored in the trainer's process."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -154,7 +154,7 @@ class _Log:
 
 
 def _tenths(log: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Rows a second of all lanes in each tenth of the steps, and the largest peak in it."""
+    """Return rows/s of all lanes in each tenth of the steps, and the largest peak in it."""
     lanes = [np.loadtxt(path, ndmin=2) for path in sorted(log.iterdir())]
     steps = min(map(len, lanes))
     edges = np.linspace(0, steps - 1, 11).astype(int)

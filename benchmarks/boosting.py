@@ -1,9 +1,9 @@
 """Time of gradient boosting on two worker processes, beside LightGBM, xgboost and scikit-learn.
 
 LightGBM and xgboost are measured in one process of two threads and through their Dask interfaces,
-ours in this process and on two workers. All grow the leaf of the largest gain first, up to 31
-leaves of at most 255 bins, without a penalty on leaves. With ``DASKML_DIST_BOOSTING=scores``
-scores on real data (`DASKML_DIST_DATA`), in their place.
+ours in this process and on two workers. All grow the leaf with the largest gain first, up to 31
+leaves with at most 255 bins, without a penalty on leaves. With ``DASKML_DIST_BOOSTING=scores``,
+scores on real data (`DASKML_DIST_DATA`) are printed instead.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sklearn.metrics import roc_auc_score
 from benchmarks._common import markdown, persisted, processes
 from daskml_dist.ensemble import HistGradientBoostingClassifier
 
-#: Rows to fit and to test, features, iterations.
+#: Numbers of rows to fit and to test, features, iterations.
 SHAPE, TINY = (1_000_000, 200_000, 28, 100), (4_000, 1_000, 5, 3)
 BLOCKS = 8
 GIVEN: dict[str, Any] = {"learning_rate": 0.1, "max_leaf_nodes": 31, "max_bins": 255}
-#: The same of LightGBM, and of xgboost, which otherwise grows level by level to a depth of 6.
+#: The same parameters for LightGBM, and for xgboost, which by default grows by level to depth 6.
 OF_LIGHTGBM: dict[str, Any] = {
     "num_leaves": 31, "learning_rate": 0.1, "max_bin": 255, "verbose": -1,
 }  # fmt: skip
@@ -37,14 +37,14 @@ OF_XGBOOST: dict[str, Any] = {
     "grow_policy": "lossguide", "max_leaves": 31, "max_depth": 0, "learning_rate": 0.1,
     "tree_method": "hist", "max_bin": 255, "reg_lambda": 0.0,
 }  # fmt: skip
-#: Threads of a peer in one process: as many as there are worker processes.
+#: Threads of a peer in one process: equal to the number of worker processes.
 THREADS = 2
 
 Fit = Callable[[], Any]
 
 
 def run(tiny: bool = False) -> str:
-    """Fits beside the peers', and predictions."""
+    """Return fits compared with the peers', and predictions."""
     if os.environ.get("DASKML_DIST_BOOSTING") == "scores":
         from benchmarks._boosting_scores import tables
 
@@ -54,16 +54,16 @@ def run(tiny: bool = False) -> str:
     X_test, y_test = X[n:], y[n:]
     X, y = X[:n].copy(), y[:n].copy()
     given = {**GIVEN, "max_iter": rounds, "early_stopping": False}
-    # Before the cluster, whose scheduler lives in this process.
+    # Before the cluster, whose scheduler runs in this process.
     fits = {"scikit-learn, one process": _once(lambda: Peer(**given).fit(X, y))}
     for name, kind, fit in (
         ("LightGBM, one process", "lightgbm", _lightgbm_here),
         ("XGBoost, one process", "xgboost", _xgboost_here),
     ):
         if find_spec(kind):
-            import_module(kind)  # is no part of a fit
+            import_module(kind)  # importing is not part of a fit
             fits[name] = _once(lambda fit=fit: fit(X, y, rounds))
-    # Kernels are loaded, and the first time compiled, before.
+    # Load the kernels first, which compiles them at the first time.
     short = {**given, "max_iter": 2}
     HistGradientBoostingClassifier(**short).fit(X, y)
     fits["daskml_dist, one process"] = _once(
@@ -94,7 +94,7 @@ def run(tiny: bool = False) -> str:
 
 
 def rows(n: int, d: int) -> tuple[Any, Any]:
-    """Rows of two classes, float32, some features of which go together."""
+    """Return rows of two classes, float32, in which some features are correlated."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((n, d), dtype=np.float32)
     raw = X @ rng.normal(size=d) * 0.3 + np.sin(X[:, 0] * 2) * X[:, 1]
@@ -103,7 +103,7 @@ def rows(n: int, d: int) -> tuple[Any, Any]:
 
 
 def _once(fit: Fit) -> tuple[float, Any]:
-    """Seconds of a call, on stderr as soon as they are known, and what it returned."""
+    """Return the seconds of a call, also printed to stderr, and its result."""
     since = time.perf_counter()
     model = fit()
     taken = time.perf_counter() - since
@@ -144,7 +144,7 @@ def _xgboost(client: Any, X: Any, y: Any, rounds: int) -> Any:
 
 
 def _shares(model: Any, X: Any) -> Any:
-    """Probability of the second class."""
+    """Return the probability of the second class."""
     if hasattr(model, "predict_proba"):
         return model.predict_proba(X)[:, 1]
     import xgboost

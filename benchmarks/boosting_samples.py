@@ -1,8 +1,9 @@
 """Time and AUC of boosting on samples of rows and features, and with dropped trees.
 
-In one process, beside LightGBM and XGBoost with the same parameters. All grow up to 31 leaves of at
-most 255 bins, without a penalty on leaves; draws differ. With ``DASKML_DIST_SAMPLES=real`` scores
-on a9a (`DASKML_DIST_DATA`), of several seeds, in their place.
+In one process, compared with LightGBM and XGBoost with the same parameters. All grow up to 31
+leaves with at most 255 bins, without a penalty on leaves; random draws differ. With
+``DASKML_DIST_SAMPLES=real``, scores on a9a (`DASKML_DIST_DATA`) with several seeds are printed
+instead.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from benchmarks._common import markdown, read_a9a
 from benchmarks.boosting import OF_LIGHTGBM, OF_XGBOOST, THREADS, rows
 from daskml_dist.ensemble import HistGradientBoostingClassifier
 
-#: Rows to fit and to test, features, iterations.
+#: Numbers of rows to fit and to test, features, iterations.
 SHAPE, TINY = (1_000_000, 100_000, 28, 50), (4_000, 1_000, 5, 3)
-#: Parameters by what they do: ours, LightGBM's, XGBoost's (None: it has no such thing).
+#: Parameters of each kind: ours, LightGBM's, XGBoost's (None: not supported).
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]] = {
     "all rows": ({}, {}, {}),
     "half of the rows": (
@@ -56,7 +57,7 @@ SEEDS = 3
 
 
 def run(tiny: bool = False) -> str:
-    """Fits by each library."""
+    """Return the fits by each library."""
     n, n_test, d, rounds = TINY if tiny else SHAPE
     if os.environ.get("DASKML_DIST_SAMPLES") == "real" and not tiny:
         X, y, X_test, y_test = read_a9a()
@@ -78,7 +79,7 @@ def _table(
             if find_spec(MODULES[name]) is None:
                 found.append([kind, name, "not installed", ""])
                 continue
-            fit(X[:3_000], y[:3_000], {**given}, 2, 0)  # loads, and compiles
+            fit(X[:3_000], y[:3_000], {**given}, 2, 0)  # loads and compiles
             taken, scores = [], []
             for seed in range(seeds):
                 since = time.perf_counter()
@@ -93,7 +94,7 @@ def _table(
 
 
 def _scores(model: Any, X: Any) -> Any:
-    """Return a number a row, larger for the second class."""
+    """Return a number per row, larger for the second class."""
     if type(model).__module__.startswith("xgboost"):
         import xgboost
 

@@ -1,4 +1,4 @@
-"""From how many rows on a cluster is worth it: fits here, by scikit-learn, and on two workers."""
+"""Number of rows from which a cluster pays off: fits here, by scikit-learn, and on two workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestCla
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
 
 FEATURES = 28
-#: Each fit with what it is beside, and the most rows that it is tried with.
+#: Each fit, its peer, and the largest number of rows that it is tried with.
 FITS: dict[str, tuple[Callable[[], Any], Callable[[], Any], int]] = {
     "`SGDClassifier`, 5 passes": (
         lambda: SGDClassifier(max_iter=5, tol=None, random_state=0),
@@ -80,10 +80,10 @@ def run(tiny: bool = False) -> str:
 
 
 def _seconds(make: Callable[[], Any], X: Any, y: Any, n: int) -> float:
-    """The shortest of some fits, more of those of few rows; the first also compiles and imports."""
+    """Return the shortest of some fits (more if rows are few); the first compiles and imports."""
     taken = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fits that are told to end early say so
+        warnings.simplefilter("ignore")  # fits that end early as requested warn about it
         for _ in range(2 if n > 100_000 else 3):
             start = time.perf_counter()
             make().fit(X, y)

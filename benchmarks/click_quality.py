@@ -1,7 +1,8 @@
-"""AUC of models of clicks beside Spark's factorisation machine, one of torch, and a linear model.
+"""AUC of click models, compared with factorisation machines of Spark and torch, and linear models.
 
-All are fitted to the same rows and tried on the same others: Adult as a9a, and drawn clicks of a
-planted factorisation machine. The peers' learning rates and passes are the best of a few.
+All are fitted to the same rows and tested on the same other rows: Adult as a9a, and clicks drawn
+from a known factorisation machine. The peers' learning rates and numbers of passes are the best of
+a few.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from daskml_dist.recommender import (
 )
 
 RANK, SEEDS = 8, 3
-#: Rows of the drawn clicks, of which a sixth are tried; ids a field.
+#: Number of generated clicks, a sixth of which are for testing; ids per field.
 CLICKS, N_IDS = 120_000, 1_000
 
 Score = Callable[[int], float]
 
 
 def run(tiny: bool = False) -> str:
-    """A table a set of rows: the mean AUC of some seeds, its standard deviation, and seconds."""
+    """Return a table per data set: mean AUC over seeds, its standard deviation, and seconds."""
     tables = [_table("Generated clicks", *_read_clicks(2_000 if tiny else CLICKS), tiny)]
     if not tiny:
         X, y, X_test, y_test = read_a9a()
@@ -48,11 +49,11 @@ def run(tiny: bool = False) -> str:
 
 
 def _table(name: str, X: Any, y: Any, X_test: Any, y_test: Any, tiny: bool) -> str:
-    """The table of one set."""
+    """Return the table of one data set."""
     rows = []
     for subject, score in _subjects(X, y, X_test, y_test, tiny).items():
         since = time.perf_counter()
-        # A fit of Spark takes minutes: it has one seed.
+        # A fit of Spark takes minutes, so it has one seed.
         n_seeds = 1 if tiny or subject.startswith("Spark") else SEEDS
         found = [score(seed) for seed in range(n_seeds)]
         seconds = (time.perf_counter() - since) / len(found)
@@ -63,7 +64,7 @@ def _table(name: str, X: Any, y: Any, X_test: Any, y_test: Any, tiny: bool) -> s
 
 
 def _subjects(X: Any, y: Any, X_test: Any, y_test: Any, tiny: bool) -> dict[str, Score]:
-    """What is fitted, by name; peers that are not installed have no row."""
+    """Return the fits by name; peers that are not installed have no row."""
     frames = isinstance(X, pd.DataFrame)
     wide, wide_test = _number_ids(X, X_test) if frames else (X, X_test)
     of_auc = roc_auc_score
@@ -106,7 +107,7 @@ def _subjects(X: Any, y: Any, X_test: Any, y_test: Any, tiny: bool) -> dict[str,
 
 
 def _read_clicks(n_rows: int) -> tuple[Any, ...]:
-    """Drawn clicks to train on and to try, as frames."""
+    """Return generated clicks for training and testing, as frames."""
     frame = make_clicks(
         n_rows, n_fields=10, n_numeric=3, n_ids=N_IDS, random_state=0, chunks=n_rows
     ).compute()
@@ -116,7 +117,7 @@ def _read_clicks(n_rows: int) -> tuple[Any, ...]:
 
 
 def _number_ids(X: Any, X_test: Any) -> tuple[Any, Any]:
-    """Frames as matrices whose columns are the ids of the training rows; unknown ones are left."""
+    """Return matrices whose columns are the ids of the training rows, without unknown ids."""
     hasher = FieldHasher().fit(X)
     rows, tried = hasher.transform(X), hasher.transform(X_test)
     ids = np.unique(rows.indices)
@@ -131,7 +132,7 @@ def _number_ids(X: Any, X_test: Any) -> tuple[Any, Any]:
 def _fit_torch(
     X: Any, y: Any, X_test: Any, y_test: Any, seed: int, rate: float, passes: int
 ) -> float:
-    """The AUC of a machine of `torch.nn.functional.embedding_bag`, by Adagrad."""
+    """Return the AUC of a machine on `torch.nn.functional.embedding_bag`, trained by Adagrad."""
     import torch
     from torch import nn
 
@@ -168,7 +169,7 @@ def _fit_torch(
 
 
 def _fit_spark(X: Any, y: Any, X_test: Any, y_test: Any, seed: int) -> float:
-    """The best AUC of Spark's machine of a few step sizes, by its default AdamW."""
+    """Return the best AUC of Spark's machine over some step sizes, with its default AdamW."""
     from pyspark.ml.classification import FMClassifier
     from pyspark.ml.linalg import SparseVector
 

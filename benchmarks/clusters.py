@@ -1,4 +1,4 @@
-"""Time of k-means on two worker processes, beside scikit-learn, dask-ml and faiss."""
+"""Time of k-means on two worker processes, compared with scikit-learn, dask-ml and faiss."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from sklearn.cluster import KMeans as Peer
 from benchmarks._common import markdown, persisted, processes
 from daskml_dist.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
 
-#: Rows, features, clusters; the first shape is that of the default fits too.
+#: Numbers of rows, features, clusters; the default fits use the first shape too.
 SHAPES = {"low": (2_000_000, 28, 20), "high": (500_000, 100, 100)}
 TINY = (4_000, 5, 4)
-#: Of dask-ml, which is too slow for more rows.
+#: Shape for dask-ml, which is too slow for more rows.
 FEWER = (500_000, 28, 20)
-#: Of steps along batches, and of splits.
+#: Shape for mini-batch steps and for splits.
 OTHERS = (500_000, 28, 20)
 STEPS, BLOCKS = 20, 8
-#: Repeats of what takes less than a second.
+#: Number of repeats for calls that take less than a second.
 REPEATS = 3
-#: Where growth is measured from, and by how much each grows.
+#: Shape from which growth is measured, and the factors by which each size grows.
 BASE, GROWTH = (500_000, 20, 20), (1, 2, 4)
 
-#: Of the tables of others.
+#: Estimators of the tables of others.
 KINDS: dict[str, tuple[Any, Any]] = {
     "batches": (MiniBatchKMeans, peers.MiniBatchKMeans),
     "splits": (BisectingKMeans, peers.BisectingKMeans),
@@ -42,11 +42,11 @@ Fit = Callable[[], Any]
 
 
 def run(tiny: bool = False) -> str:
-    """Print the tables row by row; ``DASKML_DIST_CLUSTERS=low,growth`` names those to make.
+    """Print the tables row by row; ``DASKML_DIST_CLUSTERS=low,growth`` selects tables.
 
-    ``low`` and ``high``: k-means of few features and clusters, and of many; ``dask-ml``: beside
-    that; ``growth``: how time grows (``growth-clusters``: with these alone); ``batches``: steps
-    along batches; ``splits``: bisecting k-means.
+    ``low`` and ``high``: k-means with few features and clusters, and with many; ``dask-ml``:
+    compared with dask-ml; ``growth``: how the time grows (``growth-clusters``: only with the number
+    of clusters); ``batches``: mini-batch steps; ``splits``: bisecting k-means.
     """
     shapes = dict.fromkeys(SHAPES, TINY) if tiny else SHAPES
     asked = os.environ.get("DASKML_DIST_CLUSTERS", "low,high,dask-ml,growth,batches,splits").split(
@@ -70,12 +70,12 @@ def _head(title: str, columns: list[str]) -> None:
 
 
 def _row(*cells: Any) -> None:
-    """A row of the table, as soon as it is known."""
+    """Print a row of the table as soon as it is known."""
     print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
 
 
 def blobs(n: int, d: int, k: int) -> tuple[Any, Any]:
-    """Rows about k centres that overlap a little, float32, and some of them to start from."""
+    """Return float32 rows about k centres that overlap a little, and some of them as start."""
     rng = np.random.default_rng(0)
     centres = 2 * rng.standard_normal((k, d), dtype=np.float32)
     X = 1.5 * rng.standard_normal((n, d), dtype=np.float32)
@@ -84,7 +84,7 @@ def blobs(n: int, d: int, k: int) -> tuple[Any, Any]:
 
 
 def seconds(fit: Fit) -> tuple[float, Any]:
-    """Median time of a fit after one that warms up, and the last model; slow ones run once."""
+    """Return a fit's median time after one to warm up, and the last model; slow ones run once."""
     since = time.perf_counter()
     model = fit()
     first, taken = time.perf_counter() - since, []
@@ -106,7 +106,7 @@ def _beside_peers(n: int, d: int, k: int) -> None:
         steps = getattr(model, "n_iter_", STEPS)
         _row(what, f"{taken:.2f}", steps, f"{_inertia(model, X):.4g}")
 
-    # Before the cluster, whose scheduler lives in this process.
+    # Before the cluster, whose scheduler runs in this process.
     peer = {"n_init": 1, "algorithm": "lloyd", **given}
     told("same start, scikit-learn", lambda: Peer(k, init=init, **peer).fit(X))
     told("default, scikit-learn", lambda: Peer(k, random_state=0).fit(X))
@@ -123,7 +123,7 @@ def _beside_peers(n: int, d: int, k: int) -> None:
 
 
 def _beside_dask_ml(n: int, d: int, k: int) -> None:
-    """k-means beside dask-ml's, where that is installed: 20 steps, and default arguments."""
+    """Compare k-means with dask-ml's, if it is installed: 20 steps, and default arguments."""
     X, init = blobs(n, d, k)
     title = f"k-means of {n:,} x {d} float32, k={k}, persisted, 2 worker processes"
     _head(title, ["", "seconds of a fit", "steps", "inertia of 20,000 rows"])
@@ -131,7 +131,7 @@ def _beside_dask_ml(n: int, d: int, k: int) -> None:
         lazy = persisted(X, BLOCKS)
         wait(lazy)
         same = {"init": init, "max_iter": STEPS, "tol": 0.0}
-        for first in ({"init": init}, {"random_state": 0}):  # kernels are loaded
+        for first in ({"init": init}, {"random_state": 0}):  # loads the kernels
             KMeans(k, max_iter=1, **first).fit(lazy)
         for what, given in (("same start", same), ("default", {"random_state": 0})):
             fits = {"": lambda given=given: KMeans(k, **given).fit(lazy)}
@@ -145,7 +145,7 @@ def _beside_dask_ml(n: int, d: int, k: int) -> None:
 
 
 def _others(name: str, n: int, d: int, k: int) -> None:
-    """Steps along batches, or splits, beside scikit-learn's."""
+    """Compare mini-batch steps, or splits, with scikit-learn's."""
     ours, theirs = KINDS[name]
     X, _ = blobs(n, d, k)
     title = f"{ours.__name__} of {n:,} x {d} float32, k={k}, persisted, 2 worker processes"
@@ -171,7 +171,7 @@ def _dask_ml(lazy: Any, k: int, **given: Any) -> Any:
 
 
 class _Centres:
-    """What faiss found, as the others have it."""
+    """Result of faiss, with the attributes of the other models."""
 
     def __init__(self, centres: Any) -> None:
         self.cluster_centers_ = centres
@@ -192,7 +192,7 @@ def _inertia(model: Any, X: Any) -> float:
 
 
 def _growth(base: tuple[int, int, int], by: tuple[int, ...], of: str = "") -> None:
-    """Seconds of 20 steps from rows drawn as the data is, without the reading of them."""
+    """Print the seconds of 20 steps from random rows, without reading the data."""
     head = ["", "rows", "features", "clusters", "1 worker", "2 workers"]
     _head(f"{STEPS} steps, as the sizes grow, seconds", head)
     for number, what in enumerate(("rows", "features", "clusters")):
@@ -212,7 +212,7 @@ def _growth(base: tuple[int, int, int], by: tuple[int, ...], of: str = "") -> No
 
 
 def streamed(rows: int, features: int, clusters: int, blocks: int) -> Any:
-    """Rows that are made when they are read, more than fit in memory."""
+    """Return rows that are generated when they are read, more than fit in memory."""
 
     def made(block: Any, block_info: Any = None) -> Any:
         (number, _), size = block_info[0]["chunk-location"], block.shape[0]

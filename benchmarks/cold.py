@@ -1,7 +1,7 @@
-"""First fits: each in a process of its own, with an empty numba cache, and once it is filled.
+"""First fits: each in a separate process, with an empty numba cache, and with a filled one.
 
-Imports are timed apart. "Warm" is the first fit of another new process, which loads what the one
-before has compiled; "again" is the second fit of that process.
+Imports are timed separately. "Warm" is the first fit of a new process, which loads the code
+compiled by the previous one; "again" is the second fit of that process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LIMIT = 300.0
 
 
 def run(tiny: bool = False) -> str:
-    """One table."""
+    """Return one table."""
     rows = []
     for name in list(CASES)[:1] if tiny else CASES:
         with tempfile.TemporaryDirectory() as cache:

@@ -1,4 +1,4 @@
-"""Functions of ranks: starts, calls beside those of fits, kills, boosters beside their own Dask."""
+"""Functions on ranks: starts, calls compared with those of fits, kills, boosters on their Dask."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from benchmarks._common import markdown
 from daskml_dist.collective import RankGroup, run_together
 from tests.forked_workers import fork_workers
 
-#: Bytes of summed arrays, and sums of each.
+#: Bytes of summed arrays, and number of sums of each.
 SIZES = {1 << 10: 2_000, 1 << 20: 200, 1 << 23: 20}
-#: Rows and features of the boosters' table, trees, and their depth.
+#: Boosters' table: rows, features, trees, and depth of the trees.
 N_ROWS, FEATURES, TREES, DEPTH = 1_000_000, 28, 100, 6
-#: Runs of a booster, of which the median is told; kills of a function.
+#: Number of runs of a booster, whose median is shown; number of kills of a function.
 RUNS, KILLS = 5, 100
 
 
 def run(tiny: bool = False) -> str:
-    """Tables of starts, of calls, of kills, and of boosters where these are installed."""
+    """Return tables of starts, calls, kills, and of boosters if these are installed."""
     fork_workers()
     starts, calls = [], []
-    # Many processes on few cores are silent for long, and live.
+    # Many processes on few cores can be silent for long although they live.
     with dask.config.set({"daskml_dist.lease": 60.0}):
         for n_workers in (2,) if tiny else (2, 4, 8, 32):
             with _cluster(n_workers) as client:
@@ -94,7 +94,7 @@ def _cluster(n_workers: int) -> Iterator[Client]:
 
 
 def _time_starts(client: Client, tiny: bool) -> list[str]:
-    """Milliseconds of an empty function on persisted blocks, one a worker."""
+    """Return the milliseconds of an empty function on persisted blocks, one per worker."""
     n = len(client.nthreads())
     x = da.zeros((4 * n, 4), chunks=(4, 4)).persist()
     wait(x)
@@ -108,11 +108,11 @@ def _time_starts(client: Client, tiny: bool) -> list[str]:
 
 
 def do_nothing(group: RankGroup, blocks: list[Any], state: Any) -> None:
-    """Return at once."""
+    """Return immediately."""
 
 
 def _time_calls(client: Client, n: int, tiny: bool) -> list[list[str]]:
-    """Microseconds of calls, by shared memory and by sockets."""
+    """Return the microseconds of calls, by shared memory and by sockets."""
     rows = []
     for shared in (True, False):
         with dask.config.set({"daskml_dist.shared_memory": shared}):
@@ -126,7 +126,7 @@ def _time_calls(client: Client, n: int, tiny: bool) -> list[list[str]]:
 
 
 def time_calls(group: RankGroup, blocks: list[Any], share: int) -> dict[str, Any]:
-    """Microseconds of a call, and of what it makes the communicator do."""
+    """Return the microseconds of a call, and of the communicator's work for it."""
 
     def microseconds(call: Callable[[], Any], times: int) -> float:
         times = max(2, times // share)
@@ -152,10 +152,10 @@ def time_calls(group: RankGroup, blocks: list[Any], share: int) -> dict[str, Any
 
 
 def _kill_loops(n_kills: int) -> list[str]:
-    """Run a loop again and again, a worker of which is killed at a moment drawn by a seed."""
+    """Run a loop repeatedly; each time a worker is killed at a moment drawn with a seed."""
     ended, same, costs, longest = 0, 0, [], 0.0
-    # So long after a loss Dask looks whether another worker has come, and ends the nanny of one
-    # that was just killed as well.
+    # After this time Dask checks whether a lost worker was replaced, and ends the nanny of a worker
+    # that was just killed too.
     with (
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"}),
         _cluster(3) as client,
@@ -185,7 +185,7 @@ def _kill_loops(n_kills: int) -> list[str]:
 
 
 def add_up(group: RankGroup, blocks: list[Any], state: Any) -> tuple[int, float, int]:
-    """Add the blocks up, saving after each of fifty steps, which take 10 ms."""
+    """Add the blocks, saving after each of fifty steps of 10 ms."""
     step, total = state
     while step < 50:
         time.sleep(0.01)
@@ -196,18 +196,18 @@ def add_up(group: RankGroup, blocks: list[Any], state: Any) -> tuple[int, float,
 
 
 def _kill_one(client: Client, rng: random.Random) -> None:
-    """Kill one of the workers, as no clean-up could."""
+    """Kill one of the workers, without any clean-up."""
     pids = [found["pid"] for found in client.run(find_pid).values()]
     os.kill(rng.choice(sorted(pids)), signal.SIGKILL)
 
 
 def find_pid() -> dict[str, int]:
-    """Return the number of this process."""
+    """Return the id of this process."""
     return {"pid": os.getpid()}
 
 
 def wait_for_workers(client: Client, n: int) -> None:
-    """Wait until so many workers answer."""
+    """Wait until `n` workers answer."""
     client.wait_for_workers(n, timeout=120)
     while len(client.run(find_pid, on_error="ignore")) < n:
         time.sleep(0.05)
@@ -217,7 +217,7 @@ def wait_for_workers(client: Client, n: int) -> None:
 
 
 def _time_boosters(tiny: bool) -> list[list[str]]:
-    """Whole trainings of persisted rows beside the library's own Dask, and one process."""
+    """Time whole trainings on persisted rows: ours, the library's own Dask, and one process."""
     n = 5_000 if tiny else N_ROWS
     trees, runs = (3, 1) if tiny else (TREES, RUNS)
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Trainings whose workers are killed: of boosters, by our ranks and their own Dask; of PyTorch."""
+"""Trainings with killed workers: boosters, on our ranks and on their own Dask; PyTorch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from daskml_dist.integrations.torch import open_process_group
 from tests.forked_workers import fork_workers
 
 N_ROWS, FEATURES, TREES = 20_000, 6, 100
-#: Kills of trainings on our ranks, and by the libraries' own Dask; seconds after which one of these
-#: counts as without an end.
+#: Numbers of kills of trainings on our ranks, and by the libraries' own Dask; seconds after which
+#: one of the latter counts as hanging.
 KILLS, THEIR_KILLS, NO_END = 100, 10, 60.0
 
 
 def run(tiny: bool = False) -> str:
-    """One table: what became of trainings, a worker of which was killed at a drawn moment."""
+    """Return one table: outcomes of trainings with a worker killed at a random moment."""
     fork_workers()
     rng = np.random.default_rng(0)
     X = rng.normal(size=(N_ROWS, FEATURES))
@@ -47,7 +47,8 @@ def run(tiny: bool = False) -> str:
         fates = _kill(_ours(library), X, y, range(n_kills))
         rows.append([library, "on our ranks", n_kills, *_describe_fates(fates)])
         if n_theirs and library != "torch":
-            # One process for each: where a worker is lost, XGBoost may end that of the client.
+            # A separate process for each: if a worker is lost, XGBoost may end the client's
+            # process.
             fates = [fate for seed in range(n_theirs) for fate in _kill_apart(library, X, y, seed)]
             rows.append([library, f"{library}.dask", n_theirs, *_describe_fates(fates)])
     columns = [
@@ -59,7 +60,7 @@ def run(tiny: bool = False) -> str:
     return markdown(title, columns, rows)
 
 
-#: Trains on lazy rows, and returns the number of trees and the function that predicts.
+#: Function that trains on lazy rows and returns the number of trees and a predict function.
 _Train = Callable[[Client, Any, Any], tuple[int, Callable[[Any], Any]]]
 
 
@@ -85,7 +86,7 @@ def _ours(library: str) -> _Train:
 
 
 def descend(group: RankGroup, blocks: list[Any], state: Any) -> Any:
-    """Descend by gradients that PyTorch's own collectives add up, saving after each step."""
+    """Descend by gradients that PyTorch's own collectives sum, saving after each step."""
     import torch
 
     step, w = state
@@ -121,7 +122,7 @@ def _theirs(library: str) -> _Train:
     return train
 
 
-#: What became of a training: its fate, in words, and the seconds that it took where it ended.
+#: Outcome of a training, in words, and its seconds if it ended.
 _Fate = tuple[set[str], float]
 
 
@@ -135,7 +136,7 @@ def _describe_fates(fates: list[_Fate]) -> list[Any]:
 
 
 def _kill_apart(library: str, X: Any, y: Any, seed: int) -> list[_Fate]:
-    """Train by the library's own Dask module with a kill, in a process of its own."""
+    """Train by the library's own Dask module with a kill, in a separate process."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=_report_fates, args=(theirs, library, X, y, seed))
@@ -150,13 +151,13 @@ def _kill_apart(library: str, X: Any, y: Any, seed: int) -> list[_Fate]:
 
 
 def _report_fates(line: Connection, library: str, X: Any, y: Any, seed: int) -> None:
-    """Send what became of a training, and end with all that still runs."""
+    """Send the outcome of a training, and end all that still runs."""
     line.send(_kill(_theirs(library), X, y, [seed]))
     os._exit(0)
 
 
 def _kill(train: _Train, X: Any, y: Any, seeds: Iterable[int]) -> list[_Fate]:
-    """Train again and again, each time with a kill; clusters are replaced where one has no end."""
+    """Train repeatedly, each time with a kill; clusters are replaced if a training hangs."""
     fates: list[_Fate] = []
     rest = iter(seeds)
     while (seed := next(rest, None)) is not None:
@@ -174,7 +175,7 @@ def _kill(train: _Train, X: Any, y: Any, seeds: Iterable[int]) -> list[_Fate]:
             base, expected = time.perf_counter() - since, predict(X)
             while seed is not None:
                 fates.append(_kill_once(client, train, rows, X, expected, base, seed))
-                # Another cluster where a training may still be at it.
+                # Use another cluster if a training may still be running.
                 stuck = fates[-1][0] & {"endless", "error"}
                 seed = None if stuck else next(rest, None)
     return fates
@@ -183,7 +184,7 @@ def _kill(train: _Train, X: Any, y: Any, seeds: Iterable[int]) -> list[_Fate]:
 def _kill_once(
     client: Client, train: _Train, rows: list[Any], X: Any, expected: Any, base: float, seed: int
 ) -> _Fate:  # fmt: skip
-    """Train with a kill at a moment that the seed draws; return what became of it."""
+    """Train with a kill at a moment drawn with the seed; return the outcome."""
     rng = random.Random(seed)
     wait_for_workers(client, 3)
     pids = sorted(found["pid"] for found in client.run(find_pid).values())

@@ -1,7 +1,7 @@
-"""Linear models of many parameters: lanes of rows beside lanes of columns.
+"""Linear models of many parameters: lanes of rows compared with lanes of columns.
 
-Sparse rows of several classes on worker processes of one thread each. Memory is what a worker's
-process grew by at most while the fit lasted.
+Sparse rows of several classes on worker processes of one thread each. Memory is the largest growth
+of a worker's process during the fit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _fit(X: Any, y: Any, shard: str) -> tuple[dict[str, float], list[int]]:
-    """Seconds and bytes of a step, and the bytes that each worker's process grew by."""
+    """Return the seconds and bytes of a step, and the bytes that each worker's process grew by."""
     by_rows = shard == "rows"
     chunks = (-(-X.shape[0] // WORKERS), X.shape[1]) if by_rows else (X.shape[0], X.shape[1] // 2)
     model = SGDClassifier(
@@ -70,7 +70,7 @@ def _fit(X: Any, y: Any, shard: str) -> tuple[dict[str, float], list[int]]:
 
 
 def _chunked(X: Any, chunks: tuple[int, int]) -> Any:
-    """A dask Array of sparse chunks."""
+    """Return a dask Array of sparse chunks."""
 
     def part(first: int, left: int) -> Any:
         at = X[first : first + chunks[0], left : left + chunks[1]]

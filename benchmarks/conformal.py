@@ -1,4 +1,4 @@
-"""Conformal intervals and sets: coverage and width beside MAPIE and crepes, and memory by rows."""
+"""Conformal intervals and sets: coverage and width compared with MAPIE and crepes, and memory."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from benchmarks._memory import memory_now, memory_peak
 from daskml_dist.conformal import ConformalClassifier, ConformalRegressor
 from daskml_dist.linear_model import LinearRegression, LogisticRegression
 
-#: Share of intervals that may miss.
+#: Share of intervals that may miss the target.
 ALPHA = 0.1
-#: Rows that train the model, that calibrate it, and that are covered or not; and features.
+#: Numbers of rows for training, for calibration and for testing; number of features.
 TRAINED, CALIBRATED, NEW, FEATURES = 10_000, 100_000, 200_000, 5
 CLASSES = 5
-#: Millions of calibration rows, and rows of a block.
+#: Millions of calibration rows, and number of rows of a block.
 MILLIONS = (1, 10, 100)
 BLOCK = 500_000
 
-#: Intervals or sets, and the seconds that calibration and prediction took.
+#: Intervals or sets, and the seconds of calibration and prediction.
 Found = tuple[Any, float]
 
 
 def run(tiny: bool = False) -> str:
-    """Two tables: beside the peers on equal models, and calibration rows that are generated."""
+    """Return two tables: comparison with peers on equal models, and generated calibration rows."""
     return f"{_compare(tiny)}\n\n{_stream(tiny)}"
 
 
 def _compare(tiny: bool) -> str:
-    """Return coverage, width and seconds of ours and of the peers, of the same fitted models."""
+    """Return coverage, width and seconds of ours and of the peers, with the same fitted models."""
     share = 100 if tiny else 1
     sizes = [n // share for n in (TRAINED, CALIBRATED, NEW)]
     X, y, labels = _make_rows(np.random.default_rng(0), sum(sizes))
@@ -90,7 +90,7 @@ def _compare(tiny: bool) -> str:
 
 
 def _try_peer(work: Callable[..., Found], *given: Any) -> Found | None:
-    """Return what a tool finds; None where it is not installed."""
+    """Return the result of a tool; None if it is not installed."""
     try:
         return work(*given)
     except ImportError:
@@ -165,7 +165,7 @@ def _mapie_sets(kind: str, model: Any, X: Any, labels: Any, new: Any) -> Found:
 
 
 def _stream(tiny: bool) -> str:
-    """Return seconds and memory of calibration by the number of rows, each in its own process."""
+    """Return seconds and memory of calibration by number of rows, each in a separate process."""
     rows = []
     context = multiprocessing.get_context("spawn")
     for millions in MILLIONS[:1] if tiny else MILLIONS:
@@ -190,7 +190,7 @@ def _stream(tiny: bool) -> str:
 
 
 def _calibrate(n: int, block: int) -> tuple[float, int, int, float]:
-    """Return seconds, memory before and at its peak, and the coverage of other rows."""
+    """Return the seconds, memory before and at its peak, and the coverage of other rows."""
     rng = np.random.default_rng(0)
     X, y, _ = _make_rows(rng, 10_000)
     line = LinearRegression().fit(X, y)
@@ -210,6 +210,6 @@ def _calibrate(n: int, block: int) -> tuple[float, int, int, float]:
 
 
 def _make_block(seed: Any, size: int) -> Any:
-    """Return a block of rows and, beside them, their target."""
+    """Return a block of rows with their target as the last column."""
     X, y, _ = _make_rows(np.random.default_rng(int(seed[0])), size)
     return np.column_stack([X, y])

@@ -1,8 +1,7 @@
-"""Fits that were slow beside scikit-learn's: small ensembles, NMF, sparse SVD, k-means, small MLPs.
+"""Fits that were slower than scikit-learn's: small ensembles, NMF, sparse SVD, k-means, small MLPs.
 
-Each fit of ours and scikit-learn's are made in turn, with the same arguments and rows, so that a
-busy machine slows both; CPU seconds are those of all threads, and of the workers where there are
-any.
+Our fit and scikit-learn's alternate, with the same arguments and rows, so that a busy machine slows
+both. CPU seconds include all threads, and the workers if there are any.
 """
 
 from __future__ import annotations
@@ -32,24 +31,25 @@ from benchmarks._common import logistic_rows, markdown, persisted, processes
 from daskml_dist import calibration, cluster, decomposition, ensemble, linear_model, tree
 from daskml_dist import neural_network as networks
 
-#: Pairs of fits after one that warms up; fewer where a pair takes longer than this many seconds.
+#: Number of pairs of fits after one to warm up; fewer if a pair takes longer than LONG_PAIR
+#: seconds.
 PAIRS, LONG_PAIR = 5, 2.0
 FEATURES, BLOCKS = 28, 4
 
 
 @dataclass(frozen=True)
 class Corner:
-    """A fit, made by ours and by scikit-learn's.
+    """A fit, by our class and by scikit-learn's.
 
     Parameters
     ----------
     ours, theirs : callable
-        Make an estimator, given X.
+        Functions that return an estimator, given X.
     rows : callable
-        Make X and y (or None), given the number of rows.
+        Function that returns X and y (or None), given the number of rows.
     sizes : tuple of int
     told : callable
-        A figure of a fitted estimator, given X and y, which both should be near to.
+        Function that returns a figure of a fitted estimator, given X and y; both should be close.
     """
 
     ours: Callable[[Any], Any]
@@ -74,7 +74,7 @@ def _blobs(n: int) -> tuple[Any, Any]:
 
 @cache
 def _parts(n: int) -> tuple[Any, Any]:
-    """Rows that are sums of ten non-negative parts of 100 features, and a little noise."""
+    """Return rows that are sums of ten non-negative parts of 100 features, with a little noise."""
     rng = np.random.default_rng(0)
     parts = rng.random((10, 100)) * (rng.random((10, 100)) < 0.3)
     weights = rng.random((n, 10)) * (rng.random((n, 10)) < 0.5)
@@ -83,7 +83,7 @@ def _parts(n: int) -> tuple[Any, Any]:
 
 @cache
 def _words(n: int) -> tuple[Any, Any]:
-    """Sparse rows of 50 entries, a few columns in most rows and most columns in few."""
+    """Return sparse rows of 50 entries: a few columns in most rows, most columns in few rows."""
     rng = np.random.default_rng(0)
     columns = (2**14 * rng.random((n, 50)) ** 3).astype(np.int32)
     indptr = np.arange(0, columns.size + 1, 50)
@@ -176,7 +176,7 @@ CORNERS = {
 
 
 def run(tiny: bool = False) -> str:
-    """Print the table row by row; ``DASKML_DIST_CORNERS=NMF,KMeans`` names corners to make."""
+    """Print the table row by row; ``DASKML_DIST_CORNERS=NMF,KMeans`` selects corners."""
     asked = os.environ.get("DASKML_DIST_CORNERS", "")
     corners = {
         name: corner
@@ -199,7 +199,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _print_row(name: str, corner: Corner, n: int, where: str, client: Any) -> None:
-    """Make pairs of fits, and print their medians."""
+    """Run pairs of fits, and print their medians."""
     X, y = corner.rows(n)
     rows = (X, y) if client is None else _on_workers(X, y)
     fits = (
@@ -208,7 +208,7 @@ def _print_row(name: str, corner: Corner, n: int, where: str, client: Any) -> No
     )
     times: list[tuple[list[float], list[float]]] = [([], []), ([], [])]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of fits that are told to end early
+        warnings.simplefilter("ignore")  # fits end early as requested
         start = time.perf_counter()
         models = [fits[0](), None]
         first = time.perf_counter() - start
@@ -231,13 +231,13 @@ def _print_row(name: str, corner: Corner, n: int, where: str, client: Any) -> No
 
 
 def _cpu(client: Any) -> float:
-    """CPU seconds of this process, and of the workers."""
+    """Return the CPU seconds of this process and of the workers."""
     own = time.process_time()
     return own if client is None else own + sum(client.run(time.process_time).values())
 
 
 def _on_workers(X: Any, y: Any) -> tuple[Any, Any]:
-    """Rows and targets in the memory of two workers."""
+    """Return the rows and targets in the memory of two workers."""
     if not sparse.issparse(X):
         return persisted(X, BLOCKS), None if y is None else persisted(y, BLOCKS)
     size = -(-X.shape[0] // BLOCKS)

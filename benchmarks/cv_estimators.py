@@ -1,4 +1,4 @@
-"""Linear models that choose their penalty, beside scikit-learn's: whole fits of the same rows."""
+"""Linear models that choose their penalty, compared with scikit-learn's: whole fits, same rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sklearn import linear_model as theirs
 from benchmarks._common import markdown, persisted, processes
 from daskml_dist import linear_model as ours
 
-#: Rows and features.
+#: Numbers of rows and features.
 ROWS, FEATURES = 1_000_000, 28
 ALPHAS = np.logspace(-3, 3, 10)
-#: Class and parameters; which scikit-learn's own takes beside.
+#: Class, parameters, and additional parameters for scikit-learn's class.
 SUBJECTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "LogisticRegressionCV, 10 Cs x 5 folds": (
         "LogisticRegressionCV",
@@ -37,7 +37,7 @@ SUBJECTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def run(tiny: bool = False) -> str:
-    """One table: seconds of whole fits. `DASKML_DIST_CV_ESTIMATORS` names some of the classes."""
+    """Return the seconds of whole fits; `DASKML_DIST_CV_ESTIMATORS` selects classes."""
     n, chosen = 2_000 if tiny else ROWS, os.environ.get("DASKML_DIST_CV_ESTIMATORS", "")
     X, labels, numbers = _rows(n)
     some = {k: v for k, v in SUBJECTS.items() if not chosen or v[0] in chosen.split(",")}

@@ -1,7 +1,7 @@
-"""Time of PCA and TruncatedSVD on two worker processes, beside scikit-learn's in one.
+"""Time of PCA and TruncatedSVD on two worker processes, compared with scikit-learn's in one.
 
-Ours has one algorithm for few features, the eigenvalues of the covariance matrix: beside it the
-peer's same algorithm is a comparison, and the peer's randomized one is not.
+For few features ours has one algorithm, the eigenvalues of the covariance matrix: only the peer's
+same algorithm is comparable, the peer's randomized one is not.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from benchmarks._common import markdown, median_seconds, persisted, processes
 from daskml_dist.decomposition import PCA, TruncatedSVD
 
 ROWS, FEATURES, COMPONENTS = 2_000_000, 100, 10
-#: Sparse rows: how many, columns, entries of each.
+#: Sparse rows: number of rows, columns, entries per row.
 SPARSE = 100_000, 2**16, 50
 BLOCKS = 8
 
 
 def run(tiny: bool = False) -> str:
-    """Two tables: dense rows, and sparse ones of many features."""
+    """Return two tables: dense rows, and sparse rows with many features."""
     repeats = 1 if tiny else 3
     rows, features = (4_000, 20) if tiny else (ROWS, FEATURES)
     # Before the cluster: scikit-learn's solvers hold the interpreter for seconds.
@@ -61,7 +61,7 @@ def _dense(n_rows: int, n_features: int) -> Any:
 
 def _wide(n_rows: int, n_features: int, n_entries: int) -> Any:
     rng = np.random.default_rng(0)
-    # As words: a few in most rows, most in few.
+    # Like words: a few columns occur in most rows, most columns in few rows.
     columns = (n_features * rng.random((n_rows, n_entries)) ** 3).astype(np.int32)
     values = rng.random(columns.size, dtype=np.float32)
     indptr = np.arange(0, columns.size + 1, n_entries)

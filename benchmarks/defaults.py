@@ -1,7 +1,7 @@
-"""Default hyper-parameters on many sets, beside exact solvers and scikit-learn's default SGD.
+"""Default hyper-parameters on many data sets, compared with exact solvers and scikit-learn's SGD.
 
-``DASKML_DIST_DEFAULTS="iris;wine"`` tries some sets alone, ``DASKML_DIST_POLICIES=sync,async`` some
-policies, ``DASKML_DIST_DEFAULTS_SEEDS=3`` several seeds, of which the worst counts;
+``DASKML_DIST_DEFAULTS="iris;wine"`` selects data sets, ``DASKML_DIST_POLICIES=sync,async`` selects
+policies, ``DASKML_DIST_DEFAULTS_SEEDS=3`` sets several seeds, of which the worst counts;
 ``DASKML_DIST_DEFAULTS_WORKERS=2`` fits on worker processes instead of four lanes in this process.
 """
 
@@ -27,7 +27,7 @@ from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.policies import POLICIES
 
 _ALPHA = 1e-4
-#: What may be lost against the exact solver, and against scikit-learn's SGD: absolute for accuracy
+#: Tolerated loss against the exact solver, and against scikit-learn's SGD: absolute for accuracy
 #: and AUC, relative for RMSE.
 _OFF = {"accuracy": 0.005, "auc": 0.005, "rmse": 0.01, "mae": 0.01}
 _ERRORS = "rmse", "mae"
@@ -58,7 +58,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _ours(problem: Problem, policy: str, workers: int) -> tuple[float, int, str]:
-    """Mean score, passes of the last fit, and what is to be said of all."""
+    """Return the mean score, the passes of the last fit, and remarks about all fits."""
     start, scores, warned, passes = time.perf_counter(), [], False, 0
     seeds = int(os.environ.get("DASKML_DIST_DEFAULTS_SEEDS", "1"))
     for seed in range(seeds):
@@ -130,7 +130,7 @@ def _peer(problem: Problem, rows: Any) -> Any:
 
 
 def _exact(problem: Problem, rows: Any) -> Any:
-    """The minimum of the same objective, by methods that the units of columns do not bend."""
+    """Return the minimum of the same objective, by methods that do not depend on columns' units."""
     X, y = rows[:2]
     C, wide = 1 / (_ALPHA * len(y)), X.shape[1] * len(np.unique(y)) > 4_000
     if problem.loss == "huber":
@@ -147,7 +147,7 @@ def _exact(problem: Problem, rows: Any) -> Any:
 
 
 class _Hinge(LinearSVC):
-    """liblinear on standardised columns: the penalty is in other units, and hardly matters."""
+    """liblinear on standardised columns: the penalty has other units, and hardly matters."""
 
     def __init__(self, C: float) -> None:
         super().__init__(C=C, loss="hinge", max_iter=20_000, intercept_scaling=10)
@@ -167,7 +167,7 @@ class _Hinge(LinearSVC):
 
 
 class _Huber:
-    """L-BFGS on standardised columns, from wide bends to the narrow one of the default loss."""
+    """L-BFGS on standardised columns, from a wide Huber bend to the default narrow one."""
 
     def fit(self, X: Any, y: Any) -> Any:
         centre, spread = X.mean(axis=0), X.std(axis=0)
@@ -178,7 +178,7 @@ class _Huber:
             def value(v: Any, bend: float = bend) -> tuple[float, Any]:
                 residual, coef = Z @ v - y, v[:-1] / spread
                 slope = np.clip(residual, -bend, bend)
-                # Of the loss of the narrow bend, as far as it is the mean of absolute errors.
+                # Scaled to the loss with the narrow bend, where it is the mean of absolute errors.
                 loss = np.mean((residual - slope / 2) * slope) * (0.1 / bend)
                 gradient = slope @ Z / len(y) * (0.1 / bend)
                 gradient[:-1] += _ALPHA * coef / spread

@@ -1,4 +1,4 @@
-"""Dense rows: steps beside PyTorch DDP, one worker beside two, a gradient beside a bare read."""
+"""Dense rows: steps compared with PyTorch DDP, one worker with two, a gradient with a bare read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from daskml_dist.losses import LogLoss
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 
-#: Features and rows a worker of a small step, and of one that computing dominates.
+#: Features and rows per worker of a small step, and of a step dominated by computing.
 SMALL, LARGE = (28, 1_024), (512, 8_192)
 
 
@@ -36,7 +36,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _gradients(tiny: bool) -> list[list[str]]:
-    """A whole gradient in one thread, in bytes of X a second."""
+    """Return the time of a whole gradient in one thread, in bytes of X per second."""
     floor = read_bandwidth(1, 2 if tiny else 5)
     rows = []
     if not tiny:
@@ -76,7 +76,7 @@ def _steps(tiny: bool) -> list[list[str]]:
             records = _fit(X, y, policy, batch)
             whole[policy] = time.perf_counter() - since
             measured[policy] = statistics.median(r["steps"] / r["seconds"] for r in records)
-    # DDP's two processes, then one process that makes the same step of all rows by itself.
+    # DDP's two processes, then one process that makes the same step over all rows.
     peers: dict[str, float] = {}
     if importlib.util.find_spec("torch") is not None:
         from benchmarks._torch_ddp import alone_milliseconds, step_milliseconds
@@ -114,7 +114,7 @@ def _scaling(tiny: bool) -> list[list[str]]:
 
 
 def _fit(X: Any, y: Any, policy: str, batch: int) -> list[dict[str, Any]]:
-    """The passes of a fit but the first, which warms up."""
+    """Return the passes of a fit without the first, which warms up."""
     clf = SGDClassifier(
         policy=policy, batch_size=batch, tol=None, max_iter=6, random_state=0, learning_rate=0.1
     )
@@ -122,7 +122,7 @@ def _fit(X: Any, y: Any, policy: str, batch: int) -> list[dict[str, Any]]:
 
 
 def _fixed(tiny: bool) -> list[list[str]]:
-    """A fit of one step over all rows: its gradient, and all that surrounds it."""
+    """Measure a fit of one step over all rows: its gradient, and everything around it."""
     n_rows = 20_000 if tiny else 2_000_000
     X, y = logistic_rows(n_rows, 28)
     with processes(2):

@@ -1,4 +1,4 @@
-"""Factorisation machines over growing tables beside torch, TorchRec and Spark: rows a second."""
+"""Factorisation machines over growing tables compared with torch, TorchRec and Spark: rows/s."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from daskml_dist.backends.id_hashing import field_ids
 from daskml_dist.models.base import N_TABLE_IDS
 from daskml_dist.recommender import FactorizationMachineClassifier
 
-#: Shape of the rows, of click logs such as Criteo's, and of a step.
+#: Shape of the rows, as in click logs such as Criteo's, and of a step.
 FIELDS, WIDTH, BATCH, STEPS, PASSES = 26, 16, 4096, 48, 4
-#: Ids of a field, drawn by Zipf's law.
+#: Number of ids in a field, drawn by Zipf's law.
 N_IDS, ZIPF = 1_000_000, 1.2
 
 
 def run(tiny: bool = False) -> str:
-    """The table; a peer that is not installed has no row."""
+    """Return the table; a peer that is not installed has no row."""
     rows = []
     X, places, y, n_ids = _make_rows(8 * BATCH // 64 if tiny else STEPS * BATCH)
     batch = BATCH // 64 if tiny else BATCH
@@ -55,7 +55,7 @@ Measured = tuple[list[float], str]
 def _subjects(
     X: Any, places: Any, y: Any, n_ids: int, batch: int, tiny: bool
 ) -> dict[str, Callable[[], Measured]]:
-    """What is measured, by name."""
+    """Return the measurements by name."""
     found: dict[str, Callable[[], Measured]] = {
         "ours, in this process": lambda: _fit_here(X, y, batch),
         'ours, two workers, `"sync"`': lambda: _fit_on_workers(X, y, batch // 2, "sync"),
@@ -80,7 +80,7 @@ def _subjects(
 
 
 def _make_rows(n: int) -> tuple[Any, NDArray[np.int64], NDArray[np.float32], int]:
-    """Rows of ids: as virtual columns, and as numbers of the ids that there are."""
+    """Return rows of ids: as virtual columns, and as numbers of the existing ids."""
     rng = np.random.default_rng(0)
     ids = rng.zipf(ZIPF, size=(n, FIELDS)) % N_IDS
     columns = np.stack([field_ids(ids[:, f], f) for f in range(FIELDS)], axis=1)
@@ -121,7 +121,7 @@ def _fit_on_workers(X: Any, y: Any, batch: int, policy: str) -> Measured:
 
 
 def _in_process(name: str, given: Any) -> Measured:
-    """What a function of the peers returns, in a process of its own."""
+    """Return the result of a peers' function, run in a separate process."""
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     process = context.Process(target=_put, args=(name, given, results))

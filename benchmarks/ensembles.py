@@ -1,4 +1,4 @@
-"""Ensembles of any estimators beside scikit-learn's: whole fits of the same rows, in one run."""
+"""Ensembles of any estimators compared with scikit-learn's: whole fits of the same rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sklearn import tree as their_tree
 from benchmarks._common import markdown, persisted, processes
 from daskml_dist import calibration, ensemble, linear_model, tree
 
-#: Rows and features.
+#: Numbers of rows and features.
 ROWS, FEATURES = 200_000, 28
 OURS = (calibration, ensemble, linear_model, tree)
 THEIRS = (their_calibration, their_ensemble, their_linear, their_tree)
@@ -61,7 +61,7 @@ SUBJECTS: dict[str, Callable[..., Any]] = {
 
 
 def run(tiny: bool = False) -> str:
-    """One table: seconds of whole fits, and accuracy on rows that no fit has seen."""
+    """Return one table: seconds of whole fits, and accuracy on unseen rows."""
     n = 2_000 if tiny else ROWS
     X, y = _rows(n + n // 4)
     (X, unseen), (y, truth) = ((a[:n], a[n:]) for a in (X, y))
@@ -69,7 +69,7 @@ def run(tiny: bool = False) -> str:
     with processes(2):
         rows = [persisted(a, 8) for a in (X, y)]
         for name, make in SUBJECTS.items():
-            make(*OURS).fit(*(a[:1_000].persist() for a in rows))  # what numba compiles
+            make(*OURS).fit(*(a[:1_000].persist() for a in rows))  # compiles numba loops
             model, seconds = _timed(make(*OURS), *rows)
             found[name] = [seconds, model.score(unseen, truth)]
     for name, make in SUBJECTS.items():

@@ -1,4 +1,4 @@
-"""SHAP values of trees beside the package shap, of the same models: time a row, and differences."""
+"""SHAP values of trees compared with the package shap, for the same models: time and difference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks._common import markdown, median_seconds
 from daskml_dist import ensemble
 from daskml_dist.inspection import shap_values
 
-#: Rows and features of the training, rows that are explained, and background rows.
+#: Rows and features for training, explained rows, and background rows.
 ROWS, FEATURES, EXPLAINED, BACKGROUND = 50_000, 28, 2_000, 100
 MODELS: dict[str, Callable[[bool], Any]] = {
     "boosting, 100 trees of 31 leaves": lambda tiny: ensemble.HistGradientBoostingRegressor(
@@ -29,10 +29,10 @@ MODELS: dict[str, Callable[[bool], Any]] = {
 
 
 def run(tiny: bool = False) -> str:
-    """One table: microseconds a row in one thread, of ours and of shap's compiled code."""
+    """Return one table: microseconds per row in one thread, ours and shap's compiled code."""
     n, explained = (500, 20) if tiny else (ROWS, EXPLAINED)
     rng = np.random.default_rng(0)
-    # In float32, as scikit-learn's trees of forests read rows.
+    # Rounded to float32, as scikit-learn's forests read rows.
     X = rng.normal(size=(n, FEATURES)).astype(np.float32).astype(np.float64)
     y = X[:, 0] * X[:, 1] + np.sin(X[:, 2]) + X[:, 3:8].sum(axis=1) + rng.normal(size=n)
     rows, background = X[:explained], X[:BACKGROUND]
@@ -68,7 +68,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _time_ours(model: Any, rows: Any, background: Any) -> tuple[Any, float, float]:
-    """Return our values, the seconds of the second call (numba compiles before), and of one row."""
+    """Return our values, the seconds of the second call (the first compiles), and of one row."""
     explain = partial(shap_values, model, background=background)
     of_one = _time_one_row(explain, rows)
     begin = time.perf_counter()
@@ -77,7 +77,7 @@ def _time_ours(model: Any, rows: Any, background: Any) -> tuple[Any, float, floa
 
 
 def _time_shap(model: Any, rows: Any, background: Any) -> tuple[Any, float, float]:
-    """Return the values of shap, of the exported model, and its seconds; None where it is not."""
+    """Return shap's values for the exported model, and its seconds; None if it is not installed."""
     try:
         import shap
     except ImportError:
@@ -91,5 +91,5 @@ def _time_shap(model: Any, rows: Any, background: Any) -> tuple[Any, float, floa
 
 
 def _time_one_row(explain: Callable[..., Any], rows: Any) -> float:
-    """Return the median seconds of a call with one row; ours prepare the trees in each."""
+    """Return the median seconds of a call with one row; ours prepare the trees in each call."""
     return median_seconds(lambda: explain(rows[:1]))

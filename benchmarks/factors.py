@@ -1,6 +1,6 @@
-"""Time of factors by gradient steps on two worker processes, beside ALS.
+"""Time of factors by gradient steps on two worker processes, compared with ALS.
 
-And beside scikit-surprise (one thread) where it is installed.
+Also compared with scikit-surprise (one thread) if it is installed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POLICIES = ("sync", "allreduce", "ssp", "async", "hogwild")
 
 
 def run(tiny: bool = False) -> str:
-    """A table: whole fits under each policy, ratings a second, and how well they predict."""
+    """Return a table: whole fits under each policy, ratings per second, and test errors."""
     repeats = 1 if tiny else REPEATS
     frame = _tastes(*(TINY if tiny else SIZE))
     held, rest = frame[: len(frame) // 10], frame[len(frame) // 10 :]
@@ -55,7 +55,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _tastes(n: int, n_users: int, n_items: int) -> pd.DataFrame:
-    """Ratings by tastes, which can be found out, in random order."""
+    """Return ratings generated from latent tastes, in random order."""
     users, items, _, _ = ratings(n, n_users, n_items)
     rng = np.random.default_rng(1)
     taste, kind = (rng.normal(size=(m, 8)) / 8**0.25 for m in (n_users, n_items))
@@ -65,7 +65,7 @@ def _tastes(n: int, n_users: int, n_items: int) -> pd.DataFrame:
 
 
 def _fit(model: Any, ratings: Any, repeats: int) -> tuple[float, float]:
-    """Seconds of a fit, and of its passes alone; the first fit warms up."""
+    """Return the seconds of a fit, and of its passes alone; the first fit warms up."""
     model.fit(ratings)
     taken, passes = [], []
     for _ in range(repeats):
@@ -79,7 +79,7 @@ def _fit(model: Any, ratings: Any, repeats: int) -> tuple[float, float]:
 def _surprise(
     rest: pd.DataFrame, held: pd.DataFrame, passes: int
 ) -> list[tuple[str, float, float, int, float]]:
-    """The same of scikit-surprise; nothing where it is not installed."""
+    """Return the same for scikit-surprise; nothing if it is not installed."""
     if importlib.util.find_spec("surprise") is None:
         return []
     from surprise import SVD, Dataset, Reader

@@ -1,4 +1,4 @@
-"""Hashing of fields to virtual columns, and reading of click logs, beside pandas, on one core."""
+"""Hashing of fields to virtual columns, and reading of click logs, against pandas on one core."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ["label", *(f"I{j}" for j in range(1, 14)), *(f"C{j}" for j in range(1, 
 
 
 def run(tiny: bool = False) -> str:
-    """Both tables."""
+    """Return both tables."""
     n_rows, n_lines = (1_000, 1_000) if tiny else (500_000, 300_000)
     repeats = 1 if tiny else 5
     with dask.config.set(scheduler="sync"):
@@ -30,7 +30,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _hash(n_rows: int, repeats: int) -> str:
-    """Cells a second of a frame, whose columns are of one kind."""
+    """Return cells per second for frames whose columns are of one kind."""
     rng = np.random.default_rng(0)
     many = rng.integers(0, 2**40, (n_rows, N_FIELDS))
     few = (rng.pareto(0.5, (n_rows, N_FIELDS)) * 10).clip(0, 1e5).astype(np.int64)
@@ -62,14 +62,14 @@ def _rate(work: Callable[[], Any], n: int, repeats: int) -> str:
 
 
 def _read(n_lines: int, repeats: int) -> str:
-    """Megabytes of text per second."""
+    """Return megabytes of text per second."""
     frame = make_clicks(n_lines, random_state=0).compute()
     rng = np.random.default_rng(0)
     cells = [frame["label"].astype(str)]
     cells += [(frame[f"I{j}"] * 100).round().astype(int).astype(str) for j in range(1, 14)]
     cells += [
         (frame[f"C{j}"] * 2_654_435_761 % 2**32).map("{:08x}".format) for j in range(1, 27)
-    ]  # as long as those that are published
+    ]  # as long as the published lines
     cells = [c if j == 0 else c.where(rng.random(n_lines) < 0.9, "") for j, c in enumerate(cells)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "day_0"

@@ -1,4 +1,4 @@
-"""Time of random forests on two worker processes, beside scikit-learn and LightGBM's rf mode."""
+"""Time of random forests on two worker processes, compared with scikit-learn and LightGBM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks._common import markdown, persisted, processes
 from benchmarks.boosting import rows
 from daskml_dist.ensemble import RandomForestClassifier
 
-#: Rows to fit and to test, features, trees; of the deep trees too.
+#: Numbers of rows to fit and to test, features, trees; then those for deep trees.
 SHAPE, TINY = (1_000_000, 100_000, 28, 20), (4_000, 1_000, 5, 3)
 DEEP, TINY_DEEP = (100_000, 100_000, 28, 20), (2_000, 1_000, 5, 3)
 BLOCKS = 8
@@ -25,7 +25,7 @@ Fit = Callable[[], Any]
 
 
 def run(tiny: bool = False) -> str:
-    """Fits of depth 12 and of any depth, and predictions."""
+    """Return fits of depth 12 and of any depth, and predictions."""
     flat = _compared(TINY if tiny else SHAPE, 12)
     return f"{flat}\n\n{_compared(TINY_DEEP if tiny else DEEP, None)}"
 
@@ -36,7 +36,7 @@ def _compared(shape: tuple[int, int, int, int], depth: int | None) -> str:
     X_test, y_test = X[n:], y[n:]
     X, y = X[:n].copy(), y[:n].copy()
     given: dict[str, Any] = {"max_depth": depth, "random_state": 0}
-    # Before the cluster, whose scheduler lives in this process.
+    # Before the cluster, whose scheduler runs in this process.
     fits = {"scikit-learn, n_jobs=2": _once(lambda: Peer(n_trees, n_jobs=2, **given).fit(X, y))}
     if depth and importlib.util.find_spec("lightgbm"):
         fits["LightGBM rf, 2 threads"] = _once(lambda: _lightgbm(X, y, n_trees, depth))
@@ -45,7 +45,7 @@ def _compared(shape: tuple[int, int, int, int], depth: int | None) -> str:
         wait([lazy, target])
         for decomposition in ("functional", "data"):
             ours = RandomForestClassifier(n_trees, decomposition=decomposition, **given)
-            # Kernels are loaded, and the first time compiled, before.
+            # Load the kernels first, which compiles them at the first time.
             ours.set_params(n_estimators=2).fit(lazy, target)
             ours.set_params(n_estimators=n_trees)
             fits[decomposition] = _once(lambda ours=ours: ours.fit(lazy, target))

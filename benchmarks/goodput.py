@@ -1,8 +1,8 @@
-"""Goodput under faults: steps a second of fits whose workers are killed and stopped all the time.
+"""Goodput under faults: steps/s of fits whose workers are repeatedly killed and stopped.
 
-A machine shared with others is faster in some minutes than in others, by more than faults cost. So
-each fit has calm and struck windows in turn, and a struck window is compared with the calm ones
-before and after it.
+The speed of a shared machine varies over minutes by more than faults cost. So each fit alternates
+calm windows and windows with faults, and a window with faults is compared with the calm ones before
+and after it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ from daskml_dist.policies import LocalSGD, Policy
 
 WORKERS, LANES = 8, 32
 N_ROWS, FEATURES = 65_536, 40
-#: Steps between two meetings; lanes of which a meeting may do without: those of one worker, and a
-#: few more.
+#: Steps between two averages; lanes that an average may lack: those of one worker, and a few more.
 EVERY, ABSENT = 64, 8
 #: Seconds between two faults: 62 in half an hour, as in Decoupled DiLoCo's experiment with one
 #: machine.
 FAULT_EVERY = 1800 / 62
-#: Faults of a struck window; windows are as long as so many faults take.
+#: Number of faults in a window; calm windows have the same length.
 FAULTS = 2
-#: Struck windows of a fit, and of one under the policy that is to bear them: with the calm ones in
-#: between, 24 minutes.
+#: Windows with faults in a fit, and in a fit under the fault-tolerant policy: with the calm windows
+#: between them, 24 minutes.
 SOME, MANY = 2, 12
 #: Seconds of the calm fit whose loss is compared.
 CALM = 60.0
-#: Seconds for which a process is stopped, at least and at most; of all faults, 27 of 62 are kills.
+#: Minimum and maximum of the seconds for which a process is stopped; 27 of 62 faults are kills.
 STOPPED, KILLED_SHARE = (5.0, 20.0), 27 / 62
 HOW = "`python -m benchmarks goodput`"
 
@@ -53,7 +52,7 @@ POLICIES: dict[str, str | Policy] = {
 
 
 def run(tiny: bool = False) -> str:
-    """One table: a row for each policy, calm and under faults."""
+    """Return one table, with a row for each policy, calm and under faults."""
     rows = []
     every = 1.0 if tiny else FAULT_EVERY
     for i, (name, policy) in enumerate(list(POLICIES.items())[: 1 if tiny else None]):
@@ -88,7 +87,7 @@ def run(tiny: bool = False) -> str:
 class _LaneClocks:
     """Clocks of all lanes, in a file that all processes of the machine map.
 
-    A lane that goes back after a loss writes its earlier clock: what is made twice counts once.
+    A lane that goes back after a loss writes its earlier clock, so repeated steps count once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,19 +106,19 @@ class _LaneClocks:
         self._open()[step.lane] = step.clock
 
     def count(self) -> int:
-        """Return the steps that all lanes have made."""
+        """Return the number of steps that all lanes have made."""
         return int(self._open().sum())
 
 
 class _Windows(Striker):
-    """Calm windows and windows with faults, in turn, from the first pass of a fit on.
+    """Calm windows and windows with faults, in turn, from the first pass of a fit.
 
     Parameters
     ----------
     client : Client
     clocks : _LaneClocks
     n_windows : int
-        Windows with faults; there is a calm one before the first and after each.
+        Number of windows with faults; there is a calm one before the first and after each.
     every : float
         Seconds between two faults.
     """
@@ -127,12 +126,12 @@ class _Windows(Striker):
     def __init__(self, client: Client, clocks: _LaneClocks, n_windows: int, every: float) -> None:
         super().__init__(client, every, KILLED_SHARE, STOPPED)
         self._clocks, self._n_windows = clocks, n_windows
-        #: Steps a second of each window.
+        #: Steps per second of each window.
         self.calm: list[float] = []
         self.struck: list[float] = []
 
     def shares(self) -> list[float]:
-        """Return what each window with faults has kept of the calm ones before and after it."""
+        """Return the rate of each window with faults relative to its neighbouring calm windows."""
         pairs = zip(self.struck, self.calm, self.calm[1:], strict=False)
         return [2 * struck / (before + after) for struck, before, after in pairs]
 
@@ -144,10 +143,10 @@ class _Windows(Striker):
         self._run.stop()
 
     def _measure(self, *, faults: bool) -> float:
-        """Return the steps a second of a window."""
+        """Return the steps per second of a window."""
         begun, steps = time.monotonic(), self._clocks.count()
         for i in range(FAULTS):
-            # In the middle of its part of the window, which is to see all that it costs.
+            # In the middle of its part of the window, so that the window contains its full cost.
             self._wait_until(begun + (i + 0.5) * self._every)
             if faults and not self._over.is_set():
                 self.strike()
@@ -159,7 +158,7 @@ class _Windows(Striker):
 
 
 def _fit(policy: str | Policy, watch: Callable[[Client, _LaneClocks], Any]) -> tuple[Any, Any]:
-    """Return the history of a fit, and the callback that `watch` makes, which ends it."""
+    """Return the history of a fit, and the callback made by `watch`, which ends the fit."""
     with open_workers(WORKERS, __name__, memory_limit=0) as client, TemporaryDirectory() as folder:
         rng = np.random.default_rng(0)
         X = rng.normal(size=(N_ROWS, FEATURES)).astype(np.float32)

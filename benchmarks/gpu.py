@@ -1,6 +1,6 @@
-"""The GPU: kernels beside the bandwidth of a copy, and fits beside PyTorch and the CPU.
+"""The GPU: kernels compared with a copy's bandwidth, fits with PyTorch and the CPU.
 
-Where no GPU can be used, every cell says "not measured", and the last line why.
+Without a usable GPU every cell says "not measured", and the last line gives the reason.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.policies import POLICIES
 
 COLUMNS = ("", "measured", "GB/s", "share of copy bandwidth", "difference")
-#: Largest batches in a pass of the SGD fit whose step is timed.
+#: Number of batches, of the largest size, in a pass of the SGD fit whose step is timed.
 STEPS = 32
 
 
 def run(tiny: bool = False) -> str:
-    """The table; each row is on stderr too as soon as it is measured."""
+    """Return the table; each row is also printed to stderr as soon as it is measured."""
     problem = gpu_problem()
     device = None if problem else Device(tiny)
     rows, reasons = [], [problem] if problem else []
@@ -40,13 +40,13 @@ def run(tiny: bool = False) -> str:
         if device is not None:
             try:
                 cells = case(device).cells(device.copy_bandwidth)
-            except Exception as error:  # one case that fails leaves the others
+            except Exception as error:  # a failed case does not stop the others
                 reasons.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0])
                 print("Not measured:", reasons[-1], file=sys.stderr, flush=True)
             else:
                 print(name, *cells, sep=" | ", file=sys.stderr, flush=True)
-            with contextlib.suppress(Exception):  # of a CUDA that a case broke
-                device.free()  # behind `except`, where no traceback holds the case's arrays
+            with contextlib.suppress(Exception):  # a case may have broken CUDA
+                device.free()  # after `except`, since a traceback would hold the case's arrays
         rows.append([name, *cells])
     table = markdown("One GPU", COLUMNS, rows)
     return "\n".join([table, "", *(f"Not measured: {reason}" for reason in reasons)])
@@ -60,7 +60,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
     yield from kernel_cases()
     yield from tree_cases()
     for batch in (65_536, 8_192):
-        for policy in ("sync", "async"):  # on the device alone, and by a server
+        for policy in ("sync", "async"):  # on the device alone, and with a server
             name = f'a step of SGD, {batch:,} x 512, policy="{policy}"'
             yield name, partial(_sgd_step, batch, policy)
     lbfgs = "L-BFGS, 10,000,000 x 100"
@@ -74,7 +74,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
     yield from _fits("2 processes sharing the GPU", partial(processes, 2))
     for policy in POLICIES:
         yield f'SGDClassifier(policy="{policy}"), one lane, GPU and CPU', partial(_policy, policy)
-    yield from _fits("LocalCUDACluster", _cuda_cluster)  # last: if it hangs, all else is there
+    yield from _fits("LocalCUDACluster", _cuda_cluster)  # last: a hang loses no other result
 
 
 def _fits(where: str, cluster: Callable[[], Any]) -> Iterator[tuple[str, Case]]:
@@ -90,7 +90,7 @@ def _copy(on: Device) -> Measured:
 
 
 def _sgd_step(batch: int, policy: str, on: Device) -> Measured:
-    """By the clock of the host, from end to end of a pass."""
+    """Measure a step by the host's clock, over whole passes."""
     batch = batch // 256 if on.tiny else batch
     X, y = on.rows(STEPS * 65_536 // (256 if on.tiny else 1), 512)
     steps = {"batch_size": batch, "max_iter": 6, "tol": None}
@@ -111,9 +111,9 @@ def _lbfgs(where: str, part: str, on: Device) -> Measured:
 
 @functools.cache
 def _lbfgs_seconds(where: str, on: Device) -> tuple[dict[str, float], int]:
-    """Seconds of a fit, which checks the rows and encodes the labels, and of its passes alone."""
+    """Return the seconds of a fit, with checks of rows and labels, and of its passes alone."""
     X, y = _lbfgs_rows(on)
-    warm = len(y)  # on the GPU with all rows, for which it takes memory too
+    warm = len(y)  # with all rows on the GPU, since memory is allocated for them too
     if where == "cpu":
         X, y, warm = on.backend.to_numpy(X), on.backend.to_numpy(y), 10_000
     model = LogisticRegression(device=where, run=Run(n_lanes=1 if where == "gpu" else None))
@@ -125,9 +125,9 @@ def _lbfgs_seconds(where: str, on: Device) -> tuple[dict[str, float], int]:
 
 
 def _torch_lbfgs(on: Device) -> Measured:
-    """The same objective by PyTorch's L-BFGS with its strong Wolfe search, on the same rows.
+    """Solve the same objective by PyTorch's L-BFGS with its strong Wolfe search, on the same rows.
 
-    Its time is that of the loop alone, of rows and labels that are ready.
+    Only the loop is timed, with rows and labels prepared.
     """
     import torch
 
@@ -163,7 +163,7 @@ def _torch_lbfgs(on: Device) -> Measured:
 
 
 def _cuml_lbfgs(on: Device) -> Measured:
-    """cuML's estimator of the same name: the objective but for its scale, and its own stopping."""
+    """Fit cuML's estimator of the same name: the objective has another scale and stopping rule."""
     from cuml.linear_model import LogisticRegression as Peer
 
     X, y = _lbfgs_rows(on)
@@ -191,7 +191,7 @@ def _cuda_cluster() -> Iterator[Client]:
 
 
 def _fit(make: Callable[[str], Any], what: str, cluster: Callable[[], Any], on: Device) -> Measured:
-    """End to end, the rows in the workers' host memory; beside the same fit on the CPU."""
+    """Measure a whole fit with rows in the workers' host memory, and the same on the CPU."""
     X, y = logistic_rows(2_000 if on.tiny else 1_000_000, 100)
     if "softmax" in what:
         y = np.argmax(X[:, :10], axis=1)

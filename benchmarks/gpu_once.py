@@ -1,10 +1,9 @@
-"""One visit to a GPU: what must be right there, side by side, then what is fast.
+"""One visit to a GPU: correctness checks, several at a time, then timed cases.
 
-Each check runs in a child process, under a limit; where one crashes, hangs or breaks CUDA, another
-child goes on with the next. The folder that the environment variable ``OUT`` names, where it does,
-gets a log of each stage as it grows. Where no GPU can be used, checks that need one are skipped and
-the others run on the CPU, which tries the checks themselves. A check that fails makes the command
-fail.
+Each check runs in a child process, under a time limit; if one crashes, hangs or breaks CUDA,
+another child continues with the next check. If the environment variable ``OUT`` names a folder, it
+gets a log of each stage as it grows. Without a usable GPU, checks that need one are skipped and the
+others run on the CPU, to try the checks themselves. A failed check makes the command fail.
 """
 
 from __future__ import annotations
@@ -28,20 +27,21 @@ from benchmarks._common import markdown
 from benchmarks._gpu_checks import STAGES, Check, take_part
 
 COLUMNS = ("stage", "good", "bad", "skipped", "not reached", "seconds")
-#: Seconds of the whole visit: a machine that is lent for minutes has to give results in one call.
+#: Seconds of the whole visit: a machine lent for minutes has to give results in one call.
 _VISIT = 325.0
-#: Seconds of `smoke` at most, and those kept for `bench`, which comes last and alone: it is timed.
+#: Limit in seconds for `smoke`, and seconds reserved for `bench`, which is timed, so it runs last
+#: and alone.
 _SMOKE, _BENCH = 90.0, 75.0
-#: Stages where times do not count, side by side in what time is left, and how many child processes
-#: share the checks of each.
+#: Stages whose times do not count; they run concurrently in the remaining time. The number of child
+#: processes that share the checks of each.
 _TOGETHER = {"fits": 3, "nets": 2, "cluster": 1, "nccl": 1, "tests": 4}
-#: Seconds in which a child imports what it needs, before its first check has to end in time.
+#: Seconds for a child's imports, before the time limit of its first check begins.
 _IMPORTS = 30.0
 _ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(tiny: bool = False) -> str:
-    """The table of stages; each failure is a line below it."""
+    """Return the table of stages, followed by a line for each failure."""
     until = time.monotonic() + _VISIT
     with tempfile.TemporaryDirectory() as own:
         folder = Path(os.environ.get("OUT") or own)
@@ -75,7 +75,7 @@ def run(tiny: bool = False) -> str:
 
 
 def join_parts(parts: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the results of a stage in the order of its checks, which were dealt to its parts."""
+    """Return the results of a stage in the order of its checks, which its parts shared."""
     dealt = itertools.zip_longest(*parts)
     return [result for results in dealt for result in results if result is not None]
 
@@ -83,7 +83,7 @@ def join_parts(parts: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 def run_stage(
     command: list[str], checks: list[Check], until: float, tiny: bool, log: IO[str]
 ) -> Iterator[dict[str, Any]]:
-    """Run the checks of a stage in child processes; yield what each found."""
+    """Run the checks of a stage in child processes; yield the result of each."""
     number = 0
     while number < len(checks) and time.monotonic() < until:
         arguments = [str(number), *(["--tiny"] if tiny else [])]
@@ -92,7 +92,7 @@ def run_stage(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # what it started ends with it
+            start_new_session=True,  # so that its own children end with it
             cwd=_ROOT,
         )
         lines: queue.Queue[str | None] = queue.Queue()
@@ -106,7 +106,7 @@ def run_stage(
                 line = lines.get(timeout=max(left, 0.01))
             except queue.Empty:
                 if time.monotonic() >= until:
-                    break  # of the stage, no fault of the check
+                    break  # the stage's time is over; not a failure of the check
                 reason = f"no end after {time.monotonic() - began:.0f} s"
                 break
             if line is None:
@@ -121,7 +121,7 @@ def run_stage(
                 yield json.loads(line.removeprefix("RESULT "))
         _end(child)
         reader.join(5)
-        # A child that ends between two checks has told of the error that broke CUDA.
+        # A child that ends between two checks has already reported the error that broke CUDA.
         if reason and is_running:
             yield _make_result(checks[number], False, reason, time.monotonic() - began)
             number += 1
@@ -152,7 +152,7 @@ def _make_result(check: Check, ok: bool | None, value: str, seconds: float) -> d
 
 
 def summarise(found: dict[str, list[dict[str, Any]]]) -> str:
-    """Return the table of stages, what failed, and the values of the others."""
+    """Return the table of stages, the failures, and the values of the other checks."""
     rows, bad, good = [], [], []
     for stage, results in found.items():
         verdicts = [result["ok"] for result in results]

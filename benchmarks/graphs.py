@@ -1,7 +1,7 @@
-"""Time of PageRank on two worker processes, beside SciPy's power iteration and networkx in one.
+"""Time of PageRank on two worker processes, compared with SciPy's and networkx' in one.
 
-``python -m benchmarks.graphs --growth``: how the time grows with edges and workers;
-``--edges 50e6``: of so many edges, without peers.
+``python -m benchmarks.graphs --growth``: how the time grows with edges and workers; ``--edges
+50e6``: with this number of edges, without peers.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from scipy.sparse.csgraph import connected_components as scipy_components
 from benchmarks._common import markdown, processes
 from daskml_dist.graph import connected_components, pagerank
 
-#: Edges drawn, vertices as a power of 2, iterations, repetitions.
+#: Number of drawn edges, log2 of the number of vertices, iterations, repetitions.
 EDGES, SCALE, ITERATIONS, REPEATS = 10_000_000, 20, 50, 3
 DAMPING = 0.85
 
 
 def run(tiny: bool = False) -> str:
-    """One table of ranks, one of components."""
+    """Return one table of ranks and one of components."""
     n_edges, scale = (5_000, 9) if tiny else (EDGES, SCALE)
     iterations, repeats = (5, 1) if tiny else (ITERATIONS, REPEATS)
     edges = _edges(n_edges, scale)
@@ -51,7 +51,7 @@ def run(tiny: bool = False) -> str:
 
 
 def growth(sizes: tuple[tuple[int, int], ...]) -> str:
-    """A table: seconds of the graph and of 20 iterations, by (drawn edges, workers)."""
+    """Return a table: seconds of the graph and of 20 iterations, by (drawn edges, workers)."""
     rows = []
     for n_edges, workers in sizes:
         edges = _edges(n_edges, max(9, n_edges.bit_length() - 4))
@@ -71,7 +71,7 @@ def growth(sizes: tuple[tuple[int, int], ...]) -> str:
 
 
 def _edges(n_edges: int, scale: int) -> pd.DataFrame:
-    """Distinct edges of few popular vertices (R-MAT, Chakrabarti et al. 2004), drawn at random."""
+    """Return distinct random edges with few popular vertices (R-MAT, Chakrabarti et al. 2004)."""
     rng = np.random.default_rng(0)
     source, target = np.zeros(n_edges, np.int64), np.zeros(n_edges, np.int64)
     for _ in range(scale):
@@ -91,7 +91,7 @@ def _matrix(edges: pd.DataFrame) -> tuple[NDArray[np.int64], Any]:
 
 
 def _scipy(edges: pd.DataFrame, iterations: int) -> tuple[float, float, NDArray[np.float64]]:
-    """Seconds of the matrix, and of networkx' loop over it; the ranks."""
+    """Return the seconds of the matrix and of networkx' loop over it, and the ranks."""
     since = time.perf_counter()
     _, A = _matrix(edges)
     out = np.asarray(A.sum(axis=1)).ravel()
@@ -107,7 +107,7 @@ def _scipy(edges: pd.DataFrame, iterations: int) -> tuple[float, float, NDArray[
 
 
 def _networkx(edges: pd.DataFrame, iterations: int) -> str:
-    """Seconds of a tenth of the edges, where it is installed."""
+    """Return the seconds for a tenth of the edges, if it is installed."""
     try:
         import networkx
     except ImportError:
@@ -134,7 +134,7 @@ class _Clock:
 
 
 def _ours(lazy: Any, iterations: int) -> tuple[float, float, NDArray[np.float64]]:
-    """Seconds of making the graph, and of the iterations; the ranks."""
+    """Return the seconds to build the graph and of the iterations, and the ranks."""
     clock, since = _Clock(), time.perf_counter()
     found = pagerank(lazy, DAMPING, max_iter=iterations, tol=0, callbacks=[clock])
     whole = time.perf_counter() - since

@@ -13,7 +13,7 @@ from benchmarks._common import markdown, processes
 from daskml_dist.decomposition import NMF, PCA, LatentDirichletAllocation
 from daskml_dist.mixture import GaussianMixture
 
-#: Rows, features and components that growth begins at, of each kind; and by how much they grow.
+#: Initial numbers of rows, features and components for each kind; and the factors of growth.
 BASE = {
     "PCA": (200_000, 100, 10),
     "GaussianMixture": (40_000, 16, 8),
@@ -25,7 +25,7 @@ GROWTH, BLOCKS, STEPS, REPEATS = (1, 2, 4), 8, 10, 1
 
 
 def run(tiny: bool = False) -> str:
-    """One table: seconds of each fit on two workers, and on one; of as many steps each."""
+    """Return one table: seconds of each fit on two workers and on one, with equal step counts."""
     base = {name: (400, 20, 3) for name in BASE} if tiny else BASE
     growth, repeats = ((1,), 1) if tiny else (GROWTH, REPEATS)
     cases = [
@@ -36,7 +36,7 @@ def run(tiny: bool = False) -> str:
         if axis == 0 or by > 1
     ]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # no step count is enough for tol=0
+        warnings.simplefilter("ignore")  # with tol=0 no number of steps suffices
         both = _seconds(cases, 2, repeats)
         alone = _seconds(cases, 1, repeats)
     first = {case[0]: both[case] for case in reversed(cases)}

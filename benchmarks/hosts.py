@@ -1,9 +1,9 @@
-"""Several hosts, which network namespaces stand for: policies, all-reduces, silence, many workers.
+"""Several hosts, emulated by network namespaces: policies, all-reduces, silence, many workers.
 
-``DASKML_DIST_HOSTS=policies,loss,simulated,sums,silence,many`` names the tables to make. They
-need root, for the namespaces, except that of many workers; what is not there is said instead of a
-table. Asked for by name alone is ``load``: ``DASKML_DIST_LOAD_SECONDS`` (3,600) of fits beside
-``DASKML_DIST_LOAD`` (8) busy processes, in which no host may be taken for lost.
+``DASKML_DIST_HOSTS=policies,loss,simulated,sums,silence,many`` selects tables. They need root, for
+the namespaces, except the one of many workers; if a requirement is missing, a message replaces the
+table. ``load`` runs only if it is named: ``DASKML_DIST_LOAD_SECONDS`` (3,600) of fits beside
+``DASKML_DIST_LOAD`` (8) busy processes, in which no host may be mistaken for lost.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ from daskml_dist.planning.simulator.events import Stragglers, simulate
 from daskml_dist.policies import POLICIES, Policy, get_policy
 
 HOW = "`python -m benchmarks hosts`"
-#: What hosts are joined by: the last one's delay makes 20 ms there and back.
+#: Cables between the hosts: the delay of the last one gives a round trip of 20 ms.
 NETWORKS = [Cable(10e9), Cable(1e9), Cable(1e8), Cable(1e9, delay=0.005)]
-#: The same cable without and with loss; both pass a process, which takes time, too.
+#: The same cable without and with loss; a process relays both, which takes time too.
 LOSSES = [Cable(1e9, delay=1e-4), Cable(1e9, delay=1e-4, loss=0.01)]
 LOSS_TRIES = 3
-#: Hosts of the tables of policies and of silence.
+#: Number of hosts in the tables of policies and of silence.
 HOSTS = 4
-#: Rows, features and passes of the linear model (400 bytes of parameters), and of the network
-#: (200 KB), in batches of so many rows per lane.
+#: Rows, features and passes of the linear model (400 bytes of parameters) and of the network (200
+#: KB), and rows of a batch per lane.
 LINEAR_ROWS, LINEAR_FEATURES, LINEAR_PASSES, LINEAR_BATCH = 40_000, 100, 2, 256
 NET_ROWS, NET_FEATURES, NET_LAYER, NET_PASSES, NET_BATCH = 8_192, 784, 64, 2, 128
-#: Hosts of the simulator's table: each has a core to itself here. Features, and steps of each lane
-#: in a pass.
+#: Hosts of the simulator's table: each has its own core here. Features, and steps of each lane in a
+#: pass.
 SIMULATED_HOSTS, SIMULATED = 2, [(128, 320), (4_096, 64)]
-#: Elements (float32) and repetitions of the all-reduces: 1 KB to 64 MB.
+#: Numbers of elements (float32) and of repetitions of the all-reduces: 1 KB to 64 MB.
 SUMS = [(1 << 8, 100), (1 << 14, 30), (1 << 18, 5), (1 << 22, 1), (1 << 24, 1)]
-#: Seconds after the first pass at which a host falls silent, and fits of each kind.
+#: Seconds after the first pass at which a host falls silent, and number of fits of each kind.
 LATER, TRIES = 0.7, 2
-#: Worker processes of one thread on this machine.
+#: Numbers of worker processes of one thread on this machine.
 MANY = [4, 8, 16, 32]
 
 
 def run(tiny: bool = False) -> str:
-    """Return the tables; each is printed to standard error once it is there."""
+    """Return the tables; each is printed to standard error as soon as it is ready."""
     asked = os.environ.get("DASKML_DIST_HOSTS", "policies,loss,simulated,sums,silence,many").split(
         ","
     )
@@ -92,7 +92,7 @@ def run(tiny: bool = False) -> str:
 
 @dataclass(frozen=True)
 class _Subject:
-    """A model that is fitted under each policy."""
+    """Model that is fitted under each policy."""
 
     name: str
     rows: int
@@ -102,7 +102,7 @@ class _Subject:
     layer: int | None = None
 
     def fit(self, X: Any, y: Any, policy: str) -> Any:
-        """Fit it."""
+        """Fit the model."""
         settings = {"policy": policy, "max_iter": self.passes, "batch_size": self.batch}
         settings |= {"tol": None, "random_state": 0}
         if self.layer is None:
@@ -115,7 +115,7 @@ _NETWORK = _Subject("network", NET_ROWS, NET_FEATURES, NET_PASSES, NET_BATCH, NE
 
 
 def _policies(tiny: bool) -> Iterator[str]:
-    """A table for each model."""
+    """Yield a table for each model."""
     cables = NETWORKS[:1] if tiny else NETWORKS
     names = ["sync"] if tiny else list(POLICIES)
     for subject in [_Subject("linear", 2_000, 10, 1, 256)] if tiny else [_LINEAR, _NETWORK]:
@@ -123,7 +123,7 @@ def _policies(tiny: bool) -> Iterator[str]:
 
 
 def _policies_of(subject: _Subject, cables: list[Cable], names: list[str]) -> str:
-    """Seconds, bytes and goodput of a model under each policy on each network."""
+    """Return seconds, bytes and goodput of a model under each policy on each network."""
     rows = logistic_rows(subject.rows, subject.features)
     found: dict[tuple[str, str], tuple[float, float]] = {}
     for cable in cables:
@@ -161,11 +161,11 @@ def _policies_of(subject: _Subject, cables: list[Cable], names: list[str]) -> st
     return markdown(title, columns, table)
 
 
-# -- packets that are lost -------------------------------------------------------------------------
+# -- lost packets ----------------------------------------------------------------------------------
 
 
 def _loss(tiny: bool) -> Iterator[str]:
-    """Seconds of fits of both models under each policy, with lost packets and without."""
+    """Yield the seconds of fits of both models under each policy, with and without lost packets."""
     names = ["sync"] if tiny else list(POLICIES)
     for subject in [_Subject("linear", 2_000, 10, 1, 256)] if tiny else [_LINEAR, _NETWORK]:
         seconds = {cable: _seconds_of_fits(subject, cable, names) for cable in LOSSES}
@@ -201,7 +201,7 @@ def _loss(tiny: bool) -> Iterator[str]:
 def _seconds_of_fits(
     subject: _Subject, cable: Cable, names: list[str]
 ) -> dict[str, list[tuple[float, int]]]:
-    """Seconds of some fits under each policy, and how many hosts each has taken for lost."""
+    """Return the seconds of fits by policy, and the number of hosts wrongly considered lost."""
     rows = logistic_rows(subject.rows, subject.features)
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
     with HostNetwork(HOSTS, cable) as network, HostCluster(network) as client:
@@ -216,7 +216,7 @@ def _seconds_of_fits(
 
 
 def _losses(model: Any) -> list[str]:
-    """Return why generations of a fit began, but for lanes that moved from slow workers."""
+    """Return why generations of a fit began, except for lanes that moved from slow workers."""
     reasons = [str(event["reason"]) for event in model.history_.extra.get("generations", ())]
     losses = [reason for reason in reasons if "slow" not in reason]
     for reason in losses:
@@ -224,15 +224,15 @@ def _losses(model: Any) -> list[str]:
     return losses
 
 
-# -- the simulator beside what was measured --------------------------------------------------------
+# -- the simulator compared with measurements ------------------------------------------------------
 
 
 def _simulated(tiny: bool) -> Iterator[str]:
-    """Steps per second of policies on each network, predicted and measured."""
+    """Yield steps per second of policies on each network, predicted and measured."""
     policies = {name: get_policy(name) for name in ("sync", "allreduce", "ssp", "async", "local")}
     rows = []
     for features, pass_steps in [(128, 4)] if tiny else SIMULATED:
-        # Costs of this machine's processor; those of the network are the cable's.
+        # Computing costs are those of this processor; network costs are those of the cable.
         own = measure(features, LINEAR_BATCH, 10_000 if tiny else 500_000)
         compute = None
         for cable in NETWORKS[:1] if tiny else NETWORKS:
@@ -241,14 +241,14 @@ def _simulated(tiny: bool) -> Iterator[str]:
                 with HostCluster(network) as client:
                     X, y = _rows_on_hosts(LINEAR_BATCH * pass_steps, features)
                     passes = 2 if tiny else 3 if cable.delay else 10
-                    # Lanes that do not meet tell what a step takes while both hosts compute.
+                    # Lanes without communication show the time of a step while both hosts compute.
                     alone, *measured = (
                         _steps_per_second(policy, X, y, passes)
                         for policy in (get_policy("average"), *policies.values())
                     )
                     del X, y, client
             compute = compute or SIMULATED_HOSTS / alone
-            # On top of what it takes here to wake who waits for a message.
+            # Add the time needed here to wake a thread that waits for a message.
             latency += own.latency
             costs = replace(own, compute=compute, latency=latency, bandwidth=bandwidth)
             for (name, policy), real in zip(policies.items(), measured, strict=True):
@@ -267,7 +267,7 @@ def _simulated(tiny: bool) -> Iterator[str]:
 
 
 def _rows_on_hosts(n_rows: int, n_features: int) -> tuple[Any, Any]:
-    """Make the same rows on each host: a GB would take minutes over the slower cables."""
+    """Generate the same rows on each host: sending a GB over the slower cables takes minutes."""
     blocks = [
         dask.delayed(logistic_rows, pure=False)(n_rows, n_features, "float64")
         for _ in range(SIMULATED_HOSTS)
@@ -278,7 +278,7 @@ def _rows_on_hosts(n_rows: int, n_features: int) -> tuple[Any, Any]:
 
 
 def _steps_per_second(policy: Policy, X: Any, y: Any, passes: int) -> float:
-    """Return the steps a second of all lanes of a fit on the current cluster."""
+    """Return the steps per second of all lanes of a fit on the current cluster."""
     clf = SGDClassifier(
         policy=policy, batch_size=LINEAR_BATCH, tol=None, max_iter=passes, random_state=0
     ).fit(X, y)
@@ -288,21 +288,21 @@ def _steps_per_second(policy: Policy, X: Any, y: Any, passes: int) -> float:
 
 
 def _measure_cable(network: HostNetwork, n_bytes: int, step: float) -> tuple[float, float]:
-    """Return the seconds that a tiny message takes between hosts, and bytes per second of others.
+    """Return the latency of a tiny message between hosts, and the bytes per second of large ones.
 
-    Two ranks that add up an array send it to each other once. They do so a step's seconds apart, in
-    which the cable's bucket fills up again; they do not sleep meanwhile.
+    Two ranks that sum an array send it to each other once. They do so at intervals of one step, in
+    which the cable's token bucket refills; they do not sleep in between.
     """
     plan = [(1, 100), (n_bytes // 4, 100)]
     tiny, large = (t / 1e6 for t in all_hosts(network, 2, "sockets", plan=plan, pause=step))
     return tiny, n_bytes / max(large - tiny, 1e-9)
 
 
-# -- all-reduces beside gloo and MPI ---------------------------------------------------------------
+# -- all-reduces compared with gloo and MPI --------------------------------------------------------
 
 
 def _sums(tiny: bool) -> Iterator[str]:
-    """Tables of all-reduces of 2, 4 and 8 hosts, and of steps of DDP beside ours."""
+    """Yield tables of all-reduces on 2, 4 and 8 hosts, and of steps of DDP compared with ours."""
     plan = [(1 << 8, 2)] if tiny else SUMS
     # 64 MB between eight hosts at 100 Mbit/s would take an hour.
     cables = NETWORKS[:1] if tiny else NETWORKS[:2]
@@ -320,7 +320,7 @@ def _sums(tiny: bool) -> Iterator[str]:
 
 
 def _step_of_ddp(cable: Cable, tiny: bool) -> list[str]:
-    """Milliseconds of our step between two hosts, and of PyTorch's."""
+    """Return the milliseconds of our step between two hosts, and of PyTorch's."""
     steps = 20 if tiny else 300
     with HostNetwork(2, cable) as network:
         with HostCluster(network) as client:
@@ -337,7 +337,7 @@ def _step_of_ddp(cable: Cable, tiny: bool) -> list[str]:
 
 
 def _sums_of(network: HostNetwork, size: int, plan: list[tuple[int, int]]) -> list[list[str]]:
-    """A row for each number of elements."""
+    """Return a row for each number of elements."""
     ours = all_hosts(network, size, "sockets", plan=plan)
     gloo: list[float] | None = None
     if importlib.util.find_spec("torch") is not None:
@@ -360,7 +360,7 @@ def _sums_of(network: HostNetwork, size: int, plan: list[tuple[int, int]]) -> li
 
 @dataclass(frozen=True)
 class _Fault:
-    """What happens to a host: for so many seconds, or until the end of the fit."""
+    """Fault of a host: for a number of seconds, or until the end of the fit."""
 
     what: str
     who: str
@@ -368,7 +368,7 @@ class _Fault:
     seconds: float | None = None
 
 
-#: Pulled cables are tried under every policy; the rest under one of each kind.
+#: Pulled cables are tried under every policy; other faults under one policy of each kind.
 _PULLED = [_Fault("cable pulled", "trainer"), _Fault("cable pulled", "server")]
 _OTHERS = [
     _Fault("cable unplugged for 0.5 s", "trainer", seconds=0.5),
@@ -380,7 +380,7 @@ _KINDS_OF_POLICIES = ("sync", "allreduce", "async")
 
 @dataclass
 class _Strike:
-    """A callback that lets a fault happen to a host of a fit, and notes when the fit noticed."""
+    """Callback that injects a fault into a host of a fit, and records when the fit noticed."""
 
     network: HostNetwork
     fault: _Fault
@@ -392,7 +392,7 @@ class _Strike:
     thread: threading.Thread | None = None
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        """Begin after the first pass; end the fit once it goes on."""
+        """Begin after the first pass; end the fit once it continues."""
         after = time.monotonic() - self.at
         if self.thread is None:
             self.thread = threading.Thread(target=self._strike, args=(run,))
@@ -402,7 +402,7 @@ class _Strike:
             run.stop()
 
     def on_generation(self, run: Any, event: Any) -> None:
-        """Note it."""
+        """Record the change of membership."""
         self.events.append((time.monotonic() - self.at, event))
 
     def _strike(self, run: Any) -> None:
@@ -422,7 +422,7 @@ class _Strike:
 
 
 def _silence(tiny: bool) -> Iterator[str]:
-    """Seconds until a silent host is noticed, under each policy."""
+    """Yield the seconds until a silent host is noticed, under each policy."""
     rows = []
     data = logistic_rows(4_000 if tiny else 20_000, 50)
     cases = [(fault, name, TRIES) for fault in _PULLED for name in POLICIES]
@@ -449,7 +449,7 @@ def _silence(tiny: bool) -> Iterator[str]:
 def _fit_with_fault(
     client: Client, hosts: HostCluster, network: HostNetwork, data: Any, name: str, fault: _Fault
 ) -> _Strike:
-    """Fit, lose a host on the way, and bring it back."""
+    """Fit, lose a host during the fit, and bring it back."""
     strike = _Strike(network, fault)
     X, y = (da.from_array(part, chunks=(len(part) // 4, *part.shape[1:])) for part in data)
     try:
@@ -463,7 +463,7 @@ def _fit_with_fault(
         for host in strike.hosts:
             hosts.switch_off(host)
         hosts.refill()
-        # The scheduler may still list the worker that went.
+        # The scheduler may still list the lost worker.
         there = {host.address for host in network.hosts}
         while True:
             answers = client.run(os.getpid, on_error="return")
@@ -475,7 +475,7 @@ def _fit_with_fault(
 
 
 def _silence_row(name: str, fault: _Fault, found: list[_Strike]) -> list[str]:
-    """A row of the table."""
+    """Return a row of the table."""
     noticed = [strike.events[0][0] for strike in found if strike.events]
     again = [strike.events[0][1].lost_versions for strike in found if strike.events]
     went_on = [strike.went_on for strike in found if strike.went_on is not None]
@@ -494,7 +494,7 @@ def _silence_row(name: str, fault: _Fault, found: list[_Strike]) -> list[str]:
 
 
 def _load(tiny: bool) -> Iterator[str]:
-    """How often a living host is taken for lost while other processes want the cores, too."""
+    """Yield how often a living host is considered lost while other processes use the cores too."""
     seconds = 5.0 if tiny else float(os.environ.get("DASKML_DIST_LOAD_SECONDS", "3600"))
     n_busy = int(os.environ.get("DASKML_DIST_LOAD", "8"))
     X, y = (da.from_array(part, chunks=len(part) // 8) for part in logistic_rows(20_000, 50))
@@ -504,7 +504,7 @@ def _load(tiny: bool) -> Iterator[str]:
     try:
         with HostNetwork(HOSTS) as network, HostCluster(network):
             begun = time.monotonic()
-            # Policies in turn, until the time is up.
+            # Cycle through the policies until the time is up.
             for name in itertools.cycle(POLICIES):
                 if (left := seconds - (time.monotonic() - begun)) < 0:
                     break
@@ -531,7 +531,7 @@ def _load(tiny: bool) -> Iterator[str]:
 
 
 def _many(tiny: bool) -> Iterator[str]:
-    """What a fit costs on many workers of this machine, which has fewer cores."""
+    """Yield the cost of a fit on many workers of this machine, which has fewer cores."""
     with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
         rows = [_many_row(size) for size in ([2] if tiny else MANY)]
     columns = [
@@ -543,8 +543,8 @@ def _many(tiny: bool) -> Iterator[str]:
 
 
 def _many_row(size: int) -> list[str]:
-    """Measure one size."""
-    # Workers that are forked from a process which has imported all share its memory.
+    """Measure one number of workers."""
+    # Workers forked from a process that has imported everything share its memory.
     get_mp_context().set_forkserver_preload(["benchmarks.hosts"])
     start = time.perf_counter()
     cluster = LocalCluster(

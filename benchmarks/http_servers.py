@@ -1,10 +1,10 @@
 """The serving application behind several HTTP servers, one process on one core.
 
-Every server answers the same requests by the same application, models and codecs (`serving.app`),
-so only HTTP and the event loop differ. Servers of ASGI run the application as it is; granian's
-RSGI, robyn and aiohttp, which hand over whole requests, call it by a few lines here. wrk runs on
-the other core. CPU time is compared, since a machine may have other work: requests a CPU second are
-what a core of its own answers in a second.
+Every server answers the same requests with the same application, models and codecs (`serving.app`),
+so only HTTP and the event loop differ. ASGI servers run the application directly; granian's RSGI,
+robyn and aiohttp, which pass whole requests, call it through a few lines here. wrk runs on the
+other core. CPU time is compared, since a machine may have other work: requests per CPU second are
+the rate of a dedicated core.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.serving import (
 )
 from daskml_dist.linear_model import SGDClassifier
 
-#: Server, and the packages whose versions the table names.
+#: Each server, and the packages whose versions the table shows.
 SERVERS: dict[str, tuple[str, ...]] = {
     "daskml_dist.serving.serve": ("uvicorn", "httptools"),
     "uvicorn, httptools": ("uvicorn", "httptools"),
@@ -62,7 +62,7 @@ def run(tiny: bool = False) -> str:
         path = Path(folder) / "m.skops"
         model.save(str(path))
         script = wrk_script(body, "application/json", Path(folder))
-        for _ in range(rounds):  # in turns, since the machine may be busy for a while
+        for _ in range(rounds):  # alternating, since the machine may be busy for a while
             for name in names:
                 port = free_port()
                 command = [sys.executable, "-m", "benchmarks.http_servers", name, str(path)]
@@ -86,7 +86,7 @@ def run(tiny: bool = False) -> str:
     return markdown(title, head, rows)
 
 
-# --- one server, in a process of its own ---------------------------------------------------------
+# --- one server, in a separate process -----------------------------------------------------------
 
 
 def _application(path: str) -> Any:

@@ -1,4 +1,4 @@
-"""Tables that keep every id that comes, on two workers: rows a second and memory by their size."""
+"""Tables that keep every id, on two workers: rows per second and memory, by their size."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from daskml_dist import Run
 from daskml_dist.recommender import FactorizationMachineClassifier
 
 SIZES = [10**5, 10**6, 10**7]
-#: Of a worker, in which it has the rows of a server and the standby's of another; 1 GiB for blocks,
-#: and half of it for the rows of each, beyond which they lie in mapped files.
+#: Memory of a worker, which holds the rows of one server and of the standby of another; 1 GiB for
+#: blocks, and half of it for the rows of each, beyond which rows are in mapped files.
 MEMORY, BUDGET = "8GiB", 1 << 30
 RANK = 15
 

@@ -1,6 +1,6 @@
 """A search over more rows than workers have memory for: seconds, and the memory of each worker.
 
-Two workers of 2 GiB; rows are made when they are read. ``DASKML_DIST_LARGE_SEARCH`` gives the
+Two workers of 2 GiB; rows are generated when they are read. ``DASKML_DIST_LARGE_SEARCH`` sets the
 numbers of rows, such as ``18000000,180000000``.
 """
 
@@ -26,7 +26,7 @@ VALUES, FOLDS, BLOCK = 4, 3, 500_000
 
 
 def run(tiny: bool = False) -> str:
-    """The table; rows of it are printed as soon as they are known."""
+    """Return the table; its rows are printed as soon as they are known."""
     asked = os.environ.get("DASKML_DIST_LARGE_SEARCH")
     sizes = [int(n) for n in asked.split(",")] if asked else [4_000] if tiny else list(ROWS)
     head = ["rows", "GB", "seconds of a search", "rows/s of a fit", "streamed",
@@ -47,7 +47,7 @@ def _measured(n: int, tiny: bool) -> list[str]:
     with processes(2) if tiny else workers("2 GiB") as client:
         estimator: Any = LogisticRegression(run=Run(memory_budget=budget))
         search = GridSearchCV(estimator, grid, cv=KFold(FOLDS), refit=False)
-        search.fit(*rows(2_000, 1_000))  # kernels are loaded, and the first time compiled
+        search.fit(*rows(2_000, 1_000))  # loads the kernels, compiled at the first time
         with Watch(client) as watch:
             since = time.perf_counter()
             search.fit(*rows(n, n // 4 if tiny else BLOCK))

@@ -1,7 +1,7 @@
 """Trees of more rows than workers have memory for: seconds, and the memory of each worker.
 
-Two workers of 2 GiB; rows are made when they are read. ``DASKML_DIST_LARGE_TREES`` names what to
-fit, and on how many rows, such as ``boosting:5000000,forest:20000000``.
+Two workers of 2 GiB; rows are generated when they are read. ``DASKML_DIST_LARGE_TREES`` sets the
+models and numbers of rows, such as ``boosting:5000000,forest:20000000``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUNDS, TREES, DEPTH = 20, 8, 12
 
 
 def run(tiny: bool = False) -> str:
-    """The table; rows of it are printed as soon as they are known."""
+    """Return the table; its rows are printed as soon as they are known."""
     asked = os.environ.get("DASKML_DIST_LARGE_TREES")
     sizes = (4_000,) if tiny else ROWS
     cases = [f"{kind}:{n}" for kind in ("boosting", "forest") for n in sizes]
@@ -41,7 +41,7 @@ def run(tiny: bool = False) -> str:
 
 def _measured(kind: str, n: int, tiny: bool) -> list[str]:
     with processes(2) if tiny else workers("2 GiB") as client:
-        # Kernels are loaded, and the first time compiled, before.
+        # Load the kernels first, which compiles them at the first time.
         _model(kind, 1, "auto").fit(*rows(2_000, 1_000))
         with Watch(client) as watch:
             since = time.perf_counter()
@@ -65,7 +65,7 @@ def _model(kind: str, n_trees: int, budget: Any) -> Any:
 
 
 def rows(n: int, block: int) -> tuple[Any, Any]:
-    """Rows of two classes, made block by block."""
+    """Return rows of two classes, generated block by block."""
 
     def made(empty: Any, block_info: Any = None) -> Any:
         number = 0 if block_info is None else block_info[0]["chunk-location"][0]

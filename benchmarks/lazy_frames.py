@@ -1,10 +1,10 @@
-"""Lazy tables: peak memory of a fit as the rows grow, and its rate beside only reading them.
+"""Lazy tables: peak memory of a fit as the rows grow, and its rate compared with only reading.
 
-Parquet files of generated rows are read as a Polars scan, a DuckDB relation, a dataset of pyarrow
-and a path, under a memory budget that they do not fit in. Each fit is in a process of its own;
-memory is what that process grew by at most while the fit lasted, after a small fit had compiled
-what is compiled. DASKML_DIST_LAZY_ROWS is the number of rows of the largest table, and
-DASKML_DIST_LAZY_SOURCE names one kind of table, where not all are to be measured.
+Parquet files of generated rows are read as a Polars scan, a DuckDB relation, a pyarrow dataset and
+a path, under a memory budget smaller than the rows. Each fit is in a separate process; memory is
+the largest growth of that process during the fit, after a small fit that compiled everything.
+DASKML_DIST_LAZY_ROWS is the number of rows of the largest table, and DASKML_DIST_LAZY_SOURCE
+selects one kind of table.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _write(folder: Path, n_rows: int) -> None:
-    """Write rows of a logistic model to files, a row group at a time."""
+    """Write rows of a logistic model to files, one row group at a time."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
@@ -97,14 +97,14 @@ def _write(folder: Path, n_rows: int) -> None:
 
 
 def _measure_apart(folder: str, source: str, work: str, tiny: bool) -> tuple[float, int]:
-    """Measure in a process of its own, whose memory no other work has touched."""
+    """Measure in a separate process, whose memory no other work has touched."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_measure, folder, source, work, tiny).result()
 
 
 def _measure(folder: str, source: str, work: str, tiny: bool) -> tuple[float, int]:
-    """Seconds of the work, and the bytes that this process grew by at most."""
+    """Return the seconds of the work, and the largest growth of this process in bytes."""
     rng = np.random.default_rng(0)
     few = rng.normal(size=(2_000, FEATURES)).astype("f4")
     with dask.config.set(scheduler="threads", num_workers=2):
@@ -118,7 +118,7 @@ def _measure(folder: str, source: str, work: str, tiny: bool) -> tuple[float, in
 
 
 def _open(folder: str, source: str) -> Any:
-    """Return the table, of which nothing is read yet."""
+    """Return the table, without reading it."""
     files = f"{folder}/*.parquet"
     if source == "Polars scan":
         import polars
@@ -137,7 +137,7 @@ def _open(folder: str, source: str) -> Any:
 
 
 def _read(X: Any, y: Any, run: Run) -> None:
-    """Make all blocks, and drop each."""
+    """Compute all blocks, and drop each."""
     rows = as_collection(*take_named_columns(X, y, None), classification=True)
     if rows.kind == "memory":
         return
@@ -156,7 +156,7 @@ def _cluster(X: Any, y: Any, run: Run) -> None:
     model.fit(rows)
 
 
-#: Tables, and the package that each needs.
+#: Kinds of tables, and the package that each needs.
 SOURCES = {"Polars scan": "polars", "path": "", "DuckDB relation": "duckdb", "pyarrow dataset": ""}
 WORKS: dict[str, Callable[[Any, Any, Run], Any]] = {
     "reading only": _read,

@@ -1,4 +1,4 @@
-"""Time of LinearRegression and Ridge on two worker processes, beside scikit-learn's in one."""
+"""Time of LinearRegression and Ridge on two worker processes, compared with scikit-learn's."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from daskml_dist import linear_model
 
 ROWS, FEATURES, REPEATS = 2_000_000, 100, 5
 NAMES = ("LinearRegression", "Ridge")
-#: Rows of a piece of the floor's Gram matrix.
+#: Number of rows in a piece of the Gram matrix of the lower bound.
 PIECE = 2048
 
 
 def run(tiny: bool = False) -> str:
-    """Three tables: against scikit-learn, by rows, by features."""
+    """Return three tables: against scikit-learn, by rows, by features."""
     rows, features = (4_000, 20) if tiny else (ROWS, FEATURES)
     repeats = 1 if tiny else REPEATS
     # Before the cluster: scikit-learn's solver holds the interpreter for seconds, and this process
-    # is the scheduler's too.
+    # runs the scheduler too.
     measured = _peers(rows, features, repeats)
     with processes(2):
         tables = [
@@ -52,7 +52,7 @@ def _rows(n_rows: int, n_features: int, offset: float = 0.0) -> tuple[Any, Any]:
 
 
 def _seconds(function: Callable[[], Any], repeats: int) -> float:
-    """Median of the repeats; the first call warms up."""
+    """Return the median of the repeats; the first call warms up."""
     function()
     taken = []
     for _ in range(repeats):
@@ -63,7 +63,7 @@ def _seconds(function: Callable[[], Any], repeats: int) -> float:
 
 
 def _gram(X: Any) -> Any:
-    """The floor: the symmetric product alone, in this process with all its BLAS threads."""
+    """Compute the lower bound: the symmetric product alone, with all BLAS threads."""
     out = np.zeros((X.shape[1],) * 2)
     for start in range(0, len(X), PIECE):
         piece = X[start : start + PIECE]
@@ -72,7 +72,7 @@ def _gram(X: Any) -> Any:
 
 
 def _peers(n_rows: int, n_features: int, repeats: int) -> tuple[float, dict[str, Any]]:
-    """Seconds of the floor, and seconds and model of each class of scikit-learn."""
+    """Return the seconds of the bound, and the seconds and model of each scikit-learn class."""
     X, y = _rows(n_rows, n_features)
     found = {}
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""Logistic regression to the optimum on two worker processes, beside its peers."""
+"""Logistic regression to the optimum on two worker processes, compared with its peers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from benchmarks._common import logistic_rows, markdown, persisted, processes
 from daskml_dist import Run
 from daskml_dist.linear_model import LogisticRegression
 
-#: What counts as the same objective: scikit-learn's own mean loss and this much more.
+#: Tolerance for the same objective: scikit-learn's own mean loss plus this.
 SLACK = 1e-6
 
 
 def run(tiny: bool = False) -> str:
-    """Three tables: beside peers, by size, and the work of a pass beside its floor."""
+    """Return three tables: compared with peers, by size, and a pass compared with its bound."""
     n_rows = 20_000 if tiny else 2_000_000
     X, y = logistic_rows(n_rows, 28)
     return "\n\n".join([_beside_peers(X, y, tiny), _by_size(tiny), _passes(X, y, tiny)])
@@ -90,7 +90,7 @@ def _by_size(tiny: bool) -> str:
 
 
 def _passes(X: Any, y: Any, tiny: bool) -> str:
-    """The time of one pass without a cluster, beside reading X once."""
+    """Return the time of one pass without a cluster, compared with reading X once."""
     rows = []
     floor = _median(lambda: float(X.max()), tiny)[0]
     rows.append(["read X once (max)", f"{floor * 1e3:.1f}", "1.0"])
@@ -104,7 +104,7 @@ def _passes(X: Any, y: Any, tiny: bool) -> str:
 
 
 def _median(fit: Callable[[], Any], tiny: bool) -> tuple[float, Any]:
-    """Median of 5 after one that warms up."""
+    """Return the median of 5 fits after one to warm up."""
     times = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -116,18 +116,18 @@ def _median(fit: Callable[[], Any], tiny: bool) -> tuple[float, Any]:
 
 
 def _loss(X: Any, y: Any, coef: Any, intercept: float) -> float:
-    """scikit-learn's objective at C=1, per row."""
+    """Return scikit-learn's objective at C=1, per row."""
     raw = (X @ coef + intercept).astype(np.float64) * (2 * y - 1)
     coef = np.asarray(coef, dtype=np.float64)
     return float(np.logaddexp(0, -raw).mean() + coef @ coef / 2 / len(X))
 
 
 class _FailedError(Exception):
-    """A peer that cannot do the problem."""
+    """Error of a peer that cannot solve the problem."""
 
 
 def _dask_ml(solver: str, X: Any, y: Any) -> tuple[float, Any, float]:
-    """One fit, warm from one on a small part: a fit takes minutes."""
+    """Run one fit, warmed up on a small part, since a fit takes minutes."""
     from dask_ml.linear_model import LogisticRegression as Peer
 
     X, y = X.rechunk((X.chunks[0], -1)), y
@@ -145,7 +145,7 @@ def _dask_ml(solver: str, X: Any, y: Any) -> tuple[float, Any, float]:
 
 @contextlib.contextmanager
 def open_spark() -> Iterator[Any]:
-    """A session of Spark on two threads of this process's machine."""
+    """Open a Spark session on two threads of this machine."""
     from pyspark.sql import SparkSession
 
     settings = {
@@ -165,7 +165,7 @@ def open_spark() -> Iterator[Any]:
 
 
 def _spark(X: Any, y: Any) -> tuple[float, Any, float]:
-    """Rows cached in the JVM; the median of 3 fits after one that warms up."""
+    """Fit to rows cached in the JVM; return the median of 3 fits after one to warm up."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from pyspark.ml.classification import LogisticRegression as Peer

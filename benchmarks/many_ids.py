@@ -1,4 +1,4 @@
-"""A stream of a billion ids through two workers: rows a second, and their memory all the while."""
+"""A stream of a billion ids through two workers: rows per second, and memory over time."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from daskml_dist import Run
 from daskml_dist.models.base import N_TABLE_IDS
 from daskml_dist.recommender import FactorizationMachineClassifier
 
-#: Ids that come once, by the row; beside them as many that come often, of so many in a field.
+#: Ids per row that occur once; equally many that occur often, with N_OFTEN different ones per
+#: field.
 ONCE, OFTEN, N_OFTEN = 13, 13, 1_000_000
 N_IDS = int(os.environ.get("DASKML_DIST_MANY_IDS", 10**9))
 CHUNK_ROWS, BATCH = 200_000, 4096
-#: Steps that touch an id before it gets a row, and without it before the row goes.
+#: Steps that must touch an id before it gets a row, and steps without it after which the row is
+#: dropped.
 ADMIT_AFTER, EXPIRE_AFTER = 2, 60
 MEMORY = "4GiB"
 SAMPLE_SECONDS = 2.0
 
 
 def run(tiny: bool = False, n_ids: int = N_IDS) -> str:
-    """One table: a row for each quarter of the fit's time."""
+    """Return one table, with a row for each quarter of the fit's time."""
     n_ids, rows = (20_000, 500) if tiny else (n_ids, CHUNK_ROWS)
     X, y = make_lazy_rows(n_ids, rows)
     with (
@@ -68,7 +70,7 @@ def run(tiny: bool = False, n_ids: int = N_IDS) -> str:
 
 
 def make_lazy_rows(n_ids: int, rows: int) -> tuple[Any, Any]:
-    """Rows until so many ids have come once, in chunks, and their labels."""
+    """Return rows in chunks until `n_ids` ids have occurred once, and their labels."""
     n_chunks = -(-n_ids // (rows * ONCE))
     X = da.concatenate([
         da.from_delayed(
@@ -84,7 +86,7 @@ def make_lazy_rows(n_ids: int, rows: int) -> tuple[Any, Any]:
 
 
 def _make_rows(number: int, n: int) -> sparse.csr_array:
-    """Rows of ids, those that come often by a law like Zipf's."""
+    """Return rows of ids; frequent ids follow a law like Zipf's."""
     ids = np.empty((n, ONCE + OFTEN), np.int64)
     fill_ids(number * n, ONCE, N_OFTEN, ids)
     X = sparse.csr_array((n, N_TABLE_IDS), dtype=np.float32)
@@ -94,20 +96,20 @@ def _make_rows(number: int, n: int) -> sparse.csr_array:
 
 
 def _make_labels(number: int, n: int) -> NDArray[np.bool_]:
-    """Clicks, a third of the rows."""
+    """Return labels, of which a third are clicks."""
     found: NDArray[np.bool_] = np.random.default_rng([2, number]).random(n) < 1 / 3
     return found
 
 
 class Watch:
-    """Sizes of the workers' processes at even times, while a fit makes steps.
+    """Sampler of the sizes of the workers' processes at regular times, while a fit makes steps.
 
-    A worker that replaces a lost one is looked at in its place.
+    If a worker is replaced after a loss, its replacement is sampled.
     """
 
     def __init__(self, client: Client) -> None:
         self.sizes: list[list[float]] = []
-        #: Seconds of CPU that each process has used since the first sample, and until then.
+        #: CPU seconds that each process has used since the first sample, and before it.
         self._cpu: dict[int, float] = {}
         self._cpu_before = 0.0
         self._client = client
@@ -126,7 +128,7 @@ class Watch:
                 self._cpu_before = sum(self._cpu.values())
 
     def _look(self, pid: int | None) -> float:
-        """Return the bytes of a worker's process, and note its seconds of CPU; 0 where none is."""
+        """Return a worker process's bytes, and record its CPU seconds; 0 if it does not exist."""
         if pid is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker = psutil.Process(pid)
@@ -136,16 +138,16 @@ class Watch:
 
     @property
     def cpu_seconds(self) -> float:
-        """Seconds of CPU of all workers, from the fit's first sample to its last."""
+        """Return the CPU seconds of all workers, from the fit's first sample to its last."""
         return sum(self._cpu.values()) - self._cpu_before
 
     @property
     def n_lost(self) -> int:
-        """Number of workers that were lost and replaced."""
+        """Return the number of workers that were lost and replaced."""
         return max(0, len(self._cpu) - max((len(row) for row in self.sizes), default=0))
 
     def stop(self) -> None:
-        """End the watch."""
+        """End the sampling."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()

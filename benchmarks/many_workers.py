@@ -19,19 +19,19 @@ from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.ps.server import WaitingCallers
 from tests.forked_workers import fork_workers
 
-#: Rows of a batch of a worker, batches of a pass, and float32 features.
+#: Rows of a worker's batch, batches in a pass, and float32 features.
 BATCH, N_BATCHES, FEATURES = 64, 20, 128
-#: Workers from which on one fit of one step is told, in place of the median of three.
+#: Number of workers from which one fit of one step is measured, instead of the median of three.
 MANY = 64
 #: Messages and bytes of rendezvous at the servers of this process.
 _counts: Counter[str] = Counter()
 
 
 def run(tiny: bool = False) -> str:
-    """One table; workers are forked from one process that has imported what they need."""
+    """Return one table; workers are forked from a process that has imported everything."""
     fork_workers()
     rows = []
-    # Many processes on few cores are silent for long, and live.
+    # Many processes on few cores can be silent for long although they live.
     waits = dict.fromkeys(["connect", "tcp"], "300s")
     patience = {"distributed.comm.timeouts": waits, "daskml_dist.lease": 60.0}
     with dask.config.set(patience):
@@ -55,7 +55,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _rows(client: Client, n_workers: int, tiny: bool) -> list[list[str]]:
-    """The rows of the table for one cluster."""
+    """Return the rows of the table for one cluster."""
     client.wait_for_workers(n_workers, timeout=300)
     arrays = logistic_rows(BATCH * N_BATCHES * n_workers, FEATURES)
     data = [_spread(client, array, n_workers) for array in arrays]
@@ -80,7 +80,7 @@ def _rows(client: Client, n_workers: int, tiny: bool) -> list[list[str]]:
 
 
 def _spread(client: Client, values: Any, n_workers: int) -> Any:
-    """A persisted array with a block on each worker."""
+    """Return a persisted array with a block on each worker."""
     parts = [
         client.persist(da.from_array(part, chunks=part.shape), workers=[worker])
         for part, worker in zip(
@@ -93,7 +93,7 @@ def _spread(client: Client, values: Any, n_workers: int) -> Any:
 
 
 def _fit(policy: str, data: Any, n_steps: int, max_iter: int = 1) -> tuple[float, float]:
-    """Seconds of a fit beside its passes, and of a step: the first, or that of later passes."""
+    """Return a fit's seconds outside its passes, and a step's: the first, or of later passes."""
     start = time.perf_counter()
     clf = SGDClassifier(
         policy=policy,
@@ -111,17 +111,17 @@ def _fit(policy: str, data: Any, n_steps: int, max_iter: int = 1) -> tuple[float
 
 
 def _memory(client: Client) -> float:
-    """Median of the MiB that each worker shares with no other process."""
+    """Return the median of the workers' private memory in MiB."""
     return statistics.median(client.run(private_mebibytes).values())
 
 
 def private_mebibytes() -> float:
-    """Memory that this process shares with no other."""
+    """Return the memory that this process does not share with others."""
     return float(psutil.Process().memory_full_info().uss / 2**20)
 
 
 def count_rendezvous() -> None:
-    """Count the messages and bytes of rendezvous at the servers of this process from now on."""
+    """Count the messages and bytes of rendezvous at this process's servers from now on."""
     add_arrival = WaitingCallers.add_arrival
 
     def counted(self: Any, rank: int, info: Any, reply: Any, n_trainers: int) -> Any:
@@ -141,7 +141,7 @@ def _note(message: Any) -> None:
 
 
 def take_counts() -> Counter[str]:
-    """Return what was counted in this process since the last call."""
+    """Return the counts in this process since the last call."""
     found = _counts.copy()
     _counts.clear()
     return found

@@ -1,4 +1,4 @@
-"""Time of GaussianMixture on two worker processes, beside scikit-learn's in one."""
+"""Time of GaussianMixture on two worker processes, compared with scikit-learn's in one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ KINDS = ("full", "tied", "diag", "spherical")
 
 
 def run(tiny: bool = False) -> str:
-    """One table: the same steps from the same start, by the kind of the covariances and dtype."""
+    """Return one table: the same steps from the same start, by covariance type and dtype."""
     n, d, k = (2_000, 4, 3) if tiny else (ROWS, FEATURES, COMPONENTS)
     X = _rows(n, d, k)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # no step count is enough for tol=0
+        warnings.simplefilter("ignore")  # with tol=0 no number of steps suffices
         cases = [(kind, dtype) for kind in KINDS for dtype in ("float64", "float32")]
-        # Before the cluster: scikit-learn holds the interpreter, and this process is the scheduler.
+        # Before the cluster: scikit-learn holds the interpreter, and this process runs the
+        # scheduler.
         theirs = {case: _timed(Peer, case, X.astype(case[1]), k) for case in cases}
         with processes(2):
             held = {dtype: persisted(X.astype(dtype), 8) for dtype in ("float64", "float32")}

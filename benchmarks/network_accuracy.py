@@ -1,4 +1,4 @@
-"""Accuracy of a network under every policy and some of its relatives, and the bytes they move."""
+"""Accuracy of a network under every policy and some variants, and the bytes that they send."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from daskml_dist.policies import POLICIES, Asynchronous, LocalSGD
 
 PASSES = 12
 MOMENTUM: dict[str, Any] = {"solver": "sgd", "learning_rate_init": 0.1}
-#: Names, and what the network is given besides its policy's defaults.
+#: Names, and the parameters that differ from the policy's defaults.
 RELATIVES: dict[str, dict[str, Any]] = {
     "local, 100 steps": {"policy": LocalSGD(100)},
     "DiLoCo, 100 steps": {"policy": LocalSGD(100, outer_rate=0.7, outer_momentum=0.5)},

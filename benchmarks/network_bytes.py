@@ -19,7 +19,7 @@ from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import LocalSGD
 
 DILOCO = LocalSGD(100, outer_rate=0.7, outer_momentum=0.5)
-#: Names, the policy, the compression, the optimizer by its kind, and the networks.
+#: For each name: policy, compression, kind of optimizer, and networks.
 CASES: dict[str, tuple[Any, Any, str, str]] = {
     "allreduce, Adam": ("allreduce", None, "adam", "MLP, CNN"),
     "allreduce, Adam, 8bit": ("allreduce", "8bit", "adam", "CNN"),
@@ -46,7 +46,7 @@ TITLES = {
 
 
 def run(tiny: bool = False) -> str:
-    """The tables; NETWORKS chooses one of them."""
+    """Return the tables; NETWORKS selects one of them."""
     networks = os.environ.get("NETWORKS", "MLP,CNN").split(",")
     if importlib.util.find_spec("torch") is None:
         networks.remove("CNN")
@@ -55,7 +55,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _compare(name: str, data: tuple[Any, ...], tiny: bool) -> str:
-    """The table of a network; bytes are those that all trainers sent and received."""
+    """Return the table of a network; bytes are those that all trainers sent and received."""
     X, y, X_test, y_test = data
     cases = {case: found[:3] for case, found in CASES.items() if name in found[3]}
     if tiny:
@@ -83,7 +83,7 @@ def _compare(name: str, data: tuple[Any, ...], tiny: bool) -> str:
 
 
 def _make_model(name: str, kind: str, passes: int) -> Any:
-    """A network and its optimizer."""
+    """Return a network with its optimizer."""
     optimizer, rate = OPTIMIZERS[name][kind]
     params: dict[str, Any] = {"max_iter": passes, "tol": None, "random_state": 0}
     if name == "MLP":
@@ -95,7 +95,7 @@ def _make_model(name: str, kind: str, passes: int) -> Any:
 
 
 def _read_digits() -> tuple[Any, Any, Any, Any]:
-    """Digits of 8 x 8 pixels, in the middle of 28 x 28."""
+    """Return digits of 8 x 8 pixels, in the middle of 28 x 28."""
     X, y = load_digits(return_X_y=True)
     X = np.pad(X.reshape(-1, 8, 8) / np.float32(16), ((0, 0), (10, 10), (10, 10)))
     X = X.reshape(-1, 784).astype(np.float32)

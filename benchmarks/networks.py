@@ -1,4 +1,4 @@
-"""Training steps a second of networks on two worker processes, beside PyTorch and its peers."""
+"""Training steps/s of networks on two worker processes, compared with PyTorch and peers."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from benchmarks._network_peers import peers
 from benchmarks._torch_nets import ddp, make_net, one_process, some_rows
 from daskml_dist.neural_network import MLPClassifier, TorchClassifier
 
-#: Network, rows of a step over both processes, and steps that take about a second.
+#: Network, rows of a step over both processes, and number of steps that takes about a second.
 CASES = [
     ("MLP", 64, 1000), ("MLP", 256, 600), ("MLP", 1024, 200),
     ("LeNet", 64, 300), ("LeNet", 256, 100), ("ResNet-8", 64, 24), ("ResNet-8", 256, 6),
 ]  # fmt: skip
 DDP = "PyTorch DDP (gloo), 2 processes"
-#: PyTorch in one process, which needs no other to step: its threads, and whether it compiles.
+#: PyTorch in one process, without communication: number of threads, and whether it compiles.
 ALONE = {
     "PyTorch, 1 process of 1 thread": (1, False),
     "PyTorch, 1 process of 2 threads": (2, False),
     "PyTorch, 1 process of 2 threads, torch.compile": (2, True),
 }
-#: Rows of all passes, and passes, of which the first ones warm up.
+#: Number of rows of all passes, and number of passes, of which the first ones warm up.
 ROWS, PASSES = 8_192, 4
 
 
 def run(tiny: bool = False) -> str:
-    """The table; NETWORKS chooses cases by name, such as ``MLP,LeNet-64``."""
+    """Return the table; NETWORKS selects cases by name, such as ``MLP,LeNet-64``."""
     chosen = os.environ.get("NETWORKS", "").split(",") if os.environ.get("NETWORKS") else None
     cases = [c for c in CASES if chosen is None or {c[0], f"{c[0]}-{c[1]}"} & set(chosen)]
     cases = [(name, batch, 2) for name, batch, _ in cases[:1]] if tiny else cases
     n_rows = 512 if tiny else ROWS
     columns = [f"{name}, {batch:,}" for name, batch, _ in cases]
-    # Compiling takes half a minute, also of the smallest case.
+    # Compiling takes half a minute, even for the smallest case.
     alone = {name: how for name, how in ALONE.items() if not (tiny and how[1])}
     lines: dict[str, list[float | None]] = {}
     if importlib.util.find_spec("torch") is not None:
@@ -73,7 +73,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _noted(name: str, rates: Sequence[float | None]) -> list[float | None]:
-    """Rates, each line of them on stderr as soon as it is measured."""
+    """Return rates, and print each line of them to stderr as soon as it is measured."""
     print(name, *map(_told, rates), sep=" | ", file=sys.stderr, flush=True)
     return [*rates]
 
@@ -99,7 +99,7 @@ def _mlp(name: str, batch: int, steps: int, n_rows: int) -> float | None:
 
 
 def _rate(clf: Any, name: str, batch: int, steps: int, n_rows: int) -> float:
-    """Steps a second of the later passes: the first ones start, compile and warm up."""
+    """Return steps per second of the later passes: the first ones start, compile and warm up."""
     X, y = some_rows(name, min(n_rows, batch * max(steps // 4, 2)))
     passes = max(PASSES, -(-2 * steps * batch // len(X)))
     clf.set_params(max_iter=passes, tol=0.0, n_iter_no_change=10**6, random_state=0)

@@ -1,4 +1,4 @@
-"""No cluster: a whole small fit beside scikit-learn's, and the steps of a longer one."""
+"""No cluster: a whole small fit compared with scikit-learn's, and the steps of a longer one."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from sklearn.linear_model import SGDClassifier as Peer
 from benchmarks._common import logistic_rows, markdown
 from daskml_dist.linear_model import SGDClassifier
 
-#: Rows of a batch, and features, of the longer fits.
+#: Rows of a batch, and features, in the longer fits.
 SHAPES = ((32, 20), (256, 28), (256, 512), (8192, 512))
-#: Seconds after which nothing of a fit is under way.
+#: Seconds after which all work of a fit has ended.
 _QUIET = 0.5
 
 
 def run(tiny: bool = False) -> str:
-    """Three tables."""
+    """Return three tables."""
     return f"{_whole(tiny)}\n\n{_steps(tiny)}\n\n{_messages(tiny)}"
 
 
 def _messages(tiny: bool) -> str:
-    """A fit by number of workers: what all processes send for it, and what the client waits for."""
+    """Return messages of all processes and waits of the client for a fit, by number of workers."""
     rows = []
     for n_workers in (2,) if tiny else (2, 4, 8, 16, 32):
         with (
@@ -51,7 +51,7 @@ def _messages(tiny: bool) -> str:
             time.sleep(_QUIET)
             with _counted() as counts:
                 clf.fit(dX, dy)
-                time.sleep(_QUIET)  # what the workers tidy up is sent for it too
+                time.sleep(_QUIET)  # the workers' clean-up messages belong to the fit too
             with _counted() as idle:  # heartbeats
                 time.sleep(_QUIET + ms / 1000)
             sent = counts["sent"] - idle["sent"]
@@ -67,7 +67,7 @@ def _messages(tiny: bool) -> str:
 
 
 def _spread(client: Client, X: Any, y: Any) -> list[list[Any]]:
-    """A block of rows on each worker."""
+    """Return the rows with a block on each worker."""
     workers = sorted(client.nthreads())
     held = [
         [
@@ -82,7 +82,7 @@ def _spread(client: Client, X: Any, y: Any) -> list[list[Any]]:
 
 @contextmanager
 def _counted() -> Iterator[Counter[str]]:
-    """Messages that anybody in this process sends, on connections that are open too, and waits."""
+    """Count all messages sent in this process, also on open connections, and waits."""
     counts: Counter[str] = Counter()
     with ExitStack() as stack:
         for owner, name, what in (
@@ -119,7 +119,7 @@ def _whole(tiny: bool) -> str:
 
 
 def _steps(tiny: bool) -> str:
-    """A step when its rows are gathered, as at first, and when a compiled loop makes it."""
+    """Return a step's time with rows gathered (at first), and by a compiled loop."""
     rows = []
     for batch, n_features in SHAPES[: 1 if tiny else None]:
         n_steps = max(16, 16_000_000 // (batch * n_features))

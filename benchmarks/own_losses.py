@@ -1,7 +1,7 @@
-"""Time of boosting by a loss of the user's own, compiled and of arrays, beside the built-in one.
+"""Time of boosting with a custom loss, compiled or on arrays, compared with the built-in one.
 
-The logistic loss, written as a user writes it; in this process. The trees are the same ones but for
-the last digits of exponentials, so scores tell little apart.
+The logistic loss, as a user would write it; in this process. The trees are equal up to the last
+digits of exponentials, so scores hardly differ.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from benchmarks.boosting import rows
 from daskml_dist.ensemble import HistGradientBoostingClassifier
 from daskml_dist.losses import Loss, RowLoss
 
-#: Rows to fit and to test, features, iterations.
+#: Numbers of rows to fit and to test, features, iterations.
 SHAPE, TINY = (1_000_000, 100_000, 28, 50), (4_000, 1_000, 5, 3)
-#: Fits of each, in turn, of which the median counts.
+#: Number of alternating fits of each loss; the median counts.
 REPEATS = 3
 
 
@@ -78,14 +78,14 @@ LOSSES: dict[str, Any] = {
 
 
 def run(tiny: bool = False) -> str:
-    """Fits by each loss, in turn."""
+    """Return the fits by each loss, alternating."""
     n, n_test, d, rounds = TINY if tiny else SHAPE
     X, y = rows(n + n_test, d)
     X_test, y_test = X[n:], y[n:]
     X, y = X[:n].copy(), y[:n].copy()
     taken: dict[str, list[float]] = {name: [] for name in LOSSES}
     scores = {}
-    for loss in LOSSES.values():  # loops are loaded, and the first time compiled
+    for loss in LOSSES.values():  # loads the loops, compiled at the first time
         HistGradientBoostingClassifier(loss, max_iter=2, early_stopping=False).fit(X, y)
     for _ in range(1 if tiny else REPEATS):
         for name, loss in LOSSES.items():

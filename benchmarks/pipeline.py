@@ -1,7 +1,7 @@
-"""Idle turns of a pipeline, beside the formula.
+"""Idle time of a pipeline, compared with the formula.
 
-The layers of the network only wait, all as long, so that workers need no core of their own; what
-is idle is idle for the schedule and the messages.
+The layers of the network only wait, all equally long, so that workers do not need separate cores;
+idle time comes only from the schedule and the messages.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from daskml_dist.base import BaseSteps, Supervised
 from daskml_dist.models import Parameters, Part, StagedModel
 from daskml_dist.policies import Pipeline
 
-#: Seconds of a forward and of a backward of a layer.
+#: Seconds of the forward and of the backward computation of a layer.
 FORWARD, BACKWARD = 0.05, 0.1
 LAYERS, STEPS, WIDTH = 12, 2, 64
-#: Stages and micro-batches of each worker's batch.
+#: Numbers of stages, and of micro-batches in each worker's batch.
 SHAPES = [(2, 1), (2, 2), (2, 4), (3, 2), (4, 1), (4, 4)]
 
 
@@ -79,7 +79,7 @@ class Waiter(RegressorMixin, BaseSteps, Supervised):
 
 
 def _lasts(stages: int) -> float:
-    """Seconds that a forward and a backward of a stage take: one sleeps longer than one asks."""
+    """Return the seconds of a stage's forward and backward: a sleep takes longer than asked."""
     since, times = time.perf_counter(), 10
     for _ in range(times):
         time.sleep(FORWARD / stages)

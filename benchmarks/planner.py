@@ -1,4 +1,4 @@
-"""Plans against fits: every family of estimators, here and on two worker processes."""
+"""Plans compared with fits: every family of estimators, here and on two worker processes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ from daskml_dist.planning.plan import format_seconds, format_seconds_range
 from daskml_dist.recommender import ALS
 from daskml_dist.tree import DecisionTreeClassifier
 
-#: Seconds from which a plan must be right, and how much longer a place takes that is the wrong one.
+#: Seconds from which a plan must be right, and the ratio of times from which one choice is clearly
+#: wrong.
 LEAST, CLEARLY = 0.05, 1.5
 
 _FIVE = {"max_iter": 5, "tol": None, "random_state": 0}
 _TWENTY = {"max_iter": 20, "tol": 0.0, "n_init": 1, "random_state": 0}
 _SMALL_FOREST = {"n_estimators": 4, "max_depth": 12, "random_state": 0}
-#: Estimators, rows, features and classes (0: a number); of ALS ratings, users and items alike.
+#: Estimators, rows, features and classes (0: a number); for ALS ratings, with as many users as
+#: items.
 SHAPES: list[tuple[Any, int, int, int]] = [
     (SGDClassifier(**_FIVE), 50_000, 28, 2),
     (SGDClassifier(**_FIVE), 200_000, 28, 2),
@@ -73,11 +75,11 @@ SHAPES: list[tuple[Any, int, int, int]] = [
 
 
 def run(tiny: bool = False) -> str:
-    """The table, and how much of it is right."""
+    """Return the table, and the share of correct plans."""
     kept = os.environ.get("XDG_CACHE_HOME")
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # Costs are measured in this run, and known by its second plan of a kind.
+        # Costs are measured in this run; the second plan of a kind already knows them.
         os.environ["XDG_CACHE_HOME"] = folder
         try:
             return _tables(tiny)
@@ -117,7 +119,7 @@ def _tables(tiny: bool) -> str:
 
 
 def rows_of(estimator: Any, n_rows: int, d: int, n_classes: int) -> tuple[Any, Any]:
-    """Rows whose target follows from eight features, half of it noise; ratings for ALS."""
+    """Return rows whose target depends on eight features, half of it noise; ratings for ALS."""
     rng = np.random.default_rng(1)
     if isinstance(estimator, ALS):
         pairs = rng.integers(0, d, (n_rows, 2))
@@ -132,7 +134,7 @@ def rows_of(estimator: Any, n_rows: int, d: int, n_classes: int) -> tuple[Any, A
 
 
 def _warm(estimator: Any, X: Any, y: Any, client: Any) -> None:
-    """Load compiled loops, here and there."""
+    """Load the compiled loops, here and on the workers."""
     for place in ("inline", client):
         Choice(estimator, "cluster", "", (0, 0), 0.0, None, 0.0, 0.0, client=place).fit(
             X[:2000], None if y is None else y[:2000]

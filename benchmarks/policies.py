@@ -1,6 +1,6 @@
-"""Loss against passes and seconds under each policy, with workers of equal speed and a slow one.
+"""Loss by passes and seconds under each policy, with workers of equal speed and with a slow one.
 
-With ``DASKML_DIST_PICTURES=FOLDER`` draws them there (matplotlib).
+With ``DASKML_DIST_PICTURES=FOLDER``, pictures are saved there (matplotlib).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES
 
 WORKERS, BATCH = 4, 128
-#: The slow worker sleeps so long after a share of its steps.
+#: The slow worker sleeps PAUSE seconds after this share of its steps.
 PAUSE, SHARE = 0.002, 0.5
-#: A pass counts as arrived once its loss is so near to the optimum.
+#: A pass counts as converged once its loss is within this factor of the optimum.
 NEAR = 1.02
 TITLES = {"equal": "workers of equal speed", "slow": "one worker is slow"}
 
@@ -74,7 +74,7 @@ def run(tiny: bool = False) -> str:
 
 
 class _Sleep:
-    """Makes some processes slow: they sleep after a share of their steps."""
+    """Callback that makes some processes slow: they sleep after a share of their steps."""
 
     def __init__(self, pids: list[int]) -> None:
         self.pids = pids
@@ -86,7 +86,7 @@ class _Sleep:
 
 
 def _curve(X: Any, y: Any, policy: str, passes: int, slow: list[int]) -> Any:
-    """Losses, seconds since the first step, megabytes and the largest staleness of a fit."""
+    """Return the losses, seconds since the first step, megabytes and largest staleness of a fit."""
     clf = SGDClassifier(
         policy=policy,
         batch_size=BATCH,
@@ -113,7 +113,7 @@ def draw(curves: dict[str, dict[str, Any]], best: float, folder: Path) -> None:
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
-    # The same drawing gives the same file.
+    # Make the file reproducible.
     with rc_context({"svg.hashsalt": "policies", "svg.fonttype": "none", "font.size": 9}):
         for name, some in curves.items():
             figure = Figure(figsize=(9, 3.6), layout="constrained")

@@ -26,36 +26,36 @@ from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import Asynchronous, LocalSGD, get_policy
 
-#: Worker processes by the number of lanes.
+#: Number of worker processes, by number of lanes.
 WORKERS = {2: 2, 8: 4, 64: 4}
-#: Lanes of fits whose workers are killed, seconds from the first pass to the first kill, and then
-#: between two.
+#: Lanes of fits whose workers are killed, seconds from the first pass to the first kill, and
+#: seconds between two kills.
 KILLED_LANES, FIRST_KILL, KILL_EVERY = 8, 0.2, 1.0
 #: Seconds after its first pass at which a fit is given up.
 MOST_SECONDS = 12.0
 #: Local steps between two averages.
 EVERY = 16
-#: A policy, and the compression of what its lanes send.
+#: A policy, and the compression of the messages of its lanes.
 Way = tuple[Any, str | None]
 CALM, SLOW, KILLS = "", ", one slow", ", kills"
 
 
 @dataclass(frozen=True)
 class PolicyCase:
-    """A model, its rows, and the loss that it is to reach.
+    """Model with its rows and the loss that it must reach.
 
     Parameters
     ----------
     title : str
     make : callable
-        Makes the estimator; takes its constructor's keywords.
+        Function that returns the estimator, given keywords of its constructor.
     X, y : ndarray
     target : float
         Mean loss of a pass.
     passes : int
-        At most.
+        Largest number of passes.
     pause : float
-        Seconds for which the slow worker sleeps after a row.
+        Seconds that the slow worker sleeps per row.
     killed : bool
     """
 
@@ -70,7 +70,7 @@ class PolicyCase:
 
 
 def run(tiny: bool = False) -> str:
-    """A table for each model."""
+    """Return a table for each model."""
     cases = _make_cases(tiny)
     workers = {2: 2} if tiny else WORKERS
     cells: dict[str, dict[str, list[str]]] = {
@@ -85,7 +85,7 @@ def run(tiny: bool = False) -> str:
                 for way in policies.values():
                     _fit(case, lanes, way, rows, 1)  # compiles and loads its loops
                 conditions = [CALM, SLOW]
-                # Last, since a lost worker's blocks come to others.
+                # Last, since the blocks of a lost worker move to others.
                 if case.killed and (lanes == KILLED_LANES or tiny):
                     conditions.append(KILLS)
                 for condition in conditions:
@@ -104,7 +104,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _list_policies(name: str, lanes: int, tiny: bool) -> dict[str, Way]:
-    """Policies, and compression, by what the tables call them."""
+    """Return policies with compression, by their names in the tables."""
     some = LocalSGD(EVERY, quorum=max(1, lanes * 3 // 4), fragments=2)
     found: dict[str, Way] = {
         '`"sync"`': ("sync", None),
@@ -128,7 +128,7 @@ def _list_policies(name: str, lanes: int, tiny: bool) -> dict[str, Way]:
 
 
 def _make_cases(tiny: bool) -> dict[str, PolicyCase]:
-    """The models by name; the convolutional one where PyTorch is installed."""
+    """Return the models by name; the convolutional one only if PyTorch is installed."""
     X, y = logistic_rows(2_000 if tiny else 60_000, 50)
     exact = LogisticRegression(C=np.inf, max_iter=1000).fit(X, y)
     linear = PolicyCase(
@@ -175,7 +175,7 @@ def _make_cases(tiny: bool) -> dict[str, PolicyCase]:
 
 
 class _SlowRows:
-    """Makes some processes slow: they sleep after each step, by its rows."""
+    """Callback that makes some processes slow: they sleep after each step, by its rows."""
 
     def __init__(self, pids: list[int], pause: float) -> None:
         self._pids, self._pause = pids, pause
@@ -186,10 +186,10 @@ class _SlowRows:
 
 
 def _fit(case: PolicyCase, lanes: int, way: Way, rows: Any, passes: int, *callbacks: Any) -> Any:
-    """A fit of so many passes, at most."""
+    """Return a fit with at most `passes` passes."""
     policy, compression = way
     run = Run(n_lanes=lanes, compression=compression)
-    # The hook makes steps a little longer: under all conditions alike.
+    # The hook makes steps slightly longer, so it is used under all conditions.
     hooks = callbacks or (_SlowRows([], 0.0),)
     model = case.make(
         policy=policy, max_iter=passes, tol=None, random_state=0, run=run, callbacks=hooks
@@ -207,19 +207,19 @@ def _measure(
     condition: str,
     client: Client,
 ) -> str:
-    """Passes, seconds and megabytes until a pass has the loss that the case asks for, or "-"."""
+    """Return passes, seconds and megabytes until a pass reaches the case's loss, or "-"."""
     pids = sorted(all_there(client, WORKERS[lanes]).values())
     clock, goal = PassClock(MOST_SECONDS), Goal(case.target)
     slow = _SlowRows(pids[:1] if condition == SLOW else [], case.pause)
     callbacks: list[Any] = [clock, goal, slow]
     if condition == KILLS:
         callbacks.append(Striker(client, KILL_EVERY, first=FIRST_KILL))
-        # Blocks that a lost worker held are made again.
+        # Blocks that a lost worker held are generated again.
         rows = _make_lazy(case, lanes)
     model = _fit(case, lanes, way, rows, case.passes, *callbacks)
     records = model.history_.records
     n = next((i for i, record in enumerate(records) if record["loss"] <= case.target), None)
-    # Lanes that never meet have losses of their own, which the average of them all need not have.
+    # Lanes that never average have separate losses, which the final average need not have.
     policy = get_policy(way[0])
     never_meet = policy.averages and not policy.average_every
     if n is None or (never_meet and log_loss(case.y, model.predict_proba(case.X)) > case.target):
@@ -230,6 +230,6 @@ def _measure(
 
 
 def _make_lazy(case: PolicyCase, lanes: int) -> tuple[Any, Any]:
-    """Rows as Dask arrays, a block for each lane."""
+    """Return the rows as Dask arrays, with a block for each lane."""
     size, whole = -(-len(case.X) // lanes), case.X.shape[1:]
     return da.from_array(case.X, chunks=(size, *whole)), da.from_array(case.y, chunks=size)

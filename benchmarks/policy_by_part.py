@@ -1,4 +1,4 @@
-"""DeepFM under one policy for all, and under one for each part: seconds and AUC of a pass."""
+"""DeepFM under one policy for all parts, and under one for each: seconds and AUC of a pass."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from daskml_dist.feature_extraction import FieldHasher
 from daskml_dist.models.base import N_TABLE_IDS
 from daskml_dist.recommender import DeepFMClassifier
 
-#: Rows to learn and to score, fields of ids and of numbers, and ids of a field.
+#: Numbers of rows to train and to score, fields of ids and of numbers, and ids of a field.
 ROWS, SCORED, FIELDS, NUMBERS, N_IDS = 400_000, 100_000, 12, 4, 5_000
-#: Rows of a step of all lanes together, units of the layers, and workers.
+#: Rows of a step of all lanes together, units of the layers, and number of workers.
 BATCH, HIDDEN, WORKERS = 4096, (128, 64), 2
 BY_PART = {"embeddings": "async", "dense": "allreduce"}
 POLICIES = {'`"sync"`': "sync", '`"async"`': "async", "by part": BY_PART}
 
 
 def run(tiny: bool = False) -> str:
-    """A row for each policy."""
+    """Return a row for each policy."""
     n, n_scored = (4_000, 1_000) if tiny else (ROWS, SCORED)
     X, y = _make_rows(n + n_scored)
     later = X[n:], y[n:]
@@ -56,7 +56,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _make_rows(n: int) -> tuple[Any, Any]:
-    """Rows over ids, and clicks."""
+    """Return rows of ids, and clicks."""
     clicks = make_clicks(
         n, n_fields=FIELDS, n_numeric=NUMBERS, n_ids=N_IDS, random_state=0, chunks=n
     ).compute(scheduler="synchronous")
@@ -65,7 +65,7 @@ def _make_rows(n: int) -> tuple[Any, Any]:
 
 
 def _spread(X: Any, y: Any) -> tuple[Any, Any]:
-    """The rows, one block a worker."""
+    """Return the rows, one block per worker."""
     size = -(-len(y) // WORKERS)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sending large graph")

@@ -1,4 +1,4 @@
-"""Probabilities and a metric over persisted rows, beside NumPy on the same cores."""
+"""Probabilities and a metric over persisted rows, compared with NumPy on the same cores."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _numpy_hits(clf: Any, X: NDArray[Any], y: NDArray[Any]) -> int:
 def _peer(
     pool: ThreadPoolExecutor, function: Callable[..., Any], clf: Any, X: Any, y: Any
 ) -> list[Any]:
-    """The function over one part a core."""
+    """Apply the function to one part per core."""
     cuts = np.linspace(0, len(X), WORKERS + 1).astype(int)
     parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
     return list(pool.map(lambda part: function(clf, X[part], y[part]), parts))

@@ -1,4 +1,4 @@
-"""Private fits: accuracy beside Opacus and diffprivlib, the accountants' epsilon, and rates."""
+"""Private fits: accuracy compared with Opacus and diffprivlib, the accountants' epsilon, rates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from daskml_dist.privacy import compute_epsilon, compute_step_rdp
 
 DELTA = 1e-5
 BUDGETS = (1.0, 3.0, 8.0)
-#: Fits of each cell: of ours, and of peers.
+#: Number of fits in each cell: of ours, and of peers.
 SEEDS, PEER_SEEDS = 5, 3
 PASSES, BATCH_ROWS, HIDDEN = 20, 256, 64
 
@@ -39,7 +39,7 @@ def run(tiny: bool = False) -> str:
 
 
 def read_adult() -> tuple[Any, Any, Any, Any]:
-    """Adult: one-hot categories, and numbers scaled by bounds that its description names."""
+    """Return Adult: one-hot categories, and numbers scaled by bounds from its description."""
 
     def read(name: str) -> list[list[str]]:
         lines = (data_folder() / "adult" / name).read_text().splitlines()
@@ -51,7 +51,7 @@ def read_adult() -> tuple[Any, Any, Any, Any]:
     categories.fit([[row[i] for i in named] for row in train])
 
     def convert(rows: list[list[str]]) -> tuple[Any, Any]:
-        # Age, years of education, gains and losses of capital (of which most are 0), weekly hours.
+        # Age, years of education, capital gains and losses (mostly 0), weekly hours.
         given = np.array([[float(row[i]) for i in (0, 4, 10, 11, 12)] for row in rows])
         given[:, 2:4] = np.log1p(given[:, 2:4])
         bounds = np.array([90, 16, np.log1p(99_999), np.log1p(4_356), 99])
@@ -94,7 +94,7 @@ def _fit_network(X: Any, y: Any, epsilon: float | None, seed: int) -> Callable[[
 
 
 def _fit_opacus(network: bool) -> Fit:
-    """The same model, optimizer, rate, batches and passes by Opacus."""
+    """Fit the same model, optimizer, rate, batches and passes by Opacus."""
 
     def fit(X: Any, y: Any, epsilon: float | None, seed: int) -> Callable[[Any], Any]:
         import torch
@@ -127,7 +127,7 @@ def _fit_opacus(network: bool) -> Fit:
     return fit
 
 
-#: Fits and predicts in a process that has diffprivlib, whose scikit-learn is an older one.
+#: Fits and predicts in a process with diffprivlib, which needs an older scikit-learn.
 _DIFFPRIVLIB = """
 import sys
 import numpy as np
@@ -157,7 +157,7 @@ def _fit_diffprivlib(X: Any, y: Any, epsilon: float | None, seed: int) -> Callab
 
 
 def _peer_folder(name: str) -> Path | None:
-    """Folder of a peer whose dependencies do not go with ours."""
+    """Return the folder of a peer whose dependencies conflict with ours."""
     given = os.environ.get("DASKML_DIST_PEERS")
     folder = Path(given or ".", name)
     return folder if given and folder.is_dir() else None
@@ -189,7 +189,7 @@ def _accuracies(tiny: bool) -> str:
             cells = []
             for epsilon in (*BUDGETS[:1], None) if tiny else (*BUDGETS, None):
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # passes that a tolerance would have spared
+                    warnings.simplefilter("ignore")  # fits without a tolerance do not converge
                     predicts = [fit(X, y, epsilon, seed) for seed in seeds]
                 scores = [float(np.mean(predict(X_test) == y_test)) for predict in predicts]
                 spread = f" ± {statistics.stdev(scores):.4f}" if len(scores) > 1 else ""
@@ -206,7 +206,7 @@ def _accuracies(tiny: bool) -> str:
 
 # -- the accountant --------------------------------------------------------------------------------
 
-#: Sampling rate, noise multiplier, steps.
+#: Sampling rate, noise multiplier, number of steps.
 _MECHANISMS = [
     (0.01, 1.0, 1000), (0.005, 2.0, 4000), (0.001, 0.6, 20_000), (0.1, 3.0, 100), (0.5, 1.0, 100),
     (1.0, 30.0, 50),
@@ -242,7 +242,7 @@ def _of_dp_accounting(rate: float, multiplier: float, steps: int) -> float:
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orders that it leaves out
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns about orders that it leaves out
     step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
     return float(RdpAccountant().compose(step, steps).get_epsilon(DELTA))
 
@@ -278,7 +278,7 @@ def _rates(tiny: bool) -> str:
 
 
 def _compare(kind: Any, params: dict[str, Any], X: Any, y: Any) -> list[str]:
-    """Rates of the best passes of a private and a plain fit, turn by turn, and their quotient."""
+    """Return the best rates of alternating private and plain fits, and their ratio."""
     best = {True: 0.0, False: 0.0}
     for _ in range(3):
         for private in best:

@@ -1,9 +1,10 @@
-"""Time and NDCG of rankers on two worker processes, beside LightGBM's and XGBoost's.
+"""Time and NDCG of rankers on two worker processes, compared with LightGBM's and XGBoost's.
 
-Queries are generated: of 5 to 35 rows, whose relevance (0 to 4) follows from interactions of
-features and noise of the query and of the row. Rows lie in blocks that cut queries; peers on Dask
-take a partition's queries whole, so they are given partitions cut at queries. All grow the leaf of
-the largest gain first, up to 31 leaves of at most 255 bins; NDCG is of queries that none has seen.
+Queries are generated with 5 to 35 rows, whose relevance (0 to 4) depends on interactions of
+features and on noise of the query and of the row. Our rows are in blocks that split queries; peers
+on Dask need whole queries in a partition, so they get partitions cut at queries. All grow the leaf
+with the largest gain first, up to 31 leaves with at most 255 bins; NDCG is computed on unseen
+queries.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from benchmarks._common import markdown, persisted, processes
 from daskml_dist.ensemble import HistGradientBoostingRanker
 from daskml_dist.metrics import ndcg_score
 
-#: Queries to fit and to test, features, iterations.
+#: Numbers of queries to fit and to test, features, iterations.
 SHAPE, TINY = (50_000, 10_000, 28, 50), (200, 50, 5, 3)
 BLOCKS = 8
-#: Threads of a peer in one process: as many as there are worker processes.
+#: Threads of a peer in one process: equal to the number of worker processes.
 THREADS = 2
-#: Objectives by the names that each library has for them.
+#: Objectives by their names in each library.
 OBJECTIVES = {
     "lambdarank": ("lambdarank", "rank:ndcg"),
     "rank_xendcg": ("rank_xendcg", None),
@@ -47,7 +48,7 @@ OF_XGBOOST: dict[str, Any] = {
 
 
 def run(tiny: bool = False) -> str:
-    """Fits beside the peers', by objective."""
+    """Return fits compared with the peers', by objective."""
     n, n_test, d, rounds = TINY if tiny else SHAPE
     X, y, qid = rows(n, d, 0)
     test = rows(n_test, d, 1)
@@ -59,10 +60,10 @@ def run(tiny: bool = False) -> str:
         fits[name, objective] = time.perf_counter() - since, model
         print(f"{name}, {objective}: {fits[name, objective][0]:.2f} s", file=sys.stderr)
 
-    # Before the cluster, whose scheduler lives in this process.
+    # Before the cluster, whose scheduler runs in this process.
     for objective, (of_lightgbm, of_xgboost) in OBJECTIVES.items():
         if of_lightgbm and find_spec("lightgbm"):
-            import_module("lightgbm")  # is no part of a fit
+            import_module("lightgbm")  # importing is not part of a fit
             fit(
                 "LightGBM, one process",
                 objective,
@@ -75,7 +76,7 @@ def run(tiny: bool = False) -> str:
                 objective,
                 lambda o=of_xgboost: _xgboost(X, y, qid, rounds, o),
             )
-        # Kernels are loaded, and the first time compiled, before.
+        # Load the kernels first, which compiles them at the first time.
         _ours(2, objective).fit(X, y, group=qid)
         fit(
             "daskml_dist, one process", objective,
@@ -112,11 +113,11 @@ def run(tiny: bool = False) -> str:
 
 
 def rows(n: int, d: int, seed: int) -> tuple[Any, Any, Any]:
-    """Rows, relevance and query numbers of some queries."""
+    """Return rows, relevance and query numbers of some queries."""
     rng = np.random.default_rng(seed)
     qid = np.repeat(np.arange(n), rng.integers(5, 36, n))
     X = rng.standard_normal((len(qid), d), dtype=np.float32)
-    # The last feature is of the query: it tells nothing within one.
+    # The last feature belongs to the query: within a query it is not informative.
     X[:, -1] = rng.standard_normal(n, dtype=np.float32)[qid]
     raw = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.5 * X[:, 3] * (X[:, 4] > 0)
     raw += 0.5 * X[:, -1] + rng.normal(size=len(qid))
@@ -130,7 +131,7 @@ def _ours(rounds: int, objective: str) -> HistGradientBoostingRanker:
 
 
 def _score(model: Any, test: tuple[Any, Any, Any]) -> float:
-    """NDCG@10 of queries that were not in the fit, of gains 2**label - 1."""
+    """Return NDCG@10 on queries that were not in the fit, with gains 2**label - 1."""
     X, y, qid = test
     if type(model).__name__ == "Booster":
         import xgboost
@@ -146,7 +147,7 @@ def _sizes(qid: Any) -> Any:
 
 
 def _cut_at_queries(values: Any, qid: Any) -> Any:
-    """A persisted Dask Array whose chunks end where queries end."""
+    """Return a persisted Dask Array whose chunks end where queries end."""
     ends = np.flatnonzero(np.diff(qid, append=-1)) + 1
     cuts = ends[np.searchsorted(ends, np.linspace(0, len(qid), BLOCKS + 1)[1:])]
     chunks = tuple(np.diff([0, *cuts]).tolist())
@@ -168,7 +169,7 @@ def _lightgbm_dask(client: Any, whole: list[Any], qid: Any, rounds: int) -> Any:
     import lightgbm
 
     X, y, ids = whole
-    # Sizes in chunks that go with those of the rows.
+    # Sizes of queries in chunks that match those of the rows.
     ends = np.cumsum(ids.chunks[0])
     parts = np.split(qid, ends[:-1])
     sizes = np.concatenate([_sizes(part) for part in parts])

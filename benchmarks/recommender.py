@@ -1,8 +1,9 @@
-"""Time of ALS on two worker processes, beside `implicit` (two threads) where it is installed.
+"""Time of ALS on two worker processes, compared with `implicit` (two threads) if installed.
 
 ``python -m benchmarks.recommender --growth``: how the time grows with ratings, rank and workers.
 ``python -m benchmarks.recommender --memory 1GiB``: 19 million ratings and factors of rank 64 on
-workers of so much memory each, and the most that these took (``--workers``, ``--users``).
+workers with this much memory each, and the largest amount that they used (``--workers``,
+``--users``).
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from benchmarks._common import markdown, processes
 from benchmarks._memory import memory_peak
 from daskml_dist.recommender import ALS
 
-#: Ratings, users, items.
+#: Numbers of ratings, users, items.
 SIZE, TINY = (800_000, 6_000, 4_000), (2_000, 60, 40)
 RANKS, SWEEPS, REPEATS = (10, 64), 10, 3
-#: Of growth: ratings (in thousands), ranks, workers; the first of each is doubled.
+#: Growth: ratings (in thousands), ranks, workers, each doubled from its first value.
 GROWTH = {"ratings": (500, 1000, 2000, 4000), "rank": (8, 16, 32, 64, 128), "workers": (1, 2)}
 
 
 def run(tiny: bool = False) -> str:
-    """A table: whole fits, and a sweep."""
+    """Return a table: whole fits, and a sweep."""
     users, items, values, shape = ratings(*(TINY if tiny else SIZE))
     frame = pd.DataFrame({"user": users, "item": items, "rating": values})
     matrix = sparse.csr_matrix((values, (users, items)), shape=shape)
@@ -62,7 +63,7 @@ def run(tiny: bool = False) -> str:
 
 
 def growth() -> str:
-    """A table: seconds of a fit and of a sweep, by ratings, rank and workers."""
+    """Return a table: seconds of a fit and of a sweep, by ratings, rank and workers."""
     table = []
     for name, values in GROWTH.items():
         for value in values:
@@ -81,7 +82,7 @@ def growth() -> str:
 
 
 def memory(limit: str, workers: int, n_users: int) -> str:
-    """A table: the most memory of each worker, whose factors and ratings lie on all of them."""
+    """Return a table: the peak memory of each worker, with factors and ratings spread over all."""
     users, items, given, shape = ratings(19_000_000, n_users, 27_000)
     frame = pd.DataFrame({"user": users, "item": items, "rating": given})
     del users, items, given
@@ -90,7 +91,7 @@ def memory(limit: str, workers: int, n_users: int) -> str:
         dashboard_address=":0",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, cluster, Client(cluster) as client:
-        # As users have them: ratings in a graph would stay in the workers' memory with it.
+        # As for users: ratings inside a graph would stay in the workers' memory with it.
         for i, rows in enumerate(np.array_split(np.arange(len(frame)), 40)):
             frame.iloc[rows[0] : rows[-1] + 1].to_pickle(f"{folder}/{i}")
         lazy = dd.from_map(pd.read_pickle, [f"{folder}/{i}" for i in range(40)]).persist()
@@ -107,9 +108,10 @@ def memory(limit: str, workers: int, n_users: int) -> str:
 
 
 def _lazy(frame: pd.DataFrame, n: int) -> Any:
-    """Ratings on the workers."""
+    """Return the ratings in the workers' memory."""
     with warnings.catch_warnings():
-        # Ratings made here are sent to the workers once; that is what a large graph is for.
+        # Ratings generated here are sent to the workers once, inside a large graph; this is
+        # intended.
         warnings.filterwarnings("ignore", "Sending large graph")
         return dd.from_pandas(frame, npartitions=n, sort=False).persist()
 
@@ -117,7 +119,7 @@ def _lazy(frame: pd.DataFrame, n: int) -> Any:
 def ratings(
     n: int, n_users: int, n_items: int
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], tuple[int, int]]:
-    """Pairs of users and items, some of which have many, and their ratings."""
+    """Return pairs of users and items, some with many ratings, and the ratings."""
     rng = np.random.default_rng(0)
     of_user = rng.lognormal(0, 1.2, n_users)
     of_item = rng.permutation(1 / np.arange(1, n_items + 1) ** 0.9)
@@ -128,7 +130,7 @@ def ratings(
 
 
 def _ours(model: ALS, lazy: Any, repeats: int) -> tuple[float, float]:
-    """Seconds of a fit, and of a sweep; the first fit warms up."""
+    """Return the seconds of a fit and of a sweep; the first fit warms up."""
     model.fit(lazy)
     taken, sweeps = [], []
     for _ in range(repeats):
@@ -140,7 +142,7 @@ def _ours(model: ALS, lazy: Any, repeats: int) -> tuple[float, float]:
 
 
 def _peer(matrix: Any, rank: int, solver: str, repeats: int) -> tuple[float, float]:
-    """Seconds of a fit of `implicit`, and of a sweep; NaN where it is not installed."""
+    """Return the seconds of a fit of `implicit`, and of a sweep; NaN if it is not installed."""
     if importlib.util.find_spec("implicit") is None:
         return float("nan"), float("nan")
     from implicit.als import AlternatingLeastSquares

@@ -1,4 +1,4 @@
-"""Lost and stopped workers: seconds until a fit goes on, what is made again, what standbys cost.
+"""Lost and stopped workers: seconds until a fit resumes, repeated work, cost of standbys.
 
 Times of different processes are compared, so this needs a clock that they share, as on Linux.
 """
@@ -31,14 +31,14 @@ from benchmarks._subjects import LINEAR, ROWS, Subject, networks
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES
 
-#: Seconds after the first pass at which a worker is killed; at once, there is no standby yet.
+#: Seconds after the first pass at which a worker is killed; at 0, there is no standby yet.
 LATER, AT_ONCE = 0.7, 0.0
 KILLS = [("trainer", LATER), ("server", LATER), ("both", LATER)]
-#: Fits begun for one loss, since the machine's other work may hold the killing up.
+#: Number of fits started for one loss, since other work on the machine may delay the kill.
 TRIES = 5
-#: Seconds of an undisturbed fit, of one whose steps are counted, and until it has standbys.
+#: Seconds of an undisturbed fit, of a fit whose steps are counted, and until it has standbys.
 FIT, TIMED, STANDBYS = 2.0, 1.2, 0.7
-#: Features, rows and batch of the models whose standbys are timed.
+#: Features, rows and batch size of the models whose standbys are timed.
 MODELS = [(28, 30_000, 64), (100_000, 96, 8)]
 HOW = "`python -m benchmarks recovery`"
 
@@ -70,7 +70,7 @@ def _killed_and_stopped(size: _Size) -> list[str]:
 
 
 def _killed_networks(size: _Size) -> str:
-    """The same of networks, with `deterministic=True`."""
+    """Return the same for networks, with `deterministic=True`."""
     with open_workers(WORKERS, __name__) as client:
         few = replace(size, fits=min(size.fits, 2))
         return "\n\n".join(_kill_table(client, subject, few) for subject in networks())
@@ -90,12 +90,12 @@ def _kill_table(client: Client, subject: Subject, size: _Size) -> str:
 def _kill_rows(
     client: Client, subject: Subject, rows: tuple[Any, Any], policy: str, size: _Size
 ) -> list[list[Any]]:
-    """Kinds take turns, so that the machine's other work disturbs all of them alike."""
+    """Return rows by kind; kinds alternate, so that other load disturbs all of them equally."""
     calm = subject.fit(*rows, policy, 10**6, Until(FIT))
     passes = len(calm.history_.records)
     again = subject.fit(*rows, policy, passes)
     if (seconds := sum(record["seconds"] for record in again.history_)) < 0.8 * FIT:
-        passes = round(passes * FIT / seconds)  # the machine was busy with something else
+        passes = round(passes * FIT / seconds)  # other work had slowed the machine
         calm = subject.fit(*rows, policy, passes)
     kinds = [*KILLS, ("server", AT_ONCE)] if policy == "sync" else KILLS
     if size.fits == 1:
@@ -113,7 +113,7 @@ def _kill_rows(
 
 @dataclass
 class _Loss:
-    """How one fit came through, next to an undisturbed one."""
+    """Result of one fit with a loss, compared with an undisturbed one."""
 
     difference: float
     ratio: float
@@ -146,7 +146,7 @@ def _lose(
         raise SystemExit("Fits ended before a worker was killed: the machine is too busy.")
     loss = _Loss.between(clf, calm)
     loss.seconds, loss.again = _after(client, strike)
-    # Later the workers come back and take lanes, which loses nothing.
+    # Later the workers are restarted and get lanes again, which loses nothing.
     events = [event for _, event in strike.events if "joined" not in event.reason]
     loss.lost = sum(event.lost_versions for event in events)
     loss.anew = any(event.anew for event in events)
@@ -154,13 +154,13 @@ def _lose(
 
 
 def _after(client: Client, strike: Strike) -> tuple[float | None, int]:
-    """Seconds to the first new step that was seen, and the most gradients that a lane made again.
+    """Return the seconds to the first new step, and the most gradients that a lane repeated.
 
-    The step is one of a killed trainer's lanes, or of any lane where a server was lost.
+    The step is one of a killed trainer's lanes, or of any lane if a server was lost.
     """
     lives = [life for lives in client.run(lives_of_lanes).values() for life in lives]
     before = {life.lane: life for life in lives if life.since < strike.at}
-    # A step counts once the lane was let go to the next one.
+    # A step counts once the lane has begun the next one.
     new = [life for life in lives if life.since > strike.at and life.steps > 1]
     ours = [life for life in new if strike.who != "trainer" or life.lane in strike.lanes]
     first = min((life.since for life in ours), default=None)
@@ -256,7 +256,7 @@ def _standbys(size: _Size) -> str:
 
 
 def _rates(X: Any, y: Any, policy: str, batch: int, fits: int) -> list[str]:
-    """Steps a second with standbys and without."""
+    """Return steps per second with standbys and without."""
     rates: dict[int, list[float]] = {64: [], 10**9: []}
     for _ in range(fits):
         for lag, found in rates.items():
@@ -267,7 +267,7 @@ def _rates(X: Any, y: Any, policy: str, batch: int, fits: int) -> list[str]:
 
 
 def _rate(X: Any, y: Any, policy: str, batch: int) -> float:
-    """Steps a second once there are standbys."""
+    """Return steps per second once there are standbys."""
     clf = SGDClassifier(
         policy=policy,
         batch_size=batch,

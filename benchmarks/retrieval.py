@@ -1,7 +1,7 @@
 """Rankings of items for users: two towers, matrix factorisation, ALS, and `implicit`'s BPR and ALS.
 
-Films that users rated 4 or 5 (MovieLens 100k, which the package RecBole brings with it; drawn
-choices where it is not installed): a fifth of each user's is held out, ten are recommended.
+Films that users rated 4 or 5 (MovieLens 100k, from the package RecBole; generated choices if it is
+not installed): a fifth of each user's choices is held out, ten items are recommended.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from daskml_dist.metrics import ndcg_at_k, precision_at_k
 from daskml_dist.recommender import ALS, MatrixFactorization, TwoTower
 
 SEEDS = 5
-#: Users, items, choices a user of the drawn set.
+#: Users, items, choices per user in the generated set.
 DRAWN, TINY = (2_000, 1_500, 40), (60, 40, 8)
 _USER_COLUMNS, _ITEM_COLUMNS = ["age", "gender", "occupation"], ["year", "genres"]
 
 
 def run(tiny: bool = False) -> str:
-    """The table: means over splits, and their standard deviation."""
+    """Return the table: means over splits, and their standard deviation."""
     chosen, name = (_draw_choices(*TINY), "drawn") if tiny else _read_films()
     rows: dict[str, list[tuple[float, float, float]]] = {}
     for seed in range(1 if tiny else SEEDS):
@@ -58,14 +58,14 @@ def run(tiny: bool = False) -> str:
     return markdown(title, ["", "NDCG at 10", "precision at 10", "fit and ranking, s"], table)
 
 
-#: Function from users to a frame of recommended items, which fits its model first.
+#: Function from users to a frame of recommended items; it first fits its model.
 Recommend = Callable[[Any], pd.DataFrame]
 
 
 def _subjects(
     train: pd.DataFrame, held_out: pd.DataFrame, seed: int, tiny: bool
 ) -> dict[str, Recommend]:
-    """What is measured, by name; peers that are not installed are left out."""
+    """Return the methods by name; peers that are not installed are left out."""
     passes: dict[str, Any] = {"max_iter": 2} if tiny else {}
     known = [name for name in _USER_COLUMNS if name in train]
     about = [name for name in _ITEM_COLUMNS if name in train]
@@ -101,7 +101,7 @@ def _subjects(
 
 
 class _Peer:
-    """A model of `implicit`, fitted when it is asked: the best of a few settings."""
+    """A model of `implicit`, fitted at its first use: the best of a few settings."""
 
     def __init__(self, train: pd.DataFrame, held_out: pd.DataFrame, name: str, seed: int) -> None:
         self._train, self._held_out, self._name, self._seed = train, held_out, name, seed
@@ -128,7 +128,7 @@ class _Peer:
         return max(found, key=lambda best: ndcg_at_k(self._held_out, best))
 
     def _models(self) -> Iterator[Any]:
-        """Models of several settings."""
+        """Yield models with several settings."""
         from implicit.als import AlternatingLeastSquares
         from implicit.bpr import BayesianPersonalizedRanking
 
@@ -145,7 +145,7 @@ class _Peer:
 
 
 def _recommend_popular(train: pd.DataFrame, users: Any) -> pd.DataFrame:
-    """The items that most users chose, less those that a user has."""
+    """Return the items that most users chose, without those that the user already has."""
     order = train["item"].value_counts()
     seen = train.groupby("user")["item"].agg(set).to_dict()
     parts = []
@@ -156,7 +156,7 @@ def _recommend_popular(train: pd.DataFrame, users: Any) -> pd.DataFrame:
 
 
 def _split(chosen: pd.DataFrame, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Choices to train on, and a fifth of each user's that are held out."""
+    """Return choices to train on, and a held-out fifth of each user's choices."""
     order = chosen.sample(frac=1, random_state=seed)
     place = order.groupby("user").cumcount()
     is_held = place < order.groupby("user")["item"].transform("size") // 5
@@ -164,7 +164,7 @@ def _split(chosen: pd.DataFrame, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]
 
 
 def _read_films() -> tuple[pd.DataFrame, str]:
-    """MovieLens 100k with columns of users and films, and its name; else drawn choices."""
+    """Return MovieLens 100k with columns of users and films, and its name; or generated choices."""
     found = importlib.util.find_spec("recbole")
     if found is None or found.origin is None:
         return _draw_choices(*DRAWN), "drawn (RecBole, which has MovieLens 100k, is not installed)"
@@ -178,7 +178,7 @@ def _read_films() -> tuple[pd.DataFrame, str]:
     items = items.rename(columns={"item_id": "item", "release_year": "year", "class": "genres"})[
         ["item", *_ITEM_COLUMNS]
     ]
-    users["age"] //= 10  # decades are ids
+    users["age"] //= 10  # decades serve as ids
     items["year"] = pd.to_numeric(items["year"], errors="coerce").fillna(0).astype(int)
     items["genres"] = items["genres"].fillna("").str.split()
     ratings = ratings.rename(columns={"user_id": "user", "item_id": "item"})
@@ -187,19 +187,19 @@ def _read_films() -> tuple[pd.DataFrame, str]:
 
 
 def _draw_choices(n_users: int, n_items: int, n_chosen: int) -> tuple[Any, ...] | Any:
-    """Choices by planted vectors and popularity."""
+    """Return choices generated from latent vectors and popularity."""
     return pd.concat(_draw_users(n_users, n_items, n_chosen), ignore_index=True)
 
 
 def _draw_users(n_users: int, n_items: int, n_chosen: int) -> Iterator[pd.DataFrame]:
-    """The interactions of each user."""
+    """Yield the interactions of each user."""
     rng = np.random.default_rng(0)
     kinds = rng.integers(12, size=n_items)
     tastes, traits = rng.normal(size=(n_users, 6)), rng.normal(size=(12, 6))
     items = traits[kinds] + 0.7 * rng.normal(size=(n_items, 6))
     popular = -0.8 * np.log(np.arange(1, n_items + 1))
     for user in range(n_users):
-        # Gumbel's noise: the largest are drawn without replacement by the softmax.
+        # With Gumbel noise, the largest logits are a sample without replacement from the softmax.
         logits = tastes[user] @ items.T + popular + rng.gumbel(size=n_items)
         best = np.argsort(-logits)[:n_chosen]
         yield pd.DataFrame({"user": user, "item": best, "genres": kinds[best]})

@@ -1,4 +1,4 @@
-"""Rows a second of a growing table's store: made, updated, read, and read without a row."""
+"""Rows per second of a growing table's store: created, updated, read, and read without a row."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from daskml_dist.ps.row_store import RowStore, RowStoreSettings
 
 SIZES = [10**5, 10**6, 10**7, 10**8]
 WIDTH, BATCH = 16, 100_000
-#: Bytes of the arrays that stay in memory: of the largest table all but the rows themselves.
+#: Bytes of the arrays that stay in memory: for the largest table all but the rows themselves.
 MEMORY = 4 << 30
-#: Rows up to which a dict is made beside.
+#: Largest number of rows for which a dict is measured too.
 MOST_IN_DICT = 10**7
 _ODD, _MASK = 0x1E3779B97F4A7C15, (1 << 63) - 1
 
@@ -37,7 +37,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _ids(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return ids that differ: a product with an odd number is one to one, also modulo 2**63."""
+    """Return distinct ids: multiplication by an odd number is one-to-one, also modulo 2**63."""
     return (numbers.astype(np.uint64) * np.uint64(_ODD)).view(np.int64) & _MASK
 
 
@@ -73,14 +73,14 @@ def _measured(n: int, tiny: bool) -> list[str]:
 
 
 def _update(store: RowStore, ids: NDArray[np.int64]) -> None:
-    """What a step does, but for its arithmetic: rows and their state are read and written."""
+    """Read and write rows and their state, as in a step without its arithmetic."""
     slots = store.slots_for_update(ids, 1)
     store.scatter(slots, store.gather(slots))
     store.scatter_state(slots, store.gather_state(slots))
 
 
 def _rates_of_dict(n: int, batches: list[NDArray[np.int64]]) -> list[str]:
-    """The same by a dict from ids to rows of NumPy's arrays."""
+    """Measure the same with a dict from ids to rows of NumPy's arrays."""
     slots = dict(zip(_ids(np.arange(n)).tolist(), range(n), strict=True))
     w, state = np.zeros((n, WIDTH), np.float32), np.zeros((n, 1), np.float32)
     touched = np.zeros(n, np.int64)
@@ -98,7 +98,7 @@ def _rates_of_dict(n: int, batches: list[NDArray[np.int64]]) -> list[str]:
 
 
 class _Clock:
-    """Ids and seconds of some calls."""
+    """Number of ids and seconds of some calls."""
 
     def __init__(self) -> None:
         self._n, self._seconds = 0, 0.0
@@ -115,7 +115,7 @@ class _Clock:
 
 
 def _rate(call: Callable[[NDArray[np.int64]], Any], batches: list[NDArray[np.int64]]) -> float:
-    """Ids a second: the median of the batches but the first, which warms up."""
+    """Return ids per second: the median of the batches without the first, which warms up."""
     rates = []
     for ids in batches:
         clock = _Clock()

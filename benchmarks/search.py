@@ -1,4 +1,4 @@
-"""Searches: stacks beside separate fits, one fit, and scikit-learn's searches."""
+"""Searches: batched fits compared with separate fits, one fit, and scikit-learn's searches."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.model_selection import GridSearchCV, HyperbandSearchCV, KFold
 from daskml_dist.preprocessing import StandardScaler
 
-#: Rows, features, values of C, folds; separate fits that are timed, of all.
+#: Rows, features, values of C, folds; number of separate fits that are timed.
 ROWS, FEATURES, VALUES, FOLDS, SOME = 1_000_000, 28, 64, 5, 10
-#: Rows of searches by gradient steps, and of those that halve; passes at most.
+#: Rows of searches by gradient steps, and of halving searches; largest number of passes.
 STEPS, HALVED, PASSES = (200_000, 1_000_000), 100_000, 27
-#: Rows of searches over pipelines, and their values of C.
+#: Rows of searches over pipelines, and their number of values of C.
 PIPED, PIPED_VALUES = 200_000, 16
 
 
 def run(tiny: bool = False) -> str:
-    """Seconds of whole searches."""
+    """Return the seconds of whole searches."""
     parts = _values_of_c, _candidates, _halved, _pipelines, _prepared
     return "\n\n".join(part(tiny) for part in parts)
 
 
 def _values_of_c(tiny: bool) -> str:
-    """Of a solver: seconds of a search, and of each fit in it."""
+    """Measure a solver: seconds of a search, and of each fit in it."""
     n, values, some = (2_000, 3, 2) if tiny else (ROWS, VALUES, SOME)
     X, y = _rows(n)
     strengths = np.logspace(-4, 4, values)
@@ -75,7 +75,7 @@ def _values_of_c(tiny: bool) -> str:
 
 
 def _candidates(tiny: bool) -> str:
-    """Of gradient steps: a search beside one fit to all rows, in turns."""
+    """Measure gradient steps: a search compared with one fit to all rows, alternating."""
     table, values = [], 3 if tiny else VALUES
     for n in (500,) if tiny else STEPS:
         X, y = _rows(n)
@@ -94,7 +94,7 @@ def _candidates(tiny: bool) -> str:
 
 
 def _halved(tiny: bool) -> str:
-    """Hyperband beside scikit-learn's halving of as many candidates over as many passes."""
+    """Compare Hyperband with scikit-learn's halving, with equal candidates and passes."""
     n, passes = (500, 3) if tiny else (HALVED, PASSES)
     X, y = _rows(n)
     held = np.arange(n * 17 // 20, n)
@@ -123,7 +123,7 @@ def _halved(tiny: bool) -> str:
 
 
 def _pipelines(tiny: bool) -> str:
-    """Of a pipeline: seconds of a search, a stack a split, and of its fits one by one."""
+    """Measure a pipeline: seconds of a search, batched by split, and of its fits one by one."""
     n, values, some = (500, 2, 2) if tiny else (PIPED, PIPED_VALUES, SOME)
     X, y = _rows(n)
     grid = {"logisticregression__C": np.logspace(-4, 4, values)}
@@ -146,7 +146,7 @@ def _pipelines(tiny: bool) -> str:
 
 
 def _prepared(tiny: bool) -> str:
-    """Of a pipeline that fills gaps, scales and encodes: seconds and CPU seconds of a search."""
+    """Measure a pipeline that imputes, scales and encodes: seconds and CPU seconds of a search."""
     n, times = (2_000, 1) if tiny else (PIPED, 3)
     frame, table = _mixed_rows(n), []
     X, y = frame.drop(columns="y"), frame["y"]
@@ -196,7 +196,7 @@ def _mixed_rows(n: int) -> pd.DataFrame:
 
 
 def _measured(work: Callable[[], Any]) -> tuple[float, float]:
-    """Return the seconds of a work, and the CPU seconds of this process and those below it."""
+    """Return the seconds of a call, and the CPU seconds of this process and its children."""
     start, cpu = time.perf_counter(), _cpu_seconds()
     work()
     return time.perf_counter() - start, _cpu_seconds() - cpu
@@ -222,7 +222,7 @@ def _timed(estimator: Any, X: Any, y: Any) -> float:
 
 
 def _separate(X: Any, y: Any, strengths: Any, some: int) -> float:
-    """Seconds of all fits one by one, folds as weights, of some that are spread over all."""
+    """Return the seconds of all separate fits, folds as weights, estimated from `some` of them."""
     n, every = len(X), [(c, fold) for c in strengths for fold in range(FOLDS)]
     chosen = every[:: max(1, len(every) // some)]
     start = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Requests a second of services on one core, by wrk, beside other servers where they are installed.
+"""Requests per second of services on one core, by wrk, compared with other installed servers.
 
-wrk (``apt-get install wrk``) runs on another core: both are pinned where there are two. All serve
-the same coefficients: ours the fitted model, the others its twin of scikit-learn. With
+wrk (``apt-get install wrk``) runs on another core: both are pinned if there are two. All serve the
+same coefficients: ours the fitted model, the others its scikit-learn equivalent. With
 ``DASKML_DIST_SERVING=peers`` the second table, of other kinds of models, is left out.
 """
 
@@ -90,7 +90,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _kinds(X: Any, y: Any, tiny: bool) -> str:
-    """The table of kinds of models, their requests apart and together."""
+    """Return the table of kinds of models, with separate and with shared calls."""
     body = json_request(X[0].tolist())
     rows = []
     with tempfile.TemporaryDirectory() as told:
@@ -112,7 +112,7 @@ def _kinds(X: Any, y: Any, tiny: bool) -> str:
 
 
 def loaded(server: int, port: int, path: str, script: Path, seconds: int) -> list[str]:
-    """Requests a CPU second of a server's processes, then wrk's figures, after 2 s to warm up."""
+    """Return requests per CPU second of a server, then wrk's figures, after 2 s to warm up."""
     wrk_figures(port, path, script, 2)
     before = cpu_seconds(server)
     figures = wrk_figures(port, path, script, seconds)
@@ -121,7 +121,7 @@ def loaded(server: int, port: int, path: str, script: Path, seconds: int) -> lis
 
 
 def cpu_seconds(pid: int) -> float:
-    """Time that a server's processes have computed, whatever else its cores do."""
+    """Return the CPU time of a server's processes, independent of other load on its cores."""
     parent = psutil.Process(pid)
     family = [parent, *parent.children(recursive=True)]
     return sum(sum(one.cpu_times()[:2]) for one in family)
@@ -133,7 +133,7 @@ def json_request(row: list[float]) -> bytes:
 
 
 def _bodies(row: Any) -> list[tuple[str, bytes, str]]:
-    """Bodies of a row, with their kinds and content types."""
+    """Return the bodies for a row, with their kinds and content types."""
     return [
         ("JSON", json_request(row.tolist()), "application/json"),
         ("raw", row.astype("<f4").tobytes(), "application/octet-stream"),
@@ -141,7 +141,7 @@ def _bodies(row: Any) -> list[tuple[str, bytes, str]]:
 
 
 def wrk_script(body: bytes, content_type: str, folder: Path) -> Path:
-    """wrk's script that sends a body."""
+    """Return wrk's script that sends a body."""
     path = folder / "ask.lua"
     escaped = "".join(f"\\{byte:03d}" for byte in body)
     path.write_text(
@@ -177,7 +177,7 @@ def _served(peer: Peer, model: Any, where: str) -> Iterator[tuple[int, Path, int
 def running_server(
     command: list[str], port: int, path: str, body: bytes, where: str, folder: Path | None = None
 ) -> Iterator[int]:
-    """A server's number, once it answers and until the end, the end of all that it started."""
+    """Yield a server's process id once it answers; at the end, end all that it started."""
     paths = [*filter(None, [where, os.environ.get("PYTHONPATH")])]
     quiet = {"BENTOML_DO_NOT_TRACK": "True", "RAY_USAGE_STATS_ENABLED": "0"}
     environment = {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(paths)}
@@ -203,7 +203,7 @@ def running_server(
 
 
 def _asked(port: int, path: str, body: bytes) -> bytes:
-    """The body of an answer; an OSError where it is no answer."""
+    """Return the body of an answer; raise an OSError if there is no valid answer."""
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, headers)
     with urllib.request.urlopen(request, timeout=10) as reply:
@@ -212,7 +212,7 @@ def _asked(port: int, path: str, body: bytes) -> bytes:
 
 
 def wrk_figures(port: int, path: str, script: Path, seconds: int) -> list[str]:
-    """Requests a second, p50 and p99, and how many answers were no answer."""
+    """Return requests per second, p50 and p99, and the number of invalid answers."""
     url = f"http://127.0.0.1:{port}{path}"
     command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--latency", "-s", str(script)]
     said = subprocess.run(
@@ -230,7 +230,7 @@ def wrk_figures(port: int, path: str, script: Path, seconds: int) -> list[str]:
 
 
 def _pinned(core: int) -> list[str]:
-    """A prefix that keeps a command on one core."""
+    """Return a command prefix that keeps a command on one core."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2 or not shutil.which("taskset"):
         return []

@@ -16,7 +16,7 @@ FEATURES, ROWS, WARM = 28, 100, 20
 
 
 def run(tiny: bool = False) -> str:
-    """The table; a mean counts the end of all calls that are under way."""
+    """Return the table; a mean includes the end of all calls in progress."""
     calls = 20 if tiny else 500
     X, y = logistic_rows((WARM + calls) * ROWS, FEATURES, "float64")
     batches = [(X[i : i + ROWS], y[i : i + ROWS]) for i in range(0, len(X), ROWS)]
@@ -40,7 +40,7 @@ def _measure(batches: list[Any], client: Any, **params: Any) -> list[str]:
             since = time.perf_counter()
             stream.learn(*batch)
             taken.append(time.perf_counter() - since)
-        assert stream.n_rows == len(batches) * ROWS  # waits for all
+        assert stream.n_rows == len(batches) * ROWS  # waits for all calls
         mean = (time.perf_counter() - begin) / len(taken)
     times = first, mean, statistics.median(taken), float(np.quantile(taken, 0.99))
     return [f"{1e3 * seconds:.3g}" for seconds in times]

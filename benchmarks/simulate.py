@@ -1,4 +1,4 @@
-"""Training past this machine, simulated: staleness, workers, servers, locks, backup workers."""
+"""Training beyond this machine, simulated: staleness, workers, servers, locks, backup workers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from daskml_dist.policies import (
 
 #: Parameters of the calibration (1 KB), rows of its small and of its large batch.
 FEATURES, FEW_ROWS, MANY_ROWS = 128, 64, 4096
-#: Rows of a step in the tables; its time is that of the large batch times the ratio.
+#: Rows of a step in the tables; its time is that of the large batch, scaled by the rows.
 STEP_ROWS = 100_000
 #: The network of the tables: 10 Gbit/s Ethernet.
 LATENCY, BANDWIDTH = 50e-6, 1.25e9
-#: Noise alone; and with pauses and slow workers too.
+#: Only noise; and with pauses and slow workers too.
 NOISE = Stragglers(noise=0.45)
 SLOW = replace(NOISE, slow_share=0.05, slow_factor=1.5)
 MIXED = Stragglers(noise=0.3, pause_share=0.005, pause=5.0, slow_share=0.02, slow_factor=2.0)
@@ -38,7 +38,7 @@ RATES = [2 ** (k / 2) for k in range(-16, 9)]
 
 
 def run(tiny: bool = False) -> str:
-    """All tables."""
+    """Return all tables."""
     loopback = measure(FEATURES, FEW_ROWS, large=50_000 if tiny else 500_000)
     step = step_seconds(FEATURES, MANY_ROWS) * STEP_ROWS / MANY_ROWS
     costs = replace(loopback, compute=step, latency=LATENCY, bandwidth=BANDWIDTH)
@@ -54,7 +54,7 @@ def run(tiny: bool = False) -> str:
 
 
 def calibration(loopback: Costs, costs: Costs) -> str:
-    """What was measured, and what the tables work with."""
+    """Return the measured costs, and the costs used in the tables."""
     rows = [
         [f"a step of {FEW_ROWS} rows x {FEATURES} features", _time(loopback.compute)],
         [f"a step of {STEP_ROWS:,} rows, scaled from one of {MANY_ROWS:,}", _time(costs.compute)],
@@ -71,7 +71,7 @@ def calibration(loopback: Costs, costs: Costs) -> str:
 
 
 def staleness(costs: Costs, tiny: bool) -> str:
-    """Bounds from 0 to 64: who waits, and what a loss takes; real gradients."""
+    """Return a table of bounds from 0 to 64: waiting, and steps to a loss, with real gradients."""
     count, seeds = (4, 1) if tiny else (16, 5)
     problem = Problem.make(400 if tiny else 1600, 30, 0.05 if tiny else 0.002)
     rows = []
@@ -108,7 +108,7 @@ def _trained(
     reads: str = "each step",
 ) -> tuple[SimulatedRun, tuple[float, float, float] | None]:
     training = LogisticRun(problem, count, RATES, seed=seed)
-    # Small matrices: a second thread of BLAS only costs time.
+    # The matrices are small: a second BLAS thread would only cost time.
     with threadpool_limits(1):
         outcome = simulate(
             policy, costs, count, steps=3000, stragglers=stragglers, seed=seed,
@@ -120,7 +120,7 @@ def _trained(
 def _training_cells(
     runs: Sequence[tuple[SimulatedRun, tuple[float, float, float] | None]], count: int
 ) -> list[str]:
-    """Idle share, rate, staleness, steps a worker, learning rate, seconds and busy seconds."""
+    """Return idle share, rate, staleness, steps of a worker, learning rate, and (busy) seconds."""
     idle = statistics.median(o.idle for o, _ in runs)
     rate = statistics.median(o.rate for o, _ in runs)
     old = statistics.median(o.staleness for o, _ in runs)
@@ -134,7 +134,7 @@ def _training_cells(
 
 
 def workers(costs: Costs, tiny: bool) -> str:
-    """Every policy from 2 to 1,000 workers, with stragglers of all kinds."""
+    """Return a table of every policy from 2 to 1,000 workers, with stragglers of all kinds."""
     policies: list[Policy] = [
         Synchronous(), Synchronous(backup_workers=2), AllReduce(), BoundedStaleness(4),
         BoundedStaleness(16), Asynchronous(), LocalSGD(), ModelAveraging(), Hogwild(),
@@ -165,7 +165,7 @@ def workers(costs: Costs, tiny: bool) -> str:
 
 
 def servers(costs: Costs, tiny: bool) -> str:
-    """A big model on 1 to 64 servers: what is busiest."""
+    """Return a table of a big model on 1 to 64 servers: the busiest resource."""
     count, n_bytes = (4, 4e6) if tiny else (32, 40e6)
     rows = []
     for policy in (Synchronous(), Asynchronous()):
@@ -193,7 +193,7 @@ def servers(costs: Costs, tiny: bool) -> str:
 
 
 def locks(tiny: bool) -> str:
-    """Lock-free against locks, by the cost of a gradient and the number of cores."""
+    """Compare lock-free updates with locks, by the cost of a gradient and the number of cores."""
     cores = (1, 4) if tiny else (1, 2, 4, 8, 10, 16, 32)
     updates = 200 if tiny else 3000
     rows = []
@@ -209,7 +209,7 @@ def locks(tiny: bool) -> str:
 
 
 def backup(costs: Costs, tiny: bool) -> str:
-    """Backup workers under three kinds of stragglers; real gradients."""
+    """Return a table of backup workers under three kinds of stragglers, with real gradients."""
     count = 8 if tiny else 50
     problem = Problem.make(400 if tiny else 1600, 30, 0.05 if tiny else 0.002)
     kinds = {
@@ -243,7 +243,7 @@ def backup(costs: Costs, tiny: bool) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Three digits, in a unit that suits."""
+    """Format seconds with three digits, in a suitable unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"

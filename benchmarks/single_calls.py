@@ -1,6 +1,6 @@
-"""One row by every call of every estimator that has a twin in scikit-learn, beside the twin's.
+"""One row in every call of every estimator with a scikit-learn equivalent, compared with it.
 
-Estimators are those that the tests of exports find by themselves; run it where `tests/` is.
+The tests of exports find the estimators automatically; run it where `tests/` is.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ METHODS = (
     "predict", "predict_proba", "predict_log_proba", "decision_function", "transform",
     "score_samples", "inverse_transform",
 )  # fmt: skip
-#: Rounds in turn, and seconds of each call in one: the least mean counts.
+#: Number of alternating rounds, and seconds of each call in one; the smallest mean counts.
 ROUNDS, SECONDS = 5, 0.0015
-#: A call is slower where it takes this many times scikit-learn's time: less is not told apart.
+#: A call counts as slower at this multiple of scikit-learn's time: smaller differences are noise.
 SLOWER = 1.03
 Figures = tuple[str, str, str, float, float]
 
 
 def run(tiny: bool = False) -> str:
-    """Both tables."""
+    """Return both tables."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         models = itertools.islice(_models(), 2 if tiny else None)
@@ -75,7 +75,7 @@ def _of_group(pairs: list[tuple[float, float]]) -> list[str]:
 
 
 def _models() -> Iterator[tuple[str, Any, Any]]:
-    """Fitted estimators in their settings, and rows of each."""
+    """Yield fitted estimators in their settings, and rows for each."""
     from tests.inference.test_to_sklearn import MODELS, OTHERS, Y, fitted
     from tests.inference.test_to_sklearn import X as rows
 
@@ -98,11 +98,11 @@ def _calls(name: str, model: Any, rows: Any) -> Iterator[Figures]:
                 calls = [partial(getattr(each, method), row) for each in (fitted, twin)]
                 yield name, method, kind, *_in_turn(calls)
             except (ValueError, TypeError, AttributeError, NotImplementedError):
-                continue  # of rows that have no inverse, in scikit-learn neither
+                continue  # these rows have no inverse, in scikit-learn neither
 
 
 def _kinds(model: Any, rows: Any) -> Iterator[tuple[str, Any, Any]]:
-    """A row in an array and in a frame, with a model for each; of documents, in a list."""
+    """Yield a row in an array and in a frame, with a model for each; documents in a list."""
     if isinstance(rows, pd.DataFrame):
         yield "frame", rows[:1], model
         if not hasattr(model, "steps") and not hasattr(model, "transformers"):
@@ -115,14 +115,14 @@ def _kinds(model: Any, rows: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _without_names(model: Any) -> Any:
-    """The same fitted model, as though it had been fitted to an array."""
+    """Return the same fitted model, as if it had been fitted to an array."""
     nameless = copy.copy(model)
     vars(nameless).pop("feature_names_in_", None)
     return nameless
 
 
 def _in_turn(calls: list[Callable[[], Any]]) -> list[float]:
-    """Microseconds of each call."""
+    """Return the microseconds of each call, measured in turn."""
     times = []
     for call in calls:
         call()

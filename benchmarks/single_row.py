@@ -42,7 +42,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _models() -> dict[str, tuple[Any, str, int]]:
-    """Models, methods, and numbers of classes; of a number, 0."""
+    """Return models, methods, and numbers of classes; 0 for a number."""
     logistic = linear_model.LogisticRegression
     return {
         "logistic regression": (logistic(), "predict_proba", 2),
@@ -88,7 +88,7 @@ def _text(microseconds: float) -> str:
 
 
 def _microseconds(call: Callable[[], Any], tiny: bool) -> float:
-    """The least mean of some turns, each of as many calls as take 20 ms."""
+    """Return the smallest mean of some rounds, each with as many calls as take 20 ms."""
     call()
     start = time.perf_counter()
     call()
@@ -103,7 +103,7 @@ def _microseconds(call: Callable[[], Any], tiny: bool) -> float:
 
 
 def _session(model: Any, row: NDArray[Any]) -> Any:
-    """ONNX Runtime's session of a model, where it is installed and the model can be converted."""
+    """Return ONNX Runtime's session of a model, if installed and if the model can be converted."""
     try:
         import onnxruntime
     except ImportError:

@@ -1,7 +1,8 @@
-"""Sparse logistic regression beside scikit-learn and Vowpal Wabbit: nonzeros/s and accuracy.
+"""Sparse logistic regression compared with scikit-learn and Vowpal Wabbit: speed and accuracy.
 
-Each is measured with its defaults, and with the best of twelve settings after one pass, by the
-accuracy on a tenth of the training rows that this pass does not see. The test rows choose nothing.
+Each is measured with its defaults, and with the best of twelve settings after one pass, chosen by
+the accuracy on a tenth of the training rows, which that pass does not see. The test rows are not
+used for any choice.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.optimizers import Adagrad
 
 PER_ROW, REPEATS = 35, 5
-#: Worker processes, threads of each, and policy.
+#: Number of worker processes, threads of each, and policy.
 SETTINGS = [(1, 2, "hogwild"), (2, 1, "hogwild"), (2, 1, "average")]
 
 
 def zipf_rows(n_rows: int, n_features: int) -> tuple[Any, NDArray[np.int64]]:
-    """Rows of 35 different columns, Zipf-distributed (the k-th is as frequent as 1 / k)."""
+    """Return rows of 35 distinct Zipf-distributed columns (the k-th is as frequent as 1 / k)."""
     rng = np.random.default_rng(0)
     names = rng.permutation(n_features)
     drawn = (n_features ** rng.random((n_rows, 5 * PER_ROW))).astype(np.int64) - 1
@@ -52,7 +53,7 @@ def zipf_rows(n_rows: int, n_features: int) -> tuple[Any, NDArray[np.int64]]:
 
 
 def run(tiny: bool = False) -> str:
-    """The table; each repetition runs every line once, so that all share the machine's moods."""
+    """Return the table; each repetition runs every line once, so that load affects all equally."""
     n_rows, n_features = (4_000, 2**13) if tiny else (240_000, 2**18)
     X, y = zipf_rows(n_rows * 5 // 4, n_features)
     data = _Data(X[:n_rows], y[:n_rows], X[n_rows:], y[n_rows:])
@@ -78,7 +79,7 @@ def run(tiny: bool = False) -> str:
             for line in lines:
                 line.repeat()
     rates = [statistics.median(line.rates) for line in lines]
-    # Beside the defaults of each peer, which are the faster ones.
+    # Compare with the defaults of each peer, which are faster.
     vw = rates[2] if has_peer else None
     table = [
         [
@@ -116,9 +117,9 @@ class _Data:
 
 
 class _Line:
-    """One line of the table: how to train so many passes, and what was measured."""
+    """One line of the table: how to train for a number of passes, and the measurements."""
 
-    #: Settings to choose among, of which the first is the default; as many for each library.
+    #: Settings to choose from, of which the first is the default; equally many for each library.
     settings: ClassVar[list[dict[str, Any]]]
 
     def __init__(self, name: str, data: _Data, tuning: _Data, tuned: bool) -> None:
@@ -132,15 +133,15 @@ class _Line:
 
     @property
     def setting(self) -> str:
-        """The chosen setting, for the table."""
+        """Return the chosen setting, for the table."""
         return ", ".join(f"{k} {v}" for k, v in self._chosen.items()) or "defaults"
 
     def fit(self, passes: int, setting: dict[str, Any], tuning: bool) -> tuple[float, Any]:
-        """Seconds of the passes alone, and the predictions for the rows held out."""
+        """Return the seconds of the passes alone, and the predictions for the held-out rows."""
         raise NotImplementedError
 
     def choose(self, tiny: bool) -> None:
-        """Choose a setting by the rows held out of the training rows; the first fit warms up."""
+        """Choose a setting on held-out training rows; the first fit warms up."""
         self.fit(1, {}, False)
         if not self._tuned:
             return
@@ -162,7 +163,7 @@ class _Line:
 
 
 def _products(**values: Sequence[Any]) -> list[dict[str, Any]]:
-    """Every combination of the values of each name."""
+    """Return every combination of the values of each name."""
     return [dict(zip(values, v, strict=True)) for v in itertools.product(*values.values())]
 
 
@@ -184,7 +185,7 @@ class _ScikitLearn(_Line):
 
 
 class _VowpalWabbit(_Line):
-    """Logistic loss, all passes read from a cache made before."""
+    """Logistic loss; all passes read from a cache created before."""
 
     settings: ClassVar[list[dict[str, Any]]] = _products(
         learning_rate=[0.5, 1.0, 2.0], power_t=[0.5, 0.3], l2=[0.0, 1e-7]
@@ -222,7 +223,7 @@ class _VowpalWabbit(_Line):
 
 
 def _write_text(path: Path, X: Any, y: NDArray[np.int64]) -> None:
-    """Rows in Vowpal Wabbit's format."""
+    """Write rows in Vowpal Wabbit's format."""
     with path.open("w") as file:
         for i, label in enumerate(y):
             columns = X.indices[X.indptr[i] : X.indptr[i + 1]].tolist()
@@ -253,7 +254,7 @@ class _Ours(_Line):
 
 
 def _persisted(client: Client, data: _Data) -> tuple[Any, Any]:
-    """Rows and labels in four blocks on the workers."""
+    """Return rows and labels in four blocks on the workers."""
     cuts = np.linspace(0, len(data.y), 5).astype(int)
     parts = list(itertools.pairwise(cuts))
     X = client.scatter([data.X[a:b] for a, b in parts])

@@ -1,4 +1,4 @@
-"""Staleness bounds with one slow worker: passes and seconds to a loss, and who waited."""
+"""Staleness bounds with one slow worker: passes and seconds to a loss, and waiting times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import Asynchronous, BoundedStaleness, Synchronous
 
 WORKERS = 4
-#: The slow worker sleeps so long in a share of its batches.
+#: The slow worker sleeps PAUSE seconds in this share of its batches.
 PAUSE, SHARE = 0.004, 0.5
 
 
@@ -60,7 +60,7 @@ def run(tiny: bool = False) -> str:
 
 
 class Goal:
-    """Ends a fit once the loss of a pass is low enough."""
+    """Callback that ends a fit once the loss of a pass is low enough."""
 
     def __init__(self, target: float) -> None:
         self.target = target
@@ -81,7 +81,7 @@ def _loss_at_optimum(X: Any, y: Any) -> float:
 
 
 def _slow_down() -> None:
-    """Runs on a worker: its lanes pause at random from now on."""
+    """Let the lanes of this worker pause at random from now on."""
     from daskml_dist.training.worker.lane import Lane
 
     add_gradient, rng = Lane.add_gradient, np.random.default_rng(0)

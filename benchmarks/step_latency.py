@@ -1,4 +1,4 @@
-"""Time of a step with a 1 KB model on two worker processes, beside PyTorch DDP where installed."""
+"""Time of a step with a 1 KB model on two worker processes, compared with PyTorch DDP."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import statistics
 from benchmarks._common import logistic_rows, markdown, persisted, processes
 from daskml_dist.linear_model import SGDClassifier
 
-#: float64 features that make 1 KB.
+#: Number of float64 features that make 1 KB.
 FEATURES, BATCH = 128, 64
 POLICIES = ["sync", "allreduce", "ssp", "async", "local", "hogwild"]
 
 
 def run(tiny: bool = False) -> str:
-    """The table; the steps of lanes at their own pace are counted in all."""
+    """Return the table; steps of lanes at their own pace are counted over all lanes."""
     X, y = logistic_rows(2_000 if tiny else 100_000, FEATURES, "float64")
     rows = []
     with processes(2):

@@ -1,4 +1,4 @@
-"""A pass over Parquet that does not fit in memory, beside only reading it.
+"""A pass over Parquet that does not fit in memory, compared with only reading it.
 
 ``DASKML_DIST_BENCH`` names the folder for the generated files (4.6 GB; a temporary one by default,
 removed at the end). Two workers of 1.5 GiB each.
@@ -39,7 +39,7 @@ def run(tiny: bool = False) -> str:
         if tiny:
             for number in range(files):
                 write(number)
-        else:  # by workers that are gone when memory is measured
+        else:  # written by workers that have exited when memory is measured
             with workers(limit) as client:
                 client.gather(client.map(write, range(files), pure=False))
         return _measure(folder, files, rows, budget, limit)
@@ -48,7 +48,7 @@ def run(tiny: bool = False) -> str:
 def _measure(folder: Path, files: int, rows: int, budget: int | str, limit: str) -> str:
     with workers(limit) as client:
         frame = dd.read_parquet(folder)
-        # A function of its own each time, so that no result is there already.
+        # A new function each time, so that no result is cached.
         reading = min(_seconds(frame, lambda part: len(part)), _seconds(frame, len))
         converting = _seconds(frame, _rows_as_array)
         begin = time.perf_counter()
@@ -93,7 +93,7 @@ def _folder(name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def workers(limit: str) -> Iterator[Client]:
-    """A client of two processes whose memory is limited."""
+    """Open a client of two processes with limited memory."""
     with (
         LocalCluster(
             n_workers=2,
@@ -116,7 +116,7 @@ def _make(number: int, rows: int) -> pd.DataFrame:
 
 
 def write_file(folder: Path, rows: int, number: int) -> None:
-    """Write one file, where it is not there yet."""
+    """Write one file, if it does not exist yet."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{number:03d}.parquet"
     if not path.exists():

@@ -1,6 +1,6 @@
-"""What a sum over all rows costs a round solver, beside the all-reduce that it is made of.
+"""Cost of a sum over all rows for a round solver, compared with the all-reduce inside it.
 
-The rows are few, so what is left is the way of a question to the other process and of the sum back.
+There are few rows, so the time is that of sending a request to the other process and the sum back.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.spec import RunSettings
 
-#: Numbers (float64) of a sum and repetitions: 1 KB, 64 KB, 4 MB.
+#: Numbers (float64) in a sum, and repetitions: 1 KB, 64 KB, 4 MB.
 PLAN: peers.Plan = [(1 << 7, 500), (1 << 13, 200), (1 << 19, 30)]
 
 
 @dataclass(frozen=True)
 class Nothing(Model):
-    """No parameters."""
+    """Model without parameters."""
 
     n_features: int = 1
 
@@ -40,7 +40,7 @@ class Nothing(Model):
 
 @dataclass(frozen=True, eq=False)
 class Ones(Statistic):
-    """So many ones of each trainer, for a question as long as it is said to be."""
+    """Statistic of ones from each trainer, for a request of a given length."""
 
     n: int
     question: NDArray[np.float64]
@@ -56,7 +56,7 @@ class Ones(Statistic):
 
 @dataclass(frozen=True)
 class Timed(Solver):
-    """Finds how long the sums of a plan take, in us: with a short question, and one as long."""
+    """Solver that times the sums of a plan, in us: with a short request, and with one as long."""
 
     name = "timed"
     plan: tuple[tuple[int, int], ...]
@@ -86,9 +86,9 @@ def _median_us(act: Any, times: int) -> float:
 
 
 def run(tiny: bool = False) -> str:
-    """A table."""
+    """Return a table."""
     plan = [(n, 3) for n, _ in PLAN[:1]] if tiny else PLAN
-    # The all-reduce is of float32.
+    # The all-reduce uses float32.
     alone = all_ranks(2, peers.allreduce_rank, True, [(2 * n, times) for n, times in plan])
     rows = [
         [f"{8 * n >> 10:,} KB", *(f"{taken:,.0f}" for taken in (bare, *found))]

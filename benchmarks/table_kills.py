@@ -1,4 +1,4 @@
-"""Fits of a growing table whose workers are killed over and over: its rows, compared id by id."""
+"""Fits of a growing table whose workers are killed repeatedly: its rows, compared id by id."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from benchmarks._strikes import Striker, all_there, have_standbys, open_workers
 from daskml_dist import Run
 from daskml_dist.recommender import FactorizationMachineClassifier
 
-#: Ids drawn by a law like Zipf's for each of so many columns; rows, and rows of a chunk.
+#: Columns, ids drawn by a law like Zipf's for each of them, rows, and rows of a chunk.
 FIELDS, N_IDS, N_ROWS, CHUNK_ROWS = 8, 60_000, 48_000, 4_000
-#: Steps that touch an id before it gets a row, and without it before the row goes.
+#: Steps that must touch an id before it gets a row, and steps without it after which it is dropped.
 ADMIT_AFTER, EXPIRE_AFTER = 2, 400
 WORKERS, BATCH, PASSES = 3, 64, 60
 KILLS = int(os.environ.get("DASKML_DIST_TABLE_KILLS", 100))
-#: Seconds from one look whether all workers and standbys are there to the next, at least and at
-#: most: a kill follows at once.
+#: Minimum and maximum of the seconds between two checks whether all workers and standbys exist; a
+#: kill follows immediately.
 PAUSE = 0.5, 1.5
 
 
 def run(tiny: bool = False) -> str:
-    """One table: a row for each fit under kills, until there were enough."""
+    """Return one table, with a row for each fit under kills, until there were enough kills."""
     n_passes, n_kills = (3, 0) if tiny else (PASSES, KILLS)
     X, y = _make_rows(CHUNK_ROWS if tiny else N_ROWS)
     rows, kills, options = [], 0, {"memory_limit": 0}
@@ -60,7 +60,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _make_rows(n: int) -> tuple[Any, Any]:
-    """Lazy rows of ids, and labels that products of ids decide."""
+    """Return lazy rows of ids, and labels that depend on products of ids."""
     rng = np.random.default_rng(0)
     numbers = (N_IDS ** rng.random((n, FIELDS))).astype(np.int64)
     at = (numbers + np.arange(FIELDS) * N_IDS).ravel()
@@ -82,13 +82,13 @@ def _fit(client: Client, X: Any, y: Any, n_passes: int, *callbacks: Any) -> Any:
 
 
 class _Killer(Striker):
-    """Kills a drawn worker after a pass has closed, once all workers and standbys are there."""
+    """Callback that kills a random worker after a pass, if all workers and standbys exist."""
 
     def __init__(self, client: Client, seed: int) -> None:
         super().__init__(client, PAUSE[1])
         self._draw.seed(seed)
-        #: Passes that closed since the last kill: without them a fit that is killed over and over
-        #: ends, by its own count of losses without progress.
+        #: Number of passes closed since the last kill. At least one is required: a fit ends after
+        #: too many losses without progress.
         self._n_passes = 0
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ class _Killer(Striker):
 
 
 class _Generations:
-    """Counts how often a fit went on from a snapshot, or began anew."""
+    """Callback that counts how often a fit resumed from a snapshot, or restarted."""
 
     def __init__(self) -> None:
         self.n = self.anew = 0
@@ -118,7 +118,7 @@ class _Generations:
 
 
 def _compare(struck: Any, calm: Any) -> list[str]:
-    """Cells: ids of the struck fit, those that one of the fits lacks, and rows that differ."""
+    """Return cells: ids of the killed fit, ids that one of the fits lacks, and different rows."""
     common, at, other = np.intersect1d(struck.ids_, calm.ids_, return_indices=True)
     lost = len(struck.ids_) + len(calm.ids_) - 2 * len(common)
     same = (struck.weights_[at] == calm.weights_[other]) & (

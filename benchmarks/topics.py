@@ -1,4 +1,4 @@
-"""Counts of words and topics of documents beside scikit-learn, from whole fits."""
+"""Word counts and topics of documents compared with scikit-learn, from whole fits."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ DOCUMENTS, VOCABULARY, LENGTH = 10_000, 12_000, 100
 
 
 def documents(n: int, n_words: int, topics: int, seed: int = 0) -> Any:
-    """Counts of words, drawn as the model of the topics has it, a few topics a document."""
+    """Return word counts drawn from the topic model, with a few topics per document."""
     rng = np.random.default_rng(seed)
-    ranks = 1.0 / np.arange(1, n_words + 1)  # as frequent as words are (Zipf)
+    ranks = 1.0 / np.arange(1, n_words + 1)  # word frequencies by Zipf's law
     tables = np.cumsum([rng.permutation(ranks) for _ in range(topics)], axis=1)
     rows = np.repeat(np.arange(n), LENGTH)
     shares = np.cumsum(rng.dirichlet(np.full(topics, 0.1), n), axis=1)
@@ -78,6 +78,6 @@ def run(tiny: bool = False) -> str:
 
 
 def _line(name: str, ours: Callable[[], Any], peer: Callable[[], Any], runs: int) -> list[str]:
-    """Seconds of both, in turn after a first fit of each."""
+    """Return the seconds of both, alternating after a first fit of each."""
     seconds = median_seconds(ours, runs), median_seconds(peer, runs)
     return [name, *(f"{s:.2f}" for s in seconds), f"{seconds[1] / seconds[0]:.1f}"]

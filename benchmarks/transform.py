@@ -1,4 +1,4 @@
-"""Scalers, encoders, imputers, naive Bayes, predictions and metrics beside scikit-learn."""
+"""Scalers, encoders, imputers, naive Bayes, predictions and metrics, compared with scikit-learn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS, FEATURES = 2_000_000, 8
 
 
 class Case(NamedTuple):
-    """An estimator and its peer, and what both are fitted to."""
+    """An estimator and its peer, and the data that both are fitted to."""
 
     name: str
     ours: Callable[[], Any]
@@ -58,7 +58,7 @@ def _table(what: str, rows: Iterator[tuple[str, float, float]]) -> str:
 
 
 class _Data:
-    """Rows in memory, and the same in the workers' memory as Dask sent them."""
+    """Rows in memory, and the same rows in the workers' memory, as sent by Dask."""
 
     def __init__(self, client: Any, n: int) -> None:
         import dask.dataframe as dd
@@ -101,7 +101,7 @@ class _Data:
         wait(list(self.there.values()))
 
     def target(self, rows: str) -> str:
-        """Name of the target that goes with some rows."""
+        """Return the name of the target for a kind of rows."""
         return "y2" if isinstance(self.here[rows], np.ndarray) else "y2 column"
 
 
@@ -166,7 +166,7 @@ def _fits(data: _Data, runs: int) -> Iterator[tuple[str, float, float]]:
 
 
 def _transforms(data: _Data, runs: int) -> Iterator[tuple[str, float, float]]:
-    """Beside scikit-learn's `transform` of each block where it lies."""
+    """Compare with scikit-learn's `transform` of each block on its worker."""
     for case in _cases():
         few = data.here[case.rows][:5_000], data.here["y2"][:5_000]
         ours, peer = case.ours().fit(*few), case.peer().fit(*few)
@@ -179,7 +179,7 @@ def _transforms(data: _Data, runs: int) -> Iterator[tuple[str, float, float]]:
 
 
 def _made(lazy: Any) -> None:
-    """Have a collection made, and let it go."""
+    """Compute a collection, and release it."""
     wait(dask.persist(lazy))
 
 
@@ -190,7 +190,7 @@ def _blockwise(function: Callable[[Any], Any], X: Any) -> list[Any]:
 
 
 def _predictions(client: Any, n: int, runs: int) -> Iterator[tuple[str, float, float]]:
-    """Beside scikit-learn's function of each block where it lies."""
+    """Compare with scikit-learn's function of each block on its worker."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(n, 28)).astype(np.float32)
     dX = client.persist(da.from_array(X, chunks=(-(-n // BLOCKS), -1)))

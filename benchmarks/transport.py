@@ -1,7 +1,7 @@
-"""What moving arrays costs: all-reduce and push and pull, by sockets, shared memory, gloo and MPI.
+"""Cost of moving arrays: all-reduce, push and pull, by sockets, shared memory, gloo and MPI.
 
-MPI is measured where mpi4py and ``mpirun`` are (``apt-get install openmpi-bin libopenmpi-dev``,
-``pip install mpi4py``), gloo where PyTorch is.
+MPI is measured if mpi4py and ``mpirun`` are installed (``apt-get install openmpi-bin
+libopenmpi-dev``, ``pip install mpi4py``), gloo if PyTorch is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks import _transport_peers as peers
 from benchmarks._common import markdown
 
-#: Elements (float32) and repetitions: 112 bytes, then 1 KB to 64 MB.
+#: Numbers of elements (float32) and repetitions: 112 bytes, then 1 KB to 64 MB.
 PLAN: peers.Plan = [
     (28, 300),
     (1 << 8, 300),
@@ -33,14 +33,14 @@ PLAN: peers.Plan = [
     (1 << 22, 6),
     (1 << 24, 2),
 ]
-#: Ranks of the tables of all-reduces: with more ranks than cores, some wait for a core.
+#: Numbers of ranks in the tables of all-reduces: with more ranks than cores, some wait for a core.
 RANKS = (2, 4)
-#: Open MPI's ways between processes of a host: its own choice, and TCP, as between hosts.
+#: Open MPI's transports between processes of a host: its own choice, and TCP, as between hosts.
 MPI_WAYS: dict[str, list[str]] = {
     "Open MPI": [],
     "Open MPI by TCP": ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"],
 }
-#: The sizes that are pushed and pulled.
+#: Numbers of elements that are pushed and pulled.
 PUSHED = [28, 1 << 12, 1 << 18]
 
 
@@ -48,7 +48,7 @@ PUSHED = [28, 1 << 12, 1 << 18]
 def _processes(
     target: Callable[..., None], *arguments: tuple[Any, ...]
 ) -> Iterator[tuple[Any, ...]]:
-    """Processes of one function, each with a pipe to it."""
+    """Start processes that run one function, each with a pipe to it."""
     # Forked from a process that has imported everything once, and has no threads.
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks._transport_peers"])
@@ -64,7 +64,7 @@ def _processes(
 
 
 def all_ranks(size: int, target: Callable[..., None], *arguments: Any) -> list[float]:
-    """What rank 0 of `size` processes measured."""
+    """Return the measurements of rank 0 of `size` processes."""
     with _processes(target, *((rank, *arguments) for rank in range(size))) as pipes:
         ports = [pipe.recv() for pipe in pipes]
         for pipe in pipes:
@@ -76,7 +76,7 @@ def all_ranks(size: int, target: Callable[..., None], *arguments: Any) -> list[f
 
 
 def _exchanges(shared: bool, plan: peers.Plan) -> list[float]:
-    """Pushes and pulls a second of two trainers of one server, in all."""
+    """Return pushes and pulls per second of two trainers of one server, in total."""
     rates = []
     sizes = [n for n, _ in plan]
     with (
@@ -108,11 +108,11 @@ def _gloo(size: int, plan: peers.Plan) -> list[float] | None:
 
 
 def _mpi(size: int, plan: peers.Plan, way: list[str]) -> list[float] | None:
-    """The same by MPI; None where it is not installed."""
+    """Return the same for MPI; None if it is not installed."""
     mpirun = shutil.which("mpirun")
     if mpirun is None or importlib.util.find_spec("mpi4py") is None:
         return None
-    # With more ranks than cores Open MPI's ranks give their core away while they wait.
+    # With more ranks than cores, waiting ranks of Open MPI yield their core.
     command = [mpirun, "-n", str(size), "--oversubscribe", *way]
     command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
     command += [sys.executable, "-m", "benchmarks._transport_mpi", json.dumps(plan)]
@@ -136,7 +136,7 @@ def _size(n: int) -> str:
 
 
 def run(tiny: bool = False) -> str:
-    """All-reduces of each number of ranks, then pushes and pulls, then one way of a message."""
+    """Return tables of all-reduces by number of ranks, of pushes and pulls, and of latencies."""
     plan = [(n, 3) for n, _ in PLAN[:1]] if tiny else PLAN
     pushed = [(n, 3 if tiny else times) for n, times in plan if n in PUSHED]
     copies = peers.copies(plan)
@@ -158,7 +158,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _allreduces(size: int, plan: peers.Plan, copies: list[float]) -> str:
-    """Microseconds of an all-reduce by ours and by each peer, and the peers' over ours."""
+    """Return an all-reduce's microseconds for ours and each peer, and the peers' ratios to ours."""
     if size > (os.cpu_count() or 1):  # ranks that wait for a core take milliseconds
         plan = [(n, max(times // 10, 2)) for n, times in plan]
     columns: dict[str, list[float] | None] = {

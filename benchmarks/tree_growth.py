@@ -1,6 +1,6 @@
 """Growth of the time of boosting and forests with rows, features, depth and worker processes.
 
-``DASKML_DIST_TREE_GROWTH=boosting`` makes one of the tables.
+``DASKML_DIST_TREE_GROWTH=boosting`` selects one of the tables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks._common import markdown, persisted, processes
 from benchmarks.boosting import rows
 from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 
-#: Rows, features and depth that growth begins at, by how much each grows, and worker processes.
+#: Initial rows, features and depth, factors of growth, and numbers of worker processes.
 BASE, GROWTH, WORKERS = (125_000, 14, 4), (1, 2, 4), (1, 2, 4)
 TINY = (2_000, 5, 2)
 BLOCKS, ROUNDS, TREES = 8, 20, 8
@@ -24,7 +24,7 @@ KINDS = ("boosting", "forest, functional", "forest, data")
 
 
 def run(tiny: bool = False) -> str:
-    """A table of each kind: seconds of whole fits, and what they are of the first of their column.
+    """Return a table for each kind: seconds of whole fits, also relative to the first of a column.
 
     Rows are printed as soon as they are known.
     """
@@ -51,7 +51,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _seconds(kinds: list[str], cases: list[Any], workers: int) -> Iterator[tuple[Any, list[float]]]:
-    """Each case, and the seconds of each kind."""
+    """Yield each case, and the seconds of each kind."""
     with processes(workers):
         for number, (n, d, depth) in enumerate(cases):
             X, y = rows(n, d)
@@ -60,7 +60,7 @@ def _seconds(kinds: list[str], cases: list[Any], workers: int) -> Iterator[tuple
             taken = []
             for kind in kinds:
                 model = _model(kind, depth)
-                if not number:  # kernels are loaded
+                if not number:  # loads the kernels
                     model.fit(lazy, target)
                 since = time.perf_counter()
                 model.fit(lazy, target)
@@ -71,7 +71,7 @@ def _seconds(kinds: list[str], cases: list[Any], workers: int) -> Iterator[tuple
 
 def _model(kind: str, depth: int) -> Any:
     if kind == "boosting":
-        # As many leaves as the depth allows: their number grows with it as in a forest.
+        # As many leaves as the depth allows, so that their number grows with it as in a forest.
         return HistGradientBoostingClassifier(
             max_iter=ROUNDS, max_depth=depth, max_leaf_nodes=None, early_stopping=False
         )

@@ -1,4 +1,4 @@
-"""A step of an optimizer over float32 parameters: one compiled pass, beside NumPy's and PyTorch."""
+"""A step of an optimizer on float32 parameters: one compiled pass, compared with NumPy, PyTorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from daskml_dist.backends.base import Step
 from daskml_dist.backends.numpy_backend import NumpyBackend
 from daskml_dist.optimizers import get_optimizer
 
-#: Parameters: a linear model's, ten of them, a network 784-256-10.
+#: Numbers of parameters: of a linear model, of ten linear models, of a network 784-256-10.
 SIZES = [65, 7_850, 203_530]
 OPTIMIZERS = ["sgd", "adagrad", "adam"]
 ROWS, RATE = 256, 1e-3
@@ -41,12 +41,12 @@ def run(tiny: bool = False) -> str:
 
 
 def _measured(steps: list[Callable[[], Any] | None], times: int) -> list[float | None]:
-    """Median microseconds of each, taken in turns."""
+    """Return the median microseconds of each step, measured in turn."""
     taken: list[list[float]] = [[] for _ in steps]
     for _ in range(times):
         for step, each in zip(steps, taken, strict=True):
             if step is not None:
-                step()  # what others left in the caches is not its own
+                step()  # refills the caches that the other steps have evicted
                 since = time.perf_counter()
                 step()
                 each.append((time.perf_counter() - since) * 1e6)
@@ -78,7 +78,7 @@ def _by_passes(name: str, size: int) -> Callable[[], Any]:
 
 
 def _torch(name: str, size: int) -> Callable[[], Any] | None:
-    """PyTorch's fused optimizer in one thread, of a gradient that is a mean already."""
+    """Return PyTorch's fused optimizer step in one thread, given a mean gradient."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch

@@ -1,8 +1,8 @@
-"""Time and loss of boosting with a tree for each class, and with one tree for all of them.
+"""Time and loss of boosting with a tree for each class, and with one tree for all classes.
 
-In one process, beside XGBoost with the same parameters (its `multi_strategy`). Rows are generated
-like those of covertype: 10 numbers, 44 indicators, 7 classes. XGBoost takes twice the second
-derivative of the log loss, so that its steps are half as long: it gets twice the learning rate.
+In one process, compared with XGBoost with the same parameters (its `multi_strategy`). Rows are
+generated like those of covertype: 10 numbers, 44 indicators, 7 classes. XGBoost uses twice the
+second derivative of the log loss, so its steps are half as long: it gets twice the learning rate.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from benchmarks._common import markdown
 from benchmarks.boosting import OF_XGBOOST, THREADS
 from daskml_dist.ensemble import HistGradientBoostingClassifier
 
-#: Rows to fit and to test, classes, iterations.
+#: Numbers of rows to fit and to test, classes, iterations.
 SHAPE, TINY = (200_000, 50_000, 7, 50), (4_000, 1_000, 3, 3)
-#: Columns of numbers, and of the indicators of two groups.
+#: Number of numeric columns, and of indicators in two groups.
 NUMBERS, GROUPS = 10, (4, 40)
 STRATEGIES = {"a tree for each class": "one_output_per_tree", "one tree": "multi_output_tree"}
 RATE = 0.1
-#: Fits of each kind, which take turns; the least seconds count.
+#: Number of alternating fits of each kind; the smallest time counts.
 REPEATS = 3
 
 
@@ -46,7 +46,7 @@ def make_rows(n: int, n_classes: int) -> tuple[Any, Any]:
 
 
 def run(tiny: bool = False) -> str:
-    """Fits by each library and strategy, in turns."""
+    """Return the fits by each library and strategy, alternating."""
     n, n_test, n_classes, rounds = TINY if tiny else SHAPE
     X, y = make_rows(n + n_test, n_classes)
     kinds = [
@@ -56,7 +56,7 @@ def run(tiny: bool = False) -> str:
         for told, strategy in STRATEGIES.items()
     ]
     for name, _, strategy in kinds:
-        FITS[name](X[:3_000], y[:3_000], strategy, 2)  # loads, and compiles
+        FITS[name](X[:3_000], y[:3_000], strategy, 2)  # loads and compiles
     taken: dict[tuple[str, str], list[list[float]]] = {}
     models = {}
     for _ in range(1 if tiny else REPEATS):
@@ -68,7 +68,7 @@ def run(tiny: bool = False) -> str:
             print(name, told, *seconds, file=sys.stderr)
     found = []
     for (name, told), model in models.items():
-        model.predict_proba(X[n:])  # compiles the loops of this many rows
+        model.predict_proba(X[n:])  # compiles the loops for this number of rows
         since = time.perf_counter()
         proba = model.predict_proba(X[n:])
         each = 1e9 * (time.perf_counter() - since) / n_test

@@ -1,8 +1,8 @@
-"""Suppositions of a plan against real fits: workers that sleep in each step, one to eight of them.
+"""Predictions of a plan for other clusters, compared with real fits of sleeping workers.
 
-A lane sleeps after each of its steps as long as the step of a larger problem would take, so two
-cores hold eight processes, and seconds are the clock's. Network cards are not among what is
-checked: messages go over the loopback.
+After each step a lane sleeps as long as the step of a larger problem would take, so two cores can
+run eight processes, and seconds are those of the clock. Network cards are not tested: messages use
+the loopback interface.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.planning.hypothetical_cluster import simulate_meeting_seconds
 from daskml_dist.policies import AllReduce, Asynchronous, BoundedStaleness, Policy, Synchronous
 
-#: Mean seconds of a step, sigma of its lognormal factor, steps of a pass and passes.
+#: Mean seconds of a step, sigma of its lognormal factor, steps in a pass, and passes.
 STEP, SIGMA, STEPS, PASSES = 0.02, 0.6, 25, 3
-#: The loopback, as the simulator's calibration measures it.
+#: The loopback, as measured by the simulator's calibration.
 LATENCY, BANDWIDTH = 3.5e-5, 3.9e9
 FEATURES, BATCH = 16, 32
 
 
 class Sleeps:
-    """Sleeps after each step of a lane, by draws of the lane and the step."""
+    """Callback that sleeps after each step of a lane; the time is drawn by lane and step."""
 
     def on_step_end(self, step: Any) -> None:
         """Sleep in the trainer."""
@@ -37,7 +37,7 @@ class Sleeps:
 
 
 def run(tiny: bool = False) -> str:
-    """Seconds of a step of all workers, simulated and measured."""
+    """Return the seconds of a step of all workers, simulated and measured."""
     policies: list[Policy] = [Synchronous(), AllReduce(), BoundedStaleness(2), Asynchronous()]
     rows = []
     for workers in (2,) if tiny else (1, 2, 4, 8):
@@ -61,7 +61,7 @@ def run(tiny: bool = False) -> str:
 
 
 def seconds_of_a_step(policy: Policy, workers: int, client: Any) -> float:
-    """Seconds of a fit of sleeping workers, by the steps of each."""
+    """Return the seconds of a fit with sleeping workers, divided by the steps of each."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((workers * BATCH * STEPS, FEATURES))
     y = (X[:, 0] + rng.standard_normal(len(X)) > 0).astype(int)
