@@ -15,7 +15,7 @@ from daskml_dist.policies import POLICIES
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     rows = []
     with processes(2):
         for name, (X, y, X_test, y_test) in _problems(tiny).items():

@@ -39,7 +39,7 @@ DISTINCT = 64
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     files = 20 if tiny else int(os.environ.get("DASKML_DIST_BILLION", "1000"))
     rows = 2_000 if tiny else 1_000_000
     limit = "2 GiB" if tiny else "1.5 GiB"

@@ -55,7 +55,7 @@ FITS: dict[str, tuple[Callable[[], Any], Callable[[], Any], int]] = {
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     sizes = [500, 1_000] if tiny else [10_000, 100_000, 1_000_000]
     X, y = logistic_rows(sizes[-1], FEATURES, "float32")
     taken: dict[tuple[str, int], list[float]] = {}

@@ -22,7 +22,7 @@ PER_ROW, CLASSES, WORKERS, PASSES, BATCH = 40, 4, 2, 4, 256
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     n_rows, sizes = (1_000, [4_096]) if tiny else (20_000, [1 << k for k in (20, 22, 24)])
     table = []
     for n_features in sizes:

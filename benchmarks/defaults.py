@@ -35,7 +35,7 @@ _BELOW = 0.003
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     given = os.environ.get("DASKML_DIST_DEFAULTS")
     names = ["iris", "diabetes"] if tiny else given.split(";") if given else None
     chosen = os.environ.get("DASKML_DIST_POLICIES")

@@ -29,7 +29,7 @@ SMALL, LARGE = (28, 1_024), (512, 8_192)
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     rows = _gradients(tiny) + _steps(tiny) + _scaling(tiny) + _fixed(tiny)
     columns = ["", "measured", "compared with", "ratio"]
     return markdown("Logistic loss, float32, medians of 5", columns, rows)

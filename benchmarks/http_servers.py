@@ -49,7 +49,7 @@ SERVERS: dict[str, tuple[str, ...]] = {
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     X, y = logistic_rows(2_000, FEATURES)
     model = SGDClassifier(loss="log_loss", random_state=0).fit(X, y)
     body = json_request(X[0].tolist())

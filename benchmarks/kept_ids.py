@@ -18,7 +18,7 @@ RANK = 15
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     rows = [_measure(n, tiny) for n in ([20_000] if tiny else SIZES)]
     title = (
         f"Factorisation machines with {RANK + 1} numbers per id, `async`, two workers of {MEMORY}, "

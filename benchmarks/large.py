@@ -1,4 +1,4 @@
-"""L-BFGS with many parameters: whole vectors in one process, or a range of them in each."""
+"""L-BFGS with many parameters: whole vectors in one process, or a range of them in each process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from benchmarks._common import markdown, processes
 from daskml_dist.linear_model import LogisticRegression
 
 PER_ROW, ITERATIONS, WORKERS = 20, 10, 2
-#: Features up to which whole vectors are tried. Beyond, SciPy's steps hold Python's lock for so
-#: long that the worker counts as stopped.
+#: Largest number of features for which whole vectors are tried. With more, SciPy's steps hold
+#: Python's lock for so long that the worker counts as stopped.
 MOST_WHOLE = 10**6
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     sizes = [(1_000, 1_000)] if tiny else [(200_000, d) for d in (10**4, 10**5, 10**6, 10**7)]
     rows = []
     with processes(WORKERS), warnings.catch_warnings():

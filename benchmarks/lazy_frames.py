@@ -39,7 +39,7 @@ TREES, STEPS, CLUSTERS = 5, 3, 8
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     most = 8_000 if tiny else LARGEST
     sizes = [most // 4, most]
     rows = []

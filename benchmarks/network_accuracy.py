@@ -44,7 +44,7 @@ RELATIVES: dict[str, dict[str, Any]] = {
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     X, y, X_test, y_test = _digits() if tiny else read_mnist()
     cases: dict[str, dict[str, Any]] = {name: {"policy": name} for name in POLICIES} | RELATIVES
     if tiny:

@@ -88,7 +88,7 @@ def _lasts(stages: int) -> float:
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     shapes, passes = (SHAPES[:1], 2) if tiny else (SHAPES, 4)
     table = []
     for stages, micro_batches in shapes:

@@ -28,7 +28,7 @@ TITLES = {"equal": "workers of equal speed", "slow": "one worker is slow"}
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     X, y = logistic_rows(2_000 if tiny else 40_000, 50, "float64")
     exact = LogisticRegression(C=np.inf, max_iter=1000).fit(X, y)
     best = float(log_loss(y, exact.predict_proba(X)))

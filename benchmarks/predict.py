@@ -22,7 +22,7 @@ FEATURES, WORKERS = 28, 2
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     X, y = logistic_rows(20_000 if tiny else 10_000_000, FEATURES)
     clf = LogisticRegression().fit(X[:20_000], y[:20_000])
     runs = 2 if tiny else 5

@@ -31,7 +31,7 @@ PASSES, BATCH_ROWS, HIDDEN = 20, 256, 64
 
 
 def run(tiny: bool = False) -> str:
-    """The tables."""
+    """Return the tables."""
     return "\n\n".join([_accuracies(tiny), _epsilons(tiny), _rates(tiny)])
 
 

@@ -56,7 +56,7 @@ _TINY = _Size(["sync"], 1, 0, [(28, 3_000, 64)])
 
 
 def run(tiny: bool = False) -> str:
-    """The tables."""
+    """Return the tables."""
     size = _TINY if tiny else _FULL
     return "\n\n".join([*_killed_and_stopped(size), _killed_networks(size), _standbys(size)])
 

@@ -23,7 +23,7 @@ _ODD, _MASK = 0x1E3779B97F4A7C15, (1 << 63) - 1
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     rows = [_measured(n, tiny) for n in ([2000] if tiny else SIZES)]
     title = (
         f"Millions of rows per second on one core: {WIDTH} float32 and one state value, batches of "

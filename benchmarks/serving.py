@@ -38,7 +38,7 @@ INFER = "/v2/models/m/infer"
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     needed = {
         name: find_spec(name) for name in ("msgspec", "uvicorn", "httptools", "uvloop", "skops")
     }

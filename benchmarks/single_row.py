@@ -24,7 +24,7 @@ _SGD: Any = {"learning_rate": 0.1, "max_iter": 3, "tol": None, "random_state": 0
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     X, y = logistic_rows(ROWS, FEATURES)
     X = X.astype(np.float64)
     targets = {2: y, 3: np.digitize(X[:, 0], [-0.5, 0.5]), 0: X[:, 1]}

@@ -17,7 +17,7 @@ PAUSE, SHARE = 0.004, 0.5
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     X, y = logistic_rows(4_000 if tiny else 60_000, 50, "float64")
     best = _loss_at_optimum(X, y)
     policies = [Synchronous(), *(BoundedStaleness(s) for s in (0, 1, 4, 16)), Asynchronous()]

@@ -30,7 +30,7 @@ PASSES = 2
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     files, rows = (8, 2_000) if tiny else (100, 1_000_000)
     budget = 2 * rows * 44 if tiny else "auto"
     limit = "2 GiB" if tiny else "1.5 GiB"

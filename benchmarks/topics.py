@@ -39,7 +39,7 @@ def documents(n: int, n_words: int, topics: int, seed: int = 0) -> Any:
 
 
 def run(tiny: bool = False) -> str:
-    """The tables."""
+    """Return the tables."""
     n, n_words = (400, 300) if tiny else (DOCUMENTS, VOCABULARY)
     runs, passes = (1, 1) if tiny else (1, 3)
     X = documents(n, n_words, 20)

@@ -33,7 +33,7 @@ class Case(NamedTuple):
 
 
 def run(tiny: bool = False) -> str:
-    """The tables."""
+    """Return the tables."""
     n = 4_000 if tiny else ROWS
     runs = 1 if tiny else 3
     with processes(WORKERS) as client:

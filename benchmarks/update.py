@@ -22,7 +22,7 @@ ROWS, RATE = 256, 1e-3
 
 
 def run(tiny: bool = False) -> str:
-    """The table."""
+    """Return the table."""
     rows = []
     for size in SIZES[:1] if tiny else SIZES:
         for name in OPTIMIZERS[-1:] if tiny else OPTIMIZERS:

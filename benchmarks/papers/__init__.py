@@ -1,9 +1,9 @@
-"""The papers behind the policies, their experiments made again: tables, and pictures.
+"""Repeated experiments of the papers behind the policies, as tables and pictures.
 
 ``python -m benchmarks papers [NAME ...] [--tiny] [--pictures DIR] [--data DIR]``
 
-Each module holds one paper: `measure` makes the figures, `table` prints and `draw` draws them. What
-is measured and what is simulated is said in every title. docs/papers.md tells what came of it.
+Each module covers one paper: `measure` computes the figures, `table` prints and `draw` draws them.
+Every title states what is measured and what is simulated. docs/papers.md discusses the results.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = ["main", "names", "paper"]
 
 
 def names() -> list[str]:
-    """Papers by the names of their modules, by year."""
+    """Return the papers by the names of their modules, sorted by year."""
     found = (m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
     return sorted(found, key=lambda name: (name[-4:], name))
 
 
 def paper(name: str) -> Any:
-    """Module of a paper: ``measure(tiny, real)``, ``table(figures)``, ``draw(figures, path)``."""
+    """Return a paper's module: it has `measure(tiny, real)`, `table` and `draw` of its figures."""
     return importlib.import_module(f"{__name__}.{name}")
 
 
 def main(arguments: list[str]) -> None:
-    """Make the chosen papers' tables, and their pictures where a folder for them is named."""
+    """Print the tables of the chosen papers, and draw pictures if a folder for them is given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks papers", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}")
     parser.add_argument("--tiny", action="store_true", help="small enough for a test")

@@ -1,4 +1,4 @@
-"""A network of one hidden layer, for papers about models that are not convex."""
+"""A network with one hidden layer, for papers about non-convex models."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Network(StepModel):
 
 
 class NetworkClassifier(BaseClassifier, BaseSteps):
-    """Classifier of one hidden layer, trained by plain SGD in one pass over the rows."""
+    """Classifier with one hidden layer, trained by plain SGD in one pass over the rows."""
 
     def __init__(
         self,
@@ -97,6 +97,6 @@ class NetworkClassifier(BaseClassifier, BaseSteps):
         self.model_, self.w_, self.classes_ = model, w, rows.classes
 
     def accuracy(self, X: Any, y: Any) -> float:
-        """Share of rows whose largest output is that of their class."""
+        """Return the share of rows whose largest output is that of their class."""
         _, raw = self.model_.forward(self.w_, X)
         return float((self.classes_[raw.argmax(axis=1)] == y).mean())

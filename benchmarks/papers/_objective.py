@@ -15,7 +15,7 @@ __all__ = ["Objective", "made_rows"]
 
 
 def made_rows(n_rows: int, n_features: int = 100) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Rows of a logistic model; features of falling scale, so some directions are found late."""
+    """Return rows of a logistic model; features of small scale are learned late."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(n_rows, n_features)) / np.sqrt(1 + np.arange(n_features) / 4)
     raw = X @ rng.normal(scale=0.5, size=n_features)
@@ -29,7 +29,7 @@ class Objective:
     ----------
     X : ndarray or CSR matrix of shape (n, n_features)
     y : ndarray of shape (n,)
-        0 and 1.
+        Labels 0 and 1.
     alpha : float
     """
 
@@ -40,25 +40,25 @@ class Objective:
 
     @property
     def C(self) -> float:
-        """The same strength, as scikit-learn's ``LogisticRegression`` takes it."""
+        """Return the same strength as the parameter of scikit-learn's ``LogisticRegression``."""
         return 1 / (self.alpha * len(self.y))
 
     @property
     def one_of_each(self) -> list[int]:
-        """A row of each class."""
+        """Return one row of each class."""
         return [int(np.argmin(self.y)), int(np.argmax(self.y))]
 
     def __call__(self, model: Any) -> float:
-        """Value at a model's coefficients."""
+        """Return the value at a model's coefficients."""
         raw = self.X @ model.coef_[0].astype(np.float64) + model.intercept_[0]
         loss = np.logaddexp(0, np.where(self.y == 1, -raw, raw)).mean()
         return float(loss + self.alpha / 2 * np.square(model.coef_, dtype=np.float64).sum())
 
     @cached_property
     def minimum(self) -> float:
-        """Least value that scikit-learn's solvers find."""
+        """Return the smallest value that scikit-learn's solvers find."""
         with warnings.catch_warnings():
-            # A thousandth of what the pictures show is near enough.
+            # An accuracy of a thousandth of the smallest value in the pictures is enough.
             warnings.simplefilter("ignore", ConvergenceWarning)
             X = self.X.astype(np.float64)
             fits = (
@@ -68,5 +68,5 @@ class Objective:
             return min(self(fit) for fit in fits)
 
     def excess(self, model: Any) -> float:
-        """How far a model is above the minimum, relative to it."""
+        """Return how far a model is above the minimum, relative to the minimum."""
         return self(model) / self.minimum - 1

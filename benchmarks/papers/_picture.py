@@ -1,4 +1,4 @@
-"""What the papers' pictures share: size, colours, labels. Needs matplotlib."""
+"""Shared code of the papers' pictures: size, colours, labels. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["BLUE", "COLOURS", "GREEN", "GREY", "ORANGE", "label", "shades", "small_picture"]
 
-#: Colours that most who see few colours can tell apart (Okabe and Ito 2008).
+#: Colours that most people with colour blindness can distinguish (Okabe and Ito 2008).
 BLUE, ORANGE, GREEN, RED, SKY, GREY = (
     "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#999999",
 )  # fmt: skip
@@ -19,7 +19,7 @@ COLOURS = BLUE, ORANGE, GREEN, RED, SKY, GREY
 
 @contextlib.contextmanager
 def small_picture(path: Path, panels: int) -> Iterator[list[Any]]:
-    """Panels side by side, saved as a small PNG in the end.
+    """Open panels side by side, and save them as a small PNG at the end.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def small_picture(path: Path, panels: int) -> Iterator[list[Any]]:
     ------
     list of matplotlib Axes
     """
-    # Without pyplot: no window system is asked for, and no state is left.
+    # Without pyplot: no window system is needed, and no global state is left.
     from matplotlib.figure import Figure
     from PIL import Image
 
@@ -42,7 +42,7 @@ def small_picture(path: Path, panels: int) -> Iterator[list[Any]]:
     yield axes
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=100)
-    # Few colours are enough, and a third of the bytes.
+    # A small palette is enough, and the file has a third of the bytes.
     Image.open(drawn).convert("RGB").quantize(48).save(path, optimize=True)
 
 
@@ -56,7 +56,7 @@ def label(ax: Any, title: str, x: str, y: str, legend: str | None = "") -> None:
 
 
 def shades(count: int) -> list[Any]:
-    """Colours of an ordered series, from light to dark."""
+    """Return colours for an ordered series, from light to dark."""
     from matplotlib import colormaps
 
     return [colormaps["viridis_r"](0.15 + 0.8 * i / max(count - 1, 1)) for i in range(count)]

@@ -1,9 +1,9 @@
 """Fits under bounded staleness with stragglers: measured with sleeping workers, and simulated.
 
-Measured: a real fit of real gradients over a real cluster, whose steps last as long as the step of
-a larger problem would: each lane sleeps after its gradient and before it pushes. So two cores hold
-eight workers, and seconds are the clock's. The objective is that of all rows at the parameters that
-a lane has pulled, looked at in each step.
+Measured: a fit with real gradients on a real cluster, whose steps are as long as those of a larger
+problem: each lane sleeps after its gradient and before its push. So two cores can run eight
+workers, and seconds are those of the clock. The objective is computed over all rows at the
+parameters that a lane has pulled, in each step.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ from daskml_dist.policies import BoundedStaleness, Policy
 
 __all__ = ["LANES", "PulledSeldom", "Reached", "measured", "simulated"]
 
-#: Workers, in two processes of four threads.
+#: Number of workers, in two processes of four threads.
 LANES = 8
 RATES = [2 ** (k / 2) for k in range(-14, 3)]
 
 
 @dataclass(frozen=True)
 class PulledSeldom(BoundedStaleness):
-    """Bounded staleness whose lanes go on with a copy for `staleness` steps, then pull.
+    """Bounded staleness whose lanes use a copy for `staleness` steps, then pull.
 
-    Nearly the rule of Ho et al. 2013, whose workers read a cache while it is fresh enough.
+    This is nearly the rule of Ho et al. 2013, whose workers read a cache while it is fresh enough.
     """
 
     name = "ssp, pulled seldom"
 
     @property
     def pull_every(self) -> int:  # type: ignore[override]
-        """Steps between two pulls."""
+        """Return the number of steps between two pulls."""
         return self.staleness + 1
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What it took to reach an objective; NaN seconds where it was not.
+    """Cost of reaching an objective; NaN seconds if it was not reached.
 
     Parameters
     ----------
     seconds : float
     computing : float
-        Share of the workers' time in which they computed; the rest they waited.
+        Share of the workers' time spent computing; in the rest they waited.
     steps : float
-        Steps of a worker, in the mean.
+        Mean number of steps of a worker.
     times, losses : tuple of float
-        The way there.
+        Times and objectives before it was reached.
     """
 
     seconds: float
@@ -80,7 +80,7 @@ def simulated(
     cached: bool,
     seeds: int = 1,
 ) -> tuple[Reached, float]:
-    """The median run in virtual time, each at the best of some learning rates, and that rate."""
+    """Return the median run in virtual time, at the best of some learning rates, and that rate."""
     runs = []
     for seed in range(seeds):
         training = LogisticRun(problem, workers, RATES, seed=seed)
@@ -95,7 +95,7 @@ def simulated(
 
 
 def _median(runs: list[Reached]) -> Reached:
-    """The run of median seconds."""
+    """Return the run with the median of seconds."""
     return sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
 
 
@@ -108,9 +108,9 @@ def measured(
     most: int = 250,
     seeds: int = 1,
 ) -> list[Reached]:
-    """The median of real fits, for each policy and learning rate; the same sleeps for all.
+    """Return the median of real fits, for each policy and learning rate, with equal sleeps.
 
-    A fit makes `most` steps; once it has reached the objective, without sleeping.
+    A fit makes `most` steps; after it has reached the objective it does not sleep any more.
     """
     with processes(2, 4) as client:
         rows = persisted(problem.X, LANES), persisted((problem.y > 0).astype(np.int64), LANES)
@@ -158,7 +158,7 @@ _reached = False
 
 
 def _lengthen(problem: Problem) -> None:
-    """From now on lanes look at the objective and sleep in each step."""
+    """Let lanes compute the objective and sleep in each step from now on."""
     from daskml_dist.losses import LogLoss
     from daskml_dist.training.worker.lane import Lane
 
@@ -171,7 +171,7 @@ def _lengthen(problem: Problem) -> None:
         add_gradient(self, w, batch, out)
         values, _ = loss.value_and_gradient(problem.y, (problem.X @ w)[:, 0])
         value = float(values.mean())
-        # Once there, the fit's end needs no more time.
+        # After the objective is reached, the rest of the fit needs no realistic time.
         _reached = _reached or value <= problem.target
         pause = 0.0 if _reached else float(_sleeps[self.number, self.reached - 1])
         _entries.append((time.time(), pause, value))

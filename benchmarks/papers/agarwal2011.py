@@ -1,8 +1,8 @@
-"""Agarwal et al. 2011: an online start, averaged, and L-BFGS from there.
+"""Agarwal et al. 2011: L-BFGS that starts from an average of online learners.
 
 Real fits on two worker processes: SGD under ``"average"`` with eight lanes as the paper's nodes,
-``LogisticRegression(solver="lbfgs")``, and the one from where the other ended. Counted are passes
-over the rows, which both need; the objective is that of all rows.
+``LogisticRegression(solver="lbfgs")``, and the latter started from the result of the former. Passes
+over the rows are counted, since both need them; the objective is computed over all rows.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ __all__ = ["draw", "measure", "table"]
 
 ALPHA, NODES = 1e-4, 8
 ONLINE, ITERATIONS = (1, 2, 5, 10, 20), (1, 2, 4, 6, 8, 11, 15, 20, 30)
-#: Passes of the online starts.
+#: Numbers of passes of the online starts.
 STARTS = (1, 5)
-#: Levels of the table: objective above the minimum, relative.
+#: Levels of the table: objective relative to its minimum, minus 1.
 LEVELS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Passes and the objective above its minimum (relative), by the way to train."""
+    """Passes, and the objective above its minimum (relative), by the way to train."""
 
     data: str
     ways: dict[str, list[tuple[int, float]]]
 
 
 def measure(tiny: bool = False, real: bool = False) -> Figures:
-    """A fit for each point."""
+    """Run a fit for each point."""
     objective, data = _rows(tiny, real)
     ways: dict[str, list[tuple[int, float]]] = {}
     with processes(2) as client, warnings.catch_warnings():
@@ -78,14 +78,14 @@ class _Trained:
         self._rows = persisted(objective.X, NODES), persisted(objective.y, NODES)
 
     def online(self, passes: int) -> Any:
-        """Passes of each node over its own rows, averaged once."""
+        """Train each node over its own rows for some passes, and average once."""
         return SGDClassifier(
             policy="average", alpha=self._objective.alpha, batch_size=1, learning_rate=0.1,
             max_iter=passes, tol=None, random_state=0, run=Run(n_lanes=NODES),
         ).fit(*self._rows, client=self._client)  # fmt: skip
 
     def lbfgs(self, iterations: int, start: Any = None) -> tuple[int, float]:
-        """Passes of so many iterations, and the objective above its minimum."""
+        """Return the passes of some iterations, and the objective above its minimum."""
         clf = LogisticRegression(
             C=self._objective.C, max_iter=iterations, tol=1e-12, warm_start=start is not None
         )
@@ -102,7 +102,7 @@ def _passes_to(way: list[tuple[int, float]], level: float) -> str:
 
 
 def table(figures: Figures) -> str:
-    """Passes to each level, by way."""
+    """Return the passes to each level, by the way to train."""
     rows = [
         [name, *(_passes_to(way, level) for level in LEVELS), f"{way[-1][1]:.1e}"]
         for name, way in figures.ways.items()
@@ -117,7 +117,7 @@ def table(figures: Figures) -> str:
 
 
 def draw(figures: Figures, path: Path) -> None:
-    """The objective by passes."""
+    """Draw the objective by passes."""
     with small_picture(path, 1) as (ax,):
         for (name, way), colour in zip(
             figures.ways.items(), (GREY, BLUE, ORANGE, GREEN), strict=False

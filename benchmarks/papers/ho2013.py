@@ -1,7 +1,7 @@
-"""Ho et al. 2013 (SSP): how stale a copy may be, against the time to an objective.
+"""Ho et al. 2013 (SSP): staleness of copies, and the time to an objective.
 
-Measured are real fits of eight lanes in two processes, whose steps are lengthened by sleeping
-(`_stale.py`); simulated is the paper's own rule of reading, in virtual time.
+Measured: real fits of eight lanes in two processes, whose steps are lengthened by sleeping
+(`_stale.py`). Simulated: the paper's own rule of reading, in virtual time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEEDS = 3
 
 @dataclass(frozen=True)
 class Figures:
-    """By bound: fits that pull at each step, fits that pull seldom, the paper's rule simulated."""
+    """By bound: fits that pull at each step, fits that pull rarely, the paper's rule simulated."""
 
     excess: float
     minimum: float
@@ -35,7 +35,7 @@ class Figures:
 
 
 def measure(tiny: bool = False, real: bool = False) -> Figures:
-    """Fits for each bound, at the learning rates that are best in the simulator."""
+    """Run fits for each bound, at the learning rates that are best in the simulator."""
     bounds = (1,) if tiny else BOUNDS
     problem = Problem.make(400 if tiny else 1600, 30, 0.1 if tiny else 0.002)
     step = 0.001 if tiny else STEP
@@ -56,7 +56,7 @@ def measure(tiny: bool = False, real: bool = False) -> Figures:
 
 
 def table(figures: Figures) -> str:
-    """A row for each bound."""
+    """Return a row for each bound."""
     rows = [
         [
             bound,
@@ -82,7 +82,7 @@ def table(figures: Figures) -> str:
 
 
 def draw(figures: Figures, path: Path) -> None:
-    """Objective by time; steps and seconds by bound."""
+    """Draw the objective by time, and steps and seconds by bound."""
     bounds = list(figures.fresh)
     lines = (
         (figures.fresh, "o-", BLUE, "pulled at each step (measured)"),

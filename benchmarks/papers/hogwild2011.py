@@ -1,8 +1,9 @@
-"""Recht et al. 2011 (HOGWILD!): threads without locks, by how sparse the rows are.
+"""Recht et al. 2011 (HOGWILD!): threads without locks, by the sparsity of the rows.
 
-Measured are real fits under ``"hogwild"`` in one process with one thread and with two, whose rows
-touch fewer or more features. Simulated is what memory does to up to ten cores, without locks and
-with them (`benchmarks/simulator/threads.py`): time of memory, not a fit.
+Measured: real fits under ``"hogwild"`` in one process with one and with two threads, whose rows
+touch fewer or more features. Simulated: the cost of memory accesses for up to ten cores, without
+and with locks (`benchmarks/simulator/threads.py`); this is the time of memory operations, not of a
+fit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from daskml_dist.optimizers import Adagrad
 __all__ = ["draw", "measure", "table"]
 
 PER_ROW = 32
-#: Features in all: a row touches from one in 64 of them to one in 16,384.
+#: Total numbers of features: a row touches from one in 64 of them to one in 16,384.
 FEATURES = (2**11, 2**13, 2**15, 2**17, 2**19)
 CORES = (1, 2, 4, 6, 8, 10)
 #: Seconds of a gradient.
@@ -41,8 +42,8 @@ REPEATS = 5
 class Figures:
     """Rates and losses of real fits by (features, threads); simulated speed-ups.
 
-    `schemes` is by (scheme, cores), at a gradient of a microsecond, `gradients` by (scheme, seconds
-    of a gradient), at ten cores.
+    `schemes` is by (scheme, cores), with gradients of one microsecond; `gradients` is by (scheme,
+    seconds of a gradient), with ten cores.
     """
 
     rate: dict[tuple[int, int], float]
@@ -52,7 +53,7 @@ class Figures:
 
 
 def measure(tiny: bool = False, real: bool = False) -> Figures:
-    """Fits of one and of two threads in turn, then the simulations."""
+    """Run fits with one and with two threads alternately, then the simulations."""
     features = FEATURES[:1] if tiny else FEATURES
     rate, loss = {}, {}
     for width in features:
@@ -72,7 +73,7 @@ def measure(tiny: bool = False, real: bool = False) -> Figures:
 
 
 def _rows(n_rows: int, n_features: int) -> tuple[Any, NDArray[np.int64]]:
-    """Rows that each touch 32 features, all equally often, of a logistic model."""
+    """Return rows of a logistic model; each touches 32 features, all equally often."""
     rng = np.random.default_rng(0)
     columns = rng.integers(n_features, size=n_rows * PER_ROW, dtype=np.int32)
     values = np.ones(len(columns), dtype=np.float32)
@@ -96,7 +97,7 @@ def _persisted(client: Client, X: Any, y: NDArray[np.int64]) -> tuple[Any, Any]:
 
 
 def _fit(client: Client, rows: Any, threads: int, n_rows: int) -> tuple[float, float]:
-    """Million rows a second in passes, and the training loss of the last."""
+    """Return million rows per second in passes, and the training loss of the last pass."""
     clf = SGDClassifier(
         policy="hogwild", optimizer=Adagrad(initial_accumulator=0.2), learning_rate=0.25,
         alpha=1e-6, max_iter=4, tol=None, random_state=0, run=Run(n_lanes=threads),
@@ -118,7 +119,7 @@ def _simulated(tiny: bool) -> tuple[Any, Any]:
 
 
 def table(figures: Figures) -> str:
-    """What was measured, and what was simulated."""
+    """Return the measured and the simulated results."""
     measured = [
         [
             f"1 in {width // PER_ROW:,}",
@@ -155,7 +156,7 @@ def _simulated_tables(figures: Figures) -> list[str]:
 
 
 def draw(figures: Figures, path: Path) -> None:
-    """Measured by sparsity; simulated by scheme, over the cores and over a gradient's length."""
+    """Draw measured rates by sparsity, and simulated ones by scheme, cores and gradient length."""
     widths = sorted({width for width, _ in figures.rate})
     cores = sorted({c for _, c in figures.schemes})
     gradients = sorted({g for _, g in figures.gradients})

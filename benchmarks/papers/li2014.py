@@ -1,7 +1,7 @@
-"""Li et al. 2014 (parameter server): computing and waiting, by the delay that is allowed.
+"""Li et al. 2014 (parameter server): computing and waiting, by the allowed delay.
 
-Measured are real fits of eight lanes whose steps are lengthened by sleeping (`_stale.py`), some of
-them by a long pause; simulated are a hundred workers in virtual time.
+Measured: real fits of eight lanes whose steps are lengthened by sleeping (`_stale.py`), some of
+them by a long pause. Simulated: a hundred workers in virtual time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORKERS, SEEDS = 100, 3
 
 @dataclass(frozen=True)
 class Figures:
-    """By delay: measured, and simulated as this package and as the paper's workers may read."""
+    """By delay: measured, and simulated with this package's and the paper's rule of reading."""
 
     excess: float
     workers: int
@@ -35,7 +35,7 @@ class Figures:
 
 
 def measure(tiny: bool = False, real: bool = False) -> Figures:
-    """The simulator tells the learning rate of each delay, the measured fits take it."""
+    """Simulate to find the learning rate of each delay, then run real fits with these rates."""
     delays, workers, seeds = ((1,), 10, 1) if tiny else (DELAYS, WORKERS, SEEDS)
     problem = Problem.make(400 if tiny else 1600, 30, 0.1 if tiny else 0.002)
     step = 0.001 if tiny else STEP
@@ -51,7 +51,7 @@ def measure(tiny: bool = False, real: bool = False) -> Figures:
 
 
 def table(figures: Figures) -> str:
-    """A row for each delay."""
+    """Return a row for each delay."""
     kinds = figures.real, figures.fresh, figures.cached
     rows = [
         [delay, *(cell for found in kinds for cell in _cells(found[delay]))]
@@ -75,7 +75,7 @@ def _cells(run: Reached) -> list[str]:
 
 
 def draw(figures: Figures, path: Path) -> None:
-    """Bars of computing and waiting."""
+    """Draw bars of computing and waiting."""
     kinds = (
         (figures.real, f"{LANES} workers (measured, real fits)"),
         (figures.fresh, f"{figures.workers} workers (simulated), pulled at each step"),

@@ -1,9 +1,9 @@
-"""Maranjyan et al. 2025: gradients that are too old are dropped, or held to a table.
+"""Maranjyan et al. 2025: gradients that are too old are dropped, or stored in a table.
 
-Simulated, as in the papers, whose workers differ in speed without end: a noisy convex quadratic,
-the i-th of n workers with steps of ``i + |N(0, i)|`` seconds. The server's gates and its table are
-the package's own. Workers see one quadratic (Ringmaster ASGD), or each has its own minimum, and
-that of their mean is asked for (Ringleader ASGD).
+Simulated, as in the papers, with an unbounded range of worker speeds: a noisy convex quadratic,
+where the i-th of n workers has steps of ``i + |N(0, i)|`` seconds. The server's gates and its table
+are the package's own. Workers share one quadratic (Ringmaster ASGD), or each has its own minimum,
+and the minimum of their mean is wanted (Ringleader ASGD).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from daskml_dist.policies import Asynchronous, BoundedStaleness, Policy, Synchro
 
 __all__ = ["draw", "measure", "table"]
 
-#: Entries of the parameters, standard deviation of the noise of each entry of a gradient, and how
-#: much of the first distance to the minimum ends a run.
+#: Number of parameters, standard deviation of the noise in each entry of a gradient, and the share
+#: of the initial distance to the minimum at which a run ends.
 SIZE, NOISE, EXCESS = 100, 0.01, 0.02
 RATES = [2 ** (k / 2) for k in range(-16, 4)]
 POLICIES: dict[str, Policy] = {
@@ -36,13 +36,13 @@ POLICIES: dict[str, Policy] = {
     "async, gradient_table=True": Asynchronous(gradient_table=True),
 }
 STYLES = [("s-", GREY), ("^-", GREY), ("o-", BLUE), ("s--", ORANGE), ("o-", ORANGE), ("^--", BLUE)]
-#: Standard deviation of each entry of a worker's own linear term, where minima differ.
+#: Standard deviation of each entry of a worker's own linear term, if minima differ.
 SPREAD = 0.1
 
 
 @dataclass(frozen=True)
 class Unequal(Stragglers):
-    """Workers of unequal speeds: the i-th takes ``i + |N(0, i)|`` times the seconds of a step."""
+    """Workers of unequal speed: the i-th needs ``i + |N(0, i)|`` times the seconds of a step."""
 
     def seconds(self, compute: float, workers: int, steps: int, seed: int) -> NDArray[np.float64]:
         """Return the seconds of each step, of shape (workers, steps)."""
@@ -53,16 +53,16 @@ class Unequal(Stragglers):
 
 
 class NoisyQuadratic:
-    """Training on ``x A x / 2 - b x`` at several learning rates at once, A a tridiagonal matrix.
+    """Training on ``x A x / 2 - b x`` at several learning rates together, with A tridiagonal.
 
     Parameters
     ----------
     size : int
     excess : float
-        Share of the first distance to the minimum at which a run is over.
+        Share of the initial distance to the minimum at which a run ends.
     seed : int
     spread : float
-        Of the workers' own linear terms about the mean one.
+        Deviation of the workers' own linear terms from the mean one.
     workers : int
     """
 
@@ -70,7 +70,7 @@ class NoisyQuadratic:
         self, size: int, excess: float, seed: int, spread: float = 0.0, workers: int = 1
     ) -> None:
         self.over = False
-        #: The learning rate that met the target first, and the time.
+        #: The learning rate that reached the target first, and the time.
         self.reached: tuple[float, float] | None = None
         self._rng = np.random.default_rng(seed)
         self._matrix = (2 * np.eye(size) - np.eye(size, k=1) - np.eye(size, k=-1)) / 4
@@ -82,16 +82,16 @@ class NoisyQuadratic:
         self._w = np.zeros((size, len(RATES)))
 
     def pull(self) -> NDArray[np.float64]:
-        """Copy of the parameters of all rates."""
+        """Return a copy of the parameters of all rates."""
         return self._w.copy()
 
     def gradient(self, worker: int, copy: Any) -> NDArray[np.float64]:
-        """Gradient at each rate's parameters; the noise is the same for all."""
+        """Return the gradient at each rate's parameters; the noise is the same for all."""
         gradient: NDArray[np.float64] = self._matrix @ copy - self._own_b[worker]
         return gradient + NOISE * self._rng.standard_normal((len(gradient), 1))
 
     def apply(self, gradients: list[Any], now: float) -> None:
-        """Step each rate's parameters, and see whether one has reached the target."""
+        """Step each rate's parameters, and check whether one has reached the target."""
         self._w -= np.array(RATES) * (sum(gradients) / len(gradients))
         np.clip(self._w, -1e9, 1e9, out=self._w)  # rates that diverge
         met = np.flatnonzero(self._value(self._w) / self._least >= 1 - self._excess)
@@ -112,12 +112,12 @@ class Reached:
     staleness: float
 
 
-#: Figures by the spread of the minima, the number of workers and the policy.
+#: Figures by spread of the minima, number of workers and policy.
 Figures = dict[float, dict[int, dict[str, Reached]]]
 
 
 def measure(tiny: bool = False, real: bool = False) -> Figures:
-    """Figures of workers with one minimum, then of such with their own."""
+    """Return figures of workers with one minimum, then with their own minima."""
     return {
         spread: {
             workers: {
@@ -133,10 +133,11 @@ def measure(tiny: bool = False, real: bool = False) -> Figures:
 
 
 def _run(policy: Policy, workers: int, spread: float, tiny: bool) -> Reached:
-    """One run in virtual time, at the best of the learning rates."""
+    """Return one run in virtual time, at the best of the learning rates."""
     size, excess = (10, 0.3) if tiny else (SIZE, EXCESS)
     training = NoisyQuadratic(size, excess, seed=0, spread=spread, workers=workers)
-    # A table's rounds take as long as the slowest worker, while fast ones push all the time.
+    # The rounds of a table last as long as the slowest worker needs, while fast ones push all the
+    # time.
     most = 800_000 if policy.gradient_table else 200_000
     with threadpool_limits(1):
         out = simulate(
@@ -148,7 +149,7 @@ def _run(policy: Policy, workers: int, spread: float, tiny: bool) -> Reached:
 
 
 def table(figures: Figures) -> str:
-    """A row for each spread, number of workers and policy."""
+    """Return a row for each spread, number of workers and policy."""
     rows = [
         ["each its own" if spread else "one", f"{workers:,}", name,
          "not reached" if np.isnan(r.seconds) else f"{r.seconds:,.0f}",
@@ -169,7 +170,7 @@ def table(figures: Figures) -> str:
 
 
 def draw(figures: Figures, path: Path) -> None:
-    """Seconds to the target by the number of workers."""
+    """Draw the seconds to the target by the number of workers."""
     with small_picture(path, len(figures)) as axes:
         for ax, (spread, sizes) in zip(axes, figures.items(), strict=True):
             for name, (style, colour) in zip(POLICIES, STYLES, strict=True):

@@ -1,9 +1,9 @@
-"""McMahan et al. 2017 (FedAvg): clients of two classes each, of which every round draws some.
+"""McMahan et al. 2017 (FedAvg): clients with two classes each; every round draws some of them.
 
 Real fits under `FederatedAveraging`, without a cluster, by the accuracy on test rows after each
-round: FedAvg beside FedProx (Li et al. 2020), FedAdam and FedAvgM (Reddi et al. 2021, Hsu et al.
-2019). Every method has its best local learning rate, chosen on a partition of its own. A second
-table is of stragglers, which FedAvg drops, and of which FedProx takes what they have.
+round: FedAvg, FedProx (Li et al. 2020), FedAdam and FedAvgM (Reddi et al. 2021, Hsu et al. 2019).
+Every method has its best local learning rate, chosen on a separate partition. A second table has
+stragglers, which FedAvg drops, while FedProx uses the steps that they have made.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "FedAvgM": {"outer": "momentum", "outer_rate": 0.3},
 }
 RATES, SEEDS = (0.03, 0.1, 0.3), 5
-#: Of FedSGD, whose clients make one step of a full batch in a round.
+#: Learning rates of FedSGD, whose clients make one step with a full batch in a round.
 SGD_RATES = (0.1, 0.3, 1.0)
-#: Clients, rows of a local batch, local epochs, rounds, and those for choosing a rate.
+#: Clients, rows of a local batch, local epochs, rounds, and rounds for choosing a rate.
 CLIENTS, BATCH, EPOCHS, ROUNDS, TRIED_ROUNDS = 100, 20, 5, 40, 20
 #: Share of the clients that a round draws.
 FRACTION = 0.1
-#: Last rounds whose mean accuracy counts: one round's depends much on who was drawn.
+#: Number of last rounds whose mean accuracy counts: that of one round depends on the drawn clients.
 LAST = 10
-#: Rows of MNIST to learn from, and to test with: a few minutes on one core.
+#: Rows of MNIST to train and to test on: a few minutes on one core.
 MNIST_ROWS, MNIST_TEST = 20_000, 5_000
 STYLES = [
     ("-", GREY),
@@ -58,7 +58,7 @@ STYLES = [
     (":", GREEN),
 ]
 
-#: Of the second table: share of drawn clients that are late, local epochs, batch, rounds, clients.
+#: Second table: share of drawn clients that are late, local epochs, batch, rounds, clients.
 LATE, LATE_EPOCHS, LATE_BATCH, LATE_ROUNDS, LATE_CLIENTS = 0.9, 20, 10, 60, 60
 LATE_RATES = (0.1, 0.3)
 LATE_METHODS: dict[str, dict[str, Any]] = {
@@ -72,32 +72,32 @@ LATE_METHODS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Straggling(FederatedAveraging):
-    """Federated averaging with stragglers, which make a part of their steps.
+    """Federated averaging with stragglers, which make only a part of their steps.
 
     Parameters
     ----------
     drops : bool
-        Whether a straggler is left out of its round; else what it did counts.
+        Whether stragglers are left out of their round; otherwise the steps that they made count.
     """
 
     drops: bool = False
 
     def draw_clients(self, seed: int, number: int, rows: Sequence[int]) -> list[int]:
-        """Return the clients of a round, of whom one is there at least."""
+        """Return the clients of a round; at least one is not left out."""
         drawn = super().draw_clients(seed, number, rows)
         late = [_lateness(seed, number, client) < LATE for client in drawn]
         there = [client for client, is_late in zip(drawn, late, strict=True) if not is_late]
         return (there or drawn[:1]) if self.drops else drawn
 
     def limit_client_steps(self, seed: int, number: int, client: int, n_steps: int) -> int:
-        """Return the steps of a client: of one that is late, any number of them."""
-        # Below LATE it is uniform, and says how far the client came.
+        """Return the number of steps of a client; for a late client it is random."""
+        # Below LATE the draw is uniform, so it also determines how far the client got.
         share = _lateness(seed, number, client) / LATE
         return n_steps if share >= 1 else 1 + int(share * n_steps)
 
 
 def _lateness(seed: int, number: int, client: int) -> float:
-    """A draw of [0, 1) for a client and a round, the same for all methods."""
+    """Return a draw from [0, 1) for a client and a round, the same for all methods."""
     return float(np.random.default_rng([seed, number, client]).random())
 
 
@@ -110,14 +110,14 @@ class Method:
 
     @property
     def last(self) -> NDArray[np.float64]:
-        """Mean accuracy of the last rounds, for each seed."""
+        """Return the mean accuracy of the last rounds, for each seed."""
         found: NDArray[np.float64] = self.accuracies[:, -LAST:].mean(axis=1)
         return found
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Methods by name, and the data that they learned from."""
+    """Methods by name, and the name of the training data."""
 
     data: str
     n_rows: int
@@ -126,7 +126,7 @@ class Figures:
 
 
 def measure(tiny: bool = False, real: bool = False) -> Figures:
-    """Accuracies of all methods."""
+    """Return the accuracies of all methods."""
     data = _Data(real, tiny)
     seeds = 1 if tiny else SEEDS
     names = list(METHODS)[:2] if tiny else list(METHODS)
@@ -142,7 +142,7 @@ def measure(tiny: bool = False, real: bool = False) -> Figures:
 
 
 def measure_late(tiny: bool = False) -> dict[str, Method]:
-    """Accuracies with stragglers on scikit-learn's digits, at each method's better rate."""
+    """Return accuracies with stragglers on scikit-learn's digits, at each method's better rate."""
     data = _Data(real=False, tiny=tiny, clients=LATE_CLIENTS, rounds=LATE_ROUNDS)
     found = {}
     for name, own in list(LATE_METHODS.items())[: 2 if tiny else None]:
@@ -157,7 +157,7 @@ def measure_late(tiny: bool = False) -> dict[str, Method]:
 
 
 class _Data:
-    """Digits: rows to part among clients, and rows to test with."""
+    """Digits: rows to distribute among clients, and rows for testing."""
 
     def __init__(
         self, real: bool, tiny: bool, clients: int = CLIENTS, rounds: int = ROUNDS
@@ -175,7 +175,7 @@ class _Data:
         self.name = "scikit-learn's digits"
 
     def learn(self, method: str, rate: float, seed: int, rounds: int) -> NDArray[np.float64]:
-        """Accuracy of a method after each round."""
+        """Return the accuracy of a method after each round."""
         own = METHODS[method]
         work = {} if "local_steps" in own else {"local_epochs": EPOCHS}
         policy = FederatedAveraging(FRACTION, **work, **own)
@@ -184,9 +184,9 @@ class _Data:
     def fit(
         self, policy: FederatedAveraging, rate: float, seed: int, batch: int, rounds: int
     ) -> NDArray[np.float64]:
-        """Accuracy after each round; the seed draws partition, clients and first parameters."""
+        """Return accuracies after each round; the seed sets partition, clients and start."""
         parted = partition_by_class(self.X, self.y, self.clients, random_state=seed)
-        # Clients are alike in size, so that even lanes of rows in their order are the clients.
+        # Clients have equal sizes, so equal lanes of consecutive rows are the clients.
         X, y = (part.compute(scheduler="sync") for part in parted)
         clf = MLPClassifier(
             (64,), policy=policy, solver="sgd", momentum=0.0, learning_rate_init=rate,
@@ -200,7 +200,7 @@ class _Data:
 
 
 def table(figures: Figures) -> str:
-    """A row for each method, and a second table of stragglers."""
+    """Return a row for each method, and a second table with stragglers."""
     some = next(iter(figures.methods.values())).accuracies
     first = _compare(
         f"McMahan et al. 2017: test accuracy of a perceptron with 64 hidden units, mean of the "
@@ -220,11 +220,11 @@ def table(figures: Figures) -> str:
 
 
 def _compare(title: str, methods: dict[str, Method]) -> str:
-    """A table of methods beside the first of them."""
+    """Return a table of methods compared with the first of them."""
     first = next(iter(methods.values())).last
     rows = []
     for name, method in methods.items():
-        # Seeds are partitions, so methods are compared seed by seed.
+        # A seed is a partition, so methods are compared seed by seed.
         gain = method.last - first
         error = gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else np.nan
         rows.append([
@@ -243,11 +243,11 @@ def _compare(title: str, methods: dict[str, Method]) -> str:
 
 
 def draw(figures: Figures, path: Path) -> None:
-    """Accuracy by rounds."""
+    """Draw the accuracy by rounds."""
     with small_picture(path, 1) as (ax,):
         for (name, method), (style, colour) in zip(figures.methods.items(), STYLES, strict=False):
             mean = method.accuracies.mean(axis=0)
-            # Rounds jump with who is drawn: a running mean of five.
+            # The accuracy of a round depends on the drawn clients: use a running mean of five.
             smooth = np.convolve(mean, np.ones(5) / 5, "valid") if len(mean) > 5 else mean
             rounds = np.arange(len(smooth)) + 1 + len(mean) - len(smooth)
             ax.plot(rounds, smooth, style, color=colour, label=name)

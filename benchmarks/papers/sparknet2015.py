@@ -1,8 +1,8 @@
-"""Moritz et al. 2015 (SparkNet): K workers that take tau steps alone, then average.
+"""Moritz et al. 2015 (SparkNet): K workers that make tau steps alone, then average.
 
-The grid is real statistics: how many steps of each worker a test accuracy takes, counted in fits
-under ``LocalSGD(tau)`` whose K lanes are the workers, without a cluster. No time is measured. What
-communication does to it is computed from the counts, as in the paper: a meeting takes S steps.
+The grid has real statistics: the number of steps of each worker to a test accuracy, counted in fits
+under ``LocalSGD(tau)`` whose K lanes are the workers, without a cluster. No time is measured. The
+cost of communication is computed from the counts, as in the paper: an average takes S steps.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from daskml_dist.policies import LocalSGD
 __all__ = ["draw", "measure", "table"]
 
 WORKERS, TAUS = (1, 2, 4, 8), (1, 4, 16, 64, 256)
-#: Numbers of steps at which the accuracy is looked at; between two of them it is interpolated.
+#: Numbers of steps at which the accuracy is measured; between them it is interpolated.
 LOOKS = tuple(int(32 * 2 ** (k / 2)) for k in range(14))
 BATCH, SEEDS = 4, 3
-#: Factors on the learning rate, of which one worker takes the best; more workers have factor 1.
+#: Factors on the learning rate, of which one worker uses the best; more workers have factor 1.
 ALONE = (0.25, 0.5, 1.0)
-#: Length of a meeting in steps.
+#: Time of an average, in steps.
 MEETINGS = np.geomspace(0.01, 100, 41)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Steps of a worker to an accuracy, by (workers, tau); NaN where it is not reached.
+    """Steps of a worker to an accuracy, by (workers, tau); NaN if it is not reached.
 
-    One worker has the learning rate of several times the factor `alone`.
+    One worker uses the learning rate of several workers, times the factor `alone`.
     """
 
     data: str
@@ -46,7 +46,7 @@ class Figures:
     steps: dict[tuple[int, int], float]
 
     def speed_up(self, workers: int, tau: int, meeting: Any = 0.0) -> Any:
-        """Time of one worker over that of several, where a meeting takes `meeting` steps."""
+        """Return one worker's time over several workers', if an average takes `meeting` steps."""
         return self.steps[1, 1] / (self.steps[workers, tau] * (1 + meeting / tau))
 
     @property
@@ -59,7 +59,7 @@ class Figures:
 
 
 def measure(tiny: bool = False, real: bool = False) -> Figures:
-    """Steps for each cell of the grid; one worker meets nobody, whatever tau is."""
+    """Return the steps for each cell of the grid; one worker never averages, for any tau."""
     data = _Data(real)
     grid = [(2, 1), (2, 4)] if tiny else [(count, tau) for count in WORKERS[1:] for tau in TAUS]
     looks, seeds = (LOOKS[:3], 1) if tiny else (LOOKS, SEEDS)
@@ -73,7 +73,7 @@ def measure(tiny: bool = False, real: bool = False) -> Figures:
 
 
 class _Data:
-    """Digits: rows to draw from, and rows to test with."""
+    """Digits: rows to draw from, and rows for testing."""
 
     def __init__(self, real: bool) -> None:
         if real:
@@ -89,7 +89,7 @@ class _Data:
     def steps_to(
         self, workers: int, tau: int, looks: tuple[int, ...], seeds: int, factor: float = 1.0
     ) -> float:
-        """Steps at which the mean accuracy of some fits passes the target."""
+        """Return the number of steps at which the mean accuracy of some fits passes the target."""
         before, target = (0.0, 0.0), self.target
         for count in looks:
             fits = [self._accuracy(workers, tau, count, seed, factor) for seed in range(seeds)]
@@ -108,7 +108,7 @@ class _Data:
         return clf.fit(self.X[at], self.y[at]).accuracy(self.X_test, self.y_test)
 
     def _drawn(self, count: int, seed: int) -> NDArray[np.int64]:
-        """Rows with replacement, so that one pass is as long as wished; all classes among them."""
+        """Return rows drawn with replacement, for a pass of any length, including all classes."""
         rng = np.random.default_rng([seed, count])
         at = rng.integers(len(self.y), size=count)
         at[: len(np.unique(self.y))] = np.unique(self.y, return_index=True)[1]
@@ -116,7 +116,7 @@ class _Data:
 
 
 def table(figures: Figures) -> str:
-    """The grid, and the best tau where meetings are dear."""
+    """Return the grid, and the best tau if averages are expensive."""
     rows = []
     for count in figures.workers:
         cells = [_cell(figures, count, tau) for tau in figures.taus]
@@ -144,12 +144,12 @@ def _cell(figures: Figures, count: int, tau: int) -> str:
 
 
 def _split(workers: int, meeting: Any) -> Any:
-    """Speed-up of workers that share each batch of one worker's, and meet at each step."""
+    """Return the speed-up of workers that share each batch and average at each step."""
     return 1 / (1 / workers + meeting)
 
 
 def draw(figures: Figures, path: Path) -> None:
-    """The grid, and speed-up by the price of a meeting."""
+    """Draw the grid, and the speed-up by the cost of an average."""
     many, taus = figures.workers, figures.taus
     with small_picture(path, 2) as (left, right):
         cells = np.array([[figures.speed_up(k, t) for t in taus] for k in many[::-1]])

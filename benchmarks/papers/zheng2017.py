@@ -1,7 +1,7 @@
-"""Zheng et al. 2017 (DC-ASGD): delayed gradients are corrected by what changed since.
+"""Zheng et al. 2017 (DC-ASGD): delayed gradients are corrected for changes of the parameters.
 
-Simulated: an asynchronous logistic regression on batches of eight rows, whose gradients the
-server corrects as `Asynchronous(delay_compensation=...)` does.
+Simulated: asynchronous logistic regression on batches of eight rows, whose gradients the server
+corrects as in `Asynchronous(delay_compensation=...)`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ FACTORS = (0.0, 0.04, 2.0, 10.0, 50.0)
 RATES = [2 ** (k / 2) for k in range(-16, 1)]
 BATCH, EXCESS, NOISE, SEEDS = 8, 0.01, Stragglers(noise=0.45), 5
 
-#: By workers and factor: median learning rate, and steps a worker until the target.
+#: By number of workers and factor: median learning rate, and steps per worker to the target.
 Figures = dict[int, dict[float, tuple[float, float]]]
 
 
 class CompensatedRun(LogisticRun):
-    """Training whose gradients are corrected as they are applied.
+    """Training whose gradients are corrected when they are applied.
 
     Parameters
     ----------
     factor : float
     *args, **kwargs
-        As of `LogisticRun`.
+        As in `LogisticRun`.
     """
 
     def __init__(self, factor: float, *args: Any, **kwargs: Any) -> None:
@@ -44,7 +44,7 @@ class CompensatedRun(LogisticRun):
         self._factor = factor
 
     def gradient(self, worker: int, copy: Any) -> Any:
-        """Gradient, and the parameters at which it was computed."""
+        """Return the gradient, and the parameters at which it was computed."""
         return super().gradient(worker, copy), copy
 
     def apply(self, gradients: list[Any], now: float) -> None:
@@ -54,7 +54,7 @@ class CompensatedRun(LogisticRun):
 
 
 def measure(tiny: bool = False, real: bool = False) -> Figures:
-    """Steps to the target, at the best of the learning rates."""
+    """Return the steps to the target, at the best of the learning rates."""
     problem = Problem.make(400 if tiny else 1600, 30, 0.3 if tiny else EXCESS)
     return {
         workers: {
@@ -65,11 +65,11 @@ def measure(tiny: bool = False, real: bool = False) -> Figures:
 
 
 def _steps(problem: Problem, workers: int, factor: float, seeds: int) -> tuple[float, float]:
-    """Median learning rate and steps a worker."""
+    """Return the median learning rate and the steps per worker."""
     found = []
     for seed in range(seeds):
         training = CompensatedRun(factor, problem, workers, RATES, batch=BATCH, seed=seed)
-        # Rates that are too large overflow.
+        # Learning rates that are too large overflow.
         with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
             simulate(
                 Asynchronous(), Costs(1.0), workers, steps=3000, stragglers=NOISE, seed=seed,
@@ -81,7 +81,7 @@ def _steps(problem: Problem, workers: int, factor: float, seeds: int) -> tuple[f
 
 
 def table(figures: Figures) -> str:
-    """A row for each number of workers and factor."""
+    """Return a row for each number of workers and factor."""
     rows = [
         [workers, factor, f"{rate:.3f}", f"{steps:.0f}"]
         for workers, runs in figures.items()
@@ -96,7 +96,7 @@ def table(figures: Figures) -> str:
 
 
 def draw(figures: Figures, path: Path) -> None:
-    """Steps by the factor."""
+    """Draw the steps by the factor."""
     with small_picture(path, 1) as (ax,):
         for colour, (workers, runs) in zip((BLUE, ORANGE), figures.items(), strict=False):
             steps = [steps for _, steps in runs.values()]

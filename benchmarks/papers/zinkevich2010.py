@@ -1,7 +1,7 @@
 """Zinkevich et al. 2010: stochastic gradient descent on many machines, averaged once.
 
-Statistics alone, and real: the objective of fits under ``"average"``, whose lanes are the paper's
-machines. Two worker processes run all lanes; what a lane computes does not depend on where.
+Statistics only, from real fits: the objective under ``"average"``, whose lanes are the paper's
+machines. Two worker processes run all lanes; the result of a lane does not depend on its process.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from daskml_dist.optimizers import SGD
 
 __all__ = ["draw", "measure", "table"]
 
-#: Strengths of the penalty, and a learning rate for both, constant as in the paper.
+#: Strengths of the penalty, and one learning rate for both, constant as in the paper.
 ALPHAS, RATE = (1e-1, 1e-3), 0.05
 MACHINES, EXAMPLES = (1, 3, 10, 30, 100), (16, 64, 256, 1024, 4096)
-#: Fits of one machine that are averaged over; of K machines, a K-th, at least one.
+#: Number of fits of one machine that are averaged; for K machines a K-th of it, at least one.
 REPEATS = 8
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Objective above its minimum, relative: of (alpha, machines, examples a machine)."""
+    """Objective above its minimum, relative, by (alpha, machines, examples per machine)."""
 
     data: str
     machines: tuple[int, ...]
@@ -41,7 +41,7 @@ class Figures:
 
 
 def measure(tiny: bool = False, real: bool = False) -> Figures:
-    """One fit for each point; examples are drawn with replacement, as in the paper's analysis."""
+    """Run a fit for each point; examples are drawn with replacement, as in the paper's theory."""
     machines, examples = ((1, 4), (16,)) if tiny else (MACHINES, EXAMPLES)
     X, y, data = _rows(tiny, real)
     excess = {}
@@ -77,7 +77,7 @@ def _gap(objective: Objective, machines: int, examples: int, seed: int) -> float
 
 
 def table(figures: Figures) -> str:
-    """A row for each number of machines."""
+    """Return a row for each number of machines."""
     rows = [
         [f"{alpha:g}", count, *(f"{figures.excess[alpha, count, n]:.4f}" for n in figures.examples)]
         for alpha in dict.fromkeys(alpha for alpha, _, _ in figures.excess)
@@ -91,7 +91,7 @@ def table(figures: Figures) -> str:
 
 
 def draw(figures: Figures, path: Path) -> None:
-    """By examples seen, a panel for each penalty; by machines, at the end."""
+    """Draw the objective by examples, a panel for each penalty; then by machines, at the end."""
     alphas = list(dict.fromkeys(alpha for alpha, _, _ in figures.excess))
     with small_picture(path, len(alphas) + 1) as axes:
         for ax, alpha in zip(axes, alphas, strict=False):

@@ -1,1 +1,1 @@
-"""What feeds the simulator of `daskml_dist.planning`: measured costs, real gradients, cores."""
+"""Inputs of the simulator in `daskml_dist.planning`: measured costs, real gradients, cores."""

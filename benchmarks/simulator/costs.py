@@ -1,4 +1,4 @@
-"""What the simulator's costs are on this machine, measured on the package's own parts."""
+"""Costs for the simulator on this machine, measured on the package's own parts."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _SMALL, _REPEATS, _IN_FLIGHT = 128, 5, 100
 
 
 def measure(features: int, batch: int, large: int = 500_000) -> Costs:
-    """Costs of steps of `batch` rows with `features` float64 parameters, over loopback.
+    """Measure costs of steps with `batch` rows and `features` float64 parameters, over loopback.
 
     Parameters
     ----------
     features, batch : int
     large : int
-        Parameters from which costs a byte are taken.
+        Number of parameters with which costs per byte are measured.
     """
     latency, message, apply, bandwidth = _over_sockets(large)
     step = step_seconds(features, batch)
@@ -45,7 +45,7 @@ def measure(features: int, batch: int, large: int = 500_000) -> Costs:
 
 
 def _median(run: Callable[[], Any], count: int = 1) -> float:
-    """Median seconds of one of the `count` things that `run` does."""
+    """Return the median seconds of one of the `count` operations that `run` performs."""
     times = []
     for _ in range(_REPEATS):
         start = time.perf_counter()
@@ -55,7 +55,7 @@ def _median(run: Callable[[], Any], count: int = 1) -> float:
 
 
 def step_seconds(features: int, batch: int) -> float:
-    """A step of a trainer that meets nobody: gathering the batch, gradient, apply."""
+    """Return the seconds of a trainer's step without communication: batch, gradient, update."""
     X, y = logistic_rows(batch * 16, features, "float64")
     clf = SGDClassifier(
         policy="average", batch_size=batch, tol=None, max_iter=_REPEATS + 1, random_state=0
@@ -64,7 +64,7 @@ def step_seconds(features: int, batch: int) -> float:
 
 
 def _add(n: int) -> float:
-    """Seconds a byte of one more push in the sum of a round."""
+    """Return the seconds per byte to add one more push to the sum of a round."""
 
     def round_seconds(lanes: int) -> float:
         server, values = make_server(Synchronous(), lanes, n), np.ones((n, 1))
@@ -83,7 +83,7 @@ def _add(n: int) -> float:
 
 
 def _peer_seconds() -> float:
-    """Sending and reading a small message, both ends' work."""
+    """Return the seconds to send and read a small message, for the work on both ends."""
     left, right = socket.socketpair()
     out, inbox = Outbox(left, WaitBound()), Inbox(right, WaitBound())
     data, target = memoryview(bytes(1024)), memoryview(bytearray(1024))
@@ -127,7 +127,7 @@ def _connection(n: int) -> Iterator[RemoteConnection]:
 
 
 def _over_sockets(n: int) -> tuple[float, float, float, float]:
-    """Latency, a server's work for a message and for a byte of an update, bytes a second."""
+    """Measure latency, a server's work per message and per byte of an update, and bytes/s."""
     with _connection(n) as connection:
         clock = iter(range(1, 100_000))
         few, every = np.ones((_SMALL, 1)), np.ones((n, 1))

@@ -1,6 +1,6 @@
-"""A parameter server in a process of its own, to measure what its messages cost.
+"""A parameter server in a separate process, to measure the cost of its messages.
 
-Apart from the measuring, so that the new process has little to import.
+Separate from the measuring code, so that the new process imports little.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["make_server", "run_server"]
 
 
 def make_server(policy: Policy, lanes: int, n: int) -> ShardServer:
-    """A server of `n` float64 parameters under plain SGD."""
+    """Return a server of `n` float64 parameters under plain SGD."""
     group = ParameterGroup(0, n, SGD(), Penalty(0.0, 0.0), n)
     rule = UpdateRule((group,), Constant(1e-3), 1e9)
     shard = Shard(rule, ShardState(np.zeros((n, 1)), {}))
@@ -35,7 +35,7 @@ def make_server(policy: Policy, lanes: int, n: int) -> ShardServer:
 
 
 def run_server(pipe: Any, secret: bytes, n: int, lanes: int) -> None:
-    """Runs in a process of its own until the pipe says so."""
+    """Run a server in a separate process until the pipe sends the end."""
     server = make_server(Asynchronous(), lanes, n)
 
     def on_pair(up: Channel, down: Channel) -> None:

@@ -1,8 +1,8 @@
 """Cores that update one array: without locks, and under locks (Recht et al. 2011).
 
-Simulated is the time of memory, not of arithmetic: what a core reads or writes after another core
-wrote it must come from that core's cache. Which coordinates meet is drawn, not assumed: rows touch
-features by Zipf's law, as words do.
+Simulated is the time of memory operations, not of arithmetic: if a core reads or writes data that
+another core wrote, it must fetch them from that core's cache. Which coordinates collide is drawn,
+not assumed: rows touch features by Zipf's law, like words.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _Row = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Memory:
-    """Seconds of memory operations; of the order of current server processors.
+    """Seconds of memory operations, about those of current server processors.
 
     Parameters
     ----------
     write : float
         Adding to a coordinate in the core's own cache.
     line : float
-        Fetching one from another core's cache.
+        Fetching a coordinate from another core's cache.
     overlap : float
-        Fetches under way at once; locks are taken one after the other.
+        Number of concurrent fetches; locks are taken one after the other.
     atomic : float
-        Taking and giving back a free lock.
+        Taking and releasing a free lock.
     """
 
     write: float = 2e-9
@@ -42,7 +42,7 @@ class Memory:
 
 
 class _Array:
-    """The coordinates: who wrote them last, and until when their locks are held."""
+    """Coordinates: the core that wrote each last, and until when its lock is held."""
 
     def __init__(self, n_features: int, memory: Memory) -> None:
         self.writer = np.full(n_features, -1)
@@ -52,30 +52,30 @@ class _Array:
         self.lock_owner = -1
 
     def misses(self, core: int, row: _Row) -> int:
-        """Coordinates of a row that another core wrote last."""
+        """Return the number of coordinates of a row that another core wrote last."""
         writer = self.writer[row]
         return int(np.count_nonzero((writer >= 0) & (writer != core)))
 
     def fetch(self, core: int, row: _Row) -> float:
-        """Time to have a row's coordinates in the core's cache."""
+        """Return the time to fetch a row's coordinates into the core's cache."""
         return self.misses(core, row) * self.memory.line / self.memory.overlap
 
     def write(self, core: int, row: _Row) -> float:
-        """Time to write a row's coordinates."""
+        """Return the time to write a row's coordinates."""
         seconds = self.fetch(core, row) + len(row) * self.memory.write
         self.writer[row] = core
         return seconds
 
 
 def _lock_free(array: _Array, core: int, row: _Row, now: float) -> float:
-    """HOGWILD!: write."""
+    """Return the end of an update by HOGWILD!: write without locks."""
     return now + array.write(core, row)
 
 
 def _lock_each(array: _Array, core: int, row: _Row, now: float) -> float:
-    """AIG: lock the row's coordinates in order, write, unlock."""
+    """Return the end of an update by AIG: lock the coordinates in order, write, unlock."""
     memory = array.memory
-    # A lock lies beside its coordinate: whoever has fetched the one has the other.
+    # A lock is beside its coordinate: both are fetched together.
     seconds = array.misses(core, row) * memory.line
     seconds += len(row) * (memory.atomic + memory.write)
     array.writer[row] = core
@@ -85,7 +85,7 @@ def _lock_each(array: _Array, core: int, row: _Row, now: float) -> float:
 
 
 def _lock_all(array: _Array, core: int, row: _Row, now: float) -> float:
-    """One lock around the write."""
+    """Return the end of an update with one lock around the write."""
     start = max(now, array.lock_free) + array.memory.atomic
     if array.lock_owner not in (-1, core):
         start += array.memory.line
@@ -94,12 +94,12 @@ def _lock_all(array: _Array, core: int, row: _Row, now: float) -> float:
     return array.lock_free
 
 
-#: How an update is made: (array, core, row, when its gradient is ready) -> when it is over.
+#: Update schemes: (array, core, row, time when its gradient is ready) -> time of its end.
 SCHEMES: dict[str, Callable[[_Array, int, _Row, float], float]] = {
     "lock-free": _lock_free,
     "one lock per coordinate": _lock_each,
     "one lock": _lock_all,
-    # Round robin (RR): one lock that goes round the cores in order.
+    # Round robin (RR): one lock that passes from core to core in order.
     "round-robin": _lock_all,
 }
 
@@ -115,7 +115,7 @@ def updates_per_second(
     updates: int = 2_000,
     seed: int = 0,
 ) -> float:
-    """Updates a second of some cores.
+    """Return the updates per second of some cores.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def updates_per_second(
 
 
 def _next_turn(ready: list[tuple[float, int]], core: int) -> tuple[float, int]:
-    """The gradient of the core whose turn it is, ready or not."""
+    """Return the gradient of the core whose turn it is, ready or not."""
     entry = next(one for one in ready if one[1] == core)
     ready.remove(entry)
     heapq.heapify(ready)
@@ -161,7 +161,7 @@ def _next_turn(ready: list[tuple[float, int]], core: int) -> tuple[float, int]:
 
 
 def _rows(rng: np.random.Generator, n_features: int, nnz: int, count: int) -> list[_Row]:
-    # The most frequent words are no features: Zipf-Mandelbrot.
+    # The most frequent words are not used as features: Zipf-Mandelbrot.
     weight = 1 / (20 + np.arange(n_features))
     drawn = rng.choice(n_features, size=(count, nnz), p=weight / weight.sum())
     return [np.unique(row) for row in drawn]

@@ -1,4 +1,4 @@
-"""Real gradient steps inside the simulator: how many more of them staleness needs."""
+"""Real gradient steps inside the simulator: how many more steps staleness requires."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["LogisticRun", "Problem"]
 
 @dataclass(frozen=True)
 class Problem:
-    """A logistic regression whose rows are dealt out to the workers.
+    """Logistic regression whose rows are distributed among the workers.
 
     Parameters
     ----------
     X : ndarray of shape (n_rows, n_features)
     y : ndarray of shape (n_rows,)
-        -1 and +1.
+        Labels -1 and +1.
     excess, target : float
-        How far above the minimum, and the mean loss, that ends a run.
+        Distance from the minimum, and the mean loss, at which a run ends.
     """
 
     X: NDArray[np.float64]
@@ -33,7 +33,7 @@ class Problem:
 
     @classmethod
     def make(cls, n_rows: int, n_features: int, excess: float) -> Problem:
-        """Correlated features of falling scale; the target is `excess` above the minimum."""
+        """Draw correlated features of falling scale; the target is `excess` above the minimum."""
         rng = np.random.default_rng(0)
         scales = np.linspace(1.0, 0.2, n_features)
         X = rng.normal(size=(n_rows, n_features)) * scales
@@ -52,13 +52,13 @@ def _minimum(X: NDArray[np.float64], y: NDArray[np.float64]) -> float:
 def _loss(
     y: NDArray[np.float64], raw: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Losses and their slopes, each column of `raw` a model of its own."""
+    """Return the losses and their slopes; each column of `raw` is a separate model."""
     losses, slopes = LogLoss().value_and_gradient(np.repeat(y, raw.shape[1]), raw.ravel())
     return losses.reshape(raw.shape), slopes.reshape(raw.shape)
 
 
 class LogisticRun:
-    """Trains at several learning rates at once; the order of events is the same for all.
+    """Training at several learning rates together; the order of events is the same for all.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class LogisticRun:
     rates : sequence of float
         Learning rates for the mean of one push.
     batch : int or None
-        Rows of a gradient, drawn at random; None: all of the worker's.
+        Number of rows of a gradient, drawn at random; None: all rows of the worker.
     seed : int
     """
 
@@ -80,7 +80,8 @@ class LogisticRun:
         seed: int = 0,
     ) -> None:
         self.over = False
-        #: The learning rate that met the target first, pushes a worker until then, and the time.
+        #: The learning rate that reached the target first, pushes per worker until then, and the
+        #: time.
         self.reached: tuple[float, float, float] | None = None
         self._problem = problem
         self._rates = np.array(rates)
@@ -91,11 +92,11 @@ class LogisticRun:
         self._pushes = 0
 
     def pull(self) -> NDArray[np.float64]:
-        """Copy of the parameters of all rates."""
+        """Return a copy of the parameters of all rates."""
         return self._w.copy()
 
     def gradient(self, worker: int, copy: Any) -> NDArray[np.float64]:
-        """Mean gradient of a batch of the worker's rows, at each rate's parameters."""
+        """Return the mean gradient of a batch of the worker's rows, at each rate's parameters."""
         at = self._rows[worker]
         if self._batch is not None:
             at = at[self._rngs[worker].integers(len(at), size=self._batch)]
@@ -104,7 +105,7 @@ class LogisticRun:
         return np.asarray(X.T @ g) / len(at)
 
     def apply(self, gradients: list[Any], now: float) -> None:
-        """Step each rate's parameters; look at the loss each time all could have pushed once."""
+        """Step each rate's parameters; check the loss each time all could have pushed once."""
         self._w -= self._rates * (sum(gradients) / len(gradients))
         workers, before = len(self._rngs), self._pushes
         self._pushes += len(gradients)
