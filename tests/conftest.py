@@ -1,4 +1,4 @@
-"""Fixtures that every test file shares."""
+"""Fixtures shared by all test files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import logging
 import os
 import sys
 
-# Python 3.11's cached properties hold a lock of all objects of a class, 3.12's none. Dask computes
-# in such properties (divisions of a sorted frame) while its scheduler, which a LocalCluster has in
-# the client's process, waits for the same lock. Properties that are made from here on hold none.
+# In Python 3.11 cached properties share a lock among all objects of a class; 3.12 has none. Dask
+# computes in such properties (divisions of a sorted frame) while its scheduler, which runs in the
+# client's process with a LocalCluster, waits for the same lock. Properties created after this line
+# hold no lock.
 if sys.version_info < (3, 12):
     functools.RLock = contextlib.nullcontext  # type: ignore[attr-defined]
-# Processes side by side, each with threads for all cores, mostly wait for each other. Libraries
-# read this where they are loaded, so it comes before them.
+# Several processes, each with threads for all cores, would mostly wait for each other. Libraries
+# read this variable when they are loaded, so it must be set first.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 import re
@@ -34,25 +35,25 @@ from daskml_dist.backends import Backend, get_backend
 from daskml_dist.backends.devices import STORED, gpu_problem, stored_dtype
 from daskml_dist.errors import DeviceUnavailableError
 
-# Tests of the benchmarks import them; behind everything, so that an installed package stays first.
+# Tests of the benchmarks import them; appended last, so that an installed package has precedence.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 DATA_VARIABLE = "DASKML_DIST_DATA"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide GPUs from all but ``pytest -m gpu``, so that ``device="auto"`` is the CPU elsewhere.
+    """Hide GPUs except with ``pytest -m gpu``, so that ``device="auto"`` is the CPU otherwise.
 
-    Before anything asks CUDA; processes that tests start inherit it. Nor do they load machine code
-    of other sources.
+    This happens before any code uses CUDA; processes that tests start inherit it. They also do not
+    load machine code of other sources.
     """
     from tests.forked_workers import fork_workers
     from tests.idle_clusters import keep_idle_clusters_quiet
     from tests.machine_code import drop_stale
     from tests.shared_builds import open_shared_folder
 
-    # Also where containers forbid it: without bytecode, each process that a test starts would parse
-    # the whole package.
+    # Even in containers that disable it: without bytecode, each process that a test starts would
+    # parse the whole package.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     keep_idle_clusters_quiet()
@@ -60,18 +61,18 @@ def pytest_configure(config: pytest.Config) -> None:
     shared.enter_context(open_shared_folder())
     config.add_cleanup(shared.close)
     if "PYTEST_XDIST_WORKER" in os.environ:
-        # Sessions side by side compile in turns, as workers do.
+        # Concurrent sessions compile one after the other, as workers do.
         import tests.numba_at_work  # noqa: F401
     else:
         drop_stale(Path(daskml_dist.__file__).parent)
     if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        fork_workers()  # which CUDA does not bear
+        fork_workers()  # CUDA does not support forks
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Look for no garbage while thousands of tests are collected, which stay."""
+    """Disable garbage collection while thousands of tests, which are kept, are collected."""
     gc.disable()
     try:
         return (yield)
@@ -80,30 +81,30 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Leave thousands of collected tests out of each later look for garbage.
+    """Exclude thousands of collected tests from later garbage collections.
 
-    What little of them is garbage stays: to look for it takes a second.
+    The little garbage among them is not freed: finding it would take a second.
     """
     gc.freeze()
 
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What is logged, also while a cluster of the session, silenced, has raised pytest's level."""
+    """Return pytest's fixture, also if a silenced cluster of the session has raised its level."""
     caplog.handler.setLevel(logging.NOTSET)
     return caplog
 
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What the user is told, also while a cluster silences its logs."""
+    """Return the log messages for the user, also while a cluster silences its logs."""
     caplog.handler.setLevel(logging.WARNING)
     return caplog
 
 
 @pytest.fixture(scope="module", autouse=True)
 def leave_what_stays_out() -> None:
-    """Leave what modules before have loaded and compiled out of each look for garbage, too."""
+    """Exclude objects loaded and compiled by earlier modules from garbage collections too."""
     gc.collect()
     gc.freeze()
 
@@ -117,10 +118,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     params=["numpy", "cupy's calls on numpy", pytest.param("cupy", marks=pytest.mark.gpu)]
 )
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Each backend in turn; the GPU's is skipped, with the reason, where it cannot run.
+    """Return each backend in turn; the GPU's is skipped, with the reason, if it cannot run.
 
-    Its calls are then made on NumPy and SciPy, which have the same functions, and its kernels
-    compiled for the host.
+    Without a GPU, its calls are made on NumPy and SciPy, which have the same functions, and its
+    kernels are compiled for the host.
     """
     if request.param == "cupy's calls on numpy":
         from tests.cuda_emulation import EmulatedCupy
@@ -133,7 +134,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(params=STORED[1:])
 def stored(request: pytest.FixtureRequest) -> str:
-    """Each dtype that a GPU may store features in."""
+    """Return each dtype in which a GPU may store features."""
     try:
         stored_dtype(request.param)
     except DeviceUnavailableError as error:
@@ -144,7 +145,7 @@ def stored(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The folder of real data; tests that use it carry the marker `data`."""
+    """Return the folder of real data; tests that use it have the marker `data`."""
     sibling = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get(DATA_VARIABLE) or sibling)
     if not folder.is_dir():
@@ -166,23 +167,23 @@ def _start_workers(n_workers: int, silence_logs: int) -> LocalCluster:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    """Two worker processes, which all tests share."""
+    """Start two worker processes, shared by all tests."""
     with _start_workers(2, logging.ERROR) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def three_workers() -> Iterator[LocalCluster]:
-    """Three worker processes, once for all tests that may kill them."""
+    """Start three worker processes, once for all tests that may kill them."""
     with _start_workers(3, logging.CRITICAL) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def crew(three_workers: LocalCluster) -> Iterator[LocalCluster]:
-    """Three worker processes, whose nannies bring others where these are killed."""
-    # So long after a worker was lost Dask looks whether another has come; where that one was just
-    # killed as well, it ends their nanny.
+    """Return three worker processes, which their nannies replace if they are killed."""
+    # After this time Dask checks whether a lost worker was replaced; if the replacement was just
+    # killed too, Dask would end their nanny.
     with dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"}):
         from tests.lost_workers import wait_for_three
 
@@ -193,10 +194,10 @@ def crew(three_workers: LocalCluster) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def client(cluster: LocalCluster, request: pytest.FixtureRequest) -> Iterator[Client]:
-    """A client of the shared cluster; fails the test if it left anything there."""
+    """Return a client of the shared cluster; fail the test if it leaves anything there."""
     with Client(cluster) as client:
         yield client
-        # The traceback of a failed test keeps its variables alive, and with them its futures.
+        # The traceback of a failed test keeps its variables alive, and so its futures.
         if not getattr(request.node, "failed", False):
             assert_clean(client, keep=list(getattr(request.node, "funcargs", {}).values()))
 
@@ -210,13 +211,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def assert_clean(client: Client, keep: Any = (), timeout: float = 200.0) -> None:
-    """Assert that the cluster holds no task, actor or lock but the data in `keep`.
+    """Assert that the cluster holds no task, actor or lock except the data in `keep`.
 
     Parameters
     ----------
     client : Client
     keep : collection or nested lists of collections and futures
-        What the test itself persisted and still holds.
+        Data that the test itself persisted and still holds.
     timeout : float
         Seconds to wait, since futures are released in the background.
     """
@@ -238,7 +239,7 @@ def _left_behind(client: Client, kept: set[Any]) -> dict[str, Any]:
 
 
 def _holders(client: Client, left: dict[str, Any]) -> str:
-    """Return who keeps the tasks: their state on the scheduler, and futures of this process."""
+    """Describe what keeps the tasks: their state on the scheduler, and this process's futures."""
 
     def states(dask_scheduler: Any) -> list[str]:
         tasks = [
@@ -272,5 +273,5 @@ def _worker_actors(dask_worker: Any) -> list[Any]:
 
 @pytest.fixture(name="assert_clean")
 def assert_clean_fixture() -> Callable[..., None]:
-    """`assert_clean(client, keep=())`, for a check in the middle of a test or another cluster."""
+    """Return `assert_clean`, for a check in the middle of a test or on another cluster."""
     return assert_clean

@@ -1,4 +1,4 @@
-"""CUDA kernels on the host: compiled by g++ against `cuda_emulation.h`, run on NumPy's arrays."""
+"""CUDA kernels on the host: compiled by g++ with `cuda_emulation.h`, run on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _compile(*arguments):
 
 @functools.cache
 def _header():
-    """Return the emulation's header, beside which a compiled one is that g++ takes instead."""
+    """Return the emulation's header; g++ prefers a compiled header beside it."""
     text = Path(__file__).with_name("cuda_emulation.h").read_text(encoding="utf-8")
     header = build_once("cuda_emulation.h", lambda path: path.write_text(text, encoding="utf-8"))
     build_once(f"{header.name}.gch", lambda path: _compile("-x", "c++-header", header, "-o", path))
@@ -49,7 +49,7 @@ def _header():
 
 
 def library_of(text, options):
-    """Return the library of a text, which one session of the test run compiles."""
+    """Return the library of a source text; one session of the test run compiles it."""
     text = f'#include "{_header()}"\n{text}'
     defines = [option for option in options if option.startswith("-D")]
     name = hashlib.sha256("\n".join([*defines, text]).encode()).hexdigest()
@@ -63,7 +63,7 @@ def library_of(text, options):
 
 
 def build(name, options):
-    """Return the source compiled for the host, once, whichever of several threads asks first."""
+    """Return the source compiled for the host; the first thread that needs it compiles it."""
     with _BUILDING:
         return _built(name, options)
 
@@ -80,7 +80,7 @@ def _built(name, options):
 
 
 def run(library, function, launch, *arguments):
-    """Launch a kernel: arrays, None for a null pointer, ints and floats."""
+    """Launch a kernel with arrays, None for a null pointer, ints and floats."""
     values = []
     for argument in arguments:
         if argument is None or isinstance(argument, np.ndarray):
@@ -96,7 +96,7 @@ def run(library, function, launch, *arguments):
 
 
 _BUILDING = threading.Lock()
-#: The emulation's blocks and threads are global variables.
+#: The blocks and threads of the emulation are global variables.
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -121,7 +121,7 @@ class _Device:
     id = 0
     attributes: ClassVar = {"MultiProcessorCount": 2}
     compute_capability = "80"
-    #: Bytes that are free, and all.
+    #: Free bytes, and total bytes.
     mem_info = 1 << 30, 1 << 31
 
 
@@ -137,13 +137,13 @@ class _Graph:
 
 
 class _Stream:
-    """Records what its thread launches between two calls."""
+    """Recorder of the launches of its thread between two calls."""
 
-    #: Recordings that began and have not ended.
+    #: Recordings that have begun and not yet ended.
     open: ClassVar = threading.local()
 
     def __init__(self, non_blocking: bool) -> None:
-        assert non_blocking  # or the default stream's work would be lost, or refused
+        assert non_blocking  # otherwise the default stream's work would be lost, or refused
 
     def __enter__(self) -> _Stream:
         return self
@@ -160,7 +160,7 @@ class _Stream:
 
 
 class _NumpyAsCupy:
-    """NumPy, with what CuPy has beyond it."""
+    """NumPy with additional functions of CuPy."""
 
     cuda = SimpleNamespace(
         Device=_Device,

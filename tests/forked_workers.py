@@ -1,7 +1,7 @@
-"""Workers of the tests' clusters, forked from one process that has imported what they need.
+"""Workers of the tests' clusters, forked from one process that has imported their packages.
 
-A worker that is spawned imports Dask, pandas and this package, which takes longer than most tests
-that want one. Those of the examples, the benchmarks and other scripts are spawned, as users' are.
+A spawned worker imports Dask, pandas and this package, which takes longer than most tests that need
+one. Workers of the examples, the benchmarks and other scripts are spawned, as users' workers are.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import distributed.utils
 
 __all__ = ["fork_workers"]
 
-#: What most workers import sooner or later. The package's compiled loops are not among it: which of
-#: them are loaded when is under test.
+#: Modules that most workers import at some time. The package's compiled loops are not included:
+#: tests check which of them are loaded when.
 _IMPORTED = [
     "distributed.http.worker",
     "distributed.nanny",
@@ -37,10 +37,10 @@ _IMPORTED = [
 
 
 def fork_workers() -> None:
-    """Let nannies fork their workers, of a process that the first of them starts."""
+    """Let nannies fork their workers from a process that the first of them starts."""
     if sys.platform != "linux":
-        return  # libraries of other systems do not bear it
+        return  # libraries of other systems do not support forks
     multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED)
-    # Else Dask would put its own list in place of this one.
+    # Otherwise Dask would replace this list by its own.
     distributed.utils._forkserver_preload_set = True
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})

@@ -1,7 +1,7 @@
-"""An import of this module leaves all that is there out of each later look for garbage.
+"""Importing this module excludes all existing objects from later garbage collections.
 
-The process from which workers are forked imports it last: each would look through all modules
-again and again, and copy their pages as it does.
+The process from which workers are forked imports it last: otherwise each worker would repeatedly
+traverse all modules, and copy their memory pages while doing so.
 """
 
 from __future__ import annotations

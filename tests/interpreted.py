@@ -1,4 +1,4 @@
-"""Loops that numba would compile, run by Python: the same lines, and no time to compile them."""
+"""Loops that numba would compile, run by Python: the same code, without time to compile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["interpreted"]
 
 
 def interpreted(loop: Any, *, reassociates: bool = False, exact: bool = False, **parts: Any) -> Any:
-    """As `daskml_dist.backends.compiled.compiled_with`, without compiling."""
+    """Act as `daskml_dist.backends.compiled.compiled_with`, without compiling."""
 
     def array_at(address: int, shape: int, dtype: Any) -> NDArray[Any]:
         if address == 0:

@@ -14,7 +14,7 @@ __all__ = ["wait_for_three"]
 
 
 def wait_for_three(client: Client) -> None:
-    """Wait until three workers answer: for a moment the scheduler lists killed ones, too."""
+    """Wait until three workers answer: for a moment the scheduler still lists killed ones."""
     deadline = time.monotonic() + 200
     while not (len(workers := list_workers(client)) == 3 and all(map(_listens, workers))):
         assert time.monotonic() < deadline, workers

@@ -1,8 +1,8 @@
-"""Machine code that numba keeps beside a source, dropped where something that it holds has changed.
+"""Removal of machine code that numba caches beside a source, if code that it contains has changed.
 
-numba compiles a function together with those of other files that it calls, and keeps the result by
-the date of the function's own file alone: after a change of the others it would go on running them
-as they were.
+numba compiles a function together with functions of other files that it calls, but checks only the
+date of the function's own file: after a change of the other files it would continue to run their
+old code.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["drop_stale"]
 
 
 def drop_stale(package: Path) -> list[str]:
-    """Names of the kept functions that are older than a source they may be made of; none is left.
+    """Delete cached functions older than a source that they may contain; return their names.
 
     Parameters
     ----------
     package : Path
-        Folder of the package; modules are looked for in it alone.
+        Folder of the package; only modules in it are considered.
     """
 
     @cache
@@ -33,7 +33,7 @@ def drop_stale(package: Path) -> list[str]:
         source = kept.parent.parent / f"{kept.name.split('.')[0]}.py"
         try:
             made = kept.stat().st_mtime
-        except FileNotFoundError:  # another session has just dropped it
+        except FileNotFoundError:  # another session has just deleted it
             continue
         if any(each.stat().st_mtime > made for each in _reached(source, imported)):
             kept.unlink(missing_ok=True)
@@ -42,7 +42,7 @@ def drop_stale(package: Path) -> list[str]:
 
 
 def _reached(source: Path, imported: Callable[[Path], Iterable[Path]]) -> set[Path]:
-    """Sources that one imports, by whatever way, and itself."""
+    """Return the sources that a source imports, directly or indirectly, and the source itself."""
     reached: set[Path] = set()
     ahead = {source} if source.exists() else set()
     while ahead:
@@ -52,7 +52,7 @@ def _reached(source: Path, imported: Callable[[Path], Iterable[Path]]) -> set[Pa
 
 
 def _imported(source: Path, package: Path) -> Iterator[Path]:
-    """Sources of the package from which one takes names."""
+    """Yield the sources of the package from which a source imports names."""
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             first, *rest = node.module.split(".")

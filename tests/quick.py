@@ -1,4 +1,4 @@
-"""Tables of which the default run takes a few rows, and the slow one all."""
+"""Parameter tables of which the default test run uses a few rows, and the slow run all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["in_turn", "quick"]
 
 
 def quick(values: Iterable[Any], *chosen: Any) -> list[Any]:
-    """Values to parametrize a test with; all but the chosen ones are marked slow."""
+    """Return values to parametrize a test with; all but the chosen ones are marked slow."""
     every = list(values)
     assert set(chosen) <= set(every), f"{set(chosen).difference(every)} is not in the table"
     return [v if v in chosen else pytest.param(v, marks=pytest.mark.slow) for v in every]
@@ -21,8 +21,9 @@ def quick(values: Iterable[Any], *chosen: Any) -> list[Any]:
 def in_turn(*tables: Iterable[Any]) -> list[Any]:
     """Return all combinations of the tables' values to parametrize a test with.
 
-    The first value of each table makes a usual combination, then the second of each, and so on; a
-    table that ends begins again. So the default run has each value once; all others are slow.
+    The first values of all tables form a usual combination, then the second values, and so on; a
+    table that is exhausted starts again. So the default run uses each value at least once; all
+    other combinations are slow.
     """
     every = [list(table) for table in tables]
     turns = range(max(len(table) for table in every))

@@ -1,4 +1,4 @@
-"""Update rules of one group, as linear models have them."""
+"""Update rules with one group of parameters, as in linear models."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def one_group(
     average_after: int | None = None,
     **others: Any,
 ) -> UpdateRule:
-    """The rule of parameters of any number of rows, of which the first are penalised."""
+    """Return the rule for parameters with any number of rows, the first of which are penalised."""
     group = ParameterGroup(0, 1 << 40, optimizer, penalty, n_penalised)
     return UpdateRule((group,), schedule, steps_per_pass, average_after, **others)

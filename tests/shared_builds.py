@@ -1,6 +1,6 @@
 """Files that the sessions of one test run build once and share, such as emulated CUDA kernels.
 
-The first process of a run opens a folder, whose name the sessions that it starts inherit.
+The first process of a run creates a folder, whose name the sessions that it starts inherit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _VARIABLE = "DASKML_DIST_TESTS_SHARED"
 
 @contextmanager
 def open_shared_folder() -> Iterator[None]:
-    """Open the folder of a test run, unless the process that started this one has done so."""
+    """Create the folder of a test run, unless the parent process has already done so."""
     if _VARIABLE in os.environ:
         yield
         return
@@ -32,16 +32,16 @@ def open_shared_folder() -> Iterator[None]:
 
 
 def build_once(name: str, build: Callable[[Path], object]) -> Path:
-    """Return a file of the shared folder, built by whichever session asks for it first.
+    """Return a file of the shared folder, built by the first session that needs it.
 
-    Others wait until it is built. A build that fails leaves nothing, so that each session that asks
-    tries it again and reports the error.
+    Other sessions wait until it is built. A failed build leaves no file, so each session that needs
+    it tries again and reports the error.
     """
     path = Path(os.environ[_VARIABLE]) / name
     with open(f"{path}.lock", "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # given back as the file is closed
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
         if not path.exists():
-            # Under the final name only when it is whole: a process may end amid a build.
+            # Renamed only after it is complete, since a process may end during a build.
             partial = path.with_name(f"partial-{path.name}")
             build(partial)
             partial.rename(path)

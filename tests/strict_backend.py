@@ -1,7 +1,7 @@
 """A backend that stands for a GPU: array-api-strict on a fake device.
 
-Its arrays refuse to mix with NumPy's, and have the standard's functions alone. What runs on it in
-a test asks nothing of a device's arrays that CuPy's do not have.
+Its arrays do not mix with NumPy's, and have only the functions of the standard. Code that runs on
+it in a test uses nothing that CuPy's arrays lack.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from daskml_dist.backends import Backend
 xp = pytest.importorskip("array_api_strict", reason="array-api-strict is not installed")
 
 CPU, *_DEVICES = xp.__array_namespace_info__().devices()
-#: A fake device with all dtypes; others of the kind differ in their names alone.
+#: A fake device with all dtypes; other such devices differ only in their names.
 DEVICE = next(device for device in _DEVICES if "no_" not in str(device))
 
 
 class StrictBackend(Backend):
-    """Dense arrays on one of the fake devices."""
+    """Backend with dense arrays on a fake device."""
 
     name = "strict"
     device = "gpu"

@@ -1,4 +1,4 @@
-"""What processes that tests start have in common."""
+"""Shared code for processes that tests start."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, where the working tree is found before what ``PYTHONPATH`` names."""
+    """Return this process's environment, with the working tree first in ``PYTHONPATH``."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **more}

@@ -1,9 +1,9 @@
-"""What tests must know of the versions of what they compare with."""
+"""Facts about the versions of packages that tests compare with."""
 
 from __future__ import annotations
 
 import sklearn
 from sklearn.utils.fixes import parse_version
 
-#: Whether scikit-learn is older than its results and checks that tests are written for.
+#: Whether scikit-learn is older than the version whose results and checks the tests expect.
 OLD_SCIKIT_LEARN = parse_version(sklearn.__version__) < parse_version("1.8")

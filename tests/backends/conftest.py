@@ -1,4 +1,4 @@
-"""Arrays that no kernel may write beyond."""
+"""Arrays with guards that detect writes of kernels beyond their ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.backends.kernel_problems import Guarded
 
 @pytest.fixture
 def guarded():
-    """Puts arrays amid sentinels, and checks these in the end."""
+    """Surround arrays with sentinels, and check these at the end."""
     guarded = Guarded()
     yield guarded
     guarded.check()

@@ -1,4 +1,4 @@
-"""The tests' cluster for benchmarks."""
+"""The tests' cluster, used for benchmarks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from benchmarks import _common
 
 @pytest.fixture
 def shared(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Benchmarks take the tests' cluster for theirs, whatever size they ask for."""
+    """Let benchmarks use the tests' cluster, whatever size they request."""
     sizes = [(1, 1), (2, 1), (2, 4), (1, 2)]
     monkeypatch.setattr(_common, "_kept", dict.fromkeys(sizes, cluster))

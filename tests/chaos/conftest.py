@@ -25,25 +25,25 @@ def _opened(arena: Arena) -> Iterator[Arena]:
 
 @pytest.fixture(scope="class")
 def processes() -> Iterator[Arena]:
-    """Three worker processes."""
+    """Open three worker processes."""
     yield from _opened(ProcessArena())
 
 
 @pytest.fixture(scope="class")
 def killed() -> Iterator[Arena]:
-    """Three worker processes that come back however often they are killed."""
+    """Open three worker processes that are restarted whenever they are killed."""
     yield from _opened(KilledArena())
 
 
 @pytest.fixture(scope="class")
 def pair() -> Iterator[Arena]:
-    """Two worker processes that come back however often they are killed."""
+    """Open two worker processes that are restarted whenever they are killed."""
     yield from _opened(PairArena())
 
 
 @pytest.fixture(scope="class")
 def network() -> Iterator[Arena]:
-    """Three workers in network namespaces."""
+    """Open three workers in network namespaces."""
     if problem := network_problem():
         pytest.skip(f"no network namespaces: {problem}")
     yield from _opened(NetworkArena())
@@ -51,18 +51,18 @@ def network() -> Iterator[Arena]:
 
 @pytest.fixture(scope="session")
 def undisturbed() -> dict[Any, Any]:
-    """Undisturbed fits, by policy and number of passes."""
+    """Return undisturbed fits, by policy and number of passes."""
     return {}
 
 
 @pytest.fixture
 def note() -> Callable[[Striker], None]:
-    """Put a fault into the table."""
+    """Return a function that adds a fault to the table."""
     return _struck.append
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print, for each kind and policy: faults, and seconds to the first new generation."""
+    """Print, for each kind and policy, the faults and the seconds to the first new generation."""
     if not _struck:
         return
     cells: dict[tuple[str, str], list[Striker]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Ranks of a communicator, each in a thread of its own."""
+"""Ranks of a communicator, each in a separate thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.comm.ranks import PATIENCE, Ranks, host_number
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ranks]]:
-    """Makes the communicator of some ranks: who may share memory, and on which host each is."""
+    """Return a function that makes a communicator, given hosts and which ranks share memory."""
     made: list[Ranks] = []
     monkeypatch.setattr("daskml_dist.comm.choosing_communicators.identify_machine", host_number)
 

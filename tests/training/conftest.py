@@ -1,4 +1,4 @@
-"""Clients of a cluster that gets its workers back."""
+"""Clients of a cluster whose lost workers are replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.lost_workers import wait_for_three
 
 @pytest.fixture
 def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterator[Client]:
-    """A client that finds three workers, and leaves nothing behind."""
+    """Return a client that finds three workers; fail the test if it leaves anything behind."""
     with Client(crew) as client:
         wait_for_three(client)
         yield client
