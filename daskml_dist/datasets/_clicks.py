@@ -126,6 +126,7 @@ def make_clicks(
         seed, n_rows, n_fields, n_ids, n_numeric, float(zipf), float(drift), n_factors
     )
     model = model.with_click_rate(float(click_rate))
+    # Dask chooses or checks the chunks, as for an array of 8-byte entries; columns are not split.
     try:
         shape = (n_rows, n_fields + n_numeric + 1)
         sizes = da.core.normalize_chunks((chunks, -1), shape, dtype=np.dtype(np.int64))[0]
@@ -133,6 +134,7 @@ def make_clicks(
         raise InvalidParameterError(
             f'chunks={chunks!r}: use a number of rows, those of all partitions, or "auto".'
         ) from error
+    # The index counts the rows, so the first row numbers of the partitions are their divisions.
     stops = np.cumsum(sizes).tolist()
     starts = [0, *stops[:-1]]
     frame = dd.from_map(

@@ -30,13 +30,16 @@ def parse_lines(
     n, at, row, line = len(text), 0, 0, 0
     n_numbers, n_ids = len(numbers), len(ids)
     while at < n:
+        # Empty lines are counted, but are not rows.
         if text[at] == _LINE_FEED:
             at, line = at + 1, line + 1
             continue
+        # Column 0: the label, 0 or 1.
         labels[row] = text[at] - _ZERO
         if text[at] != _ZERO and text[at] != _ZERO + 1:
             return row, line, 0
         at += 1
+        # Then the counts: decimal integers, some of them negative; empty means missing.
         for j in range(n_numbers):
             if at >= n or text[at] != _TAB:
                 return row, line, j
@@ -52,6 +55,7 @@ def parse_lines(
             if at - first > _MAX_DIGITS or (at == first and sign < 0):
                 return row, line, 1 + j
             numbers[j, row] = sign * value if at > first else np.nan
+        # Then the ids: up to eight hexadecimal digits; empty means missing.
         for j in range(n_ids):
             if at >= n or text[at] != _TAB:
                 return row, line, n_numbers + j
@@ -64,6 +68,7 @@ def parse_lines(
                 return row, line, 1 + n_numbers + j
             ids[j, row] = code
             are_missing[j, row] = at == first
+        # The line must end here, with or without a carriage return, or with the file.
         if at < n and text[at] == _CARRIAGE_RETURN:
             at += 1
         if at < n and text[at] != _LINE_FEED:

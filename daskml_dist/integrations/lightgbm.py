@@ -119,6 +119,7 @@ class _Training:
         n_trees, patience = params.pop("n_estimators"), params.pop("early_stopping_round", 0)
         text, scores = state or (None, [])
         saving = _Saving(lightgbm, group, scores, patience)
+        # Continue after the trees that were saved before a loss, if there are any.
         n_done = 0 if text is None else lightgbm.Booster(model_str=text).current_iteration()
         if n_done < n_trees and not saving.has_stalled:
             with _serve_collectives(lightgbm, group) as raise_failure:
