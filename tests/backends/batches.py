@@ -1,4 +1,4 @@
-"""Rows of each kind, from which tests of the backends take batches."""
+"""Rows of each kind, from which backend tests take batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of the package that numba compiles, and which of them work in pieces of some width."""
+"""Functions of the package that numba compiles, and signs that they process entries in blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from daskml_dist.backends.compiled import INSIDE
 
 __all__ = ["compiled_functions", "signs_of_a_width"]
 
-#: Intrinsics that load, add and store whole vectors of a processor, by their module.
+#: Intrinsics that load, add and store whole vectors of a processor, by module.
 _VECTORS = {
     "intrinsics": "load_vector multiply_add add_vectors broadcast_number store_vector "
     "store_four_sums zero_vector",
@@ -28,8 +28,8 @@ _HERE = backends.__name__
 def compiled_functions() -> dict[str, tuple[Callable[..., Any], bool]]:
     """Return all functions of the backends that numba compiles, by ``module.name``.
 
-    Beside each stands whether its sums may be reordered (fastmath's ``reassoc``): only of such
-    does LLVM make sums of vectors, which end in a loop over the entries that fill no vector.
+    With each function stands whether its sums may be reordered (fastmath's ``reassoc``): only then
+    does LLVM vectorise sums, which end in a loop over the remaining entries.
     """
     found: dict[str, tuple[Callable[..., Any], bool]] = {}
     for module in pkgutil.iter_modules(backends.__path__):
@@ -51,23 +51,23 @@ def compiled_functions() -> dict[str, tuple[Callable[..., Any], bool]]:
 
 
 def _bound_later(source: str) -> Iterator[tuple[str, bool]]:
-    """Yield the names of functions that are compiled with others in the places of some calls."""
+    """Yield the names of functions that are compiled with other functions substituted for calls."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id == "compiled_with" and isinstance(node.args[0], ast.Name):
                 reordered = any(given.arg == "reassociates" for given in node.keywords)
                 yield node.args[0].id, reordered
-        # A table of functions that are compiled where a loss is known.
+        # A table of functions that are compiled once a loss is known.
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             if ast.unparse(node.targets[0]) == "KERNELS":
                 yield from ((v.id, False) for v in node.value.values if isinstance(v, ast.Name))
 
 
 def signs_of_a_width(function: Callable[..., Any]) -> list[str]:
-    """Return the lines by which a function shows that it takes several rows or entries at once.
+    """Return the lines that show that a function handles several rows or entries together.
 
-    Steps of a loop other than 1, remainders of a number, constants of the module (sizes of tiles,
-    rows fetched ahead), bits of words, and whole vectors.
+    Loop steps other than 1, remainders of a number, constants of the module (sizes of tiles, rows
+    prefetched), bits of words, and whole vectors.
     """
     names, found = function.__globals__, list[str]()
     whole = ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -85,7 +85,7 @@ def signs_of_a_width(function: Callable[..., Any]) -> list[str]:
 
 
 def _places_and_kinds(whole: ast.AST) -> set[ast.AST]:
-    """Return the names that stand for a place in an array, or for one of several kinds."""
+    """Return the names that hold a position in an array, or one of several kinds."""
     found = set[ast.AST]()
     for node in ast.walk(whole):
         if isinstance(node, ast.Subscript):
@@ -96,7 +96,7 @@ def _places_and_kinds(whole: ast.AST) -> set[ast.AST]:
 
 
 def _is_step(node: ast.AST) -> bool:
-    """Tell a loop, or a counter of one, that goes on by another number than 1."""
+    """Return whether a node is a loop, or its counter, with a step other than 1."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
         return len(node.args) == 3 and ast.unparse(node.args[2]) not in ("1", "-1")
     if isinstance(node, ast.While):
@@ -113,20 +113,20 @@ def _is_remainder(node: ast.AST, names: dict[str, Any]) -> bool:
 
 
 def _is_word(node: ast.AST) -> bool:
-    """Tell the place of a bit in words of 64 bits."""
+    """Return whether a node is the position of a bit in 64-bit words."""
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.RShift | ast.BitAnd):
         return False
     return _number(node.right) in (6, 63)
 
 
 def _is_size(name: str, names: dict[str, Any]) -> bool:
-    """Tell a constant of a module that counts rows, entries or bytes: no pattern of bits."""
+    """Return whether a constant counts rows, entries or bytes, instead of being a bit pattern."""
     value = names.get(name)
     return type(value) is int and name.isupper() and 1 < value <= 1 << 24
 
 
 def _number(node: ast.expr) -> int:
-    """Return a number as it is written, also ``np.uint64(2)``; 0 for all else."""
+    """Return a literal number, also ``np.uint64(2)``; 0 for everything else."""
     if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
         return _number(node.args[0])
     return node.value if isinstance(node, ast.Constant) and type(node.value) is int else 0

@@ -1,4 +1,4 @@
-"""Small problems for CUDA kernels that g++ compiles, and their arrays amid sentinels."""
+"""Small problems for CUDA kernels compiled by g++, with arrays between guard bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ 
 
 
 def every_version(dtype):
-    """A number of features, and an alignment, for each version of the gradient's kernel."""
+    """Return a number of features and an alignment for each version of the gradient kernel."""
     found = {}
     for alignment, d in itertools.product((16, 8, 4, 2), range(1, 2050)):
         teams = kernels._plan_teams(d, dtype, alignment)
@@ -31,7 +31,7 @@ def every_version(dtype):
 
 
 class Guarded:
-    """Arrays amid bytes of 0xff (NaN as floats, -1 as integers), which must stay so."""
+    """Arrays between bytes of 0xff (NaN as floats, -1 as integers), which must not change."""
 
     def __init__(self):
         self._buffers = []
@@ -46,7 +46,7 @@ class Guarded:
         return inner
 
     def unset(self, shape, dtype=np.float64):
-        """An array that a kernel must fill."""
+        """Return an array that a kernel must fill."""
         guarded = self(np.empty(shape, dtype))
         guarded.view(np.uint8)[...] = 0xFF
         return guarded
@@ -58,7 +58,7 @@ class Guarded:
 
 
 def stored_rows(X, dtype):
-    """X in a type that NumPy may lack, and its values in float64."""
+    """Return X in a type that NumPy may lack, and its values in float64."""
     if dtype != "bfloat16":
         X = X.astype(dtype)
         return X, X.astype(np.float64)
@@ -86,7 +86,7 @@ def true_sums(loss, values, y, w, weight, intercept):
     if weight is not None:
         losses, g = losses * weight, g * weight
     gradient = values.T @ g
-    scale = np.abs(values).T @ np.abs(g)  # sums that cancel are exact up to their terms
+    scale = np.abs(values).T @ np.abs(g)  # cancelling sums are exact relative to their terms
     if intercept:
         gradient, scale = np.append(gradient, g.sum()), np.append(scale, np.abs(g).sum())
     return losses.sum(), gradient, scale

@@ -1,1 +1,1 @@
-"""Faults in mid-fit: workers that die, stop, leave, join, get slow, or cannot be reached."""
+"""Faults during fits: workers that die, stop, leave, join, get slow, or become unreachable."""

@@ -1,4 +1,4 @@
-"""Arenas: clusters that faults happen on, and that are whole again before the next one."""
+"""Arenas: clusters for faults, which are restored before the next fault."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from daskml_dist.dask_internals.cluster import list_workers
 
 __all__ = ["Arena", "KilledArena", "NetworkArena", "ProcessArena"]
 
-#: Seconds that a nanny may take to bring a worker back.
+#: Seconds that a nanny gets to restart a worker.
 _PATIENCE = 8.0
 
 
 class Arena:
-    """Some workers of one thread each, and a client."""
+    """Workers of one thread each, and a client."""
 
     n_workers = 3
     client: Client
 
     def workers(self) -> dict[str, Any]:
-        """What the scheduler knows of each worker."""
+        """Return the scheduler's information about each worker."""
         return list_workers(self.client)
 
     def pids(self, addresses: list[str]) -> list[int]:
-        """Processes of some workers."""
+        """Return the process ids of some workers."""
         return list(self.client.run(os.getpid, workers=addresses).values())
 
     def actors(self) -> set[str]:
-        """Workers that hold an actor."""
+        """Return the workers that hold an actor."""
         found = self.client.run(lambda dask_worker: len(dask_worker.state.actors))
         return {address for address, count in found.items() if count}
 
     def scale(self, n_workers: int) -> None:
-        """Ask for so many workers; returns at once."""
+        """Request a number of workers; return immediately."""
         raise NotImplementedError
 
     def adapt(self, minimum: int) -> None:
-        """Let the cluster grow and shrink by itself."""
+        """Let the cluster grow and shrink automatically."""
         raise NotImplementedError
 
     def end_adapting(self) -> None:
-        """Undo it."""
+        """End the adaptive scaling."""
         raise NotImplementedError
 
     def cut(self, addresses: list[str]) -> None:
@@ -55,7 +55,7 @@ class Arena:
         raise NotImplementedError
 
     def mend(self, addresses: list[str]) -> None:
-        """Let packets through again."""
+        """Let packets pass again."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -67,7 +67,7 @@ class Arena:
         raise NotImplementedError
 
     def heal(self) -> None:
-        """Bring the cluster back to its size, or start another one."""
+        """Restore the cluster's size, or start another cluster."""
         deadline = time.monotonic() + _PATIENCE
         if not self._is_whole():
             self._refill()
@@ -79,10 +79,10 @@ class Arena:
             time.sleep(0.05)
 
     def _refill(self) -> None:
-        """Ask for what is missing."""
+        """Request the missing workers."""
 
     def _is_whole(self) -> bool:
-        """Whether all workers are there, and answer."""
+        """Return whether all workers exist and answer."""
         workers = self.workers()
         if len(workers) != self.n_workers:
             return False
@@ -111,8 +111,8 @@ class ProcessArena(Arena):
         self._cluster.scale(n_workers)
 
     def _refill(self) -> None:
-        # A killed worker comes back by itself; one that was retired has to be asked for, once
-        # the cluster has forgotten it.
+        # A killed worker is restarted automatically; a retired one must be requested, after the
+        # cluster has forgotten it.
         deadline = time.monotonic() + 2
         while len(self.workers()) < self.n_workers and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -121,7 +121,7 @@ class ProcessArena(Arena):
 
 
 class KilledArena(ProcessArena):
-    """A local cluster whose places are never given up, however often their workers are killed."""
+    """A local cluster that never gives up a worker, however often it is killed."""
 
     def start(self) -> None:
         self._config = dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"})
@@ -130,7 +130,7 @@ class KilledArena(ProcessArena):
     def close(self) -> None:
         super().close()
         with self._config:
-            pass  # as it was
+            pass  # unchanged
 
     def adapt(self, minimum: int) -> None:
         self._adaptive = self._cluster.adapt(
@@ -143,7 +143,7 @@ class KilledArena(ProcessArena):
 
 
 class NetworkArena(Arena):
-    """Workers on hosts of their own, which network namespaces stand for."""
+    """Workers on separate hosts, emulated by network namespaces."""
 
     def start(self) -> None:
         with ExitStack() as stack:
@@ -156,11 +156,11 @@ class NetworkArena(Arena):
         self._stack.close()
 
     def adapt(self, minimum: int) -> None:
-        """Let the cluster grow and shrink by itself."""
+        """Let the cluster grow and shrink automatically."""
         raise NotImplementedError
 
     def end_adapting(self) -> None:
-        """Undo it."""
+        """End the adaptive scaling."""
         raise NotImplementedError
 
     def cut(self, addresses: list[str]) -> None:
@@ -172,7 +172,7 @@ class NetworkArena(Arena):
             self._network.plug(host)
 
     def _hosts(self, addresses: list[str]) -> list[Host]:
-        """Hosts of some workers."""
+        """Return the hosts of some workers."""
         there = {address.removeprefix("tcp://").rpartition(":")[0] for address in addresses}
         return [host for host in self._network.hosts if host.address in there]
 

@@ -19,13 +19,13 @@ __all__ = ["Disk", "FillDisk", "small_disk"]
 
 
 class Disk:
-    """A small file system, and room on it."""
+    """A small file system with limited space."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def fill(self) -> None:
-        """Leave no room."""
+        """Fill the disk completely."""
         with (
             open(self.folder / "ballast", "wb", buffering=0) as file,
             pytest.raises(OSError, match="No space left"),
@@ -33,12 +33,12 @@ class Disk:
             file.writelines(repeat(bytes(2**12)))
 
     def make_room(self) -> None:
-        """Undo it."""
+        """Free the space again."""
         os.remove(self.folder / "ballast")
 
 
 class _PretendedDisk(Disk):
-    """Where nothing may be mounted: checkpoints are written through this object's `open`."""
+    """Stand-in if mounting is not allowed: checkpoints are written through this object's `open`."""
 
     is_full = False
 
@@ -49,7 +49,7 @@ class _PretendedDisk(Disk):
         self.is_full = False
 
     def open(self, name: str, mode: str = "r") -> Any:
-        """Open a file; without room, its first half is written."""
+        """Open a file; if the disk is full, only its first half is written."""
         file = open(name, mode)
         if self.is_full and "w" in mode:
             return _HalfFile(file)
@@ -57,7 +57,7 @@ class _PretendedDisk(Disk):
 
 
 class _HalfFile:
-    """A file that fills the disk."""
+    """File that fills the disk."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -77,7 +77,7 @@ class _HalfFile:
 def small_disk(
     folder: Path, monkeypatch: pytest.MonkeyPatch, pretended: bool = False
 ) -> Iterator[Disk]:
-    """A small file system mounted on a folder (root may), or a folder that pretends to be one."""
+    """Mount a small file system on a folder (needs root), or return a stand-in for it."""
     if pretended:
         disk = _PretendedDisk(folder)
         monkeypatch.setattr(checkpoint, "open", disk.open, raising=False)
@@ -93,7 +93,7 @@ def small_disk(
 
 
 class FillDisk:
-    """A callback that fills the disk once a pass ended."""
+    """Callback that fills the disk after a pass."""
 
     def __init__(self, disk: Disk, after_pass: int) -> None:
         self.disk = disk

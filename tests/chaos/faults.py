@@ -1,4 +1,4 @@
-"""Faults: what happens, to whom, and when in a fit. A seed says it all."""
+"""Faults: their kind, the affected worker, and their time in a fit, all drawn from a seed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROCESS_KINDS = ("kill", "stop", "stop_long", "retire", "scale", "join", "slow")
 NETWORK_KINDS = ("partition", "partition_long", "slow_link")
 ROLES = ("trainer", "server", "standby", "both", "random")
 
-#: Passes of a fit under each policy, so that it lasts 1 to 3 s.
+#: Number of passes of a fit under each policy, so that it lasts 1 to 3 s.
 PASSES = {
     "sync": 25,
     "allreduce": 25,
@@ -32,7 +32,7 @@ PASSES = {
     "async": 20,
     "hogwild": 40,
 }
-#: Seconds that a fault lasts; the lease is 3 s.
+#: Range of the seconds that a fault lasts; the lease is 3 s.
 SECONDS = {
     "stop": (0.2, 2.0),
     "stop_long": (4.0, 6.0),
@@ -42,7 +42,7 @@ SECONDS = {
     "partition_long": (4.0, 8.0),
     "slow_link": (1.0, 3.0),
 }
-#: A slow worker is stopped for the first part of each period, a slow link drops its packets.
+#: A slow worker is stopped in the first part of each period; a slow link drops packets in it.
 DUTY = {"slow": (0.05, 0.01), "slow_link": (0.02, 0.08)}
 
 
@@ -55,11 +55,11 @@ class Fault:
     seed : int
     policy, kind, role : str
     after_pass : int
-        It happens once so many passes were told of; 0: as the fit begins.
+        Number of reported passes after which it happens; 0: at the begin of the fit.
     delay : float
-        Seconds from then on.
+        Seconds from then until the fault.
     seconds : float
-        How long it lasts; 0 where that has no meaning.
+        Duration; 0 if that has no meaning.
     max_iter : int
     persisted : bool
         Whether the workers hold the rows.
@@ -77,7 +77,7 @@ class Fault:
 
 
 def draw(seed: int, kinds: tuple[str, ...]) -> Fault:
-    """The fault of a seed; policies take turns, a generator decides the rest."""
+    """Return the fault of a seed; policies take turns, a generator draws the rest."""
     rng = np.random.default_rng(seed)
     policy = list(POLICIES)[seed % len(POLICIES)]
     kind = str(rng.choice(kinds))
@@ -96,7 +96,7 @@ def draw(seed: int, kinds: tuple[str, ...]) -> Fault:
 
 
 def prepare(fault: Fault, arena: Arena) -> None:
-    """Make the cluster whole; where a worker is to join, without that one."""
+    """Restore the full cluster; if a worker is to join later, without that one."""
     arena.heal()
     if fault.kind == "join":
         arena.scale(arena.n_workers - 1)
@@ -105,7 +105,7 @@ def prepare(fault: Fault, arena: Arena) -> None:
 
 
 class Striker:
-    """A callback that lets a fault happen in a thread of its own, and notes what the fit tells.
+    """Callback that injects a fault from a separate thread, and records the fit's reports.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class Striker:
     def __init__(self, fault: Fault, arena: Arena) -> None:
         self.fault = fault
         self.passes: list[int] = []
-        #: Seconds from the fault to each new generation, and what was said of it.
+        #: Seconds from the fault to each new generation, and its description.
         self.generations: list[tuple[float, str]] = []
         self.victims: list[str] = []
         self.error: BaseException | None = None
@@ -139,7 +139,7 @@ class Striker:
         self._ended.set()
 
     def join(self) -> None:
-        """Wait for the end of the fault; raise what went wrong in it."""
+        """Wait for the end of the fault; raise an error that occurred in it."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -164,7 +164,7 @@ class Striker:
 
 
 def _victims(fault: Fault, arena: Arena, run: Any) -> list[str]:
-    """Whom the fault hits; where nobody has the role, somebody else."""
+    """Return the workers that the fault hits; if none has the role, another one."""
     rng = np.random.default_rng([fault.seed, 1])
     workers = sorted(arena.workers())
     servers = [a for a in run.server_addresses if a in workers] or workers[:1]
@@ -176,14 +176,14 @@ def _victims(fault: Fault, arena: Arena, run: Any) -> list[str]:
     return servers[:1] if fault.role == "server" else [str(rng.choice(workers))]
 
 
-# -- what happens: each gets ready, and gives back the deed, which takes the end of the fit ------
+# -- faults: each function prepares, and returns the action, which waits for the end of the fit ---
 
 _Act = Callable[[threading.Event], Any]
 
 
 def _send(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
-        with suppress(ProcessLookupError):  # killed in the meantime, as one that was silent is
+        with suppress(ProcessLookupError):  # it may have been killed for being silent
             os.kill(pid, number)
 
 
@@ -213,7 +213,7 @@ def _slow(fault: Fault, arena: Arena, victims: list[str]) -> _Act:
 def _duty(
     fault: Fault, ended: threading.Event, off: Callable[[], None], on: Callable[[], None]
 ) -> None:
-    """Switch off and on again, until the fault is over or the fit has ended."""
+    """Switch off and on repeatedly, until the fault is over or the fit has ended."""
     off_for, on_for = DUTY[fault.kind]
     deadline = time.monotonic() + fault.seconds
     while time.monotonic() < deadline and not ended.is_set():

@@ -1,7 +1,7 @@
-"""Workers killed while trees grow: no fit hangs, and none finds another tree.
+"""Workers killed while trees grow: no fit may hang, and none may find another tree.
 
-A seed says which worker of which fit, and when. ``python tests/chaos/growths.py 1000 1100`` runs
-many of them, one after the other, and sums them up.
+A seed determines which worker of which fit is killed, and when. ``python tests/chaos/growths.py
+1000 1100`` runs many seeds, one after the other, and prints a summary.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from daskml_dist.losses import AFT, Cox
 __all__ = ["BOUND", "Kills", "Strike", "draw_strike", "survive"]
 
 N_ROWS, N_BLOCKS, FEATURES = 12_000, 12, 8
-#: Seconds in which a fit must end, whatever happens to it.
+#: Limit in seconds for a fit, whatever happens.
 BOUND = 200.0
-#: Seconds between two kills of the same fit: about the time that a worker takes to come back.
+#: Seconds between two kills in the same fit: about the time of a worker's restart.
 BETWEEN = 2.0
 
 _BOOSTING = {"random_state": 0, "max_features": 0.7, "max_iter": 40}
@@ -91,10 +91,10 @@ class Strike:
     ----------
     seed : int
     model : str
-        Of `MODELS`.
+        Name in `MODELS`.
     rows : {"lazy", "persisted", "streamed"}
     at : float
-        When, as a share of an undisturbed fit's time.
+        Time of the first kill, as a share of an undisturbed fit's time.
     kills : int
     weighted : bool
     """
@@ -108,7 +108,7 @@ class Strike:
 
 
 def draw_strike(seed: int) -> Strike:
-    """The strike of a seed; models take turns, a generator decides the rest."""
+    """Return the kills of a seed; models take turns, a generator draws the rest."""
     rng = np.random.default_rng([seed, 5])
     return Strike(
         seed=seed,
@@ -121,12 +121,12 @@ def draw_strike(seed: int) -> Strike:
 
 
 def survive(strike: Strike, arena: Arena) -> tuple[float, int]:
-    """Fit while workers are killed, and compare; its seconds, and how many kills it met."""
+    """Fit while workers are killed, and compare; return the seconds, and the number of kills."""
     arena.heal()
     key = strike.model, f"{strike.rows}, {strike.weighted}"
     if key not in _calm:
         rows = _rows(strike, arena)
-        _fit(strike, rows)  # kernels are loaded
+        _fit(strike, rows)  # loads the kernels
         since = time.monotonic()
         _calm[key] = 0.0, _bits(_fit(strike, rows))
         _calm[key] = time.monotonic() - since, _calm[key][1]
@@ -146,7 +146,7 @@ def survive(strike: Strike, arena: Arena) -> tuple[float, int]:
 
 
 def _rows(strike: Strike, arena: Arena) -> list[Any]:
-    """Rows, targets and weights, made block by block; in here it travels whole."""
+    """Return rows, targets and weights, made by blocks with local functions (pickled by value)."""
     kind, weighted = type(MODELS[strike.model]).__name__, strike.weighted
     classes = "Classifier" in kind or "Ranker" in kind
     times = isinstance(getattr(MODELS[strike.model], "loss", None), AFT | Cox)
@@ -161,7 +161,7 @@ def _rows(strike: Strike, arena: Arena) -> list[Any]:
     def target(X: Any) -> Any:
         X = np.nan_to_num(X)
         raw = X[:, 0] * X[:, 1] + np.sin(3 * X[:, 2]) + X[:, 3] + 0.3 * X[:, 7]
-        if times:  # negative where no event was seen
+        if times:  # negative if no event was seen
             return np.where(X[:, 6] > -0.5, 1, -1) * np.ceil(4 * np.exp(raw / 4)) / 4
         return np.digitize(raw, [-0.5, 0.5]) if classes else raw
 
@@ -180,7 +180,7 @@ def _fit(strike: Strike, rows: list[Any]) -> Any:
     budget = 2 * N_ROWS // N_BLOCKS * (FEATURES + 2) * 8 if strike.rows == "streamed" else "auto"
     model = MODELS[strike.model].set_params(run=Run(n_lanes=3, memory_budget=budget))
     if isinstance(model, HistGradientBoostingRanker):
-        # Queries are cut by blocks, and their rows have one weight.
+        # Blocks split queries, and all rows of a query have the same weight.
         group = da.arange(N_ROWS, chunks=N_ROWS // N_BLOCKS) // 17
         weight = 1.0 + group % 3 if strike.weighted else None
         model.fit(*rows[:2], weight, group=group)
@@ -191,7 +191,7 @@ def _fit(strike: Strike, rows: list[Any]) -> Any:
 
 
 def _bits(model: Any) -> list[bytes]:
-    """All that a fit found, to the bit."""
+    """Return all results of a fit as bytes."""
     nodes = model._trees.nodes
     found = [getattr(nodes, f.name).tobytes() for f in fields(nodes)]
     for name in ("train_score_", "validation_score_", "oob_decision_function_"):
@@ -201,22 +201,22 @@ def _bits(model: Any) -> list[bytes]:
 
 
 class Kills:
-    """Kills workers from a thread of its own, while a fit runs.
+    """Killer of workers from a separate thread, while a fit runs.
 
     Parameters
     ----------
     seed : int
-        Which workers are killed.
+        Determines which workers are killed.
     arena : Arena
     waits : list of float
         Seconds before each kill.
     in_turn : bool, default=False
-        Whether no worker is killed twice before all were, those that came back among them.
+        Whether no worker is killed twice before all were killed, including restarted ones.
 
     Attributes
     ----------
     met : int
-        Kills before the end of the fit.
+        Number of kills before the end of the fit.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class Kills:
             if self._ended.wait(wait):
                 return
             if self._in_turn and not self._pids:
-                with suppress(Exception):  # one of them went meanwhile
+                with suppress(Exception):  # one of them may have gone in the meantime
                     self._pids = self._alive()
             if not self._pids:
                 continue

@@ -1,4 +1,4 @@
-"""Many troubles, one after the other, and a line that sums them up.
+"""Runs of many faults, one after the other, with a summary line.
 
 ``python tests/chaos/many.py 200 900`` on processes, ``... 900 1000 network`` on network namespaces.
 """

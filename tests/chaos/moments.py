@@ -1,6 +1,6 @@
-"""Troubles: a kind of loss, at one moment of a run's life, for every kind of work.
+"""Faults at one moment of a run's life, for every kind of work.
 
-A seed says it all: from 200 on; those before are `faults`, in mid-fit alone.
+A seed from 200 on determines everything; smaller seeds are `faults`, only during training.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = ["NETWORK_TROUBLES", "PROCESS_TROUBLES", "Trouble", "TroubleMaker", "d
 PROCESS_TROUBLES = ("kill", "kill", "kills", "pause", "adapt", "restart", "stop", "retire")
 NETWORK_TROUBLES = ("cut", "cut", "cuts", "kill")
 
-#: Estimators and functions, beside `SGDClassifier` under each policy.
+#: Estimators and functions in addition to `SGDClassifier` under each policy.
 WORKS = ("lbfgs", "least squares", "scaler", "metric")
-#: Where each moment of a run's life is seen; at "step" a callback sees it.
+#: Function whose call marks each moment of a run's life; "step" is marked by a callback.
 MOMENTS: dict[str, tuple[Any, str]] = {
     "survey": (ClusterRows, "inspect_blocks"),
     "scales": (ClusterRows, "scales"),
@@ -44,16 +44,16 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "clean-up": (RunEnding, "clean_up"),
     "read": (reduce, "compute"),
 }
-#: Moments of a fit by steps; others have no scales, and no passes worth the name.
+#: Moments of a fit by steps; other work has no scales, and no passes worth testing.
 OF_STEPS = ("survey", "placement", "rendezvous", "step", "report", "gather", "clean-up")
 OF_ROUNDS = ("survey", "placement", "rendezvous", "gather", "clean-up")
-#: Seconds between two losses of a kind that repeats itself, and how often it does at most.
+#: Seconds between two losses of a repeated fault, and their largest number.
 EVERY, MOST = 2.2, 4
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """One trouble in one piece of work.
+    """One fault in one piece of work.
 
     Parameters
     ----------
@@ -62,11 +62,11 @@ class Trouble:
         A policy of `SGDClassifier`, or one of `WORKS`.
     kind, moment : str
     at_once : bool
-        Whether the client stands still while it happens; else it goes on.
+        Whether the client waits while it happens; otherwise it continues.
     after : int
-        Which time that the moment comes.
+        Number of times the moment must occur.
     delay, seconds : float
-        From the moment on, and how long it lasts.
+        Seconds from the moment to the fault, and its duration.
     rows : {"lazy", "persisted", "memory"}
     max_iter : int
     """
@@ -84,7 +84,7 @@ class Trouble:
 
 
 def draw_trouble(seed: int, kinds: tuple[str, ...]) -> Trouble:
-    """The trouble of a seed; kinds of work take turns, a generator decides the rest."""
+    """Return the fault of a seed; kinds of work take turns, a generator draws the rest."""
     rng = np.random.default_rng([seed, 2])
     works = [*POLICIES, *WORKS]
     work = works[seed % len(works)]
@@ -105,7 +105,7 @@ def draw_trouble(seed: int, kinds: tuple[str, ...]) -> Trouble:
 
 
 class TroubleMaker:
-    """Makes the trouble at its moment; a callback, for the moments between steps.
+    """Injector of the fault at its moment; also a callback, for moments between steps.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class TroubleMaker:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._seen = 0
-        #: That the work took.
+        #: Seconds that the work took.
         self.seconds = float("nan")
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
@@ -133,12 +133,12 @@ class TroubleMaker:
 
     @property
     def struck(self) -> bool:
-        """Whether its moment came."""
+        """Return whether the moment of the fault came."""
         return self._thread is not None
 
     @contextmanager
     def at_its_moment(self) -> Iterator[None]:
-        """While the work is done."""
+        """Watch for the moment while the work is done."""
         place = MOMENTS.get(self.trouble.moment)
         with ExitStack() as stack:
             if place is not None:
@@ -181,7 +181,7 @@ class TroubleMaker:
         finally:
             self._begun.set()
 
-    # -- what happens --------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------
 
     def _victim(self) -> str | None:
         workers = sorted(self._arena.workers())
@@ -193,7 +193,7 @@ class TroubleMaker:
     def _pids(self, victim: str | None) -> list[int]:
         if victim is None:
             return []
-        with suppress(Exception):  # it went meanwhile
+        with suppress(Exception):  # the worker may have gone in the meantime
             return self._arena.pids([victim])
         return []
 
@@ -227,7 +227,7 @@ class TroubleMaker:
         self._set_pause(victim, 0.8)
 
     def _set_pause(self, victim: str | None, share: float) -> None:
-        def pause_at(share: float, dask_worker: Any) -> None:  # travels whole
+        def pause_at(share: float, dask_worker: Any) -> None:  # local, so pickled by value
             dask_worker.memory_manager.memory_pause_fraction = share
 
         if victim in self._arena.workers():

@@ -1,7 +1,7 @@
-"""Both workers of two killed under a pipeline over a dataframe: the fit is the undisturbed one.
+"""Both of two workers are killed under a pipeline over a dataframe: the fit must not change.
 
-A seed says which rows and transformers, whether blocks are kept, and which worker is killed when.
-``python tests/chaos/pipelines.py 1100 1300`` runs many of them, one after the other.
+A seed determines the rows, the transformers, whether blocks are kept, and when each worker is
+killed. ``python tests/chaos/pipelines.py 1100 1300`` runs many seeds, one after the other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from daskml_dist.preprocessing import OneHotEncoder, StandardScaler, TargetEncod
 __all__ = ["Ambush", "PairArena", "draw_ambush", "outlast"]
 
 N_ROWS, N_PARTS = 4_000, 8
-#: Bytes of a block, about: four numbers of a row, the target and the index.
+#: Approximate bytes of a block: four numbers per row, the target and the index.
 _BLOCK = 8 * 6 * N_ROWS // N_PARTS
 
 TRANSFORMERS: dict[str, Any] = {
@@ -52,7 +52,7 @@ _calm: dict[Any, tuple[float, Any]] = {}
 
 
 class PairArena(KilledArena):
-    """Two workers, which come back however often they are killed."""
+    """Two workers, which are restarted whenever they are killed."""
 
     n_workers = 2
 
@@ -65,14 +65,14 @@ class Ambush:
     ----------
     seed : int
     model : str
-        Of `MODELS`.
+        Name in `MODELS`.
     transformers : tuple of str
-        Of `TRANSFORMERS`.
+        Names in `TRANSFORMERS`.
     rows : {"lazy", "persisted", "persisted and mapped"}
     is_streamed : bool
-        Whether blocks are made anew in each pass.
+        Whether blocks are computed again in each pass.
     waits : tuple of float
-        Seconds of each kill after the one before; of the first, as a share of an undisturbed fit.
+        Seconds between kills; before the first, as a share of an undisturbed fit's time.
     """
 
     seed: int
@@ -84,7 +84,7 @@ class Ambush:
 
 
 def draw_ambush(seed: int) -> Ambush:
-    """The ambush of a seed: each worker once, at once or in turn, and perhaps one more time."""
+    """Return the kills of a seed: each worker once, together or in turn, perhaps another kill."""
     rng = np.random.default_rng([seed, 7])
     names = list(TRANSFORMERS)
     some = rng.permutation(names)[: rng.integers(1, len(names) + 1)].tolist()
@@ -101,12 +101,12 @@ def draw_ambush(seed: int) -> Ambush:
 
 
 def outlast(ambush: Ambush, arena: Arena) -> tuple[float, int]:
-    """Fit while workers are killed, and compare; its seconds, and how many kills it met."""
+    """Fit while workers are killed, and compare; return the seconds, and the number of kills."""
     arena.heal()
     key = ambush.model, ambush.transformers, ambush.is_streamed, ambush.rows
     if key not in _calm:
         rows = _rows(ambush, arena)
-        _fit(ambush, rows)  # kernels are loaded
+        _fit(ambush, rows)  # loads the kernels
         since = time.monotonic()
         calm = _fit(ambush, rows)
         _calm[key] = time.monotonic() - since, calm
@@ -129,7 +129,7 @@ def outlast(ambush: Ambush, arena: Arena) -> tuple[float, int]:
 
 
 def _rows(ambush: Ambush, arena: Arena) -> Any:
-    """A frame that takes a moment to make; in here it travels whole."""
+    """Return a frame that takes a moment to compute; local functions are pickled by value."""
 
     def slowly(part: Any) -> Any:
         time.sleep(0.03)

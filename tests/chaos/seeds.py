@@ -1,4 +1,4 @@
-"""Many seeds of trouble, one after the other, and a line that sums them up."""
+"""Runs of many seeds, one after the other, with a summary line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from chaos.arenas import Arena
 
 __all__ = ["parser", "run_seeds"]
 
-#: Does the work of a trouble: whether it was struck, and the seconds that it took.
+#: Function that does the work under a fault; returns whether the fault happened, and the seconds.
 Do = Callable[[Any, Arena], tuple[bool, float]]
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
-    """Parser of a range of seeds, and for how long others begin."""
+    """Return a parser for a range of seeds, and for the seconds in which new ones are started."""
     made = argparse.ArgumentParser(description=about)
     made.add_argument("first", type=int)
     made.add_argument("stop", type=int)
@@ -30,7 +30,7 @@ def parser(about: str | None) -> argparse.ArgumentParser:
 
 
 def _run(do: Do, trouble: Any, arena: Arena, hangs: float) -> tuple[str, float]:
-    """One trouble; "well", or what went wrong; seconds that the work took."""
+    """Run one fault; return "well" or the failure, and the seconds of the work."""
     outcome, seconds = ["hang"], [float("nan")]
 
     def work() -> None:
@@ -59,19 +59,19 @@ def run_seeds(
     make: Callable[[], Arena],
     hangs: float,
 ) -> None:
-    """Run a range of seeds, and exit: 1 where one went wrong.
+    """Run a range of seeds, and exit with status 1 if one failed.
 
     Parameters
     ----------
     asked : Namespace
-        What `parser` has read.
+        Arguments parsed by `parser`.
     draw : callable
-        The trouble of a seed.
+        Function that returns the fault of a seed.
     do : callable
     make : callable
-        A new arena.
+        Function that returns a new arena.
     hangs : float
-        Seconds after which a piece of work counts as hanging.
+        Seconds after which the work counts as hanging.
     """
     found: Counter[str] = Counter()
     bad: list[int] = []

@@ -1,4 +1,4 @@
-"""Pieces of work that troubles happen to, each with its independent or undisturbed truth."""
+"""Work under faults, each with its independent or undisturbed result for comparison."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from daskml_dist.schedules import InverseScaling
 __all__ = ["ALPHA", "BOUND", "check_clean", "classifier", "do", "objective"]
 
 N_ROWS, N_BLOCKS = 3_000, 6
-#: Seconds in which the work must end, whatever happens to it.
+#: Limit in seconds for the work, whatever happens.
 BOUND = 200.0
-#: Large enough for a fit to come near the optimum, where it matters little how lanes took turns.
+#: Large enough for a fit to get near the optimum, where the order of the lanes hardly matters.
 ALPHA = 0.1
-#: Policies whose result is the same each time, so also after a loss.
+#: Policies whose result is always the same, also after a loss.
 _EXACT = {"sync", "allreduce", "local", "average"}
 
 _truths: dict[tuple[str, int], Any] = {}
 
 
 def do(trouble: Trouble, arena: Arena) -> TroubleMaker:
-    """Do a piece of work while the trouble happens; raise where the result is not the true one."""
+    """Do some work while the fault happens; raise if the result is not the true one."""
     arena.heal()
     truth = _truth(trouble)
     arena.heal()
@@ -55,7 +55,7 @@ def do(trouble: Trouble, arena: Arena) -> TroubleMaker:
 
 
 def check_clean(arena: Arena) -> None:
-    """Nothing of the work is left on the cluster."""
+    """Check that nothing of the work is left on the cluster."""
     deadline = time.monotonic() + 60
     while left := arena.client.run_on_scheduler(_tasks):
         assert time.monotonic() < deadline, f"left behind: {left}"
@@ -80,7 +80,7 @@ def _rows(trouble: Trouble, arena: Arena) -> tuple[Any, Any]:
     if trouble.rows == "memory":
         return X, y
 
-    def slowly(block: Any) -> Any:  # in here it travels whole: workers cannot import the tests
+    def slowly(block: Any) -> Any:  # local, so pickled by value: workers cannot import the tests
         time.sleep(0.05)
         return block
 
@@ -93,13 +93,13 @@ def _rows(trouble: Trouble, arena: Arena) -> tuple[Any, Any]:
 
 
 def classifier(policy: str, max_iter: int, *callbacks: Any, **more: Any) -> SGDClassifier:
-    """A classifier whose fit is the same each time, in lock-step."""
+    """Return a classifier whose fit is always the same in lock-step."""
     return SGDClassifier(
         policy=policy,
         max_iter=max_iter,
         tol=None,
         batch_size=32,
-        # Two servers: one would leave the sums of one host to the trainers under "sync".
+        # Two servers: a single one would leave the sums of one host to the trainers under "sync".
         run=Run(n_lanes=3, n_servers=2 if policy == "sync" else 1),
         random_state=0,
         optimizer="sgd",
@@ -125,7 +125,7 @@ def _work(trouble: Trouble, rows: tuple[Any, Any], maker: TroubleMaker | None) -
 
 
 def _truth(trouble: Trouble) -> Any:
-    """What NumPy finds, or the same work that nothing happens to."""
+    """Return NumPy's result, or that of the same work without a fault."""
     X, y = _numbers()
     if trouble.work == "scaler":
         return X.mean(axis=0)
@@ -160,9 +160,10 @@ def _loss(clf: Any) -> float:
 
 
 def objective(clf: Any, X: Any, y: Any) -> float:
-    """Mean loss of rows and the penalty, whose sum a fit minimises.
+    """Return the mean loss of rows plus the penalty, the objective that a fit minimises.
 
-    Near its minimum the sum hardly depends on where a race ends; the loss alone has a slope there.
+    Near its minimum the objective hardly depends on where a race ends; the loss alone has a slope
+    there.
     """
     raw = X @ clf.coef_.ravel() + clf.intercept_
     loss = np.mean(np.logaddexp(0, np.where(y, -raw, raw)))

@@ -16,7 +16,7 @@ from daskml_dist.errors import DaskMLDistError
 
 
 def make_every_call(group: RankGroup, blocks: list[Any], state: Any) -> int:
-    """Compare each collective with what NumPy makes of the ranks' known values."""
+    """Compare each collective with NumPy's result for the ranks' known values."""
     rank, size = group.rank, group.size
     assert group.allgather({"rank": rank}) == [{"rank": r} for r in range(size)]
     found = group.allgather(np.full(rank, float(rank)))
@@ -31,12 +31,12 @@ def make_every_call(group: RankGroup, blocks: list[Any], state: Any) -> int:
             total = group.allreduce(array)
             assert total.dtype == dtype
             np.testing.assert_array_equal(total, np.full(shape, (ranks + 1).sum(), dtype))
-            np.testing.assert_array_equal(array, np.full(shape, rank + 1, dtype))  # not changed
+            np.testing.assert_array_equal(array, np.full(shape, rank + 1, dtype))  # unchanged
     assert group.allreduce(np.eye(3)[:, ::2] * rank, "max").sum() == 2 * size - 2
     np.testing.assert_array_equal(group.allreduce([rank, -rank], "min"), [0, 1 - size])
     assert group.allreduce(rank == 0) == 1
     assert group.allreduce(f"{rank}" == "0", lambda a, b: a | b)
-    # A function that is no sum, in the order of ranks.
+    # A function other than a sum, applied in the order of ranks.
     joined = group.allreduce(np.array([rank, rank]), lambda a, b: np.array([a[0], b[1]]))
     assert joined.tolist() == [0, size - 1]
     rows = np.arange(20.0).reshape(10, 2)
@@ -47,20 +47,20 @@ def make_every_call(group: RankGroup, blocks: list[Any], state: Any) -> int:
 
 
 def add_up(group: RankGroup, blocks: list[Any], state: Any) -> tuple[Any, int]:
-    """Return the sum of all blocks' entries, and the number of the own ones."""
+    """Return the sum of all blocks' entries, and the number of this rank's blocks."""
     own = np.sum([np.sum(block) for block in blocks], dtype=float)
     return float(group.allreduce(own)), len(blocks)
 
 
 def list_blocks(group: RankGroup, blocks: list[Any], state: Any) -> list[Any]:
-    """Return the own blocks."""
+    """Return this rank's blocks."""
     return blocks
 
 
 def count_to_ten(group: RankGroup, blocks: list[Any], state: Any) -> tuple[int, float, int]:
-    """Add up the blocks ten times, and save after each; one that finds an order to end obeys once.
+    """Add the blocks ten times, saving after each; a rank that finds an order to exit does so once.
 
-    The state: the folder of orders, the number of additions, and the total.
+    The state holds the folder of orders, the number of additions, and the total.
     """
     folder, n, total = state
     while n < 10:
@@ -74,7 +74,7 @@ def count_to_ten(group: RankGroup, blocks: list[Any], state: Any) -> tuple[int, 
 
 
 def obey(folder: str, n: int) -> None:
-    """End this process, as no clean-up could, where there is an order to do so."""
+    """End this process without clean-up, if there is an order to do so."""
     order = Path(folder, f"end-{n}")
     try:
         order.unlink()
@@ -84,7 +84,7 @@ def obey(folder: str, n: int) -> None:
 
 
 def wait_for(path: Path) -> None:
-    """Wait until a file is there."""
+    """Wait until a file exists."""
     until = time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < until
@@ -116,7 +116,7 @@ def cross(group: RankGroup, blocks: Any, state: Any) -> None:
 
 
 def swallow(group: RankGroup, blocks: Any, state: Any) -> None:
-    """Hide the error of different calls behind another."""
+    """Hide the error of different calls behind another one."""
     try:
         cross(group, blocks, state)
     except DaskMLDistError as error:
@@ -124,12 +124,12 @@ def swallow(group: RankGroup, blocks: Any, state: Any) -> None:
 
 
 def make_lock(group: RankGroup, blocks: Any, state: Any) -> Any:
-    """Return what cannot be pickled."""
+    """Return an object that cannot be pickled."""
     return threading.Lock()
 
 
 def leave(group: RankGroup, blocks: Any, state: Any) -> None:
-    """Leave as a script does."""
+    """Exit as a script does."""
     raise SystemExit(3)
 
 

@@ -15,20 +15,20 @@ from daskml_dist.comm.socket_group import PeerGroup, PeerListener
 
 __all__ = ["PATIENCE", "Ranks", "host_number"]
 
-#: Seconds that ranks wait for each other: while one compiles on a busy machine, many pass.
+#: Seconds that ranks wait for each other: compiling on a busy machine takes many.
 PATIENCE = 200.0
 _HOST, _SECRET = "127.0.0.1", b"s" * 32
 _here = threading.local()
 
 
 def host_number() -> int:
-    """Number of the host that the calling rank is said to be on."""
+    """Return the simulated host number of the calling rank."""
     number: int = _here.number
     return number
 
 
 class Ranks:
-    """Some ranks, each in a thread of its own."""
+    """Ranks, each in a separate thread."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Ranks:
         self.groups = list(self._pool.map(meet, range(len(allowed))))
 
     def each(self, act: Callable[[Communicator], Any]) -> list[Any]:
-        """What each rank makes of its communicator, by rank."""
+        """Call a function with each rank's communicator; return the results by rank."""
         return list(self._pool.map(act, self.groups))
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from tests.contracts.subjects import SUBJECTS, Subject
 
 __all__ = ["CONTAINERS", "Y_AS", "Case", "cases", "is_ordered"]
 
-#: What X is, and whether it comes from a graph of dataframes or of arrays.
+#: Type of X, and whether it comes from a graph of dataframes or of arrays.
 CONTAINERS = {
     "frame": "frame",
     "array of a frame": "frame",
@@ -33,13 +33,13 @@ CONTAINERS = {
     "CSR": "memory",
     "CSC": "memory",
 }
-#: How y is passed beside a dataframe.
+#: How y is passed with a dataframe.
 Y_AS = ("series", "column frame", "array", "name")
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Plain values that a case follows from."""
+    """Plain values that determine a case."""
 
     subject: str
     container: str = "frame"
@@ -62,18 +62,18 @@ class Case:
 
     @property
     def of(self) -> Subject:
-        """The subject."""
+        """Return the subject."""
         return SUBJECTS[self.subject]
 
     @property
     def is_unique(self) -> bool:
-        """Whether coefficients follow from the data."""
+        """Return whether the data determine the coefficients."""
         enough = self.n_rows >= 40 and self.dtype not in {"bool", "nullable booleans"}
         return SHAPES[self.shape].unique and self.of.setting.unique and enough
 
     @property
     def rtol(self) -> float:
-        """How near results in the case's dtype and shape can be, in place of the subject's."""
+        """Return the tolerance for the case's dtype and shape, instead of the subject's."""
         if self.dtype in {"float32", "several nullable"}:
             return 2e-3 if self.of.setting.rtol < 1e-3 else 1e-2
         return 1e-6 if "float32" in self.target + self.weight else 0.0 if self.is_unique else 1e-5
@@ -84,19 +84,19 @@ class Case:
 
 @st.composite
 def cases(draw: Any, *, subjects: Any = None, client: bool = False, **given: str) -> Case:
-    """Cases in which everything fits together.
+    """Return cases whose parts are compatible.
 
     Parameters
     ----------
     subjects : iterable of str, optional
         Subjects to draw from.
     client : bool, default=False
-        Whether a client will be there.
+        Whether there will be a client.
     **given : str
-        ``container``, ``source`` and ``step`` that are not drawn.
+        Values of ``container``, ``source`` and ``step`` that are not drawn.
     """
-    # All follows from one number: hypothesis would try small changes of a case, and plain cases
-    # first, where what is wanted is as many unlike ones as there is time for.
+    # Everything is drawn from one number: hypothesis would try small changes of a case, and simple
+    # cases first, but as many different cases as possible are wanted.
     number = draw(st.integers(0, 2**32))
     return _drawn(Random(f"{number} {given}"), list(subjects or SUBJECTS), client, **given)
 
@@ -116,12 +116,12 @@ def _drawn(
     shape = rng.choice(subject.setting.shapes)
     steps = _steps(rng, CONTAINERS[where], step)
     if client and sys.version_info < (3, 12):
-        # Dask's cached properties hold a lock there, and graphs that need divisions deadlock.
+        # With a lock in Dask's cached properties, graphs that need divisions deadlock.
         steps = tuple(s for s in steps if s not in {"sorted", "indexed", "sorted by target"})
     if where == "array of a frame" and not is_ordered(steps):
-        where = "frame"  # columns become arrays one by one, which Dask then computes apart
+        where = "frame"  # columns become arrays one by one, which Dask then computes separately
     if where == "array of a frame":
-        # Dask makes no array of such a frame that it could compute.
+        # Dask makes no computable array from such a frame.
         steps = tuple(s for s in steps if s != "parts aliased")
     return Case(
         name,
@@ -143,7 +143,7 @@ def _drawn(
 def _sources(container: str) -> list[str]:
     kind = CONTAINERS[container]
     table: Any = {"frame": FRAME_SOURCES, "array": ARRAY_SOURCES, "memory": ["memory"]}[kind]
-    # Dask makes no array of such a frame that it could compute.
+    # Dask makes no computable array from such a frame.
     return [s for s in table if container != "array of a frame" or "unverified" not in s]
 
 
@@ -153,13 +153,13 @@ def _steps(rng: Random, kind: str, step: str | None) -> tuple[str, ...]:
     if step is not None and step not in found:
         found.insert(rng.randrange(len(found) + 1), step)
     if kind == "array":
-        # Sizes are unknown from a filter on.
+        # After a filter, sizes are unknown.
         found.sort(key=lambda s: 2 * (not table[s].needs_sizes) + table[s].drops_junk)
     return tuple(found)
 
 
 def is_ordered(steps: tuple[str, ...]) -> bool:
-    """Whether rows of a frame come in the same order each time."""
+    """Return whether rows of a frame come in the same order each time."""
     ordered = True
     for step in steps:
         made = FRAME_STEPS[step]
@@ -167,13 +167,13 @@ def is_ordered(steps: tuple[str, ...]) -> bool:
     return ordered
 
 
-#: Of NumPy's dtypes, each column the same.
+#: NumPy dtypes, the same for each column.
 _PLAIN = {"float64", "float32", "int64", "int8", "uint8", "bool", "object"}
 _SPARSE = {"sparse array", "CSR", "CSC"}
 
 
 def _holds(dtype: str, shape: str, container: str) -> bool:
-    """Whether a dtype can hold a shape of data in a container."""
+    """Return whether a dtype can hold a shape of data in a container."""
     held, data = DTYPES[dtype], SHAPES[shape]
     if container not in {"frame", "array of a frame", "pandas"} and dtype not in _PLAIN:
         return False
@@ -184,7 +184,7 @@ def _holds(dtype: str, shape: str, container: str) -> bool:
 
 
 def _containers(subject: Subject) -> list[str]:
-    """Containers that a subject takes."""
+    """Return the containers that a subject accepts."""
     words = any(SHAPES[shape].kind == "words" for shape in subject.setting.shapes)
     dense = words or subject.is_metric or subject.is_composed
     trained = hasattr(subject.model, "run")

@@ -1,4 +1,4 @@
-"""Columns other than those of the fit: refused, whatever the method and the kind of frame."""
+"""Columns that differ from those of the fit: refused by all methods, for all kinds of frames."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.contracts.subjects import SUBJECTS, Subject
 
 __all__ = ["CHANGES", "FRAMES", "Other", "check", "subjects"]
 
-#: What has become of the columns.
+#: Changes of the columns.
 CHANGES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "in another order": lambda X: X[list(X.columns[::-1])],
     "renamed": lambda X: X.rename(columns={FEATURES[0]: "other"}),
@@ -37,7 +37,7 @@ METHODS = ("predict", "predict_proba", "decision_function", "transform", "score"
 
 @dataclass(frozen=True)
 class Other:
-    """A subject, and what it is given after a fit on pandas."""
+    """A subject, and its input after a fit on pandas."""
 
     subject: str
     change: str = "in another order"
@@ -45,13 +45,13 @@ class Other:
 
 
 def subjects() -> list[str]:
-    """Subjects that are fitted to all columns of a frame."""
+    """Return the subjects that are fitted to all columns of a frame."""
     return [n for n, s in SUBJECTS.items() if s.model is not None and not s.needs_names]
 
 
 @cache
 def _fitted(name: str) -> tuple[Any, pd.DataFrame]:
-    """A fitted subject, and its rows."""
+    """Return a fitted subject, and its rows."""
     subject = SUBJECTS[name]
     table = _rows(subject)
     return clone(subject.model).fit(table[FEATURES], table["y"]), table
@@ -65,7 +65,7 @@ def _rows(subject: Subject) -> pd.DataFrame:
 
 
 def check(case: Other) -> list[str]:
-    """Methods that take the columns without an error, a line each."""
+    """Return the methods that accept the columns without an error, one line each."""
     to_frame = FRAMES[case.frame]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

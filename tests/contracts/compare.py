@@ -1,4 +1,4 @@
-"""Named results of two computations, and what differs between them."""
+"""Comparison of the named results of two computations."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from daskml_dist.errors import DaskMLDistError
 
 __all__ = ["Refusal", "attempt", "differences", "plain"]
 
-#: Labels that may fall to the other side of a boundary by rounding.
+#: Share of labels that may cross a boundary by rounding.
 SLIPS = 0.01
-#: What may be near zero beside these, and is as near to its value as they are.
+#: Results that may be near zero compared with others, and are only as accurate as these.
 _BESIDE = {"intercept_": "coef_", "intercepts_": "coefs_"}
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Error in place of results."""
+    """Error instead of results."""
 
     error: Exception
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is of the package's tree."""
+        """Return whether the error is one of the package's classes."""
         return isinstance(self.error, DaskMLDistError)
 
     def __str__(self) -> str:
@@ -36,17 +36,17 @@ class Refusal:
 
 
 def attempt(function: Callable[..., Any], *args: Any) -> Any:
-    """Results, or the refusal."""
+    """Return the results, or the refusal."""
     try:
         return function(*args)
     except Exception as error:
-        # Tracebacks keep what they passed, and with it what lies on a cluster.
+        # Tracebacks keep their frames' objects alive, and so data on a cluster.
         error.__traceback__ = error.__context__ = error.__cause__ = None
         return Refusal(error)
 
 
 def plain(values: Any) -> Any:
-    """Arrays of NumPy's dtypes, for what scikit-learn takes: missing values are NaN."""
+    """Return arrays of NumPy's dtypes in a form for scikit-learn: missing values are NaN."""
     if isinstance(values, pd.DataFrame):
         return pd.DataFrame({name: _plain_series(values[name]) for name in values})
     if isinstance(values, pd.Series):
@@ -71,17 +71,17 @@ def _plain_series(series: pd.Series) -> Any:
 def differences(
     found: dict[str, Any], expected: dict[str, Any], rtol: float, *, whole: bool
 ) -> list[str]:
-    """What of the found results differs from the expected ones, a line each.
+    """Return the differences between found and expected results, one line each.
 
     Parameters
     ----------
     found, expected : dict
         Results by name: numbers, arrays, strings or lists of them.
     rtol : float
-        Of the largest absolute value of each result.
+        Tolerance relative to the largest absolute value of each result.
     whole : bool
-        Whether both must have the same results, those of methods of the same dtypes; else what
-        both have is compared, by value.
+        Whether both must have the same results, and methods must return the same dtypes; otherwise
+        only common results are compared, by value.
     """
     lines = []
     if whole and found.keys() != expected.keys():
@@ -89,7 +89,7 @@ def differences(
     for name in found.keys() & expected.keys():
         beside = _largest(expected.get(_BESIDE.get(name, "")))
         if name == "score()":
-            beside = max(beside, 1.0)  # R2 is 1 less a ratio of sums, so it is rounded beside 1
+            beside = max(beside, 1.0)  # R2 is 1 minus a ratio, so its rounding is relative to 1
         strict = whole and name.endswith(")")
         if line := _difference(found[name], expected[name], rtol, strict, beside):
             lines.append(f"{name}: {line}")
@@ -118,7 +118,7 @@ def _difference(found: Any, expected: Any, rtol: float, whole: bool, beside: flo
 
 
 def _holds_arrays(value: Any) -> bool:
-    """Whether a value is an array of arrays, which differ in length."""
+    """Return whether a value is an array of arrays with different lengths."""
     is_objects = isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1
     return is_objects and any(isinstance(item, np.ndarray) for item in value)
 

@@ -1,8 +1,8 @@
-"""Graphs: ways to make a Dask collection out of rows, each of which gives these very rows.
+"""Graphs: ways to build a Dask collection from rows, which must all deliver the same rows.
 
-A *source* makes a collection of rows in memory; a *step* makes another collection of the same rows
-out of one. They are composed freely. Steps are functions of the module, so that they are pickled
-by name.
+A *source* makes a collection from rows in memory; a *step* makes another collection of the same
+rows from a collection. They can be combined freely. Steps are module-level functions, so that they
+are pickled by name.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Context:
-    """What a graph is made with.
+    """Context in which a graph is built.
 
     Parameters
     ----------
     n_blocks, seed : int
     folder : Path
-        For files; new and empty.
+        Folder for files; new and empty.
     kept : list
-        Persisted collections that a graph names without holding their futures.
+        Persisted collections that a graph refers to without holding their futures.
     """
 
     n_blocks: int
@@ -58,7 +58,7 @@ class Context:
     kept: list[Any] = field(default_factory=list)
 
     def cuts(self, n_rows: int) -> list[int]:
-        """Where uneven blocks begin and end, one of them empty."""
+        """Return the bounds of uneven blocks, one of them empty."""
         rng = np.random.default_rng(self.seed)
         inner = np.sort(rng.integers(0, n_rows + 1, max(self.n_blocks - 2, 0))).tolist()
         middle = inner[len(inner) // 2 :][:1] or [0]
@@ -66,11 +66,11 @@ class Context:
 
 
 def junk(table: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """The table with rows that a filter drops again, one block of them alone."""
+    """Return the table with additional rows for a filter to drop, one block of them alone."""
     rng = np.random.default_rng(seed)
     n_more = max(len(table) // 3, 1)
     more = table.iloc[rng.integers(0, len(table), n_more)].assign(row=-1)
-    # The wrong targets, which show in what is fitted to them.
+    # Wrong targets, which would affect results if they were not dropped.
     more["y"] = more["y"].iloc[::-1].to_numpy() if len(more) > 1 else more["y"]
     whole = pd.concat([table, more], ignore_index=True)
     mixed = whole.iloc[np.r_[rng.permutation(len(table) + n_more // 2),
@@ -108,9 +108,9 @@ def _from_map(table: pd.DataFrame, context: Context) -> Any:
 
 
 def _parquet(table: pd.DataFrame, context: Context) -> Any:
-    """Small files, several of which Dask reads as one partition where few columns are needed.
+    """Return small files, several of which Dask reads as one partition if few columns are needed.
 
-    No two rows have the same label: pandas aligns columns by labels, where they are of one file.
+    All rows have different labels: pandas aligns columns by label within a file.
     """
     for i, part in enumerate(_pieces(table.reset_index(drop=True), context)):
         part.to_parquet(context.folder / f"part{i:02}.parquet")
@@ -126,7 +126,7 @@ def _concatenated(table: pd.DataFrame, context: Context) -> Any:
 
 
 def _single_rows(table: pd.DataFrame, context: Context) -> Any:
-    """Partitions of one row, and an empty one, before the others."""
+    """Return partitions of one row, and an empty one, before the others."""
     few = min(3, len(table))
     cuts = [*range(few), few, few, *np.linspace(few, len(table), context.n_blocks + 1).astype(int)]
     parts = [dask.delayed(table.iloc[a:b]) for a, b in itertools.pairwise(cuts)]
@@ -149,7 +149,7 @@ def _without_junk(frame: Any, context: Context) -> Any:
 
 
 def _merged(frame: Any, context: Context) -> Any:
-    """Features and targets that come from two tables."""
+    """Return features and targets that come from two tables."""
     right = frame[["row", "y", "w"]]
     return frame.drop(columns=["y", "w"]).merge(right, on="row")
 
@@ -160,18 +160,18 @@ def _once(frame: Any, context: Context) -> Any:
 
 @dataclass(frozen=True)
 class FrameStep:
-    """Step of a dataframe.
+    """Step on a dataframe.
 
     Parameters
     ----------
     make : callable
-        From a Dask dataframe to one of the same rows.
+        From a Dask dataframe to one with the same rows.
     ordered : bool
-        Whether the rows come in the same order each time that they are computed.
+        Whether the rows have the same order each time that they are computed.
     drops_junk : bool
-        Whether rows of junk are to be among the rows, which it drops.
+        Whether the step drops junk rows, which must then be among the rows.
     persists : bool
-        Whether the rows are computed once, and come in one order from then on.
+        Whether the rows are computed once, and keep their order from then on.
     """
 
     make: Callable[[Any, Context], Any]
@@ -181,12 +181,12 @@ class FrameStep:
 
 
 def _halves(frame: Any, context: Context) -> Any:
-    """Two parts of one frame, joined again."""
+    """Return two parts of one frame, concatenated again."""
     low = frame["row"] % 2 == 0
     return dd.concat([frame[low], frame[~low]])
 
 
-# Ways to refer to data of a persisted collection, each of which Dask writes differently.
+# Ways to refer to data of a persisted collection; Dask represents each differently.
 
 
 def _persisted_parts(collection: Any, context: Context) -> list[Any]:
@@ -204,7 +204,7 @@ def _parts_aliased(frame: Any, context: Context) -> Any:
 
 
 def _innermost(nested: Any) -> Any:
-    """The part at the bottom of lists and dicts of one thing each."""
+    """Return the innermost part of nested lists and dicts of one element each."""
     while isinstance(nested, list | dict):
         (nested,) = nested.values() if isinstance(nested, dict) else nested
     return nested
@@ -217,15 +217,15 @@ def _parts_nested(frame: Any, context: Context) -> Any:
 
 
 def _column_persisted(frame: Any, context: Context) -> Any:
-    # A merge numbers the rows of each partition anew. Dask shuffles both sides to align them, and
-    # of rows of one label either may come first: there is no alignment without labels of their own.
+    # A merge renumbers the rows of each partition. Dask shuffles both sides to align them, and rows
+    # with equal labels may come in any order: alignment needs unique labels.
     labelled = frame.map_partitions(lambda part: part.set_index("row", drop=False))
     frame = labelled.rename_axis(index=None).persist()
     return frame.assign(y=frame["y"].persist())
 
 
 def _in_tuples(frame: Any, context: Context) -> Any:
-    """Tasks of the older format, which name their arguments by bare keys, in lists."""
+    """Return tasks of the older format, which name their arguments by bare keys, in lists."""
     frame = frame.persist()
     keys, name = frame.__dask_keys__(), f"tuples-{uuid.uuid4().hex}"
     graph = {(name, i): (_innermost, [[key]]) for i, key in enumerate(keys)}
@@ -234,7 +234,7 @@ def _in_tuples(frame: Any, context: Context) -> Any:
 
 
 def _fused(frame: Any, context: Context) -> Any:
-    """Several tasks that Dask has made one of, over persisted rows."""
+    """Return several tasks that Dask has fused into one, over persisted rows."""
     return frame.persist().map_partitions(_same).map_partitions(_copied).optimize()
 
 
@@ -243,7 +243,7 @@ def _copied(part: Any) -> Any:
 
 
 def _transformed(frame: Any, context: Context) -> Any:
-    """Partitions that a transformer has made of a persisted frame."""
+    """Return partitions that a transformer has computed from a persisted frame."""
     return map_blocks(_same, frame.persist(), frame._meta)
 
 
@@ -272,7 +272,7 @@ FRAME_STEPS: dict[str, FrameStep] = {
     "parts persisted": FrameStep(_parts_persisted, persists=True),
     "parts aliased": FrameStep(_parts_aliased, persists=True),
     "parts nested": FrameStep(_parts_nested, persists=True),
-    # Dask aligns partitions of unknown divisions by a shuffle.
+    # Dask aligns partitions with unknown divisions by a shuffle.
     "column persisted": FrameStep(_column_persisted, ordered=False),
     "in tuples": FrameStep(_in_tuples, persists=True),
     "fused": FrameStep(_fused, persists=True),
@@ -282,7 +282,7 @@ FRAME_STEPS: dict[str, FrameStep] = {
 
 
 # --- arrays ----------------------------------------------------------------------------------
-# X, y, weights and ids are arrays of their own, and take the same steps.
+# X, y, weights and ids are separate arrays, and go through the same steps.
 
 Arrays = dict[str, Any]
 
@@ -318,16 +318,16 @@ ARRAY_SOURCES: dict[str, Callable[[NDArray[Any], Context], Any]] = {
 
 @dataclass(frozen=True)
 class ArrayStep:
-    """Step of arrays.
+    """Step on arrays.
 
     Parameters
     ----------
     make : callable
-        From arrays, by name, to arrays of the same rows.
+        From arrays by name to arrays of the same rows.
     needs_sizes : bool
         Whether the chunk sizes must be known before.
     drops_junk : bool
-        Whether rows of junk are to be among the rows, which it drops.
+        Whether the step drops junk rows, which must then be among the rows.
     """
 
     make: Callable[[Arrays, Context], Arrays]
@@ -340,7 +340,7 @@ def _each(step: Callable[[Any], Any]) -> Callable[[Arrays, Context], Arrays]:
 
 
 def _rechunked(arrays: Arrays, context: Context) -> Arrays:
-    """Blocks of other sizes in each array, and as many or not."""
+    """Return arrays with other block sizes in each, and equal or different numbers of blocks."""
     n_rows = len(arrays["row"])
     sizes = {name: max(n_rows // 5 + 3 * i, 1) for i, name in enumerate(arrays)}
     return {name: array.rechunk({0: sizes[name]}) for name, array in arrays.items()}
@@ -357,14 +357,14 @@ def _sorted_by_target(arrays: Arrays, context: Context) -> Arrays:
 
 
 def _cut_into_single_rows(arrays: Arrays, context: Context) -> Arrays:
-    """Chunks of one row before and behind the others, and an empty one."""
+    """Return chunks of one row before and after the others, and an empty one."""
     between = np.diff(np.linspace(0, len(arrays["row"]) - 3, context.n_blocks + 1).astype(int))
     sizes = (1, 1, 0, *between.tolist(), 1)
     return {name: array.rechunk({0: sizes}) for name, array in arrays.items()}
 
 
 def _sliced(arrays: Arrays, context: Context) -> Arrays:
-    """The second half before the first. (Dask loses rows of empty chunks that are reversed.)"""
+    """Return the second half before the first. (Dask loses rows of reversed empty chunks.)"""
     middle = len(arrays["row"]) // 2
     return {n: da.concatenate([a[middle:], a[:middle]]) for n, a in arrays.items()}
 
@@ -379,7 +379,7 @@ def _found_out(arrays: Arrays, context: Context) -> Arrays:
 
 
 def _array_of_parts(parts: list[Any], array: Any) -> Any:
-    """An array of delayed chunks, of the same sizes as the array's."""
+    """Return an array of delayed chunks, with the sizes of the given array's chunks."""
     shapes = itertools.product(*array.chunks)
     blocks = np.empty(len(parts), dtype=object)
     for i, (part, shape) in enumerate(zip(parts, shapes, strict=True)):

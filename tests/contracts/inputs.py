@@ -1,6 +1,6 @@
 """Tables of rows: shapes of data, dtypes, targets, labels and weights.
 
-A new entry of a table here is drawn by every test of the contracts.
+A new entry of a table here is used by every contract test.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ class Shape:
     Parameters
     ----------
     make : callable
-        From a generator and rows of a standard normal distribution, of shape (n, 4), to numbers
-        or words of this shape.
+        From a generator and standard normal rows of shape (n, 4) to numbers or words of this shape.
     kind : {"numbers", "counts", "missing", "words", "text"}
     wide : bool
-        Whether the values leave the range of a byte, or the digits of float32.
+        Whether the values exceed the range of a byte, or the digits of float32.
     unique : bool
-        Whether coefficients follow from the data; else predictions alone are compared.
+        Whether the data determine the coefficients; otherwise only predictions are compared.
     """
 
     make: Callable[[Rng, NDArray[Any]], NDArray[Any]]
@@ -43,7 +42,7 @@ class Shape:
 
 
 def _with(columns: dict[int, float], scale: float = 1.0) -> Callable[[Rng, NDArray[Any]], Any]:
-    """Rows with offsets in some columns."""
+    """Return rows with offsets in some columns."""
 
     def make(rng: Rng, rows: NDArray[Any]) -> NDArray[Any]:
         rows = rows * scale
@@ -98,9 +97,9 @@ class DType:
     make : callable
         From a frame of float64, or of words, to these dtypes.
     missing, wide : bool
-        Whether it holds missing values; numbers of many digits.
+        Whether it can hold missing values; numbers with many digits.
     words, numbers : bool
-        Whether it holds words; numbers.
+        Whether it can hold words; numbers.
     """
 
     make: Callable[[pd.DataFrame], pd.DataFrame]
@@ -115,7 +114,7 @@ def _whole(dtype: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
 
 
 def _several(*dtypes: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """A dtype for each column, in turn."""
+    """Return a function that gives each column another dtype, in turn."""
 
     def make(frame: pd.DataFrame) -> pd.DataFrame:
         found = dict(zip(frame.columns, dtypes, strict=True))
@@ -167,7 +166,7 @@ class Target:
     Parameters
     ----------
     make : callable
-        From a signal (n,) of about standard normal distribution to targets.
+        From an approximately standard normal signal (n,) to targets.
     kind : {"classes", "real", "positive"}
     n_classes : int
     """
@@ -178,7 +177,7 @@ class Target:
 
     @property
     def dtype(self) -> Any:
-        """Dtype of the targets."""
+        """Return the dtype of the targets."""
         return self.make(np.zeros(1)).dtype
 
 
@@ -233,7 +232,7 @@ WEIGHTS: dict[str, Callable[[Rng, int], pd.Series] | None] = {
     "whole": lambda rng, n: pd.Series(rng.integers(0, 4, n)),
     "float32": lambda rng, n: pd.Series(rng.uniform(0.5, 2, n).astype("float32")),
     "Float64": lambda rng, n: pd.Series(rng.uniform(0.5, 2, n)).astype("Float64"),
-    # Whole blocks have no weight; not of a few rows, which would have fewer than k-means has means.
+    # Whole blocks have no weight, except with few rows: k-means would have too few weighted rows.
     "zeros at first": lambda rng, n: pd.Series(np.where(np.arange(n) < n // 2 * (n > 40), 0, 1.5)),
 }
 
@@ -241,11 +240,11 @@ WEIGHTS: dict[str, Callable[[Rng, int], pd.Series] | None] = {
 def make_table(
     shape: str, dtype: str, target: str, weight: str, n_rows: int, seed: int
 ) -> pd.DataFrame:
-    """One frame of everything.
+    """Return one frame with all data.
 
-    The columns are features, ``y``, ``w``, ``row`` (an id), ``key`` (what shuffles and sorts go by,
-    in an order of its own), and, for metrics, ``guess`` (like ``y``) and ``p0``, ``p1``...
-    (probabilities with ties, of two classes at least).
+    The columns are features, ``y``, ``w``, ``row`` (an id), ``key`` (for shuffles and sorts, in
+    another order), and, for metrics, ``guess`` (like ``y``) and ``p0``, ``p1``... (probabilities
+    with ties, of at least two classes).
     """
     rng = np.random.default_rng([seed, n_rows])
     base = rng.normal(size=(n_rows, len(FEATURES)))

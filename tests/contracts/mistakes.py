@@ -1,4 +1,4 @@
-"""Typical mistakes of users: what each raises, and the words that name its remedy."""
+"""Typical mistakes of users: the error of each, and the words that name its remedy."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ DATA, TYPE = errors.InvalidDataError, errors.InvalidTypeError
 PARAMETER, UNFITTED = errors.InvalidParameterError, errors.NotFittedError
 FILE = errors.ModelFileError
 
-#: A mistake, the error that it raises, and words of it that name the remedy.
+#: A mistake, the error that it raises, and words in its message that name the remedy.
 Mistake = tuple[Callable[[], Any], type[errors.DaskMLDistError], str]
 
 X = np.random.default_rng(0).normal(size=(40, 3))
@@ -96,13 +96,13 @@ UNKNOWN = ARRAY[LAZY_Y > -1]
 
 
 def lazy(frame: Any) -> Any:
-    """The frame as a Dask one."""
+    """Return the frame as a Dask dataframe."""
     return dd.from_pandas(frame, npartitions=2)
 
 
 @cache
 def fitted() -> Any:
-    """A classifier of three named columns."""
+    """Return a classifier fitted to three named columns."""
     return GaussianNB().fit(FRAME, Y)
 
 
@@ -117,7 +117,7 @@ def in_stream(do: Callable[[Any], Any], classes: Any = (0, 1)) -> Any:
 
 
 def published() -> str:
-    """A registry with one version of one model."""
+    """Return a registry with one version of one model."""
     serving.publish(fitted(), "models", "clicks")
     return "models"
 
@@ -970,7 +970,7 @@ PARAMETERS: dict[str, Mistake] = {
     ),
 }  # fmt: skip
 
-#: Transformers, and which columns they are given.
+#: Transformers, and the columns that they are given.
 TRANSFORMERS: dict[str, Mistake] = {
     "a column missing in a frame": (
         lambda: make_column_transformer((StandardScaler(), ["aeg"])).fit(FRAME), DATA,
@@ -2006,7 +2006,7 @@ OTHERS: dict[str, Mistake] = {
     ),
 }  # fmt: skip
 
-#: All of them, by what they are about.
+#: All mistakes, by topic.
 MISTAKES: dict[str, dict[str, Mistake]] = {
     "rows": ROWS,
     "targets": TARGETS,

@@ -1,7 +1,7 @@
 """Metamorphic relations: a change of the rows whose effect on the results is known.
 
-A relation changes rows in memory, and sometimes parameters; what comes out of the changed rows must
-be what the relation expects by the results of the given ones. `RELATIONS` is the table.
+A relation changes rows in memory, and sometimes parameters; the results of the changed rows must
+equal those that the relation predicts from the original results. `RELATIONS` is the table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["RELATIONS", "Related", "Relation", "check", "related"]
 
 Results = dict[str, Any]
 
-#: Powers of two keep all digits.
+#: Powers of two change no digits.
 SCALE = 4.0
 COLUMN_SCALES = np.array([2.0, 0.5, 4.0, 1.0])
 COLUMN_SHIFTS = np.array([1.0, -2.0, 3.0, 0.5])
@@ -39,7 +39,7 @@ COLUMN_SHIFTS = np.array([1.0, -2.0, 3.0, 0.5])
 
 @dataclass(frozen=True)
 class Relation:
-    """Change of rows, and what it does to the results.
+    """Change of rows, and its effect on the results.
 
     Parameters
     ----------
@@ -48,12 +48,12 @@ class Relation:
     applies : callable
         Whether it holds for a subject.
     expect : callable
-        From the results of the given rows, and these rows, to results of the changed ones; those
-        that it leaves out are not compared.
+        From the results of the original rows, and these rows, to the results of the changed ones;
+        results that it leaves out are not compared.
     params : callable
         From the parameters of the subject to those that change with the rows.
     rtol, rtol32 : float
-        At least; of float32 rows.
+        Minimum tolerance; for float32 rows.
     weight : str
         Weights that the rows must have: a name of `WEIGHTS`; "" for any.
     """
@@ -67,11 +67,11 @@ class Relation:
     weight: str = ""
 
 
-# --- whom it holds for -----------------------------------------------------------------------
+# --- subjects for which a relation holds -----------------------------------------------------
 
 
 def _is(*names: str, **params: Any) -> Callable[[Subject], bool]:
-    """Whether a subject is one of these estimators, with these parameters."""
+    """Return a test whether a subject is one of these estimators, with these parameters."""
 
     def applies(subject: Subject) -> bool:
         if subject.name not in names:
@@ -99,8 +99,8 @@ _GLM = ("PoissonRegressor", "GammaRegressor", "TweedieRegressor")
 _BOOSTED = ("HistGradientBoostingClassifier", "HistGradientBoostingRegressor")  # leaves count rows
 _LEAVING_ONE_OUT = ("RidgeCV", "RidgeClassifierCV")  # of a repeated row the others stay
 _COUNTING_CATEGORIES = ("CategoricalNB",)  # those of rows of weight 0 as well, as scikit-learn
-# A covariance has two axes of columns, and its triangular factor changes altogether. What is drawn
-# belongs to places of columns, or of classes. Of equal splits a tree takes the first column's.
+# A covariance has two axes of columns, and its triangular factor changes completely. Random draws
+# belong to positions of columns, or of classes. Of equal splits a tree uses the first column's.
 _belongs_to_columns = _either(
     _is("MLPClassifier", "MLPRegressor", "GaussianMixture", *_BOOSTED), _is("NMF", init="random")
 )
@@ -130,7 +130,7 @@ def _reverse_columns(given: Given, rng: np.random.Generator) -> Given:
 
 
 def _params_reversed(params: dict[str, Any]) -> dict[str, Any]:
-    """Those that have something for each column."""
+    """Reverse the parameters that have an entry for each column."""
     found: dict[str, Any] = {}
     if isinstance(start := params.get("init"), np.ndarray):
         found["init"] = start[:, ::-1]
@@ -168,7 +168,7 @@ def _rename(names: list[str]) -> Callable[[Given, np.random.Generator], Given]:
 
 
 def _labels(given: Given) -> list[Any]:
-    """Targets, and guesses where X is such."""
+    """Return the targets, and the guesses if X holds guesses."""
     guesses = isinstance(given.X, pd.Series) and given.X.dtype == given.y.dtype
     return [given.y, given.X] if guesses else [given.y]
 
@@ -191,7 +191,7 @@ def _without(*names: str) -> Callable[[Results, Given], Results]:
 _OF_ROWS = ("predict()", "predict_proba()", "decision_function()", "score()", "metric()")
 
 
-#: One for each of as many components as columns.
+#: Attributes with an entry for each component, if there are as many components as columns.
 _OF_COMPONENTS = ("explained_variance_", "explained_variance_ratio_", "singular_values_")
 
 
@@ -199,7 +199,7 @@ def _columns_reversed(results: Results, given: Given) -> Results:
     found = {}
     for name, value in results.items():
         if name in {"transform()", "singular_"}:
-            # Several columns of one feature, perhaps; in an order of their own.
+            # The order of several output columns of one feature may differ.
             continue
         if name == "encodings_":  # one a class, of each column
             n = len(value) // len(results["categories_"])
@@ -225,7 +225,7 @@ def _rows_repeated(results: Results, given: Given) -> Results:
     return {
         name: np.asarray(value)[at] if _is_of_rows(name, value) else value
         for name, value in results.items()
-        # A metric is called without weights, and scikit-learn's epsilon_ is of the rows alone.
+        # A metric is called without weights, and scikit-learn's epsilon_ ignores weights.
         if name != "metric()" and ("epsilon_" not in results or name in {"theta_", "class_prior_"})
     }
 
@@ -241,7 +241,7 @@ def _y_scaled(results: Results, given: Given) -> Results:
 
 
 def _mean_scaled(results: Results, given: Given) -> Results:
-    """Of a model of the logarithm of the mean."""
+    """Predict the results of a model of the logarithm of the mean."""
     found = _only("coef_", "score()")(results, given)
     found["intercept_"] = results["intercept_"] + np.log(SCALE)
     found["predict()"] = results["predict()"] * SCALE
@@ -260,7 +260,7 @@ def _renamed(results: Results, given: Given) -> Results:
 
 
 def _order_reversed(results: Results, given: Given) -> Results:
-    # Rows whose classes are equally likely fall to the first of them, so labels may change.
+    # Rows with equally likely classes get the first of them, so labels may change.
     at = "predict_proba()"
     return {at: results[at][:, ::-1]} if at in results else {}
 
@@ -269,7 +269,7 @@ def _far(results: Results, given: Given) -> Results:
     return _y_moved(results, given, 1e3)
 
 
-#: All relations. What the maths says must come out is in `expect`.
+#: All relations. The mathematically required results are in `expect`.
 RELATIONS: dict[str, Relation] = {
     "rows permuted": Relation(_permute, _any),
     "columns reversed": Relation(
@@ -318,7 +318,7 @@ RELATIONS: dict[str, Relation] = {
         _with_x(lambda X: X + COLUMN_SHIFTS),
         _either(_with_intercept, _is("GaussianNB"), _is("StandardScaler", with_mean=True),
                 _is("MinMaxScaler", "RobustScaler")),
-        # Raw predictions of several classes are known but for one number a row.
+        # Raw predictions of several classes are only determined up to one number per row.
         _only("coef_", "transform()", *set(_OF_ROWS) - {"decision_function()"}),
     ),
     "X moved far": Relation(
@@ -355,21 +355,21 @@ RELATIONS: dict[str, Relation] = {
 
 @dataclass(frozen=True)
 class Related(Case):
-    """Case of rows in memory and a relation."""
+    """Case with rows in memory and a relation."""
 
     relation: str = "rows permuted"
 
 
 @st.composite
 def related(draw: Any, relation: str | None = None) -> Related:
-    """Cases of a relation."""
+    """Return cases of a relation."""
     name = relation or draw(st.sampled_from(list(RELATIONS)))
     held = RELATIONS[name]
     subjects = [s for s, subject in SUBJECTS.items() if held.applies(subject)]
     case = draw(cases(subjects=subjects, container="pandas"))
     facts = {f.name: getattr(case, f.name) for f in fields(case)}
     tame = facts["shape"] not in {"far", "constant column"}
-    # A column of few numbers but zeros has a quantile range of 0, which counts as 1 at any scale.
+    # A column with mostly zeros has a quantile range of 0, which counts as 1 at any scale.
     tame &= not (facts["subject"].startswith("RobustScaler") and facts["shape"] == "mostly zero")
     facts |= {"n_rows": 60, "shape": facts["shape"] if tame else "normal"}
     if held.weight:
@@ -380,7 +380,7 @@ def related(draw: Any, relation: str | None = None) -> Related:
 
 
 def check(case: Related) -> list[str]:
-    """What of the results of the changed rows is not as expected, a line each."""
+    """Return the results of the changed rows that are not as expected, one line each."""
     held = RELATIONS[case.relation]
     with warnings.catch_warnings(), TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Settings of the drawn tests, and how a failure is told."""
+"""Settings of the property tests, and the report of a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.contracts.compare import Refusal, attempt
 
 __all__ = ["drawn", "fail_simplest", "lines_of", "simplest", "told", "what"]
 
-#: One seed and no memory of other runs; no search for a smaller case, since `simplest` soon ends.
+#: A fixed seed and no stored runs; no search for a smaller case, since `simplest` does that.
 drawn = settings(
     derandomize=True,
     database=None,
@@ -25,20 +25,20 @@ Check = Callable[[Any], list[str]]
 
 
 def fail_simplest(case: Any, check: Check, module: str) -> NoReturn:
-    """Fail with the simplest case that fails as this one, and the line that runs it again."""
+    """Fail with the simplest case that fails in the same way, and the command that repeats it."""
     raise AssertionError(told(simplest(case, check), check, module))
 
 
 def told(case: Any, check: Check, module: str) -> str:
-    """The line that runs a case again, and what differs in it."""
+    """Return the command that repeats a case, and its differences."""
     return "\n    ".join([f'python -m {module} "{case}"', *lines_of(case, check)])
 
 
 def simplest(case: Any, check: Check) -> Any:
-    """The case with as many fields at their defaults as leave the first difference where it is."""
+    """Return the case with as many default fields as possible and the same first difference."""
     differs = what(lines_of(case, check))
     if not differs:
-        return case  # not each time
+        return case  # the failure does not occur each time
     for field in dataclasses.fields(case):
         if field.default is dataclasses.MISSING or getattr(case, field.name) == field.default:
             continue
@@ -51,17 +51,17 @@ def simplest(case: Any, check: Check) -> Any:
 
 
 def _plainer(value: Any, default: Any) -> list[Any]:
-    """Plainer values, the plainest first; of steps, fewer."""
+    """Return simpler values, the simplest first; for steps, fewer steps."""
     return [default, *((step,) for step in value)] if isinstance(value, tuple) else [default]
 
 
 def what(lines: list[str]) -> set[str]:
-    """What differs, without numbers."""
+    """Return the differences without numbers."""
     return {":".join(line.split(":")[:2])[:60] for line in lines}
 
 
 def lines_of(case: Any, check: Check, *, all_errors: bool = False) -> list[str]:
-    """What differs; the error itself, or nothing, where the values do not go together."""
+    """Return the differences; an error, or nothing if the values are incompatible, counts too."""
     lines = attempt(check, case)
     if isinstance(lines, Refusal):
         return [f"the harness: {lines}"] if all_errors else []

@@ -1,4 +1,4 @@
-"""How results are taken: what a user passes, and what comes of it by name."""
+"""Collection of results: a user's input, and the outputs by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What a user passes.
+    """A user's input.
 
     Parameters
     ----------
@@ -36,9 +36,9 @@ class Given:
     row : object
         Ids of the rows.
     ordered : bool
-        Whether the rows come in the same order each time that they are computed.
+        Whether the rows have the same order each time that they are computed.
     whole : object
-        What X, y, w and row are parts of: it is not let go of.
+        Object that contains X, y, w and row: keeps it alive.
     """
 
     X: Any
@@ -49,9 +49,9 @@ class Given:
     whole: Any = None
 
     def held(self) -> Given:
-        """The same in memory, gathered together."""
+        """Return the same data in memory, computed together."""
         parts = [self.X, self.y, self.w, self.row]
-        # Dask returns what is no dataframe behind what is one, whatever the order of the arguments.
+        # Dask returns objects other than dataframes after dataframes, whatever the argument order.
         for is_frame in (True, False):
             at = [i for i, part in enumerate(parts) if hasattr(part, "expr") is is_frame]
             for i, values in zip(at, dask.compute(*(parts[i] for i in at)), strict=True):
@@ -63,14 +63,14 @@ class Given:
 
 
 def _joined(values: Any) -> Any:
-    """Blocks of a list as one."""
+    """Return the blocks of a list as one."""
     if not isinstance(values, list):
         return values
     return sparse.vstack(values) if sparse.issparse(values[0]) else np.concatenate(values)
 
 
 def fitted_numbers(model: Any) -> dict[str, Any]:
-    """Return the fitted attributes that hold numbers or strings, but for those of the way."""
+    """Return the fitted attributes with numbers or strings, except those about the iterations."""
     found = {}
     for name, value in vars(model).items():
         if name.startswith("_") or not name.endswith("_") or name in _OF_THE_WAY:
@@ -82,12 +82,12 @@ def fitted_numbers(model: Any) -> dict[str, Any]:
     return found
 
 
-#: Fitted attributes that tell of the way to the result, or that rows in memory alone have.
+#: Fitted attributes about the iterations, or that only exist for rows in memory.
 _OF_THE_WAY = {"n_iter_", "t_", "rank_error_", "outliers_", "dual_gap_", "labels_"}
 
 
 def _in_order(values: Any, given: Given) -> Any:
-    """Results of rows in the order of their ids; of rows without an order, sorted."""
+    """Return results of rows in the order of their ids; sorted if rows have no order."""
     [values], [row] = dask.compute(values), dask.compute(given.row)
     if isinstance(values, pd.DataFrame | pd.Series):
         values = plain(values.reset_index(drop=True))
@@ -98,13 +98,13 @@ def _in_order(values: Any, given: Given) -> Any:
 
 
 def _score_of_predictions(model: Any, rows: Any, y: Any) -> float:
-    """What a metric makes of targets and lazy predictions."""
+    """Return the value of a metric of targets and lazy predictions."""
     name = "accuracy_score" if is_classifier(model) else "mean_squared_error"
     return metrics.METRICS[name](y, model.predict(rows))
 
 
 def estimator_results(model: Any, given: Given, **params: Any) -> dict[str, Any]:
-    """Fitted attributes, predictions and scores, by name."""
+    """Return fitted attributes, predictions and scores, by name."""
     weights = {} if given.w is None else {"sample_weight": given.w}
     model = clone(model).set_params(**params).fit(given.X, given.y, **weights)
     found = fitted_numbers(model)
@@ -120,7 +120,7 @@ def estimator_results(model: Any, given: Given, **params: Any) -> dict[str, Any]
 
 
 def transformer_results(model: Any, given: Given, **params: Any) -> dict[str, Any]:
-    """Fitted attributes, transformed rows and names of their columns, by name."""
+    """Return fitted attributes, transformed rows and names of their columns, by name."""
     weights = {} if given.w is None else {"sample_weight": given.w}
     model = clone(model).set_params(**params).fit(given.X, given.y, **weights)
     found = fitted_numbers(model)
@@ -131,20 +131,20 @@ def transformer_results(model: Any, given: Given, **params: Any) -> dict[str, An
 
 
 def metric_results(metric: Any, given: Given, **params: Any) -> dict[str, Any]:
-    """A value, by name."""
+    """Return the value, by name."""
     return {"value": metric(given.y, given.X, sample_weight=given.w)}
 
 
 def plainly(results: Callable[..., dict[str, Any]], thing: Any) -> Callable[[Given], Any]:
-    """Results of scikit-learn's own, of what it takes."""
+    """Return the results of scikit-learn's equivalent, for inputs that it accepts."""
 
     def of(given: Given) -> dict[str, Any]:
         row, w = np.asarray(given.row), None if given.w is None else plain(given.w)
         w = None if w is None else np.asarray(w, dtype=float)
         X = plain(given.X)
         if hasattr(thing, "predict"):
-            # scikit-learn's solvers end further from the optimum on sparse and float32 rows, sums
-            # of small integers overflow, and its sums of booleans (a mixture's) are booleans.
+            # On sparse and float32 rows scikit-learn's solvers end further from the optimum; sums
+            # of small integers overflow, and its sums of booleans (in a mixture) are booleans.
             X = X.toarray() if sparse.issparse(X) else X
             dtypes = list(X.dtypes) if isinstance(X, pd.DataFrame) else [X.dtype]
             X = X.astype(float) if all(dtype.kind in "biuf" for dtype in dtypes) else X

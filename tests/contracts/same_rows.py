@@ -1,6 +1,6 @@
-"""The same rows: from a collection, and in memory.
+"""The same rows from a collection and in memory must give the same results.
 
-A failing case is told as a dict, and run again by one line::
+A failing case is printed as a dict, and can be repeated by one command::
 
     python -m tests.contracts.same_rows "{'subject': ...}"
 """
@@ -39,7 +39,7 @@ __all__ = ["check", "deliver", "kept"]
 
 
 def deliver(case: Case, folder: Path) -> Given:
-    """What a user would pass."""
+    """Return a user's input."""
     table = make_table(
         case.shape, case.dtype, case.target, case.weight, case.n_rows, case.seed
     )  # fmt: skip
@@ -125,19 +125,19 @@ def _of_memory(case: Case, table: pd.DataFrame) -> Given:
 
 
 def check(case: Case) -> list[str]:
-    """What differs between the rows of a collection and the same rows in memory.
+    """Return the differences between rows of a collection and the same rows in memory.
 
     Returns
     -------
     list of str
-        A line for each difference, beginning with the two sides.
+        One line for each difference, beginning with the two sides.
     """
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         given = deliver(case, Path(folder))
         held = attempt(given.held)
         if isinstance(held, Refusal):
-            return []  # Dask itself cannot make these rows
+            return []  # Dask itself cannot compute these rows
         lines = [f"graph: {line}" for line in _wrong_rows(case, held)]
         ours = attempt(case.of.results, held)
         if CONTAINERS[case.container] != "memory":
@@ -145,12 +145,13 @@ def check(case: Case) -> list[str]:
             lines += [f"lazily: {line}" for line in _compare(case, lazily, ours, given)]
         if case.of.twin_results is not None and _has_twin(case, held):
             with warnings.catch_warnings():
-                # What divides by zero on its way is no truth: the weight of a class that has none.
+                # A division by zero makes the result useless, for example the weight of an empty
+                # class.
                 warnings.simplefilter("error", RuntimeWarning)
                 theirs = attempt(case.of.twin_results, held)
             lines += [f"scikit-learn: {line}" for line in _compare_twin(case, ours, theirs)]
         elif isinstance(ours, Refusal) and case.n_rows > 40:
-            # What scikit-learn refuses without weights, too, is refused rightly.
+            # It is right to refuse what scikit-learn refuses even without weights.
             twin = case.of.twin_results
             if twin is None or not isinstance(attempt(twin, replace(held, w=None)), Refusal):
                 lines.append(f"in memory: {ours}")
@@ -159,10 +160,10 @@ def check(case: Case) -> list[str]:
 
 def _has_twin(case: Case, held: Given) -> bool:
     if case.subject == "PCA" and case.container in ("CSR", "CSC"):
-        return False  # scikit-learn's ARPACK finds all components of sparse rows but the last
+        return False  # scikit-learn's ARPACK does not find the last component of sparse rows
     if case.subject == "RidgeCV 1" and case.shape == "far":
-        # Without an intercept scikit-learn's coefficients are right to 2e-6 of themselves, those of
-        # here to 1e-12 (test_columns_far_from_zero_keep_their_digits).
+        # Without an intercept scikit-learn's coefficients have a relative error of 2e-6, ours of
+        # 1e-12 (test_columns_far_from_zero_keep_their_digits).
         return False
     if case.weight == "none":
         return True
@@ -172,7 +173,7 @@ def _has_twin(case: Case, held: Given) -> bool:
 
 
 def _has_class_without_weight(case: Case, held: Given) -> bool:
-    """Whether no row of some class weighs anything: its intercept has no optimum, but falls."""
+    """Return whether a class has no weight: its intercept has no optimum, but falls forever."""
     if "classes" not in case.of.targets or case.of.is_metric:
         return False
     weight, labels = np.ravel(np.asarray(plain(held.w), float)), np.ravel(np.asarray(plain(held.y)))
@@ -181,7 +182,7 @@ def _has_class_without_weight(case: Case, held: Given) -> bool:
 
 
 def _wrong_rows(case: Case, held: Given) -> list[str]:
-    """Rows that the graph should have delivered and has not: a defect of the graph, or of Dask."""
+    """Return rows that the graph should have delivered but did not: a defect of it, or of Dask."""
     found = np.sort(np.concatenate(held.row) if isinstance(held.row, list) else held.row)
     if np.array_equal(found, np.arange(case.n_rows)):
         return []
@@ -196,7 +197,8 @@ def _compare(case: Case, lazily: Any, ours: Any, given: Given) -> list[str]:
     if isinstance(ours, Refusal):
         return [] if _is_known(ours) else [f"no error; in memory: {ours}"]
     if case.container == "list of delayed" and "transform()" in ours and "transform()" in lazily:
-        # Nobody knows the dtype of delayed blocks before they are made: float64 is told, and given.
+        # The dtype of delayed blocks is unknown before they are computed: float64 is declared and
+        # returned.
         lazily = {**lazily, "transform()": lazily["transform()"].astype(ours["transform()"].dtype)}
     both = [kept(case, results) for results in (lazily, ours)]
     if not given.ordered:
@@ -205,7 +207,7 @@ def _compare(case: Case, lazily: Any, ours: Any, given: Given) -> list[str]:
 
 
 def _sorted(name: str, value: Any) -> Any:
-    """Results of rows, each column by itself in order: what does not tell of the rows' order."""
+    """Return results of rows with each column sorted, if the order of rows is not defined."""
     if not (name.endswith(")") or name == "labels_") or np.ndim(value) == 0:
         return value
     return np.sort(value.astype(str) if value.dtype == object else value, axis=0)
@@ -217,14 +219,14 @@ def _compare_twin(case: Case, ours: Any, theirs: Any) -> list[str]:
     if isinstance(ours, Refusal):
         return [] if _is_known(ours) else [f"raises {ours}"]
     if case.of.name.startswith("MLP") and ours["loss_"] < (1 - 1e-5) * theirs["loss_"]:
-        return []  # by the loss, on which both agree, scikit-learn has stopped on its way
+        return []  # scikit-learn has stopped early, by a loss on which both agree
     # The peer gets float64 rows.
     rtol = max(case.of.setting.twin_rtol, case.rtol, 1e-2 if case.dtype == "float32" else 0.0)
     return differences(kept(case, ours), kept(case, theirs), rtol, whole=False)
 
 
-#: What scikit-learn's transformers refuse of rows in memory and ours take lazily, and the other way
-#: round; and what cannot be aligned.
+#: Inputs that scikit-learn's transformers refuse for rows in memory but ours accept lazily, and
+#: vice versa; and inputs that cannot be aligned.
 _KNOWN = (
     "NAType",
     "pandas.NA",
@@ -243,7 +245,7 @@ def _is_known(refusal: Refusal) -> bool:
 
 
 def kept(case: Case, results: dict[str, Any]) -> dict[str, Any]:
-    """The results that follow from the rows."""
+    """Return the results that the rows determine."""
     if _has_tie(results):
         results = {
             n: v for n, v in results.items() if n not in {"predict()", "score()", "metric()"}
@@ -254,7 +256,7 @@ def kept(case: Case, results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_tie(results: dict[str, Any]) -> bool:
-    """Whether rounding decides which of two classes some row belongs to."""
+    """Return whether rounding decides between two classes for some row."""
     if "predict_proba()" not in results:
         return False
     ordered = np.sort(results["predict_proba()"], axis=1)
@@ -262,7 +264,7 @@ def _has_tie(results: dict[str, Any]) -> bool:
 
 
 def replay(told: str) -> list[str]:
-    """Check a case that was told as a dict, on a cluster of its own where it had one."""
+    """Check a case given as a dict, on a new cluster if it had one."""
     case = Case(**ast.literal_eval(told))
     if not case.client:
         return check(case)

@@ -1,6 +1,6 @@
-"""How subjects are set up, and how near their results must be.
+"""Settings of the subjects, and tolerances of their results.
 
-What is not in the table is tried with its defaults.
+A subject that is not in the table is tested with its defaults.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from tests.contracts.inputs import FEATURES
 __all__ = ["DRAWN_METRICS", "ELSEWHERE", "SETTINGS", "TIGHT", "Setting"]
 
 NUMBERS = ("normal", "counts", "mostly zero", "scales", "far", "constant column")
-#: Where no step of a gradient may go too far.
+#: Shapes of data on which no gradient step can be too long.
 TAME = ("normal", "mostly zero")
 WORDS = ("words", "words missing", "codes")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a subject is set up and compared.
+    """Setting of a subject, and how it is compared.
 
     Parameters
     ----------
     params : dict
-        Of the estimator.
+        Parameters of the estimator.
     shapes, targets : tuple of str
         Kinds of data, and kinds of targets.
     rtol : float
-        How near results of a collection are to those of the rows in memory.
+        Tolerance between results of a collection and of the rows in memory.
     twin : dict or None
-        What scikit-learn's own is called with beside what it shares; None: not compared.
+        Parameters of scikit-learn's class in addition to the shared ones; None: not compared.
     twin_rtol : float
-        How near results are to scikit-learn's.
+        Tolerance between results and scikit-learn's.
     twin_is_weighted : bool
-        Whether scikit-learn's own finds the optimum of weighted rows.
+        Whether scikit-learn's class finds the optimum of weighted rows.
     unique : bool
-        Whether fitted attributes follow from the data.
+        Whether the data determine the fitted attributes.
     wide_targets : bool
-        Whether the optimum stays one where targets spread ten times as far.
+        Whether the optimum is still unique if targets spread ten times as far.
     """
 
     params: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Setting:
 
     @property
     def is_exact(self) -> bool:
-        """Whether a few rows are enough to compare by."""
+        """Return whether a few rows are enough for a comparison."""
         return self.rtol < 1e-4
 
 
@@ -72,11 +72,11 @@ TIGHT = {"tol": 1e-9, "max_iter": 2_000}
 _FULL_BATCH = {
     "batch_size": None, "optimizer": "sgd", "learning_rate": 0.2, "max_iter": 6, "tol": None,
 }  # fmt: skip
-# Weights that are penalised like this have one optimum near, whatever the order of sums.
+# With this strong penalty on weights there is one nearby optimum, whatever the order of sums.
 _SMALL = {"hidden_layer_sizes": (4,), "activation": "tanh", "alpha": 1.0, "random_state": 0}
 _STEPS = {"solver": "sgd", "batch_size": None, "learning_rate_init": 0.1, "max_iter": 6, "tol": 0.0}
 _exact, _numbers = _of(rtol=1e-8, twin_rtol=1e-6), _of()
-# scikit-learn's solvers stop early where columns differ by orders of magnitude.
+# scikit-learn's solvers stop early if columns differ by orders of magnitude.
 _iterative = _of(("normal", "counts", "mostly zero", "constant column"))
 _bounded = _of(("normal", "counts", "mostly zero", "constant column"), twin_rtol=1e-2)
 _bounded_ridge = _of(
@@ -89,9 +89,9 @@ _loose = _of(TAME, rtol=1e-3, twin_rtol=1e-2)
 _scaled = _of((*NUMBERS, "missing"), rtol=1e-8, twin_rtol=1e-8)
 _coded = _of(WORDS, rtol=1e-10, twin_rtol=1e-10)
 _grouped = _of(("normal",))
-# Eigenvectors turn where eigenvalues are near each other.
+# Eigenvectors rotate if eigenvalues are close to each other.
 _turned = _of(("normal",), rtol=1e-6, twin_rtol=1e-5)
-# Another way to an optimum is another optimum.
+# Another path leads to another optimum.
 _parts = partial(
     _of(("counts",), rtol=1e-6, twin=None), n_components=2, tol=0.0, max_iter=20, random_state=0
 )
@@ -100,7 +100,7 @@ _binned = _of(("normal", "counts", "scales", "constant column"), rtol=1e-8, twin
 
 
 def _mixed(**params: Any) -> Setting:
-    """Of two components from the same start; scikit-learn's knows no weights."""
+    """Return settings with two components from the same start; scikit-learn ignores weights."""
     kind = params.get("covariance_type", "full")
     precisions = {"full": np.stack([np.eye(4)] * 2), "tied": np.eye(4), "diag": np.ones((2, 4))}
     start = {
@@ -113,14 +113,14 @@ def _mixed(**params: Any) -> Setting:
 
 
 def _layers(**params: Any) -> Setting:
-    """Of small networks; scikit-learn's own stop by the loss, a little earlier.
+    """Return settings of small networks; scikit-learn's stop by the loss, a little earlier.
 
-    Where two units of a layer have become the same, a solver settles by rounding which does what.
+    If two units of a layer have become equal, rounding decides which of them does what.
     """
     rounds = {"solver": "lbfgs", "tol": 1e-8, "max_iter": 1_000}
     steps = "batch_size" in params
     twin = None if steps else dict[str, Any]()
-    rtol = 1e-6 if steps else 1e-5  # as flat as it is where a solver stops
+    rtol = 1e-6 if steps else 1e-5  # the objective is flat where a solver stops
     return Setting(
         _SMALL | rounds | params, TAME, rtol=rtol, twin=twin, twin_rtol=1e-2, unique=steps,
         wide_targets=steps,  # the penalty is as strong as targets of spread one need
@@ -128,22 +128,22 @@ def _layers(**params: Any) -> Setting:
 
 
 def _lines(kind: Any, name: str, **more: Any) -> list[tuple[str, Any]]:
-    """Members of a vote, by their penalties."""
+    """Return members of a vote, with different penalties."""
     return [(f"of {value}", kind(**{name: value}, **more)) for value in (0.1, 10.0)]
 
 
-#: Settings in which each subject is tried.
+#: Settings in which each subject is tested.
 SETTINGS: dict[str, list[Setting]] = {
     "LinearRegression": [_exact(), _exact(fit_intercept=False), _bounded(positive=True)],
     "Ridge": [_exact(), _exact(alpha=10.0, fit_intercept=False), _bounded_ridge(positive=True)],
-    # Rows without weight are left out too, and their errors count as nothing.
+    # Rows without weight are left out too; their errors do not count.
     "RidgeCV": [
         _exact(),
         _exact(alphas=[0.1, 5.0], fit_intercept=False),
     ],
     "RidgeClassifier": [
         _exact(),
-        # scikit-learn balances labels by rows, and not by their weights.
+        # scikit-learn balances labels by the number of rows, not by their weights.
         _of(rtol=1e-8, twin_rtol=1e-6, twin_is_weighted=False)(alpha=10.0, class_weight="balanced"),
     ],
     "RidgeClassifierCV": [_exact(alphas=[0.1, 5.0])],
@@ -159,7 +159,7 @@ SETTINGS: dict[str, list[Setting]] = {
             rtol=1e-3,
             twin={"solver": "saga", "max_iter": 5_000, "tol": 1e-7},
             twin_rtol=1e-2,
-            twin_is_weighted=False,  # saga ends elsewhere each time, at a larger objective
+            twin_is_weighted=False,  # saga ends elsewhere each time, with a larger objective
         )(l1_ratio=1.0, C=0.3, **TIGHT),
     ],
     "PoissonRegressor": [_positive(**TIGHT), _positive(solver="newton-cholesky", tol=1e-9)],
@@ -185,14 +185,15 @@ SETTINGS: dict[str, list[Setting]] = {
     "CategoricalNB": [_counts(), _counts(alpha=0.5, min_categories=9)],
     "ComplementNB": [_counts(), _counts(alpha=0.5, norm=True)],
     "MultinomialNB": [_counts(), _counts(alpha=0.5, fit_prior=False)],
-    # Drawn centres belong to places of rows, which differ. No whole numbers are as near to one of
-    # these as to another: rounding would decide to which they go.
+    # Random centres depend on the positions of rows, which differ. No integer row is equally near
+    # to two of the given centres: otherwise rounding would decide its cluster.
     "KMeans": [
         _grouped(
             n_clusters=3, init=np.sin(np.arange(12.0)).reshape(3, 4), n_init=1, tol=1e-9
         )
     ],
-    # Batches are cut from the rows in an order of chunks, which differ; of one batch they are all.
+    # Batches are cut from the rows in the order of chunks, which differs; here one batch has all
+    # rows.
     "MiniBatchKMeans": [
         _of(("normal",), rtol=1e-8, twin=None)(
             n_clusters=3,
@@ -209,8 +210,8 @@ SETTINGS: dict[str, list[Setting]] = {
         _mixed(covariance_type="diag"),
         _mixed(covariance_type="spherical"),
     ],
-    # Batches are cut from the rows in their order, which is another in other cases; of one batch
-    # they are all.
+    # Batches are cut from the rows in their order, which differs between cases; here one batch has
+    # all rows.
     "IncrementalPCA": [_turned(n_components=2, batch_size=1_000)],
     "TruncatedSVD": [_turned()],
     "NMF": [
@@ -258,7 +259,7 @@ SETTINGS: dict[str, list[Setting]] = {
     ],
 }  # fmt: skip
 
-#: Public, and no subject by itself or not of a table of numbers or words.
+#: Public classes that are not subjects by themselves, or do not take a table of numbers or words.
 ELSEWHERE = {
     "ALS": "takes ratings of users and items",
     "BaggingClassifier": "what it draws belongs to numbers of rows, which differ",
@@ -313,7 +314,7 @@ ELSEWHERE = {
     "ndcg_at_k": "takes frames of recommended items",
     "precision_at_k": "takes frames of recommended items",
 }
-#: Metrics that are drawn; others are made as one of these is, and have `tests/metrics`.
+#: Metrics that are tested; others are built like one of these, and are tested in `tests/metrics`.
 DRAWN_METRICS = {
     "accuracy_score",
     "average_precision_score",

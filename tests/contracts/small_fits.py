@@ -1,4 +1,4 @@
-"""Small fits of every public estimator: cheap parameters, and rows that each of them takes."""
+"""Small fits of every public estimator: cheap parameters, and rows that each accepts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.estimators.test_sklearn_checks import LIKE
 
 __all__ = ["each_base", "rows_of", "small_estimator", "small_estimators"]
 
-#: Values of parameters that make a fit short; those that an estimator has are set.
+#: Parameters that make a fit short; an estimator gets those that it has.
 _SHORT: dict[str, Any] = {
     "Cs": 2,
     "alphas": 3,
@@ -50,7 +50,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "SGDClassifier": {"tol": None},
     "SGDRegressor": {"tol": None},
 }
-#: What estimators of others are made of, where a line will not do.
+#: Members of meta-estimators that need more than one line.
 _MEMBERS: dict[str, dict[str, Any]] = {
     "Blockwise": {"transformer": Normalizer()},
     "HyperbandSearchCV": {
@@ -66,7 +66,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
 }
 _N_ROWS = 60
 _RNG = np.random.default_rng(0)
-#: Counts, which estimators of every kind take.
+#: Counts, which all kinds of estimators accept.
 _X: NDArray[np.float64] = _RNG.poisson(3.0, (_N_ROWS, 4)).astype(np.float64)
 #: Positive numbers, and whether they are large: targets of regressors and of classifiers.
 _NUMBERS = _X @ [1.0, 0.5, 0.25, 0.1] + _RNG.random(_N_ROWS) + 0.5
@@ -108,7 +108,7 @@ def small_estimator(name: str, **params: Any) -> Any:
 
 
 def each_base(names: Iterable[str]) -> list[Any]:
-    """Return names as parameters of a test: one of each base by default, the others slow ones."""
+    """Return names as parameters of a test: one for each base by default, the others slow."""
     others = LIKE.keys() | {"TorchClassifier"}
     return [
         pytest.param(name, marks=[pytest.mark.slow] if name in others else []) for name in names
@@ -116,7 +116,7 @@ def each_base(names: Iterable[str]) -> list[Any]:
 
 
 def rows_of(name: str) -> tuple[Any, Any]:
-    """Return X and y that an estimator is fitted to; y is None where it takes none."""
+    """Return X and y that an estimator is fitted to; y is None if it uses none."""
     model = small_estimators()[name]
     if name in _RECOMMENDERS:
         return _RATINGS, None

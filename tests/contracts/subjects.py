@@ -1,4 +1,4 @@
-"""Subjects: every public estimator, transformer and metric, found by themselves."""
+"""Subjects: every public estimator, transformer and metric, found automatically."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ __all__ = ["SUBJECTS", "Subject", "public_estimators", "public_names"]
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """Public thing under test, in one setting.
+    """Public object under test, in one setting.
 
     Parameters
     ----------
     name : str
     setting : Setting
     results : callable
-        From what a user passes, and parameters to set, to results by name.
+        From a user's input, and parameters to set, to results by name.
     twin_results : callable or None
-        The same of scikit-learn's own, for rows in memory.
+        The same for scikit-learn's equivalent, for rows in memory.
     targets : tuple of str
         Kinds of targets.
     weighted : bool
-        Whether it takes weights.
+        Whether it accepts weights.
     model : estimator or None
-        Unfitted.
+        Unfitted estimator.
     columns : callable
         From the number of classes to the columns of X.
     is_metric : bool
@@ -65,19 +65,19 @@ class Subject:
 
     @property
     def is_composed(self) -> bool:
-        """Whether it is put together of others."""
+        """Return whether it is composed of other estimators."""
         return hasattr(self.model, "steps")
 
     @property
     def needs_names(self) -> bool:
-        """Whether columns are selected by name."""
+        """Return whether columns are selected by name."""
         return "ColumnTransformer" in repr(self.model)
 
 
 def _public() -> Iterator[tuple[str, str, Any]]:
-    """Public classes and functions of the face: (room, name, value)."""
+    """Yield the public classes and functions: (subpackage, name, value)."""
     for room in pkgutil.iter_modules(daskml_dist.__path__):
-        if room.name.startswith("_") or room.name == "base":  # what there is to derive from
+        if room.name.startswith("_") or room.name == "base":  # base classes are not subjects
             continue
         module = importlib.import_module(f"daskml_dist.{room.name}")
         for name in getattr(module, "__all__", []):
@@ -91,14 +91,14 @@ def _public() -> Iterator[tuple[str, str, Any]]:
 
 
 def public_names() -> set[str]:
-    """Names of all public estimators, transformers and metrics."""
+    """Return the names of all public estimators, transformers and metrics."""
     return {name for _, name, _ in _public()}
 
 
 def public_estimators() -> dict[str, Any]:
-    """All public estimators and transformers by name, unfitted, of others where they need such.
+    """Return all public estimators and transformers by name, unfitted, with members if needed.
 
-    Those of PyTorch are left out where it is not installed.
+    Estimators of PyTorch are left out if it is not installed.
     """
     made = {}
     has_torch = importlib.util.find_spec("torch") is not None
@@ -173,7 +173,7 @@ def _metric(name: str, metric: Any) -> Subject:
 
 
 def _pipelines() -> dict[str, Any]:
-    """Ways in which subjects are put together."""
+    """Return compositions of subjects."""
     scaler, encoder = preprocessing.StandardScaler, preprocessing.OrdinalEncoder
     logistic = linear_model.LogisticRegression(**TIGHT)
     return {

@@ -1,4 +1,4 @@
-"""Small rows, as an array and as CSR, that become blocks."""
+"""Small rows, as an array and as CSR, to be split into blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in the system's Chromium, and a proxy before it, as JupyterLab has one."""
+"""The page in the system's Chromium, behind a proxy like JupyterLab's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 from tornado.websocket import WebSocketClientConnection, WebSocketHandler, websocket_connect
 
-#: Columns of a source of bokeh's, as the browser has them.
+#: Columns of a bokeh source, as the browser has them.
 _COLUMNS = """name => {
     const source = Bokeh.documents[0].get_model_by_name(name)
     const data = source.data instanceof Map ? source.data : Object.entries(source.data)
@@ -24,14 +24,14 @@ _COLUMNS = """name => {
 
 @contextmanager
 def open_browser() -> Iterator[Any]:
-    """A browser; the test is skipped, with the reason, where there is none."""
+    """Open a browser; the test is skipped, with the reason, if there is none."""
     pytest.importorskip("bokeh", reason="no bokeh: pip install 'daskml-dist[viz]'")
     sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install it")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("no Chromium: apt-get install chromium")
     with sync_api.sync_playwright() as playwright:
-        # Its sandbox is not for root.
+        # Its sandbox does not work for root.
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         try:
             yield browser
@@ -40,15 +40,15 @@ def open_browser() -> Iterator[Any]:
 
 
 def columns(page: Any, name: str) -> dict[str, list[Any]]:
-    """Columns that a figure of a page shows; what is no number is None."""
+    """Return the columns that a figure of a page shows; values that are not numbers become None."""
     found: dict[str, list[Any]] = page.evaluate(_COLUMNS, name)
     return found
 
 
 def open_proxy(to: str) -> tuple[HTTPServer, int]:
-    """A proxy from ``/proxy/N/...`` to "host:port", and the port where it listens.
+    """Open a proxy from ``/proxy/N/...`` to "host:port"; return it, and its port.
 
-    It is called in an event loop.
+    It must be called in an event loop.
     """
 
     class Page(RequestHandler):

@@ -1,4 +1,4 @@
-"""Code blocks of the pages, in order, with what the pages say of those that cannot run."""
+"""Code blocks of the pages, in order, with the pages' reasons for blocks that cannot run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["PAGES", "ROOT", "Block", "blocks"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Each page by its path, the README and the page for contributors among them.
+#: Each page by its path, including the README and the page for contributors.
 PAGES = {
     path.relative_to(ROOT).as_posix(): path
     for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 }
 
-#: A fence of any indentation, the language that it names, and a mark in the line above.
+#: A fence with any indentation, its language, and a mark in the line above.
 _BLOCK = re.compile(
     r"(?:<!-- not run: (?P<why>[^\n]+?) -->\n\s*\n?)?"
     r"^(?P<indent>[ \t]*)(?P<fence>```+|:::+)(?P<language>[^\n]*)\n"
@@ -35,10 +35,10 @@ class Block:
     line : int
         Number of its first line of code in the page.
     language : str
-        What its fence names.
+        Language named by its fence.
     code : str
     not_run : str or None
-        Why it cannot run here, as the page says in ``<!-- not run: ... -->`` above it.
+        Why it cannot run here, from ``<!-- not run: ... -->`` above it.
     """
 
     line: int
@@ -48,7 +48,7 @@ class Block:
 
 
 def blocks(page: Path, language: str) -> list[Block]:
-    """Blocks of a language of a page, in order."""
+    """Return the blocks of a language in a page, in order."""
     text = page.read_text(encoding="utf-8")
     found = [
         Block(

@@ -1,4 +1,4 @@
-"""Stand-ins for what the pages' blocks take as given: rows, frames, files. Never a name of code."""
+"""Stand-ins for objects that the pages' code blocks assume: rows, frames, files; never code."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _WORDS = "sun moon rain snow wind leaf tree root bird fish stone river night lig
 
 @dataclass(frozen=True)
 class Given:
-    """What a page takes as given.
+    """Objects that a page assumes.
 
     Attributes
     ----------
     names : function of a folder and a random generator
-        Names that its blocks find; files that they read are written to the folder.
+        Names that its blocks use; files that they read are written to the folder.
     slow : bool
-        Whether its blocks take more than a second or so.
+        Whether its blocks take more than about a second.
     """
 
     names: Callable[[Path, np.random.Generator], dict[str, Any]]
@@ -43,7 +43,7 @@ def _chunked(rows: Any) -> Any:
 
 
 def _classes(_: Path, rng: np.random.Generator, n_features: int = 4) -> dict[str, Any]:
-    """Rows of two classes, to fit and to validate."""
+    """Return rows of two classes, to fit and to validate."""
     X = rng.normal(size=(N_ROWS, n_features))
     y = (X[:, 0] + 0.3 * rng.normal(size=N_ROWS) > 0).astype(int)
     names = {"X": _chunked(X), "y": _chunked(y), "X_val": X[:60], "y_val": y[:60]}
@@ -160,7 +160,7 @@ def _baskets(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _links(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
-    """Links whose columns have the default names, and once more others."""
+    """Return links whose columns have the default names, and again with other names."""
     ids = np.array(["a", "b", "c", "home", "d", "e"])
     source, target = ids[rng.integers(0, 6, (2, 40))]
     weights = {"visits": rng.random(40), "km": rng.random(40)}
@@ -199,7 +199,7 @@ def _nothing(_: Path, rng: np.random.Generator) -> dict[str, Any]:
     return {}
 
 
-#: What each page with Python blocks takes as given.
+#: Objects that each page with Python blocks assumes.
 STAND_INS = {
     "README.md": Given(_readme),
     "docs/boosting.md": Given(_nothing, slow=True),
@@ -250,7 +250,7 @@ STAND_INS = {
     "docs/when_not.md": Given(_in_memory, slow=True),
 }
 
-#: Pages whose blocks another file of tests runs, with what must come of them.
+#: Pages whose blocks another test file runs, with their expected results.
 ELSEWHERE = {
     "docs/coming_from_trees.md": "tests/ensemble/test_boosting_pages.py",
     "docs/run_together.md": "tests/collective/test_page.py",

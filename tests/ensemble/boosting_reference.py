@@ -1,7 +1,8 @@
-"""Boosting written plainly in NumPy, by the papers: samples of rows, of features, dropped trees.
+"""Reference boosting in plain NumPy: samples of rows, of features, dropped trees.
 
-Splits are searched in all rows of a node, one bin after another, with sums of floats. Draws are
-those of the package, which follow from the seed and the numbers of rows and iterations alone.
+Splits are searched over all rows of a node, one bin after another, with sums of floats. Random
+draws are those of the package, which depend only on the seed and on the numbers of rows and
+iterations.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from daskml_dist.models.bins import draw_by_hash
 from daskml_dist.solvers.row_sampling import draw_rows, make_key
 from daskml_dist.solvers.tree_dropout import TreeDropout
 
-#: As the modules of the package number their draws.
+#: Numbers of the random draws, as in the package's modules.
 NODE, TREE, LEVEL, ROWS, TIES = 3, 9, 10, 11, 12
 
 
 @dataclass
 class Reference:
-    """Boosting of the squared error, or of the log loss of two classes."""
+    """Boosting with the squared error, or with the log loss of two classes."""
 
     max_iter: int = 6
     learning_rate: float = 0.1
@@ -40,7 +41,7 @@ class Reference:
     seed: int = 0
 
     def fit(self, bins: Any, y: Any) -> Reference:
-        """Boost on the bins of rows; `raw` then has what the trees sum to."""
+        """Boost on the bins of rows; afterwards `raw` holds the sums of the trees."""
         mean = y.mean()
         start = math.log(mean / (1 - mean)) if self.log_loss else mean
         self.bins, n = bins, len(y)
@@ -76,10 +77,10 @@ class Reference:
         return is_top | is_other, np.where(is_other, 1 / share, 1.0)
 
     def _grow(self, g: Any, h: Any, used: Any, number: int) -> Any:
-        """Return what the tree answers to all rows."""
+        """Return the tree's predictions for all rows."""
         d = self.bins.shape[1]
         of_tree = self._draw(list(range(d)), self.colsample_bytree, TREE, number)
-        # A node: its rows, those that it is grown on, depth, path, value.
+        # A node: its rows, the rows that it is grown on, depth, path, value.
         nodes = [(np.ones(len(g), bool), 0, 1, 0.0)]
         self.counts.append([int(used.sum())])
 

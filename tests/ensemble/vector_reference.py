@@ -1,4 +1,4 @@
-"""Boosting of trees with vector leaves written plainly in NumPy: searches over masks of rows."""
+"""Reference boosting with vector leaves in plain NumPy: searches over masks of rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-#: As `solvers.tree_growth.TreeParams` and LightGBM have them.
+#: Values of `solvers.tree_growth.TreeParams` and of LightGBM.
 MIN_HESSIAN, CATEGORY_ROWS = 1e-3, 10
 
 
@@ -25,7 +25,7 @@ class VectorReference:
     def fit(
         self, bins: Any, missing: int, categorical: Any, target: Any, weight: Any
     ) -> VectorReference:
-        """Boost; `target` has a column for each output. `raw` then has what the trees sum to."""
+        """Boost; `target` has a column per output. Afterwards `raw` holds the sums of the trees."""
         self.bins, self.missing, self.categorical = bins, missing, categorical
         mean = np.average(target, axis=0, weights=weight)
         self.raw = np.tile(np.log(mean) if self.classes else mean, (len(target), 1))
@@ -43,7 +43,7 @@ class VectorReference:
         return self
 
     def _gain(self, g: Any, h: Any) -> float:
-        """Return the part of a gain that one side of a split has."""
+        """Return the contribution of one side of a split to the gain."""
         counts = h >= MIN_HESSIAN
         return float((g[counts] ** 2 / (h[counts] + self.l2)).sum())
 
@@ -51,7 +51,7 @@ class VectorReference:
         return np.where(h >= MIN_HESSIAN, -g / np.maximum(h + self.l2, 1e-300), 0.0)
 
     def _splits(self, rows: Any, g: Any, h: Any) -> Any:
-        """Yield masks of the rows on the left."""
+        """Yield masks of the rows that go to the left."""
         for j in range(self.bins.shape[1]):
             of, missing = self.bins[:, j], self.bins[:, j] == self.missing
             if self.categorical[j]:
@@ -92,7 +92,7 @@ class VectorReference:
         return best, mask
 
     def _grow(self, g: Any, h: Any) -> Any:
-        """Return what the tree answers to all rows; the leaf of the largest gain is split first."""
+        """Return the tree's predictions for all rows; the largest gain is split first."""
         everywhere, zero = np.ones(len(g), bool), np.zeros(g.shape[1])
         leaves = [(everywhere, zero, *self._search(everywhere, zero, g, h))]
         self.counts.append([len(g)])

@@ -1,4 +1,4 @@
-"""Baskets, and their frequent itemsets found by going through all subsets of each."""
+"""Baskets, and their frequent itemsets found by enumerating all subsets of each basket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Found = dict[tuple[Any, ...], int]
 
 
 def drawn(n: int, shares: Any, seed: int = 0, few: Any = (0, 3, 6)) -> Any:
-    """Rows of bools: items that are bought with some probabilities, a `few` of them together."""
+    """Return random bool rows: items with given probabilities, a `few` of them together."""
     rng = np.random.default_rng(seed)
     X = rng.random((n, len(shares))) < np.asarray(shares)
     together = rng.random(n) < 0.1
@@ -21,7 +21,7 @@ def drawn(n: int, shares: Any, seed: int = 0, few: Any = (0, 3, 6)) -> Any:
 
 
 def brute(X: Any, count: int, most: int | None = None) -> Found:
-    """Columns that are not zero together in so many rows, and the number of these."""
+    """Return the columns that are nonzero together in at least `count` rows, with their counts."""
     found: Counter[tuple[int, ...]] = Counter()
     for row in np.asarray(X):
         items = np.flatnonzero(row).tolist()
@@ -31,5 +31,5 @@ def brute(X: Any, count: int, most: int | None = None) -> Found:
 
 
 def counts(frame: Any) -> Found:
-    """The counts of a frame of itemsets."""
+    """Return the counts of a frame of itemsets."""
     return dict(zip(frame["itemset"], frame["count"].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Graphs, and what others make of them."""
+"""Graphs, and results of other implementations for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def random_edges(n_edges: int = 600, n: int = 150) -> pd.DataFrame:
-    """Edges of few popular targets, with weights, loops, edges several times and dead ends."""
+    """Return weighted edges with few popular targets, loops, repeated edges and dead ends."""
     source, target = RANDOM.integers(0, n, n_edges), RANDOM.zipf(1.5, n_edges) % n
     loops = RANDOM.random(n_edges) < 0.02
     return pd.DataFrame(
@@ -26,7 +26,7 @@ def random_edges(n_edges: int = 600, n: int = 150) -> pd.DataFrame:
 
 
 def matrix_of(edges: pd.DataFrame, vertices: Any, weight: str | None = None) -> Any:
-    """Adjacency matrix of sorted vertices."""
+    """Return the adjacency matrix of sorted vertices."""
     ids = np.asarray(vertices)
     at = (np.searchsorted(ids, edges["source"]), np.searchsorted(ids, edges["target"]))
     values = np.ones(len(edges)) if weight is None else edges[weight].to_numpy()
@@ -34,7 +34,7 @@ def matrix_of(edges: pd.DataFrame, vertices: Any, weight: str | None = None) -> 
 
 
 def share(vertices: Any, given: dict[Any, float] | None) -> NDArray[np.float64]:
-    """Shares of all vertices, of those given."""
+    """Return the shares of all vertices, given those of some."""
     if given is None:
         return np.full(len(vertices), 1 / len(vertices))
     found = np.array([given.get(v, 0.0) for v in np.asarray(vertices).tolist()])
@@ -49,7 +49,7 @@ def ranks_of(
     dangling: dict[Any, float] | None = None,
     weight: str | None = None,
 ) -> NDArray[np.float64]:
-    """Exact ranks: the solution of the linear equations, not of an iteration."""
+    """Return exact ranks: the solution of the linear equations, not of an iteration."""
     A = matrix_of(edges, vertices, weight).toarray()
     out = A.sum(axis=1)
     jumps = share(vertices, personalization)

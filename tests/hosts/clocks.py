@@ -1,4 +1,4 @@
-"""Hosts whose wall clocks differ, and are set while a fit runs."""
+"""Hosts whose wall clocks differ, and are changed while a fit runs."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ __all__ = ["HostClocks"]
 
 
 class HostClocks:
-    """Wall clocks of hosts, as Python reads them; the monotonic clock is the machine's.
+    """Wall clocks of hosts, as read by Python; the monotonic clock is the machine's.
 
     Parameters
     ----------
     folder : Path
-        Where each host's clock has a file.
+        Folder with a file for each host's clock.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put_ahead(self, host: Host, seconds: float) -> None:
-        """Set a host's clock, so many seconds ahead of the machine's."""
-        # In place: processes of the host have mapped the file.
+        """Set a host's clock a number of seconds ahead of the machine's."""
+        # In place, since processes of the host have mapped the file.
         file = os.open(self._folder / host.name, os.O_WRONLY | os.O_CREAT)
         os.pwrite(file, struct.pack("d", seconds), 0)
         os.close(file)
 
     def environ(self, host: Host) -> dict[str, str]:
-        """Return the variables by which a host's processes find their clock."""
+        """Return the variables with which a host's processes find their clock."""
         if not (self._folder / host.name).exists():
             self.put_ahead(host, 0.0)
         path = [str(Path(__file__).parent / "shifted"), os.environ.get("PYTHONPATH", "")]

@@ -1,7 +1,7 @@
-"""A Slurm of one node, on the loopback alone and in a folder of its own.
+"""A Slurm cluster with one node, on the loopback interface and in a separate folder.
 
-``python -m tests.hpc.slurm_node FOLDER`` starts it, prints what to set in another shell, and stops
-it at Ctrl-C. On Debian its programs are ``munge slurmctld slurmd slurm-client``.
+``python -m tests.hpc.slurm_node FOLDER`` starts it, prints the variables to set in another shell,
+and stops it at Ctrl-C. On Debian its programs are ``munge slurmctld slurmd slurm-client``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["MISSING", "NODE", "run", "slurm_node"]
 NODE = "one"
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "squeue")
-#: Programs that are not here; with none, a node can be started.
+#: Missing programs; if there are none, a node can be started.
 MISSING = [name for name in _PROGRAMS if shutil.which(name, path=_PATH) is None]
 
-# No cgroups, no plugins of tasks, and no database: what a container lets one have. A job is ended
-# `KillWait` seconds after its limit, whose unit is the minute.
+# No cgroups, no task plugins and no database, as a container allows. A job is ended `KillWait`
+# seconds after its limit, whose unit is the minute.
 _CONF = """\
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -61,14 +61,14 @@ PartitionName=batch Nodes={node} Default=YES MaxTime=INFINITE State=UP
 
 @contextmanager
 def slurm_node(folder: Path, seconds: float = 30.0) -> Iterator[Path]:
-    """A Slurm of one node with a partition ``batch`` of 8 cores; ``SLURM_CONF`` names it meanwhile.
+    """Run a Slurm node with a partition ``batch`` of 8 cores; sets ``SLURM_CONF`` meanwhile.
 
     Parameters
     ----------
     folder : Path
-        Short, since a socket lies in it; the daemons' logs do too.
+        A short path, since it contains a socket; the daemons' logs are there too.
     seconds : float, default=30.0
-        In which the node must be up.
+        Limit in seconds until the node is up.
 
     Yields
     ------
@@ -110,20 +110,20 @@ def slurm_node(folder: Path, seconds: float = 30.0) -> Iterator[Path]:
 
 
 def run(*command: str) -> str:
-    """What a program of Slurm prints; an empty text where it fails."""
+    """Return the output of a Slurm program; an empty text if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     return done.stdout if done.returncode == 0 else ""
 
 
 def _cancel_all(folder: Path, seconds: float) -> None:
-    """Cancel all jobs and wait until their processes are gone."""
+    """Cancel all jobs and wait until their processes have ended."""
     run("scancel", "--full", "--user", getpass.getuser())
     _wait(lambda: not run("squeue", "-h"), folder, seconds)
 
 
 @contextmanager
 def _daemon(folder: Path, *command: str) -> Iterator[None]:
-    """A program in the foreground, which ends with the block."""
+    """Run a program in the foreground until the end of the context."""
     with (folder / f"{command[0]}.log").open("wb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -163,7 +163,7 @@ def _restore(before: dict[str, str | None]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Start the node in the folder that the arguments name, until Ctrl-C."""
+    """Start the node in the folder given by the arguments, until Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.hpc.slurm_node",
         description=__doc__,
@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.exit(1, f"Not here: {', '.join(MISSING)}. See --help.\n")
     with slurm_node(arguments.folder.absolute()) as folder:
         print(f"export SLURM_CONF={folder}/slurm.conf PATH=$PATH:/usr/sbin", flush=True)
-        # Only now: the daemons would inherit it.
+        # Not earlier, because the daemons would inherit it.
         ends = {signal.SIGINT, signal.SIGTERM}
         signal.pthread_sigmask(signal.SIG_BLOCK, ends)
         signal.sigwait(ends)

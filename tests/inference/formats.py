@@ -1,4 +1,4 @@
-"""Formats of fitted estimators: which estimator has which, and why some have not."""
+"""Formats of fitted estimators: which estimator supports which, and why some do not."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _QUERIES = pd.DataFrame(X, columns=[f"x{i}" for i in range(X.shape[1])]).assign(
     qid=np.arange(len(X)) // 8
 )
 _WORDS = [{"user": "anna", "page": "a b"}, {"user": "bob", "page": "c"}]
-#: Public estimators that the tests of twins do not fit: with rows and targets.
+#: Public estimators that the tests of twins do not fit, with rows and targets.
 REST: dict[str, tuple[Any, Any, Any]] = {
     "ALS": (ALS(2, max_iter=2, random_state=0), _RATINGS, None),
     "MatrixFactorization": (MatrixFactorization(2, max_iter=2, random_state=0), _RATINGS, None),
@@ -92,13 +92,13 @@ REST: dict[str, tuple[Any, Any, Any]] = {
 }  # fmt: skip
 SUBJECTS = [*MODELS, *OTHERS, *REST]
 
-#: Tested by themselves, where PyTorch is installed: no ONNX by `to_onnx`, but by `export`.
+#: Tested separately, if PyTorch is installed: they export ONNX by `export`, not by `to_onnx`.
 TORCH = {"TorchClassifier", "TorchRegressor"}
-#: What they wrap may be of any package.
+#: Wrappers, whose wrapped estimators may be from any package.
 WRAPPERS = tuple(wrappers.__all__)
 _PARTS = "hold objects of scikit-learn's own"
 _SETTINGS = "with some settings"
-#: Why classes have no .safetensors; "with some settings": others have.
+#: Reasons why classes have no .safetensors; "with some settings": other settings have it.
 NO_TENSORS: Mapping[str, str] = {
     **dict.fromkeys(
         ("CalibratedClassifierCV", "ColumnTransformer", "GridSearchCV", "HalvingGridSearchCV",
@@ -109,7 +109,7 @@ NO_TENSORS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("KBinsDiscretizer", "SimpleImputer", *WRAPPERS), _SETTINGS),
 }  # fmt: skip
-#: Why classes have no ONNX.
+#: Reasons why classes have no ONNX.
 NO_ONNX: Mapping[str, str] = {
     **dict.fromkeys(
         ("ALS", "AdaptiveConformalInference", "BlockwiseVotingClassifier",
@@ -138,17 +138,17 @@ NO_ONNX: Mapping[str, str] = {
 
 @cache
 def found(name: str) -> tuple[Any, Any]:
-    """A fitted subject and its rows."""
+    """Return a fitted subject and its rows."""
     if name not in REST:
         return fitted(name)
     model, rows, y = REST[name]
     made = clone(model).fit(rows) if y is None else clone(model).fit(rows, y)
-    # Predictions need not know which rows are of one query.
+    # Predictions do not need the query of each row.
     return made, rows.drop(columns="qid") if rows is _QUERIES else rows
 
 
 def firsts() -> list[Any]:
-    """The first subject of each class in the fast lane, the others as slow ones."""
+    """Return the first subject of each class; the others are marked slow."""
     seen: set[type] = set()
     cases = []
     for name in SUBJECTS:
@@ -163,7 +163,7 @@ def _unfitted(name: str) -> Any:
 
 
 def tried() -> set[str]:
-    """Names of the classes of all subjects."""
+    """Return the names of the classes of all subjects."""
     models = [s.model for s in MODELS.values()] + [
         m for m, *_ in [*OTHERS.values(), *REST.values()]
     ]
@@ -171,7 +171,7 @@ def tried() -> set[str]:
 
 
 def table() -> list[str]:
-    """Lines of the table of the page: a room a line, with those that have not a format."""
+    """Return the lines of the page's table: subpackages, with classes that lack a format."""
     rooms: dict[str, set[str]] = {}
     for name, kind in _public().items():
         rooms.setdefault(kind.__module__.split(".")[1], set()).add(name)

@@ -1,4 +1,4 @@
-"""How twins are compared with the estimators that they are made of."""
+"""Comparison of twins (scikit-learn equivalents) with the estimators that they are made from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def assert_answers(
             assert name == "inverse_transform"
             continue
         found = getattr(twin, name)(rows)
-        if isinstance(wanted, list):  # of several outputs
+        if isinstance(wanted, list):  # several outputs
             assert len(found) == len(wanted)
             for one, other in zip(found, wanted, strict=True):
                 _assert_equal(one, other, rtol, name)
@@ -42,7 +42,7 @@ def assert_answers(
 
 
 def _assert_equal(found: Any, wanted: Any, rtol: float, name: str) -> None:
-    if sparse.issparse(wanted) and wanted.shape[1] > 2**31:  # no dense one would fit in memory
+    if sparse.issparse(wanted) and wanted.shape[1] > 2**31:  # a dense one would not fit in memory
         assert found.shape == wanted.shape, name
         assert (found != wanted).nnz == 0, name
         return
@@ -58,7 +58,7 @@ def _assert_equal(found: Any, wanted: Any, rtol: float, name: str) -> None:
 
 
 def assert_alone(twin: Any) -> Any:
-    """Assert that a pickle names nothing of this package nor of Dask; return what it holds."""
+    """Assert that a pickle refers neither to this package nor to Dask; return its object."""
     stored = pickle.dumps(twin)
     names = {arg for _, arg, _ in pickletools.genops(stored) if isinstance(arg, str)}
     assert [name for name in names if name.partition(".")[0] in ("daskml_dist", "dask")] == []

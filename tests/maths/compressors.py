@@ -1,4 +1,4 @@
-"""Compressors of the package and a user's own, and what they promise."""
+"""Compressors of the package and a custom one, and their promised sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPRESSING = [name for name, policy in POLICIES.items() if policy().compresses]
 
 
 class Signs(Compressor):
-    """A user's own: signs and the mean size (1-bit SGD with one scale)."""
+    """Custom compressor: signs and the mean absolute value (1-bit SGD with one scale)."""
 
     def compress(self, array: NDArray[Any]) -> Packed:
         size = np.abs(array).mean() if len(array) else 0.0
@@ -34,7 +34,7 @@ ALL: list[Any] = [*COMPRESSORS, Signs()]
 
 
 def policies_of(compression: Any) -> list[str]:
-    """The policies that take a compressor."""
+    """Return the policies that support a compressor."""
     compressor = get_compressor(compression)
     assert compressor is not None
     return [
@@ -45,7 +45,7 @@ def policies_of(compression: Any) -> list[str]:
     ]
 
 
-#: Bytes of a compressed vector over those of the vector.
+#: Bytes of a compressed vector divided by those of the vector.
 PROMISED = {
     ("fp16", "float32"): 1 / 2,
     ("fp16", "float64"): 1 / 4,

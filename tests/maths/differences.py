@@ -1,4 +1,4 @@
-"""Gradients of models beside differences of their losses."""
+"""Gradients of models compared with finite differences of their losses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from daskml_dist.backends.devices import get_backend
 
 
 def assert_is_gradient(model: Any, w: Any, rows: Any, n_rows: int | None = None) -> Any:
-    """Compare the gradient at `w` with differences of the loss; of its first `n_rows` alone."""
+    """Compare the gradient at `w` with differences of the loss, perhaps of the first `n_rows`."""
     backend = get_backend("cpu")
     out = np.zeros_like(w)
     model.add_gradient(w, rows, out, backend)

@@ -1,4 +1,4 @@
-"""Labels, predictions and weights, in memory and lazy, that tests of metrics score."""
+"""Labels, predictions and weights, in memory and lazy, for the tests of metrics."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def with_empty_partition(values: Any) -> Any:
     return whole[whole["keep"]]["a"]
 
 
-# Kinds of (y_true, y_pred); weights come as the first, without columns.
+# Kinds of (y_true, y_pred); weights have the first kind, without columns.
 KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "arrays": (np.asarray, np.asarray),
     "pandas": (pd.Series, pd.Series),
@@ -73,14 +73,14 @@ KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 def weights_of(kind: str, values: Any) -> Any:
-    """Weights of a kind of y_true, always of one dimension."""
+    """Return weights of the kind of y_true, always one-dimensional."""
     made = KINDS[kind][0](values)
     if getattr(made, "ndim", 1) == 1:
         return made
     return made["a"] if hasattr(made, "columns") else made[:, 0]
 
 
-#: Options of metrics whose defaults mean nothing on these rows.
+#: Options of metrics whose defaults are not meaningful on these rows.
 OPTIONS: dict[str, dict[str, Any]] = {
     "fbeta_score": {"beta": 2.0},
     "top_k_accuracy_score": {"k": 1},
@@ -104,7 +104,7 @@ def takes_targets(name: str) -> bool:
 
 
 def truth_of(name: str) -> Callable[..., Any]:
-    """Function of scikit-learn, with its options."""
+    """Return the function of scikit-learn with its options."""
     room = sklearn.metrics if hasattr(sklearn.metrics, name) else sklearn.calibration
     return partial(getattr(room, name), **OPTIONS.get(name, {}))
 
@@ -114,7 +114,7 @@ def metric_of(name: str) -> Callable[..., Any]:
 
 
 def data_for(name: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Scores of two labels, labels of two, or labels that are positive numbers too."""
+    """Return scores of two labels, two labels, or labels that are also positive numbers."""
     if takes_scores(name):
         return BINARY, SCORES
     if "pos_label" in parameters_of(name) or name == "class_likelihood_ratios":
@@ -139,7 +139,7 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 def assert_equal_text(found: str, expected: str) -> None:
-    """Word for word, but for the last digits of sums of weights."""
+    """Compare texts word by word, except for the last digits of sums of weights."""
     words = found.split(), expected.split()
     assert len(words[0]) == len(words[1])
     for one, other in zip(*words, strict=True):

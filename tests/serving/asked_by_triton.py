@@ -1,4 +1,4 @@
-"""What tritonclient is told by a server, as JSON: a process of its own, for gevent is in it."""
+"""Answers of a server to tritonclient, as JSON, in a separate process because of its gevent."""
 
 from __future__ import annotations
 

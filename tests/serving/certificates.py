@@ -1,4 +1,4 @@
-"""Certificates made for a test."""
+"""Certificates for a test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["pair"]
 
 
 def pair(folder: Path, name: str, password: str | None = None) -> tuple[str, str]:
-    """Files of a certificate of this machine, signed by itself, and of its key."""
+    """Create a self-signed certificate of this machine and its key; return their files."""
     names = x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

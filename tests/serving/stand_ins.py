@@ -1,4 +1,4 @@
-"""What an application is given in tests, and a client that speaks ASGI to it."""
+"""Stand-ins for the inputs of an application, and a client that speaks ASGI to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Served(NamedTuple):
 
 
 class Models:
-    """Models by name and version, with no registry."""
+    """Models by name and version, without a registry."""
 
     def __init__(self, **models: Any) -> None:
         self.served: dict[str, list[_Served]] = {}
@@ -54,7 +54,7 @@ class Models:
 
 
 class Metrics:
-    """Counts, to be looked at."""
+    """Counts that tests can read."""
 
     def __init__(self) -> None:
         self.codes: Counter[tuple[str, str, int]] = Counter()
@@ -84,7 +84,7 @@ class Reply(NamedTuple):
 
 
 def tensor(values: Any, datatype: str = "FP64", name: str = "rows", **more: Any) -> dict[str, Any]:
-    """An input of a request in JSON."""
+    """Return an input of a request in JSON."""
     return {
         "name": name,
         "shape": list(values.shape),
@@ -102,7 +102,7 @@ async def asked(
     method: str | None = None,
     receive: Callable[[], Any] | None = None,
 ) -> Reply:
-    """The answer to a request; a body that is no bytes goes as JSON."""
+    """Return the answer to a request; a body that is not bytes is sent as JSON."""
     if body is not None and not isinstance(body, bytes):
         body = json.dumps(body).encode()
     said = {"content-length": str(len(body or b"")), **(headers or {})}
@@ -124,7 +124,7 @@ async def asked(
     await app(scope, receive or whole, send)
     start, end, *rest = sent
     assert [start["type"], end["type"]] == ["http.response.start", "http.response.body"]
-    if end.get("more_body"):  # the connection lingers: there is nothing more to the answer
+    if end.get("more_body"):  # the connection stays open, but the answer is complete
         assert rest == [{"type": "http.response.body", "body": b""}]
     else:
         assert rest == []
@@ -135,5 +135,5 @@ async def asked(
 
 
 def ask(*args: Any, **more: Any) -> Reply:
-    """The answer to a request, of a loop of its own."""
+    """Return the answer to a request, in a new event loop."""
     return asyncio.run(asked(*args, **more))

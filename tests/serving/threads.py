@@ -18,7 +18,7 @@ __all__ = ["served"]
 
 
 class _Limited(uvicorn.Server):
-    """A server that closes those who are slow, as each of its processes does."""
+    """Server that closes slow connections, as each of its processes does."""
 
     def __init__(self, config: Any, seconds: float) -> None:
         super().__init__(config)
@@ -30,14 +30,14 @@ class _Limited(uvicorn.Server):
         self.limit = asyncio.get_running_loop().create_task(limit)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        assert not self.limit.done()  # it looks after the connections until the end
+        assert not self.limit.done()  # it must watch the connections until the end
         self.limit.cancel()
         await super().shutdown(sockets)
 
 
 @contextmanager
 def served(app: Any, head_seconds: float = 30.0) -> Iterator[int]:
-    """The port at which an application answers, until the block's end."""
+    """Yield the port on which an application answers, until the end of the context."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         kinds = {"loop": "asyncio", "http": LimitedConnection, "ws": "none"}
         config = uvicorn.Config(app, log_config=None, timeout_keep_alive=60, **kinds)

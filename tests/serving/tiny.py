@@ -1,4 +1,4 @@
-"""A server in a process of its own, with ten lines of ASGI, and a client that asks without end."""
+"""A server in a separate process, with ten lines of ASGI, and a client that sends requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from daskml_dist.errors import DaskMLDistError
 
 
 class Tiny:
-    """An application that tells its process and the version that it serves."""
+    """Application that answers with its process and the version that it serves."""
 
     def __init__(self, models: Any, metrics: Any) -> None:
         self.models, self.metrics = models, metrics
@@ -45,7 +45,7 @@ class Tiny:
 
 
 def run(log: str, path: str, options: dict[str, Any]) -> None:
-    """What the process does."""
+    """Run the server's process."""
     from daskml_dist.serving import serve
 
     logging.basicConfig(filename=log, format="%(process)d %(message)s", force=True)
@@ -58,7 +58,7 @@ def run(log: str, path: str, options: dict[str, Any]) -> None:
 
 
 def until(happens: Callable[[], Any], seconds: float = 200.0) -> Any:
-    """What a function comes to return that is true; a failure where it does not in time."""
+    """Wait until a function returns a true value, and return it; fail if it does not in time."""
     end = time.monotonic() + seconds
     while not (found := happens()):
         assert time.monotonic() < end, "it did not happen in time"
@@ -67,7 +67,7 @@ def until(happens: Callable[[], Any], seconds: float = 200.0) -> Any:
 
 
 class Server:
-    """A server of a path."""
+    """A server of the application in a folder."""
 
     def __init__(self, folder: Path, path: Path, app: Any = Tiny, **options: Any) -> None:
         options["app"] = app
@@ -85,7 +85,7 @@ class Server:
         return int(until(lambda: re.search(r"Serving at \S+:(\d+),", self.log))[1])
 
     def ready(self, n: int) -> list[int]:
-        """Processes that were ever ready, once they are so many."""
+        """Return all processes that were ever ready, as soon as there are `n`."""
 
         def pids() -> list[int]:
             return [int(one) for one in re.findall(r"Process (\d+) is ready", self.log)]
@@ -103,7 +103,7 @@ class Server:
 
 @contextmanager
 def server(folder: Path, path: Path, **options: Any) -> Iterator[Server]:
-    """A server that is gone afterwards."""
+    """Run a server until the end of the context."""
     found = Server(folder, path, **options)
     try:
         yield found
@@ -116,7 +116,7 @@ def server(folder: Path, path: Path, **options: Any) -> Iterator[Server]:
 
 
 def ask(port: int, path: str = "/") -> str:
-    """The body of an answer, on a connection of its own."""
+    """Return the body of an answer, on a new connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
         data = b""
@@ -126,10 +126,10 @@ def ask(port: int, path: str = "/") -> str:
 
 
 class Load:
-    """Clients that ask on connections that they keep, in a thread, until the block's end.
+    """Clients that send requests on open connections, in a thread, until the end of the context.
 
-    A connection is made anew only where an answer said that it is the last on its connection; all
-    else is a failure, of which none is tried again.
+    A new connection is only made if an answer was marked as the last on its connection; everything
+    else is a failure, and is not retried.
     """
 
     def __init__(

@@ -72,14 +72,14 @@ TASKS: dict[str, tuple[int, int | None, Any]] = {
     "numbers": (0, 2, RNG.normal(size=(N_ROWS, 2))),
 }
 
-#: A model, a statistic and the targets that it adds up.
+#: A model, a statistic and the targets that it sums.
 Sample = tuple[Any, Statistic, Any]
 
 
 def _linear(
     make: Callable[[Any], Statistic], losses: dict[str, list[str]]
 ) -> Iterator[tuple[str, Sample]]:
-    """Samples with and without an intercept; `make` takes the parameters."""
+    """Return samples with and without an intercept; `make` gets the parameters."""
     for task, names in losses.items():
         n_classes, n_targets, y = TASKS[task]
         for name in names:
@@ -108,7 +108,7 @@ def _by_class(**statistics: Statistic) -> Iterator[tuple[str, Sample]]:
 
 
 def _of_leaves() -> dict[type[Statistic], dict[str, Sample]]:
-    """Sums over a leaf of three."""
+    """Return sums over one leaf of three."""
     rng, model = np.random.default_rng(2), Unlabelled(N_FEATURES)
     pairs, split = rng.normal(size=(2, 2, N_FEATURES)) + 1, np.array([0, 1])
     trees = {
@@ -131,7 +131,7 @@ def _of_leaves() -> dict[type[Statistic], dict[str, Sample]]:
 
 
 def _of_centres(statistic: type[Statistic], **more: Any) -> dict[str, Sample]:
-    """Samples near the origin, and where rows lie."""
+    """Return samples near the origin, and near the rows."""
     centres, model = np.random.default_rng(1).normal(size=(4, N_FEATURES)), Unlabelled(N_FEATURES)
     shifts = {"near": X.mean(axis=0), "there": None}
     drawn = statistic in (SeedSample, CandidateWeights)
@@ -156,7 +156,7 @@ def _of_documents() -> dict[type[Statistic], dict[str, Sample]]:
 
 
 def _of_parts() -> dict[type[Statistic], dict[str, Sample]]:
-    """Sums of non-negative factorisations; rows of a GPU, and of few, begin alike."""
+    """Return sums of non-negative factorisations; rows on a GPU, and few rows, begin equally."""
     across, model = np.random.default_rng(1).random((N_FEATURES, 3)), Unlabelled(N_FEATURES)
     vectors = np.random.default_rng(2).normal(size=(N_FEATURES, 3))
     exact: dict[str, Any] = {"sweeps": 9, "tol": 0.0, "l1": 0.1, "l2": 0.2}
@@ -183,7 +183,7 @@ def _of_parts() -> dict[type[Statistic], dict[str, Sample]]:
 
 
 def _of_components(statistic: type[Statistic], **more: Any) -> dict[str, Sample]:
-    """Samples of whole covariances, and of variances."""
+    """Return samples of full covariances, and of variances."""
     rng, model = np.random.default_rng(1), Unlabelled(N_FEATURES)
     means, factors = rng.normal(size=(3, N_FEATURES)), rng.normal(size=(3, N_FEATURES, N_FEATURES))
     found = {}
@@ -198,7 +198,7 @@ def _of_components(statistic: type[Statistic], **more: Any) -> dict[str, Sample]
     return found
 
 
-#: Samples of each statistic. What is new gets a line here.
+#: Samples of each statistic. A new statistic needs a line here.
 SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
     LossGradient: dict(
         _linear(
@@ -271,7 +271,7 @@ SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
 
 
 class _Thirds(FoldAssignment):
-    """Splits that hold out a third of the rows each."""
+    """Fold assignment whose splits each hold out a third of the rows."""
 
     n_splits = 3
 
@@ -280,7 +280,7 @@ class _Thirds(FoldAssignment):
 
 
 def _stacked(make: Callable[[Any, Any], Statistic], *tasks: str) -> dict[str, Sample]:
-    """Samples of seven columns; `make` takes their parameters and splits."""
+    """Return samples of seven columns; `make` gets their parameters and splits."""
     found = {}
     for task in tasks or ("two", "three", "number"):
         n_classes, n_targets, y = TASKS[task]
@@ -296,7 +296,7 @@ def _stacked(make: Callable[[Any, Any], Statistic], *tasks: str) -> dict[str, Sa
 
 
 def _of_paths(make: Callable[[Any], Statistic], task: str = "numbers") -> dict[str, Sample]:
-    """Samples of three penalties a split; `make` takes their parameters."""
+    """Return samples of three penalties per split; `make` gets their parameters."""
     return _stacked(lambda w, splits: make(np.stack([w[:3], w[2:5], w[4:]])), task)
 
 
@@ -312,7 +312,7 @@ def _left_out() -> dict[str, Sample]:
 
 
 def _of_targets() -> dict[str, Sample]:
-    """Samples of both targets, and of one of them."""
+    """Return samples of both targets, and of one of them."""
     _, n_targets, y = TASKS["numbers"]
     model = LinearModel(LOSSES["huber"](), N_FEATURES, 0, True, n_targets)
     w = np.random.default_rng(1).normal(size=model.shape) / 3

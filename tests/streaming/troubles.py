@@ -1,4 +1,4 @@
-"""Trouble that a stream on a cluster goes on after: losses while it is asked, and an interrupt."""
+"""Faults that a stream on a cluster survives: losses during requests, and an interrupt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["cut_off_next", "lose_some"]
 
 
 def lose_some(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Lose somebody at the second and the fourth fetch of the state; a word for each fetch."""
+    """Simulate losses at the second and the fourth fetch of the state; record a word per fetch."""
     states, told = StreamActors.states, list[str]()
 
     def lost(crew: StreamActors) -> Any:
@@ -28,7 +28,7 @@ def lose_some(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def cut_off_next(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """Have a Ctrl-C come at the next call of a method of the crew."""
+    """Simulate Ctrl-C at the next call of a method of the actors."""
     real: Callable[..., Any] = getattr(StreamActors, method)
 
     def cut_off(crew: StreamActors) -> Any:

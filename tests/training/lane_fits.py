@@ -1,4 +1,4 @@
-"""Fits of lanes whose optima differ, small enough to be repeated by hand."""
+"""Fits whose lanes have different optima, small enough to be repeated by hand."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LANE_ROWS, RATE = 40, 0.2
 
 
 def make_lane_rows(n_lanes: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return rows and targets, in which each lane has a coefficient that is larger by one."""
+    """Return rows and targets for which each lane's coefficient is larger by one."""
     draw = np.random.default_rng(0)
     X = draw.normal(size=(n_lanes * LANE_ROWS, 4))
     return X, X @ draw.normal(size=4) + np.repeat(np.arange(float(n_lanes)), LANE_ROWS) * X[:, 0]
 
 
 def fit_lanes(policy: str | Policy, rows: tuple[Any, Any], **params: Any) -> SGDRegressor:
-    """Return least squares by gradient descent, of two lanes unless `run` says otherwise."""
+    """Return a least-squares fit by gradient descent, with two lanes unless `run` differs."""
     settings: dict[str, Any] = {
         "optimizer": "sgd", "learning_rate": RATE, "alpha": 0.0, "fit_intercept": False,
         "batch_size": None, "tol": None, "run": Run(n_lanes=2), "random_state": 0,

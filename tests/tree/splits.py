@@ -1,4 +1,4 @@
-"""Splits that a tree shares with scikit-learn's."""
+"""Number of splits that a tree shares with scikit-learn's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 
 def shared_splits(a: Any, b: Any, i: int, k: int) -> int:
-    """Splits that two trees share from a node on.
+    """Return the number of splits that two trees share from a node on.
 
-    Where they differ, both must lower the impurity alike: of equal splits either may be made.
+    If they differ, both must lower the impurity equally: either of two equal splits is valid.
     """
     np.testing.assert_allclose(a.impurity[i], b.impurity[k], rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(a.value[i], b.value[k], rtol=1e-7, atol=1e-12)

@@ -1,4 +1,4 @@
-"""A party between a caller and a listener."""
+"""A man in the middle, between a caller and a listener."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.comm.attacks.served import HOST
 
 
 class Relay:
-    """Passes what it hears on to a listener, changed, and keeps it."""
+    """Relay that changes the bytes it passes to a listener, and stores them."""
 
     def __init__(self, target: Endpoint, change: Callable[[bytes], bytes] = bytes) -> None:
         self.said = b""

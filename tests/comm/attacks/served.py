@@ -1,4 +1,4 @@
-"""A server of a fit that is attacked; all of it on the loopback interface."""
+"""A server of a fit under attack, on the loopback interface."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.rules import one_group
 
 HOST, KEY, SECRET = "127.0.0.1", "run-0-1", b"s" * 32
 BOUNDS = MessageBounds("float64", 8, 1, 2)
-#: Seconds that a handshake may take here.
+#: Limit in seconds for a handshake here.
 PATIENCE = 0.5
 
 
@@ -41,7 +41,7 @@ def make_server() -> ShardServer:
 
 
 class Served:
-    """A server at its listener, and the losses that it has noticed."""
+    """A server with its listener, and the losses that it has noticed."""
 
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
@@ -52,7 +52,7 @@ class Served:
         self.endpoint = self.listener.endpoint
 
     def works(self) -> None:
-        """Wait until a trainer of the fit is served; a machine under load is slow at times."""
+        """Wait until a trainer of the fit is served; a busy machine may be slow."""
         until(self._is_exchanged)
 
     def _is_exchanged(self) -> bool:
@@ -66,7 +66,7 @@ class Served:
         return False
 
     def dial(self) -> socket.socket:
-        """A socket of somebody who knows the address, under TLS where the fit has it."""
+        """Return a socket of a stranger who knows the address, under TLS if the fit has it."""
         sock = socket.create_connection((HOST, self.endpoint.port), timeout=60)
         if self.credentials.connect is not None:
             sock = self.credentials.connect.wrap_socket(sock, server_hostname=HOST)
@@ -74,7 +74,7 @@ class Served:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait for a state."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + 200
     while not holds():
         assert time.monotonic() < deadline, "it never came to hold"
@@ -82,13 +82,13 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def is_closed(sock: socket.socket) -> bool:
-    """Whether the other side closes a socket, whatever it says before."""
+    """Return whether the other side closes a socket, whatever it sends before."""
     sock.settimeout(60)
     try:
         while sock.recv(1 << 16):
             pass
     except TimeoutError:
         return False
-    except OSError:  # closed with bytes that nobody read
+    except OSError:  # closed with unread bytes
         pass
     return True

@@ -1,4 +1,4 @@
-"""Fits that save themselves, states whose arrays tell their step, and refusals."""
+"""Fits that save checkpoints, states whose arrays show their step, and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARAMS: dict[str, Any] = {"tol": None, "random_state": 0, "run": Run(n_lanes=2)}
 
 
 class Count:
-    """Counts what it is told, and may raise or stop at a pass."""
+    """Callback that counts its calls, and may raise or stop at a pass."""
 
     def __init__(
         self, raise_at: int = 0, stop_at: int = 0, error: type[BaseException] = ValueError
@@ -63,7 +63,7 @@ def make_state(step: int, n: int = 50) -> ShardState:
 
 
 def check_whole(saved: Checkpoint) -> int:
-    """The step of a checkpoint, once every array was seen to be of that step."""
+    """Check that all arrays of a checkpoint are of the same step; return the step."""
     state, _ = saved.load()
     assert state.average is not None
     for array in (state.w, state.opt_state["m"], state.average):

@@ -1,4 +1,4 @@
-"""Rows, targets, and devices that stand for a GPU: fits there end where the CPU's do."""
+"""Rows, targets, and stand-ins for a GPU: fits on them must end where the CPU's do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEIGHT = RNG.uniform(0.5, 2, size=240)
 
 
 class CountedMoves(StrictBackend):
-    """Counts what was moved to the device."""
+    """Backend that counts transfers to the device."""
 
     moved = 0
 
@@ -35,7 +35,7 @@ class CountedMoves(StrictBackend):
 
 
 class MissingDevice(StrictBackend):
-    """A device that is not there."""
+    """Backend of a missing device."""
 
     @classmethod
     def problem(cls) -> str | None:
@@ -43,13 +43,13 @@ class MissingDevice(StrictBackend):
 
 
 def fitted_floats(model: Any) -> list[NDArray[Any]]:
-    """All fitted arrays of numbers."""
+    """Return all fitted arrays of numbers."""
     found = {n: np.asarray(v) for n, v in vars(model).items() if n.endswith("_")}
     return [found[n] for n in sorted(found) if found[n].dtype.kind == "f"]
 
 
 def check_device(model: Any, y: NDArray[Any], rtol: float = 1e-6, **fit: Any) -> None:
-    """A fit on the device ends where the CPU's does, and predicts on the CPU."""
+    """Check that a fit on the device equals the CPU's, and predicts on the CPU."""
     there = clone(model).set_params(device="gpu").fit(X, y, **fit)
     here = clone(model).set_params(device="cpu").fit(X, y, **fit)
     arrays = list(zip(fitted_floats(there), fitted_floats(here), strict=True))

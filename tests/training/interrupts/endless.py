@@ -1,4 +1,4 @@
-"""Fits that only an interrupt ends, and what they must keep."""
+"""Fits that end only by an interrupt, and the results that they must keep."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def endless(policy: Any, **params: Any) -> SGDClassifier:
 
 
 class At:
-    """Does something when a pass ends."""
+    """Callback that calls a function when a pass ends."""
 
     def __init__(self, number: int, do: Callable[[], None] = press) -> None:
         self.number = number

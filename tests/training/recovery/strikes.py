@@ -1,4 +1,4 @@
-"""Fits whose workers are struck, and the result of an undisturbed one."""
+"""Fits with faults in their workers, and the result of an undisturbed fit."""
 
 from __future__ import annotations
 
@@ -52,19 +52,20 @@ def lazy_sparse_rows() -> tuple[Any, Any]:
 
 
 def make_classifier(policy: Any, *callbacks: Any, **params: Any) -> SGDClassifier:
-    # Two servers: one that sums gradients of one host alone would leave that to the trainers.
+    # Two servers: a single one that sums the gradients of one host would leave this to the
+    # trainers.
     run = Run(n_lanes=3, n_servers=2 if policy == "sync" else 1)
     # A step through servers takes longer than one without.
     batch_size = 32 if policy == "sync" else 16
     params = {"max_iter": N_PASSES, "tol": None, "batch_size": batch_size, "run": run} | params
-    # Where no server is asked at each step, a fit would be over before anybody strikes.
+    # If steps need no server, a fit would be over before a fault; so slow it down.
     some = list(callbacks) if policy in SERVED else [*callbacks, _resting(5e-4)]
     some += [strike.hold_up() for strike in callbacks if isinstance(strike, Strike)]
     return SGDClassifier(policy=policy, random_state=0, callbacks=some, **params)
 
 
 def _resting(seconds: float, until: str = "") -> Any:
-    """A callback that lets each step take so much longer, until a file is there."""
+    """Return a callback that makes each step longer by `seconds`, until a file exists."""
 
     class Resting:
         def on_step_end(self, step: Any) -> None:
@@ -89,7 +90,7 @@ def kill_worker(client: Client, address: str) -> None:
 
 
 def hold_lock(path: str) -> None:
-    """Compute, and let no other thread of this process run, until a file's first byte is set."""
+    """Compute, and block all other threads of this process, until a file's first byte is set."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e6)
     try:
@@ -101,19 +102,19 @@ def hold_lock(path: str) -> None:
 
 
 def release_lock(path: Path) -> None:
-    """End :func:`hold_lock`; in place, as a mapped file must not get shorter."""
+    """End :func:`hold_lock`; write in place, since a mapped file must not get shorter."""
     with path.open("r+b") as file:
         file.write(b"\1")
 
 
-#: Seconds after which a fit has standbys; before, it begins anew where a server is lost.
+#: Seconds after which a fit has standbys; before that it restarts if a server is lost.
 STANDBYS = 0.6
 
 
 class Strike:
-    """Does something to the workers, once, so many seconds and passes after the first or later.
+    """Callback that injects a fault once, after a number of seconds and passes.
 
-    With `ready` it waits until that is true of the run, and for no time.
+    With `ready` it waits until that function returns True for the run, instead of a time.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Strike:
         ready: Callable[[Any], bool] | None = None,
     ) -> None:
         self.strike = strike
-        #: File that tells workers that it has struck.
+        #: File whose existence informs workers that the fault has happened.
         self._told = Path(tempfile.gettempdir(), f"struck-{uuid4().hex}")
         weakref.finalize(self, self._told.unlink, missing_ok=True)
         self.after = after if ready is None else 0.0
@@ -133,11 +134,11 @@ class Strike:
         self.first = float("inf")
         self.struck = False
         self.events: list[Any] = []
-        #: Records as a callback that follows the fit has them.
+        #: Records as seen by a callback that follows the fit.
         self.records: list[dict[str, Any]] = []
 
     def hold_up(self) -> Any:
-        """A callback that keeps steps slow until the strike, so that the fit does not end first."""
+        """Return a callback that keeps steps slow until the fault, so that the fit goes on."""
         return _resting(2e-3, str(self._told))
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
@@ -160,14 +161,14 @@ class Strike:
 
 
 def workers_of(run: Any, role: str) -> set[str]:
-    """Workers that hold only a trainer, the server, or one of each."""
+    """Return the workers with only a trainer, with the server, or one of each, by role."""
     server = run.server_addresses[0]
     trainer = next(a for a in reversed(run.trainer_addresses) if a != server)
     return {"trainer": {trainer}, "server": {server}, "both": {trainer, server}}[role]
 
 
 def make_killer(client: Client, role: str) -> Callable[[Any], None]:
-    """What kills the workers of a role."""
+    """Return a function that kills the workers of a role."""
 
     def kill(run: Any) -> None:
         for address in workers_of(run, role):
@@ -177,13 +178,13 @@ def make_killer(client: Client, role: str) -> Callable[[Any], None]:
 
 
 def make_strike(client: Client, role: str) -> Strike:
-    """Make a loss that comes once every server has a standby from which the fit can go on."""
+    """Return a fault that happens once every server has a standby from which the fit can resume."""
     kill = make_killer_of_two(client) if role == "two" else make_killer(client, role)
     return Strike(kill, ready=partial(have_standbys, client))
 
 
 def make_killer_of_two(client: Client) -> Callable[[Any], None]:
-    """What kills a server and a trainer elsewhere, so that every server or its standby is left."""
+    """Return a function that kills a server and a trainer elsewhere; each server keeps a copy."""
 
     def kill(run: Any) -> None:
         standbys = find_standbys(client, run)
@@ -194,7 +195,8 @@ def make_killer_of_two(client: Client) -> Callable[[Any], None]:
             for trainer in run.trainer_addresses
             if server != trainer
         )
-        # Of three workers, two of which each have a server or its standby, one has both servers'.
+        # Of three workers, two of which each hold a server or its standby, one holds both servers'
+        # copies.
         for address in next(pair for pair in pairs if not any(two <= pair for two in copies)):
             kill_worker(client, address)
 
@@ -207,7 +209,7 @@ def loss_on_rows(clf: SGDClassifier) -> float:
 
 
 def check_fit(clf: SGDClassifier, policy: str) -> None:
-    """Every pass counts every row once, and the result is an undisturbed fit's."""
+    """Check that every pass counts every row once, and that the result is an undisturbed fit's."""
     records = clf.history_.records
     assert [record["pass"] for record in records] == list(range(1, N_PASSES + 1))
     assert {record["rows"] for record in records} == {N_ROWS}
@@ -221,5 +223,5 @@ def check_fit(clf: SGDClassifier, policy: str) -> None:
 
 
 def first_of(*values: Any) -> list[Any]:
-    """All values; by default, the first."""
+    """Return all values; in the default run, only the first."""
     return [values[0], *(pytest.param(v, marks=pytest.mark.slow) for v in values[1:])]
