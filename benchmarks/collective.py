@@ -1,4 +1,4 @@
-"""Functions on ranks: starts, calls compared with those of fits, kills, boosters on their Dask."""
+"""Functions on ranks: starts, calls, kills; boosters compared with their own Dask modules."""
 
 from __future__ import annotations
 

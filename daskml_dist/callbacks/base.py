@@ -33,7 +33,7 @@ class FitCallback(NamedParameters):
 
 
 def find_fit_facts(run: Any) -> dict[str, Any]:
-    """Return the facts that loggers write at the begin of a fit, without those that are None."""
+    """Return the facts that loggers write at the start of a fit, without those that are None."""
     names = ("policy_name", "n_lanes", "n_servers", "max_iter")
     facts = {name: getattr(run, name) for name in names}
     return {name: value for name, value in facts.items() if value is not None}

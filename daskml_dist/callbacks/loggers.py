@@ -31,7 +31,7 @@ class CSVLogger(FitCallback):
     Raises
     ------
     InvalidParameterError
-        At the begin of the fit: the file cannot be written.
+        At the start of the fit: the file cannot be written.
 
     Examples
     --------
@@ -137,7 +137,7 @@ class TensorBoard(FitCallback):
     Raises
     ------
     DaskMLDistError
-        At the begin of the fit: tensorboardX is not installed.
+        At the start of the fit: tensorboardX is not installed.
 
     Examples
     --------
@@ -238,7 +238,7 @@ class MLflow(FitCallback):
     Raises
     ------
     DaskMLDistError
-        At the begin of the fit: MLflow is not installed.
+        At the start of the fit: MLflow is not installed.
 
     Examples
     --------

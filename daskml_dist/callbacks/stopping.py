@@ -52,7 +52,7 @@ class TimeLimit(FitCallback):
     def __init__(self, limit: float | str | timedelta) -> None:
         self.limit = limit
         self._seconds = _parse_seconds(limit)
-        # Monotonic times of the begin of the fit and of the end of the last pass, and the duration
+        # Monotonic times of the start of the fit and of the end of the last pass, and the duration
         # of the longest pass, in seconds.
         self._begin = self._last = self._longest = 0.0
 
@@ -119,7 +119,7 @@ class OptunaPruning(FitCallback):
         `trial` is not a trial, or its study optimises `monitor` in the wrong direction. At the end
         of the first pass: the fit does not record `monitor`.
     DaskMLDistError
-        At the begin of the fit: Optuna is not installed.
+        At the start of the fit: Optuna is not installed.
 
     References
     ----------

@@ -68,7 +68,7 @@ class Status:
         self._every = 1
 
     def begin(self, run: Any) -> None:
-        """Record the begin of a fit."""
+        """Record the start of a fit."""
         lanes, servers = _format_count(run.n_lanes, "lane"), _format_count(run.n_servers, "server")
         self.title = f"{run.policy_name}, {lanes}, {servers}"
         self.phase = _PASSES

@@ -74,7 +74,7 @@ class Explanation:
 def shap_values(
     estimator: Any, X: Any, *, background: Any = None, as_frame: bool = False
 ) -> Explanation:
-    """Return what each feature adds to the raw prediction of each row (SHAP values).
+    """Return how much each feature adds to the raw prediction of each row (SHAP values).
 
     The values of a row and `base_values` add up to its raw prediction: for boosting the sum of the
     trees (log odds of classes), for a forest the mean shares or targets, for a linear model ``X @

@@ -55,7 +55,7 @@ class Fault:
     seed : int
     policy, kind, role : str
     after_pass : int
-        Number of reported passes after which it happens; 0: at the begin of the fit.
+        Number of reported passes after which it happens; 0: at the start of the fit.
     delay : float
         Seconds from then until the fault.
     seconds : float

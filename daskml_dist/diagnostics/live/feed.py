@@ -78,7 +78,7 @@ class FitFeed:
 
     @_guard_hook
     def on_fit_begin(self, run: Any) -> None:
-        """Report the begin of a fit and its size."""
+        """Report the start of a fit and its size."""
         self._client = run.client
         if self._client is None:
             return
@@ -133,7 +133,7 @@ class FitFeed:
         """Report the worker of each lane, if that has changed."""
         lanes = [address for _, address in sorted(run.lane_addresses.items())]
         if lanes != self._lanes:
-            # The first assignment of lanes is shown from the begin of the fit.
+            # The first assignment of lanes is shown from the start of the fit.
             at = None if self._lanes else 0.0
             self._lanes = lanes
             self._tell("lanes", at=at, lanes=lanes)
@@ -261,7 +261,7 @@ class SearchFeed:
 
     @_guard_hook
     def _begin(self, name: str) -> None:
-        """Report the begin, if there is a client; a search has no lanes or passes."""
+        """Report the start, if there is a client; a search has no lanes or passes."""
         from distributed import default_client
 
         try:

@@ -53,7 +53,7 @@ class Fit:
     n_servers: int
     began: float
     state: str = "running"
-    #: Seconds from the begin to the latest event or report.
+    #: Seconds from the start to the latest event or report.
     at: float = 0.0
     #: Incremented by each event, so that the page knows when to redraw.
     version: int = 0

@@ -34,9 +34,9 @@ class RateSample:
     Parameters
     ----------
     at : float
-        Seconds since the begin of the fit.
+        Seconds since the start of the fit.
     speeds : tuple of (int, str, float, float)
-        Lane, its worker, seconds since the begin of the fit, and the lane's steps per second
+        Lane, its worker, seconds since the start of the fit, and the lane's steps per second
         between the worker's last two reports.
     traffic : dict of str to float
         Bytes per second, by transport; empty until at least one worker has reported twice.
@@ -57,7 +57,7 @@ class _Report:
     Parameters
     ----------
     at : float
-        Seconds since the begin of the fit at which the worker made the report.
+        Seconds since the start of the fit at which the worker made the report.
     offset : float
         Seconds to add to the worker's clock to get the clock of the fit.
     content : dict

@@ -213,7 +213,7 @@ def lanes(history: Any, *, ax: Axes | None = None) -> Axes:
     -------
     matplotlib.axes.Axes
         With a collection of bars for each worker, over the seconds since training began, and a
-        dashed line at the begin of each generation after the first.
+        dashed line at the start of each generation after the first.
 
     Raises
     ------
