@@ -534,7 +534,18 @@ def _make_nccl() -> Iterator[Check]:
 # --- tests with the mark gpu ------------------------------------------------------------------
 
 #: Folders with tests that need a GPU, those that take longest first.
-_FOLDERS = ("solvers", "training/devices", "backends", "inference", "comm", "maths", "data")
+TEST_FOLDERS = (
+    "solvers",
+    "training/devices",
+    "backends",
+    "inference",
+    "comm",
+    "maths",
+    "data",
+    "metrics",
+    "transformers",
+    "neural_network",
+)
 #: Processes for the tests of a folder, if pytest-xdist is installed; three other folders run too.
 _PROCESSES = 3
 
@@ -555,7 +566,7 @@ def _run_tests(folder: str, tiny: bool) -> str:
 
 
 def _make_tests() -> Iterator[Check]:
-    for folder in _FOLDERS:
+    for folder in TEST_FOLDERS:
         yield Check(f"tests/{folder}", partial(_run_tests, folder), 240)
 
 

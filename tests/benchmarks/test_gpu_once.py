@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from benchmarks import gpu_once
-from benchmarks._gpu_checks import STAGES, Check, take_part
+from benchmarks._gpu_checks import STAGES, TEST_FOLDERS, Check, take_part
 
 #: What a child does from its check on: one that fails, one that breaks CUDA, one that is good, one
 #: that hangs, one whose process dies, and one that is good again.
@@ -70,3 +71,12 @@ def test_parts_of_a_stage_are_all_of_its_checks() -> None:
 def test_time_is_left_for_what_comes_last() -> None:
     assert set(gpu_once._TOGETHER) == set(STAGES) - {"smoke", "bench"}
     assert gpu_once._SMOKE + gpu_once._BENCH < gpu_once._VISIT
+
+
+def test_all_folders_with_tests_for_a_gpu_are_run() -> None:
+    root = Path(__file__).parents[1]
+    marked = {path.parent for path in root.rglob("test_*.py") if "mark.gpu" in path.read_text()}
+    # Of this folder, one example of dask-cuda, which the visit checks by itself.
+    assert {path.relative_to(root).as_posix() for path in marked} - {"benchmarks"} <= {
+        *TEST_FOLDERS
+    }
