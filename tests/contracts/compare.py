@@ -124,8 +124,10 @@ def _holds_arrays(value: Any) -> bool:
 
 
 def _is_same(x: Any, y: Any) -> bool:
-    """Whether objects are equal: NaN is as good as itself, an integer as a whole float, and a
-    label may be of a string type of any kind."""
+    """Return whether objects are equal, with NaN equal to NaN, an integer to a whole float.
+
+    Labels may be of any string type.
+    """
     both_numbers = isinstance(x, int | float | np.number) and isinstance(y, int | float | np.number)
     return str(x) == str(y) or (both_numbers and bool(x == y))
 

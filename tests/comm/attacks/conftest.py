@@ -16,7 +16,7 @@ from tests.comm.attacks.served import PATIENCE, SECRET, Served
 
 @pytest.fixture(scope="module")
 def contexts() -> dict[bool, dict[str, ssl.SSLContext]]:
-    """TLS contexts of a cluster, and none, by whether there is TLS."""
+    """Return the TLS contexts of a cluster (True), and none (False)."""
     pytest.importorskip("cryptography")
     security = Security.temporary()
     listen = security.get_listen_args("worker")["ssl_context"]
@@ -33,7 +33,7 @@ def contexts() -> dict[bool, dict[str, ssl.SSLContext]]:
 def credentials(
     request: pytest.FixtureRequest, contexts: dict[bool, dict[str, ssl.SSLContext]]
 ) -> Credentials:
-    """What the fit's own have; without shared memory, so that bytes go by the sockets."""
+    """Return credentials like the fit's; without shared memory, so that bytes use the sockets."""
     return Credentials(
         SECRET, settings=ConnectionSettings(False), patience=PATIENCE, **contexts[request.param]
     )
@@ -41,7 +41,7 @@ def credentials(
 
 @pytest.fixture
 def served(credentials: Credentials, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    # Seconds after which a listener looks for half connections that have expired.
+    # Seconds between a listener's checks for expired half-open connections.
     monkeypatch.setattr(listener, "_EXPIRY_SECONDS", 0.1)
     served = Served(credentials)
     yield served

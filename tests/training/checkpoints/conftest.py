@@ -1,4 +1,4 @@
-"""A checkpoint to spoil."""
+"""A checkpoint for tests to corrupt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.training.checkpoints.saves import PARAMS, X, Y
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Checkpoint:
-    """A checkpoint of a fit, the only one kept."""
+    """Return a checkpoint of a fit, which is the only one."""
     saved = Checkpoint(tmp_path / "fit.npz", resume=True, keep=1)
     SGDClassifier(checkpoint=saved, max_iter=2, **PARAMS).fit(X, Y)
     return saved

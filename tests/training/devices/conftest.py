@@ -1,4 +1,4 @@
-"""A GPU, or what stands for one."""
+"""A GPU, or a stand-in for one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.training.devices.fits import CountedMoves
 
 @pytest.fixture(params=["strict", pytest.param("cupy", marks=pytest.mark.gpu)])
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU, or what stands for one."""
+    """Provide a GPU, or a stand-in for one."""
     if request.param == "strict":
         plug_in(CountedMoves, monkeypatch)
 
 
 class _Emulated(EmulatedCupy):
-    """Is always there, and takes rows that NumPy may not read."""
+    """Emulated GPU that is always available, with rows that NumPy may not read."""
 
     @classmethod
     def problem(cls) -> str | None:
@@ -39,9 +39,9 @@ class _Emulated(EmulatedCupy):
 def kernels(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Any], Any]:
-    """A GPU with its kernels, or the host's emulation of it; puts rows there.
+    """Return a GPU with its kernels, or the host's emulation of it, and put rows there.
 
-    Entries of these rows that are copied to the host are counted by the emulation.
+    The emulation counts the entries of these rows that are copied to the host.
     """
     if request.param == "cupy":
         return import_module("cupy").asarray

@@ -1,4 +1,4 @@
-"""The handler of Ctrl-C that tests begin and end with."""
+"""The Ctrl-C handler that tests begin and end with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def ctrl_c() -> Iterator[None]:
-    """Tests that are started in the background hand down a Ctrl-C that is ignored."""
+    """Restore Python's handler: processes started in the background inherit an ignored Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
