@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.signatures import ParameterObject
 from daskml_dist.errors.suggestions import suggest_nearest
 
 __all__ = ["PENALTIES", "Penalty", "get_penalty", "soft_threshold"]
 
 
 @dataclass(frozen=True)
-class Penalty(NamedParameters):
+class Penalty(ParameterObject):
     """The term ``l1 * sum(|w|) + l2 / 2 * sum(w ** 2)`` of an objective.
 
     Parameters

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.signatures import ParameterObject
 
 __all__ = [
     "DP",
@@ -52,7 +52,7 @@ RDP_ORDERS = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64), 128,
 
 
 @dataclass(frozen=True)
-class DP(NamedParameters):
+class DP(ParameterObject):
     """Budget of a differentially private fit: ``privacy=DP(epsilon=3, delta=1e-5)``.
 
     The fitted model reveals hardly more about any one row than if the row had been left out: each

@@ -10,13 +10,13 @@ state, so servers and replicas that count the same steps have the same rates, al
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from numbers import Real
 from typing import ClassVar, Self
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.signatures import ParameterObject
 from daskml_dist.errors.suggestions import suggest_nearest
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-class Schedule(NamedParameters, ABC):
+class Schedule(ParameterObject):
     """Learning rate as a function of the step and of the passes over the data.
 
     Attributes

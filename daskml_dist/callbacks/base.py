@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Self
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.signatures import ParameterObject
 
 
-class FitCallback(NamedParameters):
+class FitCallback(ParameterObject):
     """Base class of callbacks that hold the state of one fit, such as an open file.
 
     Estimators are cloned and pickled with their callbacks: copies have the parameters but not the

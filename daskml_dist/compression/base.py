@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from math import prod
 from typing import Any, ClassVar
@@ -17,14 +17,14 @@ from daskml_dist.compression.sums import (
     FeedbackSum,
     RangeSum,
 )
-from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.signatures import ParameterObject
 from daskml_dist.models.base import Parameters
 
 #: Entries that are packed to estimate the size of messages.
 _MEASURED_ENTRIES = 1 << 14
 
 
-class Compressor(NamedParameters, ABC):
+class Compressor(ParameterObject):
     """Base class of the compressors: packs a vector, and unpacks an approximation of it.
 
     To write your own, implement both methods. They may depend only on their arguments, since sender

@@ -150,13 +150,19 @@ def _find_files(path: Any, storage_options: dict[str, Any]) -> tuple[Any, list[s
     fs, _, found = get_fs_token_paths(
         [os.fspath(one) for one in given], mode="rb", storage_options=storage_options, expand=True
     )
+    named = {fs._strip_protocol(os.fspath(one)) for one in given}
     paths: list[str] = []
     for one in found:
         if not fs.exists(one):
             raise InvalidDataError(f"There is no file {one}. Name files, a folder or a pattern.")
         inside = sorted(fs.find(one)) if fs.isdir(one) else [one]
         # Names with these prefixes are metadata of other writers: _SUCCESS, _metadata, .crc files.
-        paths += [p for p in inside if not p.rpartition("/")[2].startswith(("_", "."))]
+        # A file that is named itself is read, whatever its name.
+        paths += [
+            file
+            for file in inside
+            if file in named or not file.rpartition("/")[2].startswith(("_", "."))
+        ]
     if not paths:
         raise InvalidDataError(f"{path} names no files. Name files, a folder or a pattern.")
     return fs, paths

@@ -10,12 +10,12 @@ from rich.console import Console
 from daskml_dist.diagnostics.display import Display, open_display
 from daskml_dist.diagnostics.status import Status
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.signatures import ParameterObject
 
 __all__ = ["Progress"]
 
 
-class Progress(NamedParameters):
+class Progress(ParameterObject):
     """Callback that shows the progress of a fit, and leaves a one-line summary.
 
     A terminal shows one live line: while rows are read and workers are chosen, the phase and its

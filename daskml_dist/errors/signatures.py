@@ -9,11 +9,15 @@ refused them.
 from __future__ import annotations
 
 import inspect
+from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, wraps
+from numbers import Real
 from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
-from daskml_dist.errors import InvalidTypeError
+import numpy as np
+
+from daskml_dist.errors import DaskMLDistError, InvalidParameterError, InvalidTypeError
 from daskml_dist.errors.suggestions import suggest_nearest, suggest_parameter
 
 
@@ -51,6 +55,64 @@ class NamedParameters:
         if args and cls.__init__ is object.__init__:
             raise InvalidTypeError(f"{cls.__name__}() has no parameters. Leave {args!r} out.")
         return super().__new__(cls)
+
+
+class _ParameterType(ABCMeta):
+    """Metaclass of `ParameterObject`, which converts and checks what constructors are called with.
+
+    Before `__init__`, which a dataclass generates, and which may be the user's own.
+    """
+
+    def __call__(cls, *args: Any, **params: Any) -> Any:
+        args = tuple(map(_convert_number, args))
+        params = {name: _convert_number(value) for name, value in params.items()}
+        try:
+            made = super().__call__(*args, **params)
+        except TypeError as error:
+            if isinstance(error, DaskMLDistError):
+                raise
+            # Of a comparison, such as 0 <= "0.1", in the checks of a range.
+            _check_kinds(cls, args, params, Real, "a number")
+            raise
+        _check_kinds(cls, args, params, bool, "True or False")
+        return made
+
+
+class ParameterObject(NamedParameters, metaclass=_ParameterType):
+    """Base class of objects that are passed as a parameter: policies, losses, callbacks, ...
+
+    The values of a search often come from an array (``LocalSGD(k) for k in 2 ** np.arange(5)``).
+    Constructors receive such scalars of NumPy as Python's numbers, so that they are checked, shown,
+    compared and saved as these.
+
+    Raises
+    ------
+    InvalidParameterError
+        A parameter whose default is a number is no number, or one whose default is True or False is
+        neither.
+    """
+
+
+def _convert_number(value: Any) -> Any:
+    """Return a scalar of NumPy as a number of Python, and other values unchanged."""
+    return value.item() if isinstance(value, np.number | np.bool_) else value
+
+
+def _check_kinds(
+    kind: type, args: tuple[Any, ...], params: Mapping[str, Any], of: type, hint: str
+) -> None:
+    """Check that arguments in place of a default of a type (Real, bool) are of this type."""
+    known = _list_parameters(kind) or ()
+    given = dict(zip((p.name for p in known), args, strict=False)) | dict(params)
+    for p in known:
+        is_flag = isinstance(p.default, bool)
+        # A bool is an int in Python, so a default of True is of both types.
+        if not isinstance(p.default, of) or is_flag != (of is bool) or p.name not in given:
+            continue
+        if not isinstance(given[p.name], of):
+            raise InvalidParameterError(
+                f"{kind.__name__}({p.name}={given[p.name]!r}): give {hint}, such as {p.default!r}."
+            )
 
 
 def find_changed_parameters(made: Any) -> dict[str, Any]:

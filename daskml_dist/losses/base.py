@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -11,7 +11,7 @@ import numpy as np
 
 from daskml_dist.backends.namespace import cast, namespace, total, zeros
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.signatures import ParameterObject
 
 __all__ = [
     "LABEL_LOSS_NAMES",
@@ -35,7 +35,7 @@ Exponential = Callable[[Array], Array]
 Multiclass = Literal["softmax", "ovr"]
 
 
-class Loss(NamedParameters, ABC):
+class Loss(ParameterObject):
     """Base class of losses: functions of a target and a raw prediction.
 
     Results have the dtype of the raw prediction (float32 or float64) and are new arrays.

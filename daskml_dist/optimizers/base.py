@@ -15,7 +15,7 @@ import numpy as np
 from daskml_dist.backends.entries import lift_to_arrays, where
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.signatures import ParameterObject
 from daskml_dist.penalties import Penalty, soft_threshold
 
 __all__ = [
@@ -34,7 +34,7 @@ Array = Any
 OptimizerState = dict[str, Array]
 
 
-class Optimizer(NamedParameters):
+class Optimizer(ParameterObject):
     """Base class of the optimizers: rules that turn gradients into steps.
 
     The rule is `elementwise_update`, written once: compiled loops call it for each parameter, and
@@ -214,7 +214,7 @@ class Optimizer(NamedParameters):
 
 
 @dataclass(frozen=True)
-class GroupOptions(NamedParameters):
+class GroupOptions(ParameterObject):
     """Options for some parts of a model; None means the same as for the other parts.
 
     Parameters

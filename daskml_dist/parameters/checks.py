@@ -325,9 +325,8 @@ def check_steps(params: dict[str, Any]) -> None:
         raise InvalidParameterError(
             f'dtype={dtype!r}: use "float32" or "float64", or None to keep the dtype of the rows.'
         )
-    tol = params["tol"]
-    if tol is not None and not (isinstance(tol, int | float | np.number) and tol >= 0):
-        raise InvalidParameterError(f"tol={tol!r}: use a number >= 0, or None.")
+    if params["tol"] is not None:
+        check_number("tol", params["tol"], hint=">= 0, or None")
     checkpoint = params["checkpoint"]
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         raise InvalidParameterError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import (
-    NamedParameters,
+    ParameterObject,
     describe_changes,
     find_changed_parameters,
 )
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True, repr=False)
-class Run(NamedParameters):
+class Run(ParameterObject):
     """Layout of a fit on a cluster: the parameter `run` of every estimator.
 
     A nested parameter in scikit-learn's sense: names such as ``run__memory_budget`` work in

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters, describe_changes
+from daskml_dist.errors.signatures import ParameterObject, describe_changes
 from daskml_dist.policies.outer import OuterOptimizer, resolve_outer
 from daskml_dist.policies.paces import LanePaces
 
@@ -349,7 +349,7 @@ class Consistency(Protocol):
 
 
 @dataclass(frozen=True)
-class Policy(NamedParameters):
+class Policy(ParameterObject):
     """Base class of all policies: the loop that lanes run, and the settings of that loop, as data.
 
     A subclass sets the attributes below, as class attributes or, if users may choose them, as
@@ -596,7 +596,7 @@ def is_number(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Pipeline(NamedParameters):
+class Pipeline(ParameterObject):
     """Pipeline of stages: each trainer holds some adjacent layers and passes its activations on.
 
     A batch is cut into micro-batches that follow each other through the stages, alternating one

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError, ModelFileError, UnknownModelError
-from daskml_dist.errors.signatures import NamedParameters, suggest_arguments
+from daskml_dist.errors.signatures import ParameterObject, suggest_arguments
 from daskml_dist.inference.predictor import Predictor
 from daskml_dist.inference.saved import changes_file
 from daskml_dist.inference.saved.archive import compute_checksum
@@ -42,7 +42,7 @@ _LOG = logging.getLogger("daskml_dist.serving")
 _ON_ERROR = ("raise", "log")
 
 
-class Publisher(NamedParameters):
+class Publisher(ParameterObject):
     """Publisher of new versions of one model, for example from a stream.
 
     Parameters

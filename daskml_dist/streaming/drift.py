@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.signatures import ParameterObject
 
 #: Reactions that `on_drift` may name: reset the optimizer and its rates, or also the parameters.
 _NAMED_REACTIONS = ("rate", "reset")
@@ -46,7 +46,7 @@ class Detector(Protocol):
         """Update the detector with the next value."""
 
 
-class PageHinkley(NamedParameters):
+class PageHinkley(ParameterObject):
     """Page-Hinkley test of losses that rise, in units of their standard deviation.
 
     The test sums how many standard deviations each loss is above the mean, minus `delta`. The sum

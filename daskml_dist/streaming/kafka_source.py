@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.signatures import ParameterObject
 from daskml_dist.streaming.sources import Batch, check_seconds, unpack_X_y
 
 #: Seconds to wait for messages of a batch: short, since Ctrl-C is delayed while librdkafka waits.
@@ -22,7 +22,7 @@ _GATHER_SECONDS = 0.1
 _MAX_MESSAGES = 1_000_000
 
 
-class KafkaSource(NamedParameters):
+class KafkaSource(ParameterObject):
     """Batches of the messages of a Kafka topic; a context manager, and an iterator.
 
     A partition is read from the message after its offset in `after`, else from the group's

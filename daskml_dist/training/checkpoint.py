@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from daskml_dist._version import __version__
 from daskml_dist.errors import CheckpointError, InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.signatures import ParameterObject
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.ps.shard_state import HeldRows, ShardState
 
@@ -64,7 +64,7 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 @dataclass(frozen=True)
-class Checkpoint(NamedParameters):
+class Checkpoint(ParameterObject):
     """Place and frequency of a fit's checkpoints.
 
     ``path`` is the newest checkpoint, ``path.1`` the one before, up to ``path.<keep - 1>``. A new

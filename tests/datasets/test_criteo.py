@@ -82,6 +82,8 @@ def test_files_folders_patterns_and_gzip(tmp_path: Path):
     truth = _truth(LINES)
     for path in (tmp_path, f"{tmp_path}/day_*", [tmp_path / f"day_{k}" for k in ("0", "1.gz", 2)]):
         _assert_frames(read_criteo(path, blocksize=4000), truth)
+    (tmp_path / "_mine").write_text("\n".join(LINES))
+    _assert_frames(read_criteo(tmp_path / "_mine"), truth)  # named, unlike the others of its kind
     few = read_criteo(tmp_path, columns=["C3", "label"])
     _assert_frames(few, truth[["C3", "label"]])
     pd.testing.assert_series_equal(few["C3"].compute().reset_index(drop=True), truth["C3"])

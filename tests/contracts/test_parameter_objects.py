@@ -1,0 +1,82 @@
+"""Policies, losses, optimizers, callbacks and the like check what their constructors are given."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import daskml_dist
+from daskml_dist.errors import DaskMLDistError, InvalidParameterError
+from daskml_dist.errors.signatures import ParameterObject
+from daskml_dist.optimizers import Adam
+from daskml_dist.parameters.run import Run
+from daskml_dist.policies import LocalSGD
+
+#: Their parameters are checked by the fit that they are passed to.
+_CHECKED_LATER = {"Run", "GroupOptions", "RoundedTube"}
+
+
+def _list_classes(kind: type) -> Iterator[type]:
+    for made in kind.__subclasses__():
+        yield made
+        yield from _list_classes(made)
+
+
+def _find_parameters() -> dict[str, tuple[type, str, Any]]:
+    """Class, name and default of each parameter whose default is a number or a flag."""
+    for room in pkgutil.walk_packages(daskml_dist.__path__, "daskml_dist."):
+        if not room.name.rpartition(".")[2].startswith("_") and room.name.count(".") == 1:
+            importlib.import_module(room.name)
+    found = {}
+    for kind in _list_classes(ParameterObject):
+        is_public = kind.__module__.startswith("daskml_dist.") and not kind.__name__.startswith("_")
+        if not is_public or inspect.isabstract(kind):
+            continue
+        parameters = inspect.signature(kind).parameters.values()
+        if any(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in parameters):
+            continue  # cannot be made from defaults
+        for p in parameters:
+            if isinstance(p.default, (bool, int, float)):
+                found[f"{kind.__name__}.{p.name}"] = (kind, p.name, p.default)
+    return found
+
+
+PARAMETERS = _find_parameters()
+
+
+def test_some_of_each_kind_are_found() -> None:
+    for name in ("Adam.beta1", "Huber.epsilon", "LocalSGD.sync_every", "EarlyStopping.patience"):
+        assert name in PARAMETERS
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_scalars_of_numpy_become_numbers_of_python(name: str) -> None:
+    kind, parameter, default = PARAMETERS[name]
+    scalar = np.asarray(default)[()]
+    made = kind(**{parameter: scalar})
+    assert isinstance(scalar, np.generic)
+    kept = vars(made).get(parameter, default)
+    assert type(kept) is type(default)
+    assert kept == default
+
+
+@pytest.mark.parametrize("name", [n for n in PARAMETERS if n.split(".")[0] not in _CHECKED_LATER])
+@pytest.mark.parametrize("wrong", ["0.1", [1], 1j])
+def test_other_kinds_of_values_are_refused(name: str, wrong: Any) -> None:
+    kind, parameter, _ = PARAMETERS[name]
+    with pytest.raises(DaskMLDistError):
+        kind(**{parameter: wrong})
+
+
+def test_the_error_names_the_parameter_and_a_value() -> None:
+    with pytest.raises(InvalidParameterError, match=r"Adam\(beta1='0\.9'\): give a number"):
+        Adam(beta1="0.9")  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameterError, match=r"\(deterministic=1\): give True or False"):
+        Run(deterministic=1)  # type: ignore[arg-type]
+    assert repr(LocalSGD(*(2 ** np.arange(3, 4)))) == "LocalSGD(sync_every=8)"
