@@ -25,7 +25,7 @@ from scipy import sparse
 from daskml_dist.backends.devices import gpu_problem
 from daskml_dist.backends.namespace import cast
 from daskml_dist.data.batch_files import spool_batches
-from daskml_dist.data.eager_tables import convert_eager_table, find_package, unwrap_narwhals
+from daskml_dist.data.eager_tables import convert_whole_table, find_package, unwrap_narwhals
 from daskml_dist.data.eager_tables import load_pandas as load_pandas  # for many modules
 from daskml_dist.data.gridded_data import flatten_dataset, stack_columns
 from daskml_dist.data.lazy import is_dask
@@ -149,7 +149,7 @@ def _convert_container(value: Any) -> Any:
         return _convert_dataset(value)
     if package == "zarr" and kind == "Array":
         return da.from_zarr(value)
-    for convert in (convert_lazy_table, convert_eager_table):
+    for convert in (convert_lazy_table, convert_whole_table):
         if (table := convert(value)) is not None:
             return table
     if remedy := _REMEDIES.get((package, kind)):

@@ -71,6 +71,38 @@ def convert_eager_table(value: Any) -> Any:
     return None
 
 
+def convert_whole_table(value: Any) -> Any:
+    """Return a table as `convert_eager_table` does, with columns of categories as pandas' own.
+
+    Not for parts of a table: Polars and Arrow number the categories of each part anew.
+    """
+    frame = convert_eager_table(value)
+    if hasattr(frame, "iloc"):
+        infer_kind = load_pandas().api.types.infer_dtype
+        for name in _find_categorical_columns(value):
+            # Texts alone: categories of numbers are read as the numbers.
+            if infer_kind(frame[name], skipna=True) == "string":
+                frame[name] = frame[name].astype("category")
+    return frame
+
+
+def _find_categorical_columns(table: Any) -> list[Any]:
+    """Return the names of the columns of categories: Polars' two kinds, Arrow's dictionaries."""
+    if find_package(table) == "polars":
+        kinds = ("Categorical", "Enum")
+        return [
+            name
+            for name, dtype in zip(table.columns, table.dtypes, strict=True)
+            if type(dtype).__name__ in kinds or str(dtype).startswith(kinds)
+        ]
+    schema = getattr(table, "schema", None)
+    if find_package(table) != "pyarrow" or schema is None:
+        return []
+    import pyarrow
+
+    return [field.name for field in schema if pyarrow.types.is_dictionary(field.type)]
+
+
 def extract_plain_columns(table: Any, names: Sequence[str]) -> dict[str, NDArray[Any]] | None:
     """Return columns of a Polars frame or an Arrow table as arrays, without a frame in between.
 

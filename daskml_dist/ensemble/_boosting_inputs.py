@@ -16,6 +16,7 @@ import numpy as np
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
+from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
@@ -165,7 +166,7 @@ def encode_categories(X: Any, categories: Mapping[Any, NDArray[Any]], known: boo
 
     With `known`, an unknown category is an error.
     """
-    if not categories or not is_dataframe_like(X):
+    if not categories or not is_dataframe_like(X := convert_foreign(X)):
         return X
     if not is_dask(X):
         return _encode_frame(X, categories, known)

@@ -101,6 +101,26 @@ def test_bad_targets_and_weights_are_named(y: Any, more: Any, match: str) -> Non
         HistGradientBoostingRegressor(**GIVEN).fit(X, y, **more)
 
 
+@pytest.mark.parametrize("kind", ["pyarrow", "Categorical", "Enum"])
+def test_categories_of_other_tables(kind: str) -> None:
+    module = pytest.importorskip("pyarrow" if kind == "pyarrow" else "polars")
+    names = [f"k{i % 5}" if i % 7 else None for i in range(400)]
+    frame = framed(pd.Categorical(names)).assign(c=HALF)
+    if kind == "pyarrow":
+        table = module.Table.from_pandas(frame)
+    else:
+        dtype = module.Enum([f"k{i}" for i in range(5)]) if kind == "Enum" else module.Categorical
+        column = module.Series("k", names, dtype=dtype)
+        table = module.from_pandas(frame.drop(columns="k")).with_columns(column)
+    wanted = HistGradientBoostingRegressor(**GIVEN).fit(frame, Y).predict(frame)
+    model = HistGradientBoostingRegressor(**GIVEN).fit(table, Y, eval_set=(table, Y))
+    for rows in (table, frame):
+        np.testing.assert_array_equal(model.predict(rows), wanted)
+    assert model.score(table, Y) == model.score(frame, Y)
+    known = HistGradientBoostingRegressor(**GIVEN).fit(frame, Y)
+    np.testing.assert_array_equal(known.predict(table), wanted)
+
+
 def test_categories_that_cannot_be_are_named() -> None:
     many = framed(pd.Categorical([f"{i % 300}" for i in range(400)]))
     lazy = dd.from_pandas(many, npartitions=2), da.from_array(Y, chunks=200)
