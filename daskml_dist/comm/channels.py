@@ -516,7 +516,7 @@ class RingOutbox(Outbox):
         # reads the head again (Dekker's pattern), so at least one side sees the other's write.
         fence_memory()
         if self._words[_READER_ASLEEP]:
-            self._ring.reader.ring()
+            self._ring.reader.wake()
 
 
 class RingInbox(Inbox):
@@ -527,8 +527,8 @@ class RingInbox(Inbox):
         self._ring = ring
         self._words, self._data = ring.segment.words, ring.segment.data
         self._small = self._data.data
-        # As the writer's counters; `_told` is the tail that was last published.
-        self._head = self._tail = self._told = 0
+        # As the writer's counters; `_published_tail` is the tail that was last published.
+        self._head = self._tail = self._published_tail = 0
         others = [(self._words, SocketLife(control))]
         self._sleeper = SpinningWait(
             ring.reader, self._words, _READER_ASLEEP, others, _HEAD_WORD, wait
@@ -549,7 +549,7 @@ class RingInbox(Inbox):
                 np.copyto(part, self._data[at : at + take])
             done += take
             self._tail += take
-            if self._tail - self._told >= _NOTIFY_BYTES:
+            if self._tail - self._published_tail >= _NOTIFY_BYTES:
                 self._publish_tail()
 
     def has_arrived(self) -> bool:
@@ -575,7 +575,7 @@ class RingInbox(Inbox):
     def _publish_tail(self) -> None:
         """Publish the number of bytes read, whose room is free again; wake a sleeping writer."""
         fence_memory()  # all reads must finish before the writer may write there
-        self._words[_TAIL_WORD] = self._told = self._tail
+        self._words[_TAIL_WORD] = self._published_tail = self._tail
         fence_memory()
         if self._words[_WRITER_ASLEEP]:
-            self._ring.writer.ring()
+            self._ring.writer.wake()

@@ -1,7 +1,7 @@
 """Choice of a communicator: shared memory within a host, sockets between hosts.
 
 `choose_communicator` finds out over sockets which ranks can access each other's memory. Ranks that
-are all on one host need no sockets (`OneHostMeeting`): they exchange the necessary data through the
+are all on one host need no sockets (`OneHostSetup`): they exchange the necessary data through the
 first server, to which they are connected already, in one or two messages, however many ranks there
 are. Sockets between all pairs would take a number of handshakes that grows with the square of the
 number of ranks.
@@ -88,7 +88,7 @@ class SharedGroup(Communicator):
     wait : WaitBound
     close : callable
         Called when the group is closed.
-    look : float
+    spin_seconds : float
         Seconds to poll for the other ranks before sleeping.
     """
 
@@ -101,7 +101,7 @@ class SharedGroup(Communicator):
         lives: Mapping[int, PeerLife],
         wait: WaitBound,
         close: Callable[[], None] = lambda: None,
-        look: float = SPIN_SECONDS,
+        spin_seconds: float = SPIN_SECONDS,
     ) -> None:
         super().__init__()
         ranks = sorted(places)
@@ -109,7 +109,7 @@ class SharedGroup(Communicator):
         self._close = close
         self._turn = 0
         self._memory = ReusedMemory()
-        own, bell = places[rank]
+        own, wake_pipe = places[rank]
         self._places = [places[r] for r in ranks]
         self._words = own.words
         self._areas = [
@@ -119,7 +119,9 @@ class SharedGroup(Communicator):
         others = [r for r in ranks if r != rank]
         self._others = [(places[r][0].words, places[r][1]) for r in others]
         alive = [(places[r][0].words, lives[r]) for r in others]
-        self._sleeper = SpinningWait(bell, self._words, ASLEEP_WORD, alive, TURN_WORD, wait, look)
+        self._sleeper = SpinningWait(
+            wake_pipe, self._words, ASLEEP_WORD, alive, TURN_WORD, wait, spin_seconds
+        )
 
     # -- a turn --------------------------------------------------------------------------------
 
@@ -155,9 +157,9 @@ class SharedGroup(Communicator):
         if [1 for words, _ in self._others if words[TURN_WORD] < turn]:
             self.wait(turn)
             return
-        for words, bell in self._others:
+        for words, wake_pipe in self._others:
             if words[ASLEEP_WORD]:
-                bell.ring()
+                wake_pipe.wake()
         fence_memory()
 
     def wait(self, turn: int) -> None:
@@ -386,8 +388,8 @@ class SharedGroup(Communicator):
         # Other ranks may be asleep, waiting for a turn that this rank will not take.
         self._words[ENDED_WORD] = 1
         fence_memory()
-        for _, bell in self._others:
-            bell.ring()
+        for _, wake_pipe in self._others:
+            wake_pipe.wake()
         self._close()
 
 
@@ -468,8 +470,8 @@ class _AreaBuffer(SharedBuffer):
         joined = [place for own in found for place in own]
         # Addresses with which a compiled loop waits for and wakes another rank without Python.
         others = [
-            (s.find_word_address(TURN_WORD), s.find_word_address(ASLEEP_WORD), bell.descriptor)
-            for rank, (s, bell) in enumerate(places)
+            (s.find_word_address(TURN_WORD), s.find_word_address(ASLEEP_WORD), wake_pipe.descriptor)
+            for rank, (s, wake_pipe) in enumerate(places)
             if rank != group.rank
         ]
         super().__init__(
@@ -518,8 +520,8 @@ def choose_communicator(
     local = None
     if len(places) > 1:
         lives = {r: SocketLife(peers.control(r)) for r in places if r != peers.rank}
-        look = LONG_SPIN_SECONDS if own_core else SPIN_SECONDS
-        local = SharedGroup(peers.rank, places, lives, wait, peers.close, look)
+        spin_seconds = LONG_SPIN_SECONDS if own_core else SPIN_SECONDS
+        local = SharedGroup(peers.rank, places, lives, wait, peers.close, spin_seconds)
     if len(hosts) == 1 and local is not None:
         return local
     return TwoLevelGroup(peers, local, hosts)
@@ -719,16 +721,16 @@ def _group_by_host(tokens: list[NDArray[np.uint8]]) -> list[list[int]]:
 def make_rank_memory() -> tuple[SharedSegment, WakePipe, int] | None:
     """Return new memory, its wake pipe and its descriptor; None if the system has none."""
     try:
-        bell = WakePipe.make()
+        wake_pipe = WakePipe.make()
         segment, memory = SharedSegment.make(SEGMENT_BYTES)
     except OSError:
         return None
-    return segment, bell, memory
+    return segment, wake_pipe, memory
 
 
-def open_rank_memory(pid: int, memory: int, bell: int) -> tuple[SharedSegment, WakePipe]:
+def open_rank_memory(pid: int, memory: int, wake_pipe: int) -> tuple[SharedSegment, WakePipe]:
     """Return the memory and wake pipe of another process, by its descriptors there."""
-    return SharedSegment.find(pid, memory, SEGMENT_BYTES), WakePipe.find(pid, bell)
+    return SharedSegment.find(pid, memory, SEGMENT_BYTES), WakePipe.find(pid, wake_pipe)
 
 
 def _open_if_local(place: list[int]) -> tuple[SharedSegment, WakePipe] | None:
@@ -742,10 +744,10 @@ def _open_if_local(place: list[int]) -> tuple[SharedSegment, WakePipe] | None:
 
 #: All-gather of small values through the first server: takes this rank's value, returns all by
 #: rank.
-TellAll = Callable[[Any], list[Any]]
+ExchangeValues = Callable[[Any], list[Any]]
 
 
-class OneHostMeeting:
+class OneHostSetup:
     """Setup of shared memory among ranks that may all be on one host; it holds this rank's memory.
 
     Parameters
@@ -762,16 +764,16 @@ class OneHostMeeting:
         """Return the numbers by which other ranks find the memory, and the token that proves it."""
         if self._own is None:
             return [0, 0, 0, 0, ""]
-        segment, bell, memory = self._own
-        return [identify_machine(), os.getpid(), memory, bell.descriptor, segment.token.hex()]
+        segment, wake_pipe, memory = self._own
+        return [identify_machine(), os.getpid(), memory, wake_pipe.descriptor, segment.token.hex()]
 
     def group(
         self,
         rank: int,
         places: list[Any],
-        tell: TellAll,
+        exchange: ExchangeValues,
         wait: WaitBound,
-        look: float = SPIN_SECONDS,
+        spin_seconds: float = SPIN_SECONDS,
     ) -> SharedGroup | None:
         """Return the communicator of all ranks; None on all of them if any cannot see another."""
         places = [_check_place(place) for place in places]
@@ -779,17 +781,17 @@ class OneHostMeeting:
             return None
         seen = self._open_all_memory(rank, places)
         # If a single rank cannot see another, all ranks use sockets.
-        if not all(said is True for said in tell(seen is not None)) or seen is None:
+        if not all(sees_all is True for sees_all in exchange(seen is not None)) or seen is None:
             return None
-        return SharedGroup(rank, *seen, wait, look=look)
+        return SharedGroup(rank, *seen, wait, spin_seconds=spin_seconds)
 
     def _open_all_memory(
         self, rank: int, places: list[list[Any]]
     ) -> tuple[RankMemory, dict[int, ProcessLife]] | None:
         """Return all ranks' memory and liveness checks; None if this rank cannot see them all."""
         assert self._own is not None
-        segment, bell, _ = self._own
-        found: RankMemory = {rank: (segment, bell)}
+        segment, wake_pipe, _ = self._own
+        found: RankMemory = {rank: (segment, wake_pipe)}
         lives: dict[int, ProcessLife] = {}
         try:
             for other, (_, pid, memory, number, token) in enumerate(places):

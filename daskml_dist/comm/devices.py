@@ -305,7 +305,7 @@ def _gather_places(host: Communicator, own: DevicePlace) -> list[DevicePlace]:
     """Return the places of all ranks."""
     data = np.frombuffer(json.dumps(asdict(own)).encode(), np.uint8)
     try:
-        return [DevicePlace(**json.loads(said[0].tobytes())) for said in host.allgather([data])]
+        return [DevicePlace(**json.loads(facts[0].tobytes())) for facts in host.allgather([data])]
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise make_malformed_error(f"no place of its GPU ({type(error).__name__})") from error
 
@@ -326,8 +326,8 @@ def _open_group(
     if host.rank == ranks[0] and len(ranks) > 1:
         own, failure = _try_or_report(identify, b"")
     # NCCL's identifier of each host's group, made by the host's first rank.
-    said = host.allgather([np.frombuffer(own, np.uint8)])
-    identifier = said[ranks[0]][0].tobytes()
+    gathered = host.allgather([np.frombuffer(own, np.uint8)])
+    identifier = gathered[ranks[0]][0].tobytes()
     if len(ranks) > 1 and identifier:
         place = ranks.index(host.rank)
         group, failure = _try_or_report(lambda: make(place, len(ranks), identifier, wait), None)

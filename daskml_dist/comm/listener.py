@@ -168,7 +168,7 @@ class Listener:
         self._on_pair = on_pair
         self._on_peer = on_peer
         #: Sockets in a handshake, the oldest first.
-        self._guests: dict[_PendingSocket, None] = {}
+        self._pending: dict[_PendingSocket, None] = {}
         #: Channels that wait for their other half, by the connection's name.
         self._half: dict[bytes, _HalfConnection] = {}
         #: Sockets of channels, which :meth:`close` closes.
@@ -204,23 +204,23 @@ class Listener:
 
     def _start_handshake(self, sock: socket.socket) -> None:
         """Start the handshake of an accepted socket in a thread of its own."""
-        guest = _PendingSocket(sock)
+        pending = _PendingSocket(sock)
         with self._changed:
-            self._guests[guest] = None
-        greeter = threading.Thread(
-            target=self._handle_socket, args=(guest,), daemon=True, name="daskml-serve"
+            self._pending[pending] = None
+        handshake_thread = threading.Thread(
+            target=self._handle_socket, args=(pending,), daemon=True, name="daskml-serve"
         )
         try:
-            greeter.start()
+            handshake_thread.start()
         except RuntimeError:  # no thread is left
-            self._drop_socket(guest)
+            self._drop_socket(pending)
             self._pause()
 
     def _make_room(self) -> None:
         """Wait until another handshake may begin; evict the oldest one after its grace period."""
         with self._changed:
-            while len(self._guests) >= _MAX_HANDSHAKES and not self._closed:
-                oldest = next(iter(self._guests))
+            while len(self._pending) >= _MAX_HANDSHAKES and not self._closed:
+                oldest = next(iter(self._pending))
                 # Real callers finish within the grace period, so a flood of silent ones cannot keep
                 # them out.
                 left = oldest.since + _GRACE_SECONDS - time.monotonic()
@@ -231,11 +231,11 @@ class Listener:
                 # cannot start threads faster than the threads of evicted sockets end.
                 self._changed.wait(None if oldest.is_evicted else left)
 
-    def _drop_socket(self, guest: _PendingSocket) -> None:
+    def _drop_socket(self, pending: _PendingSocket) -> None:
         """Close a socket whose handshake failed."""
         with self._changed:
-            self._guests.pop(guest, None)
-            close_socket(guest.sock)
+            self._pending.pop(pending, None)
+            close_socket(pending.sock)
             self._changed.notify_all()
 
     def _close_expired(self) -> None:
@@ -249,17 +249,17 @@ class Listener:
 
     # -- one socket ----------------------------------------------------------------------------
 
-    def _handle_socket(self, guest: _PendingSocket) -> None:
+    def _handle_socket(self, pending: _PendingSocket) -> None:
         """Perform the handshake of a socket, and pass on the connection that it completes."""
         try:
-            role, name, channel = self._authenticate(guest)
+            role, name, channel = self._authenticate(pending)
         except Exception:  # an unknown or disconnected caller does not affect the others
-            self._drop_socket(guest)
+            self._drop_socket(pending)
             return
         with self._changed:
             # An evicted socket is closed already.
-            known = not guest.is_evicted and not self._closed
-            self._guests.pop(guest, None)
+            known = not pending.is_evicted and not self._closed
+            self._pending.pop(pending, None)
             self._changed.notify_all()
             pair = self._pair_channels(role, name, channel) if known and role != PEER else None
         if not known:
@@ -271,22 +271,24 @@ class Listener:
         elif role == PEER:
             channel.close()
 
-    def _authenticate(self, guest: _PendingSocket) -> tuple[bytes, bytes, Channel]:
+    def _authenticate(self, pending: _PendingSocket) -> tuple[bytes, bytes, Channel]:
         """Perform the handshake; return the role, name and channel of the proven caller."""
         credentials, deadline = self._credentials, HandshakeDeadline(self._credentials.patience)
-        tune_socket(guest.sock, credentials.settings)
+        tune_socket(pending.sock, credentials.settings)
         if credentials.listen is not None:
-            with self._changed:  # close() and eviction use guest.sock, too
-                guest.sock = wrap_in_tls(guest.sock, credentials.listen, server_side=True)
-            do_tls_handshake(guest.sock, deadline)
-        role, name, session = receive_hello(guest.sock, deadline, credentials.secret, self.endpoint)
+            with self._changed:  # close() and eviction use pending.sock, too
+                pending.sock = wrap_in_tls(pending.sock, credentials.listen, server_side=True)
+            do_tls_handshake(pending.sock, deadline)
+        role, name, session = receive_hello(
+            pending.sock, deadline, credentials.secret, self.endpoint
+        )
         words = session.receive_words(CALLER, 0 if role == PEER else RingOffer.SIZE)
         ring = None
         # Trainers set up shared memory together (`choosing_communicators`), not per socket.
         if role != PEER:
             ring, answer = accept_ring_offer(words, credentials.settings.shared_memory)
             session.send_words(ANSWER, answer)
-        return role, name, Channel(guest.sock, ring)
+        return role, name, Channel(pending.sock, ring)
 
     def _pair_channels(
         self, role: bytes, name: bytes, channel: Channel
@@ -322,9 +324,9 @@ class Listener:
         """Stop listening and close every accepted socket; may be called twice."""
         with self._changed:
             self._closed = True
-            for sock in [self._server, *(guest.sock for guest in self._guests), *self._open]:
+            for sock in [self._server, *(pending.sock for pending in self._pending), *self._open]:
                 close_socket(sock)
-            self._guests.clear()
+            self._pending.clear()
             self._half.clear()
             self._open.clear()
             self._changed.notify_all()

@@ -199,7 +199,7 @@ class RankGroup:
         name = op if isinstance(op, str) else "function"
         if isinstance(op, str) and op not in ("sum", *_MERGES):
             raise InvalidParameterError(f'op={op!r} must be "sum", "max", "min" or a function.')
-        self._meet(f"allreduce of {_describe_array(own.dtype, own.shape)} by {name}")
+        self._align_calls(f"allreduce of {_describe_array(own.dtype, own.shape)} by {name}")
         if not own.size:
             found = own
         elif op == "sum":
@@ -232,7 +232,7 @@ class RankGroup:
         own = np.ascontiguousarray(_as_numbers(array))
         if not own.ndim:
             raise InvalidDataError("A single number cannot be scattered: use allreduce.")
-        self._meet(f"reduce_scatter of {_describe_array(own.dtype, own.shape)}")
+        self._align_calls(f"reduce_scatter of {_describe_array(own.dtype, own.shape)}")
         each = int(np.prod(own.shape[1:]))
         bounds = [at * each for at in self._communicator.bounds(len(own))]
         flat = own.reshape(-1)
@@ -242,7 +242,7 @@ class RankGroup:
     def allgather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank; each may be anything that can be pickled."""
         packed = pack_value(value)
-        self._meet("allgather")
+        self._align_calls("allgather")
         found = self._run(lambda: self._communicator.allgather(packed))
         return [value if r == self.rank else unpack_value(one) for r, one in enumerate(found)]
 
@@ -253,19 +253,19 @@ class RankGroup:
                 f"alltoall takes one value for each of the {self.size} ranks, not {len(values)}."
             )
         packed = [join_packed(pack_value(value)) for value in values]
-        self._meet("alltoall")
+        self._align_calls("alltoall")
         found = self._run(lambda: self._communicator.alltoall(packed))
         return [unpack_value(split_packed(one)) for one in found]
 
     def allgather_bytes(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """Return the bytes of all ranks, by rank: :meth:`allgather` for libraries' own messages."""
-        self._meet("allgather_bytes")
+        self._align_calls("allgather_bytes")
         found = self._run(lambda: self._communicator.allgather([data]))
         return [array for (array,) in found]
 
     def alltoall_bytes(self, data: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
         """Send each rank its bytes, and return those for this one: :meth:`alltoall` of bytes."""
-        self._meet("alltoall_bytes")
+        self._align_calls("alltoall_bytes")
         found: list[NDArray[np.uint8]] = self._run(lambda: self._communicator.alltoall(list(data)))
         return found
 
@@ -273,7 +273,7 @@ class RankGroup:
         """Return the value of rank `root` on all ranks; the values of other ranks are ignored."""
         if not 0 <= root < self.size:
             raise InvalidParameterError(f"root={root} is not one of the {self.size} ranks.")
-        self._meet(f"broadcast from rank {root}")
+        self._align_calls(f"broadcast from rank {root}")
         is_root = self.rank == root
         if root:
             own = pack_value(value) if is_root else []
@@ -285,7 +285,7 @@ class RankGroup:
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
-        self._meet("barrier")
+        self._align_calls("barrier")
 
     # -- what outlives a loss ------------------------------------------------------------------
 
@@ -300,18 +300,18 @@ class RankGroup:
         state : object
             Anything that can be pickled.
         """
-        self._meet("save")
+        self._align_calls("save")
         joined = join_packed(pack_value(state)) if self.rank == 0 else np.empty(0, np.uint8)
         data = self._run(lambda: self._communicator.broadcast_bytes([joined.data]))
         self._save(joined if self.rank == 0 else data)
 
     def end(self) -> None:
         """Wait until the function has returned on all ranks; called once by the engine."""
-        self._meet("return")
+        self._align_calls("return")
 
     # -- checking the calls --------------------------------------------------------------------
 
-    def _meet(self, call: str) -> None:
+    def _align_calls(self, call: str) -> None:
         """Wait for all ranks, and check that they make the same call."""
         if self.failure is not None:
             raise self.failure
@@ -324,8 +324,8 @@ class RankGroup:
         if (codes == codes[0]).all():
             return
         # All ranks see the same codes, so on a mismatch all of them exchange their calls.
-        told = self._run(lambda: self._communicator.allgather([_as_bytes(call)]))
-        calls = [bytes(one[0]).decode() for one in told]
+        gathered = self._run(lambda: self._communicator.allgather([_as_bytes(call)]))
+        calls = [bytes(one[0]).decode() for one in gathered]
         self.failure = RankMismatchError(_describe_mismatch(calls, codes[:, 0].tolist()))
         raise self.failure
 

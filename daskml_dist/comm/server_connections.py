@@ -86,7 +86,7 @@ class ServerConnection(ABC):
         """Return whether :meth:`_next_message` would return without waiting, or would raise."""
 
     @abstractmethod
-    def ask(self, op: str, payload: CallPayload) -> None:
+    def send_call(self, op: str, payload: CallPayload) -> None:
         """Send a control call; its :meth:`answer` must be taken later, in order."""
 
     def answer(self) -> CallPayload:
@@ -105,7 +105,7 @@ class ServerConnection(ABC):
 
     def call(self, op: str, payload: CallPayload) -> CallPayload:
         """Make a control call and wait for its answer."""
-        self.ask(op, payload)
+        self.send_call(op, payload)
         return self.answer()
 
     @abstractmethod
@@ -207,7 +207,7 @@ class RemoteConnection(ServerConnection):
     def _has_message(self) -> bool:
         return self._in.has_arrived()
 
-    def ask(self, op: str, payload: CallPayload) -> None:
+    def send_call(self, op: str, payload: CallPayload) -> None:
         """Send a control call."""
         self._out.send(encode_call({"op": op, **payload}))
 
@@ -353,7 +353,7 @@ class LocalConnection(ServerConnection):
     def _has_message(self) -> bool:
         return not self._messages.empty()
 
-    def ask(self, op: str, payload: CallPayload) -> None:
+    def send_call(self, op: str, payload: CallPayload) -> None:
         """Make a control call."""
         self._server.call(op, payload, self._messages.put)
 
@@ -574,9 +574,9 @@ class ShardedConnection:
         """Make a control call to the first server."""
         return self._connections[0].call(op, {"generation": self._generation, **payload})
 
-    def ask(self, op: str, **payload: Any) -> None:
+    def send_call(self, op: str, **payload: Any) -> None:
         """Send a control call to the first server; its :meth:`answer` is taken later, in order."""
-        self._connections[0].ask(op, {"generation": self._generation, **payload})
+        self._connections[0].send_call(op, {"generation": self._generation, **payload})
 
     def answer(self) -> CallPayload:
         """Wait for the answer to the oldest unanswered control call."""

@@ -163,18 +163,18 @@ class WakePipe:
     @classmethod
     def find(cls, pid: int, number: int) -> WakePipe:
         """Return the pipe of another process, by its descriptor there."""
-        bell = cls(_reopen_descriptor(pid, number))
-        state = os.fstat(bell.descriptor)
+        wake_pipe = cls(_reopen_descriptor(pid, number))
+        state = os.fstat(wake_pipe.descriptor)
         if not stat.S_ISFIFO(state.st_mode) or state.st_uid != os.geteuid():
             raise OSError("this descriptor is no wake pipe of this user")
-        return bell
+        return wake_pipe
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the process that sleeps at the pipe; a second call has no effect."""
         with contextlib.suppress(OSError):
             os.write(self.descriptor, b"!")
 
-    def silence(self) -> None:
+    def drain(self) -> None:
         """Discard received wake-ups."""
         with contextlib.suppress(OSError):
             os.read(self.descriptor, 4096)
@@ -189,7 +189,7 @@ class SpinningWait:
 
     Parameters
     ----------
-    bell : WakePipe
+    wake_pipe : WakePipe
     words : memoryview
     asleep : int
         Index of this side's word that makes the others send a wake-up.
@@ -199,40 +199,40 @@ class SpinningWait:
         Index of the others' word that must reach the value.
     wait : WaitBound or None
         Bound of the wait; None means only the other sides' ends stop it.
-    look : float
+    spin_seconds : float
         Seconds to poll without sleeping.
     """
 
     def __init__(
         self,
-        bell: WakePipe,
+        wake_pipe: WakePipe,
         words: Any,
         asleep: int,
         others: Sequence[tuple[Any, PeerLife]],
         awaited: int,
         wait: WaitBound | None,
-        look: float = SPIN_SECONDS,
+        spin_seconds: float = SPIN_SECONDS,
     ) -> None:
-        self._bell, self._words, self._asleep = bell, words, asleep
+        self._wake_pipe, self._words, self._asleep = wake_pipe, words, asleep
         #: Words and liveness check of each other side, by the check's descriptor.
-        self._others = {life.fileno(): (theirs, life) for theirs, life in others}
-        self._theirs = [theirs for theirs, _ in others]
-        self._gone: set[int] = set()
+        self._others = {life.fileno(): (peer_words, life) for peer_words, life in others}
+        self._peer_words = [peer_words for peer_words, _ in others]
+        self._ended_peers: set[int] = set()
         self._awaited, self._wait = awaited, wait
-        self._look = look if wait else 0.0
-        self._spin = self._look
+        self._max_spin = spin_seconds if wait else 0.0
+        self._spin_seconds = self._max_spin
         self._poll = select.poll()
-        for descriptor in (bell.descriptor, *self._others):
+        for descriptor in (wake_pipe.descriptor, *self._others):
             self._poll.register(descriptor, select.POLLIN)
 
     def wait_until(self, value: int) -> bool:
         """Wait until all others' words are `value` or more; False if a side ended before."""
         now, index = time.perf_counter, self._awaited
         start = now()
-        end = start + self._spin
+        end = start + self._spin_seconds
         # Step 1: poll without sleeping. If the other sides are about to arrive, this takes less
         # time than waking a process.
-        coming = self._theirs.copy()
+        coming = self._peer_words.copy()
         while now() < end:
             while coming[-1][index] >= value:
                 coming.pop()
@@ -242,7 +242,7 @@ class SpinningWait:
             return self._sleep_until(value)
         finally:
             # Polling pays if the wait is short; otherwise another process needs the processor.
-            self._spin = self._look if now() - start < 3 * self._look else 0.0
+            self._spin_seconds = self._max_spin if now() - start < 3 * self._max_spin else 0.0
 
     def _sleep_until(self, value: int) -> bool:
         """Sleep until all words reach the value; return False if another side ended."""
@@ -258,7 +258,9 @@ class SpinningWait:
                 for number in missing:
                     words, life = self._others[number]
                     # Writes that a side made before it ended still count.
-                    if (number in self._gone or life.has_announced_end()) and words[index] < value:
+                    if (number in self._ended_peers or life.has_announced_end()) and words[
+                        index
+                    ] < value:
                         return False
                 if not missing:
                     return True
@@ -268,16 +270,16 @@ class SpinningWait:
 
     def _sleep_once(self, since: float, missing: list[int]) -> None:
         """Sleep until a wake-up or until a check is due, and record which sides have ended."""
-        heard = [number for number, _ in self._poll.poll(CHECK_SECONDS * 1e3)]
-        if self._bell.descriptor in heard:
-            self._bell.silence()
-        elif not heard and self._wait is not None:
+        readable = [number for number, _ in self._poll.poll(CHECK_SECONDS * 1e3)]
+        if self._wake_pipe.descriptor in readable:
+            self._wake_pipe.drain()
+        elif not readable and self._wait is not None:
             self._wait.check(since, "the other side of a connection")
-        for number in heard or missing:
-            if number in self._others and self._others[number][1].is_gone():
+        for number in readable or missing:
+            if number in self._others and self._others[number][1].has_ended():
                 # The signal of an end persists, and would wake this side for ever.
                 self._poll.unregister(number)
-                self._gone.add(number)
+                self._ended_peers.add(number)
 
 
 class PeerLife(Protocol):
@@ -289,7 +291,7 @@ class PeerLife(Protocol):
     def has_announced_end(self) -> bool:
         """Return whether a side has announced, in the memory itself, that it is done."""
 
-    def is_gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the other side has ended, or this one has closed."""
 
 
@@ -312,7 +314,7 @@ class SocketLife:
         """Return False: only the socket shows an end."""
         return False
 
-    def is_gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the other side, or this one, has closed the socket."""
         try:
             self._sock.setblocking(False)
@@ -360,7 +362,7 @@ class ProcessLife:
         own, other = self._words
         return bool(own[self._index] or other[self._index])
 
-    def is_gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether either side is done, or the process has ended."""
         return self.has_announced_end() or bool(self._poll.poll(0))
 
@@ -380,13 +382,13 @@ class PieceWriter:
         self.length = sum(len(buffer) for buffer in buffers)
         self._left = [memoryview(buffer) for buffer in reversed(buffers) if len(buffer)]
 
-    def write(self, room: memoryview) -> None:
-        """Fill `room` with the next bytes, as far as any are left."""
+    def write(self, target: memoryview) -> None:
+        """Fill `target` with the next bytes, as far as any are left."""
         at = 0
-        while self._left and at < len(room):
+        while self._left and at < len(target):
             buffer = self._left.pop()
-            take = min(len(buffer), len(room) - at)
-            _copy_bytes(room[at : at + take], buffer[:take])
+            take = min(len(buffer), len(target) - at)
+            _copy_bytes(target[at : at + take], buffer[:take])
             if take < len(buffer):
                 self._left.append(buffer[take:])
             at += take

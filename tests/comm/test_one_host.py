@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from daskml_dist.comm.base import Communicator, WaitBound
-from daskml_dist.comm.choosing_communicators import OneHostMeeting
+from daskml_dist.comm.choosing_communicators import OneHostSetup
 from daskml_dist.comm.shared_memory import ProcessLife
 from daskml_dist.errors import CommunicationError, MessageError
 from daskml_dist.ps.server import WaitingCallers
@@ -45,7 +45,7 @@ def _meet(
     allowed: list[bool], say: Callable[[int, list[Any]], Any] = lambda _, place: place
 ) -> tuple[list[Any], int]:
     """The groups of some ranks, or the errors, and how often all have met."""
-    server, hosts = _Server(len(allowed)), [OneHostMeeting(each) for each in allowed]
+    server, hosts = _Server(len(allowed)), [OneHostSetup(each) for each in allowed]
 
     def meet(rank: int) -> Any:
         def tell(words: Any) -> list[Any]:
@@ -132,10 +132,10 @@ def many_open() -> Iterator[None]:
 def test_a_process_that_is_killed_is_gone() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         life = ProcessLife(process.pid)
-        assert not life.is_gone()
+        assert not life.has_ended()
         process.kill()
         process.wait(10)
-        assert life.is_gone()
+        assert life.has_ended()
     with pytest.raises(ProcessLookupError):
         ProcessLife(2**22 + 1)
 

@@ -22,7 +22,7 @@ class Ledger:
         #: What is answered last, however early it was sent.
         self._slow = slow
 
-    def ask(self, op: str, **payload: Any) -> None:
+    def send_call(self, op: str, **payload: Any) -> None:
         assert op not in self._open, "an answer was not taken"
         number = payload.get("pass", 0)
         self.heard.append(f"{op} {number or payload['clock']}")
@@ -38,7 +38,7 @@ class Ledger:
 
 def _answers(ledger: Any, tol: float | None = None, alone: bool = False) -> DelayedAnswers:
     def send(connection: Ledger, number: int, lanes: Any, weights: Any) -> None:
-        connection.ask("report", **{"pass": number})
+        connection.send_call("report", **{"pass": number})
 
     work = SimpleNamespace(lockstep=True, stopping=PassStoppingRule(5, tol))
     context: Any = SimpleNamespace(

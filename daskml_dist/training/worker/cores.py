@@ -47,14 +47,16 @@ class TrainerCores:
         return cls(identify_machine(), n_threads, tuple(sorted(os.sched_getaffinity(0))))
 
 
-def choose_core_share(rank: int, seats: Sequence[TrainerCores]) -> frozenset[int]:
+def choose_core_share(rank: int, trainer_cores: Sequence[TrainerCores]) -> frozenset[int]:
     """Return the processors to which a trainer is pinned; empty if it is not pinned."""
     # Only trainers of the same machine share its cores.
-    own = seats[rank]
-    ranks = [r for r, seat in enumerate(seats) if seat.host and seat.host == own.host]
-    threads = [seats[r].n_threads for r in ranks]
+    own = trainer_cores[rank]
+    ranks = [
+        r for r, trainer in enumerate(trainer_cores) if trainer.host and trainer.host == own.host
+    ]
+    threads = [trainer_cores[r].n_threads for r in ranks]
     # If the user has assigned different processors to the trainers, these are kept.
-    same = all(seats[r].cores == own.cores for r in ranks)
+    same = all(trainer_cores[r].cores == own.cores for r in ranks)
     if len(ranks) < 2 or not same or sum(threads) > len(own.cores):
         return frozenset()
     # Contiguous shares in rank order, in proportion to each trainer's number of threads.

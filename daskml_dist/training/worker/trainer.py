@@ -19,7 +19,11 @@ import numpy as np
 
 from daskml_dist.backends.host_threads import BlasThreads, count_cores, flush_denormals
 from daskml_dist.comm.base import Communicator, Endpoint, WaitBound
-from daskml_dist.comm.choosing_communicators import OneHostMeeting, TellAll, choose_communicator
+from daskml_dist.comm.choosing_communicators import (
+    ExchangeValues,
+    OneHostSetup,
+    choose_communicator,
+)
 from daskml_dist.comm.devices import make_device_communicator
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.server_connections import (
@@ -201,7 +205,7 @@ class Trainer:
             # Resources of a generation are closed at its end, in the opposite order.
             stack.callback(self._close_unused_connection)
             stack.callback(self._forget_connections)
-            self._communicator = communicator = self._meet_trainers()
+            self._communicator = communicator = self._connect_trainers()
             stack.callback(communicator.close)
             if self._cores:
                 stack.enter_context(pin_to_processors(self._cores))
@@ -339,64 +343,64 @@ class Trainer:
         self._reached.append(reached)
         return reached
 
-    def _meet_trainers(self) -> Communicator:
+    def _connect_trainers(self) -> Communicator:
         """Wait until all trainers have arrived; connect to the trainers that this one needs."""
         spec = self._spec
         # If servers hold all parameters, trainers never communicate with each other.
-        alone = not self._fit.work.trainers_meet
-        if spec.generation and alone:
+        independent = not self._fit.work.trainers_meet
+        if spec.generation and independent:
             # A trainer that is ready continues immediately, within the policy's bounds.
             return SoloCommunicator()
         # The first server answers each trainer at the rendezvous when all have arrived.
         connection = self._connect_to_servers()
         self._spare.append(connection)
 
-        def tell(info: list[Any]) -> list[Any]:
-            said: list[Any] = connection.call("rendezvous", rank=spec.rank, info=info)["peers"]
-            return said
+        def exchange(info: list[Any]) -> list[Any]:
+            replies: list[Any] = connection.call("rendezvous", rank=spec.rank, info=info)["peers"]
+            return replies
 
         if spec.n_trainers == 1:
-            tell([])
+            exchange([])
             return SoloCommunicator()
-        if alone:
-            self._divide_cores(tell, [])
+        if independent:
+            self._divide_cores(exchange, [])
             return SoloCommunicator()
-        return self._share_one_host(tell) or self._connect_by_sockets(tell)
+        return self._share_one_host(exchange) or self._connect_by_sockets(exchange)
 
-    def _divide_cores(self, tell: TellAll, place: list[Any]) -> list[Any]:
+    def _divide_cores(self, exchange: ExchangeValues, place: list[Any]) -> list[Any]:
         """Wait until all trainers have arrived, and divide the host's cores among them."""
-        seat = TrainerCores.own(self._spec.n_threads)
-        said = tell([seat.host, seat.n_threads, list(seat.cores), place])
+        cores_here = TrainerCores.own(self._spec.n_threads)
+        replies = exchange([cores_here.host, cores_here.n_threads, list(cores_here.cores), place])
         keeps, is_function = self._keeps_to_core_share, self._fit.work.call is not None
         if (keeps or is_function) and get_fit_backend(self._fit).device == "cpu":
             # Every trainer computes the same division from the same list, so no messages are
             # needed.
-            seats = [TrainerCores(where, n, tuple(cores)) for where, n, cores, _ in said]
-            share = choose_core_share(self._spec.rank, seats)
+            trainer_cores = [TrainerCores(where, n, tuple(cores)) for where, n, cores, _ in replies]
+            share = choose_core_share(self._spec.rank, trainer_cores)
             self._has_own_core = bool(share)
             # Threads of a function's libraries would inherit the pinning, and outlive the function.
             self._cores = share if keeps else frozenset()
-        return [place for *_, place in said]
+        return [place for *_, place in replies]
 
-    def _share_one_host(self, tell: TellAll) -> Communicator | None:
+    def _share_one_host(self, exchange: ExchangeValues) -> Communicator | None:
         """Return a communicator in memory that all trainers share; None if that is impossible."""
         # Shared memory is for collectives of the CPU; pipelines send in pairs, and GPUs use NCCL.
         enough = not self._fit.work.sends_in_pairs and sums_backend_of(self._fit).device == "cpu"
-        memory = OneHostMeeting(enough and self._credentials.settings.shared_memory)
+        memory = OneHostSetup(enough and self._credentials.settings.shared_memory)
         try:
-            places = self._divide_cores(tell, memory.place)
-            look = LONG_SPIN_SECONDS if self._has_own_core else SPIN_SECONDS
-            return memory.group(self._spec.rank, places, tell, self._wait, look)
+            places = self._divide_cores(exchange, memory.place)
+            spin_seconds = LONG_SPIN_SECONDS if self._has_own_core else SPIN_SECONDS
+            return memory.group(self._spec.rank, places, exchange, self._wait, spin_seconds)
         finally:
             memory.close()
 
-    def _connect_by_sockets(self, tell: TellAll) -> Communicator:
+    def _connect_by_sockets(self, exchange: ExchangeValues) -> Communicator:
         """Return a communicator over sockets, with shared memory within each host."""
         spec = self._spec
         listener = PeerListener(self._host, self._credentials, spec.listener_key(spec.rank))
         try:
             # A second rendezvous exchanges the addresses of the listeners.
-            at = tell([listener.endpoint.host, listener.endpoint.port])
+            at = exchange([listener.endpoint.host, listener.endpoint.port])
             endpoints = [Endpoint(spec.listener_key(rank), *where) for rank, where in enumerate(at)]
             group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
             if self._fit.work.sends_in_pairs:

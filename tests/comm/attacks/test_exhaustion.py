@@ -65,7 +65,7 @@ def test_a_thousand_connections(served: Served, monkeypatch: pytest.MonkeyPatch)
             sock.connect_ex((HOST, served.endpoint.port))
         served.works()
     assert 0 < most <= module._MAX_HANDSHAKES
-    until(lambda: not listener._guests and not listener._open and not listener._half)
+    until(lambda: not listener._pending and not listener._open and not listener._half)
 
 
 @pytest.mark.parametrize("fault", ["descriptors", "threads"])
@@ -146,4 +146,4 @@ def test_a_rank_comes_once() -> None:
 def test_closed_connections_are_forgotten(served: Served) -> None:
     for _ in range(3):
         served.works()
-    until(lambda: not served.listener._open and not served.listener._guests)
+    until(lambda: not served.listener._open and not served.listener._pending)

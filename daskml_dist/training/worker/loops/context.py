@@ -336,7 +336,7 @@ class Context:
         # a lost trainer.
         if self.fit.work.uses_shards:
             total.loss, total.rows, total.steps = 0.0, 0.0, 0
-        connection.ask("report", **{"pass": number, "report": dict(vars(total))})
+        connection.send_call("report", **{"pass": number, "report": dict(vars(total))})
 
     def end_pass(self) -> None:
         """Run the work of the trainer's own thread after a pass, such as callbacks."""

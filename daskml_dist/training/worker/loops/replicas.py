@@ -747,7 +747,7 @@ class DelayedAnswers:
     def store(self, clock: int, snapshots: dict[int, LaneSnapshot]) -> None:
         """Send snapshots of this trainer's lanes at a clock to the first server."""
         self._take_answer("store")
-        self._connection.ask("store", clock=clock, blob=snapshots)
+        self._connection.send_call("store", clock=clock, blob=snapshots)
         self._open.add("store")
 
     def report(self, number: int, weights: list[Any | None], meanwhile: Callable[[], None]) -> bool:
