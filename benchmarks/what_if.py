@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks._common import markdown, processes
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.planning.hypothetical_cluster import simulate_meeting_seconds
+from daskml_dist.planning.hypothetical_cluster import simulate_step_seconds
 from daskml_dist.policies import AllReduce, Asynchronous, BoundedStaleness, Policy, Synchronous
 
 #: Mean seconds of a step, sigma of its lognormal factor, steps in a pass, and passes.
@@ -45,7 +45,7 @@ def run(tiny: bool = False) -> str:
             warnings.simplefilter("ignore")
             for policy in policies[:1] if tiny else policies:
                 measured = seconds_of_a_step(policy, workers, client)
-                told = simulate_meeting_seconds(
+                told = simulate_step_seconds(
                     policy, STEP, workers, (FEATURES + 1) * 8, LATENCY, BANDWIDTH,
                     stragglers=SIGMA,
                 )  # fmt: skip

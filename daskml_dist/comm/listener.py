@@ -184,7 +184,7 @@ class Listener:
         """Accept sockets until the listener is closed; the body of its thread."""
         while not self._closed:
             self._close_expired()
-            self._make_room()
+            self._await_free_handshake()
             try:
                 sock, _ = self._server.accept()
             except TimeoutError:
@@ -216,7 +216,7 @@ class Listener:
             self._drop_socket(pending)
             self._pause()
 
-    def _make_room(self) -> None:
+    def _await_free_handshake(self) -> None:
         """Wait until another handshake may begin; evict the oldest one after its grace period."""
         with self._changed:
             while len(self._pending) >= _MAX_HANDSHAKES and not self._closed:

@@ -69,24 +69,24 @@ def simulate_choice(
         )
     rule = family.policy(estimator) if name == own else get_policy(name)
     works = [family.work(estimator, rows, place, passes) for passes in (least, most)]
-    meetings = works[1].meetings
+    n_exchanges = works[1].meetings
     # A pass in this process needs no messages, so its seconds are those of computing.
-    step_seconds = here.pass_seconds(works[1]) / meetings
-    meeting_seconds = simulate_meeting_seconds(
-        rule, step_seconds, place.lanes, works[1].message, latency, speed,
+    compute_seconds = here.pass_seconds(works[1]) / n_exchanges
+    step_seconds = simulate_step_seconds(
+        rule, compute_seconds, place.lanes, works[1].message, latency, speed,
         stragglers=stragglers, packed=works[1].packed,
     )  # fmt: skip
     sent = float(rows.nbytes) if rows.kind == "memory" else 0.0
     computing = {name: v for name, v in here.values.items() if name in family.computing}
     setup = Costs(computing).setup_seconds(works[1]) + start + sent / speed
-    seconds = [setup + work.passes * meetings * meeting_seconds for work in works]
+    seconds = [setup + work.passes * n_exchanges * step_seconds for work in works]
     memory = rows.nbytes / workers
     return Choice(
         estimator,
         f"{workers} workers",
         name,
         (round(least), round(most)),
-        meetings * meeting_seconds,
+        n_exchanges * step_seconds,
         (seconds[0] / _SPREAD, seconds[1] * _SPREAD) if memory <= place.memory_limit else None,
         sent + family.traffic(estimator, name, place, works[1]),
         memory,
@@ -107,7 +107,7 @@ def _check_cluster(workers: Any, latency: Any, stragglers: Any) -> None:
             raise InvalidParameterError(f"{name}={value!r}: use a number >= 0, {unit}.")
 
 
-def simulate_meeting_seconds(
+def simulate_step_seconds(
     policy: Policy,
     compute: float,
     workers: int,

@@ -1,7 +1,7 @@
-"""Outer optimizers: the step between two meetings of lanes that train independently.
+"""Outer optimizers: the step at each averaging of lanes that train independently.
 
 The gradient is the starting point of the lanes minus their mean, that is, their negative mean
-progress since the last meeting. SGD at rate 1 would move to the mean itself.
+progress since the last averaging. SGD at rate 1 would move to the mean itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from daskml_dist.optimizers import (
 
 @dataclass(frozen=True)
 class OuterOptimizer:
-    """Optimizer of the steps between meetings, and its learning rate."""
+    """Optimizer of the outer steps, and its learning rate."""
 
     optimizer: Optimizer
     rate: float

@@ -30,7 +30,7 @@ class GrowingArray:
         self.values: NDArray[Any] = np.empty((0, width), dtype)
         self._scattered = scattered
         #: Rows for which memory, or the mapped file, has room; `values` are the first of them.
-        self._room = self.values
+        self._reserved_rows = self.values
         self._file: int | None = None
         #: The current mapping of the file, and whether `values` lie in it.
         self._mapped: mmap.mmap | None = None
@@ -43,7 +43,7 @@ class GrowingArray:
         return width * self.values.dtype.itemsize
 
     def extend(self, n_rows: int, reserved: int, folder: str | None) -> NDArray[Any]:
-        """Return room for more rows, starting with the present ones, to pass to `take_over`.
+        """Return an array of more rows, starting with the present ones, to pass to `take_over`.
 
         Parameters
         ----------
@@ -55,21 +55,25 @@ class GrowingArray:
         folder : str or None
             Folder of the file.
         """
-        if reserved and n_rows <= len(self._room):
-            return self._room
+        if reserved and n_rows <= len(self._reserved_rows):
+            return self._reserved_rows
         before = self.values
         if reserved:
-            room = _reserve_memory(n_rows, max(reserved, n_rows), before)
+            extended = _reserve_memory(n_rows, max(reserved, n_rows), before)
         else:
             mapped = self._map(n_rows * self.row_bytes, folder)
-            room = np.frombuffer(mapped, before.dtype).reshape(n_rows, -1)
+            extended = np.frombuffer(mapped, before.dtype).reshape(n_rows, -1)
         if not self.is_mapped:
-            room[: len(before)] = before
-        return room
+            extended[: len(before)] = before
+        return extended
 
-    def take_over(self, room: NDArray[Any], n_rows: int) -> None:
-        """Use the first `n_rows` rows of extended room from now on."""
-        self._room, self.values, self.is_mapped = room, room[:n_rows], self._file is not None
+    def take_over(self, extended: NDArray[Any], n_rows: int) -> None:
+        """Use the first `n_rows` rows of the extended array from now on."""
+        self._reserved_rows, self.values, self.is_mapped = (
+            extended,
+            extended[:n_rows],
+            self._file is not None,
+        )
 
     def _map(self, size: int, folder: str | None) -> mmap.mmap:
         """Return a mapping of the file's first bytes, creating or extending the file as needed."""

@@ -469,7 +469,7 @@ class RowStore:
             places = places[self._find_due(ids[places], step)]
             if not len(places):
                 return slots
-        n = self._make_room(len(places), step)
+        n = self._reserve_rows(len(places), step)
         self.n_refused += len(places) - n
         places = places[:n]
         slots[places] = self._make_rows(ids[places], step)
@@ -532,7 +532,7 @@ class RowStore:
         n_bytes = list(accumulate(capacity * array.row_bytes for array in arrays))
         most = math.inf if settings.memory_bytes is None else settings.memory_bytes
         try:
-            rooms = [
+            extended_arrays = [
                 array.extend(capacity, int(reserved) if total <= most else 0, settings.folder)
                 for array, total in zip(arrays, n_bytes, strict=True)
             ]
@@ -545,15 +545,15 @@ class RowStore:
                 "expire_after, or name a folder on a larger disk and memory_bytes."
             ) from error
         # All arrays grow or none: if one finds no room, the store continues unchanged.
-        for array, room in zip(arrays, rooms, strict=True):
-            array.take_over(room, capacity)
+        for array, extended in zip(arrays, extended_arrays, strict=True):
+            array.take_over(extended, capacity)
         self._take_views()
         self.ids[before:] = self.touched[before:] = -1
         self.n_grown += 1
 
     # -- removals --------------------------------------------------------------------------------
 
-    def _make_room(self, n: int, step: int) -> int:
+    def _reserve_rows(self, n: int, step: int) -> int:
         """Return how many of `n` more rows have room; expires, then evicts rows for them."""
         most = self.settings.max_rows
         if most is None or self.n_rows + n <= most:

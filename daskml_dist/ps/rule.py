@@ -188,12 +188,12 @@ class UpdateRule:
         Largest norm of the mean gradient of all parameters except buffers and sums (Pascanu,
         Mikolov and Bengio 2013); longer gradients are scaled down to it. Only for whole parameters.
     outer : OuterStep or None
-        Step towards the mean at meetings of the lanes; None: lanes take the mean itself.
+        Step towards the mean when lanes are averaged; None: lanes take the mean itself.
     flushes : bool
         Whether subnormal numbers count as 0, as in the model's gradients.
     proximal : float
-        Factor on the distance from a replica's anchor, the parameters at the last meeting of the
-        lanes, which is added to each mean gradient (FedProx, Li et al. 2020).
+        Factor on the distance from a replica's anchor, the parameters after the lanes' last
+        averaging, which is added to each mean gradient (FedProx, Li et al. 2020).
     noise : GaussianNoise or None
         Noise added to the summed gradient of each step (differential privacy).
     """
@@ -269,12 +269,12 @@ class UpdateRule:
         return replace(self, groups=groups, schedule=Constant(rate * self.schedule(1, 0.0)))
 
     @property
-    def of_lanes_alone(self) -> UpdateRule:
-        """Return the rule of lanes whose meetings and averages are made by the servers."""
+    def of_independent_lanes(self) -> UpdateRule:
+        """Return the rule of lanes whose outer steps and averages are made by the servers."""
         return replace(self, outer=None, average_after=None)
 
     @property
-    def of_meetings(self) -> UpdateRule:
+    def of_averaging_servers(self) -> UpdateRule:
         """Return the rule of servers whose gradient is the negative progress of the lanes.
 
         The lanes themselves have applied penalties, rates and clipping.
@@ -297,7 +297,7 @@ class UpdateRule:
         )
 
     def scale_to_share(self, share: float) -> UpdateRule:
-        """Return the rule of a replica that gets this share of the rows between meetings.
+        """Return the rule of a replica that gets this share of the rows between averagings.
 
         The amounts that it adds to sums are scaled up to all rows, so that the mean over replicas
         equals the total.
@@ -372,9 +372,9 @@ class OuterSection:
 
 @dataclass(frozen=True)
 class OuterStep:
-    """Optimizer step from the last meeting of the lanes towards their mean.
+    """Optimizer step from the last averaging of the lanes towards their mean.
 
-    The lanes' mean progress since the last meeting serves as a gradient. All lanes make the same
+    The lanes' mean progress since the last averaging serves as a gradient. All lanes make the same
     step, so its state is the same in each, except for the residual that compression left out of the
     lane's own progress.
 
@@ -428,7 +428,7 @@ class OuterStep:
         return f"{OUTER_PREFIX}{self.optimizer.name}_{name}"
 
     def init(self, w: Any) -> dict[str, Any]:
-        """Return the state before the first meeting."""
+        """Return the state before the first outer step."""
         own = {self._name_of(name): array for name, array in self.optimizer.init(w).items()}
         residual = {"outer_residual": namespace(w).zeros_like(w)} if self.keeps_residual else {}
         return {"outer_origin": copy_array(w)} | own | residual
@@ -436,7 +436,7 @@ class OuterStep:
     def take(self, w: Any, mean: Any, opt_state: dict[str, Any], number: int) -> None:
         """Move `w` from the last starting point, given the mean of the lanes' parameters.
 
-        `number` counts the meetings, from 1.
+        `number` counts the outer steps, from 1.
         """
         origin = opt_state["outer_origin"]
         progress = origin - mean  # the negative progress, as a gradient

@@ -335,7 +335,7 @@ class Shard:
         self._noise: NoiseStream | None = None
         self.w = state.w
         self.opt_state = state.opt_state or rule.init(state.w, start)
-        self._n_meetings = state.n_meetings if state.opt_state else 0
+        self._n_outer_steps = state.n_outer_steps if state.opt_state else 0
         self._take_outer_state()
         self.version = 0
         self.rows = state.rows
@@ -379,7 +379,7 @@ class Shard:
         if theirs - residual == {*needed} - residual:
             fresh |= {name: found[name] for name in theirs & fresh.keys()}
         else:
-            self._n_meetings = 0
+            self._n_outer_steps = 0
         self.opt_state = own | fresh
 
     def _bind_steps(self) -> list[_GroupSteps]:
@@ -652,13 +652,13 @@ class Shard:
         self.w[... if index is None else index] = w
         self._published = None
 
-    def meet(self, mean: NDArray[Any]) -> None:
+    def take_outer_step(self, mean: NDArray[Any]) -> None:
         """Continue from the mean over lanes by the rule's outer step; optimizer state stays."""
         if self.rule.outer is None:
             self.replace(mean)
             return
-        self._n_meetings += 1
-        self.rule.outer.take(self.w, mean, self.opt_state, self._n_meetings)
+        self._n_outer_steps += 1
+        self.rule.outer.take(self.w, mean, self.opt_state, self._n_outer_steps)
         self._published = None
 
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
@@ -684,7 +684,7 @@ class Shard:
             None if self._row_rate_sums is None else copy_array(self._row_rate_sums),
             None if self._sum is None else copy_array(self._sum),
             self._n_summed,
-            self._n_meetings,
+            self._n_outer_steps,
         )
 
     def snapshot_at(self, place: int, most: int, whole: bool) -> ShardSnapshot:
@@ -715,7 +715,7 @@ class Shard:
             None if snapshot.row_rate_sums is None else copy_array(snapshot.row_rate_sums)
         )
         self._sum = None if snapshot.total is None else copy_array(snapshot.total)
-        self._n_summed, self._n_meetings = snapshot.n_summed, snapshot.n_meetings
+        self._n_summed, self._n_outer_steps = snapshot.n_summed, snapshot.n_outer_steps
         self._steps, self._applied_rate_sum = self._bind_steps(), None
         self._published = None
 
@@ -740,6 +740,12 @@ class Shard:
         if self._sum is not None:
             average = cast(self._sum / self._n_summed, self.w.dtype)
         whole = ShardState(
-            self.w, self.opt_state, self.step, self.rows, average, self._n_summed, self._n_meetings
+            self.w,
+            self.opt_state,
+            self.step,
+            self.rows,
+            average,
+            self._n_summed,
+            self._n_outer_steps,
         )
         return whole.part(slice(None)) if copy else whole

@@ -61,8 +61,8 @@ class ShardState:
     #: Mean of the parameters over `n_averaged` steps (averaged SGD), or None.
     average: NDArray[Any] | None = None
     n_averaged: int = 0
-    #: Number of outer steps, made at meetings of lanes that train independently.
-    n_meetings: int = 0
+    #: Number of outer steps, taken when lanes that train independently are averaged.
+    n_outer_steps: int = 0
     #: Sorted ids of the rows of a growing table; None for a plain matrix.
     ids: NDArray[np.int64] | None = None
     #: Rows that trainers hold, which are not among the rows above: on a server, as a trainer last
@@ -129,7 +129,7 @@ class ShardState:
             self.rows,
             None if self.average is None else copy_array(self.average[rows, ...]),
             self.n_averaged,
-            self.n_meetings,
+            self.n_outer_steps,
             None if ids is None else ids[rows].copy(),
         )
 
@@ -148,7 +148,7 @@ class ShardState:
             if any(p.average is None for p in parts)
             else concat([p.average for p in parts if p.average is not None]),
             first.n_averaged,
-            first.n_meetings,
+            first.n_outer_steps,
             None if first.ids is None else np.concatenate([p.ids for p in parts]),
             first.held,
         )
@@ -187,7 +187,7 @@ class ShardSnapshot:
     total: NDArray[np.float64] | None
     n_summed: int
     #: Number of outer steps.
-    n_meetings: int = 0
+    n_outer_steps: int = 0
     #: Rows of a growing table: all of them, or those that have changed since the previous snapshot.
     #: The arrays above are then empty. None: the shard's row store keeps them, and restores them
     #: itself.

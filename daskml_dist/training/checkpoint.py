@@ -457,7 +457,7 @@ def encode_checkpoint(state: ShardState | NDArray[np.uint8], facts: dict[str, An
         "step": state.step,
         "rows_seen": state.rows,
         "n_averaged": state.n_averaged,
-        "n_meetings": state.n_meetings,
+        "n_meetings": state.n_outer_steps,
         "held_step": 0 if state.held is None else state.held.step,
     }
     return _make_archive(arrays, {**facts, **course})

@@ -160,7 +160,7 @@ def make_fit(
         policy = policy_of_stages(settings, settings.pipeline.stages, model)
     if columns is not None:
         policy = policy_of_columns(settings, model, streaming)
-    _check_meetings(policy, len(lanes), run, model)
+    _check_averaging(policy, len(lanes), run, model)
     if policy.sums_within_hosts and summary.device(run.device, run.deterministic) == "gpu":
         raise InvalidParameterError(
             f"{policy!r} sums gradients in host memory, but the rows are on GPUs. Use "
@@ -321,7 +321,7 @@ def _resolve_policy(
     return settings.policy.on_one_host() if n_lanes > 1 else settings.policy.for_one_lane()
 
 
-def _check_meetings(policy: Policy, n_lanes: int, run: RunSettings, model: StepModel) -> None:
+def _check_averaging(policy: Policy, n_lanes: int, run: RunSettings, model: StepModel) -> None:
     """Raise for a quorum of more lanes, or parts of more rows, than there are."""
     n_servers = run.n_servers
     if policy.quorum is not None and n_servers > 1 and not policy.fragments:
@@ -497,10 +497,10 @@ def _is_row_by_row(settings: Settings, summary: DataSummary, model: StepModel) -
     """Return whether each row is a step of its own: if it can be, and lanes rarely synchronize."""
     # Not if lanes sum or push the gradient of every step, nor if replicas end with a round.
     policy = settings.policy
-    meets_seldom = policy.loop == "shared" or (
+    exchanges_seldom = policy.loop == "shared" or (
         policy.averages and not policy.draws_lanes and not policy.sums_within_hosts
     )
-    return meets_seldom and _may_step_row_by_row(settings, summary, model)
+    return exchanges_seldom and _may_step_row_by_row(settings, summary, model)
 
 
 def _may_step_row_by_row(settings: Settings, summary: DataSummary, model: StepModel) -> bool:

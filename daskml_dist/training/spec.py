@@ -536,7 +536,7 @@ class StepWork(FitWork):
     @property
     def server_rule(self) -> UpdateRule:
         """Return the rule by which servers apply the pushes of lanes."""
-        return self.rule.of_meetings if self.policy.averages_on_servers else self.rule
+        return self.rule.of_averaging_servers if self.policy.averages_on_servers else self.rule
 
     @property
     def held_rule(self) -> UpdateRule:

@@ -308,20 +308,20 @@ def test_the_last_sum_of_a_rank_that_has_left_still_counts(ranks: Callable[..., 
 def test_the_last_to_come_wakes_each_sleeper_once(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rung: list[WakePipe] = []
-    ring = WakePipe.ring
-    monkeypatch.setattr(WakePipe, "ring", lambda pipe: (rung.append(pipe), ring(pipe)))
+    woken: list[WakePipe] = []
+    wake = WakePipe.wake
+    monkeypatch.setattr(WakePipe, "wake", lambda pipe: (woken.append(pipe), wake(pipe)))
     *early, last = ranks(*[True] * 4).groups
     with ThreadPoolExecutor(4) as pool:
         sums = []
         for group in early:
             sums.append(pool.submit(group.allreduce, np.ones(5)))
             until(lambda group=group: group._words[ASLEEP_WORD])
-        assert not rung
+        assert not woken
         sums.append(pool.submit(last.allreduce, np.ones(5)))
         for total in sums:
             np.testing.assert_array_equal(total.result(), np.full(5, 4.0))
-    assert 0 < len(rung) == len(set(rung)) <= len(early)
+    assert 0 < len(woken) == len(set(woken)) <= len(early)
 
 
 def test_a_group_hears_of_a_new_generation(ranks: Callable[..., Ranks]) -> None:

@@ -29,7 +29,7 @@ from daskml_dist.planning.hypothetical_cluster import (
     _NETWORK,
     _WAKE_SECONDS,
     parse_bandwidth,
-    simulate_meeting_seconds,
+    simulate_step_seconds,
 )
 from daskml_dist.planning.places import imagine_place
 from daskml_dist.planning.rows import RowsShape
@@ -198,11 +198,11 @@ def test_suppositions_that_are_none(usual: None, more: dict[str, Any]) -> None:
 def test_what_all_wait_for_is_the_closed_form() -> None:
     """Rounds without stragglers: computing, and a ring; async is bound by the server's work."""
     for n_bytes in (1e3, 1e8):
-        found = simulate_meeting_seconds(AllReduce(), 0.1, 8, n_bytes, 1e-4, 1e9)
+        found = simulate_step_seconds(AllReduce(), 0.1, 8, n_bytes, 1e-4, 1e9)
         ring = allreduce_seconds(_network(1e-4 + _WAKE_SECONDS, 1e9), 8, n_bytes)
         assert found == pytest.approx(0.1 + ring + _NETWORK.apply * n_bytes)
-    assert simulate_meeting_seconds(AllReduce(), 0.1, 1, 1e8, 1.0, 1.0) == 0.1
-    full = simulate_meeting_seconds(Asynchronous(), 1e-6, 200, 8.0, 0.0, 1e12)
+    assert simulate_step_seconds(AllReduce(), 0.1, 1, 1e8, 1.0, 1.0) == 0.1
+    full = simulate_step_seconds(Asynchronous(), 1e-6, 200, 8.0, 0.0, 1e12)
     assert full == pytest.approx(200 * _NETWORK.message, rel=0.05)
 
 
@@ -211,14 +211,14 @@ def test_what_all_wait_for_is_the_closed_form() -> None:
 def test_messages_that_are_packed_take_less_of_a_network(way: str, lanes: int) -> None:
     """Without latency and computing: the bytes that each card sends, over its bandwidth."""
     packed = PackedMessage(1e6, way)
-    found = simulate_meeting_seconds(AllReduce(), 0.0, lanes, 1e8, 0.0, 1e6, packed=packed)
-    whole = simulate_meeting_seconds(AllReduce(), 0.0, lanes, 1e8, 0.0, 1e6)
+    found = simulate_step_seconds(AllReduce(), 0.0, lanes, 1e8, 0.0, 1e6, packed=packed)
+    whole = simulate_step_seconds(AllReduce(), 0.0, lanes, 1e8, 0.0, 1e6)
     others = lanes - 1
     expected = {"gather": others, "ranges": 2 * others / lanes, "sum": 2 * others / lanes}[way]
     assert found == pytest.approx(expected, rel=0.05)
     assert whole == pytest.approx(100 * 2 * others / lanes, rel=0.05)
     # Servers get the message, and answer with all parameters.
-    served = simulate_meeting_seconds(Synchronous(), 0.0, lanes, 1e8, 0.0, 1e6, packed=packed)
+    served = simulate_step_seconds(Synchronous(), 0.0, lanes, 1e8, 0.0, 1e6, packed=packed)
     assert 98 * lanes < served < 102 * lanes
 
 

@@ -31,7 +31,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.planning.costs import PackedMessage
 from daskml_dist.policies.base import Gate, Policy, QuorumGate
 from daskml_dist.ps.gradient_table import GradientTable, TableEntry
-from daskml_dist.training.worker.loops.shared import STEPS_BETWEEN_MEETINGS
+from daskml_dist.training.worker.loops.shared import STEPS_BETWEEN_EXCHANGES
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
     return 2 * others * hop + others * part * costs.add
 
 
-def _meeting_seconds(
+def _exchange_seconds(
     costs: Costs, workers: int, n_bytes: float, packed: PackedMessage | None
 ) -> float:
     """Return the seconds in which workers of one lane each exchange their messages."""
@@ -268,23 +268,23 @@ def _simulate_replicas(
             seconds[np.setdiff1d(np.arange(workers), drawn), at : at + every] = 0.0
     # Seconds of each worker between two synchronizations; each waits for the slowest worker.
     rounds = np.add.reduceat(seconds, np.arange(0, steps, every), axis=1).max(axis=0)
-    n_meetings = len(rounds)
-    meeting = _meeting_seconds(costs, workers, n_bytes, packed)
+    n_exchanges = len(rounds)
+    exchange_seconds = _exchange_seconds(costs, workers, n_bytes, packed)
     # An all-reduced step is applied once per synchronization, a local one in each step.
-    applies = costs.apply * n_bytes * (n_meetings if every == 1 else steps)
-    total = float(rounds.sum() + n_meetings * meeting + applies)
+    applies = costs.apply * n_bytes * (n_exchanges if every == 1 else steps)
+    total = float(rounds.sum() + n_exchanges * exchange_seconds + applies)
     # Bytes through a card: those of a ring, or n - 1 times all bytes for a mesh.
-    network = n_meetings * 2 * (workers - 1) / workers * n_bytes / costs.bandwidth
+    network = n_exchanges * 2 * (workers - 1) / workers * n_bytes / costs.bandwidth
     if choose_allreduce(workers, n_bytes) == "mesh":
         network *= workers / 2
     if packed is not None:
-        network = n_meetings * packed.count_sent(workers, workers) / costs.bandwidth
+        network = n_exchanges * packed.count_sent(workers, workers) / costs.bandwidth
     return SimulatedRun(
         workers,
         total,
         float(seconds.sum()),
         workers * steps,
-        updates=n_meetings,
+        updates=n_exchanges,
         use={"worker network": network / total},
     )
 
@@ -749,5 +749,5 @@ class _ServerSimulation:
 def _find_pace(policy: Policy) -> tuple[int, int]:
     """Return the steps between two pushes and between two pulls in the policy's loop."""
     if policy.loop == "shared":
-        return STEPS_BETWEEN_MEETINGS, STEPS_BETWEEN_MEETINGS
+        return STEPS_BETWEEN_EXCHANGES, STEPS_BETWEEN_EXCHANGES
     return policy.push_every, policy.pull_every

@@ -185,7 +185,7 @@ class ClusterRows:
 
     def _check_budget(self) -> None:
         """Raise `InvalidDataError` if the rows that were read exceed the budget."""
-        room = self.share * self.budget
+        available_bytes = self.share * self.budget
         if self._collection.kind == "memory":
             # They are distributed evenly, and never dropped.
             nbytes = sum(info.nbytes for info in self.infos) // len(self.threads())
@@ -198,10 +198,10 @@ class ClusterRows:
                 'Make smaller chunks (X.rechunk({0: "64 MiB"}), '
                 'df.repartition(partition_size="64MB"))'
             )
-        if nbytes > room:
+        if nbytes > available_bytes:
             raise InvalidDataError(
-                f"{what} {nbytes:,} bytes, more than the {room:,.0f} bytes that blocks may take on "
-                f"a worker. {remedy}, or raise memory_budget."
+                f"{what} {nbytes:,} bytes, more than the {available_bytes:,.0f} bytes that "
+                f"blocks may take on a worker. {remedy}, or raise memory_budget."
             )
 
     def _report_blocks_read(self, done: int = 0) -> None:
@@ -209,7 +209,7 @@ class ClusterRows:
         if self._n_blocks:
             self._tell("reading", min(len(self.infos) + done, self._n_blocks), self._n_blocks)
 
-    def room_for_server(self) -> str:
+    def choose_server_worker(self) -> str:
         """Return the worker for the first server: one without rows if possible."""
         # Prefer a worker without rows: its network and memory are free for the parameters.
         ready = self.membership.ready or self.threads()
@@ -234,9 +234,9 @@ class ClusterRows:
         bundles, done = self._held.bundles, 0
         self._n_blocks = sum(len(bundle) for bundle in bundles)
         # Whether all blocks certainly fit in the budget, whatever their rows are.
-        room = self.share * self.budget * len(self.membership.ready)
+        available_bytes = self.share * self.budget * len(self.membership.ready)
         fit = fit_surely_in_memory(
-            self._client, self._collection, room, persisted=bool(self.home_workers)
+            self._client, self._collection, available_bytes, persisted=bool(self.home_workers)
         )
         wave = len(bundles) if fit or self._repeats_work else sum(self.membership.ready.values())
         wave = self._collection.bundles_at_once or wave
@@ -245,14 +245,14 @@ class ClusterRows:
             done = min(done + wave, len(bundles))
             if fit:
                 continue
-            room = self.share * self.budget * len(self.threads())
+            available_bytes = self.share * self.budget * len(self.threads())
             used = sum(info.nbytes for info in self.infos)
-            if used > room:
+            if used > available_bytes:
                 self._switch_to_streaming()
                 break
             # Extrapolate from the mean size of the blocks so far to the number that would still
             # fit.
-            left = (room - used) * done / max(used, 1)
+            left = (available_bytes - used) * done / max(used, 1)
             # The next wave is the number that probably fits.
             wave = 1 + int(min(left, len(bundles)))
         self.infos.sort(key=lambda info: info.index)
@@ -473,8 +473,8 @@ class ClusterRows:
         """Return how many streamed blocks each lane of a worker may have in memory."""
         largest = max(info.nbytes for info in self.infos)
         # During a read, about three times the block is in memory (file, frame, array).
-        room = self.share * self.budget - 3 * largest * n_lanes
-        return int(max(2, min(room / max(largest, 1) / n_lanes, len(self.infos) + 1)))
+        available_bytes = self.share * self.budget - 3 * largest * n_lanes
+        return int(max(2, min(available_bytes / max(largest, 1) / n_lanes, len(self.infos) + 1)))
 
     def release(self) -> None:
         """Release the blocks, and the data from which they are made."""
@@ -511,14 +511,14 @@ def measure_seconds_per_row(block: Block) -> float:
 
 
 def fit_surely_in_memory(
-    client: Client, collection: Collection, room: float, *, persisted: bool
+    client: Client, collection: Collection, available_bytes: float, *, persisted: bool
 ) -> bool:
     """Return whether all blocks certainly fit, whatever their rows are."""
     nbytes = collection.nbytes
-    if nbytes is not None and sum(nbytes) <= room:
+    if nbytes is not None and sum(nbytes) <= available_bytes:
         return True
     # Sparse rows, and frames with an unknown number of rows.
-    return persisted and _WIDER * _count_persisted_bytes(client, collection) <= room
+    return persisted and _WIDER * _count_persisted_bytes(client, collection) <= available_bytes
 
 
 def _count_persisted_bytes(client: Client, collection: Collection) -> float:

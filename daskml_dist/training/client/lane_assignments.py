@@ -205,9 +205,9 @@ def place_evenly(
         holding = {w for block in holders.values() for w in block}
         names = sorted(sorted(threads), key=lambda w: w not in holding)[: len(lanes)]
     # Numbers of lanes differ by at most one between workers.
-    room = dict.fromkeys(names, len(lanes) // len(names))
+    free_places = dict.fromkeys(names, len(lanes) // len(names))
     for name in names[: len(lanes) % len(names)]:
-        room[name] += 1
+        free_places[name] += 1
     workers = []
     for lane in lanes:
         local = dict.fromkeys(names, 0)
@@ -216,8 +216,8 @@ def place_evenly(
                 if worker in local:
                     local[worker] += len(segment)
         # Greedy, in lane order: the worker that holds most of the lane's rows.
-        best = max((w for w in names if room[w]), key=lambda w: (local[w], room[w]))
-        room[best] -= 1
+        best = max((w for w in names if free_places[w]), key=lambda w: (local[w], free_places[w]))
+        free_places[best] -= 1
         workers.append(best)
     return Placement(lanes, workers)
 

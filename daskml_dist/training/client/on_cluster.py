@@ -162,7 +162,7 @@ class ClusterEngine(Engine):
         self._early = EarlyHost(self._client)
         self._shielding = Shielding(self._client, self._early.run_id)
         self._rows.find_persisted_homes()
-        self._early.choose_actor_worker(self._rows.room_for_server())
+        self._early.choose_actor_worker(self._rows.choose_server_worker())
         infos = self._rows.inspect_blocks(n_lanes, self._early)
         self._early.request_endpoint()
         if self.columns is None:

@@ -258,7 +258,7 @@ class BatchReader:
         # read.
         at_once = self._linear is None and fit.work.micro_batch is None
         self._in_arrays = fit.work.n_steps > 1 and (at_once or not fit.work.coordinates)
-        self._room = _BatchMemory()
+        self._batch_memory = _BatchMemory()
         privacy = fit.work.privacy
         self._mean_rows = None if privacy is None else privacy.expect_rows(rows.n_rows)
 
@@ -344,7 +344,7 @@ class BatchReader:
             if all(isinstance(block.X, np.ndarray) for block in held.values()):
                 blocks = [(held[number], at) for number, at in _to_positions(drawn)]
                 key, cut = (*self._stream, clock), cut_blocks if self._linear else cut_evenly_sized
-                pieces = self._room.gather(blocks, n_rows, self._piece_rows, key, cut)
+                pieces = self._batch_memory.gather(blocks, n_rows, self._piece_rows, key, cut)
                 return LaneBatch(pieces, self._tell_rows(drawn), self._touched_parameters(pieces))
         # Full batches of streamed rows never fit in memory, so pieces are made when they are read.
         elif self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:

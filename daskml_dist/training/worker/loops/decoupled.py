@@ -250,7 +250,7 @@ class DecoupledLane:
         fit, number = self._context.fit, self._lane.number
         clock, first = self._context.clocks[number], fit.work.first_clock
         state.step += clock - first
-        replica = self._home.make_replica(state, rule=fit.steps.rule.of_lanes_alone)
+        replica = self._home.make_replica(state, rule=fit.steps.rule.of_independent_lanes)
         compressor, dtype = fit.work.compression, np.dtype(fit.rows.dtype)
         views = [
             _ShardView(

@@ -129,12 +129,12 @@ def plan_row_parts(
     # Exchanges are collective, so a trainer with fewer parts joins with empty ones.
     counts = [max(len(cut[kind]) for *_, cut in lanes) for kind in (0, 1)]
     all_ = [found for (found,) in communicator.allgather([np.array(counts, np.int64)])]
-    rooms, found = ExchangeBuffers(), list[list[TouchedRows]]()
+    buffers, found = ExchangeBuffers(), list[list[TouchedRows]]()
     for kind, n in enumerate(np.max(all_, axis=0).tolist()):
         found.append([])
         for i in range(n):
             some = [(rows, its, cut[kind][i]) for rows, its, cut in lanes if i < len(cut[kind])]
-            found[-1].append(_make_part(communicator, owners, some, rooms))
+            found[-1].append(_make_part(communicator, owners, some, buffers))
     return found[0], found[1]
 
 
@@ -142,7 +142,7 @@ def _make_part(
     communicator: Communicator,
     owners: KeyOwners,
     some: Sequence[tuple[KeyedRows, NDArray[np.int64], EntrySlice]],
-    rooms: ExchangeBuffers,
+    buffers: ExchangeBuffers,
 ) -> TouchedRows:
     """Return one part with its exchange plan, made by all trainers together."""
     wanted, used = [np.empty(0, np.int64)], []
@@ -151,7 +151,7 @@ def _make_part(
         found[lane.indices[cut.entries]] = True
         used.append(np.flatnonzero(found))
         wanted.append(numbers[used[-1]])
-    fetch = _PartFetch(communicator, owners, np.concatenate(wanted), rooms)
+    fetch = _PartFetch(communicator, owners, np.concatenate(wanted), buffers)
     rows, first = [], 0
     for (lane, numbers, cut), own in zip(some, used, strict=True):
         place = np.empty(len(numbers), np.int32)
@@ -170,27 +170,29 @@ class _PartFetch:
         communicator: Communicator,
         owners: KeyOwners,
         numbers: NDArray[np.int64],
-        rooms: ExchangeBuffers,
+        buffers: ExchangeBuffers,
     ) -> None:
-        self._communicator, self._rooms = communicator, rooms
+        self._communicator, self._buffers = communicator, buffers
         places = owners.group_by_owner(numbers)
         #: Position of the value of each of `numbers` in the result.
         self.place = np.empty(len(numbers), np.int32)
         self.place[np.concatenate(places)] = np.arange(len(numbers), dtype=np.int32)
         self._ends = np.cumsum([len(at) for at in places]).tolist()
-        asked = communicator.alltoall([numbers[at] for at in places])
-        self._give = [owners.positions(some).astype(np.int32) for some in asked]
+        wanted_numbers = communicator.alltoall([numbers[at] for at in places])
+        self._sent_positions = [owners.positions(some).astype(np.int32) for some in wanted_numbers]
 
     def __call__(self, values: Array) -> Array:
         rank = self._communicator.rank
-        found = exchange_values(self._communicator, values, self._give, self._rooms)
-        room = self._rooms.get_buffer(values, self._ends[-1], "wanted")
+        found = exchange_values(self._communicator, values, self._sent_positions, self._buffers)
+        buffer = self._buffers.get_buffer(values, self._ends[-1], "wanted")
         for r, (start, stop) in enumerate(pairwise([0, *self._ends])):
             if r == rank:
-                np.take(values, self._give[r], axis=0, out=room[start:stop], mode="clip")
+                np.take(
+                    values, self._sent_positions[r], axis=0, out=buffer[start:stop], mode="clip"
+                )
             else:
-                room[start:stop] = found[r]
-        return room
+                buffer[start:stop] = found[r]
+        return buffer
 
 
 class KeyOwners:
@@ -224,14 +226,14 @@ class KeyOwners:
         # numbers.
         edges = [0, *np.searchsorted(ids, cuts, side="right").tolist(), len(ids)]
         parts = [ids[a:b] for a, b in pairwise(edges)]
-        asked = self._communicator.alltoall(
+        wanted_ids = self._communicator.alltoall(
             [
                 pack_ids([parts[k] for k in self._lanes_of_rank(r)])
                 for r in range(self._communicator.size)
             ]
         )
         found = self._communicator.alltoall(
-            [self._number_own_ids(unpack_ids(some)) for some in asked]
+            [self._number_own_ids(unpack_ids(some)) for some in wanted_ids]
         )
         # Answers are ordered by rank, and within a rank by lane.
         out = np.empty(len(ids), np.int64)
@@ -275,15 +277,17 @@ class KeyOwners:
     ) -> tuple[NDArray[np.intp], Array]:
         """Send parts to the owners of keys; return own keys' positions and the parts of all."""
         places = self.group_by_owner(numbers)
-        asked = self._communicator.alltoall([numbers[at] for at in places])
+        wanted_numbers = self._communicator.alltoall([numbers[at] for at in places])
         given = self._communicator.alltoall([parts[at] for at in places])
-        return self.positions(np.concatenate(asked)), np.concatenate(given)
+        return self.positions(np.concatenate(wanted_numbers)), np.concatenate(given)
 
     def at(self, numbers: NDArray[np.int64], values: Array) -> Array:
         """Return the values of any keys, fetched from their owners."""
         places = self.group_by_owner(numbers)
-        asked = self._communicator.alltoall([numbers[at] for at in places])
-        found = self._communicator.alltoall([values[self.positions(some)] for some in asked])
+        wanted_numbers = self._communicator.alltoall([numbers[at] for at in places])
+        found = self._communicator.alltoall(
+            [values[self.positions(some)] for some in wanted_numbers]
+        )
         out = np.empty((len(numbers), *values.shape[1:]), values.dtype)
         for at, some in zip(places, found, strict=True):
             out[at] = some
@@ -307,10 +311,10 @@ class ExchangeBuffers:
         if kept is None or not known or len(kept) < n:
             shape = (n, *values.shape[1:])
             size = math.prod(shape) * values.dtype.itemsize
-            room = np.empty(size + _CACHE_LINE_BYTES, np.uint8)
+            buffer = np.empty(size + _CACHE_LINE_BYTES, np.uint8)
             # Skip the bytes before a cache line, so that values begin at one.
-            start = -room.ctypes.data % _CACHE_LINE_BYTES
-            kept = self._kept[name] = room[start : start + size].view(values.dtype).reshape(shape)
+            start = -buffer.ctypes.data % _CACHE_LINE_BYTES
+            kept = self._kept[name] = buffer[start : start + size].view(values.dtype).reshape(shape)
         return kept[:n]
 
 
@@ -329,37 +333,40 @@ class Halo:
     def __init__(
         self, communicator: Communicator, owners: KeyOwners, numbers: NDArray[np.int64]
     ) -> None:
-        self._communicator, self._n, self._rooms = communicator, len(numbers), ExchangeBuffers()
+        self._communicator, self._n, self._buffers = communicator, len(numbers), ExchangeBuffers()
         #: Positions in the result of the values from each rank.
         self._place = owners.group_by_owner(numbers)
         # Each rank learns once which of its values the others need.
-        asked = communicator.alltoall([numbers[at] for at in self._place])
+        wanted_numbers = communicator.alltoall([numbers[at] for at in self._place])
         #: Positions of the own values that are sent to each rank.
-        self._give = [owners.positions(some) for some in asked]
+        self._sent_positions = [owners.positions(some) for some in wanted_numbers]
 
     def fetch(self, values: Array) -> Array:
         """Return the fetched values, from all ranks; valid until the next call."""
-        found = exchange_values(self._communicator, values, self._give, self._rooms)
-        rank, room = self._communicator.rank, self._rooms.get_buffer(values, self._n, "wanted")
+        found = exchange_values(self._communicator, values, self._sent_positions, self._buffers)
+        rank, buffer = self._communicator.rank, self._buffers.get_buffer(values, self._n, "wanted")
         for r, at in enumerate(self._place):
             if r != rank:
-                room[at] = found[r]
-        own, to = self._give[rank], self._place[rank]
+                buffer[at] = found[r]
+        own, to = self._sent_positions[rank], self._place[rank]
         # Own values never leave the process; they are copied in tiles.
         for start in range(0, len(own), _VALUES_AT_ONCE):
             some = slice(start, start + _VALUES_AT_ONCE)
-            room[to[some]] = values[own[some]]
-        return room
+            buffer[to[some]] = values[own[some]]
+        return buffer
 
 
 def exchange_values(
-    communicator: Communicator, values: Array, give: Sequence[NDArray[Any]], rooms: ExchangeBuffers
+    communicator: Communicator,
+    values: Array,
+    positions_by_rank: Sequence[NDArray[Any]],
+    buffers: ExchangeBuffers,
 ) -> list[Array]:
     """Send own values, by positions for each rank; return the values received, by rank."""
     given = []
-    for r, at in enumerate(give):
+    for r, at in enumerate(positions_by_rank):
         own = r == communicator.rank
-        given.append(rooms.get_buffer(values, 0 if own else len(at), r))
+        given.append(buffers.get_buffer(values, 0 if own else len(at), r))
         if not own:
             np.take(values, at, axis=0, out=given[r], mode="clip")
     return communicator.alltoall(given)

@@ -296,7 +296,7 @@ class BuddyCheckpoints:
         self._generation = context.generation
         self._n_lanes = len(context.lane_rows)
         self._own = own
-        self._kept: list[BuddyCheckpoint] = context.memory.setdefault("images", [])
+        self._kept: list[BuddyCheckpoint] = context.memory.setdefault("buddy_checkpoints", [])
         own_process = np.array([_PROCESS, os.getpid()])
         processes = [tuple(p.tolist()) for (p,) in self._communicator.allgather([own_process])]
         #: Buddy of each rank, which keeps its copy; the rank itself if all are in one process.

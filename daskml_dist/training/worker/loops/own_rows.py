@@ -52,28 +52,28 @@ def run_own_rows_loop(context: Context) -> Solution | None:
 @contextmanager
 def _open_spill_store(context: Context) -> Iterator[SpillStore]:
     """Open the store of arrays that solvers compute from the rows; it outlives generations."""
-    rooms: SpillStore | None = context.memory.get("rooms")
-    if rooms is None:
+    store: SpillStore | None = context.memory.get("spill_store")
+    if store is None:
         work = context.fit.own_rows_work
         # The store gets the rest of the budget that the blocks in memory do not use.
         held = work.row_bytes * sum(lane.n_rows for lane in context.lanes)
-        context.memory["rooms"] = rooms = SpillStore(max(work.budget - held, 0.0))
-    rooms.begin()
+        context.memory["spill_store"] = store = SpillStore(max(work.budget - held, 0.0))
+    store.begin()
     try:
-        yield rooms
+        yield store
     finally:
-        rooms.end()
+        store.end()
 
 
 class _TrainerRows(SolverView):
     """Rows of a trainer, in the solver's interface (`solvers.own_rows.OwnRows`)."""
 
     def __init__(
-        self, context: Context, connection: ShardedConnection | None, rooms: SpillStore
+        self, context: Context, connection: ShardedConnection | None, store: SpillStore
     ) -> None:
         super().__init__(context, connection)
-        self.allocate_zeros = rooms.zeros
-        self.budget = rooms.budget
+        self.allocate_zeros = store.zeros
+        self.budget = store.budget
         self.rank, self.size = self._communicator.rank, self._communicator.size
         self.device = context.fit.run.device
         self.sums_on_device = self._communicator.sums_on_device

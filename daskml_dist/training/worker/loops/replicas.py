@@ -375,7 +375,7 @@ class AveragedSteps:
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on, at most to the next averaging; return how many."""
-        count = self._steps_to_meeting(clock, most)
+        count = self._steps_to_average(clock, most)
         self._context.map(lambda own: own.take(count), self._own)
         if self._every and (clock + count) % self._every == 0:
             # Lazily regularised parameters are averaged without the pending penalty; each lane
@@ -386,16 +386,16 @@ class AveragedSteps:
             else:
                 mean = self._average_lanes(values, self._mean_buffer)
             for replica in self.replicas.values():
-                replica.meet(self._home.to_device(mean))
+                replica.take_outer_step(self._home.to_device(mean))
         return count
 
-    def _steps_to_meeting(self, clock: int, most: int) -> int:
+    def _steps_to_average(self, clock: int, most: int) -> int:
         """Return the number of steps from a clock on, at most to the next averaging."""
         return min(most, self._every - clock % self._every) if self._every else most
 
     def draw_rows_ahead(self, clock: int, most: int) -> None:
         """Draw the rows of the next steps."""
-        count = self._steps_to_meeting(clock, most)
+        count = self._steps_to_average(clock, most)
         for own in self._own:
             own.draw_rows_ahead(count)
 
@@ -547,7 +547,7 @@ class FederatedSteps:
         for lane in self._lanes:
             lane.skip(clock + count - lane.reached)
         self.common.skip(count, total)
-        self.common.meet(self._home.to_device(mean))
+        self.common.take_outer_step(self._home.to_device(mean))
         return count
 
     def _begin_client(self, lane: Lane, number: int, share: float) -> _Client:
@@ -649,21 +649,21 @@ class HostSteps:
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on, at most to the next averaging; return how many."""
-        count, done = self._steps_to_meeting(clock, most), 0
+        count, done = self._steps_to_average(clock, most), 0
         while done < count:
             done += self._steps.steps(clock + done, count - done)
         if (clock + count) % self._every == 0:
             replica = self._steps.replica
-            replica.meet(self._average_hosts(replica.w))
+            replica.take_outer_step(self._average_hosts(replica.w))
         return count
 
-    def _steps_to_meeting(self, clock: int, most: int) -> int:
+    def _steps_to_average(self, clock: int, most: int) -> int:
         """Return the number of steps from a clock on, at most to the next averaging."""
         return min(most, self._every - clock % self._every)
 
     def draw_rows_ahead(self, clock: int, most: int) -> None:
         """Draw the rows of the next steps."""
-        self._steps.draw_rows_ahead(clock, self._steps_to_meeting(clock, most))
+        self._steps.draw_rows_ahead(clock, self._steps_to_average(clock, most))
 
     def _average_hosts(self, values: Any) -> Any:
         """Return the mean over all hosts, weighted by rows."""

@@ -42,10 +42,10 @@ from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
 
 #: Steps of a trainer between two exchanges with the servers.
-STEPS_BETWEEN_MEETINGS = 8
+STEPS_BETWEEN_EXCHANGES = 8
 #: If rows are steps: time between two exchanges, as a multiple of the duration of the last one, so
 #: that exchanges take at most 5 % of the time.
-_MEET_AFTER = 20.0
+_EXCHANGE_AFTER = 20.0
 #: Parameters that are damped at a time: 64 KiB in float64, so that temporaries stay in the cache.
 _PIECE = 1 << 13
 #: If rows are steps: number of batches that a lane may be ahead of the trainer's slowest, and
@@ -108,7 +108,7 @@ class SharedReplica:
         self._context = context
         self._fit = fit
         self._connection = connection
-        self._meeting = threading.Lock()
+        self._exchange_lock = threading.Lock()
         # The lock is for writing whole arrays; parameters may be read at any time.
         self._turns = SharedOrAlone()
         self._has_others = share < 1
@@ -116,18 +116,18 @@ class SharedReplica:
         self._lanes = [lane.number for lane in context.lanes]
         #: Clock, rows and loss of each lane; its thread stores a new entry after each step.
         self._done = {n: (context.clocks[n], 0.0, 0.0) for n in self._lanes}
-        self._told = dict(self._done)
+        self._reported = dict(self._done)
         self._base = self.replica.w.copy() if state is None else self.replica.w
         self._delta = np.empty_like(self._base)
         self._clock = 0
-        self._steps = self._steps_met = 0
+        self._steps = self._steps_exchanged = 0
         self._stopped = self._has_sent_all = False
-        self._meet_every = fit.steps.policy.meet_every
-        self._lead = min(_LEAD, self._meet_every or _LEAD)
+        self._exchange_every = fit.steps.policy.meet_every
+        self._lead = min(_LEAD, self._exchange_every or _LEAD)
         self._rows: _DampedRowSteps | None = None
         if fit.steps.single_rows:
             self._rows = _DampedRowSteps(self.replica, RowByRow(fit, self.replica), share)
-        self._met, self._meeting_took = time.perf_counter(), 0.0
+        self._last_exchange, self._exchange_seconds = time.perf_counter(), 0.0
 
     def run(self, lanes: list[Lane]) -> None:
         """Run the steps of one thread's lanes."""
@@ -172,12 +172,14 @@ class SharedReplica:
         """Make a lane's next step, and exchange changes with the servers if that is due."""
         self.step(lane)
         # One thread exchanges for all; the others continue, unless the policy sets the interval.
-        if self._is_meeting_due() and self._meeting.acquire(blocking=self._meet_every > 0):
+        if self._is_exchange_due() and self._exchange_lock.acquire(
+            blocking=self._exchange_every > 0
+        ):
             try:
-                if self._is_meeting_due():
+                if self._is_exchange_due():
                     self.exchange_changes()
             finally:
-                self._meeting.release()
+                self._exchange_lock.release()
 
     def step(self, lane: Lane) -> None:
         """Make a lane's next step."""
@@ -196,16 +198,19 @@ class SharedReplica:
         self._done[lane.number] = lane.clock, rows + n_rows, loss + lane.last_batch_loss
         self._steps += 1
 
-    def _is_meeting_due(self) -> bool:
+    def _is_exchange_due(self) -> bool:
         """Return whether the trainer should exchange changes with the servers."""
         if self._rows is None:
             # Threads that increment the count at the same time may lose one, so this does not test
             # equality.
-            return self._steps - self._steps_met >= STEPS_BETWEEN_MEETINGS
-        if self._meet_every:
+            return self._steps - self._steps_exchanged >= STEPS_BETWEEN_EXCHANGES
+        if self._exchange_every:
             slowest = min(clock for clock, _, _ in self._done.values())
-            return slowest - min(clock for clock, _, _ in self._told.values()) >= self._meet_every
-        return time.perf_counter() - self._met > _MEET_AFTER * self._meeting_took
+            return (
+                slowest - min(clock for clock, _, _ in self._reported.values())
+                >= self._exchange_every
+            )
+        return time.perf_counter() - self._last_exchange > _EXCHANGE_AFTER * self._exchange_seconds
 
     def exchange_changes(self, pull: bool = True, index: NDArray[np.int64] | None = None) -> Any:
         """Send this trainer's changes to the servers; with `pull`, add the other trainers' changes.
@@ -213,13 +218,17 @@ class SharedReplica:
         The caller holds the lock of exchanges. `index` are the parameter rows that may have
         changed, if only these were pulled last; None: all rows.
         """
-        since, self._steps_met = time.perf_counter(), self._steps
+        since, self._steps_exchanged = time.perf_counter(), self._steps
         # Clock of each lane, with rows and loss since the last exchange. The server counts rows and
         # losses when it applies the changes.
-        told, self._told = self._told, dict(self._done)
+        before, self._reported = self._reported, dict(self._done)
         progress = np.array(
             [
-                (self._told[n][0], self._told[n][1] - told[n][1], self._told[n][2] - told[n][2])
+                (
+                    self._reported[n][0],
+                    self._reported[n][1] - before[n][1],
+                    self._reported[n][2] - before[n][2],
+                )
                 for n in self._lanes
             ]
         )
@@ -254,8 +263,8 @@ class SharedReplica:
         # The next exchange measures changes from here.
         self._base = pulled.w
         self._stopped = self._stopped or pulled.stop
-        self._met = time.perf_counter()
-        self._meeting_took = self._met - since
+        self._last_exchange = time.perf_counter()
+        self._exchange_seconds = self._last_exchange - since
         return pulled.w
 
     def pull_parameters(self, index: NDArray[np.int64] | None = None) -> None:
@@ -267,7 +276,7 @@ class SharedReplica:
 
     def _end_pass(self, number: int, lanes: list[Lane]) -> bool:
         """Exchange changes and report a pass; return whether the fit ends."""
-        with self._meeting:
+        with self._exchange_lock:
             w = self._send_last_changes() if self._has_finished else self.exchange_changes()
             stop = self._context.report(self._connection, number, lanes, [w] * len(lanes))
             self._stopped = self._stopped or stop
@@ -290,7 +299,7 @@ class SharedReplica:
 
     def leave(self) -> None:
         """Send the last changes and leave the servers."""
-        with self._meeting:
+        with self._exchange_lock:
             if not self._has_sent_all:
                 self._send_last_changes()
             self._connection.call_all("leave", lanes=self._lanes)

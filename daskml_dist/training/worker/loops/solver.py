@@ -287,12 +287,12 @@ class _AskedSums:
         self._n_iter += 1
         # Copied into one of two alternating arrays: an interrupt may happen during the copy, and
         # the other array is then still valid.
-        room = np.empty_like(w)
+        buffer = np.empty_like(w)
         if len(self._points) == 2 and (old := self._points.pop(0)).shape == w.shape:
-            room = old
-        room[...] = w
-        self._points.append(room)
-        w = room
+            buffer = old
+        buffer[...] = w
+        self._points.append(buffer)
+        w = buffer
         # The result of an interrupted fit.
         found = Solution(w, self._n_iter, converged=False, message="interrupted", extra=extra or {})
         self._context.set_left_behind(lambda: InterruptedState(found))
