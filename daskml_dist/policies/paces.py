@@ -42,7 +42,7 @@ class LanePaces:
         #: Median of each lane's measurements, by which lanes are compared.
         self._medians: dict[int, float] = {}
         #: Number of steps that each lane was last given.
-        self._told: dict[int, int] = {}
+        self._announced_steps: dict[int, int] = {}
 
     def begin(self, lane: int, now: float) -> None:
         """Record that a lane begins the steps of its next push."""
@@ -58,7 +58,7 @@ class LanePaces:
 
     def leave(self, lane: int) -> None:
         """Forget a lane, so that its pace no longer counts."""
-        for known in (self._began, self._paces, self._medians, self._told):
+        for known in (self._began, self._paces, self._medians, self._announced_steps):
             known.pop(lane, None)
 
     def count_steps(self, lane: int) -> int:
@@ -69,7 +69,7 @@ class LanePaces:
         wanted = self._most
         if own > fastest:
             wanted = max(self._least, round(self._most * fastest / own))
-        told = self._told.get(lane, self._most)
-        if abs(wanted - told) > _LEAST_CHANGE * told:
-            self._told[lane] = told = wanted
-        return told
+        current = self._announced_steps.get(lane, self._most)
+        if abs(wanted - current) > _LEAST_CHANGE * current:
+            self._announced_steps[lane] = current = wanted
+        return current

@@ -63,11 +63,11 @@ async def run_async(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
 
     def call() -> None:
         """Call the function, and pass its result or error to the loop."""
-        tell: Callable[[Any], None] = ended.set_exception
+        resolve: Callable[[Any], None] = ended.set_exception
         value: Any
         try:
             value = context.run(function, *args, **kwargs)
-            tell = ended.set_result
+            resolve = ended.set_result
         except StopIteration as error:
             # asyncio does not accept it, since StopIteration ends coroutines.
             value = TrainingError(
@@ -78,7 +78,7 @@ async def run_async(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         except BaseException as error:
             value = error
         with suppress(RuntimeError):  # the loop is closed, and nothing awaits the result
-            loop.call_soon_threadsafe(_tell_unless_done, ended, tell, value)
+            loop.call_soon_threadsafe(_resolve_unless_done, ended, resolve, value)
 
     # Not a thread of the loop's pool: the pool has few threads, and a fit may take hours.
     threading.Thread(target=call, name="daskml_dist-awaited", daemon=True).start()
@@ -91,7 +91,9 @@ async def run_async(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         raise  # the cancellation, which caused the interrupt
 
 
-def _tell_unless_done(ended: asyncio.Future[Any], tell: Callable[[Any], None], value: Any) -> None:
+def _resolve_unless_done(
+    ended: asyncio.Future[Any], resolve: Callable[[Any], None], value: Any
+) -> None:
     """Set the result or the error of a future, unless it was cancelled."""
     if not ended.done():
-        tell(value)
+        resolve(value)

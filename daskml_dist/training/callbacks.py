@@ -174,8 +174,8 @@ class CallbackList:
             Exception of a callback, unless there is an `error`.
         """
         # A fit that failed before its first phase has no phase to end.
-        told, self._in_phase = self._callbacks if self._in_phase else (), False
-        self._call_at_end(told, error, "on_phase", "end", 0, None)
+        started, self._in_phase = self._callbacks if self._in_phase else (), False
+        self._call_at_end(started, error, "on_phase", "end", 0, None)
 
     def on_fit_begin(self, run: Any) -> None:
         """Call ``on_fit_begin`` of every callback.
@@ -277,13 +277,13 @@ class CallbackList:
         # If a callback's error has already ended the fit, that error is the one to raise.
         first = error or self._error
         begun, self._begun, self._error = self._begun, [], None
-        told = begun and hasattr(run, "error")
-        if told:
+        has_error = begun and hasattr(run, "error")
+        if has_error:
             run.error = first
         try:
             self._call_at_end(begun, first, "on_fit_end", run)
         finally:
-            if told:
+            if has_error:
                 run.error = None
 
     def _call_at_end(

@@ -87,7 +87,7 @@ class DataSummary:
                 "X.map_blocks(cupy.asnumpy)."
             )
 
-    def device(self, asked: str, deterministic: bool) -> str:
+    def device(self, requested: str, deterministic: bool) -> str:
         """Choose the device of a fit from the one that the user requested.
 
         "auto" is the CPU for few rows in host memory, and for sparse rows whose sums are to be
@@ -95,11 +95,11 @@ class DataSummary:
         """
         # A GPU is faster from about a million entries, or if the rows are already on one.
         few = self.n_entries < DEVICE_ENTRIES and all(info.device == "cpu" for info in self.infos)
-        if asked == "auto" and few:
+        if requested == "auto" and few:
             return "cpu"
-        if asked == "cpu" or not deterministic or not self.any_sparse:
-            return asked
-        if asked == "gpu":
+        if requested == "cpu" or not deterministic or not self.any_sparse:
+            return requested
+        if requested == "gpu":
             raise InvalidParameterError(
                 'deterministic=True with sparse rows and device="gpu": a GPU sums their '
                 'gradients in no fixed order. Use device="cpu", or dense rows.'

@@ -159,29 +159,29 @@ class InProcessEngine(Engine):
             run_id, 0, 0, 1, 0, lanes, clocks, threads, endpoints, b"", 0, fit.rows.lane_rows
         )
         view = RunView(run_id, fit, [], [], servers[0].stop)
-        told = 0
+        n_reported = 0
 
-        def tell() -> None:
+        def report_passes() -> None:
             """Call the callbacks for passes recorded since the last call."""
             # A solver keeps complete states, so its fit may end after any pass.
             if fit.work.remembers_course:
                 self.interrupts.raise_pending()
-            nonlocal told
-            while told < len(records):
-                told += 1
+            nonlocal n_reported
+            while n_reported < len(records):
+                n_reported += 1
                 view.n_passes += 1
                 with self.interrupts.at_once():
-                    callbacks.on_pass_end(view, records[told - 1])
+                    callbacks.on_pass_end(view, records[n_reported - 1])
 
         trainer = Trainer(
             fit, spec, WaitBound(fit.run.timeout), Credentials(b""), "127.0.0.1",
-            idle=tell, raise_if_stopped=self.interrupts.raise_pending,
+            idle=report_passes, raise_if_stopped=self.interrupts.raise_pending,
         )  # fmt: skip
         try:
             callbacks.on_fit_begin(view)
             callbacks.on_phase("training")
             result = self._run_trainer(trainer, fit)
-            tell()
+            report_passes()
         except BaseException as error:
             with self.interrupts.held():
                 # The state can be kept if no step was interrupted: the interrupt came between

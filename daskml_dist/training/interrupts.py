@@ -124,8 +124,8 @@ class Interrupts:
 
     def raise_pending(self) -> None:
         """Raise a Ctrl-C that came during the last step, or that another thread requested."""
-        asked = self._stop is not None and self._stop.is_set() and not self._raised
-        if (self._pending or asked) and not self._held:
+        is_requested = self._stop is not None and self._stop.is_set() and not self._raised
+        if (self._pending or is_requested) and not self._held:
             self._pending, self._raised = False, True
             error = KeyboardInterrupt()
             self._raised_pending.append(error)

@@ -324,8 +324,8 @@ def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
         CalibrationTask.of(one, replace(block, target=block.y[:, k].copy()), seed)
         for k, one in enumerate(alone)
     ]
-    told = next((task for task in tasks if task is not None), None)
-    if told is None:
+    first_task = next((task for task in tasks if task is not None), None)
+    if first_task is None:
         return fit
     found = [
         one if task is None else task.calibrated_fit()
@@ -336,17 +336,17 @@ def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
         # This target's pilot found no rate: use its own rate, converted to the optimizer of the
         # others, which may be NAG instead of Adagrad.
         if one is before:
-            rates[k] *= told.base_rate / told.fit.steps.rule.schedule(1, 0.0)
+            rates[k] *= first_task.base_rate / first_task.fit.steps.rule.schedule(1, 0.0)
     if model.loss.in_target_units:
         units = tuple(1.0 if task is None else task.unit for task in tasks)
         model = replace(model, units=units)
-    opt_state = [(told if task is None else task).opt_state for task in tasks]
+    opt_state = [(first_task if task is None else task).opt_state for task in tasks]
     return fit.replace_work(
         model=model,
         initial=_join_target_states(
             [one.steps.make_start_state(fit.rows.dtype) for one in found], opt_state
         ),
-        rule=told.rule.with_constant_rates(rates),
+        rule=first_task.rule.with_constant_rates(rates),
     )
 
 

@@ -454,8 +454,8 @@ class Pilot:
     ) -> float:  # fmt: skip
         """Return the factor that a search finds."""
 
-        def losses(_: list[int], asked: list[int]) -> list[float]:
-            rates = [base * rate_factor(k) for k in asked]
+        def losses(_: list[int], exponents: list[int]) -> list[float]:
+            rates = [base * rate_factor(k) for k in exponents]
             return [self._loss_after_steps(optimizer, w, opt_state, rate, batch) for rate in rates]
 
         return run_rate_searches([search], losses)[0]
@@ -741,8 +741,8 @@ class StackedPilot:
         """Return the factor on each column's base rate that a search finds."""
         own = np.array(base)
 
-        def losses(at: list[int], asked: list[int]) -> list[float]:
-            rates = own[at] * np.array([rate_factor(k) for k in asked])
+        def losses(at: list[int], exponents: list[int]) -> list[float]:
+            rates = own[at] * np.array([rate_factor(k) for k in exponents])
             some = {name: array[:, at] for name, array in opt_state.items()}
             first = self.pilot.n_rows // 2
             moved, _ = self._step_through(

@@ -39,7 +39,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "scales": (ClusterRows, "scales"),
     "placement": (ClusterEngine, "choose_lanes"),
     "rendezvous": (Generations, "_deliver_parts"),
-    "report": (TrainingRun, "_tell_passes"),
+    "report": (TrainingRun, "_report_passes"),
     "gather": (RunEnding, "gather"),
     "clean-up": (RunEnding, "clean_up"),
     "read": (reduce, "compute"),

@@ -326,7 +326,7 @@ def test_workers_that_start_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatc
 
 def test_a_fit_without_a_client_leaves_nothing_in_the_process(tmp_path: Path) -> None:
     _classifier().fit(*_lazy(tmp_path))
-    left = [orders._orders, orders._aborted, orders._farewells, orders._trainers]
+    left = [orders._orders, orders._aborted, orders._released, orders._trainers]
     assert not any(left)
 
 

@@ -20,7 +20,7 @@ from daskml_dist.diagnostics.live.heartbeats import (
 )
 from daskml_dist.diagnostics.live.plugin import TrainingPage
 from daskml_dist.training.worker import notifications
-from daskml_dist.training.worker.notifications import telling_facts
+from daskml_dist.training.worker.notifications import publish_facts
 from daskml_dist.training.worker.trainer import TrainerFacts
 
 COLOURS = {"u": "red", "v": "blue"}
@@ -141,8 +141,8 @@ def test_a_worker_tells_while_it_has_trainers(monkeypatch: pytest.MonkeyPatch) -
     )
     worker = SimpleNamespace(address="u", loop=loop, log_event=log_event)
     facts = TrainerFacts({0: 4}, {"sockets": 2}, 10, 0)
-    with telling_facts(worker, "a", 2, lambda: facts):
-        with telling_facts(worker, "a", 2, lambda: TrainerFacts({1: 5}, {"sockets": 3}, 0, 20)):
+    with publish_facts(worker, "a", 2, lambda: facts):
+        with publish_facts(worker, "a", 2, lambda: TrainerFacts({1: 5}, {"sockets": 3}, 0, 20)):
             later.pop()()
         later.pop()()
     later.pop()()

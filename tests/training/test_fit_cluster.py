@@ -192,11 +192,11 @@ def test_a_result_that_takes_long_to_come_is_sent_once(client: Client) -> None:
             await asyncio.sleep(1.0)
             return ["all of it"]
 
-    def find_gone(addresses: set[str]) -> set[str]:
+    def find_lost(addresses: set[str]) -> set[str]:
         looked_for.append(sorted(addresses))
         return set()
 
-    membership = SimpleNamespace(find_gone=find_gone)
+    membership = SimpleNamespace(find_lost=find_lost)
     fleet: Any = SimpleNamespace(_client=Slow(), _membership=membership)
     seat, other = (
         SimpleNamespace(future=SimpleNamespace(status="finished"), address=address)

@@ -328,7 +328,7 @@ def test_a_worker_is_silent_once_its_lease_has_run_out(monkeypatch: pytest.Monke
     clock.beat("a")
     there.call()
     assert there.find_silent(["a", "b"]) == ["b"]
-    there.count_as_gone("b")
+    there.count_as_lost("b")
     assert there.call() == {"a": 2}
     del clock.workers["b"]
     there.call()

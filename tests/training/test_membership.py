@@ -130,20 +130,20 @@ def test_a_busy_worker_is_waited_for_as_long_as_for_anything(
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     client = _Loop()
     try:
-        inquiries = module._Inquiries(client, patience=300.0)
-        assert inquiries.ask(["a"]) == {"a": Sign.BUSY}
+        probes = module._Probes(client, patience=300.0)
+        assert probes.probe(["a"]) == {"a": Sign.BUSY}
         answered.clear()
         for _ in range(3):
             now += 99.0
-            assert inquiries.ask(["a"]) == {"a": Sign.BUSY}
+            assert probes.probe(["a"]) == {"a": Sign.BUSY}
         assert len(pauses) == 2  # one question is open
         now += 4.0
-        assert inquiries.ask(["a"]) == {"a": Sign.NONE}
+        assert probes.probe(["a"]) == {"a": Sign.NONE}
         # One that sends heartbeats again is asked as if for the first time.
-        inquiries.forget_others(set())
+        probes.forget_others(set())
         sign = Sign.ANSWERS
         answered.set()
-        assert inquiries.ask(["a"]) == {"a": Sign.ANSWERS}
+        assert probes.probe(["a"]) == {"a": Sign.ANSWERS}
         assert [pause > 0 for pause in pauses] == [False, True, False]
     finally:
         client.running.close()
@@ -169,7 +169,7 @@ def _look_until(members: Membership, address: str, is_over: Callable[[], bool]) 
     gone: set[str] = set()
     while not (gone or is_over()):
         assert time.monotonic() < deadline
-        gone = set(members.find_gone({address}))
+        gone = set(members.find_lost({address}))
         time.sleep(0.05)
     return gone
 

@@ -135,8 +135,10 @@ class Family(ABC):
     def key(self, estimator: Any) -> str:
         """Return a text of the parameters that the costs depend on."""
         params = estimator.get_params(deep=False).items()
-        told = ", ".join(f"{k}={v!r}" for k, v in sorted(params) if k not in _PARAMS_OF_EQUAL_COST)
-        return f"{type(estimator).__name__}({told}), {getattr(estimator, 'device', 'cpu')}"
+        described = ", ".join(
+            f"{k}={v!r}" for k, v in sorted(params) if k not in _PARAMS_OF_EQUAL_COST
+        )
+        return f"{type(estimator).__name__}({described}), {getattr(estimator, 'device', 'cpu')}"
 
     def policy(self, estimator: Any) -> Policy:
         """Return the policy of the estimator: it determines which trainers wait for each other."""

@@ -137,8 +137,8 @@ class StreamActors(ActorCalls):
         begin_args = [
             (self._fit, number, len(self._lanes), 0) for number in range(len(self._servers))
         ]
-        self._ask_each(self._servers, "begin", begin_args)
-        return tuple(self._ask(self._servers, "endpoint"))
+        self._call_each(self._servers, "begin", begin_args)
+        return tuple(self._call_actors(self._servers, "endpoint"))
 
     def _open_hosts(self, addresses: list[str], endpoints: tuple[Endpoint, ...]) -> None:
         """Start the hosts of the lanes, and load the states from which the lanes start."""
@@ -166,7 +166,7 @@ class StreamActors(ActorCalls):
             ({n: state for n, state in self._states.items() if n in lanes or n == 0},)
             for lanes in self._lanes
         ]
-        self._ask_each(self._hosts, "load", load_args)
+        self._call_each(self._hosts, "load", load_args)
 
     def close(self) -> None:
         """Close and cancel all actors, even on lost workers; a second call does nothing."""
@@ -192,11 +192,11 @@ class StreamActors(ActorCalls):
 
     # -- calling the actors' methods -----------------------------------------------------------
 
-    def _ask(self, actors: Sequence[ActorHandle], method: str, *args: Any) -> list[Any]:
+    def _call_actors(self, actors: Sequence[ActorHandle], method: str, *args: Any) -> list[Any]:
         """Call a method of several actors concurrently; return their answers."""
-        return self._ask_each(actors, method, [args] * len(actors))
+        return self._call_each(actors, method, [args] * len(actors))
 
-    def _ask_each(
+    def _call_each(
         self, actors: Sequence[ActorHandle], method: str, args: Sequence[tuple[Any, ...]]
     ) -> list[Any]:
         """Call a method of several actors concurrently, each with its arguments; return answers."""
@@ -236,21 +236,21 @@ class StreamActors(ActorCalls):
         """Send a call to the hosts whose lanes have rows of it; with `every_step` to all hosts."""
         if call.scales is not None:  # between two calls: servers and replicas change together
             assert not self._pending
-            self._ask([*self._servers, *self._hosts], "rescale", *call.scales)
-        asked = []
+            self._call_actors([*self._servers, *self._hosts], "rescale", *call.scales)
+        calls = []
         for rank, (host, lanes) in enumerate(zip(self._hosts, self._lanes, strict=True)):
             if steps := call.of(lanes, every_step):
-                asked.append((host, self._call_method(host, "learn", self._n_sent[rank], steps)))
+                calls.append((host, self._call_method(host, "learn", self._n_sent[rank], steps)))
                 self._n_sent[rank] += 1
-        self._pending.append(asked)
+        self._pending.append(calls)
         self.sent += 1
 
     def receive(self) -> float:
         """Wait for the oldest call that was sent; return the sum of its losses."""
-        asked = self._pending[0]
+        calls = self._pending[0]
         # In the order of steps and lanes, so that the sum does not depend on the placement of
         # lanes.
-        losses = sorted(entry for answer in self._await_answers(asked) for entry in answer)
+        losses = sorted(entry for answer in self._await_answers(calls) for entry in answer)
         del self._pending[0]
         self.learned += 1
         return float(sum(loss for _, _, loss in losses))
@@ -266,11 +266,11 @@ class StreamActors(ActorCalls):
         work, lanes = self._fit.steps, dict[int, ShardState]()
         whole = None
         if work.uses_shards:
-            self._ask(self._hosts, "flush")
-            outcomes: list[ServerOutcome] = self._ask(self._servers, "outcome")
+            self._call_actors(self._hosts, "flush")
+            outcomes: list[ServerOutcome] = self._call_actors(self._servers, "outcome")
             whole = ShardState.join([o.state for o in outcomes if o.state is not None])
         if self._states:
-            for states in self._ask(self._hosts, "states"):
+            for states in self._call_actors(self._hosts, "states"):
                 lanes |= states
         if whole is None:
             return _average_states(lanes), lanes
@@ -283,7 +283,7 @@ class StreamActors(ActorCalls):
 
     def load(self, state: ShardState) -> None:
         """Set all replicas of the parameters to a state; lanes continue from it."""
-        self._ask(self._hosts, "load", {0: state})
+        self._call_actors(self._hosts, "load", {0: state})
 
 
 def _average_states(states: dict[int, ShardState]) -> ShardState:
@@ -571,7 +571,7 @@ class ClusterSteps:
                 "start again from the last checkpoint."
             ) from gone
         if gone.address and gone.address in self._membership.call():
-            self._membership.count_as_gone(gone.address)
+            self._membership.count_as_lost(gone.address)
         time.sleep(_RETRY_SECONDS * self._losses_in_a_row)
 
     # -- the state -----------------------------------------------------------------------------

@@ -44,10 +44,10 @@ def query_slurm_job(job: str) -> tuple[str, str]:
         return "", ""
     with suppress(OSError, subprocess.TimeoutExpired):
         command = [program, "show", "job", "-o", job]
-        told = subprocess.run(
+        output = subprocess.run(
             command, capture_output=True, text=True, timeout=_ANSWER, check=False
         ).stdout
-        fields = dict(re.findall(r"(JobState|Reason|TimeLimit)=(\S+)", told))
+        fields = dict(re.findall(r"(JobState|Reason|TimeLimit)=(\S+)", output))
         # While its processes end, a job is "COMPLETING", and its reason is more informative.
         timed_out = fields.get("Reason") == "TimeLimit"
         return ("TIMEOUT" if timed_out else fields.get("JobState", "")), fields.get("TimeLimit", "")
@@ -61,17 +61,17 @@ class BatchJobs:
 
     Parameters
     ----------
-    ask : callable, default=query_slurm_job
+    query : callable, default=query_slurm_job
     """
 
-    def __init__(self, ask: Callable[[str], tuple[str, str]] = query_slurm_job) -> None:
-        self._ask = ask
+    def __init__(self, query: Callable[[str], tuple[str, str]] = query_slurm_job) -> None:
+        self._query = query
         #: Job of each worker that belongs to one.
         self._jobs: dict[str, str] = {}
         #: Final state and walltime of the job of each worker that was lost with it.
         self._ends: dict[str, tuple[str, str]] = {}
         self._noted: set[str] = set()
-        self._to_ask: set[str] = set()
+        self._to_query: set[str] = set()
         self._lock = threading.Lock()
         self._answered = threading.Event()
 
@@ -85,12 +85,12 @@ class BatchJobs:
             fresh = {a for a in addresses if a in self._jobs} - self._noted
             if not fresh:
                 return
-            is_asked = bool(self._to_ask)
+            is_querying = bool(self._to_query)
             self._noted |= fresh
-            self._to_ask |= fresh
+            self._to_query |= fresh
             self._answered.clear()
-        if not is_asked:
-            threading.Thread(target=self._ask_about_lost, name="daskml-jobs", daemon=True).start()
+        if not is_querying:
+            threading.Thread(target=self._query_lost_jobs, name="daskml-jobs", daemon=True).start()
 
     def name(self, reason: str, lost: Iterable[str]) -> str:
         """Return a reason that also names all lost workers, and how their jobs ended."""
@@ -120,29 +120,29 @@ class BatchJobs:
                 ends[self._ends[address]].add(self._jobs[address])
         return "; ".join(_describe_jobs(jobs, *end) for end, jobs in sorted(ends.items()))
 
-    def _ask_about_lost(self) -> None:
+    def _query_lost_jobs(self) -> None:
         """Query Slurm about the lost workers' jobs, and log a warning."""
         time.sleep(_TOGETHER)
         with self._lock:
-            asked, self._to_ask = sorted(self._to_ask), set()
+            queried, self._to_query = sorted(self._to_query), set()
         found = {
-            job: self._find_job_end(job) for job in dict.fromkeys(self._jobs[a] for a in asked)
+            job: self._find_job_end(job) for job in dict.fromkeys(self._jobs[a] for a in queried)
         }
-        self._ends |= {a: end for a in asked if (end := found[self._jobs[a]]) is not None}
-        lost = [a for a in asked if a in self._ends]
+        self._ends |= {a: end for a in queried if (end := found[self._jobs[a]]) is not None}
+        lost = [a for a in queried if a in self._ends]
         if lost:
             timed_out = any(self._ends[a][0] == "TIMEOUT" for a in lost)
             remedy = _LIFETIME if timed_out else ""
             logger.warning("lost %s: %s.%s", ", ".join(lost), self._describe_ends(lost), remedy)
         with self._lock:
-            if not self._to_ask:
+            if not self._to_query:
                 self._answered.set()
 
     def _find_job_end(self, job: str) -> tuple[str, str] | None:
         """Return how a job ended, and its walltime; None if it is running or unknown."""
         deadline = time.monotonic() + _SETTLED
         while True:
-            state, limit = self._ask(job)
+            state, limit = self._query(job)
             if state in _ENDS:
                 return state, limit
             # A running job may be about to end: its worker is notified first.

@@ -67,7 +67,7 @@ class ClusterRows:
         Bytes of blocks on one worker; None: a share of its memory limit, and of its GPU's memory.
     device : {"auto", "cpu", "gpu"}, default="cpu"
         Requested device of the fit.
-    tell : callable, optional
+    report_phase : callable, optional
         Receives the phases of the fit, like callbacks.
     """
 
@@ -77,7 +77,7 @@ class ClusterRows:
         collection: Collection,
         memory_budget: int | None,
         device: str = "cpu",
-        tell: Callable[..., None] = ignore_event,
+        report_phase: Callable[..., None] = ignore_event,
     ) -> None:
         self._client = client
         self._collection = collection
@@ -87,8 +87,8 @@ class ClusterRows:
         self.share = 1.0
         self._timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
         self.membership = Membership(client)
-        self.membership.on_wait = partial(tell, "waiting for workers")
-        self._tell = tell
+        self.membership.on_wait = partial(report_phase, "waiting for workers")
+        self._report_phase = report_phase
         #: Number of blocks that are being read, for progress reports.
         self._n_blocks = 0
         self._held = HeldBlocks(client, collection, self.membership)
@@ -166,7 +166,7 @@ class ClusterRows:
         run's first actor is started at the same time.
         """
         self._held.early = early
-        self._tell("reading")
+        self._report_phase("reading")
         # Rows of the client are distributed evenly, one block per lane or thread.
         if self._collection.kind == "memory":
             if early is not None:
@@ -207,7 +207,9 @@ class ClusterRows:
     def _report_blocks_read(self, done: int = 0) -> None:
         """Report to the callbacks how many blocks have been read."""
         if self._n_blocks:
-            self._tell("reading", min(len(self.infos) + done, self._n_blocks), self._n_blocks)
+            self._report_phase(
+                "reading", min(len(self.infos) + done, self._n_blocks), self._n_blocks
+            )
 
     def choose_server_worker(self) -> str:
         """Return the worker for the first server: one without rows if possible."""
@@ -284,9 +286,7 @@ class ClusterRows:
     def _make_and_inspect(self, numbers: list[int]) -> None:
         """Make some blocks, and collect their facts."""
         # First the fast way: workers report the facts themselves within a moment.
-        found = self._gathering.make_and_ask_soon(
-            self._held.make, self._held.collect_facts, numbers
-        )
+        found = self._gathering.start_and_query(self._held.make, self._held.collect_facts, numbers)
         if len(found) < len(numbers):
             self._gathering.wait_until_made(self._held.make, numbers, _READ)
             found = self._held.collect_facts(numbers)

@@ -57,7 +57,7 @@ from daskml_dist.training.worker.control import (
     abort_run,
     forget_run,
     parse_alarm,
-    say_farewell,
+    release_worker,
 )
 from daskml_dist.training.worker.host import ServerOutcome
 from daskml_dist.training.worker.servers import (
@@ -222,7 +222,7 @@ class TrainingRun:
             with self._interrupts.between_steps():
                 result = self._watch()
             self._passes.forget_repeated_passes(result.records)
-            self._tell_passes(result.records[self._passes.n_passes :])
+            self._report_passes(result.records[self._passes.n_passes :])
         except BaseException as error:
             with self._interrupts.held():
                 cause, kept = self._ending.stop_and_clean_up(error, callbacks.has_raised(error))
@@ -261,16 +261,16 @@ class TrainingRun:
         self._reasons.take_message(alarm)
         self._awake.set()
 
-    def _on_event(self, told: Any) -> None:
+    def _on_event(self, event: Any) -> None:
         """Handle an event of the alarms' topic."""
-        if told["run"] == self._id:
-            self._on_alarm(parse_alarm(told))
+        if event["run"] == self._id:
+            self._on_alarm(parse_alarm(event))
 
-    def _on_worker_event(self, address: str, told: Any) -> None:
+    def _on_worker_event(self, address: str, event: Any) -> None:
         """Handle an event of a worker: Dask cannot retire it because of our actor."""
         # Dask does not retire a worker that holds an actor. Ours is moved; then the worker may
         # retire.
-        if isinstance(told, dict) and told.get("action") == "could-not-retire":
+        if isinstance(event, dict) and event.get("action") == "could-not-retire":
             self._on_alarm(Alarm("cannot be retired yet", leaving=address))
             self._to_retire.add(address)
 
@@ -291,7 +291,7 @@ class TrainingRun:
             try:
                 go_on = generations.renew(even=even)
                 if self._stopping:
-                    self._actors.ask(generations.servers[0].host, "stop")
+                    self._actors.call(generations.servers[0].host, "stop")
                 break
             except WorkerUnreachableError as gone:
                 reason = f"{reason}; {self._handle_unreachable(gone)}"
@@ -311,7 +311,7 @@ class TrainingRun:
         self._view.lane_addresses = lanes
         self._log.note(generations.number, lanes, self._began - since)
         if generations.number == 0:
-            self._actors.ask_for_results(generations.trainers)
+            self._actors.request_results(generations.trainers)
             return
         self._note_progress(go_on)
         # For the history: the work that the loss cost.
@@ -328,7 +328,7 @@ class TrainingRun:
         self._events.append(event)
         if self._passes.n_passes:
             with suppress(WorkerUnreachableError):  # the next generation repeats it
-                self._passes.forget_repeated_passes(self._ask_first_server("records", 0))
+                self._passes.forget_repeated_passes(self._call_first_server("records", 0))
         self._callbacks.on_generation(self._view, event)
 
     def _note_progress(self, go_on: RecoveryPoint[ActorHandle] | None) -> None:
@@ -369,7 +369,7 @@ class TrainingRun:
         if not self._membership.begins_new_work(gone.address):
             return str(gone)  # it is only paused
         if gone.address in self._membership.call():
-            self._membership.count_as_gone(gone.address)
+            self._membership.count_as_lost(gone.address)
         elif gone.address in self._generations.visited_workers:
             return f"worker {gone.address} was lost"
         return str(gone)
@@ -403,7 +403,9 @@ class TrainingRun:
                         if (result := self._ending.gather()) is not None:
                             return result
                     if not woken:
-                        self._tell_passes(self._ask_first_server("records", self._passes.n_passes))
+                        self._report_passes(
+                            self._call_first_server("records", self._passes.n_passes)
+                        )
                     if self._reasons.to_let_go:
                         self._release_workers()
                     self._protect_state()
@@ -449,9 +451,9 @@ class TrainingRun:
         self._interrupts.raise_pending()
         return woken
 
-    def _ask_first_server(self, method: str, *args: Any) -> Any:
+    def _call_first_server(self, method: str, *args: Any) -> Any:
         """Call a method of the first server, which has the ledger."""
-        return self._actors.ask(self._generations.servers[0].host, method, *args)
+        return self._actors.call(self._generations.servers[0].host, method, *args)
 
     def _release_workers(self) -> None:
         """Release workers that the run does not need any more, for its parts or for rows."""
@@ -461,23 +463,23 @@ class TrainingRun:
             self._reasons.to_let_go.discard(address)
             if address not in self._membership.call():
                 continue
-            call_workers(self._client, say_farewell, {address: (self._id,)}, _CALL_SECONDS)
+            call_workers(self._client, release_worker, {address: (self._id,)}, _CALL_SECONDS)
             if address in self._to_retire:
                 self._to_retire.discard(address)
                 finish_retirement(self._client, address)
 
-    def _tell_passes(self, records: list[dict[str, Any]]) -> None:
+    def _report_passes(self, records: list[dict[str, Any]]) -> None:
         """Pass the records of finished passes to the callbacks."""
         for record in records:
             self._reasons.note_progress()
             with self._interrupts.at_once():
-                self._passes.tell(record, self._callbacks)
+                self._passes.report(record, self._callbacks)
 
     def _request_stop(self) -> None:
         """End the fit with the open pass."""
         self._stopping = True
         with suppress(WorkerUnreachableError):  # the next generation passes it on
-            self._ask_first_server("stop")
+            self._call_first_server("stop")
 
 
 class PassRecords:
@@ -493,7 +495,7 @@ class PassRecords:
         self._view = view
         self._first = view.n_passes
         self._records: list[dict[str, Any]] = []
-        self._told = 0
+        self._n_reported = 0
 
     @property
     def n_passes(self) -> int:
@@ -515,12 +517,12 @@ class PassRecords:
             self._records[-1].update(records[kept - 1])
         self._view.n_passes = self._first + kept
 
-    def tell(self, record: dict[str, Any], callbacks: CallbackList) -> None:
+    def report(self, record: dict[str, Any], callbacks: CallbackList) -> None:
         """Record the next pass, and report it to the callbacks."""
         self._records.append(record)
         self._view.n_passes = self._first + len(self._records)
-        if len(self._records) > self._told:
-            self._told += 1
+        if len(self._records) > self._n_reported:
+            self._n_reported += 1
             callbacks.on_pass_end(self._view, record)
         else:
             callbacks.on_pass_redone(self._view, record)
@@ -562,11 +564,11 @@ class RunEnding:
     def gather(self) -> FitResult | None:
         """Return the result; None if a trainer ended without knowing of this generation."""
         servers = [server.host for server in self._generations.servers]
-        told = self._actors.start_asking_hosts(servers, "outcome")
+        collect_outcomes = self._actors.start_call_on_hosts(servers, "outcome")
         results = self._actors.collect_results(self._generations.trainers)
         if not all(result.is_whole(self._generations.number) for result in results):
             return None
-        outcomes: list[ServerOutcome] = told()
+        outcomes: list[ServerOutcome] = collect_outcomes()
         state = join_final_states(self._fit, [outcome.state for outcome in outcomes], results)
         result = self._make_result(state, outcomes[0])
         # The bytes of a final average are counted in the last pass.
@@ -637,9 +639,9 @@ class RunEnding:
 
     def _recover_interrupted(self, error: KeyboardInterrupt) -> FitResult | None:
         """Return the result of an interrupted fit from workers, or else from snapshots."""
-        for told in (self._recover_from_workers, self._recover_from_snapshots):
+        for recover in (self._recover_from_workers, self._recover_from_snapshots):
             with suppress(Exception):
-                if (result := told()) is not None:
+                if (result := recover()) is not None:
                     return replace(result, interrupted=error)
         return None
 
@@ -650,8 +652,8 @@ class RunEnding:
             return None
         with suppress(Exception):
             host = self._generations.servers[0].host
-            place = max(at for at in self._actors.ask(host, "kept") if at < clock)
-            snapshot, _ = self._actors.ask(host, "snapshot_at", place)
+            place = max(at for at in self._actors.call(host, "kept") if at < clock)
+            snapshot, _ = self._actors.call(host, "snapshot_at", place)
             (w,) = (
                 s.shard.w
                 for s in join_lane_snapshots(snapshot.lanes).values()
@@ -667,7 +669,7 @@ class RunEnding:
         ]
         results = self._actors.collect_results(trainers)
         servers = [server.host for server in self._generations.servers]
-        outcomes: list[ServerOutcome] = self._actors.ask_all_hosts(servers, "outcome")
+        outcomes: list[ServerOutcome] = self._actors.call_hosts(servers, "outcome")
         left = join_interrupted_states(self._fit, [outcome.state for outcome in outcomes], results)
         return None if left is None else self._make_result(left.state, outcomes[0], left.rows)
 

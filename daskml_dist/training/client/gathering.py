@@ -32,8 +32,8 @@ MOST_KILLED = 4
 
 _AGAIN = "Check the workers' logs and the other work on the cluster, then fit again."
 
-Start = Callable[[list[int]], Mapping[int, Any]]
-Told = Callable[[list[int], float], dict[int, Any]]
+StartTasks = Callable[[list[int]], Mapping[int, Any]]
+QueryFacts = Callable[[list[int], float], dict[int, Any]]
 
 
 class Gathering:
@@ -67,7 +67,7 @@ class Gathering:
         #: Workers that accepted work at the last check.
         self._ready: set[str] = set()
 
-    def results(self, start: Start, numbers: Iterable[int], what: str) -> dict[int, Any]:
+    def results(self, start: StartTasks, numbers: Iterable[int], what: str) -> dict[int, Any]:
         """Return the results of one task for each number."""
         numbers = list(numbers)
         futures: dict[int, Any] = {}
@@ -94,7 +94,9 @@ class Gathering:
                 future.release()
         return dict(zip(numbers, found, strict=True))
 
-    def make_and_ask_soon(self, make: Start, told: Told, numbers: list[int]) -> dict[int, Any]:
+    def start_and_query(
+        self, make: StartTasks, query_facts: QueryFacts, numbers: list[int]
+    ) -> dict[int, Any]:
         """Start tasks whose data stays on workers; return facts that workers report soon.
 
         Workers report directly, before the client would know that their tasks have ended.
@@ -102,9 +104,9 @@ class Gathering:
         self._membership.wait_for_any_worker(self._timeout)
         futures: dict[int, Any] = {}
         self._start_tasks(make, numbers, futures)
-        return told(numbers, _MOMENT) if futures else {}
+        return query_facts(numbers, _MOMENT) if futures else {}
 
-    def wait_until_made(self, make: Start, numbers: Iterable[int], what: str) -> None:
+    def wait_until_made(self, make: StartTasks, numbers: Iterable[int], what: str) -> None:
         """Wait for data that will stay on workers."""
         numbers = list(numbers)
         futures: dict[int, Any] = {}
@@ -170,7 +172,7 @@ class Gathering:
         with suppress(TimeoutError, CancelledError), self._client.as_current():
             wait(futures, timeout=_LOOK)
 
-    def _start_tasks(self, start: Start, numbers: list[int], futures: dict[int, Any]) -> None:
+    def _start_tasks(self, start: StartTasks, numbers: list[int], futures: dict[int, Any]) -> None:
         """Start tasks; if the cluster cannot be reached, the next iteration tries again."""
         try:
             futures.update(start(numbers))

@@ -159,7 +159,7 @@ class Generations:
 
     def _find_common_places(self, hosts: Sequence[ActorHandle]) -> list[set[int]]:
         """Return the places of each host's snapshots from which all can continue together."""
-        kept = [set(self._actors.ask(host, "kept")) for host in hosts]
+        kept = [set(self._actors.call(host, "kept")) for host in hosts]
         if self._fit.work.lockstep:
             # In lock-step, all snapshots must have the same clock.
             kept = [set.intersection(*kept)] * len(kept)
@@ -206,11 +206,11 @@ class Generations:
                     # The server still answers: it sends its last state to its standby, which
                     # replaces it.
                     if host is server.host and server.standby_ships:
-                        self._actors.ask(host, "hand_over", self.number, timeout=_PAUSE)
+                        self._actors.call(host, "hand_over", self.number, timeout=_PAUSE)
                     continue
-                held.append((host, self._actors.ask(host, "pause", self.number, timeout=_PAUSE)))
+                held.append((host, self._actors.call(host, "pause", self.number, timeout=_PAUSE)))
             except WorkerUnreachableError as gone:
-                self._membership.count_as_gone(gone.address)
+                self._membership.count_as_lost(gone.address)
         return held
 
     def _restore_saved(self, saved: list[Saved]) -> RecoveryPoint[ActorHandle] | None:
@@ -218,8 +218,8 @@ class Generations:
         self._start_servers(0)
         self._actors.begin_waiting_hosts([server.host for server in self.servers])
         for server, (snapshot, records) in zip(self.servers, saved, strict=True):
-            self._actors.ask(server.host, "stand_by", self.number)
-            self._actors.ask(server.host, "take", snapshot, records)
+            self._actors.call(server.host, "stand_by", self.number)
+            self._actors.call(server.host, "take", snapshot, records)
         return choose_recovery_point(
             self._fit.work, [self._pause_hosts(server) for server in self.servers]
         )
@@ -228,7 +228,7 @@ class Generations:
         """Make the chosen hosts the servers of this generation."""
         # A standby may become the server, and a server that is behind becomes its standby.
         for server, host, place in zip(self.servers, go_on.hosts, go_on.places, strict=True):
-            self._actors.ask(host, "renew", self.number, n_trainers, place)
+            self._actors.call(host, "renew", self.number, n_trainers, place)
             others = [other for other in server.hosts if other is not host]
             server.standby, server.standby_ships, server.keeps_snapshots = None, False, False
             for other in others:
@@ -236,7 +236,7 @@ class Generations:
                 if other is server.host or other.proxy is None or leaves:
                     self.old_hosts.append(other)
                 else:
-                    self._actors.ask(other, "stand_by", self.number)
+                    self._actors.call(other, "stand_by", self.number)
                     server.standby = other
             server.host = host
 
@@ -364,7 +364,7 @@ class Generations:
         if not kept:
             return
         saved = [
-            self._actors.ask(server.host, "snapshot_at", max(places))
+            self._actors.call(server.host, "snapshot_at", max(places))
             for server, places in zip(self.servers, kept, strict=True)
         ]
         if all(saved):
@@ -556,11 +556,11 @@ class Standbys:
             n_servers = Counter(other.host.address for other in servers)
             server.standby = self._open_standby(number, server.host.address, n_servers, generation)
             if server.standby is None and not server.keeps_snapshots:
-                self._actors.ask(server.host, "keep_snapshots", self._every)
+                self._actors.call(server.host, "keep_snapshots", self._every)
                 server.keeps_snapshots = True
         elif not server.standby_ships and self._actors.is_ready(standby):
             endpoint = standby.endpoint or self._actors.wait_for_endpoints([standby])[0]
-            self._actors.ask(server.host, "ship_to", endpoint, self._every)
+            self._actors.call(server.host, "ship_to", endpoint, self._every)
             server.standby_ships = True
 
     def _may_stay(self, standby: ActorHandle) -> bool:

@@ -28,8 +28,8 @@ def count_workers_of_gpus(
     """Count, for each worker, the workers that use its GPU, including itself."""
     host_of = {address: facts.get("host", address) for address, facts in workers.items()}
     of_host = Counter(host_of.values())
-    asked = {address: () for address, host in host_of.items() if of_host[host] > 1}
-    answers = call_workers(client, first_visible_gpu, asked, _ANSWER)
+    requests = {address: () for address, host in host_of.items() if of_host[host] > 1}
+    answers = call_workers(client, first_visible_gpu, requests, _ANSWER)
     gpu_of = {address: (host_of[address], answers.get(address, address)) for address in workers}
     of_gpu = Counter(gpu_of.values())
     return {address: of_gpu[gpu] for address, gpu in gpu_of.items()}

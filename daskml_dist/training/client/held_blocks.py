@@ -342,9 +342,9 @@ class HeldBlocks:
         for key, home in homes.items():
             if home in ready:
                 keys.setdefault(home, []).append(key)
-        told, wanted = query_bundles(self._client, keys, self.early, wait), set(numbers)
-        self._seen_at |= {i: address for i, (address, _) in told.items()}
-        return {i: info for i, (_, info) in told.items() if i in wanted}
+        answers, wanted = query_bundles(self._client, keys, self.early, wait), set(numbers)
+        self._seen_at |= {i: address for i, (address, _) in answers.items()}
+        return {i: info for i, (_, info) in answers.items() if i in wanted}
 
     def release(self) -> None:
         """Release the blocks."""

@@ -45,7 +45,7 @@ _SUSPICION_SECONDS = 4.0
 #: client's event loop that counts in full.
 _CONFIRM, _TURN = 0.5, 0.1
 #: Seconds until a busy worker is queried again.
-_ASK_AGAIN = 0.5
+_REPROBE_SECONDS = 0.5
 #: Seconds by which a wall clock must be set back for timers to be restarted; less only delays them.
 _SET_BACK = 1.0
 
@@ -60,7 +60,7 @@ class Sign(Enum):
     NONE = "none"
 
 
-class _Inquiries:
+class _Probes:
     """Queries of workers that do not answer, and of the nannies that watch their processes.
 
     A query of a worker that was busy a moment ago is not awaited.
@@ -80,9 +80,9 @@ class _Inquiries:
         #: Workers that were busy at the last query.
         self._busy: dict[str, Deadline] = {}
 
-    def ask(self, addresses: Collection[str]) -> dict[str, Sign]:
+    def probe(self, addresses: Collection[str]) -> dict[str, Sign]:
         """Return the sign of life of each of the workers."""
-        signs: dict[str, Sign] = self._client.sync(self._ask_all, addresses)
+        signs: dict[str, Sign] = self._client.sync(self._probe_all, addresses)
         for address in addresses:
             if signs[address] is not Sign.BUSY:
                 self._busy.pop(address, None)
@@ -109,11 +109,11 @@ class _Inquiries:
             ),
         )
 
-    async def _ask_all(self, addresses: Collection[str]) -> dict[str, Sign]:
+    async def _probe_all(self, addresses: Collection[str]) -> dict[str, Sign]:
         """Query workers without an open query; wait for those queried for the first time."""
         for address in addresses:
             if address not in self._open:
-                pause = _ASK_AGAIN if address in self._busy else 0.0
+                pause = _REPROBE_SECONDS if address in self._busy else 0.0
                 self._open[address] = asyncio.ensure_future(
                     _find_sign(self._client, address, pause)
                 )
@@ -179,7 +179,7 @@ class Membership:
     def __init__(self, client: Any, lease: float | None = None) -> None:
         self._client = client
         self._lease = lease or configured_lease()
-        self._inquiries = _Inquiries(client, float(dask.config.get("daskml_dist.timeout", 300.0)))
+        self._probes = _Probes(client, float(dask.config.get("daskml_dist.timeout", 300.0)))
         self._seen: dict[str, tuple[float, float]] = {}
         self._last_call = -1e9
         #: Wall clock minus monotonic clock at the last roll call.
@@ -231,7 +231,7 @@ class Membership:
             if worker["last_seen"] < beat - _SET_BACK:  # by the scheduler's clock
                 renew_scheduler_timers(self._client)
                 self._clock_lead = now - newest
-        self._inquiries.forget_others(quiet)
+        self._probes.forget_others(quiet)
         self._outcast &= set(workers)
         self._announced &= set(workers)
         self._workers = workers
@@ -269,9 +269,9 @@ class Membership:
 
     def is_there(self, address: str) -> bool:
         """Return whether a worker still counts; takes the roll."""
-        return not self.find_gone({address})
+        return not self.find_lost({address})
 
-    def find_gone(self, addresses: Set[str]) -> Set[str]:
+    def find_lost(self, addresses: Set[str]) -> Set[str]:
         """Return the workers that do not count any more; takes the roll once for all of them."""
         gone = addresses - self.call().keys()
         return gone | set(self.evict_stopped(addresses - gone))
@@ -292,16 +292,16 @@ class Membership:
             return []
         # Busy event loops send heartbeats late, and workers whose clock was set back send none; a
         # direct query decides.
-        signs = self._inquiries.ask(silent)
+        signs = self._probes.probe(silent)
         stopped = [address for address in silent if signs[address] is Sign.NONE]
         for address in stopped:
-            self.count_as_gone(address)
+            self.count_as_lost(address)
             evict_worker(self._client, address)
         return stopped
 
     def is_busy(self, address: str) -> bool:
         """Return whether a worker that has not answered in time is only busy; queries it."""
-        return self._inquiries.ask([address])[address] is Sign.BUSY
+        return self._probes.probe([address])[address] is Sign.BUSY
 
     def find_silent(self, addresses: Iterable[str]) -> list[str]:
         """Return the workers without a heartbeat during the lease, as of the last roll call."""
@@ -334,7 +334,7 @@ class Membership:
         """Record that a worker's host does not acknowledge data; callable in any thread."""
         self._suspected_at = time.monotonic()
 
-    def count_as_gone(self, address: str) -> None:
+    def count_as_lost(self, address: str) -> None:
         """Count a worker as gone for as long as the scheduler lists it."""
         self._outcast.add(address)
         self.threads.pop(address, None)
@@ -356,7 +356,7 @@ class Membership:
         return self.ready
 
 
-def ignore_event(*told: Any) -> None:
+def ignore_event(*event: Any) -> None:
     """Do nothing, as a listener."""
 
 

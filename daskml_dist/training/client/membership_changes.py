@@ -85,8 +85,8 @@ class Reasons:
 
     def take_garbled(self) -> str:
         """Return the error of the last malformed message, once; else an empty text."""
-        told, self._garbled = self._garbled, ""
-        return told
+        garbled, self._garbled = self._garbled, ""
+        return garbled
 
     def note_progress(self) -> None:
         """Record progress of the fit, which renews the time limit of trainers yet to begin."""
@@ -164,7 +164,7 @@ class Reasons:
 
     def _find_slow(self) -> str | None:
         """Return a reason to take lanes away from workers that stay slow."""
-        passes, busy = self._actors.ask(self._generations.servers[0].host, "lane_seconds")
+        passes, busy = self._actors.call(self._generations.servers[0].host, "lane_seconds")
         slow = self._pace.record_pass(passes, busy, self._generations.assignments.workers)
         if not slow:
             return None

@@ -30,7 +30,7 @@ from daskml_dist.errors import DaskMLDistError
 from daskml_dist.training.client.membership import Membership, ignore_event
 from daskml_dist.training.spec import FitSpec, TrainerSpec, configured_connections
 from daskml_dist.training.worker.host import ServerHost, load_fit_on_worker, pack_fit, run_trainer
-from daskml_dist.training.worker.notifications import tell_bundles, tell_results
+from daskml_dist.training.worker.notifications import await_bundles, await_results
 
 #: Seconds after which an unanswered call of an actor's method counts as a lost worker.
 _CALL_TIMEOUT_SECONDS = 30.0
@@ -268,35 +268,35 @@ class RunActors(ActorCalls):
         return [host.endpoint for host in hosts if host.endpoint is not None]
 
     def begin_waiting_hosts(self, hosts: Sequence[ActorHandle]) -> None:
-        """Make actors that were started without a fit create servers; raise as :meth:`ask`."""
+        """Make actors that were started without a fit create servers; raise as :meth:`call`."""
         waiting = [host for host in hosts if host.begin_args]
         # The timeout is the fit's own: many processes that import modules at the same time on few
         # cores take a minute. A lost or silent worker is detected in the meantime.
         calls = [
-            self.start_asking_hosts([host], "begin", *host.begin_args, timeout=self._timeout)
+            self.start_call_on_hosts([host], "begin", *host.begin_args, timeout=self._timeout)
             for host in waiting
         ]
         for host, wait_for_answer in zip(waiting, calls, strict=True):
             wait_for_answer()
             host.begin_args = ()
 
-    def ask(
+    def call(
         self, host: ActorHandle, method: str, *args: Any, timeout: float = _CALL_TIMEOUT_SECONDS
     ) -> Any:
         """Call a method of an actor and return its answer; raise if the worker is unreachable."""
-        return self.ask_all_hosts([host], method, *args, timeout=timeout)[0]
+        return self.call_hosts([host], method, *args, timeout=timeout)[0]
 
-    def ask_all_hosts(
+    def call_hosts(
         self,
         hosts: Sequence[ActorHandle],
         method: str,
         *args: Any,
         timeout: float = _CALL_TIMEOUT_SECONDS,
     ) -> list[Any]:
-        """Call a method of several actors in parallel; raise as :meth:`ask`."""
-        return self.start_asking_hosts(hosts, method, *args, timeout=timeout)()
+        """Call a method of several actors in parallel; raise as :meth:`call`."""
+        return self.start_call_on_hosts(hosts, method, *args, timeout=timeout)()
 
-    def start_asking_hosts(
+    def start_call_on_hosts(
         self,
         hosts: Sequence[ActorHandle],
         method: str,
@@ -351,18 +351,18 @@ class RunActors(ActorCalls):
             with suppress(TimeoutError):
                 return gathering.result(timeout=CHECK_SECONDS)
             # A result that was lost with its worker would be awaited for ever.
-            gone = self._membership.find_gone({trainer.address for trainer in trainers})
+            gone = self._membership.find_lost({trainer.address for trainer in trainers})
             for trainer in trainers:
                 if trainer.future.status != "finished" or trainer.address in gone:
                     gathering.cancel()
                     raise WorkerUnreachableError(trainer.address, "lost")
 
-    def ask_for_results(self, trainers: Sequence[TrainerTask]) -> None:
+    def request_results(self, trainers: Sequence[TrainerTask]) -> None:
         """Request results from the trainers' workers as soon as they end, if that is soon."""
         keys: dict[str, list[Any]] = {}
         for trainer in trainers:
             keys.setdefault(trainer.address, []).append(trainer.future.key)
-        self._direct_results.ask(keys)
+        self._direct_results.request(keys)
 
     def have_trainers_ended(self, trainers: Sequence[TrainerTask]) -> bool:
         """Return whether all of the trainers have ended without an error."""
@@ -557,7 +557,7 @@ def query_bundles(
     answers: dict[str, Any] = {}
     if requests:
         with suppress(Exception):  # a worker does not answer: the scheduler will report it
-            query = partial(_run_on_workers, client, tell_bundles, requests, wait)
+            query = partial(_run_on_workers, client, await_bundles, requests, wait)
             answers = client.sync(query, callback_timeout=_QUERY_TIMEOUT_SECONDS)
     located = {}
     for address, (bundle_infos, endpoint) in answers.items():
@@ -587,20 +587,20 @@ class DirectResults:
         self._on_answers = on_answers
         self._results: dict[Any, Any] = {}
 
-    def ask(self, keys: Mapping[str, list[Any]]) -> None:
+    def request(self, keys: Mapping[str, list[Any]]) -> None:
         """Request the results of tasks from workers when they end; do not wait for the answers."""
 
-        async def ask() -> None:
+        async def fetch() -> None:
             # A lost worker or a closing client is detected through the scheduler.
             with suppress(Exception):
                 answers = await _run_on_workers(
-                    self._client, tell_results, keys, self._run_id, _RESULT_WAIT_SECONDS
+                    self._client, await_results, keys, self._run_id, _RESULT_WAIT_SECONDS
                 )
                 for results in answers.values():
                     self._results.update(results)
                 self._on_answers()
 
-        self._client.loop.add_callback(ask)
+        self._client.loop.add_callback(fetch)
 
     def get(self, keys: Sequence[Any]) -> list[Any] | None:
         """Return the results of tasks; None unless all have arrived."""

@@ -37,7 +37,7 @@ Order = tuple[int, TrainerSpec | None]
 
 _orders: dict[str, dict[int, Order]] = {}
 _aborted: set[str] = set()
-_farewells: set[str] = set()
+_released: set[str] = set()
 _trainers: Counter[str] = Counter()
 #: Runs that will be forgotten soon, each with an event that is set when a part of the run has
 #: ended.
@@ -65,9 +65,9 @@ def abort_run(run_id: str) -> None:
         _changed.notify_all()
 
 
-def say_farewell(run_id: str) -> None:
+def release_worker(run_id: str) -> None:
     """Allow this worker to close: the run does not need it any more."""
-    _farewells.add(run_id)
+    _released.add(run_id)
 
 
 async def forget_run(run_id: str, dask_worker: Any) -> int:
@@ -82,9 +82,9 @@ async def forget_run(run_id: str, dask_worker: Any) -> int:
         _aborted.discard(run_id)
         _orders.pop(run_id, None)
         forget_kept_values(run_id)
-        _farewells.add(run_id)
+        _released.add(run_id)
     await forget_before_closing(dask_worker, run_id)
-    _farewells.discard(run_id)
+    _released.discard(run_id)
     return count_actors(dask_worker, run_id)
 
 
@@ -246,18 +246,18 @@ def raise_alarm(
     reached: Mapping[int, int] | None = None,
 ) -> None:
     """Report a problem to the client of a run without delay."""
-    told: dict[str, Any] = {"run": run_id, "message": str(cause)}
-    told["garbled"] = isinstance(cause, MessageError)
-    told["silent"] = isinstance(cause, SilentPeerError)
+    event: dict[str, Any] = {"run": run_id, "message": str(cause)}
+    event["garbled"] = isinstance(cause, MessageError)
+    event["silent"] = isinstance(cause, SilentPeerError)
     if spec is not None:
-        told |= {"trainer": spec.name, "generation": spec.generation}
-        told["reached"] = list((reached or {}).items())
-    _log_event(worker, told)
+        event |= {"trainer": spec.name, "generation": spec.generation}
+        event["reached"] = list((reached or {}).items())
+    _log_event(worker, event)
 
 
 def announce_beginning(worker: Any, run_id: str, trainer: int | None = None) -> None:
     """Report to the client that this worker has begun its part, with the trainer's name if any."""
-    told = {
+    event = {
         "run": run_id,
         "message": "at work",
         "at_work": worker.address,
@@ -265,14 +265,14 @@ def announce_beginning(worker: Any, run_id: str, trainer: int | None = None) -> 
     }
     # The client can then query Slurm for the reason of a worker's loss.
     if job := os.environ.get("SLURM_JOB_ID"):
-        told["job"] = job
-    _log_event(worker, told)
+        event["job"] = job
+    _log_event(worker, event)
 
 
-def _log_event(worker: Any, told: dict[str, Any]) -> None:
+def _log_event(worker: Any, event: dict[str, Any]) -> None:
     """Send a message to the client through the scheduler's event log."""
     with suppress(Exception):  # a worker that is closing may be unable to send
-        worker.log_event(TOPIC, told)
+        worker.log_event(TOPIC, event)
 
 
 async def announce_worker_leaving(worker: Any, run_id: str) -> None:
@@ -282,11 +282,11 @@ async def announce_worker_leaving(worker: Any, run_id: str) -> None:
     """
     _log_event(worker, {"run": run_id, "message": "leaving", "leaving": worker.address})
     deadline = time.monotonic() + _LEAVE_SECONDS
-    while _is_run_active(run_id) and run_id not in _farewells and time.monotonic() < deadline:
+    while _is_run_active(run_id) and run_id not in _released and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
 
 
-def parse_alarm(told: dict[str, Any]) -> Alarm:
+def parse_alarm(event: dict[str, Any]) -> Alarm:
     """Return the alarm from an event of the log."""
     keys = (
         "trainer",
@@ -298,4 +298,4 @@ def parse_alarm(told: dict[str, Any]) -> Alarm:
         "silent",
         "job",
     )
-    return Alarm(told["message"], **{key: told[key] for key in keys if key in told})
+    return Alarm(event["message"], **{key: event[key] for key in keys if key in event})

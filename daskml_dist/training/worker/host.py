@@ -59,7 +59,7 @@ from daskml_dist.training.worker.control import (
     forget_when_inactive,
     raise_alarm,
 )
-from daskml_dist.training.worker.notifications import telling_facts
+from daskml_dist.training.worker.notifications import publish_facts
 from daskml_dist.training.worker.reader import get_fit_backend
 from daskml_dist.training.worker.servers import make_server
 from daskml_dist.training.worker.trainer import Trainer
@@ -312,8 +312,8 @@ def _connect_to_standby(
 
 def _report_lost_connection(alarm: Callable[..., None], number: int, error: BaseException) -> None:
     """Report to the client that a trainer's connection to a server broke."""
-    telling = isinstance(error, (MessageError, SilentPeerError))
-    alarm(error if telling else f"server {number}: a connection broke")
+    is_described = isinstance(error, (MessageError, SilentPeerError))
+    alarm(error if is_described else f"server {number}: a connection broke")
 
 
 def _close_at_end(
@@ -367,8 +367,8 @@ def run_trainer(
         next_spec=line.next_spec,
         raise_if_stopped=line.raise_if_aborted,
     )
-    told = telling_facts(worker, spec.run_id, spec.n_trainers, trainer.facts)
-    with count_working_trainer(worker, spec.run_id), told:
+    publishing = publish_facts(worker, spec.run_id, spec.n_trainers, trainer.facts)
+    with count_working_trainer(worker, spec.run_id), publishing:
         try:
             return trainer.run(_open_blocks(blocks, worker, wait))
         except TrainingError as error:

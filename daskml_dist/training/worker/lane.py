@@ -230,7 +230,7 @@ class Lane:
         return n_rows
 
     @property
-    def tells_step_callbacks(self) -> bool:
+    def calls_step_callbacks(self) -> bool:
         """Return whether there are step callbacks."""
         return bool(self._callbacks)
 

@@ -2,7 +2,7 @@
 
 Dask reports the end of a task through the scheduler, in batches, and results are requested after
 that. A short fit ends sooner if the client sends its request first and the worker waits for the
-result (`tell_bundles`, `tell_results`). While trainers run, `telling_facts` publishes their counts
+result (`await_bundles`, `await_results`). While trainers run, `publish_facts` sends their counts
 about once a second.
 """
 
@@ -42,14 +42,14 @@ HEARTBEAT_TOPIC = "daskml_dist_heartbeats"
 #: receives at most a hundred per second.
 _PUBLISH_SECONDS, _PUBLISH_SECONDS_PER_TRAINER = 1.0, 0.01
 #: Functions that return the facts of each trainer of a run on a worker.
-_tellers: dict[tuple[str, str], list[Callable[[], TrainerFacts]]] = {}
+_fact_sources: dict[tuple[str, str], list[Callable[[], TrainerFacts]]] = {}
 
 
-async def tell_bundles(
-    asked: Mapping[str, tuple[list[Any], str | None]], wait: float, dask_worker: Any
+async def await_bundles(
+    requests: Mapping[str, tuple[list[Any], str | None]], wait: float, dask_worker: Any
 ) -> tuple[list[dict[int, BlockInfo]], Endpoint | None]:
     """Return facts of the blocks of some bundles on this worker, and the address of an actor."""
-    keys, actor = asked[dask_worker.address]
+    keys, actor = requests[dask_worker.address]
     # The request may arrive before the tasks do.
     await wait_until_made(dask_worker, [*keys, *([actor] if actor else [])], wait)
     host = find_actor(dask_worker, actor)
@@ -57,11 +57,11 @@ async def tell_bundles(
     return [bundle.infos for bundle in find_in_memory(dask_worker, keys).values()], endpoint
 
 
-async def tell_results(
-    asked: Mapping[str, list[Any]], run_id: str, wait: float, dask_worker: Any
+async def await_results(
+    requests: Mapping[str, list[Any]], run_id: str, wait: float, dask_worker: Any
 ) -> dict[Any, Any]:
     """Return results of a run's trainers on this worker, by key; without unfinished ones."""
-    name, keys = (run_id, dask_worker.address), asked[dask_worker.address]
+    name, keys = (run_id, dask_worker.address), requests[dask_worker.address]
     # Trainers announce that they are about to return, which is sooner than Dask's report.
     ended = _ends.setdefault(name, asyncio.Event())
     try:
@@ -78,17 +78,17 @@ def note_trainer_end(worker: Any, run_id: str) -> None:
     """Announce, from any thread, that a trainer is about to return, or that the run has ended."""
     name = run_id, worker.address
 
-    def say() -> None:
+    def mark_ended() -> None:
         _ended.append(name)
         if (ended := _ends.get(name)) is not None:
             ended.set()
 
     with suppress(Exception):  # the worker itself is closing
-        worker.loop.add_callback(say)
+        worker.loop.add_callback(mark_ended)
 
 
 @contextmanager
-def telling_facts(
+def publish_facts(
     worker: Any, run_id: str, n_trainers: int, facts: Callable[[], TrainerFacts]
 ) -> Iterator[None]:
     """Publish a trainer's facts to the scheduler about once a second while it runs.
@@ -98,45 +98,47 @@ def telling_facts(
     """
     name = worker.address, run_id
     every = _PUBLISH_SECONDS + _PUBLISH_SECONDS_PER_TRAINER * n_trainers
-    tellers = _tellers.setdefault(name, [])
-    tellers.append(facts)
+    sources = _fact_sources.setdefault(name, [])
+    sources.append(facts)
 
-    def tell() -> None:
+    def publish() -> None:
         # The run has ended, or another run of the same name has begun.
-        if _tellers.get(name) is not tellers:
+        if _fact_sources.get(name) is not sources:
             return
         try:
-            told = {"run": run_id, "worker": worker.address, "every": every}
-            told |= {"clock": time.monotonic(), **_sum_facts(worker, tellers)}
-            worker.log_event(HEARTBEAT_TOPIC, told)
+            event = {"run": run_id, "worker": worker.address, "every": every}
+            event |= {"clock": time.monotonic(), **_sum_facts(worker, sources)}
+            worker.log_event(HEARTBEAT_TOPIC, event)
         except Exception:
             logger.debug("Progress of a trainer could not be reported", exc_info=True)
-        worker.loop.call_later(every, tell)
+        worker.loop.call_later(every, publish)
 
-    if len(tellers) == 1:
-        worker.loop.add_callback(worker.loop.call_later, every, tell)
+    if len(sources) == 1:
+        worker.loop.add_callback(worker.loop.call_later, every, publish)
     try:
         yield
     finally:
-        tellers.remove(facts)
-        if not tellers and _tellers.get(name) is tellers:
-            del _tellers[name]
+        sources.remove(facts)
+        if not sources and _fact_sources.get(name) is sources:
+            del _fact_sources[name]
 
 
-def _sum_facts(worker: Any, tellers: list[Callable[[], TrainerFacts]]) -> dict[str, Any]:
+def _sum_facts(worker: Any, sources: list[Callable[[], TrainerFacts]]) -> dict[str, Any]:
     """Return the summed facts of all trainers of a run at a worker, as plain values."""
-    told = [facts() for facts in list(tellers)]
+    all_facts = [facts() for facts in list(sources)]
     traffic: Counter[str] = Counter()
     # Trainers of one process share a worker, so their counts are added.
-    for one in told:
-        traffic.update(one.traffic)
+    for facts_here in all_facts:
+        traffic.update(facts_here.traffic)
     memory, spilled = measure_memory(worker)
     return {
         # Dask's events can only have strings as keys.
-        "steps": [[lane, steps] for one in told for lane, steps in one.steps.items()],
+        "steps": [
+            [lane, steps] for facts_here in all_facts for lane, steps in facts_here.steps.items()
+        ],
         "traffic": dict(traffic),
-        "rows_here": sum(one.rows_here for one in told),
-        "rows_streamed": sum(one.rows_streamed for one in told),
+        "rows_here": sum(facts_here.rows_here for facts_here in all_facts),
+        "rows_streamed": sum(facts_here.rows_streamed for facts_here in all_facts),
         "memory": memory,
         "spilled": spilled,
     }

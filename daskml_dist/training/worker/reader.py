@@ -286,9 +286,11 @@ class BatchReader:
         """Return the rows of the next batches as runs, for a gather, and how many each has."""
         drawn = [next(self._draws) for _ in range(count)]
         self._clock += count
-        return [_to_runs(draw) for draw in drawn], [self._tell_rows(draw) for draw in drawn]
+        return [_to_runs(draw) for draw in drawn], [
+            self._count_reported_rows(draw) for draw in drawn
+        ]
 
-    def _tell_rows(self, drawn: Drawn) -> Any:
+    def _count_reported_rows(self, drawn: Drawn) -> Any:
         """Return the number of rows of a batch, for steps and records.
 
         For a private fit it is the mean number: the drawn number would reveal something about the
@@ -345,7 +347,9 @@ class BatchReader:
                 blocks = [(held[number], at) for number, at in _to_positions(drawn)]
                 key, cut = (*self._stream, clock), cut_blocks if self._linear else cut_evenly_sized
                 pieces = self._batch_memory.gather(blocks, n_rows, self._piece_rows, key, cut)
-                return LaneBatch(pieces, self._tell_rows(drawn), self._touched_parameters(pieces))
+                return LaneBatch(
+                    pieces, self._count_reported_rows(drawn), self._touched_parameters(pieces)
+                )
         # Full batches of streamed rows never fit in memory, so pieces are made when they are read.
         elif self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
             return LaneBatch(
@@ -354,7 +358,7 @@ class BatchReader:
         found = list(self._iterate_pieces(drawn, clock, held))
         if self._in_arrays and self._linear is None and self._piece_rows is None:
             found = _join_if_dense(found)
-        return LaneBatch(found, self._tell_rows(drawn), self._touched_parameters(found))
+        return LaneBatch(found, self._count_reported_rows(drawn), self._touched_parameters(found))
 
     @functools.cached_property
     def _piece_rows(self) -> int | None:

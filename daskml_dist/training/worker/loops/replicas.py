@@ -813,7 +813,7 @@ class SingleRowSteps:
         self._lane = lane
         self._replica = replica
         self._rows = rows
-        self._batches_per_call = 1 if lane.tells_step_callbacks else most
+        self._batches_per_call = 1 if lane.calls_step_callbacks else most
         self._raise_if_stopped = raise_if_stopped
 
     def take(self, count: int) -> None:

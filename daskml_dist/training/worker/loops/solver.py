@@ -45,7 +45,7 @@ from daskml_dist.training.worker.loops.rounds import (
 )
 
 #: Kinds of messages to all trainers: compute a sum, save the solver's state.
-_ASK, _KEEP = 0, 1
+_REQUEST_SUM, _KEEP_STATE = 0, 1
 #: Bytes of a message's header: the kind and two numbers.
 _HEADER = 3 * np.dtype(np.int64).itemsize
 _BASES = (Statistic, RowState, Loss)
@@ -62,7 +62,7 @@ def run_solver_loop(context: Context) -> Solution | None:
     work = context.fit.rounds
     with connect_to_ledger(context) as connection:
         assert connection is not None
-        sums = _AskedSums(context, rounds, connection)
+        sums = _RequestedSums(context, rounds, connection)
         try:
             # The solver is ordinary code that calls `sums(statistic)`; see `solvers.Sums`.
             solution = work.solver.solve(work.model, sums, work.first())
@@ -101,7 +101,7 @@ class _SumMaker:
         # An empty message ends the fit.
         while (message := communicator.broadcast_bytes()).size:
             kind, *numbers = message[:_HEADER].view(np.int64).tolist()
-            if kind == _KEEP:
+            if kind == _KEEP_STATE:
                 self.log.keep(unpack_object(message[_HEADER:], {}), *numbers)
             else:
                 self.sum(self.question_packer.unpack(message[_HEADER:]), *numbers)
@@ -111,7 +111,7 @@ class _SumMaker:
         if self._context.communicator.size > 1:
             # Fixed-size header, then the packed object, sent without joining them.
             header = np.array([kind, *numbers], np.int64)
-            keeps = kind == _KEEP
+            keeps = kind == _KEEP_STATE
             parts = pack_object_parts(thing, {}) if keeps else self.question_packer.pack(thing)
             self._context.communicator.broadcast_bytes([header.data.cast("B"), *parts])
 
@@ -206,7 +206,7 @@ class _SumMaker:
         return np.concatenate([*parts, extra])
 
 
-class _AskedSums:
+class _RequestedSums:
     """Sums over all trainers, in the solver's interface (`solvers.Sums`)."""
 
     def __init__(self, context: Context, rounds: _SumMaker, connection: ShardedConnection) -> None:
@@ -217,7 +217,7 @@ class _AskedSums:
         self._context = context
         self._rounds = rounds
         self._reports = SumReports(context, connection)
-        self._n_asked, self._n_iter = log.first, log.n_iter
+        self._n_requested, self._n_iter = log.first, log.n_iter
         #: Number of the last sum that named each state.
         self._left: dict[str, int] = {}
         self._points: list[NDArray[np.float64]] = []
@@ -228,19 +228,19 @@ class _AskedSums:
     @property
     def should_stop(self) -> bool:
         """Return whether the user wants the fit to end."""
-        stopped = self._context.fit.rounds.is_stopped and self._n_asked >= self._n_before
+        stopped = self._context.fit.rounds.is_stopped and self._n_requested >= self._n_before
         return stopped or self._reports.should_stop
 
     def __call__(self, statistic: Statistic) -> NDArray[np.float64]:
         """Return the sum of a statistic over all rows, from the log or computed now."""
-        self._n_asked += 1
-        total = self._rounds.log.get(self._n_asked)
+        self._n_requested += 1
+        total = self._rounds.log.get(self._n_requested)
         # Row states (margins, labels) are valid only if the right sum wrote them.
         left = self._find_state_source(statistic.state)
         # Not in the log: check the bounds, send the statistic to all trainers, and sum.
         if total is None:
             solver, pause_at = self._context.fit.rounds.solver, self._context.fit.rounds.pause_at
-            if self._n_asked > solver.max_passes:
+            if self._n_requested > solver.max_passes:
                 raise InvalidParameterError(
                     f"The solver {type(solver).__name__} requests more than "
                     f"max_passes={solver.max_passes} sums. Set max_passes to the largest number "
@@ -248,10 +248,10 @@ class _AskedSums:
                 )
             # This part of the fit ends here, once its log is complete.
             log = self._rounds.log
-            if pause_at is not None and self._n_asked > pause_at and log.is_whole:
+            if pause_at is not None and self._n_requested > pause_at and log.is_whole:
                 raise PausedError(log.packed())
-            self._broadcast_checked(statistic, _ASK, self._n_asked, left)
-            total = self._rounds.sum(statistic, self._n_asked, left)
+            self._broadcast_checked(statistic, _REQUEST_SUM, self._n_requested, left)
+            total = self._rounds.sum(statistic, self._n_requested, left)
         self._reports.add(total[-EXTRA:])
         self._context.end_pass()
         return total[:-EXTRA].reshape(statistic.answer_shape(self._context.fit.work.model))
@@ -261,7 +261,7 @@ class _AskedSums:
         if state is None:
             return 0
         left = self._left.get(state.name, 0)
-        self._left[state.name] = self._n_asked
+        self._left[state.name] = self._n_requested
         return left
 
     def _broadcast_checked(self, thing: Any, *numbers: int) -> None:
@@ -297,9 +297,9 @@ class _AskedSums:
         found = Solution(w, self._n_iter, converged=False, message="interrupted", extra=extra or {})
         self._context.set_left_behind(lambda: InterruptedState(found))
         # If the solver's state is smaller than the sums, it replaces them.
-        if state is not None and self._rounds.log.is_worth_replacing(self._n_asked):
+        if state is not None and self._rounds.log.is_worth_replacing(self._n_requested):
             made = {name: np.array(array) for name, array in state().items()}
-            self._broadcast_checked(made, _KEEP, self._n_iter, again)
+            self._broadcast_checked(made, _KEEP_STATE, self._n_iter, again)
             self._rounds.log.keep(made, self._n_iter, again)
 
     def end(self) -> None:
