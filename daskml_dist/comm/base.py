@@ -251,11 +251,11 @@ class Communicator(ABC):
 
 
 #: Sends arrays to a lower rank (`to`), or receives a higher rank's (`source`); all ranks call it.
-HandDown = Callable[[Arrays, int | None, int | None], Arrays]
+SendInTree = Callable[[Arrays, int | None, int | None], Arrays]
 
 
 def merge_in_pairs(
-    rank: int, size: int, arrays: Arrays, merge: Merge, hand_down: HandDown
+    rank: int, size: int, arrays: Arrays, merge: Merge, send_in_tree: SendInTree
 ) -> Arrays:
     """Merge the arrays of all ranks; rank 0 gets the result, other ranks the arrays they sent."""
     step = 1
@@ -264,11 +264,11 @@ def merge_in_pairs(
         # and is done.
         place, source = rank % (2 * step), rank + step
         if place == step:
-            hand_down(arrays, rank - step, None)
+            send_in_tree(arrays, rank - step, None)
         elif place == 0 and source < size:
-            arrays = merge(arrays, hand_down([], None, source))
+            arrays = merge(arrays, send_in_tree([], None, source))
         else:
-            hand_down([], None, None)
+            send_in_tree([], None, None)
         step *= 2
     return arrays
 

@@ -313,11 +313,11 @@ class SharedGroup(Communicator):
         return [arrays[r] if r == self.rank else unpack_arrays(had[r])[0] for r in range(self.size)]
 
     def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
-        arrays = merge_in_pairs(self.rank, self.size, arrays, merge, self._hand_down)
+        arrays = merge_in_pairs(self.rank, self.size, arrays, merge, self._send_in_tree)
         data = self.broadcast_bytes(pack_array_parts(arrays) if self.rank == 0 else ())
         return arrays if self.rank == 0 else unpack_arrays(data)
 
-    def _hand_down(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
+    def _send_in_tree(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
         """Send arrays to a lower rank, or receive a higher rank's, in a turn of all ranks."""
         message = [] if to is None else pack_array_parts(arrays)
         had = self._exchange_messages([message], [] if source is None else [source])
@@ -552,7 +552,7 @@ class TwoLevelGroup(Communicator):
         firsts = [ranks[0] for ranks in hosts]
         # The first ranks of the hosts sum among themselves over the network.
         self._first = peers.among(firsts) if self.rank in firsts else None
-        self._here = next(ranks for ranks in hosts if self.rank in ranks)
+        self._host_ranks = next(ranks for ranks in hosts if self.rank in ranks)
 
     @property
     def within_host(self) -> Communicator | None:
@@ -608,12 +608,12 @@ class TwoLevelGroup(Communicator):
     def alltoall(self, arrays: Arrays) -> Arrays:
         """Exchange within the host through its memory, and with other hosts over sockets."""
         # Sockets between ranks of one host only show that both are alive.
-        others = [rank for rank in self._order if rank not in self._here]
+        others = [rank for rank in self._order if rank not in self._host_ranks]
         had = self._peers.exchange(arrays, others)
-        within = [arrays[rank] for rank in self._here]
+        within = [arrays[rank] for rank in self._host_ranks]
         if self._local is not None:
             within = self._local.alltoall(within)
-        had.update(zip(self._here, within, strict=True))
+        had.update(zip(self._host_ranks, within, strict=True))
         self._count_traffic()
         return [had[rank] for rank in range(self.size)]
 

@@ -99,22 +99,22 @@ class HandshakeSession:
     def __init__(self, sock: socket.socket, deadline: HandshakeDeadline, key: bytes) -> None:
         self._sock, self._deadline, self._key = sock, deadline, key
 
-    def send_words(self, speaker: bytes, words: bytes = b"") -> None:
-        """Send a message with its proof; `speaker` identifies the side and the step."""
-        self._deadline.send(self._sock, words + self._proof(speaker, words))
+    def send_words(self, label: bytes, words: bytes = b"") -> None:
+        """Send a message with its proof; `label` identifies the side and the step."""
+        self._deadline.send(self._sock, words + self._proof(label, words))
 
-    def receive_words(self, speaker: bytes, n: int = 0) -> bytes:
+    def receive_words(self, label: bytes, n: int = 0) -> bytes:
         """Return a message of `n` bytes after verifying its proof."""
         data = self._deadline.receive(self._sock, n + _PROOF_BYTES)
         words = data[:n]
         # In constant time, so that the duration reveals nothing about the proof.
-        if not hmac.compare_digest(data[n:], self._proof(speaker, words)):
+        if not hmac.compare_digest(data[n:], self._proof(label, words)):
             raise ConnectionError("the other side does not know this run's secret")
         return words
 
-    def _proof(self, speaker: bytes, words: bytes) -> bytes:
+    def _proof(self, label: bytes, words: bytes) -> bytes:
         """Return the HMAC-SHA256 of a message, under the key of the connection."""
-        return hmac.digest(self._key, speaker + b"\0" + words, "sha256")
+        return hmac.digest(self._key, label + b"\0" + words, "sha256")
 
 
 def send_hello(sock: socket.socket, deadline: HandshakeDeadline, role: bytes, name: bytes) -> bytes:

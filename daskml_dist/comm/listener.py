@@ -170,7 +170,7 @@ class Listener:
         #: Sockets in a handshake, the oldest first.
         self._pending: dict[_PendingSocket, None] = {}
         #: Channels that wait for their other half, by the connection's name.
-        self._half: dict[bytes, _HalfConnection] = {}
+        self._half_connections: dict[bytes, _HalfConnection] = {}
         #: Sockets of channels, which :meth:`close` closes.
         self._open: set[socket.socket] = set()
         self._closed = False
@@ -242,9 +242,9 @@ class Listener:
         """Close the channels whose other half did not arrive in time."""
         before = time.monotonic() - self._credentials.patience
         with self._changed:
-            for name, half in list(self._half.items()):
+            for name, half in list(self._half_connections.items()):
                 if half.since < before:
-                    del self._half[name]
+                    del self._half_connections[name]
                     self._close_channels(half.channel)
 
     # -- one socket ----------------------------------------------------------------------------
@@ -296,9 +296,9 @@ class Listener:
         """Return the channels to read and to write once both have arrived, else None."""
         self._open.add(channel.sock)
         # The two channels of a connection arrive as two sockets of one name, in any order.
-        other = self._half.pop(name, None)
+        other = self._half_connections.pop(name, None)
         if other is None:
-            self._half[name] = _HalfConnection(role, channel)
+            self._half_connections[name] = _HalfConnection(role, channel)
             return None
         if other.role == role:  # a connection needs one channel per direction
             self._close_channels(channel, other.channel)
@@ -327,7 +327,7 @@ class Listener:
             for sock in [self._server, *(pending.sock for pending in self._pending), *self._open]:
                 close_socket(sock)
             self._pending.clear()
-            self._half.clear()
+            self._half_connections.clear()
             self._open.clear()
             self._changed.notify_all()
 

@@ -72,33 +72,33 @@ class PeerListener:
 
     def __init__(self, host: str, credentials: Credentials, key: str = "") -> None:
         self._sockets: dict[int, socket.socket] = {}
-        self._came = threading.Condition()
+        self._arrival = threading.Condition()
         self._closed = False
         self._listener = Listener(host, credentials, on_peer=self._add, key=key)
         self.endpoint = self._listener.endpoint
 
     def _add(self, rank: int, sock: socket.socket) -> None:
         """Keep the socket of a rank that has connected; close a second one of the same rank."""
-        with self._came:
+        with self._arrival:
             if self._closed or rank in self._sockets:  # a trainer calls once
                 close_socket(sock)
                 return
             self._sockets[rank] = sock
-            self._came.notify_all()
+            self._arrival.notify_all()
 
     def open_inbox(self, rank: int, wait: WaitBound) -> Inbox:
         """Wait for the socket of another trainer, and return its reading side."""
         since = time.monotonic()
-        with self._came:
+        with self._arrival:
             while rank not in self._sockets:
-                self._came.wait(0.2)
+                self._arrival.wait(0.2)
                 wait.check(since, f"trainer {rank}")
             return Inbox(self._sockets[rank], wait)
 
     def close(self) -> None:
         """Close the listener and all accepted sockets."""
         self._listener.close()
-        with self._came:
+        with self._arrival:
             self._closed = True
             for sock in self._sockets.values():
                 close_socket(sock)
@@ -331,11 +331,11 @@ class PeerGroup(Communicator):
 
     def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
         # Up the tree to rank 0, and down again with the result: 2 log2(n) rounds.
-        arrays = merge_in_pairs(self.rank, self.size, arrays, merge, self._hand_down)
+        arrays = merge_in_pairs(self.rank, self.size, arrays, merge, self._send_in_tree)
         data = self.broadcast_bytes(pack_array_parts(arrays) if self.rank == 0 else ())
         return arrays if self.rank == 0 else unpack_arrays(data)
 
-    def _hand_down(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
+    def _send_in_tree(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
         """Send arrays to a lower rank, or receive a higher rank's."""
         if to is not None and (sending := self._send([to], *_pack_frame(arrays))) is not None:
             sending.result()
@@ -438,7 +438,7 @@ class PairMessages:
     def __init__(self, peers: PeerGroup) -> None:
         self._peers = peers
         #: Messages that have arrived, or that this rank sent to itself, and were not received yet.
-        self._come: dict[tuple[int, int], Arrays] = {}
+        self._received: dict[tuple[int, int], Arrays] = {}
         #: Thread of each destination, and its pending sends, oldest first.
         self._senders: dict[int, ThreadPoolExecutor] = {}
         self._sending: dict[int, deque[Future[None]]] = {}
@@ -450,7 +450,7 @@ class PairMessages:
         buffers then hold small ones, so they are sent without another thread.
         """
         if to == self._peers.rank:
-            self._come[to, name] = arrays
+            self._received[to, name] = arrays
             return
         message = [np.array([name], np.int64), *arrays]
         sending = self._sending.setdefault(to, deque())
@@ -469,12 +469,12 @@ class PairMessages:
 
     def receive(self, source: int, name: int) -> Arrays:
         """Wait for the message of that name; other messages that arrive first are stored."""
-        while (source, name) not in self._come:
+        while (source, name) not in self._received:
             if source == self._peers.rank:
                 raise make_malformed_error(f"no message {name} of its own")
             head, *arrays = self._peers.receive(source)
-            self._come[source, int(head[0])] = arrays
-        return self._come.pop((source, name))
+            self._received[source, int(head[0])] = arrays
+        return self._received.pop((source, name))
 
     def flush(self) -> None:
         """Wait until everything has been sent."""

@@ -51,7 +51,7 @@ class GradientTable:
     def __init__(self) -> None:
         self._entries: dict[int, TableEntry] = {}
         #: Lanes that had their step in this round, and their pushes since then.
-        self._had_step: set[int] = set()
+        self._stepped_lanes: set[int] = set()
         self._next_entries: dict[int, TableEntry] = {}
         #: Sum of the mean pushes of all lanes; None in the first phase.
         self._total: TableEntry | None = None
@@ -61,7 +61,7 @@ class GradientTable:
 
         `lanes` are all lanes that may push, without those that have left.
         """
-        if lane in self._had_step:
+        if lane in self._stepped_lanes:
             self._gather(self._next_entries, lane, push)
             return None
         before = self._entries[lane].mean() if lane in self._entries else None
@@ -76,10 +76,10 @@ class GradientTable:
         else:
             self._total = self._sum_entries()
         step = TableEntry(self._total.index, self._total.values.copy(), self._total.rows)
-        self._had_step.add(lane)
-        if self._had_step.issuperset(lanes):
+        self._stepped_lanes.add(lane)
+        if self._stepped_lanes.issuperset(lanes):
             self._entries, self._next_entries = self._next_entries, {}
-            self._had_step.clear()
+            self._stepped_lanes.clear()
             self._total = None
         return step
 

@@ -86,7 +86,7 @@ class GrowingShard(Shard):
 
     def _bind_steps(self) -> list[Any]:
         """Return no dense steps: a gradient of a table always touches few rows."""
-        self._few = None
+        self._touched_row_steps = None
         return []
 
     # A snapshot contains the rows that changed since the previous one. To go back, the old content

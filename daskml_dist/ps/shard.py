@@ -386,7 +386,7 @@ class Shard:
         """Return the steps of the groups, bound to the arrays that now hold the parameters."""
         few = self.rule.coordinates
         #: Steps of touched rows of each group; None until they are needed.
-        self._few: list[TouchedRowSteps] | None = None
+        self._touched_row_steps: list[TouchedRowSteps] | None = None
         return [
             _GroupSteps(part, self.w, self.opt_state, self._backend, few) for part in self._groups
         ]
@@ -456,10 +456,12 @@ class Shard:
                     part = grad if steps.covers_shard else grad[steps.rows, ...]
                     steps(part, rows, rate, self._optimizer_step, self._fused)
             elif len(index):
-                if self._few is None:
+                if self._touched_row_steps is None:
                     given = self.w, self.opt_state, self._row_rate_sums, self._backend
-                    self._few = [TouchedRowSteps(group, *given) for group in self._groups]
-                for few in self._few:
+                    self._touched_row_steps = [
+                        TouchedRowSteps(group, *given) for group in self._groups
+                    ]
+                for few in self._touched_row_steps:
                     few(grad, rows, index, rate, self._optimizer_step, self._rate_sum)
         self._add_to_average()
 

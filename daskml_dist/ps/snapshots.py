@@ -189,7 +189,7 @@ ShipSnapshot = Callable[[ServerSnapshot], None]
 #: Most snapshots in flight to the standby before pulls block. Fewer if trainers store them, since
 #: these step on to the next snapshot before they wait; and fewer if lanes discard the data they
 #: sent once it is answered.
-_MAX_UNDER_WAY, _MAX_HANDED_OVER, _MAX_ANSWERED = 2, 1, 1
+_MAX_IN_FLIGHT, _MAX_HANDED_OVER, _MAX_ANSWERED = 2, 1, 1
 
 
 class SnapshotStore:
@@ -214,19 +214,19 @@ class SnapshotStore:
         self._n_lanes = n_lanes
         #: Lane snapshots by their clock, until those of all lanes have arrived.
         self._storing: dict[int, dict[int, LaneSnapshot]] = {}
-        self._most_under_way = _MAX_ANSWERED if before_answers else _MAX_UNDER_WAY
+        self._max_in_flight = _MAX_ANSWERED if before_answers else _MAX_IN_FLIGHT
         #: Whether trainers store snapshots, since they hold the parameters.
         self._stored = False
         self._ship: ShipSnapshot | None = None
         #: Updates between two snapshots; 0 if none are made.
         self._every = 0
         #: Snapshots that were sent and that the standby has not acknowledged.
-        self._under_way = 0
+        self._in_flight = 0
 
     @property
     def is_behind(self) -> bool:
         """Return whether too many snapshots are in flight to the standby to release lanes."""
-        return self._under_way >= (_MAX_HANDED_OVER if self._stored else self._most_under_way)
+        return self._in_flight >= (_MAX_HANDED_OVER if self._stored else self._max_in_flight)
 
     def is_due(self, version: int) -> bool:
         """Return whether a snapshot is due after update number `version`."""
@@ -240,7 +240,7 @@ class SnapshotStore:
     def _ship_snapshot(self, snapshot: ServerSnapshot) -> None:
         """Send a snapshot to the standby, if there is one."""
         if self._ship is not None:
-            self._under_way += 1
+            self._in_flight += 1
             self._ship(snapshot)
 
     def ship_last_snapshot(self) -> None:
@@ -265,7 +265,7 @@ class SnapshotStore:
 
     def begin(self, ship: ShipSnapshot | None, every: int) -> None:
         """Make snapshots every `every` updates from now on, and pass them to `ship`, if any."""
-        self._ship, self._every, self._under_way = ship, every, 0
+        self._ship, self._every, self._in_flight = ship, every, 0
 
     def ships_to(self, ship: ShipSnapshot) -> bool:
         """Return whether snapshots are passed to this function."""
@@ -273,11 +273,11 @@ class SnapshotStore:
 
     def drop_standby(self) -> None:
         """Stop sending snapshots."""
-        self._ship, self._under_way = None, 0
+        self._ship, self._in_flight = None, 0
 
     def shipped(self) -> None:
         """Count a snapshot that the standby has received."""
-        self._under_way = max(self._under_way - 1, 0)
+        self._in_flight = max(self._in_flight - 1, 0)
 
     # -- generations ---------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class ClusterRatingSteps(ClusterSteps):
         with Interrupts() as interrupts, interrupts.held():
             base.shard = Shard(base.fit.steps.rule, state)
             base.grow_parameters(n_users, n_items)
-            self._go_on(base.fit, base.shard.state())
+            self._continue_from(base.fit, base.shard.state())
 
     def reset(self, parameters: bool) -> None:
         """Reset as :class:`ClusterSteps` does; draws then restart at step 0."""

@@ -145,13 +145,15 @@ def plan_stream(
     first centroids, from the rows instead.
     """
     settings = check_stream_settings(estimator)
-    goes_on = hasattr(estimator, "_state")  # a fitted estimator: the stream continues from its fit
-    if goes_on:
+    continues = hasattr(
+        estimator, "_state"
+    )  # a fitted estimator: the stream continues from its fit
+    if continues:
         settings = estimator._settings_of_last_fit(settings)
     if estimator._classification:
         classes = estimator._all_classes(classes, not hasattr(estimator, "classes_"))
     collection = _check_in_memory(
-        estimator._make_collection(X, y, sample_weight, reset=not goes_on)
+        estimator._make_collection(X, y, sample_weight, reset=not continues)
     )
     batch_rows = None if estimator._whole_calls else get_batch_rows(settings)
     with FitJob(collection, INLINE, settings.run) as job:
@@ -165,7 +167,7 @@ def plan_stream(
         # None is a full batch: the solvers of such estimators use all rows of a call in one step.
         size = None if estimator._whole_calls else most
         sized = dataclasses.replace(settings, batch_size=size)
-        model, initial = estimator._model_to_train(rows, sized, goes_on)
+        model, initial = estimator._model_to_train(rows, sized, continues)
         if not model.takes_missing:
             job.engine.map_kept_blocks(check_finite)
         fit: FitSpec = estimator._plan_fit(job, sized, model, initial)
@@ -180,7 +182,9 @@ def plan_stream(
         type(estimator).__name__,
     )  # fmt: skip
     steps = InProcessSteps(fit, batch_rows, estimator._rule_of_rows)
-    return StartedStream(fit, rows, make, steps, float(estimator.t_) if goes_on else 0.0, likeness)
+    return StartedStream(
+        fit, rows, make, steps, float(estimator.t_) if continues else 0.0, likeness
+    )
 
 
 def _check_in_memory(collection: Collection) -> Collection:

@@ -295,7 +295,7 @@ class CallbackList:
             try:
                 self._call_hook(callback, hook, *args)
             except BaseException as later:
-                if first is None or _outranks(later, first):
+                if first is None or _takes_precedence(later, first):
                     first = raised = later
                 else:
                     name = type(callback).__name__
@@ -359,6 +359,6 @@ def _check_callback(callback: object) -> None:
         )
 
 
-def _outranks(later: BaseException, first: BaseException) -> bool:
+def _takes_precedence(later: BaseException, first: BaseException) -> bool:
     """Return whether to raise `later` instead: an interrupt after an ordinary error."""
     return isinstance(first, Exception) and not isinstance(later, Exception)

@@ -96,12 +96,20 @@ class Coordinates:
         far apart that minimum depends on the largest columns alone and predicts badly, so every
         column keeps its own coordinate.
         """
-        (one,) = cls.for_least_variances(X, weight, centred=centred, turned=turned, leasts=(least,))
+        (one,) = cls.for_variance_floors(
+            X, weight, centred=centred, turned=turned, variance_floors=(least,)
+        )
         return one
 
     @classmethod
-    def for_least_variances(
-        cls, X: Any, weight: Array | None, *, centred: bool, turned: bool, leasts: Sequence[float]
+    def for_variance_floors(
+        cls,
+        X: Any,
+        weight: Array | None,
+        *,
+        centred: bool,
+        turned: bool,
+        variance_floors: Sequence[float],
     ) -> list[Coordinates]:
         """Compute coordinates for each of several least variances, reading the rows once."""
         n, d = X.shape
@@ -112,10 +120,10 @@ class Coordinates:
             if weight is not None:
                 each *= np.repeat(weight, np.diff(X.indptr))
             squares = np.bincount(X.indices, each, d) / total
-            return [cls(None, _safe_scale(squares + least)) for least in leasts]
+            return [cls(None, _safe_scale(squares + least)) for least in variance_floors]
         # Fewer rows than columns: the penalised minimum lies in the span of the rows.
-        if turned and n <= MAX_WHITENED < d and min(leasts) > 0 and _have_like_units(X):
-            return [_span_coordinates(X, weight, centred, least) for least in leasts]
+        if turned and n <= MAX_WHITENED < d and min(variance_floors) > 0 and _have_like_units(X):
+            return [_span_coordinates(X, weight, centred, least) for least in variance_floors]
         turned = turned and d <= MAX_WHITENED
         # Two passes: means first, then centred squares, which loses no digits to large means.
         mean, squares = np.zeros(d), np.zeros((d, d) if turned else d)
@@ -133,11 +141,11 @@ class Coordinates:
         variance = np.where(variance <= (1e-12 * mean) ** 2, 0.0, variance)
         taken = mean if centred else None
         if not turned:
-            return [cls(taken, _safe_scale(variance + least)) for least in leasts]
+            return [cls(taken, _safe_scale(variance + least)) for least in variance_floors]
         scale = _safe_scale(variance)
         squares /= np.outer(scale, scale)
         found = []
-        for least in leasts:
+        for least in variance_floors:
             # The penalty's curvature is added to the diagonal (ridge), so that no direction is
             # divided by a variance of nearly 0.
             ridged = squares.copy()
@@ -790,9 +798,13 @@ class StackedPilot:
     def _coordinates(self) -> list[Coordinates]:
         """Return the coordinates of each column."""
         pilot = self.pilot
-        leasts = (INVERSE_CURVATURE * self.l2).tolist()
-        return Coordinates.for_least_variances(
-            pilot.X, pilot.weight, centred=pilot.model.fit_intercept, turned=True, leasts=leasts
+        variance_floors = (INVERSE_CURVATURE * self.l2).tolist()
+        return Coordinates.for_variance_floors(
+            pilot.X,
+            pilot.weight,
+            centred=pilot.model.fit_intercept,
+            turned=True,
+            variance_floors=variance_floors,
         )
 
     def _make_objective(self, at: slice) -> Callable[[Array, Array], tuple[Array, Array]]:

@@ -168,10 +168,10 @@ def test_compiled_steps_in_few_rows_have_the_bits_of_arrays(
     rule = _rule(optimizer, get_penalty(penalty, 0.05, 0.5), InverseScaling(0.1), coordinates=True)
     compiled, arrays = (_shard(rule, _weights(dtype)) for _ in range(2))
     (group,) = arrays._groups
-    arrays._few = [
+    arrays._touched_row_steps = [
         TouchedRowSteps(group, arrays.w, arrays.opt_state, arrays._row_rate_sums, arrays._backend)
     ]
-    arrays._few[0]._compiled = False
+    arrays._touched_row_steps[0]._compiled = False
     for shard in (compiled, arrays):
         shard.apply(_gradients(1)[0].astype(dtype), 3, np.arange(N_ROWS))
     draw = np.random.default_rng(2)
@@ -179,8 +179,8 @@ def test_compiled_steps_in_few_rows_have_the_bits_of_arrays(
         index = np.flatnonzero(draw.random(N_ROWS) < 0.5)
         compiled.apply(gradient[index], 3, index)
         arrays.apply(gradient[index], 3, index)
-    assert compiled._few is not None
-    assert bool(compiled._few[0]._compiled) == (
+    assert compiled._touched_row_steps is not None
+    assert bool(compiled._touched_row_steps[0]._compiled) == (
         rule.only_group.optimizer.elementwise_update is not None
     )
     np.testing.assert_array_equal(compiled.w, arrays.w)

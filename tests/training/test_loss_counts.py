@@ -26,9 +26,9 @@ def test_progress_between_losses_lets_it_go_on() -> None:
     counts = LossCounts(0.0)
     for clock in range(1, 5 * MANY_LOSSES):
         _lose(counts, 1)
-        counts.go_on_from(clock)
+        counts.note_recovery(clock)
     _lose(counts, MANY_LOSSES)
-    counts.go_on_from(clock)  # no further than before
+    counts.note_recovery(clock)  # no further than before
     with pytest.raises(WorkerLostError):
         _lose(counts, 1)
 
@@ -36,19 +36,19 @@ def test_progress_between_losses_lets_it_go_on() -> None:
 def test_a_fit_that_began_anew_is_judged_from_there() -> None:
     """It had come to 1,000 steps, and comes on from none while further workers are lost."""
     counts = LossCounts(0.0)
-    counts.go_on_from(1_000)
-    counts.begin_anew()
+    counts.note_recovery(1_000)
+    counts.note_full_restart()
     for clock in range(1, 5 * MANY_LOSSES):
         _lose(counts, 1)
-        counts.go_on_from(clock)
+        counts.note_recovery(clock)
 
 
 def test_to_lose_all_for_ever_ends_a_fit() -> None:
     counts = LossCounts(1e9)
     for _ in range(MANY_LOSSES + 1):
         _lose(counts, 1)
-        counts.go_on_from(10)
-        counts.begin_anew()
+        counts.note_recovery(10)
+        counts.note_full_restart()
     with pytest.raises(WorkerLostError, match=r"lost its whole state 7 times.*checkpoint"):
         _lose(counts, 1)
 

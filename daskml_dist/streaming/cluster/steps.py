@@ -619,9 +619,9 @@ class ClusterSteps:
         base, work = self._base, self._fit.steps
         base.shard = Shard(work.rule, self.state())
         base.reset(parameters)
-        self._go_on(self._fit, base.shard.state())
+        self._continue_from(self._fit, base.shard.state())
 
-    def _go_on(self, fit: FitSpec, state: ShardState) -> None:
+    def _continue_from(self, fit: FitSpec, state: ShardState) -> None:
         """Continue with new actors of a fit from a state that includes all calls so far."""
         self._fit, self._log = fit, self._make_log_from(state, self._log.next_step)
         self._close_actors()

@@ -182,7 +182,7 @@ class TrainingRun:
         self._losses = LossCounts(fit.run.timeout)
         self._events: list[GenerationEvent] = []
         #: Number of times that a function was restarted after losses.
-        self._begun_again = 0
+        self._n_restarts = 0
         #: Clock that each lane is known to have reached in the present generation.
         self._reached: dict[int, int] = {}
         #: Workers that will be retired once the run does not need them any more.
@@ -289,7 +289,7 @@ class TrainingRun:
             self._losses.count(reason, self._reasons.take_garbled(), self._jobs.describe_losses())
             self._membership.wait_for_any_worker(self._fit.run.timeout)
             try:
-                go_on = generations.renew(even=even)
+                recovery_point = generations.renew(even=even)
                 if self._stopping:
                     self._actors.call(generations.servers[0].host, "stop")
                 break
@@ -313,51 +313,51 @@ class TrainingRun:
         if generations.number == 0:
             self._actors.request_results(generations.trainers)
             return
-        self._note_progress(go_on)
+        self._note_progress(recovery_point)
         # For the history: the work that the loss cost.
-        again = self._count_repeated_steps(go_on)
-        anew = go_on is None
+        n_repeated = self._count_repeated_steps(recovery_point)
+        anew = recovery_point is None
         if self._fit.work.remembers_course and generations.kept:
             # Only the unfinished sum is computed again.
-            again, anew = min(again, 1), False
+            n_repeated, anew = min(n_repeated, 1), False
         seconds = time.monotonic() - since
         # Slurm may take a moment to answer; all trainers have their orders, so none waits for it.
         reason = self._jobs.name(reason, members.difference(self._membership.threads))
         from_pass = self._fit.work.first_pass
-        event = GenerationEvent(generations.number, reason, again, anew, seconds, from_pass)
+        event = GenerationEvent(generations.number, reason, n_repeated, anew, seconds, from_pass)
         self._events.append(event)
         if self._passes.n_passes:
             with suppress(WorkerUnreachableError):  # the next generation repeats it
                 self._passes.forget_repeated_passes(self._call_first_server("records", 0))
         self._callbacks.on_generation(self._view, event)
 
-    def _note_progress(self, go_on: RecoveryPoint[ActorHandle] | None) -> None:
+    def _note_progress(self, recovery_point: RecoveryPoint[ActorHandle] | None) -> None:
         """Record the progress of the fit at a new generation."""
         if self._fit.work.remembers_course:
-            self._losses.go_on_from(self._passes.n_passes)
-        elif go_on is not None:
-            self._losses.go_on_from(sum(go_on.clocks.values()))
+            self._losses.note_recovery(self._passes.n_passes)
+        elif recovery_point is not None:
+            self._losses.note_recovery(sum(recovery_point.clocks.values()))
         elif not self._fit.work.first_pass:  # else from its checkpoint
-            self._losses.begin_anew()
+            self._losses.note_full_restart()
 
-    def _count_repeated_steps(self, go_on: RecoveryPoint[ActorHandle] | None) -> int:
+    def _count_repeated_steps(self, recovery_point: RecoveryPoint[ActorHandle] | None) -> int:
         """Return the steps that trainers had made after the clocks from which they continue."""
         reached, self._reached = self._reached, {}
         first = self._fit.work.first_clock
-        again = [
-            clock - (first if go_on is None else go_on.clocks[lane])
+        n_repeated = [
+            clock - (first if recovery_point is None else recovery_point.clocks[lane])
             for lane, clock in reached.items()
         ]
-        return max(0, *(again or [0])) if self._fit.work.lockstep else max(0, sum(again))
+        return max(0, *(n_repeated or [0])) if self._fit.work.lockstep else max(0, sum(n_repeated))
 
     def _count_retry(self, reason: str) -> None:
         """Raise if a function has restarted more often than its user allows."""
         call = self._fit.work.call
-        self._begun_again += 1
-        if call is not None and call.retries is not None and self._begun_again > call.retries:
+        self._n_restarts += 1
+        if call is not None and call.retries is not None and self._n_restarts > call.retries:
             raise WorkerLostError(
                 f"{call.name} would have to start again after a loss for the "
-                f"{self._begun_again}. time ({reason}), but retries={call.retries}. Allow more "
+                f"{self._n_restarts}. time ({reason}), but retries={call.retries}. Allow more "
                 "retries, or check the workers' logs."
             )
 
@@ -406,7 +406,7 @@ class TrainingRun:
                         self._report_passes(
                             self._call_first_server("records", self._passes.n_passes)
                         )
-                    if self._reasons.to_let_go:
+                    if self._reasons.to_release:
                         self._release_workers()
                     self._protect_state()
             except WorkerUnreachableError as gone:
@@ -457,10 +457,10 @@ class TrainingRun:
 
     def _release_workers(self) -> None:
         """Release workers that the run does not need any more, for its parts or for rows."""
-        for address in sorted(self._reasons.to_let_go - self._generations.members):
+        for address in sorted(self._reasons.to_release - self._generations.members):
             if self._rows.is_only_holder(address):
                 continue
-            self._reasons.to_let_go.discard(address)
+            self._reasons.to_release.discard(address)
             if address not in self._membership.call():
                 continue
             call_workers(self._client, release_worker, {address: (self._id,)}, _CALL_SECONDS)

@@ -170,28 +170,28 @@ class Generations:
     def renew(self, *, even: bool = False) -> RecoveryPoint[ActorHandle] | None:
         """Begin the next generation."""
         self.number += 1
-        go_on = choose_recovery_point(
+        recovery_point = choose_recovery_point(
             self._fit.work, [self._pause_hosts(server) for server in self.servers]
         )
         self._moving = None
         # If no server is left: the client's own snapshots.
-        if go_on is None and (saved := self.saved.get()):
-            go_on = self._restore_saved(saved)
+        if recovery_point is None and (saved := self.saved.get()):
+            recovery_point = self._restore_saved(saved)
         # Rows first: the lanes that a trainer can run depend on the existing blocks.
-        self._mend_rows()
+        self._repair_rows()
         parts = self._assign_lanes(even)
         n_trainers = sum(bool(part.lanes) for part in parts)
-        if go_on is None:
+        if recovery_point is None:
             self._start_servers(n_trainers)
             clocks = {lane.lane: self._fit.work.first_clock for lane in self.assignments.lanes}
         else:
-            self._renew_servers(go_on, n_trainers)
-            clocks = go_on.clocks
+            self._renew_servers(recovery_point, n_trainers)
+            clocks = recovery_point.clocks
         self._deliver_parts(parts, clocks)
         for host in self.old_hosts:
             self._actors.discard_host_actor(host)
         self.old_hosts = []
-        return go_on
+        return recovery_point
 
     def _pause_hosts(self, server: ServerPair) -> list[tuple[ActorHandle, AvailableSnapshots]]:
         """Pause a server and its standby; return the places from which each could continue."""
@@ -224,10 +224,12 @@ class Generations:
             self._fit.work, [self._pause_hosts(server) for server in self.servers]
         )
 
-    def _renew_servers(self, go_on: RecoveryPoint[ActorHandle], n_trainers: int) -> None:
+    def _renew_servers(self, recovery_point: RecoveryPoint[ActorHandle], n_trainers: int) -> None:
         """Make the chosen hosts the servers of this generation."""
         # A standby may become the server, and a server that is behind becomes its standby.
-        for server, host, place in zip(self.servers, go_on.hosts, go_on.places, strict=True):
+        for server, host, place in zip(
+            self.servers, recovery_point.hosts, recovery_point.places, strict=True
+        ):
             self._actors.call(host, "renew", self.number, n_trainers, place)
             others = [other for other in server.hosts if other is not host]
             server.standby, server.standby_ships, server.keeps_snapshots = None, False, False
@@ -252,7 +254,7 @@ class Generations:
 
     # -- rows and lanes ------------------------------------------------------------------------
 
-    def _mend_rows(self) -> None:
+    def _repair_rows(self) -> None:
         """Make lost blocks again; drop rows that are lost for good if the user allows it."""
         if not self.number and self._rows.were_just_seen():
             return
@@ -319,13 +321,13 @@ class Generations:
         calls = {a: (self._run_id, self.number, specs) for a, specs in orders.items()}
         # A running task cannot receive messages, but its process can (`worker.control`).
         while calls:
-            heard = call_workers(self._client, give_generation_orders, calls, _DELIVERY)
+            delivered = call_workers(self._client, give_generation_orders, calls, _DELIVERY)
             # A leaving worker may be gone by now; its trainer has no part any more.
-            deaf = sorted(set(calls).difference(heard, self._membership.leaving))
-            for address in deaf:
+            unreached = sorted(set(calls).difference(delivered, self._membership.leaving))
+            for address in unreached:
                 if not self._membership.is_busy(address):
                     raise WorkerUnreachableError(address, "does not accept instructions")
-            calls = {address: calls[address] for address in deaf}
+            calls = {address: calls[address] for address in unreached}
 
     def _make_trainer_spec(
         self, part: TrainerLanes, rank: int, addresses: tuple[str, ...], clocks: dict[int, int]
@@ -539,14 +541,14 @@ class Standbys:
         for number, server in enumerate(servers):
             standby = server.standby
             try:
-                self._mind_server(number, servers, generation)
+                self._protect_server(number, servers, generation)
             except WorkerUnreachableError as gone:
                 if standby is None or gone.address != standby.address:
                     raise
                 server.standby, server.standby_ships = None, False
                 self._actors.discard_host_actor(standby)
 
-    def _mind_server(self, number: int, servers: Sequence[ServerPair], generation: int) -> None:
+    def _protect_server(self, number: int, servers: Sequence[ServerPair], generation: int) -> None:
         """Start a server's standby, or make the server send it snapshots."""
         server = servers[number]
         standby = server.standby

@@ -62,7 +62,7 @@ class HeldBlocks:
         #: Worker of each part that the user has persisted; empty if rows are read for the fit.
         self.home_workers: list[str | None] = []
         #: Blocks that cannot be made any more, and why.
-        self.hopeless: dict[int, str] = {}
+        self.unrecoverable: dict[int, str] = {}
         self._failed: Counter[int] = Counter()
         self._killed: Counter[int] = Counter()
         self._here: RowsHere | None = None
@@ -234,15 +234,17 @@ class HeldBlocks:
         """Make blocks of lost workers again; return the blocks that cannot be made, and why."""
         streamed = not self.futures
         if streamed:
-            self.hopeless.update(self._find_causes([i for i in numbers if i not in self.hopeless]))
-            return self.hopeless
+            self.unrecoverable.update(
+                self._find_causes([i for i in numbers if i not in self.unrecoverable])
+            )
+            return self.unrecoverable
         missing = self.missing_blocks()
-        self.hopeless.update(self._find_causes(missing))
-        self._make_blocks([i for i in missing if i not in self.hopeless])
-        for i in self.hopeless:
+        self.unrecoverable.update(self._find_causes(missing))
+        self._make_blocks([i for i in missing if i not in self.unrecoverable])
+        for i in self.unrecoverable:
             self.futures.pop(i, None)
         self.free_waiting_blocks()
-        return self.hopeless
+        return self.unrecoverable
 
     def _find_causes(self, numbers: list[int]) -> dict[int, str]:
         """Return the blocks among `numbers` that cannot be made, and why."""

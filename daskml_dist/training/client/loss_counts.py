@@ -29,23 +29,23 @@ class LossCounts:
         self._seconds = seconds
         self._patience = Deadline("an end of the losses of workers", seconds, _REMEDY)
         #: Progress of the fit since its last restart from the beginning, and losses since then.
-        self._furthest = 0
+        self._max_reached = 0
         self._n_losses = 0
         #: Consecutive losses in which a malformed message was received.
         self._n_garbled = 0
-        self._n_anew = 0
+        self._n_full_restarts = 0
 
-    def go_on_from(self, reached: int) -> None:
+    def note_recovery(self, reached: int) -> None:
         """Record the progress of a fit that continues after a loss."""
-        if reached > self._furthest:
-            self._furthest, self._n_losses, self._n_garbled = reached, 0, 0
+        if reached > self._max_reached:
+            self._max_reached, self._n_losses, self._n_garbled = reached, 0, 0
 
-    def begin_anew(self) -> None:
+    def note_full_restart(self) -> None:
         """Record that all state was lost: progress is measured from the beginning again."""
-        self._n_anew += self._furthest > 0
-        self._furthest = 0
+        self._n_full_restarts += self._max_reached > 0
+        self._max_reached = 0
 
-    def count(self, reason: str, garbled: str | None, story: str) -> None:
+    def count(self, reason: str, garbled: str | None, history: str) -> None:
         """Count a loss; raise if the fit has made no progress for long.
 
         It raises sooner for unreadable messages, since their sender will most likely repeat them.
@@ -54,7 +54,7 @@ class LossCounts:
         reason : str
         garbled : str or None
             Error of a malformed message.
-        story : str
+        history : str
             Sentence from batch systems about why the workers were lost.
         """
         self._n_losses += 1
@@ -64,11 +64,11 @@ class LossCounts:
                 f"The fit was restarted {self._n_garbled} times without a lost worker and made "
                 f"no progress: {garbled}"
             )
-        if self._n_anew > MANY_LOSSES:
+        if self._n_full_restarts > MANY_LOSSES:
             raise WorkerLostError(
-                f"The fit lost its whole state {self._n_anew} times: servers together with their "
-                f"standbys ({reason}).{story} {_REMEDY} With checkpoint=Checkpoint(path), a fit "
-                "can resume from its last checkpoint."
+                f"The fit lost its whole state {self._n_full_restarts} times: servers together "
+                f"with their standbys ({reason}).{history} {_REMEDY} With "
+                "checkpoint=Checkpoint(path), a fit can resume from its last checkpoint."
             )
         # Time starts with the first loss after progress.
         if self._n_losses == 1:
@@ -79,5 +79,5 @@ class LossCounts:
             return
         raise WorkerLostError(
             f"The fit lost workers {self._n_losses - 1} times in {self._seconds:g} s without any "
-            f"progress in between ({reason}).{story} {_REMEDY} Then fit again."
+            f"progress in between ({reason}).{history} {_REMEDY} Then fit again."
         )

@@ -191,7 +191,7 @@ class Membership:
         self._at_work: set[str] = set()
         #: Threads of each worker that may have a part in the run.
         self.threads: dict[str, int] = {}
-        self._outcast: set[str] = set()
+        self._excluded: set[str] = set()
         #: Workers that are about to leave.
         self.leaving: set[str] = set()
         self._announced: set[str] = set()
@@ -232,7 +232,7 @@ class Membership:
                 renew_scheduler_timers(self._client)
                 self._clock_lead = now - newest
         self._probes.forget_others(quiet)
-        self._outcast &= set(workers)
+        self._excluded &= set(workers)
         self._announced &= set(workers)
         self._workers = workers
         closing = {
@@ -244,7 +244,7 @@ class Membership:
         self.threads = {
             address: worker["nthreads"]
             for address, worker in workers.items()
-            if address not in self._outcast
+            if address not in self._excluded
         }
         return self.threads
 
@@ -336,7 +336,7 @@ class Membership:
 
     def count_as_lost(self, address: str) -> None:
         """Count a worker as gone for as long as the scheduler lists it."""
-        self._outcast.add(address)
+        self._excluded.add(address)
         self.threads.pop(address, None)
 
     def announce_leaving(self, address: str) -> None:

@@ -57,7 +57,7 @@ class Reasons:
         generations: Generations,
     ) -> None:
         #: Workers that are released once the run does not need them any more.
-        self.to_let_go: set[str] = set()
+        self.to_release: set[str] = set()
         self._fit = fit
         self._rows = rows
         self._membership = membership
@@ -65,7 +65,7 @@ class Reasons:
         self._generations = generations
         self._alarms: list[Alarm] = []
         #: Trainers that have ended and completed their part in this generation.
-        self._whole: set[TrainerTask] = set()
+        self._complete: set[TrainerTask] = set()
         #: Error of the last malformed message that was reported.
         self._garbled = ""
         self._starts = Deadline(
@@ -105,7 +105,7 @@ class Reasons:
         self._garbled = next((a.message for a in alarms if a.garbled), self._garbled)
         for address in {alarm.leaving for alarm in alarms if alarm.leaving}:
             self._membership.announce_leaving(address)
-            self.to_let_go.add(address)
+            self.to_release.add(address)
         if any(alarm.silent for alarm in alarms) and (reason := self._find_stopped_worker()):
             return reason
         if reason := self._find_leaving() or self._find_lost_worker():
@@ -142,11 +142,11 @@ class Reasons:
         A trainer that ended just before a new generation began does not know of its part in it.
         """
         for trainer in self._generations.trainers:
-            if trainer.future.status == "finished" and trainer not in self._whole:
+            if trainer.future.status == "finished" and trainer not in self._complete:
                 (result,) = self._actors.collect_results([trainer])
                 if not result.is_whole(self._generations.number):
                     return "a trainer ended early"
-                self._whole.add(trainer)
+                self._complete.add(trainer)
         return None
 
     def reason_to_even_out(self) -> str | None:

@@ -178,23 +178,23 @@ def join_interrupted_states(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> InterruptedState | None:
     """Return the present state of an interrupted fit, or None if there is no usable one."""
-    lefts = [r.left for r in results if r.left is not None]
-    lefts += [
+    interrupted_states = [r.left for r in results if r.left is not None]
+    interrupted_states += [
         InterruptedState(r.state) for r in results if isinstance(r.state, ShardState | Solution)
     ]
-    rows = sum(left.rows for left in lefts)
+    rows = sum(left.rows for left in interrupted_states)
     if fit.work.uses_shards:
         if any(shard is None for shard in shards):
             return None
-        own = [TrainerResult(0, 0, left.state) for left in lefts[:1]]
+        own = [TrainerResult(0, 0, left.state) for left in interrupted_states[:1]]
         state = join_final_states(fit, shards, own)
-    elif not lefts:
+    elif not interrupted_states:
         return None
     else:
         # If gradients are summed, all replicas are equal; otherwise the model is the mean of the
         # lanes' parameters.
         alike = fit.work.remembers_course or fit.steps.policy.sums_gradients
-        state = lefts[0].state if alike else _average_left(lefts)
+        state = interrupted_states[0].state if alike else _average_left(interrupted_states)
     if isinstance(state, ShardState):
         before = 0.0 if fit.steps.initial is None else fit.steps.initial.rows
         if state.rows <= before:
@@ -206,11 +206,11 @@ def join_interrupted_states(
     return InterruptedState(state, rows=rows)
 
 
-def _average_left(lefts: list[InterruptedState]) -> ShardState | Solution:
+def _average_left(interrupted_states: list[InterruptedState]) -> ShardState | Solution:
     """Return the mean of the trainers' states, weighted by their rows."""
-    first, total = lefts[0].state, sum(left.share for left in lefts)
-    states = [(left.share / total, left.state) for left in lefts]
-    if len(lefts) == 1 or not isinstance(first, ShardState):
+    first, total = interrupted_states[0].state, sum(left.share for left in interrupted_states)
+    states = [(left.share / total, left.state) for left in interrupted_states]
+    if len(interrupted_states) == 1 or not isinstance(first, ShardState):
         return first
     shards = [(share, state) for share, state in states if isinstance(state, ShardState)]
     first.w = np.sum([n * s.w for n, s in shards], axis=0, dtype=first.w.dtype)
@@ -236,14 +236,16 @@ def revive_servers(
 
 def results_from_snapshots(fit: FitSpec, lanes: Mapping[int, LaneSnapshot]) -> list[TrainerResult]:
     """Return the results of trainers whose lanes are in the state of these snapshots."""
-    total, lefts = sum(fit.rows.lane_rows), []
+    total, interrupted_states = sum(fit.rows.lane_rows), []
     for number, lane in join_lane_snapshots(lanes).items():
         if lane.shard is not None:
             shard = Shard(fit.steps.rule, fit.make_start_state())
             shard.restore(lane.shard)
-            lefts.append(InterruptedState(shard.state(), fit.rows.lane_rows[number] / total))
+            interrupted_states.append(
+                InterruptedState(shard.state(), fit.rows.lane_rows[number] / total)
+            )
     rows = sum(lane.rows for lane in lanes.values())
     return [
         TrainerResult(0, 0, left=replace(left, rows=0.0 if i else rows))
-        for i, left in enumerate(lefts)
+        for i, left in enumerate(interrupted_states)
     ]

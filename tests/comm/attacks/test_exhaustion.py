@@ -65,7 +65,7 @@ def test_a_thousand_connections(served: Served, monkeypatch: pytest.MonkeyPatch)
             sock.connect_ex((HOST, served.endpoint.port))
         served.works()
     assert 0 < most <= module._MAX_HANDSHAKES
-    until(lambda: not listener._pending and not listener._open and not listener._half)
+    until(lambda: not listener._pending and not listener._open and not listener._half_connections)
 
 
 @pytest.mark.parametrize("fault", ["descriptors", "threads"])
@@ -109,10 +109,10 @@ def test_half_a_connection_expires(served: Served) -> None:
     up = _open_channel(endpoint, credentials, UP, b"n" * NAME_BYTES)
     try:
         assert is_closed(up.sock)
-        until(lambda: not listener._half and not listener._open)
+        until(lambda: not listener._half_connections and not listener._open)
         # The other half that comes too late finds nothing.
         late = _open_channel(endpoint, credentials, handshake.DOWN, b"n" * NAME_BYTES)
-        until(lambda: not listener._half and not listener._open)
+        until(lambda: not listener._half_connections and not listener._open)
         late.close()
     finally:
         up.close()

@@ -66,7 +66,7 @@ class ColumnSteps:
         work = context.fit.steps
         assert work.columns is not None
         self._context = context
-        self._home = DevicePlacement(context, alone=False)
+        self._placement = DevicePlacement(context, alone=False)
         self._backend = context.lanes[0].backend
         self._clip = work.rule.clip
         self._last = len(work.columns) - 2
@@ -75,7 +75,7 @@ class ColumnSteps:
         self._ranges: list[_LaneColumns] = []
         for lane in context.lanes:
             own, start = context.fit.of_lane(lane.number), work.rows_of(lane.number).start
-            shard = self._home.make_replica(own.make_start_state(), start, rule)
+            shard = self._placement.make_replica(own.make_start_state(), start, rule)
             self._ranges.append(_LaneColumns(lane, own.steps.model, start, shard))
 
     @property
@@ -127,7 +127,7 @@ class ColumnSteps:
         # Deterministic: the same bits for any number of workers, by summing in lane order.
         if self._context.fit.run.deterministic:
             return self._to_compute_device(
-                self._sum_in_lane_order([self._home.to_host(part) for part in parts])
+                self._sum_in_lane_order([self._placement.to_host(part) for part in parts])
             )
         # This trainer's lanes first, then one all-reduce over the trainers.
         total = parts[0]
@@ -152,7 +152,7 @@ class ColumnSteps:
             since = time.perf_counter()
             self._allocate_gradient(head)
             loss, slope = model.head(head.w, total, rows, head.out, self._backend)
-            given = [np.array(float(loss)), self._home.to_host(slope)]
+            given = [np.array(float(loss)), self._placement.to_host(slope)]
             head.busy += time.perf_counter() - since
         # Only the rank of the last lane has sent arrays.
         (found,) = (theirs for theirs in self._context.communicator.allgather(given) if theirs)
@@ -193,7 +193,7 @@ class ColumnSteps:
         """Update a lane's parameters."""
         since = time.perf_counter()
         # Parameters of which few are touched may be on the host.
-        gradient = self._home.to_host(own.out) if is_host(own.shard.w) else own.out
+        gradient = self._placement.to_host(own.out) if is_host(own.shard.w) else own.out
         own.shard.apply(gradient, n_rows, own.index if n_rows else None)
         own.busy += time.perf_counter() - since
 
@@ -206,7 +206,7 @@ class ColumnSteps:
         """Return every lane's sums and parameters."""
         return {
             own.lane.number: LaneSnapshot(
-                *own.lane.sums, self._home.leave(own.shard.snapshot()), own.start
+                *own.lane.sums, self._placement.leave(own.shard.snapshot()), own.start
             )
             for own in self._ranges
         }
@@ -214,7 +214,7 @@ class ColumnSteps:
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Continue from each lane's own snapshot."""
         for own in self._ranges:
-            own.shard.restore(self._home.enter(lanes[own.lane.number].held))
+            own.shard.restore(self._placement.enter(lanes[own.lane.number].held))
 
     def left(self) -> InterruptedState | None:
         """Return the parameters at an interruption, if one trainer holds all of them."""
@@ -250,7 +250,7 @@ class ColumnSteps:
     def state(self) -> StateParts:
         """Return each lane's final parameters, without a copy since they may be large."""
         return StateParts(
-            {own.start: self._home.leave(own.shard.state(copy=False)) for own in self._ranges}
+            {own.start: self._placement.leave(own.shard.state(copy=False)) for own in self._ranges}
         )
 
 

@@ -50,30 +50,32 @@ _MEMORY = "decoupled"
 
 def run_decoupled_loop(context: Context) -> ShardState | None:
     """Run all lanes; lane 0's trainer returns its optimizer state (servers hold the parameters)."""
-    home = DevicePlacement(context, alone=True)
+    placement = DevicePlacement(context, alone=True)
     memory: dict[int, LaneMemory] = kept_values(context.run_id).setdefault(_MEMORY, {})
     own = {lane.number for lane in context.lanes}
     for number in set(memory) - own:  # another trainer has these lanes now
         del memory[number]
     context.set_left_behind(
-        lambda: InterruptedState(_leave_state(home, memory[min(memory)])) if memory else None
+        lambda: InterruptedState(_leave_state(placement, memory[min(memory)])) if memory else None
     )
-    context.run_in_threads(lambda lanes: _run_lanes_of_thread(context, home, memory, lanes))
-    return _leave_state(home, memory[0]) if 0 in own else None
+    context.run_in_threads(lambda lanes: _run_lanes_of_thread(context, placement, memory, lanes))
+    return _leave_state(placement, memory[0]) if 0 in own else None
 
 
-def _leave_state(home: DevicePlacement, memory: LaneMemory) -> ShardState:
+def _leave_state(placement: DevicePlacement, memory: LaneMemory) -> ShardState:
     """Return the state of a lane's replica, on the host."""
-    return home.leave(memory.replica.state())
+    return placement.leave(memory.replica.state())
 
 
 def _run_lanes_of_thread(
-    context: Context, home: DevicePlacement, memory: dict[int, LaneMemory], lanes: list[Lane]
+    context: Context, placement: DevicePlacement, memory: dict[int, LaneMemory], lanes: list[Lane]
 ) -> None:
     """Run the lanes of one compute thread until all are done."""
     connection = context.connect()
     reports = OpenReports(context, connection)
-    open_lanes = [DecoupledLane(context, home, memory, connection, reports, lane) for lane in lanes]
+    open_lanes = [
+        DecoupledLane(context, placement, memory, connection, reports, lane) for lane in lanes
+    ]
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             since, pause = time.monotonic(), 0.0
@@ -200,7 +202,7 @@ class DecoupledLane:
     Parameters
     ----------
     context : Context
-    home : DevicePlacement
+    placement : DevicePlacement
     memory : dict of int to LaneMemory
         Memories of the trainer's lanes, also of earlier generations.
     connection : ShardedConnection
@@ -211,13 +213,18 @@ class DecoupledLane:
     def __init__(
         self,
         context: Context,
-        home: DevicePlacement,
+        placement: DevicePlacement,
         memory: dict[int, LaneMemory],
         connection: ShardedConnection,
         reports: OpenReports,
         lane: Lane,
     ) -> None:
-        self._context, self._home, self._connection, self._lane = context, home, connection, lane
+        self._context, self._placement, self._connection, self._lane = (
+            context,
+            placement,
+            connection,
+            lane,
+        )
         self._reports = reports
         #: Pass whose report has no answer yet, and an answer not yet processed: whether the fit
         #: ends with that pass.
@@ -250,7 +257,7 @@ class DecoupledLane:
         fit, number = self._context.fit, self._lane.number
         clock, first = self._context.clocks[number], fit.work.first_clock
         state.step += clock - first
-        replica = self._home.make_replica(state, rule=fit.steps.rule.of_independent_lanes)
+        replica = self._placement.make_replica(state, rule=fit.steps.rule.of_independent_lanes)
         compressor, dtype = fit.work.compression, np.dtype(fit.rows.dtype)
         views = [
             _ShardView(
@@ -380,7 +387,7 @@ class DecoupledLane:
         rows = float(sum(n for _, n, _ in parts))
         # The negative progress serves as a gradient; servers divide the sum of all pushes by their
         # rows.
-        back = self._home.to_host(view.origin - w)
+        back = self._placement.to_host(view.origin - w)
         values = back * rows
         for group in memory.replica.rule.groups:
             if group.additive:  # sums are not multiplied by rows
@@ -422,7 +429,7 @@ class DecoupledLane:
         """Continue from a shard's parameters plus the lane's progress since its push."""
         w = self._memory.replica.w[self._slices[s], ...]
         assert reply.values is not None
-        found = self._home.to_device(reply.values)
+        found = self._placement.to_device(reply.values)
         w[...] = found + (w - view.origin)
         view.origin, view.applied, view.push = found, reply.clock, None
         # Dynamic local updates: the number of steps until the lane's next push depends on its

@@ -65,11 +65,11 @@ class PipelineSteps:
         # A copy: a model may cache arrays of its layers, and trainers of one process share the
         # fit's model.
         self._model: StagedModel = copy.copy(context.fit.steps.model)  # type: ignore[assignment]
-        self._home = DevicePlacement(context, alone=False)
+        self._placement = DevicePlacement(context, alone=False)
         self._backend = context.lanes[0].backend
         self._stages = self._cut_stages(min(pipeline.stages, context.communicator.size))
         self._rows = self._model.rows_of(self._stages.layers)
-        self._shard = self._home.make_replica(
+        self._shard = self._placement.make_replica(
             context.fit.make_start_state(self._rows), self._rows.start
         )
         peers = context.communicator
@@ -88,7 +88,7 @@ class PipelineSteps:
         self._live: dict[int, tuple[BatchRows, Any, Any]] = {}
         self._losses: dict[int, float] = {}
         self._busy = 0.0
-        self._good: NDArray[Any] | None = None
+        self._last_finite: NDArray[Any] | None = None
 
     def _cut_stages(self, n_stages: int) -> Stages:
         """Divide the layers into stages of about equal time, as measured by the first trainer."""
@@ -96,7 +96,7 @@ class PipelineSteps:
         # With one stage, or one stage per layer, there is no choice and nothing to measure.
         seconds = [1.0] * n
         if context.rank == 0 and 1 < n_stages < n:
-            state = self._home.enter(context.fit.make_start_state())
+            state = self._placement.enter(context.fit.make_start_state())
             rows = context.step_rows(0) // max(1, len(context.lane_rows)) // self._m
             seconds = seconds_of_layers(context, state.w, max(2, int(rows)))
         (first, *_) = context.communicator.allgather([np.array(seconds)])
@@ -111,7 +111,7 @@ class PipelineSteps:
             self._own[kind, number] = arrays
         else:
             # Messages are sent from host memory.
-            host = [self._home.to_host(array) for array in arrays]
+            host = [self._placement.to_host(array) for array in arrays]
             # Activations and gradients are read soon; rows and targets of a step are all sent in
             # advance.
             awaited = kind in (_FORWARD, _BACKWARD)
@@ -122,7 +122,7 @@ class PipelineSteps:
         if self._lines is None or source == self._context.rank:
             return self._own.pop((kind, number))
         arrays = self._lines.receive(source, kind + 8 * number)
-        return [self._home.to_device(array) for array in arrays]
+        return [self._placement.to_device(array) for array in arrays]
 
     # -- a step --------------------------------------------------------------------------------
 
@@ -178,10 +178,10 @@ class PipelineSteps:
         try:
             parts = self._run_stage()
         except DivergedError as error:
-            error.snapshot = self._good
+            error.snapshot = self._last_finite
             raise
         if self._stages.n_stages == 1 and clock % _COPY_INTERVAL == 0:
-            self._good = self._home.to_host(copy_array(self._shard.w))
+            self._last_finite = self._placement.to_host(copy_array(self._shard.w))
         return parts
 
     def _run_stage(self) -> list[tuple[int, Any]]:
@@ -268,8 +268,8 @@ class PipelineSteps:
         if not self._context.fit.run.deterministic:
             total = parts[0][1]
             return total if alike is None or alike.size == 1 else alike.allreduce(total)
-        own = [(lane, self._home.to_host(part)) for lane, part in parts]
-        return self._home.to_device(sum_in_lane_order(gather_lane_parts(alike, own))[1])
+        own = [(lane, self._placement.to_host(part)) for lane, part in parts]
+        return self._placement.to_device(sum_in_lane_order(gather_lane_parts(alike, own))[1])
 
     def draw_rows_ahead(self, clock: int, most: int) -> None:
         """Do nothing: rows are drawn with each step."""
@@ -280,7 +280,9 @@ class PipelineSteps:
         """Return every lane's sums; the first lane in the first pipeline also has the stage."""
         first = self._context.lanes[0].number
         held = (
-            self._home.leave(self._shard.snapshot()) if self._stages.leads_first_pipeline else None
+            self._placement.leave(self._shard.snapshot())
+            if self._stages.leads_first_pipeline
+            else None
         )
         return {
             lane.number: LaneSnapshot(
@@ -296,7 +298,7 @@ class PipelineSteps:
         (held,) = (
             lane.shard for lane in join_lane_snapshots(lanes).values() if lane.shard is not None
         )
-        self._shard.restore(self._home.enter(held.part(self._rows)))
+        self._shard.restore(self._placement.enter(held.part(self._rows)))
 
     def left(self) -> InterruptedState | None:
         """Return the parameters at an interruption, if one trainer holds all of them."""
@@ -308,7 +310,7 @@ class PipelineSteps:
         """Return the whole parameters for each lane, if rows are held out."""
         if not self._context.fit.rows.validation_fraction:
             return [None] * len(self._context.lanes)
-        own = [self._home.to_host(self._shard.w)] if self._stages.leads_first_pipeline else []
+        own = [self._placement.to_host(self._shard.w)] if self._stages.leads_first_pipeline else []
         gathered = self._context.communicator.allgather(own)
         whole = np.concatenate([w for theirs in gathered for w in theirs])
         return [whole] * len(self._context.lanes)
@@ -317,7 +319,7 @@ class PipelineSteps:
         """Return the state of all stages, on the first rank."""
         if not self._stages.leads_first_pipeline:
             return None
-        own = self._home.leave(self._shard.state())
+        own = self._placement.leave(self._shard.state())
         # Messages are lists of arrays, so both ends use the same order.
         names = sorted(own.opt_state)
         average = [] if own.average is None else [own.average]

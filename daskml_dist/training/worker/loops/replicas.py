@@ -157,8 +157,10 @@ class SummedSteps:
             self._compressed = compressor.make_sum(
                 numbers, len(context.lane_rows), parameters, self._fit.rows.dtype
             )
-        self._home = DevicePlacement(context, alone)
-        self.replica = self._home.make_replica(state or self._fit.make_start_state(), rule=rule)
+        self._placement = DevicePlacement(context, alone)
+        self.replica = self._placement.make_replica(
+            state or self._fit.make_start_state(), rule=rule
+        )
         self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
         self._alone = (
             OwnSteps(self._lanes[0], self.replica, context.raise_if_stopped) if alone else None
@@ -186,13 +188,13 @@ class SummedSteps:
         # A step without rows is skipped, and the message of a lane would be lost with it.
         if self._compressed is not None and rows > 0:
             index, total = self._sum_compressed(self._compressed, last)
-            self.replica.apply(self._home.to_device(total), rows, index)
+            self.replica.apply(self._placement.to_device(total), rows, index)
             return
         # Deterministic sums, or gradients of touched rows: all gradients are gathered and added in
         # lane order.
         if self._in_order:
             index, total = self._sum_in_lane_order()
-            total = self._home.to_device(total)
+            total = self._placement.to_device(total)
         else:
             index, total = None, self._context.communicator.allreduce(self._sum_own_lanes())
         self.replica.apply(total, rows, index)
@@ -230,7 +232,7 @@ class SummedSteps:
         """Return the gradients of all lanes of all ranks, added in lane order."""
         arrays: list[NDArray[Any]] = [np.array([lane.number for lane in self._lanes])]
         for batch, own in self._context.map(self._compute_gradient, self._lanes):
-            gradient = self._home.to_host(own)
+            gradient = self._placement.to_host(own)
             arrays += [gradient] if batch.index is None else [batch.index, gradient]
         stride = 2 if self._fit.work.coordinates else 1
         parts = []
@@ -246,7 +248,7 @@ class SummedSteps:
         """Return the sum of the gradients of all lanes of all ranks, sent in compressed form."""
         found = self._context.map(self._compute_gradient, self._lanes)
         own = {
-            lane.number: (batch.index, self._home.to_host(gradient))
+            lane.number: (batch.index, self._placement.to_host(gradient))
             for lane, (batch, gradient) in zip(self._lanes, found, strict=True)
         }
         if isinstance(sums, FeedbackSum) and self._fit.work.coordinates:
@@ -311,11 +313,11 @@ class SummedSteps:
 
     def snapshot_replica(self) -> ShardSnapshot:
         """Return a snapshot of the replica, on the host."""
-        return self._home.leave(self.replica.snapshot())
+        return self._placement.leave(self.replica.snapshot())
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Restore the replica from lane 0's snapshot, and each lane's residual."""
-        self.replica.restore(self._home.enter(lanes[0].held))
+        self.replica.restore(self._placement.enter(lanes[0].held))
         if self._compressed is not None:
             self._compressed.restore({n: lane.kept for n, lane in lanes.items()})
 
@@ -329,7 +331,7 @@ class SummedSteps:
 
     def state(self) -> ShardState:
         """Return the replica's state, on the host."""
-        return self._home.leave(self.replica.state())
+        return self._placement.leave(self.replica.state())
 
 
 class AveragedSteps:
@@ -347,7 +349,7 @@ class AveragedSteps:
         self._context = context
         self._fit = context.fit
         self._lanes = context.lanes
-        self._home = DevicePlacement(context, alone=True)
+        self._placement = DevicePlacement(context, alone=True)
         # Each lane's weight in the mean is its share of the rows.
         total = sum(context.lane_rows)
         self._shares = {
@@ -356,7 +358,7 @@ class AveragedSteps:
         rule = self._fit.steps.rule
         start = start or (lambda number: self._fit.make_start_state())
         self.replicas = {
-            number: self._home.make_replica(start(number), rule=rule.scale_to_share(share))
+            number: self._placement.make_replica(start(number), rule=rule.scale_to_share(share))
             for number, share in self._shares.items()
         }
         self._own = [
@@ -382,11 +384,11 @@ class AveragedSteps:
             # applies it when it touches them.
             values = {n: replica.w for n, replica in self.replicas.items()}
             if self._fit.work.compression is not None:
-                mean = self._average_ways(self._fit.work.compression, values)
+                mean = self._average_progress(self._fit.work.compression, values)
             else:
                 mean = self._average_lanes(values, self._mean_buffer)
             for replica in self.replicas.values():
-                replica.take_outer_step(self._home.to_device(mean))
+                replica.take_outer_step(self._placement.to_device(mean))
         return count
 
     def _steps_to_average(self, clock: int, most: int) -> int:
@@ -403,44 +405,44 @@ class AveragedSteps:
         """Return the mean over all lanes, weighted by rows; on the host if deterministic."""
         if not self._fit.run.deterministic:
             return self._context.communicator.allreduce(self._sum_weighted(values, out))
-        parts = [(n, self._home.to_host(values[n] * self._shares[n])) for n in sorted(values)]
+        parts = [(n, self._placement.to_host(values[n] * self._shares[n])) for n in sorted(values)]
         return sum_in_lane_order(gather_lane_parts(self._context.communicator, parts))[1]
 
-    def _average_ways(self, compressor: Compressor, values: dict[int, Any]) -> NDArray[Any]:
+    def _average_progress(self, compressor: Compressor, values: dict[int, Any]) -> NDArray[Any]:
         """Return the mean over all lanes, each of which sends a compressed difference.
 
         A lane sends its progress since the last averaging; the part that the compressor omits is
         added to its next message. Each lane is packed separately, so the result does not depend on
         which trainer runs it.
         """
-        own = {n: list(self._pack_way(n, w, compressor).arrays) for n, w in values.items()}
-        ways = gather_lane_arrays(self._context.communicator, own)
+        own = {n: list(self._pack_progress(n, w, compressor).arrays) for n, w in values.items()}
+        packed_progress = gather_lane_arrays(self._context.communicator, own)
         first = self.replicas[min(self.replicas)]
         # All lanes started from the same parameters.
-        mean: NDArray[Any] = self._home.to_host(first.opt_state["outer_origin"]).copy()
-        rows, way = self._context.lane_rows, np.empty_like(mean)
+        mean: NDArray[Any] = self._placement.to_host(first.opt_state["outer_origin"]).copy()
+        rows, progress = self._context.lane_rows, np.empty_like(mean)
         n_rows = sum(rows)
-        for n, arrays in ways.items():
-            compressor.decompress(Packed(tuple(arrays)), way.reshape(-1))
-            mean += rows[n] / n_rows * way
+        for n, arrays in packed_progress.items():
+            compressor.decompress(Packed(tuple(arrays)), progress.reshape(-1))
+            mean += rows[n] / n_rows * progress
         return mean
 
-    def _pack_way(self, lane: int, w: Any, compressor: Compressor) -> Packed:
+    def _pack_progress(self, lane: int, w: Any, compressor: Compressor) -> Packed:
         """Return a lane's progress since the last averaging, compressed, and keep the residual."""
-        to_host, state = self._home.to_host, self.replicas[lane].opt_state
-        way = to_host(w) - to_host(state["outer_origin"])
+        to_host, state = self._placement.to_host, self.replicas[lane].opt_state
+        progress = to_host(w) - to_host(state["outer_origin"])
         # The only message is at the end, with another one for the averages of averaged SGD, so no
         # residual is kept.
         if not self._every:
-            return compressor.compress(way.reshape(-1))
+            return compressor.compress(progress.reshape(-1))
         residual = state["outer_residual"]
-        feedback = Feedback(compressor, (0,), way.dtype)
+        feedback = Feedback(compressor, (0,), progress.dtype)
         # On the host this is the state's own array, which packing changes; a device gets a copy
         # back.
         feedback.residual = to_host(residual)
-        packed = feedback.pack(way)
+        packed = feedback.pack(progress)
         if feedback.residual is not residual:
-            residual[...] = self._home.to_device(feedback.residual)
+            residual[...] = self._placement.to_device(feedback.residual)
         return packed
 
     def _sum_weighted(self, values: dict[int, Any], out: NDArray[Any] | None = None) -> Any:
@@ -469,12 +471,12 @@ class AveragedSteps:
 
     def _take_snapshot(self, number: int) -> ShardSnapshot:
         """Return a snapshot of a lane's replica, on the host."""
-        return self._home.leave(self.replicas[number].snapshot())
+        return self._placement.leave(self.replicas[number].snapshot())
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Restore each lane's replica from its own snapshot."""
         for number, replica in self.replicas.items():
-            replica.restore(self._home.enter(lanes[number].held))
+            replica.restore(self._placement.enter(lanes[number].held))
 
     def validation_weights(self) -> list[Any | None]:
         """Return each lane's parameters, contiguous for the matrix products of validation."""
@@ -491,11 +493,11 @@ class AveragedSteps:
         # uncompressed.
         if compressor is None or self._every:
             return self._join_lanes(self._average_lanes)
-        return self._join_lanes(partial(self._average_ways, compressor))
+        return self._join_lanes(partial(self._average_progress, compressor))
 
     def _join_lanes(self, mean: Callable[[dict[int, Any]], Any]) -> ShardState:
         """Return one state from all lanes' replicas, averaged by a function."""
-        states = {n: self._home.leave(r.state()) for n, r in self.replicas.items()}
+        states = {n: self._placement.leave(r.state()) for n, r in self.replicas.items()}
         first = states[min(states)]
         first.w = mean({n: s.w for n, s in states.items()})
         # Averaged SGD: the mean of the lanes' averages; a lane without an average yet uses its
@@ -522,10 +524,10 @@ class FederatedSteps:
         self._context = context
         self._fit = context.fit
         self._lanes = context.lanes
-        self._home = DevicePlacement(context, alone=True)
+        self._placement = DevicePlacement(context, alone=True)
         #: Common parameters, with the state of the outer step; their optimizer state stays
         #: unchanged.
-        self.common = self._home.make_replica(self._fit.make_start_state())
+        self.common = self._placement.make_replica(self._fit.make_start_state())
 
     def steps(self, clock: int, most: int) -> int:
         """Take the steps of the round that begins at a clock; return how many."""
@@ -547,7 +549,7 @@ class FederatedSteps:
         for lane in self._lanes:
             lane.skip(clock + count - lane.reached)
         self.common.skip(count, total)
-        self.common.take_outer_step(self._home.to_device(mean))
+        self.common.take_outer_step(self._placement.to_device(mean))
         return count
 
     def _begin_client(self, lane: Lane, number: int, share: float) -> _Client:
@@ -555,7 +557,7 @@ class FederatedSteps:
         work, common = self._fit.steps, self.common
         rule = replace(work.rule, outer=None).scale_to_share(share)
         state = ShardState(copy_array(common.w), {}, common.step, common.rows)
-        replica = self._home.make_replica(state, rule=rule)
+        replica = self._placement.make_replica(state, rule=rule)
         # Each round begins with a new optimizer state, except for the scales of features.
         if "scale" in replica.opt_state:
             replica.opt_state["scale"][...] = common.opt_state["scale"]
@@ -568,7 +570,7 @@ class FederatedSteps:
 
     def _average(self, clients: list[_Client]) -> Any:
         """Return the mean of all drawn lanes' parameters, weighted by their rows."""
-        parts = [(c.number, self._home.to_host(c.replica.w * c.share)) for c in clients]
+        parts = [(c.number, self._placement.to_host(c.replica.w * c.share)) for c in clients]
         communicator = self._context.communicator
         if self._fit.run.deterministic:
             return sum_in_lane_order(gather_lane_parts(communicator, parts))[1]
@@ -593,11 +595,11 @@ class FederatedSteps:
 
     def _take_snapshot(self) -> ShardSnapshot:
         """Return a snapshot of the common parameters, on the host."""
-        return self._home.leave(self.common.snapshot())
+        return self._placement.leave(self.common.snapshot())
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Restore the common parameters from the snapshot of lane 0."""
-        self.common.restore(self._home.enter(lanes[0].held))
+        self.common.restore(self._placement.enter(lanes[0].held))
 
     def validation_weights(self) -> list[Any | None]:
         """Return the common parameters for each lane."""
@@ -605,7 +607,7 @@ class FederatedSteps:
 
     def state(self) -> ShardState:
         """Return the state of the common parameters, on the host."""
-        return self._home.leave(self.common.state())
+        return self._placement.leave(self.common.state())
 
 
 @dataclass
