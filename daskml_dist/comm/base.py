@@ -136,8 +136,8 @@ class WaitBound:
     is_renewed: Callable[[], bool] = field(default=lambda: False)
     on_silence: Callable[[], None] = field(default=lambda: None)
 
-    def check(self, since: float, what: str) -> None:
-        """Raise if the wait for `what`, begun at `since` (monotonic), must end."""
+    def check(self, since: float, source: str) -> None:
+        """Raise if the wait for `source`, begun at `since` (monotonic), must end."""
         # In this order: a client that stopped the fit explains more than a timeout does.
         if self.is_aborted():
             raise RunAbortedError(
@@ -147,7 +147,7 @@ class WaitBound:
             raise GenerationError(RENEWED_MESSAGE)
         if time.monotonic() - since > self.timeout:
             raise WaitTimeoutError(
-                f"Received nothing from {what} for {self.timeout:g} s. Is a worker stopped or "
+                f"Received nothing from {source} for {self.timeout:g} s. Is a worker stopped or "
                 "overloaded? Check the workers' logs, or raise the limit with "
                 'dask.config.set({"daskml_dist.timeout": seconds}).'
             )

@@ -268,15 +268,15 @@ class Inbox:
         close_socket(self.sock)
 
 
-def _is_ready(sock: socket.socket, what: Literal["read", "write"]) -> bool:
+def _is_ready(sock: socket.socket, direction: Literal["read", "write"]) -> bool:
     """Return whether a read or write would return without waiting, or would raise."""
     if sock.fileno() < 0:
         return True
     if not hasattr(select, "poll"):  # Windows, whose select has no limit on descriptors
-        read, write = ([sock], []) if what == "read" else ([], [sock])
+        read, write = ([sock], []) if direction == "read" else ([], [sock])
         return any(select.select(read, write, [], 0))
     poll = select.poll()
-    poll.register(sock, select.POLLIN if what == "read" else select.POLLOUT)
+    poll.register(sock, select.POLLIN if direction == "read" else select.POLLOUT)
     return bool(poll.poll(0))
 
 

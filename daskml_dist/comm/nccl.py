@@ -79,14 +79,14 @@ class NcclGroup:
         if self._communicator is None:
             raise CommunicationError(_describe_failure("its communicator was given up"))
         array, stream = _prepare_array(array)
-        what = "a sum of the GPUs of this host"
+        source = "a sum of the GPUs of this host"
         try:
             with _translate_errors(), _hide_torch_interop():
                 call(self._communicator, array, stream)
             # Nothing else may enter the stream before NCCL has enqueued its work there.
-            self._wait_until(self._is_settled, what)
+            self._wait_until(self._is_settled, source)
             is_done = _record_event()
-            self._wait_until(lambda: self._is_settled() and is_done(), what)
+            self._wait_until(lambda: self._is_settled() and is_done(), source)
         except BaseException:
             self.abort()
             raise
@@ -101,7 +101,7 @@ class NcclGroup:
             )
         return result == _SUCCESS
 
-    def _wait_until(self, is_done: Callable[[], bool], what: str) -> None:
+    def _wait_until(self, is_done: Callable[[], bool], source: str) -> None:
         """Wait until a condition holds, within the bound; abort the group on an error."""
         since = looked = time.monotonic()
         try:
@@ -110,7 +110,7 @@ class NcclGroup:
                     now = time.monotonic()
                     # The bound is checked rarely: a check costs more than testing the condition.
                     if now - looked > min(CHECK_SECONDS, self._wait.timeout):
-                        self._wait.check(since, what)
+                        self._wait.check(since, source)
                         looked = now
                     time.sleep(0 if now - since < _SPIN_SECONDS else _NAP_SECONDS)
         except BaseException:

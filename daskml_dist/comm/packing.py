@@ -87,14 +87,14 @@ def _get_qualified_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def pack_object(thing: Any, known: KnownClasses) -> bytes:
+def pack_object(obj: Any, known: KnownClasses) -> bytes:
     """Return an object as bytes for `unpack_object`; see `split_object`."""
-    return b"".join(pack_object_parts(thing, known))
+    return b"".join(pack_object_parts(obj, known))
 
 
-def pack_object_parts(thing: Any, known: KnownClasses) -> list[Any]:
+def pack_object_parts(obj: Any, known: KnownClasses) -> list[Any]:
     """Return the bytes of `pack_object` in parts, without copying the arrays."""
-    tree, arrays = split_object(thing, known)
+    tree, arrays = split_object(obj, known)
     text = np.frombuffer(json.dumps(tree).encode(), np.uint8)
     return pack_array_parts([text, *arrays])
 
@@ -110,41 +110,41 @@ def unpack_object(data: bytes | NDArray[np.uint8], known: KnownClasses) -> Any:
         raise make_malformed_error("an object that cannot be read") from error
 
 
-def split_object(thing: Any, known: KnownClasses) -> tuple[Any, list[NDArray[Any]]]:
+def split_object(obj: Any, known: KnownClasses) -> tuple[Any, list[NDArray[Any]]]:
     """Return a tree that JSON can represent, and the arrays that it refers to."""
     arrays: list[NDArray[Any]] = []
-    return _build_tree(thing, arrays, known), arrays
+    return _build_tree(obj, arrays, known), arrays
 
 
-def _build_tree(thing: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> Any:
+def _build_tree(obj: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> Any:
     """Return an object as JSON values; append its arrays to `arrays`."""
 
-    def each(things: Iterable[Any]) -> list[Any]:
-        return [_build_tree(one, arrays, known) for one in things]
+    def each(objects: Iterable[Any]) -> list[Any]:
+        return [_build_tree(one, arrays, known) for one in objects]
 
-    if thing is None or isinstance(thing, bool | int | float | str):
-        return thing
+    if obj is None or isinstance(obj, bool | int | float | str):
+        return obj
     # NumPy scalars are sent as Python scalars, which JSON can represent.
-    if isinstance(thing, np.generic):
-        return thing.item()
-    if isinstance(thing, np.ndarray):
-        arrays.append(thing)
+    if isinstance(obj, np.generic):
+        return obj.item()
+    if isinstance(obj, np.ndarray):
+        arrays.append(obj)
         return {"array": len(arrays) - 1}
-    if isinstance(thing, list):
-        return each(thing)
-    if isinstance(thing, tuple | set | frozenset):
-        return {"tuple" if isinstance(thing, tuple) else "set": each(thing)}
-    if isinstance(thing, dict):
+    if isinstance(obj, list):
+        return each(obj)
+    if isinstance(obj, tuple | set | frozenset):
+        return {"tuple" if isinstance(obj, tuple) else "set": each(obj)}
+    if isinstance(obj, dict):
         # As pairs, since keys of JSON objects must be strings.
-        return {"dict": [each(item) for item in thing.items()]}
-    name = _get_qualified_name(type(thing))
-    if known.get(name) is not type(thing):
+        return {"dict": [each(item) for item in obj.items()]}
+    name = _get_qualified_name(type(obj))
+    if known.get(name) is not type(obj):
         another = f" (there is another class {name})" if name in known else ""
         raise TypeError(
             f"{name} cannot be sent to other workers{another}: give numbers, text, arrays, "
             "lists, tuples, sets, dictionaries or objects of the classes that are sent."
         )
-    return {"object": [name, *each(vars(thing)), *each(vars(thing).values())]}
+    return {"object": [name, *each(vars(obj)), *each(vars(obj).values())]}
 
 
 def join_object(tree: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> Any:
@@ -195,9 +195,9 @@ def _make_object(kind: type, rest: list[Any]) -> Any:
         isinstance(name, str) and _matches_hint(state[name], hints.get(name, Any)) for name in state
     ):
         raise ValueError(f"no attributes of {kind.__name__}")
-    thing: Any = object.__new__(kind)
-    vars(thing).update(state)
-    return thing
+    obj: Any = object.__new__(kind)
+    vars(obj).update(state)
+    return obj
 
 
 def _find_type_hints(kind: type) -> dict[str, Any]:
@@ -313,10 +313,10 @@ def check_array_layout(dtype: Any, shape: Sequence[Any], most: int) -> tuple[np.
     return found, size
 
 
-def make_malformed_error(what: object) -> MessageError:
+def make_malformed_error(content: object) -> MessageError:
     """Return the error for a message that this version would never send."""
     return MessageError(
-        f"Another worker of the fit sent {what}. Do all workers have the same version of "
+        f"Another worker of the fit sent {content}. Do all workers have the same version of "
         "daskml_dist, and does no other program use their ports? Fit again."
     )
 
@@ -389,12 +389,12 @@ class _ObjectForm:
 
     def filled(self, arrays: list[NDArray[Any]]) -> Any:
         """Return an object of this form with the given arrays."""
-        thing: Any = object.__new__(self.kind)
-        state = vars(thing)
+        obj: Any = object.__new__(self.kind)
+        state = vars(obj)
         state.update(self.state)
         for name, number in self.arrays.items():
             state[name] = arrays[number]
-        return thing
+        return obj
 
 
 class RepeatedObjects:
@@ -413,16 +413,16 @@ class RepeatedObjects:
         self._heads: dict[Any, bytes] = {}
         self._forms: dict[bytes, _ObjectForm] = {}
 
-    def pack(self, thing: Any) -> list[Any]:
+    def pack(self, obj: Any) -> list[Any]:
         """Return the bytes of `pack_object`, in parts."""
-        form = _describe_form(thing)
+        form = _describe_form(obj)
         if form is None:
-            return pack_object_parts(thing, self._known)
+            return pack_object_parts(obj, self._known)
         key, arrays = form
         # If the form was packed before, the bytes before its arrays are the same.
         head = self._heads.get(key)
         if head is None:
-            parts = pack_object_parts(thing, self._known)
+            parts = pack_object_parts(obj, self._known)
             head = b"".join(parts)
             head = head[: len(head) - sum(map(len, list_array_bytes(arrays)))]
             _remember_form(self._heads, key, head)
@@ -436,10 +436,10 @@ class RepeatedObjects:
         form = self._forms.get(text)
         if form is not None and len(arrays) == 1 + len(form.arrays):
             return form.filled(arrays[1:])
-        thing = unpack_object(data, self._known)
-        if _describe_form(thing) is not None:
-            _remember_form(self._forms, text, _read_form(thing, text))
-        return thing
+        obj = unpack_object(data, self._known)
+        if _describe_form(obj) is not None:
+            _remember_form(self._forms, text, _read_form(obj, text))
+        return obj
 
 
 def _remember_form(known: dict[Any, Any], key: Any, value: Any) -> None:
@@ -449,13 +449,13 @@ def _remember_form(known: dict[Any, Any], key: Any, value: Any) -> None:
     known[key] = value
 
 
-def _describe_form(thing: Any) -> tuple[Any, list[NDArray[Any]]] | None:
+def _describe_form(obj: Any) -> tuple[Any, list[NDArray[Any]]] | None:
     """Return a key of an object's form, and its arrays; None if it holds values of other types."""
-    if not hasattr(thing, "__dict__"):
+    if not hasattr(obj, "__dict__"):
         return None
-    key: list[Any] = [type(thing)]
+    key: list[Any] = [type(obj)]
     arrays = []
-    for name, value in vars(thing).items():
+    for name, value in vars(obj).items():
         kind = type(value)
         if kind is np.ndarray:
             arrays.append(value)
@@ -469,11 +469,11 @@ def _describe_form(thing: Any) -> tuple[Any, list[NDArray[Any]]] | None:
     return tuple(key), arrays
 
 
-def _read_form(thing: Any, text: bytes) -> _ObjectForm:
+def _read_form(obj: Any, text: bytes) -> _ObjectForm:
     """Return the form of an object that was read from the given JSON text."""
     _, *rest = json.loads(text)["object"]
     half = len(rest) // 2
     named = zip(rest[:half], rest[half:], strict=True)
     numbers = {name: value["array"] for name, value in named if isinstance(value, dict)}
-    state = {name: None if name in numbers else value for name, value in vars(thing).items()}
-    return _ObjectForm(type(thing), state, numbers)
+    state = {name: None if name in numbers else value for name, value in vars(obj).items()}
+    return _ObjectForm(type(obj), state, numbers)

@@ -218,7 +218,7 @@ class _PlanRequest:
     def supposed(self, here: Costs, there: Sequence[Costs]) -> Any:
         """Return the function behind :meth:`Plan.what_if`, for hypothetical clusters."""
         # A fit is assumed to start as fast on the hypothetical cluster as on the real one, if any.
-        start = there[0].values.get("fit", 0.0) if there else self.family.usual_there["fit"]
+        start = there[0].values.get("fit", 0.0) if there else self.family.usual_cluster_costs["fit"]
 
         def choice(**given: Any) -> Choice:
             return simulate_choice(
@@ -288,7 +288,7 @@ def is_sooner_inline(estimator: Any, collection: Collection, X: Any, client: Any
     seconds = _expected_seconds(estimator, family, rows, here, costs)
     # By then, a cluster would not have finished starting the fit. Half, since costs differ between
     # processors. Most small fits return here, without a request to a scheduler.
-    if seconds <= family.usual_there["fit"] / 2:
+    if seconds <= family.usual_cluster_costs["fit"] / 2:
         return True
     there = cluster_place(family.lanes(estimator), family.budget(estimator), rows, client)
     if there is None:
@@ -296,7 +296,9 @@ def is_sooner_inline(estimator: Any, collection: Collection, X: Any, client: Any
     # A cluster that was never measured: computing costs as much as here, the rest its usual cost.
     computing = {name: v for name, v in costs.values.items() if name in family.computing}
     costs_there = load_known_costs(family, estimator, there, rows)
-    costs_there = costs_there or Costs({**computing, **family.usual_there}, passes=costs.passes)
+    costs_there = costs_there or Costs(
+        {**computing, **family.usual_cluster_costs}, passes=costs.passes
+    )
     return seconds <= _expected_seconds(estimator, family, rows, there, costs_there)
 
 

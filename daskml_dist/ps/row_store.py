@@ -692,8 +692,8 @@ class RowStore:
                     f"A store of at most {most:,} rows (max_rows) cannot take over "
                     f"{self.n_rows + n_missing:,}: give both the same settings."
                 )
-            slots[missing] = made = self._take_slots(n_missing)
-            self._index.insert(ids[missing], made)
+            slots[missing] = new_slots = self._take_slots(n_missing)
+            self._index.insert(ids[missing], new_slots)
         self.ids[slots] = ids
         self.touched[slots] = changes.touched
         _scatter(self.w, slots, changes.w)
@@ -773,8 +773,8 @@ class RowStore:
         else:
             slots = self.find(ids)
             missing = np.flatnonzero(slots < 0)
-            slots[missing] = made = self._take_slots(len(missing))
-            self._index.insert(ids[missing], made)
+            slots[missing] = new_slots = self._take_slots(len(missing))
+            self._index.insert(ids[missing], new_slots)
             touched, w, state = before
             self.ids[slots], self.touched[slots] = ids, touched
             _scatter(self.w, slots, w)

@@ -62,7 +62,7 @@ def usual(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs as if they had been measured: the usual ones of each family."""
 
     def costs(asked: Any, place: Any, here: Any) -> Costs:
-        there = {} if place.name == "inline" else asked.family.usual_there
+        there = {} if place.name == "inline" else asked.family.usual_cluster_costs
         return Costs({**asked.family.usual, **there})
 
     monkeypatch.setattr("daskml_dist.planning.advising._PlanRequest.costs", costs)
@@ -118,7 +118,7 @@ def test_auto_leaves_work_to_the_cluster(client: Client, monkeypatch: pytest.Mon
     family = find_family(clf)
     monkeypatch.setattr(type(family), "usual", {"fit": 1e9})
     assert clf.fit(X, Y, client="auto").history_.extra["n_lanes"] == 2
-    monkeypatch.setattr(type(family), "usual_there", {"fit": 1e10})
+    monkeypatch.setattr(type(family), "usual_cluster_costs", {"fit": 1e10})
     assert clf.fit(X, Y, client="auto").history_.extra["n_lanes"] == 1
     with pytest.raises(InvalidParameterError, match="'auto' for whichever is faster"):
         clf.fit(X, Y, client="cluster")

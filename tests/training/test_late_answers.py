@@ -97,7 +97,7 @@ def test_a_record_that_was_told_gets_what_the_very_end_adds() -> None:
     callbacks: Any = SimpleNamespace(on_pass_end=lambda view, record: told.append(record))
     passes = PassRecords(view)
     for number in (1, 2):
-        passes.tell({"pass": number, "seconds": 0.5, "bytes_pushed": 3}, callbacks)
+        passes.report({"pass": number, "seconds": 0.5, "bytes_pushed": 3}, callbacks)
     final = [{"pass": n, "seconds": 0.5, "bytes_pushed": 3 * n} for n in (1, 2)]
     passes.forget_repeated_passes(final)
     assert told == final

@@ -72,7 +72,7 @@ class Family(ABC):
     #: Seconds of each operation on a usual processor, and of starts and synchronisation on a usual
     #: cluster. They are used to choose a place for small data while nothing has been measured.
     usual: ClassVar[Mapping[str, float]]
-    usual_there: ClassVar[Mapping[str, float]] = {"fit": 0.1, "read": 2e-9, "pass": 2e-3}
+    usual_cluster_costs: ClassVar[Mapping[str, float]] = {"fit": 0.1, "read": 2e-9, "pass": 2e-3}
     #: Factor by which a range of seconds extends below and above the expected value, at each place.
     spread: ClassVar[Mapping[str, float]] = {INLINE: 1.5, "cluster": 1.7}
     #: Bytes of rows for each further thread of a fit in this process (4 MiB); 0: only one thread.

@@ -40,7 +40,7 @@ class ALSFamily(Family):
     usual: ClassVar = {
         "fit": 5e-3, "cut": 8e-8, "pass": 1e-3, "entry": 2e-9, "square": 2e-10, "cube": 1e-9,
     }  # fmt: skip
-    usual_there: ClassVar = {"fit": 0.2, "send": 3e-8, "pass": 1e-2}
+    usual_cluster_costs: ClassVar = {"fit": 0.2, "send": 3e-8, "pass": 1e-2}
     spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
     #: Bytes of half a million ratings; each such amount is worth another thread.
     share = (1 << 19) * _RATING_BYTES

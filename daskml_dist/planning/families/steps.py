@@ -64,7 +64,7 @@ class LinearStepsFamily(Family):
         "fit": 2e-3, "read": 1e-9, "sample": 4e-8, "pass": 1e-4, "early": 2e-5, "copy": 1e-9,
         "step": 5e-6, "row": 5e-9, "far": 4e-8, "entry": 2e-10,
     }  # fmt: skip
-    usual_there: ClassVar = {"fit": 0.1, "read": 4e-9, "pass": 1e-3, "step": 6e-5}
+    usual_cluster_costs: ClassVar = {"fit": 0.1, "read": 4e-9, "pass": 1e-3, "step": 6e-5}
     share = 0
     takes_sparse = True
     #: The estimator of the current plan, and its settings, since checking them is slow.

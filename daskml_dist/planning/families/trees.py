@@ -36,7 +36,7 @@ class BoostingFamily(Family):
     usual: ClassVar = {
         "fit": 2e-2, "read": 1.5e-8, "pass": 2e-3, "row": 1e-8, "entry": 1e-9, "bin": 4e-9,
     }  # fmt: skip
-    usual_there: ClassVar = {"fit": 0.15, "send": 2e-9, "pass": 1e-2, "met": 2e-9}
+    usual_cluster_costs: ClassVar = {"fit": 0.15, "send": 2e-9, "pass": 1e-2, "met": 2e-9}
     spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
 
     #: Probes do not repeat rows: equal rows cannot be split, so trees would stop early.
@@ -106,7 +106,7 @@ class ForestFamily(Family):
     usual: ClassVar = {
         "fit": 2e-2, "pass": 2e-3, "row": 1e-8, "entry": 5e-9, "node": 1e-6,
     }  # fmt: skip
-    usual_there: ClassVar = {"fit": 0.15, "send": 2e-9, "pass": 1e-2}
+    usual_cluster_costs: ClassVar = {"fit": 0.15, "send": 2e-9, "pass": 1e-2}
     spread: ClassVar = {INLINE: 2.0, "cluster": 2.0}
 
     #: Probes do not repeat rows: equal rows cannot be split, so trees would stop early.

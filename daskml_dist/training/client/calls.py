@@ -47,8 +47,8 @@ def call_workers(
             if pending:
                 # A worker that is no longer listed will not answer.
                 scheduler: Any = client.scheduler
-                there = (await scheduler.identity(n_workers=-1))["workers"]
-                pending = {running for running in pending if calls[running] in there}
+                workers = (await scheduler.identity(n_workers=-1))["workers"]
+                pending = {running for running in pending if calls[running] in workers}
         for running in calls:
             running.cancel()
         done = [running for running in calls if running.done() and not running.cancelled()]

@@ -189,18 +189,18 @@ class ClusterRows:
         if self._collection.kind == "memory":
             # They are distributed evenly, and never dropped.
             nbytes = sum(info.nbytes for info in self.infos) // len(self.threads())
-            what = "Rows that are passed as an array or frame in memory take"
+            description = "Rows that are passed as an array or frame in memory take"
             remedy = "Pass them as a Dask collection, dask.array.from_array(X, chunks=...)"
         else:
             largest = max(self.infos, key=lambda info: info.nbytes)
-            nbytes, what = largest.nbytes, f"Block {largest.index} takes"
+            nbytes, description = largest.nbytes, f"Block {largest.index} takes"
             remedy = (
                 'Make smaller chunks (X.rechunk({0: "64 MiB"}), '
                 'df.repartition(partition_size="64MB"))'
             )
         if nbytes > available_bytes:
             raise InvalidDataError(
-                f"{what} {nbytes:,} bytes, more than the {available_bytes:,.0f} bytes that "
+                f"{description} {nbytes:,} bytes, more than the {available_bytes:,.0f} bytes that "
                 f"blocks may take on a worker. {remedy}, or raise memory_budget."
             )
 
@@ -240,11 +240,15 @@ class ClusterRows:
         fit = fit_surely_in_memory(
             self._client, self._collection, available_bytes, persisted=bool(self.home_workers)
         )
-        wave = len(bundles) if fit or self._repeats_work else sum(self.membership.ready.values())
-        wave = self._collection.bundles_at_once or wave
+        n_bundles = (
+            len(bundles) if fit or self._repeats_work else sum(self.membership.ready.values())
+        )
+        n_bundles = self._collection.bundles_at_once or n_bundles
         while done < len(bundles):
-            self._make_and_inspect([i for bundle in bundles[done : done + wave] for i in bundle])
-            done = min(done + wave, len(bundles))
+            self._make_and_inspect(
+                [i for bundle in bundles[done : done + n_bundles] for i in bundle]
+            )
+            done = min(done + n_bundles, len(bundles))
             if fit:
                 continue
             available_bytes = self.share * self.budget * len(self.threads())
@@ -256,7 +260,7 @@ class ClusterRows:
             # fit.
             left = (available_bytes - used) * done / max(used, 1)
             # The next wave is the number that probably fits.
-            wave = 1 + int(min(left, len(bundles)))
+            n_bundles = 1 + int(min(left, len(bundles)))
         self.infos.sort(key=lambda info: info.index)
 
     @property
@@ -370,8 +374,8 @@ class ClusterRows:
                 level = [self._client.submit(merge_scales, group, pure=False) for group in groups]
             return level[0]
 
-        what = "the scales of the features"
-        found = self._gathering.results(merged, list(range(n_parts)), what)
+        description = "the scales of the features"
+        found = self._gathering.results(merged, list(range(n_parts)), description)
         return join_scales([found[part] for part in range(n_parts)])
 
     def ask(self, function: Callable[[Any], Any]) -> list[Any]:

@@ -126,12 +126,12 @@ class GenerationEvent:
 
     def __str__(self) -> str:
         if not self.anew:
-            what = f"continues, repeating {self.lost_versions} updates"
+            outcome = f"continues, repeating {self.lost_versions} updates"
         elif self.from_pass:
-            what = f"continues from the state saved after pass {self.from_pass}"
+            outcome = f"continues from the state saved after pass {self.from_pass}"
         else:
-            what = "starts again"
-        return f"generation {self.generation} ({self.reason}): the fit {what}"
+            outcome = "starts again"
+        return f"generation {self.generation} ({self.reason}): the fit {outcome}"
 
 
 class TrainingRun:
@@ -166,8 +166,8 @@ class TrainingRun:
         self._id = early.run_id
         self._log = log
         self._awake = threading.Event()
-        there = self._membership = rows.membership
-        self._actors = RunActors(client, fit, early, there, self._awake.set)
+        membership = self._membership = rows.membership
+        self._actors = RunActors(client, fit, early, membership, self._awake.set)
         self._generations = Generations(
             client, fit, placement, rows, self._membership, self._actors, early
         )
@@ -176,7 +176,7 @@ class TrainingRun:
             client, fit, self._id, self._membership, self._actors, self._generations, self._awake
         )
         self._jobs = BatchJobs()
-        there.why_lost = self._jobs.describe_losses
+        membership.why_lost = self._jobs.describe_losses
         self._callbacks = CallbackList()
         self._stopping = False
         self._losses = LossCounts(fit.run.timeout)
@@ -710,8 +710,10 @@ class RunEnding:
 
     def _is_any_running(self) -> bool:
         """Return whether a trainer is still running on a worker that exists."""
-        there = self._membership.call()
-        return any(not s.future.done() and s.address in there for s in self._generations.trainers)
+        membership = self._membership.call()
+        return any(
+            not s.future.done() and s.address in membership for s in self._generations.trainers
+        )
 
     def _find_root_cause(self, error: BaseException) -> BaseException:
         """Return the error to raise: a trainer's own error if `error` is only its consequence."""

@@ -67,7 +67,9 @@ class Gathering:
         #: Workers that accepted work at the last check.
         self._ready: set[str] = set()
 
-    def results(self, start: StartTasks, numbers: Iterable[int], what: str) -> dict[int, Any]:
+    def results(
+        self, start: StartTasks, numbers: Iterable[int], description: str
+    ) -> dict[int, Any]:
         """Return the results of one task for each number."""
         numbers = list(numbers)
         futures: dict[int, Any] = {}
@@ -82,10 +84,12 @@ class Gathering:
         seconds, found = _FETCH, None
         try:
             while found is None:
-                self._wait_until_done(futures, len(numbers), begin, what)
+                self._wait_until_done(futures, len(numbers), begin, description)
                 found = self._fetch_results([futures[n] for n in numbers], seconds)
                 if seconds > self._timeout:
-                    raise WorkerLostError(f"Waiting for {what}: they cannot be fetched. {_AGAIN}")
+                    raise WorkerLostError(
+                        f"Waiting for {description}: they cannot be fetched. {_AGAIN}"
+                    )
                 # A large result may take long, so each attempt gets more time.
                 seconds *= 2
         finally:
@@ -106,15 +110,15 @@ class Gathering:
         self._start_tasks(make, numbers, futures)
         return query_facts(numbers, _MOMENT) if futures else {}
 
-    def wait_until_made(self, make: StartTasks, numbers: Iterable[int], what: str) -> None:
+    def wait_until_made(self, make: StartTasks, numbers: Iterable[int], description: str) -> None:
         """Wait for data that will stay on workers."""
         numbers = list(numbers)
         futures: dict[int, Any] = {}
 
         begin = partial(self._start_tasks, make, numbers, futures)
-        self._wait_until_done(futures, len(numbers), begin, what)
+        self._wait_until_done(futures, len(numbers), begin, description)
 
-    def wait_for(self, futures: Iterable[Any], what: str) -> None:
+    def wait_for(self, futures: Iterable[Any], description: str) -> None:
         """Wait for tasks that the user has started."""
         users = dict(enumerate(futures))
 
@@ -122,24 +126,24 @@ class Gathering:
             gone = [n for n, future in users.items() if future.status == "cancelled"]
             if gone:
                 raise DataLostError(
-                    f"Blocks {gone[:10]} of {what} were lost with their worker or cancelled, or "
-                    "the client that persisted them was closed. Read them from storage, persist "
-                    "them again, and fit again."
+                    f"Blocks {gone[:10]} of {description} were lost with their worker or "
+                    "cancelled, or the client that persisted them was closed. Read them from "
+                    "storage, persist them again, and fit again."
                 )
 
-        self._wait_until_done(users, len(users), check, what, ours=False)
+        self._wait_until_done(users, len(users), check, description, ours=False)
 
     def _wait_until_done(
         self,
         futures: dict[int, Any],
         n_futures: int,
         begin: Callable[[], None],
-        what: str,
+        description: str,
         *,
         ours: bool = True,
     ) -> None:
         """Wait for tasks; `begin` restarts them if that is needed and they are ours."""
-        patience = Deadline(what, self._timeout, "Check the cluster's dashboard.")
+        patience = Deadline(description, self._timeout, "Check the cluster's dashboard.")
         killed: Counter[int] = Counter()
         done = 0
         while True:
@@ -157,8 +161,8 @@ class Gathering:
                 patience.renew()
             elif not patience.has_time_left(f"{done} of {n_futures} there, no worker works on it"):
                 raise WorkerLostError(
-                    f"Waiting for {what}: no progress for {self._timeout:g} s, with {done} of "
-                    f"{n_futures} there. {_AGAIN}"
+                    f"Waiting for {description}: no progress for {self._timeout:g} s, with "
+                    f"{done} of {n_futures} there. {_AGAIN}"
                 )
 
     def _wait_a_moment(self, futures: list[Any]) -> None:

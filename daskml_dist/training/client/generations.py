@@ -281,10 +281,10 @@ class Generations:
 
     def _may_stay_trainer(self, trainer: TrainerTask) -> bool:
         """Return whether a trainer may continue; on a paused worker only if it has begun."""
-        there = self._membership
-        if trainer.address not in there.threads or trainer.future.status != "pending":
+        membership = self._membership
+        if trainer.address not in membership.threads or trainer.future.status != "pending":
             return False
-        return trainer.address not in there.paused or trainer.spec.name in self.begun
+        return trainer.address not in membership.paused or trainer.spec.name in self.begun
 
     # -- trainers ------------------------------------------------------------------------------
 
@@ -314,9 +314,9 @@ class Generations:
         self.visited_workers |= self.members
         # Trainers wait at the gate of a server that has no part yet.
         self._actors.begin_waiting_hosts([server.host for server in self.servers])
-        there = self._membership.call() if idle else {}
+        workers = self._membership.call() if idle else {}
         for trainer in idle:
-            if trainer.address in there:
+            if trainer.address in workers:
                 orders.setdefault(trainer.address, {})[trainer.spec.name] = None
         calls = {a: (self._run_id, self.number, specs) for a, specs in orders.items()}
         # A running task cannot receive messages, but its process can (`worker.control`).

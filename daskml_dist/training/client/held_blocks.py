@@ -385,10 +385,10 @@ def _check_same_cluster(client: Client, futures: Iterable[Any]) -> None:
     """Raise if rows are on another cluster than the fit, which would wait for ever."""
     owners = {id(f.client): f.client for f in futures if f.client not in (None, client)}
     for other in owners.values():
-        there = _find_scheduler_address(other)
-        if there is not None and there != (here := _find_scheduler_address(client)):
+        address = _find_scheduler_address(other)
+        if address is not None and address != (here := _find_scheduler_address(client)):
             raise InvalidDataError(
-                f"Persisted rows are on the cluster at {there}, but the fit would run on the one "
+                f"Persisted rows are on the cluster at {address}, but the fit would run on the one "
                 f"at {here}. Pass the client of the rows, fit(..., client=client), and X, y and "
                 "sample_weight of one cluster; or gather those of the other, y = y.compute()."
             )

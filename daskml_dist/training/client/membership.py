@@ -267,7 +267,7 @@ class Membership:
         """Return whether a worker should not be used, unless there are no others."""
         return address not in self.staying_workers and address not in self.ready
 
-    def is_there(self, address: str) -> bool:
+    def is_member(self, address: str) -> bool:
         """Return whether a worker still counts; takes the roll."""
         return not self.find_lost({address})
 

@@ -111,8 +111,8 @@ class ActorCalls:
 
     def _await_proxy(self, host: ActorHandle) -> None:
         """Wait until an actor runs and its proxy is known; raise if it cannot start."""
-        what = f"worker {host.address} to begin its part"
-        deadline = Deadline(what, self._timeout, BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS)
+        description = f"worker {host.address} to begin its part"
+        deadline = Deadline(description, self._timeout, BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS)
         # Starting takes as long as the worker is busy, so the loop only gives up when the worker is
         # gone, paused or silent.
         while host.proxy is None:
@@ -136,7 +136,7 @@ class ActorCalls:
         except (TimeoutError, DaskMLDistError):
             raise
         except Exception as error:
-            if self._membership.is_there(host.address) and host.future.status == "error":
+            if self._membership.is_member(host.address) and host.future.status == "error":
                 raise
             # An error in the actor's constructor is the user's; any other one may be a lost worker.
             raise WorkerUnreachableError(host.address, repr(error)) from error
@@ -145,7 +145,7 @@ class ActorCalls:
         """Raise `WorkerUnreachableError` if an actor or its worker is lost."""
         if host.future.status in {"lost", "cancelled"}:
             raise WorkerUnreachableError(host.address, "lost")
-        if not self._membership.is_there(host.address):
+        if not self._membership.is_member(host.address):
             raise WorkerUnreachableError(host.address, "stopped answering, or lost")
 
     def _call_method(self, host: ActorHandle, method: str, *args: Any) -> Any:
@@ -311,7 +311,7 @@ class RunActors(ActorCalls):
     def discard_host_actor(self, host: ActorHandle) -> None:
         """Stop an actor and release it, even if its worker is lost."""
         # An actor closes its sockets itself if it still can.
-        if host.proxy is not None and self._membership.is_there(host.address):
+        if host.proxy is not None and self._membership.is_member(host.address):
             with suppress(Exception):
                 host.proxy.close().result(timeout=2)
         host.proxy = None

@@ -181,12 +181,12 @@ def _to_compute_dtype(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:
     return smaller
 
 
-def explain_memory_errors(backend: Backend, what: str) -> AbstractContextManager[None]:
+def explain_memory_errors(backend: Backend, description: str) -> AbstractContextManager[None]:
     """Translate a device's out-of-memory error into one that names the data that did not fit."""
     if backend.device == "cpu":
         return nullcontext()
     return device_memory(
-        what,
+        description,
         'Stream the blocks: memory_budget="8GiB", or less than the GPU has; or use smaller '
         'chunks, X of float32, or device="cpu".',
     )

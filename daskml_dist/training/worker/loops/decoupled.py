@@ -387,12 +387,12 @@ class DecoupledLane:
         rows = float(sum(n for _, n, _ in parts))
         # The negative progress serves as a gradient; servers divide the sum of all pushes by their
         # rows.
-        back = self._placement.to_host(view.origin - w)
-        values = back * rows
+        negative_progress = self._placement.to_host(view.origin - w)
+        values = negative_progress * rows
         for group in memory.replica.rule.groups:
             if group.additive:  # sums are not multiplied by rows
                 own = group.part_within(at.start, at.stop).rows
-                values[own] = back[own]
+                values[own] = negative_progress[own]
         view.origin = copy_array(w)
         packed, progress = None, None
         if s == 0:

@@ -87,10 +87,10 @@ class _TrainerRows(SolverView):
         self.kept = self._agree_on_point(known).state
         # Computed arrays, such as bins, survive generations unless rows were lost for good: then
         # they include rows that no longer count.
-        made = context.memory.setdefault("made", {"n_rows": self.n_rows})
-        if made["n_rows"] != self.n_rows:
-            context.memory["made"] = made = {"n_rows": self.n_rows}
-        self.memory: dict[str, Any] = made
+        computed = context.memory.setdefault("computed_arrays", {"n_rows": self.n_rows})
+        if computed["n_rows"] != self.n_rows:
+            context.memory["computed_arrays"] = computed = {"n_rows": self.n_rows}
+        self.memory: dict[str, Any] = computed
 
     # -- rows ----------------------------------------------------------------------------------
 

@@ -772,9 +772,9 @@ class DelayedAnswers:
         context.end_pass()
         return self._stops or is_last
 
-    def _take_answer(self, what: str) -> None:
+    def _take_answer(self, op: str) -> None:
         """Receive the answer to a report or snapshot, and any answers before it."""
-        while what in self._open:
+        while op in self._open:
             answer = self._connection.answer()
             # The answer to a report contains whether the fit ends.
             self._open.remove("report" if "stop" in answer else "store")

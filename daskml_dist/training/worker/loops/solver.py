@@ -106,13 +106,13 @@ class _SumMaker:
             else:
                 self.sum(self.question_packer.unpack(message[_HEADER:]), *numbers)
 
-    def broadcast_message(self, thing: Any, kind: int, *numbers: int) -> None:
+    def broadcast_message(self, message: Any, kind: int, *numbers: int) -> None:
         """Send a statistic to be summed, or a state to be saved, to the other trainers."""
         if self._context.communicator.size > 1:
             # Fixed-size header, then the packed object, sent without joining them.
             header = np.array([kind, *numbers], np.int64)
             keeps = kind == _KEEP_STATE
-            parts = pack_object_parts(thing, {}) if keeps else self.question_packer.pack(thing)
+            parts = pack_object_parts(message, {}) if keeps else self.question_packer.pack(message)
             self._context.communicator.broadcast_bytes([header.data.cast("B"), *parts])
 
     def sum(self, statistic: Statistic, number: int, left: int) -> NDArray[np.float64]:
@@ -264,13 +264,13 @@ class _RequestedSums:
         self._left[state.name] = self._n_requested
         return left
 
-    def _broadcast_checked(self, thing: Any, *numbers: int) -> None:
+    def _broadcast_checked(self, message: Any, *numbers: int) -> None:
         """Send an object to all trainers; raise with a remedy if it cannot be packed."""
         try:
-            self._rounds.broadcast_message(thing, *numbers)
+            self._rounds.broadcast_message(message, *numbers)
         except TypeError as error:
             raise InvalidParameterError(
-                f"The {type(thing).__name__} of a solver cannot be sent to other workers: {error}"
+                f"The {type(message).__name__} of a solver cannot be sent to other workers: {error}"
             ) from error
 
     def keep(
@@ -298,9 +298,9 @@ class _RequestedSums:
         self._context.set_left_behind(lambda: InterruptedState(found))
         # If the solver's state is smaller than the sums, it replaces them.
         if state is not None and self._rounds.log.is_worth_replacing(self._n_requested):
-            made = {name: np.array(array) for name, array in state().items()}
-            self._broadcast_checked(made, _KEEP_STATE, self._n_iter, again)
-            self._rounds.log.keep(made, self._n_iter, again)
+            state_arrays = {name: np.array(array) for name, array in state().items()}
+            self._broadcast_checked(state_arrays, _KEEP_STATE, self._n_iter, again)
+            self._rounds.log.keep(state_arrays, self._n_iter, again)
 
     def end(self) -> None:
         """Report the last sums, and release the other trainers."""
