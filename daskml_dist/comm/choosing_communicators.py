@@ -255,12 +255,12 @@ class SharedGroup(Communicator):
                     views[self.rank][r * slot : r * slot + len(piece)] = piece
             self._finish_turn()
             own = total[start : start + slot]
-            theirs = [
+            areas = [
                 pieces[r] if r == self.rank else view[self.rank * slot :][: len(own)]
                 for r, view in enumerate(views)
             ]
-            np.add(theirs[0], theirs[1], out=own)
-            for part in theirs[2:]:
+            np.add(areas[0], areas[1], out=own)
+            for part in areas[2:]:
                 own += part
         self._count_traffic((len(array) - len(total)) * array.itemsize)
         return total
@@ -373,8 +373,8 @@ class SharedGroup(Communicator):
             if not done:
                 lengths = [area[: 8 * n].view(np.int64) for area in areas]
                 longest = max(int(each.max()) for each in lengths)
-                mine = self.rank if n > 1 else 0
-                had = {r: np.empty(int(lengths[r][mine]), np.uint8) for r in sources}
+                position = self.rank if n > 1 else 0
+                had = {r: np.empty(int(lengths[r][position]), np.uint8) for r in sources}
             for r, whole in had.items():
                 piece = whole[done : done + slot]
                 piece[...] = areas[r][at : at + len(piece)]
@@ -635,8 +635,8 @@ class TwoLevelGroup(Communicator):
             data = self._first.broadcast_bytes(buffers)
             buffers = buffers if self.rank == 0 else [data.data]
         if self._local is not None:
-            heard = self._local.broadcast_bytes(buffers)
-            data = data if self._first is not None else heard
+            received = self._local.broadcast_bytes(buffers)
+            data = data if self._first is not None else received
         self._count_traffic()
         return data
 
@@ -686,8 +686,8 @@ def find_shared_memory(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]]
             os.close(own[2])
     # Step 3: all ranks have the same tokens, so they all form the same groups.
     hosts = _group_by_host(tokens)
-    mine = next(ranks for ranks in hosts if peers.rank in ranks)
-    return hosts, {rank: seen[rank] for rank in mine if rank in seen}
+    own_ranks = next(ranks for ranks in hosts if peers.rank in ranks)
+    return hosts, {rank: seen[rank] for rank in own_ranks if rank in seen}
 
 
 def _check_numbers(arrays: list[NDArray[Any]]) -> list[int]:
@@ -800,10 +800,10 @@ class OneHostSetup:
                 # The process is opened before its memory: while it is alive, its number cannot be
                 # reused.
                 lives[other] = ProcessLife(pid)
-                found[other] = theirs = open_rank_memory(pid, memory, number)
-                if theirs[0].token.hex() != token:
+                found[other] = opened = open_rank_memory(pid, memory, number)
+                if opened[0].token.hex() != token:
                     return None
-                lives[other].watch(segment.words, theirs[0].words, ENDED_WORD)
+                lives[other].watch(segment.words, opened[0].words, ENDED_WORD)
         except OSError:
             return None
         return found, lives

@@ -350,7 +350,7 @@ class Shard:
         self._groups = [part for part in parts if part.start < part.stop or len(parts) == 1]
         self._steps = self._bind_steps()
         # Built-in optimizers give the same bits by array operations and compiled.
-        self._any_way = all(_is_builtin_optimizer(group.optimizer) for group in self._groups)
+        self._has_equal_bits = all(_is_builtin_optimizer(group.optimizer) for group in self._groups)
         # Sum of the learning rates so far, and its value when the penalty of each row was last
         # applied; the difference is the pending penalty (lazy regularisation).
         self._rate_sum = 0.0
@@ -368,16 +368,16 @@ class Shard:
         """Keep the outer-step state of an earlier fit only if all of it suits this rule."""
         outer, found = self.rule.outer, self.opt_state
         needed = () if outer is None else outer.state_names
-        theirs = {name for name in found if name.startswith(OUTER_PREFIX)}
-        if theirs == {*needed}:
+        outer_names = {name for name in found if name.startswith(OUTER_PREFIX)}
+        if outer_names == {*needed}:
             return
-        own = {name: array for name, array in found.items() if name not in theirs}
+        own = {name: array for name, array in found.items() if name not in outer_names}
         fresh = {} if outer is None else outer.init(self.w)
         # After other policies or optimizers, lanes start from other parameters than the stored
         # ones. The residual of compression may be missing, or be present without need.
         residual = {"outer_residual"}
-        if theirs - residual == {*needed} - residual:
-            fresh |= {name: found[name] for name in theirs & fresh.keys()}
+        if outer_names - residual == {*needed} - residual:
+            fresh |= {name: found[name] for name in outer_names & fresh.keys()}
         else:
             self._n_outer_steps = 0
         self.opt_state = own | fresh
@@ -450,7 +450,7 @@ class Shard:
                 if not self._fused:
                     n_rows, width = self.w.shape
                     self._fused = self._backend.updates_at(
-                        self.version, n_rows * width, self._any_way
+                        self.version, n_rows * width, self._has_equal_bits
                     )
                 for steps in self._steps:
                     part = grad if steps.covers_shard else grad[steps.rows, ...]

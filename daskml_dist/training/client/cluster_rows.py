@@ -412,10 +412,10 @@ class ClusterRows:
             return {info.index: [self.home_workers[info.index] or ""] for info in self.infos}
         found = self._held.find_holders()
         if self.home_workers:
-            there = self.membership.ready
+            ready = self.membership.ready
             # Other work may have made copies elsewhere, so the worker is preferred on which the
             # user has persisted the part.
-            at_home = {i: [home] for i, home in enumerate(self.home_workers) if home in there}
+            at_home = {i: [home] for i, home in enumerate(self.home_workers) if home in ready}
             found |= {i: home for i, home in at_home.items() if home[0] in found.get(i, home)}
         return {info.index: found.get(info.index, []) for info in self.infos}
 

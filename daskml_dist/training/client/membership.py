@@ -347,12 +347,12 @@ class Membership:
     def wait_for_any_worker(self, timeout: float) -> dict[str, int]:
         """Wait until any worker accepts work; return the threads of all that do."""
 
-        def there() -> list[dict[str, Any]]:
+        def list_workers() -> list[dict[str, Any]]:
             return [self.facts(address) for address in self.call()]
 
         if time.monotonic() - self._last_call < _FRESH and self.ready:
             return self.ready
-        wait_for_workers(self._client, there, timeout, self.on_wait, self.why_lost)
+        wait_for_workers(self._client, list_workers, timeout, self.on_wait, self.why_lost)
         return self.ready
 
 

@@ -119,11 +119,15 @@ def plan_row_parts(
     numbers, at = owners.numbers(wanted, blocks[0].column_cuts), IdLookup(wanted)
     lanes = []
     for block, own in zip(blocks, ranges, strict=True):
-        its = np.empty(len(block.touched), np.int64)
-        its[block.place] = numbers[at(block.touched)]
+        key_numbers = np.empty(len(block.touched), np.int64)
+        key_numbers[block.place] = numbers[at(block.touched)]
         rows = ready(KeyedRows(own, block.indptr, block.indices, block.values))
         lanes.append(
-            (rows, its, cut_rows_by_entries(rows.indptr, max(most // len(blocks), 1), piece))
+            (
+                rows,
+                key_numbers,
+                cut_rows_by_entries(rows.indptr, max(most // len(blocks), 1), piece),
+            )
         )
     del wanted, numbers, at
     # Exchanges are collective, so a trainer with fewer parts joins with empty ones.
@@ -133,7 +137,11 @@ def plan_row_parts(
     for kind, n in enumerate(np.max(all_, axis=0).tolist()):
         found.append([])
         for i in range(n):
-            some = [(rows, its, cut[kind][i]) for rows, its, cut in lanes if i < len(cut[kind])]
+            some = [
+                (rows, key_numbers, cut[kind][i])
+                for rows, key_numbers, cut in lanes
+                if i < len(cut[kind])
+            ]
             found[-1].append(_make_part(communicator, owners, some, buffers))
     return found[0], found[1]
 
@@ -217,8 +225,8 @@ class KeyOwners:
         lanes = np.array([at.lane for at in own], np.int64)
         # Rank of each lane: every rank sends the numbers of its lanes.
         self._owner = np.zeros(len(bounds) - 1, np.intp)
-        for rank, (its,) in enumerate(communicator.allgather([lanes])):
-            self._owner[its] = rank
+        for rank, (rank_lanes,) in enumerate(communicator.allgather([lanes])):
+            self._owner[rank_lanes] = rank
 
     def numbers(self, ids: Array, cuts: Array) -> NDArray[np.int64]:
         """Return the numbers of sorted ids, as their owners assign them."""
@@ -237,10 +245,10 @@ class KeyOwners:
         )
         # Answers are ordered by rank, and within a rank by lane.
         out = np.empty(len(ids), np.int64)
-        for rank, its in enumerate(found):
+        for rank, rank_numbers in enumerate(found):
             lanes = self._lanes_of_rank(rank)
             ends = np.cumsum([len(parts[lane]) for lane in lanes])[:-1]
-            for lane, some in zip(lanes, np.split(its, ends), strict=True):
+            for lane, some in zip(lanes, np.split(rank_numbers, ends), strict=True):
                 out[edges[lane] : edges[lane + 1]] = some
         return out
 

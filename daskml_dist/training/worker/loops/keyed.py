@@ -375,8 +375,10 @@ class BuddyCheckpoints:
         own = np.array([lane for at in self._own.values() for lane in at], np.int64)
         given = []
         for (lanes,) in communicator.allgather([np.unique(own)]):
-            mine = [lane for lane in lanes.tolist() if holders[lane] == communicator.rank]
-            given.append(_pack_lanes({lane: kept.lanes[lane] for lane in mine} if kept else {}))
+            own_lanes = [lane for lane in lanes.tolist() if holders[lane] == communicator.rank]
+            given.append(
+                _pack_lanes({lane: kept.lanes[lane] for lane in own_lanes} if kept else {})
+            )
         found: dict[int, dict[str, Array]] = {}
         for packed in communicator.alltoall(given):
             found.update(_unpack_lanes(packed))

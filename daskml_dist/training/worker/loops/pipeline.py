@@ -312,7 +312,7 @@ class PipelineSteps:
             return [None] * len(self._context.lanes)
         own = [self._placement.to_host(self._shard.w)] if self._stages.leads_first_pipeline else []
         gathered = self._context.communicator.allgather(own)
-        whole = np.concatenate([w for theirs in gathered for w in theirs])
+        whole = np.concatenate([w for parts in gathered for w in parts])
         return [whole] * len(self._context.lanes)
 
     def state(self) -> ShardState | None:
