@@ -23,6 +23,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,24 @@ def backend(request: pytest.FixtureRequest) -> Backend:
             pytest.skip("no g++ here")
         return EmulatedCupy()
     return get_backend({"numpy": "cpu", "cupy": "gpu"}[request.param])
+
+
+@pytest.fixture(params=["stand-in", pytest.param("cupy", marks=pytest.mark.gpu)])
+def to_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that makes arrays and CSR matrices of CuPy, or stand-ins for them."""
+    if request.param == "cupy":
+        return _to_cupy
+    from tests import fake_cupy
+
+    fake_cupy.plug_in(fake_cupy.FakeCupy, monkeypatch)
+    monkeypatch.setattr(fake_cupy.DeviceArray, "copied", 0)
+    return fake_cupy.to_device
+
+
+def _to_cupy(rows: Any) -> Any:
+    if not hasattr(rows, "tocsr"):
+        return import_module("cupy").asarray(rows)
+    return import_module("cupyx.scipy.sparse").csr_matrix(rows.tocsr())
 
 
 @pytest.fixture(params=STORED[1:])

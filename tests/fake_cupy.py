@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import dask.array as da
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -221,6 +223,19 @@ class FakeCupy(CupyBackend):
 def to_device(rows: Any) -> DeviceArray | DeviceCSR:
     """Rows as the stand-ins for CuPy's."""
     return DeviceCSR(rows) if sparse.issparse(rows) else DeviceArray(np.asarray(rows))
+
+
+ToDevice = Callable[[Any], Any]
+
+
+def make_blocks(values: Any, chunks: tuple[int, ...], to_device: ToDevice) -> da.Array:
+    """Return a lazy array whose blocks are moved to a device in their tasks."""
+    return da.from_array(np.arange(sum(chunks)), chunks=(chunks,)).map_blocks(
+        lambda at: to_device(values[at]),
+        chunks=(chunks, *((n,) for n in values.shape[1:])),
+        new_axis=list(range(1, values.ndim)) or None,
+        meta=np.empty((0,) * values.ndim, values.dtype),
+    )
 
 
 def plug_in(backend: type[Backend], monkeypatch: pytest.MonkeyPatch) -> None:

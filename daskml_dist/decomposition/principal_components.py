@@ -200,8 +200,9 @@ class TruncatedSVD(BaseComponents):
     Parameters
     ----------
     n_components : int, default=2
-    Power iterations from random vectors, or ARPACK, with one pass for each of its products. For up
-    to 512 features both are exact, from one pass.
+    algorithm : {"randomized", "arpack"}, default="randomized"
+        Power iterations from random vectors, or ARPACK, with one pass for each of its products. For
+        up to 512 features both are exact, from one pass.
     n_iter : int, default=5
         Number of power iterations. The vectors of all iterations are kept (a block Krylov space),
         so that fewer passes reach the same accuracy.

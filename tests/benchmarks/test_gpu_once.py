@@ -75,7 +75,13 @@ def test_time_is_left_for_what_comes_last() -> None:
 
 def test_all_folders_with_tests_for_a_gpu_are_run() -> None:
     root = Path(__file__).parents[1]
-    marked = {path.parent for path in root.rglob("test_*.py") if "mark.gpu" in path.read_text()}
+    # With the mark, or with the fixture that has it.
+    uses = ("mark.gpu", "to_device: ToDevice")
+    marked = {
+        path.parent
+        for path in root.rglob("test_*.py")
+        if any(use in path.read_text() for use in uses)
+    }
     # Of this folder, one example of dask-cuda, which the visit checks by itself.
     assert {path.relative_to(root).as_posix() for path in marked} - {"benchmarks"} <= {
         *TEST_FOLDERS

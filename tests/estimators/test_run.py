@@ -72,7 +72,6 @@ def test_the_table_has_every_parameter() -> None:
     [
         (Run(n_lanes=0), "n_lanes=0: use an integer >= 1"),
         (Run(n_servers=2.5), "n_servers=2.5: use an integer >= 1"),  # type: ignore[arg-type]
-        (Run(deterministic="no"), "True or False"),  # type: ignore[arg-type]
         (Run(compute_dtype="int8"), "float16"),
         (Run(memory_budget="much"), "2 GiB"),
         (Run(on_lost_data="ignore"), "skip"),

@@ -6,8 +6,7 @@ GPU the same tests run on CuPy too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from importlib import import_module
+from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -28,7 +27,7 @@ from daskml_dist.linear_model import (
     SGDClassifier,
 )
 from tests import fake_cupy
-from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
+from tests.fake_cupy import DeviceArray, FakeCupy, ToDevice, make_blocks, plug_in
 
 N, D = 90, 4
 RNG = np.random.default_rng(0)
@@ -54,8 +53,6 @@ METHODS = ["predict", "predict_proba", "predict_log_proba", "decision_function"]
 TOLERANCE = {"float32": 1e-5, "float64": 1e-11}
 CHUNKS = (20, 0, 45, 25)
 
-ToDevice = Callable[[Any], Any]
-
 
 @pytest.fixture(autouse=True)
 def _in_process() -> Iterator[None]:
@@ -63,30 +60,9 @@ def _in_process() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["stand-in", pytest.param("cupy", marks=pytest.mark.gpu)])
-def to_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ToDevice:
-    """Makes arrays and CSR matrices of CuPy, or stand-ins, of NumPy's and SciPy's."""
-    if request.param == "cupy":
-        return _to_cupy
-    plug_in(FakeCupy, monkeypatch)
-    monkeypatch.setattr(DeviceArray, "copied", 0)
-    return fake_cupy.to_device
-
-
-def _to_cupy(rows: Any) -> Any:
-    if not sparse.issparse(rows):
-        return import_module("cupy").asarray(rows)
-    return import_module("cupyx.scipy.sparse").csr_matrix(sparse.csr_matrix(rows))
-
-
 def _lazy(values: Any, to_device: ToDevice) -> da.Array:
     """Blocks made in tasks, one of them empty."""
-    return da.from_array(np.arange(N), chunks=(CHUNKS,)).map_blocks(
-        lambda at: to_device(values[at]),
-        chunks=(CHUNKS, *((n,) for n in values.shape[1:])),
-        new_axis=list(range(1, values.ndim)) or None,
-        meta=np.empty((0,) * values.ndim, values.dtype),
-    )
+    return make_blocks(values, CHUNKS, to_device)
 
 
 @pytest.mark.parametrize("pieces", ["whole", "few rows"])

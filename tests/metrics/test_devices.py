@@ -7,9 +7,7 @@ GPU the values are compared on CuPy too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import dask.array as da
@@ -23,7 +21,7 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.metrics import METRICS, _columns, pairwise
 from tests import fake_cupy
 from tests.docs.blocks import PAGES
-from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
+from tests.fake_cupy import DeviceArray, ToDevice, make_blocks
 from tests.metrics.rows import (
     CLASSES,
     GUESSES,
@@ -48,18 +46,6 @@ CELLS = {
 REPEATS = 20
 CHUNKS = (500, 0, 1, 699)
 
-ToDevice = Callable[[Any], Any]
-
-
-@pytest.fixture(params=["stand-in", pytest.param("cupy", marks=pytest.mark.gpu)])
-def to_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ToDevice:
-    if request.param == "cupy":
-        found: ToDevice = import_module("cupy").asarray
-        return found
-    plug_in(FakeCupy, monkeypatch)
-    monkeypatch.setattr(DeviceArray, "copied", 0)
-    return fake_cupy.to_device
-
 
 def _repeat(values: Any) -> NDArray[Any]:
     return np.concatenate([values] * REPEATS)
@@ -67,12 +53,7 @@ def _repeat(values: Any) -> NDArray[Any]:
 
 def _lazy(values: Any, to_device: ToDevice = np.asarray) -> da.Array:
     """Blocks made in tasks, one of them empty and one a single row."""
-    return da.from_array(np.arange(len(values)), chunks=(CHUNKS,)).map_blocks(
-        lambda at: to_device(values[at]),
-        chunks=(CHUNKS, *((n,) for n in values.shape[1:])),
-        new_axis=list(range(1, values.ndim)) or None,
-        meta=np.empty((0,) * values.ndim, values.dtype),
-    )
+    return make_blocks(values, CHUNKS, to_device)
 
 
 def test_the_table_names_every_metric() -> None:

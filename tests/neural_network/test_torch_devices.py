@@ -5,9 +5,8 @@ On a machine with a GPU the same tests run on CuPy and CUDA too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import dask
@@ -21,8 +20,7 @@ from daskml_dist import Run
 from daskml_dist.errors import DeviceUnavailableError, InvalidDataError
 from daskml_dist.inference import row_mapping
 from daskml_dist.neural_network import TorchClassifier, TorchRegressor
-from tests import fake_cupy
-from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
+from tests.fake_cupy import DeviceArray, ToDevice
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn
@@ -34,28 +32,11 @@ IMAGES = RNG.integers(0, 256, (N, 5, 5, 3)).astype(np.uint8)
 TOKENS = RNG.integers(0, 9, (N, 4))
 LABELS = np.array(["few", "many", "most"])[RNG.integers(0, 3, N)]
 
-ToDevice = Callable[[Any], Any]
-
 
 @pytest.fixture(autouse=True)
 def _in_process() -> Iterator[None]:
     with dask.config.set(scheduler="synchronous"):
         yield
-
-
-@pytest.fixture(params=["stand-in", pytest.param("cupy", marks=pytest.mark.gpu)])
-def to_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ToDevice:
-    if request.param == "cupy":
-        return _to_cupy
-    plug_in(FakeCupy, monkeypatch)
-    monkeypatch.setattr(DeviceArray, "copied", 0)
-    return fake_cupy.to_device
-
-
-def _to_cupy(rows: Any) -> Any:
-    if not sparse.issparse(rows):
-        return import_module("cupy").asarray(rows)
-    return import_module("cupyx.scipy.sparse").csr_matrix(sparse.csr_matrix(rows))
 
 
 def _linear() -> Any:

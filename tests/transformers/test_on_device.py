@@ -6,8 +6,7 @@ GPU the same tests run on CuPy too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from importlib import import_module
+from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -30,7 +29,7 @@ from daskml_dist.preprocessing import (
     StandardScaler,
 )
 from tests import fake_cupy
-from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
+from tests.fake_cupy import DeviceArray, ToDevice, make_blocks
 
 N = 90
 CHUNKS = (20, 0, 45, 25)
@@ -40,8 +39,6 @@ GAPS = np.where(RNG.random((N, 3)) < 0.2, np.nan, NUMBERS)
 COUNTS = RNG.integers(0, 3, (N, 3))
 POSITIVE = RNG.gamma(1.0, size=(N, 3))
 
-ToDevice = Callable[[Any], Any]
-
 
 @pytest.fixture(autouse=True)
 def _in_process() -> Iterator[None]:
@@ -49,29 +46,9 @@ def _in_process() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["stand-in", pytest.param("cupy", marks=pytest.mark.gpu)])
-def to_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ToDevice:
-    if request.param == "cupy":
-        return _to_cupy
-    plug_in(FakeCupy, monkeypatch)
-    monkeypatch.setattr(DeviceArray, "copied", 0)
-    return fake_cupy.to_device
-
-
-def _to_cupy(rows: Any) -> Any:
-    if not sparse.issparse(rows):
-        return import_module("cupy").asarray(rows)
-    return import_module("cupyx.scipy.sparse").csr_matrix(sparse.csr_matrix(rows))
-
-
 def _lazy(values: Any, to_device: ToDevice) -> da.Array:
     """Blocks made in tasks, one of them empty."""
-    return da.from_array(np.arange(N), chunks=(CHUNKS,)).map_blocks(
-        lambda at: to_device(values[at]),
-        chunks=(CHUNKS, (values.shape[1],)),
-        new_axis=[1],
-        meta=np.empty((0, 0), values.dtype),
-    )
+    return make_blocks(values, CHUNKS, to_device)
 
 
 ORDINAL = KBinsDiscretizer(4, encode="ordinal")
@@ -132,7 +109,9 @@ def test_values_and_dtypes_are_those_of_the_host(stays: bool, to_device: ToDevic
             found = getattr(model, method)(to_device(given))
             blocks = getattr(model, method)(_lazy(given, to_device)).to_delayed().ravel()
             parts = [block.compute() for block in blocks]
-            assert (DeviceArray.copied == 0) == stays or to_device is _to_cupy, transformer
+            assert (DeviceArray.copied == 0) == stays or to_device is not fake_cupy.to_device, (
+                transformer
+            )
             for one in (found, *parts):
                 assert hasattr(one, "__cuda_array_interface__") == stays, transformer
             own, whole, *lazy = map(_to_numpy, (expected, found, *parts))
