@@ -16,6 +16,7 @@ from daskml_dist._version import __version__
 from daskml_dist.cli._checks import CHECKS, run_check_apart
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
+from daskml_dist.parameters.checks import check_number
 
 #: Number of checks at a time: most of their time is imports, and a machine may have only two cores.
 _AT_ONCE = 2
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit status."""
+    check_number("--limit", arguments.limit, lambda seconds: seconds > 0, "of seconds > 0")
     names = list(CHECKS) if arguments.only is None else arguments.only
     for name in names:
         if name not in CHECKS:

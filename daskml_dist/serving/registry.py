@@ -587,7 +587,18 @@ def _set_current(home: Path, version: str) -> None:
 
 def _make_routing(weights: Mapping[str, Any], shadows: Sequence[str]) -> Routing:
     """Return weights and shadows, checked except for whether the versions exist."""
-    numbers = {str(version): float(weight) for version, weight in weights.items()}
+    # A string is a sequence, too: "12" would be the versions 1 and 2.
+    if isinstance(shadows, str):
+        raise InvalidParameterError(
+            f"shadows={shadows!r}: use a list of versions, such as shadows=[{shadows!r}]."
+        )
+    try:
+        numbers = {str(version): float(weight) for version, weight in weights.items()}
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidParameterError(
+            f"weights={weights!r}: use a mapping of versions to numbers, such as "
+            f"{{{CURRENT!r}: 9, '3': 1}}."
+        ) from error
     # NaN, overflow, and zero total weight fail the first comparison.
     total = sum(numbers.values())
     if not 0 < total < float("inf") or min(numbers.values()) < 0:

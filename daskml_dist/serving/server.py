@@ -17,8 +17,10 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from daskml_dist.errors import InvalidParameterError, ServingError
+from daskml_dist.errors import InvalidParameterError, InvalidTypeError, ServingError
 from daskml_dist.errors.signatures import suggest_arguments
+from daskml_dist.errors.suggestions import suggest_nearest
+from daskml_dist.parameters.checks import check_count, check_number
 from daskml_dist.serving.metrics import Metrics
 from daskml_dist.serving.models import Models, check_source_path
 from daskml_dist.serving.server_process import App, load_uvicorn, run_server_process
@@ -32,6 +34,17 @@ _PRELOADED = (
     "uvicorn.lifespan.on",
     "daskml_dist.serving.connection",
 )
+#: Settings of the package's own application that `serve` passes on.
+_SETTINGS = (
+    "max_bytes",
+    "max_waiting",
+    "max_delay",
+    "body_seconds",
+    "together",
+    "access_log",
+    "compress_from",
+)
+_SECONDS = "of seconds > 0"
 _LOG = logging.getLogger("daskml_dist.serving")
 
 
@@ -112,6 +125,8 @@ def serve(
     ------
     InvalidParameterError
         A parameter has no meaning.
+    InvalidTypeError
+        There is no such parameter.
     ModelFileError
         There is no such file or folder.
     ServingError
@@ -127,10 +142,9 @@ def serve(
         port, workers, watch, keep_alive=keep_alive, head_seconds=head_seconds,
         end_within=end_within,
     )  # fmt: skip
-    if (least := settings.get("compress_from")) is not None and least < 1:
-        raise InvalidParameterError(
-            f"compress_from={least}: use a number of bytes >= 1, or None for never."
-        )
+    # The settings of another application are its own.
+    if app is None:
+        _check_settings(settings)
     certificates = _load_certificates(certificate, private_key, key_password, client_authorities)
     load_uvicorn()
     if not isinstance(source, Mapping):
@@ -241,17 +255,41 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _check_parameters(port: int, workers: int, watch: bool | float, **seconds: float) -> None:
     """Raise if a parameter is invalid; `seconds` are times by the names of their parameters."""
-    if not 0 <= port < 65536:
-        raise InvalidParameterError(f"port={port}: use an integer from 0 to 65535.")
-    if workers < 1:
-        raise InvalidParameterError(f"workers={workers}: use an integer >= 1.")
-    if watch is not False and not 0 < watch < float("inf"):
-        raise InvalidParameterError(f"watch={watch}: use True, False, or seconds > 0.")
+    check_count("port", port, least=0, most=65535)
+    check_count("workers", workers)
+    if not isinstance(watch, bool):
+        check_number("watch", watch, _is_positive, "of seconds > 0, True or False")
     if sys.platform == "win32":
         raise ServingError("The server forks, which Windows does not support. Use Linux, or WSL.")
     for name, value in seconds.items():
-        if not 0 < value < float("inf"):
-            raise InvalidParameterError(f"{name}={value}: use seconds > 0.")
+        check_number(name, value, _is_positive, _SECONDS)
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise if a setting of the application is unknown or invalid.
+
+    With a negative limit, the server would start and then refuse all requests.
+    """
+    for name, value in settings.items():
+        if name not in _SETTINGS:
+            raise InvalidTypeError(
+                f"serve(): {name!r} is not one of its parameters."
+                f"{suggest_nearest(name, _SETTINGS) or f' Its settings: {list(_SETTINGS)}.'}"
+            )
+        if name in {"max_bytes", "max_waiting"}:
+            check_count(name, value)
+        elif name == "compress_from" and value is not None:
+            check_count(name, value, "or None for never")
+        elif name == "body_seconds":
+            check_number(name, value, _is_positive, _SECONDS)
+        elif name == "max_delay" and value is not None:
+            for delay in value.values() if isinstance(value, Mapping) else (value,):
+                check_number(name, delay, hint="of seconds >= 0, or None to use no thread")
+
+
+def _is_positive(value: float) -> bool:
+    """Return whether a number is greater than 0."""
+    return value > 0
 
 
 def _load_certificates(certificate: str | None, *more: str | None) -> Certificates | None:

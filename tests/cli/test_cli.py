@@ -255,6 +255,7 @@ def bad_rows(rows: Path, bad_files: Path) -> None:
          1, "does not support checkpoints"),
         (["plan", "rows.npz", "--target", "label", "--estimator", "GaussianNB"], 1, "no plans for"),
         (["doctor", "--only", "clustre"], 1, "Did you mean 'cluster'?"),
+        (["doctor", "--limit", "-1"], 1, "--limit=-1.0: use a number of seconds > 0"),
         (["serve", "m.skops", "--token-file", "no"], 1, "Name a text file"),
         (["fit", "empty.csv", "--target", "label"], 1, "empty.csv cannot be read: "),
         (["fit", "empty.parquet", "--target", "label"], 1, "empty.parquet cannot be read: "),

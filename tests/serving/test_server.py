@@ -18,7 +18,12 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from daskml_dist.errors import InvalidParameterError, ModelFileError, ServingError
+from daskml_dist.errors import (
+    InvalidParameterError,
+    InvalidTypeError,
+    ModelFileError,
+    ServingError,
+)
 from daskml_dist.serving import publish, serve
 from daskml_dist.serving import server as module
 from daskml_dist.serving.supervisor import Supervisor, _Child
@@ -174,11 +179,26 @@ def test_what_is_not_there_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         ({"keep_alive": 0.0}, "keep_alive=0.0"),
         ({"head_seconds": float("nan")}, "head_seconds=nan"),
         ({"compress_from": 0}, "compress_from=0"),
+        ({"compress_from": "x"}, "compress_from='x'"),
+        ({"port": "8000"}, "port='8000'"),
+        ({"workers": 1.5}, "workers=1.5"),
+        ({"watch": "x"}, "watch='x'"),
+        ({"end_within": None}, "end_within=None"),
+        ({"max_bytes": -1}, "max_bytes=-1"),
+        ({"max_waiting": 0}, "max_waiting=0"),
+        ({"body_seconds": float("inf")}, "body_seconds=inf"),
+        ({"max_delay": -0.1}, "max_delay=-0.1"),
+        ({"max_delay": {"m": "x"}}, "max_delay='x'"),
     ],
 )
 def test_mistakes(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidParameterError, match=words):
         serve("models", **options)
+
+
+def test_an_unknown_setting_is_told_with_its_nearest_name() -> None:
+    with pytest.raises(InvalidTypeError, match=r"'max_byte' is not .* Did you mean 'max_bytes'"):
+        serve("models", max_byte=10)
 
 
 @pytest.mark.parametrize("missing", ["uvicorn", "uvloop", "httptools", "msgspec"])
