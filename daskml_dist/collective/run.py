@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import cloudpickle
@@ -147,7 +148,7 @@ def _check_arguments(
         )
     if retries is not None and not (isinstance(retries, int) and retries >= 0):
         raise InvalidParameterError(f"retries={retries!r}: use an integer >= 0.")
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and not (isinstance(timeout, Real) and timeout > 0):
         raise InvalidParameterError(f"timeout={timeout!r}: use seconds > 0.")
     if server is not None and not isinstance(server, ParameterServer):
         raise InvalidParameterError(

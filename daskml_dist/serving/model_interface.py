@@ -218,8 +218,9 @@ def describe_server() -> dict[str, Any]:
 def describe_model(served: Any, versions: list[str]) -> dict[str, Any]:
     """Return the protocol's metadata of a model: versions, inputs and outputs.
 
-    The inputs are one matrix, or a column for each feature if dtypes differ or are texts. Features
-    that the model drops are not listed, though a request may contain them.
+    The inputs are one matrix, or a column for each feature if dtypes differ or are texts, or one
+    column of documents for a pipeline that begins with a text vectorizer. Features that the model
+    drops are not listed, though a request may contain them.
     """
     predictor = served.predictor
     n_features, dtypes = predictor.n_features, predictor.dtypes or []
@@ -237,6 +238,8 @@ def describe_model(served: Any, versions: list[str]) -> dict[str, Any]:
             for at, name in enumerate(predictor.names)
             if name in predictor.needed
         ]
+    elif n_features is None and _is_model_of_texts(getattr(predictor, "model", None)):
+        inputs = [{"name": "rows", "datatype": "BYTES", "shape": [-1]}]
     else:
         width = -1 if n_features is None else n_features
         datatype = _find_datatype(find_feature_dtype(predictor, 0) or "float64")
@@ -248,6 +251,13 @@ def describe_model(served: Any, versions: list[str]) -> dict[str, Any]:
         "inputs": inputs,
         "outputs": [_describe_output(name, predictor) for name in _list_outputs(predictor)],
     }
+
+
+def _is_model_of_texts(model: Any) -> bool:
+    """Return whether a model, or the first step of a pipeline, splits documents into words."""
+    while steps := getattr(model, "steps", None):
+        model = steps[0][1]
+    return hasattr(model, "build_analyzer")
 
 
 def _find_text_features(model: Any) -> set[str]:

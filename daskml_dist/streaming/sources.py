@@ -111,6 +111,10 @@ def folder(
             'Name the column of the targets, target="...", or give read, a function from a path '
             "to X and y."
         )
+    if not isinstance(pattern, (str, os.PathLike)):
+        raise InvalidParameterError(
+            f'pattern={pattern!r}: give one pattern of file names, such as "clicks/*.parquet".'
+        )
     if order not in ("name", "mtime"):
         raise InvalidParameterError(f'order={order!r}: give "name" or "mtime".')
     if not (marker is None or isinstance(marker, str)):

@@ -216,6 +216,7 @@ def test_a_rank_that_sleeps_is_named(client: Client) -> None:
         ({"retries": -1}, "retries=-1"),
         ({"retries": 1.5}, r"retries=1.5"),
         ({"timeout": 0}, "timeout=0"),
+        ({"timeout": "60"}, "timeout='60'"),
         ({"server": {"w": 1}}, "not a ParameterServer"),
         ({"state": threading.Lock()}, "cannot be sent to workers"),
         ({"client": "somewhere"}, "client="),

@@ -9,13 +9,14 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from sklearn.compose import make_column_transformer
-from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
 from sklearn.linear_model import LogisticRegression as SKLogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 pytest.importorskip("msgspec", reason="the extra serve is not installed")
 
+from daskml_dist.feature_extraction.text import CountVectorizer as OurVectorizer
 from daskml_dist.inference import Predictor
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.serving.app import App
@@ -340,6 +341,19 @@ def test_inputs_of_a_pipeline_that_keeps_no_dtypes(frame):
     reply = ask(app, INFER, {"inputs": sent})
     served = np.reshape(reply.json["outputs"][0]["data"], (-1, 2))
     np.testing.assert_array_equal(served, model.predict_proba(frame))
+
+
+@pytest.mark.parametrize("kind", [CountVectorizer, HashingVectorizer, OurVectorizer])
+def test_the_input_of_a_model_of_texts_is_a_column_of_texts(frame, kind):
+    """A client that asks the metadata what to send is not told to send numbers."""
+    texts = np.where(frame["hours"] > 0, "well done", "oh no").astype(object)
+    model = make_pipeline(kind(), SKLogisticRegression()).fit(texts, frame["hours"] > 0)
+    app = App(Models(m=model), Metrics())
+    (told,) = ask(app, "/v2/models/m").json["inputs"]
+    assert (told["datatype"], told["shape"]) == ("BYTES", [-1])
+    reply = ask(app, INFER, {"inputs": [tensor(texts, told["datatype"], told["name"])]})
+    served = np.reshape(reply.json["outputs"][0]["data"], (-1, 2))
+    np.testing.assert_array_equal(served, model.predict_proba(texts))
 
 
 def test_codecs_are_found_by_their_types():

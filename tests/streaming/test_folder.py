@@ -129,6 +129,8 @@ def test_what_has_no_meaning_is_told(tmp_path):
     ):
         with pytest.raises(InvalidParameterError):
             folder(tmp_path / "*.csv", **how)
+    with pytest.raises(InvalidParameterError, match="give one pattern"):
+        folder(["1.csv", "2.csv"], target="y")
     _write(tmp_path, "1.csv")
     for how in ({"read": len}, {"target": "click", "after": 5}):  # len gives no X and y
         with pytest.raises(InvalidParameterError):
