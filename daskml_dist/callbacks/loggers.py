@@ -66,7 +66,10 @@ class CSVLogger(FitCallback):
         """
         self.on_fit_end(run)  # closes the file of an earlier fit that did not end
         try:
-            self._file = open(self.path, "a" if self.append else "w", newline="", encoding="utf-8")
+            # `open` would take an integer for the number of an open file, and close that file.
+            self._file = open(
+                os.fspath(self.path), "a" if self.append else "w", newline="", encoding="utf-8"
+            )
         except (OSError, TypeError) as error:
             raise InvalidParameterError(
                 f"CSVLogger(path={self.path!r}): cannot be written ({error}). Name a file in a "

@@ -39,7 +39,7 @@ class Progress(ParameterObject):
     Raises
     ------
     InvalidParameterError
-        `max_iter` is less than 1, or `verbose` is not an integer.
+        `console` is no console, `max_iter` is less than 1, or `verbose` is not an integer.
 
     Examples
     --------
@@ -51,6 +51,11 @@ class Progress(ParameterObject):
     def __init__(
         self, console: Console | None = None, max_iter: int | None = None, verbose: int = 1
     ) -> None:
+        # As Progress(10), for max_iter=10, would be.
+        if console is not None and not hasattr(console, "is_terminal"):
+            raise InvalidParameterError(
+                f"Progress(console={console!r}): give a rich.console.Console, or None for rich's own."
+            )
         if max_iter is not None and max_iter < 1:
             raise InvalidParameterError(
                 f"Progress(max_iter={max_iter}): give at least 1, or None for that of the fit"

@@ -43,6 +43,34 @@ def list_rows(given: dict[str, Any]) -> tuple[list[str], list[Any]]:
     return names, [given[name] for name in names]
 
 
+def check_eval_set(eval_set: Any, X: Any) -> None:
+    """Raise if `eval_set` is not one pair of rows and targets with as many features as `X`.
+
+    The libraries do not compare the widths: LightGBM would read beyond the end of narrower rows.
+    """
+    if eval_set is None:
+        return
+    is_pair = isinstance(eval_set, (tuple, list)) and len(eval_set) == 2
+    if not is_pair or isinstance(eval_set[0], tuple):
+        raise InvalidParameterError(
+            "eval_set must be one tuple of rows and targets in memory, such as "
+            f"eval_set=(X_val, y_val); it is a {type(eval_set).__name__}."
+        )
+    # Lists, and some collections, have no shape: the libraries look at them.
+    shapes: list[tuple[Any, ...]] = [getattr(one, "shape", ()) for one in (*eval_set, X)]
+    rows, targets, trained = shapes
+    if rows and targets and rows[0] != targets[0]:
+        raise InvalidDataError(
+            f"eval_set has {rows[0]} rows and {targets[0]} targets. Pass a row for each target, "
+            "in the same order."
+        )
+    if rows[1:] and trained[1:] and rows[1] != trained[1]:
+        raise InvalidDataError(
+            f"The rows of eval_set have {rows[1]} features, and those of the training "
+            f"{trained[1]}. Select the same columns."
+        )
+
+
 def join_rows(blocks: Sequence[tuple[Any, ...]], names: Sequence[str]) -> dict[str, Any]:
     """Return a rank's rows, joined from its blocks, by name."""
     columns = zip(*blocks, strict=True)

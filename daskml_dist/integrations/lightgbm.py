@@ -17,6 +17,7 @@ import numpy as np
 
 from daskml_dist.collective import RankGroup, run_together
 from daskml_dist.integrations._trees import (
+    check_eval_set,
     check_model,
     find_n_classes,
     join_rows,
@@ -94,6 +95,7 @@ def fit(
     lightgbm = load_library("lightgbm")
     check_model(model, lightgbm.LGBMModel, "lightgbm")
     names, blocks = list_rows({"X": X, "y": y, "sample_weight": sample_weight, "qid": qid})
+    check_eval_set(eval_set, X)
     train = _Training(copy.deepcopy(model), names, eval_set)
     text, best, *_ = run_together(client, train, blocks, retries=retries, timeout=timeout)[0]
     booster = lightgbm.Booster(model_str=text)

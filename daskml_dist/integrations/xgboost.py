@@ -15,6 +15,7 @@ from typing import Any
 from daskml_dist.collective import RankGroup, run_together
 from daskml_dist.integrations._connections import call_breakable
 from daskml_dist.integrations._trees import (
+    check_eval_set,
     check_model,
     find_n_classes,
     join_rows,
@@ -81,6 +82,7 @@ def fit(
     xgboost = load_library("xgboost")
     check_model(model, xgboost.XGBModel, "xgboost")
     names, blocks = list_rows({"X": X, "y": y, "sample_weight": sample_weight, "qid": qid})
+    check_eval_set(eval_set, X)
     train = _Training(copy.deepcopy(model), names, eval_set)
     raw, *_ = run_together(client, train, blocks, retries=retries, timeout=timeout)
     fitted = copy.deepcopy(model)

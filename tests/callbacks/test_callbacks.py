@@ -23,6 +23,7 @@ from daskml_dist.callbacks import (
     EarlyStopping,
     EvalMonitor,
     MLflow,
+    Progress,
     TensorBoard,
     TimeLimit,
 )
@@ -197,6 +198,14 @@ def test_a_csv_file_has_a_line_a_pass(tmp_path: Path) -> None:
         _sgd(callbacks=[CSVLogger(tmp_path / "none" / "a.csv")]).fit(X, Y)
 
 
+def test_a_csv_logger_does_not_take_the_number_of_an_open_file(tmp_path: Path) -> None:
+    """It would write to that file, and close it: 1 is the standard output."""
+    with (tmp_path / "own.txt").open("w") as own:
+        with pytest.raises(InvalidParameterError, match="Name a file"):
+            _sgd(callbacks=[CSVLogger(own.fileno())]).fit(X, Y)  # type: ignore[arg-type]
+        own.write("still open")
+
+
 @pytest.mark.parametrize("limit", [1e-9, "1 ns", timedelta(microseconds=1)])
 def test_a_fit_ends_before_its_limit(limit: Any) -> None:
     model = _sgd(callbacks=[TimeLimit(limit)]).fit(X, Y)
@@ -208,6 +217,7 @@ def test_a_fit_ends_before_its_limit(limit: Any) -> None:
     "make",
     [
         lambda: TimeLimit(0), lambda: TimeLimit("soon"), lambda: TimeLimit(True),
+        lambda: Progress(10),  # type: ignore[arg-type]
         lambda: EarlyStopping(patience=0), lambda: EarlyStopping(min_delta=-1.0),
         lambda: EvalMonitor(HELD), lambda: EvalMonitor((HELD, HELD_Y), scoring=[]),
         lambda: EvalMonitor({"a": HELD}), lambda: EvalMonitor((HELD, HELD_Y), scoring=["rocauc"]),

@@ -143,6 +143,24 @@ def test_a_kill_costs_no_saved_tree(
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    ("eval_set", "error", "words"),
+    [
+        (3, InvalidParameterError, "one tuple of rows and targets"),
+        ([(X, BINARY)], InvalidParameterError, "it is a list"),
+        ([(X, BINARY), (X, BINARY)], InvalidParameterError, "it is a list"),
+        ((X[:, :2], BINARY), InvalidDataError, "Select the same columns"),
+        ((X, BINARY[:4]), InvalidDataError, "Pass a row for each target"),
+    ],
+)
+def test_an_eval_set_that_does_not_fit_is_told_before_the_training(
+    library: str, eval_set: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        _fit(library, "Classifier", X, BINARY, {}, eval_set=eval_set)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_errors_name_the_remedy(library: str) -> None:
     with pytest.raises(InvalidDataError, match="X and y are both needed"):
         _fit(library, "Regressor", X, None, {})
