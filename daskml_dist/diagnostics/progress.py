@@ -54,7 +54,8 @@ class Progress(ParameterObject):
         # As Progress(10), for max_iter=10, would be.
         if console is not None and not hasattr(console, "is_terminal"):
             raise InvalidParameterError(
-                f"Progress(console={console!r}): give a rich.console.Console, or None for rich's own."
+                f"Progress(console={console!r}): give a rich.console.Console, or None for that of "
+                "rich."
             )
         if max_iter is not None and max_iter < 1:
             raise InvalidParameterError(
