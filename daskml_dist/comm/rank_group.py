@@ -26,6 +26,7 @@ from daskml_dist.data.conversion import copy_to_host, find_device
 from daskml_dist.errors import (
     InvalidDataError,
     InvalidParameterError,
+    InvalidTypeError,
     RankMismatchError,
     TrainingError,
     WaitTimeoutError,
@@ -56,9 +57,19 @@ PackedValue = Arrays
 
 
 def pack_value(value: Any) -> PackedValue:
-    """Return a value of any type as arrays of bytes, without copying the arrays in it."""
+    """Return a value of any type as arrays of bytes, without copying the arrays in it.
+
+    Raise `InvalidTypeError` if the value cannot be pickled.
+    """
     buffers: list[Any] = []
-    text = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    try:
+        text = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    except Exception as error:  # pickling runs methods of any class
+        raise InvalidTypeError(
+            f"A {type(value).__name__} cannot be sent to other processes, as results, saved states "
+            f"and values for other ranks are ({error}). Use arrays, numbers, texts, or lists of "
+            "these, and make locks, open files and generators on the rank that needs them."
+        ) from error
     views = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
     return [np.frombuffer(text, np.uint8), *views]
 

@@ -169,7 +169,7 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "shapes": (functions.differ, RankMismatchError, r"float64\[3\] .*float64\[4\]"),
     "calls": (functions.cross, RankMismatchError, "rank 0 is at allreduce.*rank 1 is at allgather"),
     "hides an error": (functions.swallow, RankMismatchError, "different calls"),
-    "cannot travel": (functions.make_lock, FunctionError, "pickle"),
+    "cannot travel": (functions.make_lock, FunctionError, "pickle.*make locks, open files"),
     "exits": (functions.leave, FunctionError, "SystemExit"),
     "nested": (functions.nest, FunctionError, "called inside a function"),
     "unknown module": (Unknown(), FunctionError, "upload_file"),
