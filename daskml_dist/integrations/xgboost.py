@@ -121,7 +121,14 @@ class _Training:
         def train() -> bytes:
             """Train in the thread that owns XGBoost's connections."""
             xgboost.collective.init(**args)
-            booster = self._train(xgboost, params, rows, group, state)
+            try:
+                booster = self._train(xgboost, params, rows, group, state)
+            except Exception:
+                # The tracker of a single rank cannot be lost. If its connection stayed open, the
+                # calling process would crash when it exits.
+                if group.size == 1:
+                    xgboost.collective.finalize()
+                raise
             # Not in a finally clause: after an error it would try for seconds to reach a lost
             # tracker.
             xgboost.collective.finalize()

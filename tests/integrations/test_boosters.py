@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -158,6 +160,22 @@ def test_an_eval_set_that_does_not_fit_is_told_before_the_training(
 ) -> None:
     with pytest.raises(error, match=words):
         _fit(library, "Classifier", X, BINARY, {}, eval_set=eval_set)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_process_exits_normally_after_a_training_that_failed(library: str) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    kind = "XGBClassifier" if library == "xgboost" else "LGBMClassifier"
+    script = (
+        f"import numpy as np, {library}\n"
+        f"from daskml_dist.integrations.{library} import fit\n"
+        "try:\n"
+        f"    fit({library}.{kind}(max_depth='x'), np.eye(4), np.arange(4) % 2)\n"
+        "except RuntimeError:\n"
+        "    print('told')\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (found.returncode, found.stdout.splitlines()[-1:]) == (0, [b"told"])
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
