@@ -63,20 +63,20 @@ def association_rules(
         - ``support``: share of the baskets that contain both;
         - ``confidence``: share of these among the baskets that contain the antecedent;
         - ``lift``: confidence divided by the consequent's own support; 1 if the two are
-        independent;
+          independent;
         - ``leverage``: support minus the support expected for independent sets;
         - ``conviction``: how often the rule would fail for independent sets, divided by how often
-        it fails; infinite if it never fails;
+          it fails; infinite if it never fails;
         - ``zhangs_metric``: leverage divided by its largest possible value, from -1 (never
-        together) to 1 (always together); 0 for independent sets;
+          together) to 1 (always together); 0 for independent sets;
         - ``jaccard``: share of the baskets that contain both among those that contain either;
         - ``certainty``: confidence minus the consequent's own support, divided by the share of the
-        baskets without the consequent; 0 if all baskets contain it;
+          baskets without the consequent; 0 if all baskets contain it;
         - ``kulczynski``: mean of the confidences of the rule and of the reversed rule;
         - ``representativity``, only for itemsets found with `null_values`: share of the baskets in
-        which all items of the rule are known. Supports are then those of `itemsets`, and a
-        confidence is the share of the baskets that contain both among those that contain the
-        antecedent and in which the consequent is known.
+          which all items of the rule are known. Supports are then those of `itemsets`, and a
+          confidence is the share of the baskets that contain both among those that contain the
+          antecedent and in which the consequent is known.
 
     Raises
     ------

@@ -23,15 +23,15 @@ class RowLoss(Loss):
     A subclass sets `name` and `kind`, and defines:
 
     - ``evaluate_row(y, raw, parameters)``, a static method: the value of the loss of a row, and its
-    derivative with respect to the raw prediction. y is the target; for two classes, -1 and +1.
+      derivative with respect to the raw prediction. y is the target; for two classes, -1 and +1.
     - ``derive_row(y, raw, parameters)``, a static method, optional: the first and the second
-    derivative, which determine the steps of boosting's leaves and of Newton's method. Without it,
-    leaves use the mean of the gradients.
+      derivative, which determine the steps of boosting's leaves and of Newton's method. Without it,
+      leaves use the mean of the gradients.
     - `parameters`, optional: numbers that are passed to these functions.
     - ``inverse_link(raw)``, optional: the predicted target, for arrays. For two classes with
-    ``proba = True``: the probability of the second class.
+      ``proba = True``: the probability of the second class.
     - ``constant(mean)``, optional: the raw prediction to start from, given the mean of the targets
-    as these functions get them (for classes, between -1 and 1).
+      as these functions get them (for classes, between -1 and 1).
 
     Examples
     --------

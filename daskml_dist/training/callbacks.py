@@ -6,9 +6,9 @@ A callback is any object with one or more of the methods
 - ``on_fit_begin(run)``: before the first step;
 - ``on_pass_end(run, record)``: after each pass over the data, with its record of the history;
 - ``on_pass_redone(run, record)``: after a pass was repeated because a worker was lost, if
-``on_pass_end`` was already called for it: the new record replaces the old one;
+  ``on_pass_end`` was already called for it: the new record replaces the old one;
 - ``on_generation(run, event)``: after lanes moved because a worker died, left or joined; see
-:class:`~daskml_dist.training.client.cluster_run.GenerationEvent`;
+  :class:`~daskml_dist.training.client.cluster_run.GenerationEvent`;
 - ``on_fit_end(run)``: after the last step, even if the fit failed or was interrupted;
 - ``on_step_end(step)``: after each gradient step of a lane, with a :class:`StepEnd`.
 

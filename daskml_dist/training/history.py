@@ -57,7 +57,7 @@ class History:
         - ``staleness_counts``: how many of these are 0, 1, 2 to 3, 4 to 7, ... versions;
         - ``val_score``: score on the held-out rows; None without early stopping;
         - ``eval_score``, ``eval_seconds``: if ``fit`` was given an `eval_set`: its score, and the
-        seconds that this took; with several sets or scores also ``eval_score_SET_SCORE``;
+          seconds that this took; with several sets or scores also ``eval_score_SET_SCORE``;
         - ``clients``: under `FederatedAveraging`, the lanes that were drawn for the round.
     extra : dict
         Facts of the whole fit: policy, number of lanes and servers, ``partial_rows`` (rows applied
