@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -95,15 +95,15 @@ class Outbox:
                 self._send_frame(buffers, size)
                 self.sent += size
         except BaseException as error:
-            raise self._break_off(error) from error
+            self._break_off(error)
 
-    def _break_off(self, error: BaseException) -> BaseException:
-        """Close the socket after a failed send, and return the error to raise."""
+    def _break_off(self, error: BaseException) -> NoReturn:
+        """Close the socket after a failed send, and raise the error."""
         # Part of a frame may have been sent; the other side could not read anything after it.
         self.close()
         if isinstance(error, OSError) and not isinstance(error, DaskMLDistError):
-            return _make_lost_error("sending to", error)
-        return error
+            raise _make_lost_error("sending to", error) from error
+        raise error
 
     def _send_frame(self, buffers: Buffers, size: int) -> None:
         """Send the buffers of a frame, which have `size` bytes; the caller holds the lock."""
@@ -168,7 +168,7 @@ class EagerOutbox(Outbox):
                     self._count_as_sent(self._sock.send(self._unsent[0]))
                 return not self._unsent
         except BaseException as error:
-            raise self._break_off(error) from error
+            self._break_off(error)
 
     def finish(self) -> None:
         """Send the rest of all frames that were begun."""
@@ -176,7 +176,7 @@ class EagerOutbox(Outbox):
             with self._lock:
                 self._send_rest()
         except BaseException as error:
-            raise self._break_off(error) from error
+            self._break_off(error)
 
     def _send_frame(self, buffers: Buffers, size: int) -> None:
         self._send_rest()

@@ -188,6 +188,18 @@ def test_the_rest_of_a_frame_fails_where_nobody_reads(eager: tuple[EagerOutbox, 
         outbox.begin([b"more"])
 
 
+def test_an_error_of_a_wait_is_raised_as_it_is() -> None:
+    """An error that was its own cause would send whoever follows the causes in circles."""
+    one, other = socket.socketpair()
+    full, ended = EagerOutbox(one, WaitBound(20)), EagerOutbox(other, WaitBound(0.0))
+    full.begin([_draw_frame(5_000_000)])
+    ended.begin([_draw_frame(5_000_000)])
+    with pytest.raises(WaitTimeoutError) as caught:
+        ended.finish()
+    assert caught.value.__cause__ is not caught.value
+    full.close()
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux alone has it")
 def test_connections_are_probed() -> None:
     """As long as the kernel of the other side acknowledges, nobody is told of silence."""
