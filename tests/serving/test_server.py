@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import signal
@@ -264,3 +265,12 @@ def test_replacements_slow_down() -> None:
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
     found._died(_Child(0, 0, 0, since=time.monotonic() - 60), 1)
     assert found._wait == 0.0
+
+
+def test_all_settings_of_the_application_are_known() -> None:
+    """`serve` names them without an import of the application, which needs an extra."""
+    from daskml_dist.serving.app import App
+
+    parameters = inspect.signature(App).parameters.values()
+    names = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert set(module._SETTINGS) == names - {"token", "cluster"}  # parameters of `serve` itself
