@@ -158,7 +158,7 @@ def _step_along_rows(
                 elapsed = number(0)
                 if penalised:
                     elapsed = max((now - cells[j, n_state]) * per_step, number(0))
-                    cells[j, n_state] = now
+                    cells[j, n_state] = max(now, cells[j, n_state])
                 # Pending l2, then the optimizer's step, then the l1 pending as a soft threshold.
                 pull = number(l2) * min(elapsed, longest) * state[0][k]
                 size = _move_entry(state, k, x[k] * g + pull, step, numbers)
@@ -186,8 +186,10 @@ def _step_along_rows(
                 j = np.uint64(column[k])
                 for s in range(n_state):
                     cells[j, s] = state[s][k]
+                # Another thread may be ahead: a smaller sum would let it apply the penalty of the
+                # same steps again, each time that threads alternate on a column.
                 if penalised:
-                    cells[j, n_state] = now
+                    cells[j, n_state] = max(now, row_rate_sums[k])
         if intercept:
             _move_entry(state, n, g, step, numbers)
             for s in range(n_state):

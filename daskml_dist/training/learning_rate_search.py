@@ -176,9 +176,12 @@ _SAMPLE_WORK = 1 << 22
 SAMPLE_SHARE = 1 / 8
 #: Rows of a sample at most, and entries (64 MiB in float64): the client holds it in memory.
 MAX_SAMPLE_ROWS, MAX_SAMPLE_ENTRIES = 1 << 16, 1 << 23
-#: Rows that suffice, in all and per coefficient, whichever is more: the first steps of the fit
-#: reach the precision that a larger sample would add as fast.
+#: Rows that suffice, in all, per coefficient, and of the rarest label, whichever is most: the first
+#: steps of the fit reach the precision that a larger sample would add as fast.
 _SUFFICIENT_ROWS, _SUFFICIENT_ROWS_PER_COEFFICIENT = 1 << 14, 256
+_SUFFICIENT_ROWS_OF_A_LABEL = 1 << 11
+#: Entries of sparse rows that suffice, each read twice in a pass: a pilot of 0.2 s.
+_SUFFICIENT_SPARSE_ENTRIES = 1 << 20
 #: Least rows of a sample that many fits share; and most, for pilots that are run one by one.
 SHARED_ROWS = 1 << 11
 #: Most parameters that a sample may touch: the client holds a pilot's vectors in memory.
@@ -201,15 +204,15 @@ def calibrated(
     settings: Settings,
     lanes: Sequence[LaneSpec],
     engine: Engine,
-    rarity: float = 1.0,
+    rarest_share: float = 1.0,
 ) -> FitSpec:
     """Return the fit with the initial parameters, rates and tolerance that a pilot finds.
 
-    `rarity` multiplies the rows that suffice, where labels are rare (`choose_sample_size`).
+    `rarest_share` is the rarest label's share of the rows (`choose_sample_size`).
     """
     # Report the phase to the callbacks.
     engine.report_phase("finding a learning rate")
-    sample = draw_calibration_sample(fit, settings, lanes, engine, rarity)
+    sample = draw_calibration_sample(fit, settings, lanes, engine, rarest_share)
     return calibrated_on(fit, sample, settings.seed)
 
 
@@ -218,14 +221,14 @@ def draw_calibration_sample(
     settings: Settings,
     lanes: Sequence[LaneSpec],
     engine: Engine,
-    rarity: float = 1.0,
+    rarest_share: float = 1.0,
     n_fits: int = 1,
 ) -> Block:
     """Draw the sample of rows on which one or several fits are calibrated."""
     model = get_linear_model(fit)
     # Several targets share the sample, which is sized for one of them: each has its own pilot.
     model = model if model.n_targets is None else model.of_target(0)
-    n_sample = choose_sample_size(sum(rows_of_each_lane(fit)), model, rarity)
+    n_sample = choose_sample_size(sum(rows_of_each_lane(fit)), model, rarest_share)
     if n_fits > 1 and not (
         is_narrow_dense_fit(fit) and n_sample >= 2 * ROWS_PER_PARAMETER * model.shape[0]
     ):
@@ -288,20 +291,26 @@ def _calibrate_fit(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     return task.calibrated_fit()
 
 
-def choose_sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
+def choose_sample_size(n_rows: int, model: LinearModel, rarest_share: float) -> int:
     """Return the number of rows of the sample: a pilot takes about a tenth of the fit's time.
 
-    `rarity` multiplies the rows that suffice.
+    `rarest_share` is the rarest label's share of the rows; 1: targets are numbers.
     """
     d = model.n_features
     # Cost of one row of the sample in one pass: its entries, and its predictions.
-    entries = d if model.touches is None or d <= MAX_WHITENED else max(2 * model.touches, 1)
+    is_dense = model.touches is None or d <= MAX_WHITENED
+    entries = d if is_dense else max(2 * (model.touches or 0), 1)
     work = entries * (1 + model.width / 8) + 10 * model.width
     most = max(_SAMPLE_WORK / work, n_rows * SAMPLE_SHARE)
-    sufficient = min(
-        max(_SUFFICIENT_ROWS, _SUFFICIENT_ROWS_PER_COEFFICIENT * d * model.width) * rarity,
-        MAX_SAMPLE_ROWS,
+    # No sample has all columns of sparse rows often, so their number does not count.
+    sufficient = max(
+        _SUFFICIENT_ROWS,
+        _SUFFICIENT_ROWS_PER_COEFFICIENT * d * model.width
+        if is_dense
+        else _SUFFICIENT_SPARSE_ENTRIES / entries,
+        _SUFFICIENT_ROWS_OF_A_LABEL / rarest_share,
     )
+    sufficient = min(sufficient, MAX_SAMPLE_ROWS)
     # Up to twice as many rows are all taken: their minimum is the end of the fit.
     sufficient = n_rows if n_rows <= 2 * sufficient else sufficient
     return max(
@@ -547,7 +556,9 @@ def _find_touched_rows(X: Any, model: LinearModel) -> Any:
     """Return the rows of the parameters that the sample has entries for, and the intercept's."""
     if not sparse.issparse(X):
         return np.arange(model.shape[0])
-    return np.append(np.unique(X.indices), np.arange(model.n_features, model.shape[0]))
+    touched = np.zeros(model.shape[0], bool)
+    touched[X.indices] = touched[model.n_features :] = True
+    return np.flatnonzero(touched)
 
 
 def _choose_unit_free_optimizer(rule: UpdateRule, largest: float) -> UpdateRule:

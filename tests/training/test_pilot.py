@@ -254,8 +254,8 @@ def test_rows_that_touch_no_column_have_an_intercept(n_columns: int) -> None:
 
 def test_samples_hold_more_rows_of_labels_that_are_rare() -> None:
     even, rare, few = (
-        choose_sample_size(n, _model(2, 28), rarity)
-        for n, rarity in ((1_000_000, 1.0), (1_000_000, 100.0), (500, 100.0))
+        choose_sample_size(n, _model(2, 28), rarest_share)
+        for n, rarest_share in ((1_000_000, 0.5), (1_000_000, 0.01), (500, 0.01))
     )
     assert even < rare <= 1 << 16
     assert few == 500

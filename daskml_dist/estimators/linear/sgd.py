@@ -268,13 +268,13 @@ class BaseSGD(BaseSteps, BaseLinear):
 
     def _calibrate_rates(self, job: FitJob, fit: FitSpec, settings: Settings) -> FitSpec:
         """Return the fit with the start and the rates that a pilot on a sample finds."""
-        rarity = 1.0
+        rarest_share = 1.0
         if job.rows.classes is not None:
-            # With rare labels a sample must be larger: the mean count of a label over the smallest.
+            # With rare labels a sample must be larger.
             counts = job.rows.summary.label_weights(job.rows.classes)
             counts = counts[counts > 0]
-            rarity = float(counts.mean() / counts.min()) if len(counts) else 1.0
-        return calibrated(fit, settings, job.lanes, job.engine, rarity)
+            rarest_share = float(counts.min() / counts.sum()) if len(counts) else 1.0
+        return calibrated(fit, settings, job.lanes, job.engine, rarest_share)
 
     def _settings_of_last_fit(self, settings: Settings) -> Settings:
         """Return the settings, with NAG for Adagrad if the last fit's pilot replaced it."""
