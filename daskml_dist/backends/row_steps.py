@@ -5,7 +5,9 @@ arrays that stay in the cache, the loss and the optimizer update them there (`Lo
 `Optimizer.elementwise_update`), and they are scattered back with plain writes, and threads may race
 on the parameters (HOGWILD!, Recht et al. 2011). Penalties are applied when a parameter is touched,
 for all steps since then (lazy regularisation, Carpenter 2008). All values of one parameter are
-contiguous in a *cell*: ``(w, *opt_state, row_rate_sums)``. Rows are visited in any order, and those
+contiguous in a *cell*: ``(w, *opt_state, row_rate_sums)``. Each thread estimates the steps that all
+have taken, so that a penalty is not held back until a batch ends: as one long pull, it would
+dominate an adaptive optimizer's squared gradients. Rows are visited in any order, and those
 ahead are prefetched; runs of neighbouring rows are faster to read.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
@@ -47,6 +49,7 @@ def _step_along_rows(
     row_rate_sums: Any,
     rate: Any,
     rate_sum: Any,
+    pace: Any,
     l1: Any,
     l2: Any,
     loss_parameters: Any,
@@ -73,6 +76,9 @@ def _step_along_rows(
         Each as long as the longest row plus the intercept.
     rate, rate_sum : float
         Learning rate, and sum of the learning rates before these steps.
+    pace : float
+        Increase of the rate sum by each of these steps: the rate times the number of threads, since
+        the others take as many steps meanwhile.
     """
     n_rows, n_state, bias = len(row), len(state), len(cells) - 1
     number, item = cells.dtype.type, cells.itemsize
@@ -88,7 +94,7 @@ def _step_along_rows(
         while i == stops[batch]:
             # Rounded in the same way as by code that counts batches, however many are made
             # together.
-            before += (stops[batch] - (stops[batch - 1] if batch > 0 else 0)) * rate
+            before += (stops[batch] - (stops[batch - 1] if batch > 0 else 0)) * pace
             batch, rate_sum = batch + 1, before
         if i + _ENTRIES_AHEAD < n_rows:
             soon = i + _ENTRIES_AHEAD
@@ -146,7 +152,7 @@ def _step_along_rows(
             value, slope = value * weight, slope * weight
         loss += value
         g = number(slope)
-        rate_sum += rate
+        rate_sum += pace
         now = number(rate_sum)
 
         if here[3] == 0:
@@ -218,10 +224,18 @@ class RowSteps:
     l1, l2 : float
         Strengths of the penalty on all parameters except the intercept.
     fit_intercept : bool
+    n_threads : int, default=1
+        Threads that step on the same cells at the same time.
     """
 
     def __init__(
-        self, loss: Any, optimizer: Any, l1: float, l2: float, fit_intercept: bool
+        self,
+        loss: Any,
+        optimizer: Any,
+        l1: float,
+        l2: float,
+        fit_intercept: bool,
+        n_threads: int = 1,
     ) -> None:
         self._kernel = compiled_with(
             _step_along_rows,
@@ -233,6 +247,7 @@ class RowSteps:
         self._loss_parameters = tuple(map(float, loss.parameters))
         self._optimizer_numbers = optimizer.coefficients(1)
         self._intercept = bool(fit_intercept)
+        self._n_threads = n_threads
         self._known: dict[tuple[int, int, np.dtype[Any]], _LocatedBlock] = {}
         self._scratch: list[NDArray[Any]] = []
 
@@ -273,7 +288,7 @@ class RowSteps:
             self._kernel(
                 found, np.empty(0, index_dtype), block, row, stops, cells,
                 tuple(scratch[1:]), scratch[0], float(rate), float(rate_sum),
-                l1, l2, self._loss_parameters,
+                float(rate * self._n_threads), l1, l2, self._loss_parameters,
                 tuple(map(number, self._optimizer_numbers)), self._intercept,
             )
         )  # fmt: skip

@@ -632,11 +632,13 @@ class Shard:
                 break
             # Lazy regularisation (Carpenter 2008): the penalty of all steps since the row was last
             # touched. L2 shrinks by the proximal step 1 / (1 + rate * l2), L1 by soft thresholding.
-            pending = group.by_column((rate_sum - row_rate_sums[at]).astype(w.dtype)[:, None], w)
+            # Threads that race estimate the steps of all, and may be some steps ahead.
+            own = np.maximum(rate_sum - row_rate_sums[at], 0.0)
+            pending = group.by_column(own.astype(w.dtype)[:, None], w)
             w[at] /= 1 + pending * penalty.l2
             if penalty.l1:
                 soft_threshold(w[at], pending * penalty.l1)
-        row_rate_sums[:] = rate_sum
+        np.maximum(row_rate_sums, rate_sum, out=row_rate_sums)
 
     def _add_to_average(self) -> None:
         """Add the parameters to the sum of their average, if averaging has begun."""

@@ -372,3 +372,48 @@ def test_batches_taken_at_once_have_the_bits_of_one_after_another(policy: str) -
 def _objective(model: Any, X: Any, y: Any) -> float:
     raw = np.where(y, 1, -1) * (X @ model.coef_[0] + model.intercept_[0])
     return float(np.logaddexp(0, -raw).mean() + 5e-5 * (model.coef_**2).sum())
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["distinct columns", "a column twice"])
+@pytest.mark.parametrize("penalty", [Penalty(0.0, 0.01), Penalty(0.01, 0.0)], ids=["l2", "l1"])
+def test_threads_that_alternate_apply_a_penalty_once(penalty: Penalty, twice: bool) -> None:
+    """A thread that is some batches ahead, and one behind, use the same columns in turns."""
+    from daskml_dist.backends.row_steps import RowSteps
+
+    X = sparse.csr_matrix((np.ones(2), [0, 0 if twice else 1], [0, 2]), shape=(1, 2))
+    # Rows of weight 0 have no gradient, so that only the penalty moves parameters.
+    block = [(X, np.ones(1), np.zeros(1))]
+    shard = Shard(
+        one_group(SGD(), Constant(RATE), penalty, 2, 1.0, coordinates=True),
+        ShardState(np.array([[1.0], [1.0], [0.0]]), {}),
+    )
+    cells, row = shard.interleave(), np.zeros(1, np.intp)
+    ahead, behind = (RowSteps(LogLoss(), SGD(), penalty.l1, penalty.l2, True) for _ in range(2))
+    for step in range(50):
+        ahead.run(block, row, row, cells, RATE, (20 + step) * RATE)
+        behind.run(block, row, row, cells, RATE, step * RATE)
+    shard.count_row_steps([70], RATE)
+    shard.apply_pending_penalty()
+    # 70 steps at this rate, each once: within 2 % of plain shrinkage.
+    expected = np.exp(-70 * RATE * penalty.l2) - 70 * RATE * penalty.l1
+    assert shard.w[0, 0] == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("policy", ["hogwild", "async", "ssp"])
+def test_lanes_that_race_shrink_coefficients_as_one_lane_does(policy: str) -> None:
+    rng = np.random.default_rng(0)
+    n_rows, n_columns, n_entries = 60_000, 3_000, 60
+    columns = rng.integers(n_columns, size=n_rows * n_entries).astype("i4")
+    starts = np.arange(0, len(columns) + 1, n_entries).astype("i4")
+    X = sparse.csr_matrix((np.ones(len(columns)), columns, starts), shape=(n_rows, n_columns))
+    y = X @ rng.normal(size=n_columns) + rng.logistic(size=n_rows) > 0
+
+    def norm(n_lanes: int) -> float:
+        model = SGDClassifier(
+            loss="log_loss", alpha=1e-3, learning_rate=0.3, max_iter=2, tol=None, policy=policy,
+            run=Run(n_lanes=n_lanes), random_state=0,
+        )  # fmt: skip
+        return float(np.linalg.norm(model.fit(X, y).coef_))
+
+    # Half the norm where penalties were applied again at each turn, or held back for a batch.
+    assert norm(2) == pytest.approx(norm(1), rel=0.15)

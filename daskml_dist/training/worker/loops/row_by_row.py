@@ -34,10 +34,13 @@ class RowByRow:
     ----------
     fit : FitSpec
     replica : Shard
+    n_threads : int, default=1
+        Threads that call :meth:`step` at the same time.
     """
 
-    def __init__(self, fit: FitSpec, replica: Shard) -> None:
+    def __init__(self, fit: FitSpec, replica: Shard, n_threads: int = 1) -> None:
         self._fit = fit
+        self._n_threads = n_threads
         self._counting = threading.Lock()
         self._replica = replica
         self._cells = replica.interleave()
@@ -88,7 +91,9 @@ class RowByRow:
             linear, group = self._fit.steps.model.linear, self._fit.steps.rule.only_group
             assert linear is not None
             l1, l2 = group.penalty.l1, group.penalty.l2
-            self._steps[lane] = RowSteps(linear.loss, group.optimizer, l1, l2, linear.fit_intercept)
+            self._steps[lane] = RowSteps(
+                linear.loss, group.optimizer, l1, l2, linear.fit_intercept, self._n_threads
+            )
         return self._steps[lane]
 
     def _has_sorted_targets(self, y: NDArray[Any]) -> bool:

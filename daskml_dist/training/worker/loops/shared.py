@@ -126,7 +126,8 @@ class SharedReplica:
         self._lead = min(_LEAD, self._exchange_every or _LEAD)
         self._rows: _DampedRowSteps | None = None
         if fit.steps.single_rows:
-            self._rows = _DampedRowSteps(self.replica, RowByRow(fit, self.replica), share)
+            rows = RowByRow(fit, self.replica, context.n_threads)
+            self._rows = _DampedRowSteps(self.replica, rows, share)
         self._last_exchange, self._exchange_seconds = time.perf_counter(), 0.0
 
     def run(self, lanes: list[Lane]) -> None:
