@@ -183,6 +183,27 @@ def _set_batch_gradient(
     return loss, p
 
 
+def _set_large_gradient(
+    blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
+) -> Any:
+    """Set the gradient of a large batch part by part, adding up the parts in float64."""
+    # float32 sums over very many rows lose digits; sums of parts of `_MAX_ROWS_PER_SUM` rows do
+    # not.
+    sums, loss, batch = np.zeros(len(grad), np.float64), 0.0, parts[p, 0]
+    none = np.int64(0)
+    while p < len(parts) and parts[p, 0] == batch:
+        some, _ = _set_batch_gradient(
+            blocks, parts[p : p + 1], none, w, grad, parameters, n_features
+        )
+        for j in range(len(grad)):
+            sums[j] += grad[j]
+        loss += some
+        p += 1
+    for j in range(len(grad)):
+        grad[j] = sums[j]
+    return loss, p
+
+
 def _take_steps(
     blocks: Any,
     parts: Any,
@@ -247,6 +268,8 @@ class HostGather:
 
     #: Number of batches that are gathered together.
     most = 1
+    #: Whether batches are added up in parts.
+    _adds_parts = False
 
     def __init__(
         self,
@@ -268,6 +291,9 @@ class HostGather:
         losses = compiled_with(write, _evaluate_row=evaluate_row)
         tile = compiled_with(_add_tile_gradient, reassociates=True, _write_losses=losses)
         self.gradient = compiled_with(_set_batch_gradient, _add_tile_gradient=tile)
+        self._adds_parts = n_rows > _MAX_ROWS_PER_SUM
+        if self._adds_parts:
+            self.gradient = compiled_with(_set_large_gradient, _set_batch_gradient=self.gradient)
 
     def _hold(self, blocks: Mapping[int, tuple[Any, Any, Any | None]]) -> None:
         """Keep blocks, and store the addresses of their arrays."""
@@ -281,7 +307,11 @@ class HostGather:
         return [partial(self.add_gradient, batch) for batch in batches]
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
-        """Return the addresses of the batches' runs of rows; valid while the batches exist."""
+        """Return the addresses of the batches' runs of rows; valid until the next call."""
+        if self._adds_parts:
+            batches = [[part for run in batch for part in _split_run(run)] for batch in batches]
+        # Keeps the runs that the loop reads in memory.
+        self._located = batches
         return locate_runs(self._place, batches)
 
     def add_gradient(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
@@ -367,27 +397,6 @@ def address_of(array: Any) -> int:
     return 0 if array is None else int(array.__array_interface__["data"][0])
 
 
-def _set_large_gradient(
-    blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
-) -> Any:
-    """Set the gradient of a large batch part by part, adding up the parts in float64."""
-    # float32 sums over very many rows lose digits; sums of parts of `_MAX_ROWS_PER_SUM` rows do
-    # not.
-    sums, loss, batch = np.zeros(len(grad), np.float64), 0.0, parts[p, 0]
-    none = np.int64(0)
-    while p < len(parts) and parts[p, 0] == batch:
-        some, _ = _set_batch_gradient(
-            blocks, parts[p : p + 1], none, w, grad, parameters, n_features
-        )
-        for j in range(len(grad)):
-            sums[j] += grad[j]
-        loss += some
-        p += 1
-    for j in range(len(grad)):
-        grad[j] = sums[j]
-    return loss, p
-
-
 class StreamGather(HostGather):
     """Gather of rows of dense blocks that are requested as batches need them.
 
@@ -419,10 +428,6 @@ class StreamGather(HostGather):
         super().__init__(loss, {-1: nothing}, n_rows)
         self.most_steps = max(1, min(self.most_steps, most_steps))
         self._find = find
-        self._cut: list[Draw] = []  # keeps the runs that the loop reads in memory
-        self._large = n_rows > _MAX_ROWS_PER_SUM
-        if self._large:
-            self.gradient = compiled_with(_set_large_gradient, _set_batch_gradient=self.gradient)
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
         """Return the addresses of the batches' runs of rows; valid until the next call."""
@@ -431,10 +436,6 @@ class StreamGather(HostGather):
         needed = dict.fromkeys(block for batch in batches for block, _, _ in batch)
         had = self._blocks
         self._hold({n: had[n] if n in had else self._find(n) for n in needed})
-        if self._large:
-            self._cut = batches = [
-                [one for run in batch for one in _split_run(run)] for batch in batches
-            ]
         return super().parts(batches)
 
 

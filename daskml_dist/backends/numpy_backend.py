@@ -142,8 +142,6 @@ _MIN_MOVED_ENTRIES = 1 << 26
 #: them, from which one more loop is worth it.
 _LOOPS_MODULE = "daskml_dist.backends.compiled"
 _MIN_LOADED_UPDATES, _MIN_LOADED_ENTRIES = 1 << 12, 1 << 23
-#: Rows of a batch whose gradients are added up in the dtype of X.
-_MAX_ROWS_PER_SUM = 1 << 13
 
 
 class NumpyBackend(Backend):
@@ -371,7 +369,7 @@ class NumpyBackend(Backend):
 
             return csr_team.make_csr_gather(loss, shape, blocks, n_rows)
         other = (sparse.issparse(X) or y.dtype != X.dtype for X, y, _ in blocks.values())
-        if n_rows > _MAX_ROWS_PER_SUM or any(other):
+        if any(other):
             return None
         from daskml_dist.backends.host_gather import HostGather
 
