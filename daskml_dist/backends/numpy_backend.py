@@ -232,7 +232,8 @@ class NumpyBackend(Backend):
             return
         from daskml_dist.backends import csr_kernels
 
-        g = g[:, None] if g.ndim == 1 else g
+        # The loops are compiled for rows of `g` in memory order.
+        g = g[:, None] if g.ndim == 1 else np.ascontiguousarray(g)
         csr = X.X.indptr, X.X.indices, X.X.data, X.rows
         if X.columns is None:
             csr_kernels.add_transposed_product(*csr, g, out)

@@ -88,18 +88,14 @@ class LogLoss(_MarginLoss):
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
         if raw.ndim == 1:
             return super().value_and_gradient(y, raw)
-        xp, host = namespace(raw), is_host(raw)
-        # In NumPy, array methods are faster for few rows, and indexed assignment is faster than a
-        # one-hot array for many classes. After subtracting the maximum no exponential overflows.
-        top = raw.max(axis=1) if host else xp.max(raw, axis=1)
-        shifted = raw - top[:, None]
+        if is_host(raw):
+            return _softmax_value_and_gradient(y, raw)
+        xp = namespace(raw)
+        # After subtracting the maximum no exponential overflows.
+        shifted = raw - xp.max(raw, axis=1)[:, None]
         gradient = xp.exp(shifted)
         sums = total(gradient, axis=1)
         gradient /= sums[:, None]
-        if host:
-            at = np.arange(len(y)), y
-            gradient[at] -= 1
-            return np.log(sums) - shifted[at], gradient
         gradient -= one_hot(y, raw.shape[1], raw.dtype)
         return xp.log(sums) - xp.take_along_axis(shifted, y[:, None], axis=1)[:, 0], gradient
 
@@ -333,6 +329,24 @@ class Perceptron(Hinge):
 def _log_of_largest_odds(xp: Any, dtype: Any) -> float:
     """Return the logarithm of an eighth of the largest number of a dtype, below overflow."""
     return math.log(xp.finfo(dtype).max / 8)
+
+
+def _softmax_value_and_gradient(y: Array, raw: Array) -> tuple[Array, Array]:
+    """Return each row's cross-entropy, and its gradient, in NumPy.
+
+    For each class, one vectorised loop over all rows: 3 to 6 times as fast as loops over the few
+    classes of each row.
+    """
+    columns = np.array(raw.T, order="C")
+    # After subtracting the maximum no exponential overflows.
+    columns -= columns.max(axis=0)
+    of_label = y, np.arange(len(y))
+    shifted = columns[of_label]
+    np.exp(columns, out=columns)
+    sums = columns.sum(axis=0)
+    columns /= sums
+    columns[of_label] -= 1
+    return np.log(sums) - shifted, columns.T
 
 
 def _write_softmax(raw: Array, out: Array) -> None:
