@@ -109,7 +109,7 @@ def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPa
 
         killer = Killer()
         monkeypatch.setattr(
-            solver_rounds, "CallbackList", lambda given: CallbackList([*given, killer])
+            solver_rounds, "CallbackList", lambda callbacks=(): CallbackList([*callbacks, killer])
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of the loss

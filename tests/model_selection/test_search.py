@@ -374,7 +374,7 @@ def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPa
     with LocalCluster(host="127.0.0.1", **options) as made, Client(made) as client:
         killer = Killer(client, rank)
         monkeypatch.setattr(
-            solver_rounds, "CallbackList", lambda given: CallbackList([*given, killer])
+            solver_rounds, "CallbackList", lambda callbacks=(): CallbackList([*callbacks, killer])
         )
         struck = model_selection.GridSearchCV(estimator, grid, cv=4).fit(rows, labels)
     assert killer.passes > 4

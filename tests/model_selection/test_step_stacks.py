@@ -223,10 +223,10 @@ def test_a_killed_worker_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
                 os.kill(victim, signal.SIGKILL)
 
     class Killing(CallbackList):
-        def __init__(self, callbacks: Any) -> None:
-            super().__init__([Killer()])
+        def __init__(self, callbacks: Any = ()) -> None:
+            super().__init__([*callbacks, Killer()])
 
-    monkeypatch.setattr("daskml_dist.estimators.batched_fits.gradient_steps.CallbackList", Killing)
+    monkeypatch.setattr("daskml_dist.training.job.CallbackList", Killing)
     with (
         LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,

@@ -147,11 +147,15 @@ def test_sparse_rows_take_the_same_steps(client: Client, policy: str, penalty: s
         fits.append(clf)
     ours, theirs = fits
     _equal(ours.coef_, theirs.coef_, True)
-    for name in ("loss", "rows", "steps"):
+    for name in ("rows", "steps"):
         _equal(*([record[name] for record in clf.history_.records] for clf in fits), True)
+    # The lanes' losses are added in another order.
+    losses = ([record["loss"] for record in clf.history_.records] for clf in fits)
+    np.testing.assert_allclose(*losses, rtol=1e-14)
 
 
-@pytest.mark.parametrize("batch_size", quick([125, 5_000], 5_000))
+# Batches large enough that no step copies its rows before the loop is loaded.
+@pytest.mark.parametrize("batch_size", quick([400, 5_000], 5_000))
 def test_the_loop_reads_blocks_that_come_and_go(client: Client, batch_size: int) -> None:
     """Many streamed blocks, of which trainers hold a few: as step by step, to the bit."""
 
