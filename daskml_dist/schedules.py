@@ -58,7 +58,8 @@ class Schedule(ParameterObject):
         Parameters
         ----------
         step : int
-            Number of the step, from 1.
+            Number of the step, from 1. Where each sparse row is a step of its own, rows are
+            counted.
         passes : float
             Number of passes over the data before the step.
         """

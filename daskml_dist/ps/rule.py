@@ -196,6 +196,9 @@ class UpdateRule:
         averaging, which is added to each mean gradient (FedProx, Li et al. 2020).
     noise : GaussianNoise or None
         Noise added to the summed gradient of each step (differential privacy).
+    scheduled_steps : float
+        Steps that the schedule counts in one update: the mean number of rows in a batch of which
+        each row is a step of its own, else 1.
     """
 
     groups: tuple[ParameterGroup, ...]
@@ -209,6 +212,7 @@ class UpdateRule:
     flushes: bool = False
     proximal: float = 0.0
     noise: GaussianNoise | None = None
+    scheduled_steps: float = 1.0
 
     @property
     def only_group(self) -> ParameterGroup:

@@ -413,18 +413,17 @@ class Shard:
         """Return the number of steps applied, including those of earlier parts of the fit."""
         return self._first_step + self.version
 
-    def learning_rate(self) -> float:
-        """Return the learning rate of the next step."""
+    def learning_rate(self, ahead: float = 0.0) -> float:
+        """Return the learning rate of the next step, or of the one after `ahead` more updates."""
         # If several shards or replicas make the steps of a fit, each applies a share of them.
-        done = self.step / self.rule.share
-        return self.rule.schedule(round(done) + 1, done / self.rule.steps_per_pass)
+        done = (self.step + ahead) / self.rule.share
+        number = round(done * self.rule.scheduled_steps) + 1
+        return self.rule.schedule(number, done / self.rule.steps_per_pass)
 
     def steps_at_once(self, most: int) -> int:
         """Return how many of the next `most` steps share the learning rate of the first of them."""
-        schedule, step, per_pass = self.rule.schedule, self.step, self.rule.steps_per_pass
-        first = schedule(step + 1, step / per_pass)
-        ahead = range(step + 1, step + most)
-        same = itertools.takewhile(lambda s: schedule(s + 1, s / per_pass) == first, ahead)
+        first = self.learning_rate()
+        same = itertools.takewhile(lambda n: self.learning_rate(n) == first, range(1, most))
         return 1 + sum(1 for _ in same)
 
     def apply(
@@ -578,7 +577,10 @@ class Shard:
         return self._rate_sum
 
     def count_row_steps(self, rows: Sequence[int], rate: float) -> None:
-        """Count batches of which each row was a step, made on :meth:`interleave`'s cells."""
+        """Count batches of which each row was a step, made on :meth:`interleave`'s cells.
+
+        `rate` is the mean learning rate of the rows.
+        """
         for n in rows:
             self._rate_sum += n * rate
         self.version += len(rows)

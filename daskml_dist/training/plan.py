@@ -166,6 +166,7 @@ def make_fit(
             f"{policy!r} sums gradients in host memory, but the rows are on GPUs. Use "
             'device="cpu", or another policy, such as LocalSGD.'
         )
+    mean_batch_rows = sum(count_training_rows(lanes, fraction)) / (len(lanes) * steps)
     work = StepWork(
         model=model,
         policy=policy,
@@ -176,6 +177,8 @@ def make_fit(
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
             coordinates=is_sparse,
             noise=None if privacy is None else privacy.noise,
+            # Schedules that count steps count each of these rows, as scikit-learn's do.
+            scheduled_steps=mean_batch_rows if single_rows else 1.0,
         ),
         # One shard of the parameters per server.
         layout=ShardLayout(*model.parameters.shape, max(run.n_servers, policy.fragments)),
@@ -249,6 +252,7 @@ def _make_update_rule(
     steps_per_pass: float,
     coordinates: bool,
     noise: GaussianNoise | None = None,
+    scheduled_steps: float = 1.0,
 ) -> UpdateRule:
     """Combine optimizer, penalty, schedule and parameter groups into the rule of the updates."""
     # Each server knows only the gradient of its own shard, so none knows the norm of the whole.
@@ -273,6 +277,7 @@ def _make_update_rule(
         flushes=model.flushes,
         proximal=float(settings.policy.proximal),
         noise=noise,
+        scheduled_steps=scheduled_steps,
     )
     return rule if rates is None else rule.with_constant_rates(rates)
 

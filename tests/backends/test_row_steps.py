@@ -417,3 +417,32 @@ def test_lanes_that_race_shrink_coefficients_as_one_lane_does(policy: str) -> No
 
     # Half the norm where penalties were applied again at each turn, or held back for a batch.
     assert norm(2) == pytest.approx(norm(1), rel=0.15)
+
+
+@pytest.mark.parametrize("policy", ["hogwild", "async", "ssp", "local", "average"])
+@pytest.mark.parametrize("schedule", ["optimal", "invscaling"])
+def test_schedules_count_each_row_as_a_step(policy: str, schedule: str) -> None:
+    """Beside batches of one row, whose steps are scikit-learn's."""
+    X, y = _large(4_000)
+    params: dict[str, Any] = {"optimizer": "sgd", "learning_rate": schedule, "max_iter": 5}
+    if schedule == "invscaling":
+        params["eta0"] = 20.0
+
+    def loss(policy: str, **more: Any) -> float:
+        clf = SGDClassifier(policy=policy, tol=None, random_state=0, **params, **more)
+        return _loss(clf.fit(X, y), X, y)
+
+    expected = loss("sync", batch_size=1)
+    assert loss(policy) == pytest.approx(expected, rel=0.1)
+    if policy in ("hogwild", "async", "ssp"):  # rates fall with the steps of all lanes
+        assert loss(policy, run=Run(n_lanes=2)) == pytest.approx(expected, rel=0.2)
+
+
+def test_rows_stepped_at_one_rate_have_similar_rates() -> None:
+    runs = row_by_row._find_rate_runs(1_000, lambda row: 1 / (row + 1))
+    starts, stops = [run[0] for run in runs], [run[1] for run in runs]
+    assert starts == [0, *stops[:-1]]
+    assert stops[-1] == 1_000
+    assert len(runs) < 150
+    assert all(stop - start == 1 or (start + 1) / stop > 0.89 for start, stop, _ in runs)
+    assert row_by_row._find_rate_runs(1_000, lambda row: 0.5) == [(0, 1_000, 0.5)]

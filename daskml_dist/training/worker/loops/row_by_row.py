@@ -3,6 +3,9 @@
 Rows are read in runs of adjacent rows, the runs in random order: this is several times faster than
 drawing single rows, and the fit converges as well. If the targets of a block are sorted, a run
 would contain only one class, so runs are cut to a few rows.
+
+Schedules count each row as a step. Compiled steps have one rate in a call, so rows whose rates
+differ (at first, since a batch may be longer than all steps before it) are several calls.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from daskml_dist.training.worker.reader import RowsInTurn
 _SORTED_RUN_ROWS = 4
 #: Von Neumann's ratio (1 in random order) up to which targets count as sorted.
 _MAX_SORTED_RATIO = 0.5
+#: Largest difference between the learning rates of rows that are stepped at one rate, as a share.
+_RATE_TOLERANCE = 0.1
 #: Blocks whose check for sorted targets is cached; streamed blocks are new objects in each pass.
 _MAX_CHECKED_BLOCKS = 64
 
@@ -58,11 +63,14 @@ class RowByRow:
             replica.learning_rate(),
             replica.rate_sum,
         )
+        # The other threads make as many steps meanwhile.
+        updates_per_row = self._n_threads / replica.rule.scheduled_steps
 
         sizes: list[int] = []
 
         def run(batches: list[RowsInTurn], find: Callable[[int], Any]) -> float:
             """Step along rows of blocks; return the sum of their losses."""
+            nonlocal rate
             sizes.extend(len(part) for part, _ in batches)
             # Rows of several batches in one call; `sizes` gives the end of each batch.
             of, rows = map(np.concatenate, zip(*batches, strict=True))
@@ -76,7 +84,18 @@ class RowByRow:
                 order = self._cut_sorted_runs(np.array(sort)[place], sizes)
                 place, rows = place[order], rows[order]
             read = [(block.X, block.y, block.weight) for block in blocks]
-            return float(steps.run(read, place, rows, self._cells, rate, rate_sum, sizes))
+            runs = _find_rate_runs(
+                len(rows), lambda row: replica.learning_rate(row * updates_per_row)
+            )
+            if len(runs) == 1:
+                return float(steps.run(read, place, rows, self._cells, rate, rate_sum, sizes))
+            loss, passed = 0.0, rate_sum
+            for start, stop, own_rate in runs:
+                some = slice(start, stop)
+                loss += steps.run(read, place[some], rows[some], self._cells, own_rate, passed)
+                passed += (stop - start) * own_rate * self._n_threads
+            rate = sum((stop - start) * own_rate for start, stop, own_rate in runs) / len(rows)
+            return loss
 
         n_rows = lane.take_row_steps(run, count)
         with self._counting:
@@ -118,6 +137,19 @@ class RowByRow:
                 order[some] = self._orders[size] + first
             first += size
         return order
+
+
+def _find_rate_runs(n_rows: int, find_rate: Callable[[int], float]) -> list[tuple[int, int, float]]:
+    """Return runs of rows with similar learning rates: first row, end and first rate of each."""
+    runs, start = [], 0
+    while start < n_rows:
+        rate, stop = find_rate(start), n_rows
+        # Halved until the rates at both ends are similar.
+        while stop - start > 1 and abs(find_rate(stop - 1) - rate) > _RATE_TOLERANCE * rate:
+            stop = start + (stop - start) // 2
+        runs.append((start, stop, rate))
+        start = stop
+    return runs
 
 
 def _order_in_short_runs(n_rows: int, length: int) -> NDArray[np.intp]:
