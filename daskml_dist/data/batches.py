@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -275,6 +276,14 @@ class LaneRows:
         for i, segment in enumerate(self.segments):
             if self._held[i]:
                 yield segment.block, self._split(i)[0]
+
+    @property
+    def training(self) -> Iterator[tuple[int, Any]]:
+        """Yield each block that has training rows, with these rows, in stored order."""
+        for i, segment in enumerate(self.segments):
+            if len(segment):
+                whole = slice(segment.start, segment.stop)
+                yield segment.block, self._split(i)[1] if self._held[i] else whole
 
     def _random(self, pass_: int, *segments: Segment) -> np.random.Generator:
         """Return the random generator of a pass over segments; it is the same on every worker."""

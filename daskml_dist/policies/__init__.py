@@ -290,7 +290,7 @@ class ModelAveraging(Policy):
     """One average at the end: ``"average"``.
 
     Each lane trains independently on its own rows; the parameters are averaged once, weighted by
-    the lanes' numbers of rows.
+    the lanes' rows: by the sums of their weights if they have any.
 
     Choose it when communication is nearly impossible, or for a quick first model of a convex
     problem whose rows are spread at random. It is the least accurate policy.

@@ -18,7 +18,7 @@ class LocalSGD(Policy):
     """Local steps with periodic averages: ``"local"``.
 
     Each lane trains independently; every `sync_every` steps the parameters of all lanes are
-    averaged, weighted by the lanes' numbers of rows.
+    averaged, weighted by the lanes' rows: by the sums of their weights if they have any.
 
     Choose it when the network is slow compared to a gradient: it sends `sync_every` times less than
     ``"allreduce"``. If workers have unequal speeds, or join and leave, set a `quorum`; if lanes

@@ -104,6 +104,8 @@ class Lane:
         # which takes longer than many steps do.
         self._last_loss: Any = 0.0
         self._loss: Any = 0.0
+        #: Number by which the rows' weights were divided, and by which losses are multiplied again.
+        self._weight_divisor = 1.0
         self._callbacks = fit.work.step_callbacks
         streaming = fit.rows.streaming
         self._states = RowStates(None if streaming is None else streaming.states)
@@ -124,6 +126,19 @@ class Lane:
         """Drop streamed blocks from memory until the next :meth:`seek`."""
         if isinstance(self._blocks, BlockStream):
             self._blocks.close()
+
+    def sum_weights(self) -> float:
+        """Return the sum of the weights of the training rows, which are in memory."""
+        return self.reader.sum_weights()
+
+    def divide_weights(self, divisor: float) -> None:
+        """Divide the weights of the training rows, before the first step; losses are not changed.
+
+        A divisor of 0 or 1 changes nothing.
+        """
+        if divisor not in (0.0, 1.0):
+            self.reader.divide_weights(divisor)
+            self._weight_divisor = divisor
 
     def seek(self, clock: int) -> None:
         """Move to a clock: the next batch is that of step ``clock % n_steps``."""
@@ -185,6 +200,8 @@ class Lane:
         self._busy += seconds
         if not len(rows):
             return
+        if self._weight_divisor != 1:
+            losses = losses * self._weight_divisor
         self._last_loss, self._loss = losses[-1], self._loss + losses.sum()
         self._report.rows += sum(rows)
         self._report.steps += len(rows)
@@ -236,6 +253,8 @@ class Lane:
 
     def _count_batch(self, n_rows: int, loss: Any, steps: int = 1) -> None:
         """Count the rows and the loss of one or more steps."""
+        if self._weight_divisor != 1:
+            loss = loss * self._weight_divisor
         self._last_loss, self._loss = loss, self._loss + loss
         report = self._report
         report.rows += n_rows

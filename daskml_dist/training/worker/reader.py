@@ -11,8 +11,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -246,6 +246,8 @@ class BatchReader:
         self._fit = fit
         self._rows = rows
         self._blocks = blocks
+        #: Blocks from which held-out rows are read, whose weights are never divided.
+        self._held_out_blocks = blocks
         self._backend = backend
         self._linear = fit.work.linear
         #: First numbers in the keys of random streams.
@@ -297,6 +299,24 @@ class BatchReader:
         rows.
         """
         return count_batch_rows(drawn) if self._mean_rows is None else self._mean_rows
+
+    def sum_weights(self) -> float:
+        """Return the sum of the weights of the training rows, which are in memory."""
+        total = 0.0
+        for number, at in self._rows.training:
+            rows = self._backend.row_numbers(at)
+            weight = self._backend.rows(cast(Any, self._blocks[number].weight), rows)
+            total += float(weight.sum(dtype=np.float64))
+        return total
+
+    def divide_weights(self, divisor: float) -> None:
+        """Divide the weights of the training rows, before anything reads them."""
+        numbers = {number for number, _ in self._rows.training}
+        blocks = {number: self._blocks[number] for number in numbers}
+        self._blocks = {
+            number: replace(block, weight=cast(Any, block.weight) / divisor)
+            for number, block in blocks.items()
+        }
 
     @functools.cached_property
     def kept(self) -> list[ReadyBlock]:
@@ -395,7 +415,7 @@ class BatchReader:
     def held_out(self) -> Iterator[BatchRows]:
         """Yield the rows of the validation set, block by block."""
         for number, at in self._rows.held_out:
-            blocks = self._blocks
+            blocks = self._held_out_blocks
             block = (
                 blocks.read_out_of_order(number)
                 if isinstance(blocks, BlockStream)

@@ -239,6 +239,35 @@ class Context:
         found.lane_rows = tuple(n if i in here else 0 for i, n in enumerate(self.lane_rows))
         return found
 
+    @property
+    def averages_by_weights(self) -> bool:
+        """Return whether lanes are averaged by the weights of their rows, not their numbers."""
+        fit = self.fit
+        # The weights of streamed rows are not known before they are read; amounts that lanes add to
+        # sums count each row once in any case; private fits bound the rows by their weights.
+        return not (
+            fit.rows.weight_scale is None
+            or fit.rows.streaming is not None
+            or fit.work.privacy is not None
+            or any(group.additive for group in fit.steps.rule.groups)
+        )
+
+    def weigh_lanes(self) -> tuple[float, ...]:
+        """Return the weight of each lane of all trainers in a mean of lanes that step alone.
+
+        It is the sum of the weights of its training rows; without weights, their number.
+        """
+        n_rows = tuple(map(float, self.lane_rows))
+        if not self.averages_by_weights:
+            return n_rows
+        own = [np.array([lane.number, lane.sum_weights()]) for lane in self.lanes]
+        found = np.zeros(len(self.lane_rows))
+        for arrays in self.communicator.allgather(own):
+            for number, weight in arrays:
+                found[int(number)] = weight
+        # All weights may be those of held-out rows.
+        return tuple(found.tolist()) if found.any() else n_rows
+
     def step_rows(self, step: Any) -> Any:
         """Return the rows of all lanes in a step (from 0) of a pass, or in several."""
         n_steps, privacy = self.fit.work.n_steps, self.fit.work.privacy

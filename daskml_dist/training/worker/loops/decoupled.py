@@ -243,6 +243,11 @@ class DecoupledLane:
         self._memories = memory
         self._is_new = lane.number not in memory
         self._owner = object()
+        #: Mean weight of the lane's rows, which then have mean 1: each lane steps alone.
+        self._mean_weight = 1.0
+        if context.averages_by_weights:
+            self._mean_weight = lane.sum_weights() / max(lane.n_rows, 1)
+            lane.divide_weights(self._mean_weight)
         if self._is_new:
             self._begin(context.fit.make_start_state())
         memory[lane.number].take(self._owner, context.generation)
@@ -384,7 +389,8 @@ class DecoupledLane:
         memory.replica.apply_pending_penalty()
         w = memory.replica.w[at, ...]
         parts = [part for part in memory.parts if part[0] > view.applied]
-        rows = float(sum(n for _, n, _ in parts))
+        # In the mean over lanes, rows count by their weights.
+        rows = float(sum(n for _, n, _ in parts)) * self._mean_weight
         # The negative progress serves as a gradient; servers divide the sum of all pushes by their
         # rows.
         negative_progress = self._placement.to_host(view.origin - w)

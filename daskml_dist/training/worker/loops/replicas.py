@@ -10,7 +10,7 @@ hold columns or pipeline stages have their own kinds of steps (`columns.py`, `pi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -335,7 +335,9 @@ class SummedSteps:
 
 
 class AveragedSteps:
-    """Steps of one replica per lane, averaged by rows every few steps and at the end.
+    """Steps of one replica per lane, averaged every few steps and at the end.
+
+    Lanes are weighted by their rows: by the sums of the rows' weights.
 
     Parameters
     ----------
@@ -350,11 +352,15 @@ class AveragedSteps:
         self._fit = context.fit
         self._lanes = context.lanes
         self._placement = DevicePlacement(context, alone=True)
-        # Each lane's weight in the mean is its share of the rows.
-        total = sum(context.lane_rows)
-        self._shares = {
-            lane.number: context.lane_rows[lane.number] / total for lane in context.lanes
-        }
+        # Each lane's weight in the mean is its share of the rows, by their weights. The rows of a
+        # stream are not known yet.
+        is_stream = start is not None
+        weights = tuple(map(float, context.lane_rows)) if is_stream else context.weigh_lanes()
+        total = sum(weights)
+        self._all_shares = [weight / total for weight in weights]
+        self._shares = {lane.number: self._all_shares[lane.number] for lane in context.lanes}
+        if not is_stream:
+            balance_weights(context, weights)
         rule = self._fit.steps.rule
         start = start or (lambda number: self._fit.make_start_state())
         self.replicas = {
@@ -402,7 +408,7 @@ class AveragedSteps:
             own.draw_rows_ahead(count)
 
     def _average_lanes(self, values: dict[int, Any], out: NDArray[Any] | None = None) -> Any:
-        """Return the mean over all lanes, weighted by rows; on the host if deterministic."""
+        """Return the weighted mean over all lanes; on the host if deterministic."""
         if not self._fit.run.deterministic:
             return self._context.communicator.allreduce(self._sum_weighted(values, out))
         parts = [(n, self._placement.to_host(values[n] * self._shares[n])) for n in sorted(values)]
@@ -420,11 +426,10 @@ class AveragedSteps:
         first = self.replicas[min(self.replicas)]
         # All lanes started from the same parameters.
         mean: NDArray[Any] = self._placement.to_host(first.opt_state["outer_origin"]).copy()
-        rows, progress = self._context.lane_rows, np.empty_like(mean)
-        n_rows = sum(rows)
+        progress = np.empty_like(mean)
         for n, arrays in packed_progress.items():
             compressor.decompress(Packed(tuple(arrays)), progress.reshape(-1))
-            mean += rows[n] / n_rows * progress
+            mean += self._all_shares[n] * progress
         return mean
 
     def _pack_progress(self, lane: int, w: Any, compressor: Compressor) -> Packed:
@@ -459,7 +464,9 @@ class AveragedSteps:
     def left(self) -> InterruptedState:
         """Return the mean of this trainer's lanes' parameters at an interruption."""
         share = sum(self._shares.values())
-        state = self._join_lanes(lambda values: self._sum_weighted(values) / share)
+        state = self._join_lanes(
+            lambda values: self._sum_weighted(values) / share if share else values[min(values)]
+        )
         return InterruptedState(state, share, sum(lane.sums[1] for lane in self._lanes))
 
     def snapshots(self) -> dict[int, LaneSnapshot]:
@@ -498,7 +505,8 @@ class AveragedSteps:
     def _join_lanes(self, mean: Callable[[dict[int, Any]], Any]) -> ShardState:
         """Return one state from all lanes' replicas, averaged by a function."""
         states = {n: self._placement.leave(r.state()) for n, r in self.replicas.items()}
-        first = states[min(states)]
+        # A lane whose rows weigh nothing has seen no gradients, by which later steps are scaled.
+        first = states[min(states, key=lambda n: (not self._shares[n], n))]
         first.w = mean({n: s.w for n, s in states.items()})
         # Averaged SGD: the mean of the lanes' averages; a lane without an average yet uses its
         # parameters.
@@ -528,6 +536,9 @@ class FederatedSteps:
         #: Common parameters, with the state of the outer step; their optimizer state stays
         #: unchanged.
         self.common = self._placement.make_replica(self._fit.make_start_state())
+        #: Weight of each lane in a mean.
+        self._weights = context.weigh_lanes()
+        balance_weights(context, self._weights)
 
     def steps(self, clock: int, most: int) -> int:
         """Take the steps of the round that begins at a clock; return how many."""
@@ -537,9 +548,11 @@ class FederatedSteps:
         assert most == count, "steps from within a round"
         work = self._fit.steps
         drawn = work.policy.draw_clients(work.seed, clock // count, rows)
-        total = sum(rows[n] for n in drawn)
+        weights, total = self._weights, sum(self._weights[n] for n in drawn)
+        if not total:  # the rows of all drawn lanes weigh nothing
+            weights, total = rows, sum(rows[n] for n in drawn)
         clients = [
-            self._begin_client(lane, clock // count, rows[lane.number] / total)
+            self._begin_client(lane, clock // count, weights[lane.number] / total)
             for lane in self._lanes
             if lane.number in drawn
         ]
@@ -548,7 +561,7 @@ class FederatedSteps:
         # Lanes that are not drawn count the steps, too, so that all lanes have the same clock.
         for lane in self._lanes:
             lane.skip(clock + count - lane.reached)
-        self.common.skip(count, total)
+        self.common.skip(count, sum(rows[n] for n in drawn))
         self.common.take_outer_step(self._placement.to_device(mean))
         return count
 
@@ -569,7 +582,7 @@ class FederatedSteps:
         return _Client(replica, own, share, lane.number, n_steps)
 
     def _average(self, clients: list[_Client]) -> Any:
-        """Return the mean of all drawn lanes' parameters, weighted by their rows."""
+        """Return the mean of all drawn lanes' parameters, weighted by their rows' weights."""
         parts = [(c.number, self._placement.to_host(c.replica.w * c.share)) for c in clients]
         communicator = self._context.communicator
         if self._fit.run.deterministic:
@@ -610,6 +623,18 @@ class FederatedSteps:
         return self._placement.leave(self.common.state())
 
 
+def balance_weights(context: Context, weights: Sequence[float]) -> None:
+    """Divide the weights of each lane's rows so that their mean is 1, for lanes that step alone.
+
+    `weights` are the sums of all lanes, by which the lanes are averaged: so a row of weight 2
+    equals two rows, in the lane's steps and in the mean. With weights far below 1, the penalty
+    would outweigh a lane's gradients, and an adaptive optimizer's steps would be as long as ever.
+    """
+    if context.averages_by_weights:
+        for lane in context.lanes:
+            lane.divide_weights(weights[lane.number] / max(lane.n_rows, 1))
+
+
 @dataclass
 class _Client:
     """Drawn lane, with its replica, its share of the mean, and the steps that it makes."""
@@ -631,7 +656,7 @@ class HostSteps:
     """Steps of one replica per host, by the summed gradients of its lanes, averaged over hosts.
 
     Each trainer of a host holds the same replica, as under ``"allreduce"``. Hosts are averaged by
-    rows every few steps and at the end, like lanes under ``"local"``.
+    their rows' weights every few steps and at the end, like lanes under ``"local"``.
 
     Parameters
     ----------
@@ -645,8 +670,13 @@ class HostSteps:
         self._every = context.fit.steps.policy.average_every
         host = context.of_host()
         self._host = host.communicator
-        #: The host's weight in the mean: its share of the rows.
-        self._share = sum(host.lane_rows) / sum(context.lane_rows)
+        #: The host's weight in the mean: its share of the rows, by their weights.
+        weights = context.weigh_lanes()
+        own = sum(w for w, n_rows in zip(weights, host.lane_rows, strict=True) if n_rows)
+        self._share = own / sum(weights)
+        if context.averages_by_weights:
+            for lane in context.lanes:
+                lane.divide_weights(own / max(sum(host.lane_rows), 1))
         self._steps = SummedSteps(host, rule=self._fit.steps.rule.scale_to_share(self._share))
 
     def steps(self, clock: int, most: int) -> int:
@@ -668,7 +698,7 @@ class HostSteps:
         self._steps.draw_rows_ahead(clock, self._steps_to_average(clock, most))
 
     def _average_hosts(self, values: Any) -> Any:
-        """Return the mean over all hosts, weighted by rows."""
+        """Return the mean over all hosts, weighted by their rows' weights."""
         communicator = self._context.communicator
         if not self._fit.run.deterministic:
             # All trainers of a host have the same parameters, and each adds a part of their weight.
