@@ -340,7 +340,12 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         # become centroids, as in scikit-learn.
         lanes = tuple(n for n, rows in enumerate(fit.rows.lane_rows) if rows)
         ratio, every = float(self.reassignment_ratio), ROWS_PER_REASSIGNMENT * k / batch
-        return Reassignment(k, ratio, sample, lanes, every, max(1, batch // 2))
+        policy = fit.steps.policy
+        average_every = None
+        if policy.averages and len(lanes) > 1:
+            # Lanes that are drawn for a round are averaged at its end.
+            average_every = fit.work.n_steps if policy.draws_lanes else policy.average_every
+        return Reassignment(k, ratio, sample, lanes, every, max(1, batch // 2), average_every)
 
     def _make_stopping(self, fit: FitSpec, tolerance: float) -> PassStoppingRule:
         """Return the rule that ends the fit when the mean squared distance stops falling."""

@@ -46,6 +46,9 @@ class Reassignment:
         Steps from one reassignment to the next; while a centroid has no row, each step is one.
     most : int
         Most centroids that are moved at once: half the rows of a step.
+    average_every : int or None, default=None
+        Steps between two averagings of lanes that step alone; 0 if they are averaged only at the
+        end; None if each step has the counts of all lanes.
     """
 
     n_centroids: int
@@ -54,11 +57,18 @@ class Reassignment:
     lanes: tuple[int, ...]
     every: float
     most: int
+    average_every: int | None = None
 
     def is_due(self, clock: int, counts: _Array) -> bool:
         """Return whether the step of a clock begins with a reassignment of centroids."""
-        # `every` may be fractional: the step in which the clock passes a multiple of it.
-        often = (clock + 1) // self.every > clock // self.every
+        n_since = 1
+        if self.average_every is not None:
+            # Between averagings a lane counts only its own rows, which may hardly have a cluster.
+            if not self.average_every or clock % self.average_every:
+                return False
+            n_since = self.average_every
+        # `every` may be fractional: the clock has passed a multiple of it.
+        often = (clock + 1) // self.every > (clock + 1 - n_since) // self.every
         return clock > 0 and bool(often or (counts == 0).any())
 
     def find_low_centroids(self, counts: _Array) -> NDArray[np.bool_]:

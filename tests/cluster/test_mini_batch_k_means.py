@@ -114,6 +114,33 @@ def test_centres_of_few_rows_begin_anew() -> None:
     assert bit_by_bit.inertia_ < 0.9 * lost.inertia_
 
 
+@pytest.mark.parametrize("policy", ["local", "average", "allreduce"])
+def test_lanes_that_hardly_have_a_cluster_leave_its_centroid(policy: str) -> None:
+    """A lane counts only its own rows between averages; each row counts once in each pass."""
+    rng = np.random.default_rng(0)
+    centres = 6 * rng.normal(size=(5, 6))
+    labels = rng.choice(5, p=[0.8, 0.1, 0.05, 0.03, 0.02], size=2_100)
+    rows = centres[labels] + rng.normal(size=(len(labels), 6))
+    for seed in range(3):
+        found = MiniBatchKMeans(
+            5, policy=policy, random_state=seed, run=Run(n_lanes=4),
+            max_no_improvement=None, max_iter=5,
+        ).fit(rows)  # fmt: skip
+        assert found.counts_.sum() == pytest.approx(5 * len(rows))
+        assert found.inertia_ < 6.2 * len(rows)
+
+
+@pytest.mark.parametrize("policy", [LocalSGD(sync_every=4), LocalSGD(sync_every=4, quorum=2)])
+def test_lanes_reassign_lost_centroids_right_after_an_average(policy: LocalSGD) -> None:
+    init = X[:K].copy()
+    init[0] = 1e3  # far from all rows
+    found = MiniBatchKMeans(
+        K, init=init, batch_size=100, policy=policy, run=Run(n_lanes=2), random_state=0,
+        max_no_improvement=None, max_iter=20,
+    ).fit(X)  # fmt: skip
+    assert np.abs(found.cluster_centers_).max() < 100
+
+
 @pytest.mark.parametrize("init", ["k-means||", "k-means++", "random"])
 def test_ends(init: str) -> None:
     ours = MiniBatchKMeans(K, init=init, n_init=30, batch_size=100, random_state=1).fit(X)
