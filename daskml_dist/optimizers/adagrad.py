@@ -81,6 +81,11 @@ class Adagrad(Optimizer):
         """Return the contraction, with squared gradients in place of the curvature (Fisher)."""
         return _adagrad_contraction(before, opt_state, lr)
 
+    def step_sizes(self, opt_state: OptimizerState) -> Any:
+        """Return each parameter's step along a gradient of 1 at a rate of 1."""
+        root = namespace(opt_state["accumulator"]).sqrt(opt_state["accumulator"])
+        return 1 / (root + self.coefficients(1)[0])
+
 
 @dataclass(frozen=True)
 class NAG(Optimizer):
@@ -165,6 +170,11 @@ class NAG(Optimizer):
     def contraction(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
         """Return the contraction, with squared gradients in place of the curvature (Fisher)."""
         return _adagrad_contraction(before, opt_state, lr)
+
+    def step_sizes(self, opt_state: OptimizerState) -> Any:
+        """Return each parameter's step along a gradient of 1 at a rate of 1."""
+        root = namespace(opt_state["accumulator"]).sqrt(opt_state["accumulator"])
+        return 1 / (root + self.coefficients(1)[0]) / opt_state["scale"] ** 2
 
 
 @dataclass(frozen=True)

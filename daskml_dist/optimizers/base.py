@@ -144,6 +144,10 @@ class Optimizer(ParameterObject):
         """
         return math.inf
 
+    def step_sizes(self, opt_state: OptimizerState) -> Any:
+        """Return each parameter's step along a gradient of 1 at a rate of 1; or one for all."""
+        return 1.0
+
     def under_l1(self) -> Optimizer:
         """Return the optimizer for objectives with an l1 part: this one, or one made for l1.
 

@@ -613,19 +613,31 @@ class Shard:
         self._published = None
         self._add_to_average()
 
-    def apply_pending_penalty(self) -> None:
-        """Apply the pending penalty of untouched rows (coordinates only)."""
+    def apply_pending_penalty(self, by_optimizer: bool = False) -> None:
+        """Apply the pending penalty of untouched rows (coordinates only).
+
+        With `by_optimizer`, in steps as long as the optimizer's, as where each row of the data is a
+        step; at most as long as without it, since parameters without gradients have no length.
+        """
         if self._row_rate_sums is None or self._rate_sum == self._applied_rate_sum:
             return
         self._applied_rate_sum = self._rate_sum
         for group in self._groups:
+            sizes = None
+            if by_optimizer:
+                state = {name: self.opt_state[name][group.rows] for name in group.state_names}
+                sizes = np.minimum(group.optimizer.step_sizes(state), 1.0)
             self._apply_pending_penalty_of(
-                group, self.w[group.rows], self._row_rate_sums[group.rows]
+                group, self.w[group.rows], self._row_rate_sums[group.rows], sizes
             )
         self._published = None
 
     def _apply_pending_penalty_of(
-        self, group: ParameterGroup, w: NDArray[Any], row_rate_sums: NDArray[np.float64]
+        self,
+        group: ParameterGroup,
+        w: NDArray[Any],
+        row_rate_sums: NDArray[np.float64],
+        sizes: Any,
     ) -> None:
         """Apply the penalty that is pending for the rows of a group."""
         rate_sum, penalty = self._rate_sum * group.rate, group.penalty
@@ -637,6 +649,8 @@ class Shard:
             # Threads that race estimate the steps of all, and may be some steps ahead.
             own = np.maximum(rate_sum - row_rate_sums[at], 0.0)
             pending = group.by_column(own.astype(w.dtype)[:, None], w)
+            if sizes is not None:
+                pending = pending * (sizes[at] if np.ndim(sizes) else w.dtype.type(sizes))
             w[at] /= 1 + pending * penalty.l2
             if penalty.l1:
                 soft_threshold(w[at], pending * penalty.l1)

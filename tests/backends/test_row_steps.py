@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 from daskml_dist.training.worker.loops import row_by_row
-from daskml_dist.training.worker.loops.shared import _damping_factor
+from daskml_dist.training.worker.loops.shared import _DampedRowSteps, _damping_factor
 from tests.rules import one_group
 
 RATE = 0.1
@@ -446,3 +447,32 @@ def test_rows_stepped_at_one_rate_have_similar_rates() -> None:
     assert len(runs) < 150
     assert all(stop - start == 1 or (start + 1) / stop > 0.89 for start, stop, _ in runs)
     assert row_by_row._find_rate_runs(1_000, lambda row: 0.5) == [(0, 1_000, 0.5)]
+
+
+@pytest.mark.parametrize("penalty", [Penalty(0.0, 0.01), Penalty(0.02, 0.0)], ids=["l2", "l1"])
+def test_changes_by_penalties_of_all_trainers_stop_at_zero(penalty: Penalty) -> None:
+    """Each of eight trainers shrinks the same parameters; one of them also has gradients."""
+    n_trainers, n_steps, before = 8, 1_000, np.array([[2.0], [0.5], [0.0]])
+    rule = one_group(Adagrad(), Constant(RATE), penalty, 2, 1.0, coordinates=True)
+    total = before.copy()
+    for trainer in range(n_trainers):
+        state = {"accumulator": np.full((3, 1), 4.0)}
+        shard = Shard(rule, ShardState(before.copy(), state))
+        shard.interleave()
+        rows: Any = SimpleNamespace(step=None)
+        damped = _DampedRowSteps(shard, rows, 1 / n_trainers)
+        if trainer == 0:
+            shard.w[0] -= 0.1
+            shard.opt_state["accumulator"][0] += 1.0
+        shard.count_row_steps([n_steps], RATE)
+        shard.apply_pending_penalty(by_optimizer=True)
+        delta = shard.w - before
+        damped.damp_changes(delta)
+        total += delta
+    assert (total[:2] > -0.02).all()
+    # The same steps in sequence leave nearly nothing, too.
+    step = n_steps * RATE / 2  # by Adagrad, with the accumulator above
+    expected = before[1, 0] / (1 + step * penalty.l2) ** n_trainers
+    expected = max(expected - n_trainers * step * penalty.l1, 0.0)
+    assert total[1, 0] == pytest.approx(expected, abs=1e-6)
+    assert total[2, 0] == 0

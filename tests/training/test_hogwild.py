@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -21,8 +22,12 @@ from scipy import sparse
 
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.optimizers import OPTIMIZERS, SGD
-from daskml_dist.training.worker.loops.shared import SharedOrAlone
+from daskml_dist.optimizers import OPTIMIZERS, SGD, Adagrad
+from daskml_dist.penalties import Penalty
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.schedules import Constant
+from daskml_dist.training.worker.loops.shared import SharedOrAlone, SharedReplica
+from tests.rules import one_group
 
 EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
@@ -230,3 +235,45 @@ def test_who_waits_to_be_alone_comes_before_others() -> None:
     for thread in threads:
         thread.join()
     assert order == ["alone", "together"]
+
+
+class _Servers:
+    """Parameters to which trainers add their changes, without processes."""
+
+    def __init__(self, w: NDArray[Any]) -> None:
+        self.w = w
+
+    def send(self, *args: Any, **options: Any) -> None:
+        self.w = self.w + args[3]
+
+    def receive(self, name: int) -> Any:
+        return SimpleNamespace(w=self.w, stop=False)
+
+
+def _trainer(number: int, n_trainers: int, penalty: Penalty, servers: _Servers) -> SharedReplica:
+    rule = one_group(Adagrad(), Constant(0.1), penalty, 2, 1.0, coordinates=True)
+    steps = SimpleNamespace(rule=rule, policy=SimpleNamespace(meet_every=0), single_rows=True)
+    start = ShardState(servers.w.copy(), {"accumulator": np.full((3, 1), 4.0)})
+    fit = SimpleNamespace(
+        rows=SimpleNamespace(lane_rows=(10,) * n_trainers),
+        steps=steps,
+        work=SimpleNamespace(first_clock=0),
+        make_start_state=lambda: start,
+    )
+    lanes = [SimpleNamespace(number=number)]
+    context: Any = SimpleNamespace(fit=fit, lanes=lanes, clocks={number: 0}, memory={}, n_threads=1)
+    connection: Any = servers
+    return SharedReplica(context, connection)
+
+
+def test_pending_penalties_are_applied_before_each_exchange() -> None:
+    """A column that only one trainer's rows have is penalised for the steps of all."""
+    servers = _Servers(np.array([[1.0], [1.0], [1.0]]))
+    trainers = [_trainer(i, 4, Penalty(0.0, 0.01), servers) for i in range(4)]
+    for _ in range(10):
+        for trainer in trainers:
+            trainer.replica.count_row_steps([10], 0.1)
+            trainer.exchange_changes()
+    # By Adagrad's steps, with the accumulator above.
+    expected = (1 + 10 * 0.1 * 0.01 / 2) ** -40
+    np.testing.assert_allclose(servers.w[:, 0], [expected, expected, 1.0], rtol=0.01)

@@ -16,6 +16,11 @@ takes milliseconds, and sending all parameters would take most of the time. So e
 and each trainer damps its changes by how close they came to the minimum (`_damping_factor`): if a
 parameter has nearly converged in every trainer, the changes are averaged; if it has only begun to
 move, they are added.
+
+Before each exchange, trainers apply the pending penalties of parameters that their rows did not
+touch. Each trainer applies the penalties of its own steps, and a parameter that only one trainer's
+rows have would otherwise be nearly unpenalised until the end, when all the others would shrink it
+at once, past zero.
 """
 
 from __future__ import annotations
@@ -60,7 +65,9 @@ def run_shared_loop(context: Context) -> ShardState | None:
     # At an interruption the servers have the rest: they hold the parameters and count rows.
     context.set_left_behind(lambda: InterruptedState(shared.replica.state()))
     try:
-        if context.generation:
+        # Trainers do not begin together: from the initial parameters, a late one would repeat what
+        # the others have learned by then, and the servers would add it once more.
+        if context.generation or shared.has_others:
             shared.pull_parameters()
         context.run_in_threads(shared.run)
         shared.leave()
@@ -111,7 +118,8 @@ class SharedReplica:
         self._exchange_lock = threading.Lock()
         # The lock is for writing whole arrays; parameters may be read at any time.
         self._turns = SharedOrAlone()
-        self._has_others = share < 1
+        #: Whether other trainers step on the same parameters.
+        self.has_others = share < 1
         self._name = min(lane.number for lane in context.lanes)
         self._lanes = [lane.number for lane in context.lanes]
         #: Clock, rows and loss of each lane; its thread stores a new entry after each step.
@@ -220,6 +228,9 @@ class SharedReplica:
         changed, if only these were pulled last; None: all rows.
         """
         since, self._steps_exchanged = time.perf_counter(), self._steps
+        if self.has_others and self.replica.rule.penalty_is_lazy:
+            with self._turns.alone():
+                self.replica.apply_pending_penalty(by_optimizer=self._rows is not None)
         # Clock of each lane, with rows and loss since the last exchange. The server counts rows and
         # losses when it applies the changes.
         before, self._reported = self._reported, dict(self._done)
@@ -253,7 +264,7 @@ class SharedReplica:
         if not pull:
             return None
         pulled = self._connection.receive(self._name)
-        if self._has_others:
+        if self.has_others:
             # Threads have continued in the meantime, so the parameters are not replaced; the
             # others' changes are added: pulled - (base + own changes), computed in the memory of
             # `delta`.
@@ -295,7 +306,9 @@ class SharedReplica:
         if self._has_sent_all and not pull:
             return None  # sent by another thread; without a pull they would be sent twice
         self._has_sent_all = True
-        self.replica.apply_pending_penalty()
+        # With other trainers, the exchange applies it.
+        if not self.has_others:
+            self.replica.apply_pending_penalty()
         return self.exchange_changes(pull=pull)
 
     def leave(self) -> None:
@@ -313,6 +326,7 @@ class _DampedRowSteps:
         self._replica = replica
         self._share = share
         self._before = self._opt_state()
+        self._rate_sum = replica.rate_sum
         self.step = rows.step
 
     def _opt_state(self, at: slice = slice(None)) -> dict[str, NDArray[Any]]:
@@ -327,16 +341,45 @@ class _DampedRowSteps:
             return
         replica = self._replica
         optimizer, rate = replica.rule.only_group.optimizer, replica.learning_rate()
+        # All penalties of the steps since the last exchange have been applied.
+        rates = replica.rate_sum - self._rate_sum
+        self._rate_sum = replica.rate_sum
         for at in row_slices(len(delta), _PIECE):
             opt_state, before = (
                 self._opt_state(at),
                 {n: array[at] for n, array in self._before.items()},
             )
-            delta[at, 0] *= _damping_factor(
-                optimizer.contraction(before, opt_state, rate), self._share
-            )
+            contraction = optimizer.contraction(before, opt_state, rate)
+            if np.ndim(contraction) and replica.rule.penalty_is_lazy:
+                sizes = optimizer.step_sizes(opt_state)
+                self._add_penalty(contraction, at, delta[at, 0], rates * sizes, rates)
+            delta[at, 0] *= _damping_factor(contraction, self._share)
             for name, array in opt_state.items():
                 before[name][...] = array
+
+    def _add_penalty(
+        self, contraction: NDArray[Any], at: slice, delta: NDArray[Any], steps: Any, rates: float
+    ) -> None:
+        """Add what the penalties of the steps since the last exchange contributed.
+
+        `steps` is the sum of the lengths of the optimizer's steps along a gradient of 1. Parameters
+        that no row touched were shrunk at once, by at most the sum of the `rates`; others in either
+        way.
+        """
+        group = self._replica.rule.only_group
+        some = slice(0, max(min(at.stop, group.n_penalised) - at.start, 0))
+        own, w = contraction[some], self._replica.w[at, 0][some]
+        is_touched = own > 0
+        steps = np.broadcast_to(steps, contraction.shape)[some]
+        at_once, l2 = np.minimum(steps, rates), group.penalty.l2
+        steps = np.where(is_touched, steps, 0.0)
+        own += np.maximum(steps * l2, np.log1p(at_once * l2))
+        if group.penalty.l1:
+            # A soft threshold that reaches zero leaves nothing of the distance.
+            largest = np.maximum(np.abs(w), np.abs(w - delta[some]))
+            thresholds = np.maximum(steps, at_once) * group.penalty.l1
+            left = 1 - np.minimum(thresholds / np.maximum(largest, 1e-30), 1)
+            own -= np.log(np.maximum(left, 1e-12))
 
 
 def _damping_factor(contraction: Any, share: float) -> Any:
