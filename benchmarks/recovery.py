@@ -121,7 +121,7 @@ class _Loss:
     seconds: float | None = None
     lost: int = 0
     again: int = 0
-    anew: bool = False
+    restarted: bool = False
 
     @classmethod
     def between(cls, clf: Any, calm: Any) -> _Loss:
@@ -149,7 +149,7 @@ def _lose(
     # Later the workers are restarted and get lanes again, which loses nothing.
     events = [event for _, event in strike.events if "joined" not in event.reason]
     loss.lost = sum(event.lost_versions for event in events)
-    loss.anew = any(event.anew for event in events)
+    loss.restarted = any(event.restarted for event in events)
     return loss
 
 
@@ -183,7 +183,7 @@ def _row(policy: str, killed: str, losses: list[_Loss]) -> list[Any]:
         spread,
         f"{statistics.median(loss.lost for loss in losses):g}" if seconds else "",
         f"{statistics.median(loss.again for loss in losses):g}" if seconds else "",
-        f"{sum(loss.anew for loss in losses)} of {len(losses)}" if seconds else "",
+        f"{sum(loss.restarted for loss in losses)} of {len(losses)}" if seconds else "",
         f"{max(loss.difference for loss in losses):.1e}",
         f"{max((loss.ratio for loss in losses), key=lambda ratio: abs(ratio - 1)):.6f}",
         "yes" if all(loss.whole for loss in losses) else "no",

@@ -44,7 +44,7 @@ def run(tiny: bool = False) -> str:
             struck = _fit(client, X, y, n_passes, striker, watch)
             kills += striker.kills
             rows.append([
-                f"{len(rows) + 1}", f"{striker.kills}", f"{watch.n}", f"{watch.anew}",
+                f"{len(rows) + 1}", f"{striker.kills}", f"{watch.n}", f"{watch.restarted}",
                 f"{time.perf_counter() - since:.0f}", *_compare(struck, calm),
             ])  # fmt: skip
     columns = [
@@ -110,11 +110,11 @@ class _Generations:
     """Callback that counts how often a fit resumed from a snapshot, or restarted."""
 
     def __init__(self) -> None:
-        self.n = self.anew = 0
+        self.n = self.restarted = 0
 
     def on_generation(self, run: Any, event: Any) -> None:
         self.n += 1
-        self.anew += bool(event.anew)
+        self.restarted += bool(event.restarted)
 
 
 def _compare(struck: Any, calm: Any) -> list[str]:

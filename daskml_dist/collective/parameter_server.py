@@ -87,7 +87,7 @@ class ParameterServer:
             raise InvalidParameterError(f"n_servers={n_servers!r} must be an integer >= 1.")
         self.n_servers = n_servers
         self.policy = get_policy(policy)
-        if self.policy.trainers_meet or self.policy.averages:
+        if self.policy.trainers_communicate or self.policy.averages:
             served = sorted(name for name, each in POLICIES.items() if each().uses_shards)
             raise InvalidParameterError(
                 f"Under the policy {self.policy.name!r} ranks hold the parameters themselves. Use "

@@ -73,9 +73,9 @@ class Display:
         if self._each_pass:
             self.note(self._status.opening())
 
-    def enter(self, *, anew: bool) -> None:
-        """Show the phase of the fit; `anew` if it has just begun, otherwise its progress."""
-        if anew:
+    def enter(self, *, is_new_phase: bool) -> None:
+        """Show the phase of the fit, or its progress if the phase is the same as before."""
+        if is_new_phase:
             with self._lock:
                 self._restart_timer()
 
@@ -157,8 +157,8 @@ class _NotebookDisplay(Display):
 
     # A new phase is shown immediately; passes and progress only a few times per second, since each
     # update is a message to the browser.
-    def enter(self, *, anew: bool) -> None:
-        if anew:
+    def enter(self, *, is_new_phase: bool) -> None:
+        if is_new_phase:
             self._show()
         else:
             self.show()

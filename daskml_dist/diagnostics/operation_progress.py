@@ -64,7 +64,7 @@ class _ProgressReport:
     def _show(self, phase: str, done: int, total: int | None, noun: str) -> None:
         """Show a phase on the display and on the page; called with the lock held."""
         if self._status is not None and self._display is not None:
-            self._display.enter(anew=self._status.enter(phase, done, total, noun))
+            self._display.enter(is_new_phase=self._status.enter(phase, done, total, noun))
         if self._feed is not None:
             self._feed.phase(_format_phase(phase, done, total))
 

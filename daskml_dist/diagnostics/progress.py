@@ -101,7 +101,7 @@ class Progress(ParameterObject):
             self._status.enter(phase, done, total)
             self._display = open_display(self.console, self._status, self.verbose)
         else:
-            self._display.enter(anew=self._status.enter(phase, done, total))
+            self._display.enter(is_new_phase=self._status.enter(phase, done, total))
 
     def on_fit_begin(self, run: Any) -> None:
         """Show that the fit begins.

@@ -181,9 +181,9 @@ class BoundedStaleness(Policy):
         if type(self) is not BoundedStaleness:
             return self
         # Half of the bound is for the batches between two exchanges, half for the lead at an
-        # exchange. Together they are (meet_every - 1) + staleness, the user's bound.
+        # exchange. Together they are (exchange_every - 1) + staleness, the user's bound.
         half = self.staleness // 2
-        return _BoundedRows(meet_every=half + 1, staleness=self.staleness - half)
+        return _BoundedRows(exchange_every=half + 1, staleness=self.staleness - half)
 
 
 @dataclass(frozen=True)
@@ -350,12 +350,12 @@ class _AsynchronousRows(Hogwild):
 class _BoundedRows(Hogwild):
     """Policy ``"ssp"`` for single sparse rows, by threads that race on one array.
 
-    A trainer contacts the server only every `meet_every` batches, so its lead may exceed
-    `staleness` by ``meet_every - 1``.
+    A trainer contacts the server only every `exchange_every` batches, so its lead may exceed
+    `staleness` by ``exchange_every - 1``.
     """
 
     name = "ssp"
-    meet_every: int = 1
+    exchange_every: int = 1
     staleness: int = field(default=0, metadata={"least": 0})
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:

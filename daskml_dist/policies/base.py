@@ -312,7 +312,13 @@ class TrainerGate(ArrivalGate):
 PolicyLoop = Literal["bulk", "replicas", "free", "shared", "decoupled", "parts"]
 
 #: Settings that loops read, each with its smallest meaningful value.
-_CADENCE = {"push_every": 1, "pull_every": 1, "average_every": 0, "meet_every": 0, "fragments": 0}
+_CADENCE = {
+    "push_every": 1,
+    "pull_every": 1,
+    "average_every": 0,
+    "exchange_every": 0,
+    "fragments": 0,
+}
 
 
 class Consistency(Protocol):
@@ -385,7 +391,7 @@ class Policy(ParameterObject):
     fragments : int, default=0
         ``"decoupled"``: parts of the parameters that lanes exchange one after the other, while they
         continue to step; 0: they exchange all parameters together, and wait for the answer.
-    meet_every : int, default=0
+    exchange_every : int, default=0
         ``"shared"``, if each row is a step: most batches of a lane between two exchanges with the
         server; 0: trainers choose it so that exchanges take at most 5 % of the time.
     outer : str, Optimizer or None, default=None
@@ -432,7 +438,7 @@ class Policy(ParameterObject):
     push_every = 1
     pull_every = 1
     average_every = 0
-    meet_every = 0
+    exchange_every = 0
     fragments = 0
     quorum = cast("int | None", None)
     steps_by_speed = False
@@ -507,7 +513,7 @@ class Policy(ParameterObject):
         return self.loop != "replicas"
 
     @property
-    def trainers_meet(self) -> bool:
+    def trainers_communicate(self) -> bool:
         """Return whether trainers send each other messages, and hold state lost with them."""
         return self.loop in {"replicas", "parts"}
 

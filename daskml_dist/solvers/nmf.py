@@ -605,7 +605,7 @@ class MultiplicativeStep(Statistic):
     across : ndarray of shape (n_features, k)
         The components.
     weights : StepWeights
-    anew : bool
+    recomputes : bool
         Whether all weights are recomputed first.
     looks : bool
         Whether to compute the error.
@@ -615,7 +615,7 @@ class MultiplicativeStep(Statistic):
 
     across: Array
     weights: StepWeights
-    anew: bool = False
+    recomputes: bool = False
     looks: bool = False
     steps: bool = True
     in_parts: ClassVar[bool] = True
@@ -631,7 +631,7 @@ class MultiplicativeStep(Statistic):
         return d + below + 2, k
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
-        if self.anew:
+        if self.recomputes:
             rows.state[...] = self.weights.make(model, rows, backend)
         updates = self.weights.updates(self.across, rows.X, backend)
         # The solver sees an overflow in the sums.

@@ -63,15 +63,15 @@ class History:
         Facts of the whole fit: policy, number of lanes and servers, ``partial_rows`` (rows applied
         after the last whole pass), and ``streamed`` (whether rows were read in each pass).
         ``generations`` lists the changes of membership (workers lost, leaving or joining), each
-        with its number, reason, ``lost_versions`` (updates that were repeated), ``anew`` (whether
-        the fit started again), ``from_pass`` (the number of saved passes it started from) and
-        ``seconds``. ``dropped_pushes`` counts pushes that came twice or too late, none of which was
-        applied, and ``lost_rows`` the rows that were permanently lost. On a cluster, ``seatings``
-        lists the workers that ran the lanes, one entry per change: ``generation``; ``workers``, the
-        address of each lane's worker; ``at``, the seconds from the start of training to the change;
-        and ``seconds``, how long the change took. ``seconds`` of the fit is the time that training
-        took. If blocks were moved because they were unevenly distributed: ``skew``, the rows of the
-        largest lane divided by those of an even one, and ``moved_bytes``.
+        with its number, reason, ``lost_versions`` (updates that were repeated), ``restarted``
+        (whether the fit started again), ``from_pass`` (the number of saved passes it started from)
+        and ``seconds``. ``dropped_pushes`` counts pushes that came twice or too late, none of which
+        was applied, and ``lost_rows`` the rows that were permanently lost. On a cluster,
+        ``seatings`` lists the workers that ran the lanes, one entry per change: ``generation``;
+        ``workers``, the address of each lane's worker; ``at``, the seconds from the start of
+        training to the change; and ``seconds``, how long the change took. ``seconds`` of the fit is
+        the time that training took. If blocks were moved because they were unevenly distributed:
+        ``skew``, the rows of the largest lane divided by those of an even one, and ``moved_bytes``.
     interrupted : bool, default=False
         Whether Ctrl-C ended the fit; the estimator then holds its state at that moment.
 

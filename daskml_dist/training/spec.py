@@ -363,7 +363,7 @@ class FitWork(ABC):
         return False
 
     @property
-    def trainers_meet(self) -> bool:
+    def trainers_communicate(self) -> bool:
         """Return whether trainers send messages to each other."""
         return True
 
@@ -504,8 +504,8 @@ class StepWork(FitWork):
         return self.policy.uses_shards
 
     @property
-    def trainers_meet(self) -> bool:
-        return self.policy.trainers_meet or self.call is not None
+    def trainers_communicate(self) -> bool:
+        return self.policy.trainers_communicate or self.call is not None
 
     @property
     def uses_threads(self) -> bool:

@@ -13,7 +13,7 @@ def test_trainers_that_step_row_by_row_keep_the_bound(bound: int) -> None:
     policy = BoundedStaleness(bound).by_single_rows()
     gate, fast, slow, clock = policy.gate([0, 1, 2, 3]), (0, 1), (2, 3), 0
     while gate.may_all_proceed(fast):
-        clock += policy.meet_every
+        clock += policy.exchange_every
         for lane in fast:
             gate.join(lane, clock)
     assert 0 < clock <= bound + 1

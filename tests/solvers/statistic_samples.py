@@ -166,7 +166,7 @@ def _of_parts() -> dict[type[Statistic], dict[str, Sample]]:
             StepWeights(
                 3, None if spread else vectors, 0.3, spread, beta=beta, history=(across,), l1=0.1
             ),
-            anew=bool(spread),
+            recomputes=bool(spread),
             looks=True,
         )
         for beta, spread in ((2.0, 0.5), (2.0, 0.0), (1.0, 0.0), (1.0, 0.5))

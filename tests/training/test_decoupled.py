@@ -238,7 +238,7 @@ def test_a_killed_worker_costs_its_own_steps_alone(
     expected = log_loss(y, whole.predict_proba(rows))
     assert log_loss(y, clf.predict_proba(rows)) == pytest.approx(expected, rel=0.05)
     # Trainers that were not lost went on from where they were.
-    assert role == "server" or strike.events[0].anew is False
+    assert role == "server" or strike.events[0].restarted is False
 
 
 def test_reports_wait_for_no_answer_but_before_another_call() -> None:

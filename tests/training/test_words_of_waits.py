@@ -37,15 +37,15 @@ def test_a_start_that_compiles_is_no_warning(
 
 
 @pytest.mark.parametrize(
-    ("anew", "from_pass", "words"),
+    ("restarted", "from_pass", "words"),
     [
         (False, 3, "continues, repeating 7 updates"),
         (True, 0, "starts again"),
         (True, 3, "continues from the state saved after pass 3"),
     ],
 )
-def test_a_fit_with_a_checkpoint_does_not_begin_anew(
-    anew: bool, from_pass: int, words: str
+def test_a_fit_with_a_checkpoint_does_not_start_again(
+    restarted: bool, from_pass: int, words: str
 ) -> None:
-    event = GenerationEvent(1, "worker u was lost", 7, anew, 0.1, from_pass)
+    event = GenerationEvent(1, "worker u was lost", 7, restarted, 0.1, from_pass)
     assert str(event) == f"generation 1 (worker u was lost): the fit {words}"

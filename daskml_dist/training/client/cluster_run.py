@@ -102,13 +102,13 @@ class GenerationEvent:
     lost_versions : int
         Updates that are repeated, as far as remaining processes knew of them: rounds if all lanes
         step together, else steps of all lanes.
-    anew : bool
+    restarted : bool
         Whether the fit started again from the beginning (or its checkpoint, if it has one).
     seconds : float
         Time from when the reason was known until all trainers had their orders.
     from_pass : int, default=0
         Passes of earlier parts of the fit, whose state is saved (by its checkpoint, if it has one),
-        so that they are not repeated even if `anew` is true; 0 if there are none.
+        so that they are not repeated even if `restarted` is true; 0 if there are none.
 
     Examples
     --------
@@ -120,12 +120,12 @@ class GenerationEvent:
     generation: int
     reason: str
     lost_versions: int
-    anew: bool
+    restarted: bool
     seconds: float
     from_pass: int = 0
 
     def __str__(self) -> str:
-        if not self.anew:
+        if not self.restarted:
             outcome = f"continues, repeating {self.lost_versions} updates"
         elif self.from_pass:
             outcome = f"continues from the state saved after pass {self.from_pass}"
@@ -316,15 +316,17 @@ class TrainingRun:
         self._note_progress(recovery_point)
         # For the history: the work that the loss cost.
         n_repeated = self._count_repeated_steps(recovery_point)
-        anew = recovery_point is None
+        restarted = recovery_point is None
         if self._fit.work.remembers_course and generations.kept:
             # Only the unfinished sum is computed again.
-            n_repeated, anew = min(n_repeated, 1), False
+            n_repeated, restarted = min(n_repeated, 1), False
         seconds = time.monotonic() - since
         # Slurm may take a moment to answer; all trainers have their orders, so none waits for it.
         reason = self._jobs.name(reason, members.difference(self._membership.threads))
         from_pass = self._fit.work.first_pass
-        event = GenerationEvent(generations.number, reason, n_repeated, anew, seconds, from_pass)
+        event = GenerationEvent(
+            generations.number, reason, n_repeated, restarted, seconds, from_pass
+        )
         self._events.append(event)
         if self._passes.n_passes:
             with suppress(WorkerUnreachableError):  # the next generation repeats it

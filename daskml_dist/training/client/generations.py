@@ -344,7 +344,7 @@ class Generations:
             self._membership.threads.get(part.address, 1),
             tuple(e for server in self.servers if (e := server.host.endpoint) is not None),
             self._secret,
-            self._every if self._fit.work.trainers_meet else 0,
+            self._every if self._fit.work.trainers_communicate else 0,
             self.assignments.lane_rows,
             addresses,
         )

@@ -347,7 +347,7 @@ class Trainer:
         """Wait until all trainers have arrived; connect to the trainers that this one needs."""
         spec = self._spec
         # If servers hold all parameters, trainers never communicate with each other.
-        independent = not self._fit.work.trainers_meet
+        independent = not self._fit.work.trainers_communicate
         if spec.generation and independent:
             # A trainer that is ready continues immediately, within the policy's bounds.
             return SoloCommunicator()

@@ -92,7 +92,7 @@ def test_rows_lost_for_good_are_told_or_skipped(crew_client: Client, policy: str
         lost = clf.history_.extra["lost_rows"]
         assert lost in (1_000, 2_000)
         # A fit that has no standby yet, as on a busy machine, begins anew without them.
-        at_first = N_ROWS - lost if strike.events[0].anew else N_ROWS
+        at_first = N_ROWS - lost if strike.events[0].restarted else N_ROWS
         assert clf.history_.records[0]["rows"] == at_first
         assert clf.history_.records[-1]["rows"] == N_ROWS - lost
         assert clf.score(*make_rows()) > 0.85

@@ -44,7 +44,7 @@ def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, r
     calm, strike = fit(), Strike(make_killer(crew_client, role), after=0, passes=5)
     clf = fit(strike)
     assert strike.events
-    assert not strike.events[0].anew
+    assert not strike.events[0].restarted
     assert strike.events[0].lost_versions <= 1
     np.testing.assert_array_equal(clf.coef_, calm.coef_)
     assert clf.n_iter_ == calm.n_iter_
@@ -69,7 +69,7 @@ def test_a_mixture_goes_on_from_what_others_remember(crew_client: Client) -> Non
     calm, strike = fit(), Strike(make_killer(crew_client, "trainer"), after=0.2)
     struck = fit(strike)
     assert strike.events
-    assert not strike.events[0].anew
+    assert not strike.events[0].restarted
     np.testing.assert_array_equal(struck.covariances_, calm.covariances_)
     assert struck.lower_bounds_ == calm.lower_bounds_
 
@@ -91,7 +91,7 @@ def test_a_solver_in_ranges_goes_on_from_the_last_point(crew_client: Client, rol
     calm, strike = fit(), Strike(make_killer(crew_client, role), after=0.1)
     clf = fit(strike)
     assert strike.events
-    assert not strike.events[0].anew
+    assert not strike.events[0].restarted
     np.testing.assert_allclose(clf.coef_, calm.coef_, atol=1e-4)
     records = clf.history_.records
     assert [record["pass"] for record in records] == list(range(1, len(records) + 1))

@@ -131,7 +131,7 @@ def test_without_a_standby_yet_the_fit_begins_anew(
     strike = Strike(lambda run: kill_worker(crew_client, run.server_addresses[0]), after=0)
     clf = make_classifier(policy, strike).fit(*lazy_rows())
     check_fit(clf, policy)
-    assert strike.events[0].anew
+    assert strike.events[0].restarted
     assert "starts again" in str(strike.events[0])
 
 
@@ -169,7 +169,7 @@ def test_the_only_worker_is_lost(
     ):
         strike = Strike(kill, after=1.0)
         clf = make_classifier("sync", strike, max_iter=60).fit(*lazy_rows())
-        assert not strike.events[0].anew
+        assert not strike.events[0].restarted
         assert {record["rows"] for record in clf.history_.records} == {N_ROWS}
         calm = make_classifier("sync", max_iter=60).fit(*lazy_rows())
     np.testing.assert_allclose(clf.coef_, calm.coef_, rtol=1e-6)
@@ -183,7 +183,7 @@ def test_servers_go_back_to_a_place_that_all_know(crew_client: Client, n_servers
     strike = Strike(lambda run: kill_worker(crew_client, run.server_addresses[1]))
     clf = make_classifier("sync", strike, run=Run(n_lanes=3, n_servers=n_servers)).fit(*lazy_rows())
     check_fit(clf, "sync")
-    assert not strike.events[0].anew
+    assert not strike.events[0].restarted
     assert strike.events[0].lost_versions <= 64
 
 

@@ -44,7 +44,7 @@ def test_a_killed_worker_changes_no_row(crew_client: Client, role: str) -> None:
     calm, strike = fit(), make_strike(crew_client, role)
     struck = fit(strike)
     assert strike.struck
-    assert not strike.events[0].anew
+    assert not strike.events[0].restarted
     np.testing.assert_array_equal(struck.ids_, calm.ids_)
     np.testing.assert_array_equal(struck.weights_, calm.weights_)
     np.testing.assert_array_equal(struck.vectors_, calm.vectors_)
@@ -72,7 +72,7 @@ def test_servers_that_met_on_a_worker_lose_nothing(crew_client: Client) -> None:
     struck = fit(strike, UntilSpread())
     # Of four servers on three workers, all are on the two that were left.
     assert 2 in seen
-    assert not any(event.anew for event in strike.events), strike.events
+    assert not any(event.restarted for event in strike.events), strike.events
     calm = fit(max_iter=len(struck.history_.records))
     np.testing.assert_array_equal(struck.ids_, calm.ids_)
     np.testing.assert_array_equal(struck.vectors_, calm.vectors_)
@@ -95,7 +95,7 @@ def test_a_killed_worker_changes_no_tower(crew_client: Client) -> None:
     calm, strike = fit(), make_strike(crew_client, "two")
     struck = fit(strike)
     assert strike.struck
-    assert not strike.events[0].anew
+    assert not strike.events[0].restarted
     np.testing.assert_array_equal(struck.ids_, calm.ids_)
     np.testing.assert_array_equal(struck.user_factors_, calm.user_factors_)
     np.testing.assert_array_equal(struck.item_factors_, calm.item_factors_)

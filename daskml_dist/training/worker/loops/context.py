@@ -320,7 +320,7 @@ class Context:
         """Wait for the answer to the report of a pass; return whether the fit ends with it."""
         answer = connection.answer()
         # In all other cases each compute thread reports itself.
-        if self.pool is None or self.fit.work.lockstep or self.fit.work.trainers_meet:
+        if self.pool is None or self.fit.work.lockstep or self.fit.work.trainers_communicate:
             self._idle()
         return bool(answer["stop"])
 
@@ -348,7 +348,7 @@ class Context:
             total.steps //= max(len(lanes), 1)
         # Bytes moved since the connection's last report.
         pushed, pulled = connection.bytes_moved
-        if self.fit.work.trainers_meet:
+        if self.fit.work.trainers_communicate:
             self._in_reports = self.communicator.bytes_sent, self.communicator.bytes_received
             pushed += self._in_reports[0]
             pulled += self._in_reports[1]

@@ -130,7 +130,7 @@ class SharedReplica:
         self._clock = 0
         self._steps = self._steps_exchanged = 0
         self._stopped = self._has_sent_all = False
-        self._exchange_every = fit.steps.policy.meet_every
+        self._exchange_every = fit.steps.policy.exchange_every
         self._lead = min(_LEAD, self._exchange_every or _LEAD)
         self._rows: _DampedRowSteps | None = None
         if fit.steps.single_rows:
