@@ -65,7 +65,7 @@ def find_plain_transform(kind: Any, base: Any) -> Callable[..., Any]:
 
 def is_wrapped_for_output(method: Any) -> bool:
     """Return whether a method is wrapped by scikit-learn for the containers of ``set_output``."""
-    # Its wrapper has no mark of its own, but is defined in that module.
+    # The wrapper has no attribute to know it by, but its globals are those of that module.
     return getattr(method, "__globals__", None) is vars(set_output_module)
 
 
@@ -83,7 +83,8 @@ def make_scaler_function(scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray
 
 def scale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
     """Return a few plain rows scaled as by ``transform``; None if it must check them itself."""
-    # The cheapest tests first. A scaler that stores names warns of arrays, which have none.
+    # The cheapest tests come first. A scaler with feature names must warn of arrays, which have
+    # none: `transform` does.
     kind = _find_sklearn_class(scaler.__class__)
     if kind is None or type(X) is not np.ndarray or "feature_names_in_" in vars(scaler):
         return None
@@ -124,16 +125,16 @@ def scale_device_rows(scaler: Any, X: Any, undo: bool = False) -> Any:
 
 
 def take_device_rows(transformer: Any, X: Any, missing: bool = True) -> Any:
-    """Return dense rows on a GPU in the dtype of the results; None where the host has to look.
+    """Return dense rows on a GPU in the dtype of the results; None if the host must take them.
 
-    It does for infinity, and for NaN without `missing`.
+    The host raises the errors for infinity, and for NaN unless `missing` values are accepted.
     """
     known = vars(transformer)
     if hasattr(X, "tocsr") or X.ndim != 2 or "feature_names_in_" in known:
         return None
     if known.get("n_features_in_") != X.shape[1] or not returns_arrays(transformer):
         return None
-    # Half precision stays what it is in scikit-learn.
+    # scikit-learn does not convert rows of half precision, so the host takes these.
     if X.dtype.kind not in "fiub" or (X.dtype.kind == "f" and X.dtype not in FLOAT_DTYPES):
         return None
     xp, rows = namespace(X), cast(X, X.dtype if X.dtype.kind == "f" else np.dtype(np.float64))

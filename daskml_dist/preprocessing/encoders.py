@@ -39,7 +39,8 @@ from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 from daskml_dist.inference.few_transformed_rows import returns_arrays
 
-#: Fewest rows of which only distinct values are encoded; for fewer, finding them costs more.
+#: From this number of rows, only the distinct values of a column are encoded; with fewer rows,
+#: finding these costs more than it saves.
 _MIN_ROWS_FOR_DISTINCT = 256
 
 
@@ -47,12 +48,12 @@ class CategoryEncoder(BlockTransformer):
     """Base class of encoders whose fitted state follows from categories and their counts."""
 
     _numeric = False
-    #: Number of all rows, and the counts of each column's categories, during scikit-learn's `fit`
-    #: to made-up rows.
+    #: Total number of rows, and the number of rows in each category of each column. Set while
+    #: scikit-learn's `fit` runs on made-up rows, whose own counts are wrong; otherwise None.
     _counts: tuple[int, list[NDArray[np.int64]]] | None = None
 
     def _read(self, X: Any) -> Any:
-        return X  # the distinct values alone are converted
+        return X  # `_summarise` converts only the distinct values
 
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
         """Return the categories of each column, their counts, n_rows, and whether X is a frame."""
@@ -66,7 +67,7 @@ class CategoryEncoder(BlockTransformer):
         counts = []
         for j, own in enumerate(categories):
             column, n_rows = codes[:, j], rows_of_distinct[j]
-            # Rows of each distinct value, added up by its category; unknown values have none.
+            # Add up the rows of each category; unknown values (code -1) belong to none.
             sums = np.zeros(len(own), dtype=np.int64)
             known = column >= 0
             np.add.at(sums, column[known], n_rows[known])
@@ -76,7 +77,7 @@ class CategoryEncoder(BlockTransformer):
     def _merge(self, summaries: list[Any]) -> Any:
         categories, counts, n_rows, are_frames = zip(*summaries, strict=True)
         join = _add_counts_of_union if isinstance(self.categories, str) else _add_counts
-        # From blocks of columns to columns of blocks.
+        # Transpose: from a list of columns per block to a list of blocks per column.
         columns = zip(zip(*categories, strict=True), zip(*counts, strict=True), strict=True)
         merged = [join(list(own), list(sums)) for own, sums in columns]
         return [c for c, _ in merged], [n for _, n in merged], sum(n_rows), are_frames[0]
@@ -88,7 +89,7 @@ class CategoryEncoder(BlockTransformer):
         self._counts = n_rows, counts
         try:
             super().fit(made_up)
-        except ValueError as error:  # such as a category to drop that is not there
+        except ValueError as error:  # such as a category to drop that no row has
             raise InvalidParameterError(
                 f"{error}\nThe parameters do not match the categories in X: change one of them."
             ) from error
@@ -97,7 +98,7 @@ class CategoryEncoder(BlockTransformer):
 
     def _make_rows_of_categories(self, categories: list[NDArray[Any]], is_frame: bool) -> Any:
         """Return few rows that hold all categories, as an array or a frame."""
-        # Shorter columns are repeated to the longest: every category is there, none is new.
+        # Columns with fewer categories repeat them, up to the length of the longest column.
         longest = max(map(len, categories))
         columns = [np.resize(found, longest) for found in categories]
         if not is_frame:
@@ -108,16 +109,17 @@ class CategoryEncoder(BlockTransformer):
     def _fit_infrequent_category_mapping(
         self, n_samples: int, category_counts: Any, missing_indices: Any
     ) -> None:
-        # scikit-learn's private hook, which counts the rows that it sees: here these are made up.
+        # Private method of scikit-learn that counts the rows of each category. The rows are made up
+        # here, so it gets the true counts.
         if self._counts is not None:
             n_samples, category_counts = self._counts
         super()._fit_infrequent_category_mapping(n_samples, category_counts, missing_indices)
 
     def _find_device_codes(self, X: Any) -> list[Any] | None:
-        """Return the code of each value of columns on a GPU; None where the host has to look.
+        """Return the code of each value of columns on a GPU; None if the host must find them.
 
-        It does for sparse rows, missing or unknown values, rare categories that are one, and names
-        that the rows lack.
+        The host is needed for sparse rows, missing or unknown values, infrequent categories that
+        are merged, and a fit with column names, which arrays on a GPU lack.
         """
         known = vars(self)
         merges = self.min_frequency is not None or self.max_categories is not None
@@ -138,7 +140,7 @@ class CategoryEncoder(BlockTransformer):
         return codes
 
     def _rows_to_transform(self, X: Any) -> Any:
-        # Of many rows `_transform` converts the distinct values alone.
+        # For a large frame, `_transform` converts only the distinct values.
         many = is_dataframe_like(X) and len(X) >= _MIN_ROWS_FOR_DISTINCT
         return X if many else self._plain(X)
 
@@ -152,14 +154,14 @@ class CategoryEncoder(BlockTransformer):
         ):
             known = super()._transform(X, *args, **options)
             return known[0], known[1]
-        # Encode distinct values, and look the codes of all rows up by their places.
+        # Encode the distinct values; `places` has the position of each row's value among them.
         distinct, places = find_distinct_rows(X)
         codes, are_known = super()._transform(convert_missing_to_nan(distinct), *args, **options)
         at = np.stack(places, axis=1), np.arange(len(places))
         return codes[at], are_known[at]
 
     def _sample(self, X: Any) -> Any:
-        # A row of known categories: "handle_unknown" must not refuse the sample.
+        # A row of known categories, which handle_unknown="error" accepts.
         if not hasattr(self, "categories_") or not all(map(len, self.categories_)):
             return make_sample_row(X)
         first = [found[:1] for found in self.categories_]
@@ -171,9 +173,9 @@ class CategoryEncoder(BlockTransformer):
 def number_categories(rows: Any, categories: Any) -> tuple[list[NDArray[Any]], NDArray[np.int64]]:
     """Return the categories of each column and the codes of its values; -1 for unknown ones.
 
-    A missing value has the last code, as its category comes last.
+    A missing value has the last code, since its category is sorted last.
     """
-    # scikit-learn gives missing values a code of the caller's, here one that no category has.
+    # -2 marks missing values until the number of categories is known.
     encoder = preprocessing.OrdinalEncoder(
         categories=categories,
         handle_unknown="use_encoded_value",
@@ -187,7 +189,7 @@ def number_categories(rows: Any, categories: Any) -> tuple[list[NDArray[Any]], N
 
 def _make_frame(names: Any, columns: list[NDArray[Any]]) -> Any:
     """Return a frame of columns with their dtypes."""
-    # With dtypes: pandas would infer strings from objects, and make NaN of a None among them.
+    # Without a dtype, pandas would convert a column of objects to strings, and None to NaN.
     series = load_pandas().Series
     made = [series(column, dtype=column.dtype) for column in columns]
     return load_pandas().DataFrame(dict(zip(names, made, strict=True)))
@@ -196,14 +198,14 @@ def _make_frame(names: Any, columns: list[NDArray[Any]]) -> Any:
 def _add_counts(
     categories: list[NDArray[Any]], counts: list[NDArray[np.int64]]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return given categories, in the user's order, and the sums of their rows."""
+    """Return the categories that the user gave, in that order, and the rows of each."""
     return categories[0], np.sum(counts, axis=0)
 
 
 def _add_counts_of_union(
     categories: list[NDArray[Any]], counts: list[NDArray[np.int64]]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the sorted union of a column's categories, and the sums of their rows."""
+    """Return the sorted union of a column's categories, and the number of rows of each."""
     union, places = join_categories(categories)
     sums = np.zeros(len(union), dtype=np.int64)
     np.add.at(sums, places, np.concatenate(counts))
@@ -211,10 +213,11 @@ def _add_counts_of_union(
 
 
 def join_categories(categories: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the sorted union of a column's categories, and the places in it of all of them."""
+    """Return the sorted union of a column's categories, and the position of each in it."""
     dtypes = {own.dtype for own in categories}
     if len(dtypes) > 1 and any(dtype.kind not in "biuf" for dtype in dtypes):
-        # A block without a value of the column may have another dtype; NumPy joins numbers itself.
+        # Blocks may have different dtypes, for example if a column has no value in one of them.
+        # NumPy would convert numbers to text if it joined them with text.
         categories = [own.astype(object) for own in categories]
     (union,), places = number_categories(np.concatenate(categories)[:, None], "auto")
     return union, places[:, 0]
@@ -304,7 +307,7 @@ class OneHotEncoder(CategoryEncoder, preprocessing.OneHotEncoder):
     _summarises_on_device = True
 
     def _apply_on_device(self, X: Any, undo: bool) -> Any:
-        # Sparse results are made on the host.
+        # Only the host makes sparse results.
         if undo or self.sparse_output:
             return None
         if (codes := self._find_device_codes(X)) is None:
@@ -449,7 +452,7 @@ def _find_block_labels(index: int, X: Any, y: Any, sample_weight: Any) -> NDArra
 def _merge_labels(parts: list[NDArray[Any]]) -> NDArray[Any]:
     """Return the sorted labels of all blocks that have rows."""
     kinds = {part.dtype.kind for part in parts}
-    if len(kinds) > 1 and not kinds <= set("biuf"):  # NumPy would make strings of numbers
+    if len(kinds) > 1 and not kinds <= set("biuf"):  # NumPy would convert numbers to text
         parts = [part.astype(object) for part in parts]
     try:
         return _sort_labels(np.concatenate(parts))
@@ -464,7 +467,7 @@ def _sort_labels(labels: NDArray[Any]) -> NDArray[Any]:
 
 
 def _encode_block(encoder: preprocessing.LabelEncoder, method: str, y: Any) -> NDArray[Any]:
-    """Return the result of a method for a block, of which only distinct values are looked up."""
+    """Return the result of a method for a block; only the distinct values are looked up."""
     distinct, (places,) = find_distinct_rows(y.to_frame() if is_series_like(y) else y[:, None])
     values = as_column(convert_missing_to_nan(distinct), name="y")
     try:

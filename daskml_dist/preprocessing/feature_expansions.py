@@ -1,7 +1,7 @@
-"""Transformers that make several columns of one: bins (`KBinsDiscretizer`) and polynomials.
+"""Transformers to bins (`KBinsDiscretizer`) and to polynomials (`PolynomialFeatures`).
 
-Edges of bins follow from sketches of the columns, which are summaries of a bounded size that merge
-(`data/column_statistics.py`); polynomials learn nothing but the number of columns.
+The edges of bins are computed from sketches of the columns: summaries of a bounded size, which can
+be merged (`data/column_statistics.py`). A fit of polynomials only learns the number of columns.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
     All rows count. ``strategy="uniform"`` is exact; edges of ``"quantile"`` and ``"kmeans"`` come
     from a sketch of each column, exact up to 8192 different values a column; beyond that the rank
     of each edge of ``"quantile"`` is wrong by `rank_error_` of the rows at most (about ``1e-4``),
-    and ``"kmeans"`` groups the 8192 values of the sketch, weighted by the rows they stand for.
+    and ``"kmeans"`` groups the 8192 values of the sketch, weighted by the rows they represent.
 
     Parameters
     ----------
@@ -57,20 +57,20 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         With ``"onehot"`` a Dask Array has CSR chunks.
     strategy : {"uniform", "quantile", "kmeans"}, default="quantile"
     quantile_method : str, default="averaged_inverted_cdf"
-        As in :func:`numpy.quantile`. Weighted rows have the default and ``"inverted_cdf"`` alone.
+        As in :func:`numpy.quantile`; with weights only the default or ``"inverted_cdf"``.
     dtype : {numpy.float32, numpy.float64}, default=None
-        Of the result; None: that of the rows.
+        Dtype of the result; None: that of the rows.
     subsample : int or None, default=200_000
-        Of rows in memory alone.
+        Number of rows in memory that are used. All rows of a Dask collection are.
     random_state : int, RandomState instance or None, default=None
-        Of the subsample.
+        Seed of the subsample.
 
     Attributes
     ----------
     bin_edges_ : ndarray of object of shape (n_features,)
-        One ndarray of float64 of shape (n_bins + 1,) a feature.
+        For each feature an ndarray of float64 of shape (n_bins + 1,).
     n_bins_ : ndarray of int of shape (n_features,)
-        Bins that are left: narrow ones go, with a warning.
+        Number of bins: bins that are too narrow are removed, with a warning.
     rank_error_ : float
         Largest error of a rank, as a share of the rows (Dask collections only).
     n_features_in_ : int
@@ -112,8 +112,8 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         return self
 
     def _transformed(self, X: Any, **options: Any) -> Any:
-        # scikit-learn's `transform` sets the dtype of its encoder for a moment, so that threads of
-        # one process must not share the encoder.
+        # scikit-learn's `transform` changes the dtype of its encoder while it runs, so each thread
+        # needs a copy.
         discretizer = self
         if "_encoder" in vars(self):
             discretizer = copy.copy(self)
@@ -121,7 +121,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         return super(KBinsDiscretizer, discretizer)._transformed(X, **options)
 
     def _apply_on_device(self, X: Any, undo: bool) -> Any:
-        # Sparse results are made on the host.
+        # Only the host makes sparse results.
         if undo or self.encode == "onehot":
             return None
         if (rows := take_device_rows(self, X, missing=False)) is None:
@@ -162,7 +162,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         weighted = sample_weight is not None
         if weighted:
             sample_weight = convert_weights(np.asarray(sample_weight), np.float64, None)
-        # Even bins need the extremes alone, which two rows have: their sketch is small and exact.
+        # Bins of equal width only depend on the extremes: sketch two rows with these.
         if self.strategy == "uniform":
             counted = rows[sample_weight > 0] if weighted else rows
             if len(counted):
@@ -197,7 +197,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
     def _find_bin_edges(
         self, number: int, sketch: ColumnSketch, n_bins: int, weighted: bool
     ) -> NDArray[np.float64]:
-        """Return the edges of the bins of a column, of which `n_bins` are asked for."""
+        """Return the edges of the bins of a column, for `n_bins` bins or fewer."""
         low, high = sketch.values[[0, -1]]
         if low == high:
             warnings.warn(
@@ -208,7 +208,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         even = np.linspace(low, high, n_bins + 1)
         if self.strategy == "uniform":
             return even
-        # By way of percentiles, as in scikit-learn, for the same last digit.
+        # scikit-learn computes percentiles: the division gives the same last digit.
         shares = np.linspace(0, 100, n_bins + 1) / 100
         if self.strategy == "kmeans":
             edges = _find_kmeans_edges(sketch, even)
@@ -216,7 +216,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
             average = self.quantile_method == "averaged_inverted_cdf"
             edges = sketch.weighted_quantile(shares, average)
         else:
-            # Before version 1.9 the default of scikit-learn was "warn", which meant "linear".
+            # The default of scikit-learn before version 1.9 was "warn", which meant "linear".
             method = "linear" if self.quantile_method == "warn" else self.quantile_method
             edges = sketch.quantile(shares, method)
         edges = edges[np.ediff1d(edges, to_begin=np.inf) > _MIN_BIN_WIDTH]
@@ -230,7 +230,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
 
 
 def _find_kmeans_edges(sketch: ColumnSketch, even: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return edges midway between the centroids of k-means, begun in the middle of even bins."""
+    """Return edges midway between centroids of k-means, which starts from the `even` bins."""
     # In one dimension these edges are the boundaries of the clusters (a Voronoi tessellation).
     first = (even[1:] + even[:-1])[:, None] * 0.5
     if len(sketch.values) <= len(first):  # each value is a cluster of its own
@@ -248,8 +248,8 @@ def _find_kmeans_edges(sketch: ColumnSketch, even: NDArray[np.float64]) -> NDArr
 class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
     """:class:`sklearn.preprocessing.PolynomialFeatures` for Dask collections, sparse ones too.
 
-    A fit learns the number of columns alone, and reads no row where Dask knows it. Rows with
-    missing values are refused when a result is computed.
+    A fit only learns the number of columns, and reads no rows if Dask knows it. Rows with missing
+    values raise an error when a result is computed.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
     interaction_only : bool, default=False
     include_bias : bool, default=True
     order : {"C", "F"}, default="C"
-        Of dense blocks.
+        Memory layout of dense blocks.
 
     Attributes
     ----------
@@ -278,7 +278,7 @@ class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
     def _apply_on_device(self, X: Any, undo: bool) -> Any:
         if self.order != "C" or (rows := take_device_rows(self, X, missing=False)) is None:
             return None
-        # Each result is a product of `degree` columns, of which the last ones may be a column of 1;
+        # Each result is a product of `degree` columns, padded by columns of 1 at the end. They are
         # multiplied from the last to the first, as in scikit-learn.
         powers, (n_rows, one) = self.powers_, rows.shape
         factors = np.full((len(powers), max(int(powers.sum(axis=1).max()), 1)), one)
@@ -290,7 +290,7 @@ class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
         return functools.reduce(operator.mul, reversed(others), last)
 
     def _summarise_all(self, collection: Collection) -> PassGenerator[tuple[int, Any]]:
-        # Without a pass, where Dask knows the number of columns.
+        # No pass is needed if Dask knows the number of columns.
         if collection.n_features is not None:
             return collection.n_features, None
         return (yield from super()._summarise_all(collection))

@@ -93,7 +93,7 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
         return self._fit_lazy(X, None, sample_weight)
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
+        """Continue the last fit with more rows; parameters as in :meth:`fit`."""
         X, sample_weight = convert_to_host(X, sample_weight)
         if is_dask(X) or is_dask(sample_weight):
             return self._fit_more_rows(X, sample_weight)
@@ -102,14 +102,14 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
         return self
 
     def transform(self, X: Any, copy: bool | None = None) -> Any:
-        """Transform rows; lazily, block by block, where X is a Dask collection.
+        """Transform rows; lazily, block by block, if X is a Dask collection.
 
         Parameters
         ----------
         X : as in :meth:`fit`
         copy : bool or None, default=None
-            Whether rows in memory are left unchanged; None: as the constructor says. Rows of Dask
-            collections always are.
+            Whether to leave rows in memory unchanged; None: the constructor's `copy`. Rows of Dask
+            collections are always left unchanged.
 
         Returns
         -------
@@ -118,15 +118,15 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
         return self._transformed(X, copy=copy)
 
     def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
-        """Undo :meth:`transform`, with its `copy`; lazily where X is a Dask collection."""
+        """Undo :meth:`transform`; `copy` as there, and lazily if X is a Dask collection."""
         return self._inverse_transformed(X, copy=copy)
 
     def _summary(self) -> Any:
         return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
 
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
-        """Return mean and variance of each feature (None where not asked for), and its count."""
-        # scikit-learn refuses rows without any weight, and a block may consist of these.
+        """Return mean and variance of each feature (None if they are not needed), and its count."""
+        # All rows of a block may have weight 0, which scikit-learn refuses.
         if sample_weight is not None and not np.any(sample_weight):
             none = np.full(X.shape[1], np.nan)
             with_mean = self.with_mean or self.with_std
@@ -147,10 +147,10 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
             # Pairwise update of mean and variance (Chan, Golub and LeVeque 1983).
             total = n + n_b
             if mean is not None:
-                # With the second part's share s of the rows, and the gap d of the means:
-                # mean = a + s d, and var = (1 - s) va + s vb + s (1 - s) d^2.
+                # With s the second part's share of the rows and d = b - a the difference of the
+                # means: mean = a + s d, and var = (1 - s) va + s vb + s (1 - s) d^2.
                 share = np.divide(n_b, total, out=np.zeros(np.shape(total)), where=total > 0)
-                # The mean of a feature is NaN in a block that has no value of it.
+                # The mean of a feature is NaN if all its values in a block are missing.
                 a, b = (np.where(count > 0, m, 0.0) for m, count in ((mean, n), (mean_b, n_b)))
                 if var is not None:
                     va = np.where(n > 0, var, 0.0)
@@ -172,7 +172,7 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
         self.n_samples_seen_ = n[()] if np.ndim(n) == 0 or np.ptp(n) else n[0]
         self.scale_ = None
         if self.with_std:
-            # The variance of a constant feature may be rounding errors, and must not divide it.
+            # The computed variance of a constant feature may be a rounding error: scale it by 1.
             constant = is_constant_feature(self.var_, self.mean_, self.n_samples_seen_)
             self.scale_ = replace_zero_scales(
                 np.sqrt(self.var_), copy=False, constant_mask=constant
@@ -185,7 +185,7 @@ class _ExtremesScaler(BlockTransformer):
     _summarises_on_device = True
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
+        """Continue the last fit with more rows; parameters as in :meth:`fit`."""
         # `_finish` calls scikit-learn's `fit`, which calls this with rows in memory.
         if is_dask(X := convert_to_host(X)):
             return self._fit_more_rows(X)
@@ -228,16 +228,16 @@ class MinMaxScaler(_ExtremesScaler, preprocessing.MinMaxScaler):
             raise InvalidDataError(
                 "MinMaxScaler does not support sparse input. Use MaxAbsScaler instead."
             )
-        # Not scikit-learn's own, which warns of a feature that is missing in all rows of a block.
+        # scikit-learn's function would warn of a feature that is missing in all rows of a block.
         return *compute_column_ranges(rows), rows.shape[0]
 
     def _merge(self, summaries: list[Any]) -> Any:
-        # fmin and fmax leave NaN out: a feature may be missing in some blocks.
+        # fmin and fmax ignore NaN, the extremes of a feature that is missing in a whole block.
         low, high, n = zip(*summaries, strict=True)
         return np.fmin.reduce(low), np.fmax.reduce(high), sum(n)
 
     def _finish(self, summary: Any) -> None:
-        # Two made-up rows have the extremes of all: scikit-learn's fit sets the attributes.
+        # Two made-up rows with these extremes: scikit-learn's fit to them sets the attributes.
         low, high, n = summary
         preprocessing.MinMaxScaler.fit(self, np.stack([low, high]))
         self.n_samples_seen_ = n
@@ -273,7 +273,7 @@ class MaxAbsScaler(_ExtremesScaler, preprocessing.MaxAbsScaler):
 
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
         rows = as_rows(X, any_order=True, on_device=True)
-        # Not scikit-learn's own, which warns of a feature that is missing in all rows of a block.
+        # scikit-learn's function would warn of a feature that is missing in all rows of a block.
         if sparse.issparse(rows):
             check_no_infinity(rows.data)
             low, high = min_max_axis(rows, axis=0, ignore_nan=True)
@@ -350,7 +350,7 @@ class RobustScaler(BlockTransformer, preprocessing.RobustScaler):
                 )
             scale = np.array([s.quantile(high / 100) - s.quantile(low / 100) for s in summary])
             self.scale_ = replace_zero_scales(scale, copy=False)
-            # Of a normal feature the range is this many standard deviations: they become 1.
+            # The range of a normal feature in standard deviations: its variance becomes 1.
             if self.unit_variance:
                 self.scale_ /= stats.norm.ppf(high / 100) - stats.norm.ppf(low / 100)
 
@@ -367,11 +367,11 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
     n_quantiles : int, default=1000
     output_distribution : {"uniform", "normal"}, default="uniform"
     ignore_implicit_zeros : bool, default=False
-        Leave the zeros that sparse rows do not store out of the quantiles.
+        Whether the quantiles ignore the zeros that sparse rows do not store.
     subsample : int or None, default=10_000
-        Of rows in memory alone: of a Dask collection every row counts.
+        Number of rows in memory that are used. All rows of a Dask collection are.
     random_state : int, RandomState instance or None, default=None
-        Of the subsample.
+        Seed of the subsample.
     copy : bool, default=True
 
     Attributes
@@ -411,8 +411,8 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
             if undo:
                 columns.append(xp.interp(column, references, quantiles))
                 continue
-            # Of a quantile that is there repeatedly the mean of the first and the last reference,
-            # and those of the ends are 0 and 1, as in scikit-learn.
+            # If several quantiles are equal, their value gets the mean of the first and the last
+            # reference, and the smallest and largest value get 0 and 1, as in scikit-learn.
             down = xp.asarray(-own[::-1]), xp.asarray(-self.references_[::-1])
             found = 0.5 * (xp.interp(column, quantiles, references) - xp.interp(-column, *down))
             found = xp.where(column == quantiles[-1], 1.0, found)
@@ -459,8 +459,8 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
         self.n_quantiles_ = max(1, min(self.n_quantiles, n_rows))
         self.references_ = np.linspace(0, 1, self.n_quantiles_, endpoint=True)
         self.rank_error_ = compute_rank_error(sketches)
-        # By way of percentiles, as in scikit-learn: the last digit decides which values equal a
-        # quantile.
+        # scikit-learn computes percentiles. The last digit must be the same, since it decides which
+        # values equal a quantile.
         shares = self.references_ * 100 / 100
         quantiles = [sketch.quantile(shares) for sketch in sketches]
         if is_sparse:  # a column may store nothing
