@@ -54,59 +54,130 @@ def list_sockets() -> set[_Socket]:
     return found
 
 
-def shut_sockets(known: set[_Socket]) -> None:
-    """Shut down library connections opened after `known` was listed: their peers read the end.
+class LibraryConnections:
+    """Connections that a library opens between the ranks of a group, apart from those of others.
 
-    Listening sockets stay open: PyTorch ends the whole process if it cannot accept.
+    Parameters
+    ----------
+    group : RankGroup
     """
-    for descriptor, _ in list_sockets() - known:
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as other:
-            if not other.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                other.shutdown(socket.SHUT_RDWR)
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+        self._known = list_sockets()
+        #: The library's sockets; None until `claim`.
+        self._own: set[_Socket] | None = None
+
+    def claim(self) -> None:
+        """Find the library's connections (a collective call), once it has opened all of them.
+
+        Other tasks of this worker open sockets too, for example to a database. Both ends of a
+        library's connection are in processes of the group, and were opened since it began.
+        """
+        if self._group.size == 1:
+            return
+        ends = {one: of for one in self._list_opened() if (of := _find_ends(one[0])) is not None}
+        told = {of for rank in self._group.allgather(list(ends.values())) for of in rank}
+        own = {one for one, (here, there) in ends.items() if (there, here) in told}
+        # Behind a translation of addresses, no rank sees the addresses that its peers see.
+        self._own = own or None
+
+    def shut(self) -> None:
+        """Shut down the library's connections: their peers read the end.
+
+        Listening sockets stay open: PyTorch ends the whole process if it cannot accept.
+        """
+        for one in self._list_opened():
+            if not self._is_library(one):
+                continue
+            with suppress(OSError), socket.socket(fileno=os.dup(one[0])) as other:
+                if not other.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    other.shutdown(socket.SHUT_RDWR)
+
+    def _list_opened(self) -> set[_Socket]:
+        """Return the sockets of libraries that were opened since the beginning."""
+        return list_sockets() - self._known
+
+    def _is_library(self, one: _Socket) -> bool:
+        """Return whether a socket is, or may be, one of the library's."""
+        if self._own is not None:
+            return one in self._own
+        # Libraries let the system choose the port at which a rank listens, which databases and
+        # other services do not.
+        first = _read_first_free_port()
+        ends = _find_ends(one[0])
+        return ends is not None and all(port >= first for _, port in ends)
+
+
+#: Address of one end of a connection: host and port.
+_End = tuple[str, int]
+
+
+def _find_ends(descriptor: int) -> tuple[_End, _End] | None:
+    """Return the addresses of both ends of a TCP connection; None for another socket."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as one:
+            if one.family not in (socket.AF_INET, socket.AF_INET6):
+                return None
+            ends = one.getsockname(), one.getpeername()
+    except OSError:  # closed meanwhile, or not connected
+        return None
+    # The same host in IPv4 and as IPv6 writes it.
+    here, there = ((host.removeprefix("::ffff:"), port) for host, port, *_ in ends)
+    return here, there
+
+
+def _read_first_free_port() -> int:
+    """Return the lowest port that the system gives to a socket that asks for any."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+            return int(file.read().split()[0])
+    except (OSError, ValueError):
+        return 32_768  # Linux's default
 
 
 @contextmanager
-def break_connections(group: RankGroup) -> Iterator[None]:
-    """Shut down the sockets that a library opens inside, once the group has ended.
+def break_connections(group: RankGroup) -> Iterator[LibraryConnections]:
+    """Shut down the connections that a library opens inside, once the group has ended.
 
     The library then raises an error instead of waiting for a lost or silent peer.
     """
-    known = list_sockets()
+    connections = LibraryConnections(group)
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(_LOOK_SECONDS):
             if group.has_ended:
-                shut_sockets(known)
+                connections.shut()
 
     watching = threading.Thread(target=watch, name="daskml-break", daemon=True)
     watching.start()
     try:
-        yield
+        yield connections
     except Exception as error:
-        _meet_after_error(group, known, error)
+        _meet_after_error(group, connections, error)
         raise
     finally:
         over.set()
         watching.join()
 
 
-def call_breakable(group: RankGroup, call: Callable[[], Result]) -> Result:
+def call_breakable(group: RankGroup, call: Callable[[LibraryConnections], Result]) -> Result:
     """Return the result of a library's call; abandon the call if it does not end with the group.
 
     Like `break_connections`, for a library that may not return even then: the call runs in a
     separate thread, which is abandoned with the memory that it holds.
     """
+    connections = LibraryConnections(group)
     if group.size == 1:
-        return call()
-    known = list_sockets()
+        return call(connections)
     # Thread-local settings, such as NumPy's error handling, must apply to the call too.
     context = contextvars.copy_context()
     answer: Future[Result] = Future()
 
     def work() -> None:
         try:
-            answer.set_result(context.run(call))
+            answer.set_result(context.run(call, connections))
         except BaseException as error:
             answer.set_exception(error)
 
@@ -114,7 +185,7 @@ def call_breakable(group: RankGroup, call: Callable[[], Result]) -> Result:
     patience = _PATIENCE_LOOKS
     while not wait([answer], _LOOK_SECONDS).done and patience:
         if group.has_ended:
-            shut_sockets(known)
+            connections.shut()
             patience -= 1
     if not answer.done():
         logger.warning(
@@ -125,11 +196,11 @@ def call_breakable(group: RankGroup, call: Callable[[], Result]) -> Result:
         group.barrier()
     error = answer.exception()
     if isinstance(error, Exception):
-        _meet_after_error(group, known, error)
+        _meet_after_error(group, connections, error)
     return answer.result()
 
 
-def _meet_after_error(group: RankGroup, known: set[_Socket], error: Exception) -> None:
+def _meet_after_error(group: RankGroup, connections: LibraryConnections, error: Exception) -> None:
     """Exchange errors with the other ranks after an error; raise if this rank is not the cause.
 
     If a rank is lost, that is the cause; otherwise the error with the earliest time. The errors of
@@ -137,7 +208,7 @@ def _meet_after_error(group: RankGroup, known: set[_Socket], error: Exception) -
     """
     at = time.time()
     # The library then fails on the other ranks too, and they also arrive here.
-    shut_sockets(known)
+    connections.shut()
     told = group.allgather((at, f"{type(error).__name__}: {error}"))
     first = min(range(group.size), key=lambda rank: told[rank][0])
     if first != group.rank:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from daskml_dist.collective import RankGroup, run_together
-from daskml_dist.integrations._connections import call_breakable
+from daskml_dist.integrations._connections import LibraryConnections, call_breakable
 from daskml_dist.integrations._trees import (
     check_eval_set,
     check_model,
@@ -118,10 +118,11 @@ class _Training:
         # second attempt would only wait for the tracker of an earlier generation, which is gone.
         args |= {"dmlc_timeout": int(group.timeout), "dmlc_retry": 1}
 
-        def train() -> bytes:
+        def train(connections: LibraryConnections) -> bytes:
             """Train in the thread that owns XGBoost's connections."""
             xgboost.collective.init(**args)
             try:
+                connections.claim()
                 booster = self._train(xgboost, params, rows, group, state)
             except Exception:
                 # The tracker of a single rank cannot be lost. If its connection stayed open, the
