@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist.collective import RankGroup
+from daskml_dist.data.conversion import check_no_missing, convert_object_values
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 #: Names of the arrays in a block, in their order; arrays that were not given are left out.
@@ -90,16 +93,87 @@ def _join(parts: list[Any]) -> Any:
     return np.concatenate(parts)
 
 
-def find_n_classes(y: Any, allreduce: Callable[..., Any]) -> int:
-    """Return the number of classes 0, 1, ... over all ranks; raise for other labels."""
-    own = np.asarray(y)
-    is_code = own.dtype.kind in "biuf" and (own == own.astype(np.int64)).all()
-    lowest = float(own.min()) if is_code and own.size else 0.0
-    highest = float(own.max()) if is_code and own.size else 0.0
-    wrong, _, highest = allreduce(np.array([not is_code or lowest < 0, 0, highest], float), "max")
-    if wrong:
+def encode_rank_labels(y: Any, group: RankGroup) -> tuple[Any, NDArray[Any] | None]:
+    """Return a rank's labels as positions among the classes, and the sorted classes of all ranks.
+
+    Targets of several labels per row (two dimensions of 0 and 1) have no such classes: None.
+    """
+    labels: Any = np.asarray(y)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    own: Any = None
+    error = None
+    if labels.ndim == 1:
+        try:
+            own = _find_own_labels(labels)
+        except InvalidDataError as found:
+            error = str(found)
+    # Every rank takes part in the exchange, and so also learns of another rank's error.
+    told = group.allgather((labels.ndim, own, error))
+    if errors := [text for _, _, text in told if text is not None]:
+        raise InvalidDataError(errors[0])
+    if own is None:
+        return labels, None
+    classes = _merge_labels([one for _, one, _ in told if len(one)])
+    return encode_labels(labels, classes), classes
+
+
+def _find_own_labels(labels: NDArray[Any]) -> NDArray[Any]:
+    """Return the sorted labels of a rank's rows; raise if one is missing or no label."""
+    check_no_missing(labels, "y")
+    try:
+        found = np.unique(convert_object_values(labels))
+    except TypeError as error:
+        raise _make_mixed_error() from error
+    if found.dtype.kind == "f":
+        if not np.isfinite(found).all():
+            raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
+        if (found % 1).any():
+            raise InvalidDataError(
+                "Unknown label type: continuous. Use a regressor for a continuous target."
+            )
+    return found
+
+
+def _merge_labels(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return the sorted labels of all ranks; raise if there are fewer than two of them."""
+    # NumPy would make text of numbers beside text.
+    if len({part.dtype.kind in "OUT" for part in parts}) > 1:
+        raise _make_mixed_error()
+    try:
+        classes: NDArray[Any] = np.unique(np.concatenate(parts))
+    except TypeError as error:
+        raise _make_mixed_error() from error
+    if len(classes) < 2:
         raise InvalidDataError(
-            "The labels are not 0, 1, 2, ...: these libraries need classes numbered from 0. "
-            "Encode them first, with daskml_dist.preprocessing.LabelEncoder."
+            f"y holds only one class: {classes.tolist()[0]!r}. Check how the rows were filtered."
         )
-    return int(highest) + 1
+    return classes
+
+
+def _make_mixed_error() -> InvalidDataError:
+    """Return the error for labels that cannot be sorted."""
+    return InvalidDataError(
+        "Labels of different types cannot be sorted. Convert y to one type, such as str."
+    )
+
+
+def encode_labels(y: Any, classes: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the positions of labels among the sorted classes; raise if one is not among them."""
+    labels = convert_object_values(np.asarray(y)).reshape(-1)
+    at = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
+    if (wrong := classes[at] != labels).any():
+        raise InvalidDataError(
+            f"The label(s) {labels[wrong][:5].tolist()} of eval_set are not in y, whose labels are "
+            f"{classes[:10].tolist()}. Leave such rows out."
+        )
+    codes: NDArray[np.int64] = at.astype(np.int64)
+    return codes
+
+
+def encode_eval_set(eval_set: Any, classes: NDArray[Any] | None) -> Any:
+    """Return a pair of rows and labels, or None, with positions in place of the labels."""
+    if eval_set is None or classes is None:
+        return eval_set
+    rows, labels = eval_set
+    return rows, encode_labels(labels, classes)

@@ -14,16 +14,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist.collective import RankGroup, run_together
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.integrations._trees import (
     check_eval_set,
     check_model,
-    find_n_classes,
+    encode_eval_set,
+    encode_rank_labels,
     join_rows,
     list_rows,
     load_library,
 )
+from daskml_dist.training.dataset_info import balanced_weights, named_weights
 
 __all__ = ["fit"]
 
@@ -57,10 +61,11 @@ def fit(
     Parameters
     ----------
     model : lightgbm.LGBMClassifier, LGBMRegressor or LGBMRanker
-        An unfitted model with its parameters; it is not changed. Class labels must be 0, 1, ....
+        An unfitted model with its parameters; it is not changed.
         With the parameter ``early_stopping_round=``, scores on `eval_set` may end the training.
     X, y : Dask Array or dataframe, or rows in memory
-        Features of shape (n_rows, n_features), and targets of shape (n_rows,).
+        Features of shape (n_rows, n_features), and targets of shape (n_rows,). Labels of a
+        classifier may be numbers or text.
     sample_weight : of shape (n_rows,), or None
     qid : of shape (n_rows,), or None
         Query of each row, for a ranker: the rows of a query must be adjacent, in one block.
@@ -72,16 +77,18 @@ def fit(
     Returns
     -------
     lightgbm.Booster
-        The trained trees; ``booster.predict`` works in this process, without a cluster.
+        The trained trees; ``booster.predict`` works in this process, without a cluster. Of a
+        classifier it returns probabilities: of ``booster.classes_[1]``, or a column for each of
+        ``booster.classes_``, the sorted labels.
 
     Raises
     ------
     InvalidParameterError
         LightGBM is not installed, or `model` is not one of its models.
     InvalidDataError
-        Labels are not 0, 1, ..., or the arrays do not have the same rows.
+        The arrays do not have the same rows.
     FunctionError
-        LightGBM raised an error on a rank.
+        LightGBM raised an error on a rank, or y has missing labels or only one class.
 
     Examples
     --------
@@ -97,9 +104,12 @@ def fit(
     names, blocks = list_rows({"X": X, "y": y, "sample_weight": sample_weight, "qid": qid})
     check_eval_set(eval_set, X)
     train = _Training(copy.deepcopy(model), names, eval_set)
-    text, best, *_ = run_together(client, train, blocks, retries=retries, timeout=timeout)[0]
+    told = run_together(client, train, blocks, retries=retries, timeout=timeout)
+    text, classes, best = told[0]
     booster = lightgbm.Booster(model_str=text)
     booster.best_iteration = best
+    if classes is not None:
+        booster.classes_ = classes
     return booster
 
 
@@ -113,11 +123,21 @@ class _Training:
         self._names = names
         self._eval_set = eval_set
 
-    def __call__(self, group: RankGroup, blocks: list[Any], state: Any) -> tuple[str, int]:
-        """Train; return the booster as text, the same on all ranks, and its best iteration."""
+    def __call__(
+        self, group: RankGroup, blocks: list[Any], state: Any
+    ) -> tuple[str, NDArray[Any] | None, int]:
+        """Train; return the booster as text, the classes if any, and the best iteration.
+
+        All are the same on every rank.
+        """
         lightgbm = load_library("lightgbm")
         rows = join_rows(blocks, self._names)
-        params = self._choose_params(rows, group)
+        classes = None
+        if isinstance(self._model, lightgbm.LGBMClassifier):
+            rows["y"], classes = encode_rank_labels(rows["y"], group)
+            self._weigh_classes(rows, classes, group)
+        eval_set = encode_eval_set(self._eval_set, classes)
+        params = self._choose_params(classes, group)
         n_trees, patience = params.pop("n_estimators"), params.pop("early_stopping_round", 0)
         text, scores = state or (None, [])
         saving = _Saving(lightgbm, group, scores, patience)
@@ -131,8 +151,8 @@ class _Training:
                     group=_count_queries(rows.get("qid")), free_raw_data=False,
                 )  # fmt: skip
                 watched = []
-                if self._eval_set is not None:
-                    watched = [data.create_valid(*self._eval_set)]
+                if eval_set is not None:
+                    watched = [data.create_valid(*eval_set)]
                 booster = lightgbm.train(
                     params, data, n_trees - n_done, valid_sets=watched, callbacks=[saving],
                     init_model=None if text is None else lightgbm.Booster(model_str=text),
@@ -140,10 +160,27 @@ class _Training:
                 raise_failure()
                 text = booster.model_to_string(num_iteration=-1)
         assert text is not None
-        return text, saving.best_iteration
+        return text, classes, saving.best_iteration
 
-    def _choose_params(self, rows: dict[str, Any], group: RankGroup) -> dict[str, Any]:
-        """Return the parameters of the model, with those that depend on the rows of all ranks."""
+    def _weigh_classes(self, rows: dict[str, Any], classes: Any, group: RankGroup) -> None:
+        """Multiply the weights of the rows by the model's `class_weight`."""
+        given = self._model.class_weight
+        if given is None:
+            return
+        if isinstance(given, str) and given == "balanced":
+            counts = np.bincount(rows["y"], minlength=len(classes)).astype(np.float64)
+            weights = balanced_weights(group.allreduce(counts))
+        elif isinstance(given, dict):
+            weights = named_weights(given, classes)
+        else:
+            raise InvalidParameterError(
+                f'class_weight={given!r}: use "balanced", a dict from label to weight, or None.'
+            )
+        own = rows.get("sample_weight")
+        rows["sample_weight"] = weights[rows["y"]] * (1.0 if own is None else np.asarray(own))
+
+    def _choose_params(self, classes: NDArray[Any] | None, group: RankGroup) -> dict[str, Any]:
+        """Return the parameters of the model, with those that depend on the classes."""
         lightgbm = load_library("lightgbm")
         params: dict[str, Any] = self._model.get_params()
         for name in ("importance_type", "class_weight"):
@@ -153,11 +190,10 @@ class _Training:
         params = {name: value for name, value in params.items() if value is not None}
         params["num_threads"] = params.pop("n_jobs", None) or group.n_threads
         objective = "regression"
-        if isinstance(self._model, lightgbm.LGBMClassifier):
-            n_classes = find_n_classes(rows["y"], group.allreduce)
-            objective = "binary" if n_classes <= 2 else "multiclass"
-            if n_classes > 2:
-                params["num_class"] = n_classes
+        if classes is not None:
+            objective = "binary" if len(classes) == 2 else "multiclass"
+            if len(classes) > 2:
+                params["num_class"] = len(classes)
         elif isinstance(self._model, lightgbm.LGBMRanker):
             objective = "lambdarank"
         params.setdefault("objective", objective)
@@ -285,7 +321,7 @@ def _serve_collectives(lightgbm: Any, group: RankGroup) -> Iterator[Callable[[],
         library.LGBM_NetworkFree()
 
 
-def _view_bytes(address: int, size: int) -> np.ndarray[Any, Any]:
+def _view_bytes(address: int, size: int) -> NDArray[Any]:
     """Return memory of LightGBM as an array of bytes, without a copy."""
     memory: Any = (ctypes.c_uint8 * size).from_address(address)
     return np.frombuffer(memory, np.uint8)

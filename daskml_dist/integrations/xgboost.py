@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist.collective import RankGroup, run_together
 from daskml_dist.integrations._connections import LibraryConnections, call_breakable
 from daskml_dist.integrations._trees import (
     check_eval_set,
     check_model,
-    find_n_classes,
+    encode_eval_set,
+    encode_rank_labels,
     join_rows,
     list_rows,
     load_library,
@@ -43,9 +48,10 @@ def fit(
     Parameters
     ----------
     model : xgboost.XGBClassifier, XGBRegressor, XGBRanker, ...
-        An unfitted model with its parameters; it is not changed. Class labels must be 0, 1, ....
+        An unfitted model with its parameters; it is not changed.
     X, y : Dask Array or dataframe, or rows in memory
-        Features of shape (n_rows, n_features), and targets of shape (n_rows,).
+        Features of shape (n_rows, n_features), and targets of shape (n_rows,). Labels of a
+        classifier may be numbers or text.
     sample_weight : of shape (n_rows,), or None
         For a ranker, the weight of each query, as in XGBoost.
     qid : of shape (n_rows,), or None
@@ -59,16 +65,18 @@ def fit(
     Returns
     -------
     model of the class of `model`
-        Fitted, in this process: it predicts without a cluster.
+        Fitted, in this process: it predicts without a cluster. XGBoost's own classifiers only know
+        the labels 0, 1, ...; for others the class is derived from that of `model`, and predicts the
+        labels of `y`, in ``classes_``. pickle keeps them; ``save_model`` does not.
 
     Raises
     ------
     InvalidParameterError
         XGBoost is not installed, or `model` is not one of its models.
     InvalidDataError
-        Labels are not 0, 1, ..., or the arrays do not have the same rows.
+        The arrays do not have the same rows.
     FunctionError
-        XGBoost raised an error on a rank.
+        XGBoost raised an error on a rank, or y has missing labels or only one class.
 
     Examples
     --------
@@ -84,10 +92,50 @@ def fit(
     names, blocks = list_rows({"X": X, "y": y, "sample_weight": sample_weight, "qid": qid})
     check_eval_set(eval_set, X)
     train = _Training(copy.deepcopy(model), names, eval_set)
-    raw, *_ = run_together(client, train, blocks, retries=retries, timeout=timeout)
+    raw, classes = run_together(client, train, blocks, retries=retries, timeout=timeout)[0]
     fitted = copy.deepcopy(model)
+    # XGBoost's own classifiers take the positions of the classes for their labels.
+    if classes is not None and not np.array_equal(classes, np.arange(len(classes))):
+        fitted = _restore_labelled(type(model), {**vars(fitted), "_labels": classes})
     fitted.load_model(bytearray(raw))
     return fitted
+
+
+@cache
+def _derive_labelled_class(kind: Any) -> Any:
+    """Return a class derived from a classifier of XGBoost that predicts labels of any type."""
+
+    class Labelled(kind):  # type: ignore[misc]
+        @property
+        def classes_(self) -> NDArray[Any]:
+            labels = vars(self).get("_labels")
+            return super().classes_ if labels is None else labels  # type: ignore[no-any-return]
+
+        def fit(self, X: Any, y: Any, **params: Any) -> Any:
+            # XGBoost's own training begins again, with labels that it accepts.
+            self._labels = None
+            return super().fit(X, y, **params)
+
+        def predict(self, X: Any, **params: Any) -> Any:
+            codes = super().predict(X, **params)
+            labels = vars(self).get("_labels")
+            return codes if labels is None or params.get("output_margin") else labels[codes]
+
+        def __reduce__(self) -> Any:
+            # pickle finds classes by name, but this one is made for each model class.
+            return _restore_labelled, (kind, vars(self))
+
+    Labelled.__name__, Labelled.__qualname__ = kind.__name__, kind.__qualname__
+    Labelled.__module__, Labelled.__doc__ = kind.__module__, kind.__doc__
+    return Labelled
+
+
+def _restore_labelled(kind: Any, state: dict[str, Any]) -> Any:
+    """Return a classifier with labels, given the class that its own is derived from."""
+    derived = _derive_labelled_class(kind)
+    made = derived.__new__(derived)
+    vars(made).update(state)
+    return made
 
 
 class _Training:
@@ -100,12 +148,18 @@ class _Training:
         self._names = names
         self._eval_set = eval_set
 
-    def __call__(self, group: RankGroup, blocks: list[Any], state: Any) -> bytes:
-        """Train, and return the booster as bytes: the same on all ranks."""
+    def __call__(
+        self, group: RankGroup, blocks: list[Any], state: Any
+    ) -> tuple[bytes, NDArray[Any] | None]:
+        """Train; return the booster as bytes, the same on all ranks, and the classes if any."""
         xgboost = load_library("xgboost")
         tracking = load_library("xgboost.tracker")
         rows = join_rows(blocks, self._names)
-        params = self._choose_params(rows, group)
+        classes = None
+        if hasattr(self._model, "predict_proba"):
+            rows["y"], classes = encode_rank_labels(rows["y"], group)
+        eval_set = encode_eval_set(self._eval_set, classes)
+        params = self._choose_params(classes, group)
         tracker = args = None
         if group.rank == 0:
             tracker = tracking.RabitTracker(group.size, group.own_host, sortby="task")
@@ -123,7 +177,7 @@ class _Training:
             xgboost.collective.init(**args)
             try:
                 connections.claim()
-                booster = self._train(xgboost, params, rows, group, state)
+                booster = self._train(xgboost, params, rows, eval_set, group, state)
             except Exception:
                 # The tracker of a single rank cannot be lost. If its connection stayed open, the
                 # calling process would crash when it exits.
@@ -137,23 +191,18 @@ class _Training:
 
         trained = call_breakable(group, train)
         group.barrier()
-        return trained
+        return trained, classes
 
-    def _choose_params(self, rows: dict[str, Any], group: RankGroup) -> dict[str, Any]:
-        """Return the parameters of the model, with those that depend on the rows of all ranks."""
+    def _choose_params(self, classes: NDArray[Any] | None, group: RankGroup) -> dict[str, Any]:
+        """Return the parameters of the model, with those that depend on the classes."""
         params: dict[str, Any] = self._model.get_xgb_params()
         params["nthread"] = params.pop("n_jobs", None) or group.n_threads
         if self._model.eval_metric is not None and not callable(self._model.eval_metric):
             params["eval_metric"] = self._model.eval_metric
-        if getattr(self._model, "_estimator_type", None) == "classifier" or hasattr(
-            self._model, "predict_proba"
-        ):
-            n_classes = find_n_classes(rows["y"], group.allreduce)
-            given = params.get("objective")
-            if n_classes > 2 and given in (None, "binary:logistic"):
+        if classes is not None and len(classes) > 2:
+            if params.get("objective") in (None, "binary:logistic"):
                 params["objective"] = "multi:softprob"
-            if n_classes > 2:
-                params["num_class"] = n_classes
+            params["num_class"] = len(classes)
         return params
 
     def _train(
@@ -161,6 +210,7 @@ class _Training:
         xgboost: Any,
         params: dict[str, Any],
         rows: dict[str, Any],
+        eval_set: Any,
         group: RankGroup,
         state: Any,
     ) -> Any:
@@ -172,8 +222,8 @@ class _Training:
         extra = {names[name]: rows[name] for name in rows if name in names}
         data = xgboost.DMatrix(rows["X"], rows["y"], **extra, **given)
         evals = []
-        if self._eval_set is not None:
-            evals = [(xgboost.DMatrix(*self._eval_set, **given), "validation_0")]
+        if eval_set is not None:
+            evals = [(xgboost.DMatrix(*eval_set, **given), "validation_0")]
         raw, stopping = state or (None, None)
         before = None
         if raw is not None:
