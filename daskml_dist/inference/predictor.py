@@ -139,15 +139,15 @@ METHODS = ("predict_proba", "predict", "transform")
 class Predictor:
     """Fast callable for predictions of a fitted model or pipeline on rows in memory.
 
-    Facts that a method looks up at each call (whether it is fitted, names, the kind of rows, the
-    loss, the shapes) are looked up once. Then up to 256 rows in an array of float32 or float64 go
-    directly to the model's arithmetic; all other rows, and doubtful ones such as those with NaN, go
-    to the method itself, which returns its results or raises its errors. For all rows, the results
-    are bit-identical to the method's. Pipelines also use the direct way if all steps before a model
-    of this package are `StandardScaler`, `MinMaxScaler`, `MaxAbsScaler` or `RobustScaler`.
+    A method looks up at each call whether the model is fitted, the feature names, the loss and the
+    shapes; a predictor does so once. It passes up to 256 rows in an array of float32 or float64
+    directly to the model's arithmetic. All other rows, and rows with NaN or infinity, go to the
+    method itself, with its checks and errors. In both cases the results are bit-identical to the
+    method's. Pipelines also skip their checks if all steps before a model of this package are
+    `StandardScaler`, `MinMaxScaler`, `MaxAbsScaler` or `RobustScaler`.
 
-    Threads may share a predictor. It holds the model without copies of its arrays, and is pickled
-    as model and method. It is of the model's present fit: make another after another fit.
+    Threads may share a predictor. It refers to the model's arrays instead of copying them, and is
+    pickled as model and method. If the model is fitted again, make a new predictor.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class Predictor:
     classes : list or None
         Labels, in the order of the columns of ``predict_proba``.
     bare : bool
-        Whether few rows go straight through the arithmetic.
+        Whether a few rows are passed directly to the arithmetic.
     rows_apart : bool
         Whether a row's answer is bit-identical for any number and content of other rows: true for
         models that compare and look up (trees, forests, most boosting; scikit-learn's trees, and
@@ -185,7 +185,7 @@ class Predictor:
     InvalidParameterError
         The model has no such method.
     NotFittedError
-        It is of this package, and not fitted.
+        The model is of this package, and not fitted.
 
     Examples
     --------
@@ -270,7 +270,7 @@ class Predictor:
         Raises
         ------
         InvalidDataError, ValueError
-            As the method does: of this package's models the first.
+            As raised by the method: InvalidDataError by models of this package.
         """
         return np.asarray(self._function(X))
 

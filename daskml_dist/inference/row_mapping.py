@@ -1,30 +1,30 @@
 """Predictions: a function of rows applied to rows in memory, or mapped over blocks lazily.
 
-`map_rows` is what every estimator's ``predict`` comes down to. It has three paths: a few plain rows
-are passed directly to the function (`_apply_to_few_rows`); rows in memory are cut into pieces that
-fit in a CPU's cache (`iterate_results`); Dask collections get a task for each block that does the
-same. A function of rows may declare its properties by attributes:
+Every estimator's ``predict`` calls `map_rows`, which has three paths: a few plain rows are passed
+directly to the function (`_apply_to_few_rows`); rows in memory are cut into pieces that fit in a
+CPU's cache (`iterate_results`); for a Dask collection, a task for each block does the same. A
+function of rows may declare its properties by attributes:
 
 ``shows_not_finite``
-    NaN or infinity in a row appears in the row's results, so the results are checked instead of the
-    rows, since they are fewer. Such a function has a second argument, the memory of the last
-    results.
+    NaN or infinity in a row appears in the row's results. There are fewer results than values in
+    the rows, so the results are checked instead. Such a function has a second argument: an array
+    to reuse for its results.
 ``on_device(backend, dtype)``
-    Returns the function for rows that are on a GPU, whose results are NumPy's unless the function
-    also has
+    Returns the function for rows on a GPU. Its results are NumPy arrays, unless it has
 ``stays_on_device``
-    Its results have the size of rows, and stay on the rows' device.
+    The results are as large as the rows, and stay on the rows' device.
 ``hides_not_finite``
-    On a device NaN or infinity in a row need not show in its results, so that rows are checked too.
+    On a GPU, results may be finite although a row has NaN or infinity, so the rows are checked too.
 ``makes_dense``
-    On a device it makes sparse rows dense, and takes some at a time.
+    On a GPU it makes sparse rows dense, and so gets them in pieces.
 ``keeps_dtype``
-    On a device it takes rows in their dtype; others get float32 or float64.
+    On a GPU it gets rows in their own dtype; other functions get float32 or float64.
 ``for_dtype(dtype)``, ``for_each_row(dtype)``
-    Return the function for few rows of one dtype, with look-ups made; the second gives each row the
-    bits that it would get alone (:mod:`daskml_dist.inference.independent_rows`).
+    Return the function for few rows of one dtype, with attributes looked up in advance; results of
+    the second are bit-identical to those of calls with single rows
+    (:mod:`daskml_dist.inference.independent_rows`).
 ``rows_apart``
-    Whether the function does so anyhow.
+    Whether results of the function itself are bit-identical to those of calls with single rows.
 """
 
 from __future__ import annotations
