@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist.data.conversion import convert_foreign, load_pandas
+from daskml_dist.data.conversion import load_pandas
 from daskml_dist.data.keyed.collection import EntryColumns, read_frame_entries
 from daskml_dist.data.keyed.ids import convert_ids
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.stack_level import user_stack_level
+from daskml_dist.graph.edge_tables import convert_edges
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of, check_run
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers.graph import (
@@ -53,14 +54,15 @@ def _open_fit(
     client: Any,
     name: str,
     callbacks: object,
+    *,
+    weighted: bool = True,
 ) -> KeyedJob:
     """Return the fit over the vertices of some edges: a context manager that reads the edges."""
-    source, target, weight = names
-    # `shared`: both columns hold ids of one kind of key, the vertices. Weights must be >= 0.
-    columns = EntryColumns(source, target, weight, least=0.0, shared=True)
     settings = check_run(run, "cpu", name=name, used=_USED_RUN_SETTINGS)
-    extra_ids = None if vertices is None else convert_ids(vertices, "vertices")
-    entries = read_frame_entries(convert_foreign(edges), columns, sides, extra_ids)
+    table = convert_edges(edges, *names, vertices, weighted=weighted)
+    # `shared`: both columns hold ids of one kind of key, the vertices. Weights must be >= 0.
+    columns = EntryColumns(table.source, table.target, table.weight, least=0.0, shared=True)
+    entries = read_frame_entries(table.frame, columns, sides, table.vertices)
     return KeyedJob(entries, client, settings, CallbackList(callbacks))
 
 
@@ -172,7 +174,9 @@ def connected_components(
     """
     names, sides = (source, target, None), ConnectedComponentsSolver.sides
     name = "connected_components"
-    with _open_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:
+    with _open_fit(
+        edges, names, vertices, sides, run, client, name, callbacks, weighted=False
+    ) as fit:
         solution, _, _ = fit.solve(ConnectedComponentsSolver(), CallbackList(callbacks))
     # After FastSV each vertex points to the smallest vertex of its component, which is the label of
     # the component; labels are replaced by their ranks, 0, 1, 2 and so on.
@@ -209,8 +213,11 @@ def pagerank(
 
     Parameters
     ----------
-    edges : pandas.DataFrame, dask DataFrame, or any other table
+    edges : dataframe or any other table, array-like, or networkx graph
         A row for each edge. Edges that come several times count as often; their weights add up.
+        The columns of an array (NumPy, Dask), and of a list of tuples, are sources, targets and, if
+        there is a third one, weights. Of a graph all nodes are ranked, and an edge without a
+        direction leads in both, as in networkx.
     damping : float, default=0.85
         Probability that a surfer follows an edge rather than jumps; networkx calls it `alpha`.
     personalization : dict or Series, default=None
@@ -225,9 +232,10 @@ def pagerank(
         Shares of some vertices, as targets from vertices without outgoing edges. None: as in
         `personalization`.
     source, target : str, default="source", "target"
-        Columns that hold the vertices' ids: all numbers or all text.
+        Columns of a table that hold the vertices' ids: all numbers or all text.
     weight : str, default=None
-        Column that holds the edges' weights, at least 0; None: all are equal.
+        Column of a table, or attribute of a graph, that holds the edges' weights, at least 0; None:
+        all are equal (except for an array with a third column).
     vertices : array-like, default=None
         Ids of additional vertices, which may have no edge.
     run : Run or None, default=None

@@ -1908,12 +1908,12 @@ OTHERS: dict[str, Mistake] = {
     ),
     "a damping of one": (lambda: pagerank(EDGES, 1.5), PARAMETER, "use a number from 0 to 1"),
     "edges as a matrix": (
-        lambda: connected_components(X), DATA, "Give a pandas or Dask dataframe with one row per",
+        lambda: connected_components(X), DATA, "Give ids of that kind in a dataframe",
     ),
     "no edges": (
         lambda: connected_components(None), DATA, "Give a pandas or Dask dataframe with one row",
     ),
-    "a networkx graph": (
+    "a dict of neighbours": (
         lambda: connected_components({1: [2]}), DATA,
         "Give a pandas or Dask dataframe with one row per",
     ),

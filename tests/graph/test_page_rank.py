@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
+from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist import Run
@@ -69,6 +71,60 @@ def test_tables_of_any_kind(kind: str, tmp_path: Path) -> None:
     assert connected_components(edges).equals(connected_components(EDGES))
 
 
+@pytest.mark.parametrize("kind", ["array", "list", "array of objects", "Dask Array"])
+@pytest.mark.parametrize("columns", [["source", "target"], ["source", "target", "weight"]])
+def test_edges_without_column_names(kind: str, columns: list[str]) -> None:
+    table = EDGES[columns]
+    array = table.to_numpy()
+    edges: Any = {
+        "array": array,
+        "list": list(table.itertuples(index=False, name=None)),
+        "array of objects": table.astype(object).to_numpy(),
+        "Dask Array": da.from_array(array, chunks=(100, 1)),
+    }[kind]
+    weight = "weight" if "weight" in columns else None
+    run = Run(n_lanes=2)
+    pd.testing.assert_frame_equal(pagerank(edges, run=run), pagerank(EDGES, weight=weight, run=run))
+    pd.testing.assert_frame_equal(connected_components(edges), connected_components(EDGES))
+
+
+def test_a_list_of_named_vertices() -> None:
+    edges = [("b", "a", 1.0), ("c", "b", 2.0)]
+    assert pagerank(edges)["vertex"].tolist() == ["a", "b", "c"]
+    assert connected_components(np.array(edges))["component"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["Graph", "DiGraph", "MultiGraph", "MultiDiGraph"])
+@pytest.mark.parametrize("weight", [None, "weight"])
+def test_graphs_of_networkx(kind: str, weight: str | None) -> None:
+    networkx = pytest.importorskip("networkx")
+
+    class Own(getattr(networkx, kind)):  # type: ignore[misc]
+        """A user's own graph."""
+
+    graph = Own()
+    graph.add_weighted_edges_from(EDGES.itertuples(index=False, name=None))
+    graph.add_edge(3, 8)  # without a weight: it counts 1
+    graph.add_nodes_from([1000, 2000])
+    theirs = networkx.pagerank(graph, weight=weight, tol=1e-14, max_iter=500)
+    ours = pagerank(graph, weight=weight, **TIGHT)
+    assert ours["vertex"].tolist() == sorted(graph)
+    there = [theirs[vertex] for vertex in ours["vertex"]]
+    np.testing.assert_allclose(ours["rank"], there, atol=1e-10, rtol=0)
+    parts = connected_components(graph, vertices=[3000])
+    undirected = graph.to_undirected()
+    assert parts["component"].nunique() == networkx.number_connected_components(undirected) + 1
+
+
+def test_what_it_refuses_of_networkx() -> None:
+    networkx = pytest.importorskip("networkx")
+    with pytest.raises(InvalidDataError, match="No edge of the graph has the attribute 'km'"):
+        pagerank(networkx.path_graph(3), weight="km")
+    with pytest.raises(InvalidDataError, match="convert_node_labels_to_integers"):
+        pagerank(networkx.grid_2d_graph(2, 2))
+    assert pagerank(networkx.empty_graph(2))["rank"].tolist() == [0.5, 0.5]
+
+
 @pytest.mark.parametrize("ids", ["text", "floats", "far apart", "columns"])
 def test_ids_of_any_type(ids: str) -> None:
     make: Any = {
@@ -120,7 +176,14 @@ def test_it_says_where_it_did_not_settle() -> None:
 
 
 BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
-    "no frame": (EDGES.to_numpy(), {}, InvalidDataError, "pandas or Dask dataframe"),
+    "no table": ({1: [2]}, {}, InvalidDataError, "dict is no table.*one row per edge"),
+    "a matrix": (np.eye(5), {}, InvalidDataError, r"shape \(5, 5\).*array of shape"),
+    "a sparse matrix": (sparse.eye(3).tocsr(), {}, InvalidDataError, "no table of edges"),
+    "rows of features": (np.full((4, 2), 0.5), {}, InvalidDataError, "not whole numbers"),
+    "a missing id": (np.full((4, 2), np.nan), {}, InvalidDataError, "not whole numbers"),
+    "pairs and triples": ([(1, 2), (1, 2, 0.5)], {}, InvalidDataError, "tuples of one length"),
+    "no tuples": ([1, 2], {}, InvalidDataError, "tuples of one length"),
+    "no weights": ([(1, 2)], {"weight": "weight"}, InvalidDataError, "in a third column"),
     "no column": (EDGES, {"source": "from"}, InvalidDataError, "no column 'from'"),
     "no rows": (EDGES.head(0), {}, InvalidDataError, "no rows"),
     "NaN": (EDGES.astype(float).mask(EDGES["source"] == 3), {}, InvalidDataError, "dropna"),
