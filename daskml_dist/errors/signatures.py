@@ -71,6 +71,10 @@ class _ParameterType(ABCMeta):
         except TypeError as error:
             if isinstance(error, DaskMLDistError):
                 raise
+            # Python refuses a call without a required argument, such as CSVLogger().
+            if is_signature_error(error) and not inspect.isabstract(cls):
+                name, init = cls.__name__, cls.__init__  # type: ignore[misc]
+                raise make_argument_error(name, init, (None, *args), params) from None
             # Of a comparison, such as 0 <= "0.1", in the checks of a range.
             _check_kinds(cls, args, params, Real, "a number")
             raise

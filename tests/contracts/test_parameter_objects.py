@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import daskml_dist
-from daskml_dist.errors import DaskMLDistError, InvalidParameterError
+from daskml_dist.callbacks import CSVLogger
+from daskml_dist.errors import DaskMLDistError, InvalidParameterError, InvalidTypeError
 from daskml_dist.errors.signatures import ParameterObject
 from daskml_dist.optimizers import Adam
 from daskml_dist.parameters.run import Run
@@ -80,3 +81,40 @@ def test_the_error_names_the_parameter_and_a_value() -> None:
     with pytest.raises(InvalidParameterError, match=r"\(deterministic=1\): give True or False"):
         Run(deterministic=1)  # type: ignore[arg-type]
     assert repr(LocalSGD(*(2 ** np.arange(3, 4)))) == "LocalSGD(sync_every=8)"
+
+
+def _list_required() -> list[Any]:
+    """Return the public classes of parameters that cannot be made without arguments."""
+    return [
+        kind
+        for kind in _list_classes(ParameterObject)
+        if kind.__module__.startswith("daskml_dist.")
+        and not kind.__name__.startswith("_")
+        and not inspect.isabstract(kind)
+        and any(p.default is p.empty and p.kind is not p.VAR_POSITIONAL
+                for p in inspect.signature(kind).parameters.values())
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", _list_required())
+def test_a_missing_argument_is_named(kind: Any) -> None:
+    first = next(iter(inspect.signature(kind).parameters))
+    with pytest.raises(
+        InvalidTypeError, match=rf"{kind.__name__}\(\): missing.*'{first}'.*\({first}"
+    ):
+        kind()
+
+
+def test_classes_with_a_missing_argument_are_found() -> None:
+    names = {kind.__name__ for kind in _list_required()}
+    assert {"CSVLogger", "Checkpoint", "TimeLimit"} <= names
+
+
+def test_errors_within_a_constructor_are_kept() -> None:
+    class Own(CSVLogger):
+        def __init__(self, path: str) -> None:
+            len(3)  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError, match="has no len") as raised:
+        Own("fit.csv")
+    assert not isinstance(raised.value, DaskMLDistError)
