@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskml_dist.backends.base import Backend
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.signatures import ParameterObject
 from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel
 from daskml_dist.optimizers import Optimizer, get_optimizer
 from daskml_dist.penalties import get_penalty
@@ -24,7 +25,7 @@ from daskml_dist.training.spec import FunctionCall, StepWork
 _NO_PASSES = 1 << 60
 
 
-class ParameterServer:
+class ParameterServer(ParameterObject):
     """Parameter server for a function that pushes gradients and pulls parameters.
 
     The named arrays are cut into one shard per server, an actor that the scheduler places. Standbys

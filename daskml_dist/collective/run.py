@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import cloudpickle
@@ -110,7 +110,11 @@ def run_together(
     collection = as_value_collection(blocks)
     name = getattr(function, "__name__", type(function).__name__)
     call = FunctionCall(
-        _pack_call(function, state, name), name, collection.is_single, retries, timeout
+        _pack_call(function, state, name),
+        name,
+        collection.is_single,
+        None if retries is None else int(retries),
+        None if timeout is None else float(timeout),
     )
     settings = RunSettings(
         device="cpu",
@@ -146,7 +150,8 @@ def _check_arguments(
             f"function={function!r} cannot be called. run_together(client, function, blocks) calls "
             "function(group, blocks, state) on every rank."
         )
-    if retries is not None and not (isinstance(retries, int) and retries >= 0):
+    is_count = isinstance(retries, Integral) and not isinstance(retries, bool) and retries >= 0
+    if retries is not None and not is_count:
         raise InvalidParameterError(f"retries={retries!r}: use an integer >= 0.")
     if timeout is not None and not (isinstance(timeout, Real) and timeout > 0):
         raise InvalidParameterError(f"timeout={timeout!r}: use seconds > 0.")

@@ -30,7 +30,7 @@ from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.base import BaseOnRows, choose_client
 from daskml_dist.models.base import StepModel
 from daskml_dist.optimizers import get_optimizer
-from daskml_dist.parameters.checks import check_class_weight, check_steps, seed_of
+from daskml_dist.parameters.checks import check_class_weight, check_count, check_steps, seed_of
 from daskml_dist.parameters.privacy import (
     check_privacy,
     make_private_settings,
@@ -537,12 +537,11 @@ class BaseSteps(BaseOnRows):
             check_client(client, "a stream", '"inline" or None for a stream in this process')
         else:
             client = None
-        is_count = isinstance(publish_every, int) and publish_every >= 1
-        if publish is not None and not (is_count and callable(publish)):
+        if publish is not None and not callable(publish):
             raise InvalidParameterError(
-                f"publish={publish!r}, publish_every={publish_every!r}: give a function of a "
-                "fitted estimator, and an integer >= 1, in calls."
+                f"publish={publish!r}: give a function of a fitted estimator, or None."
             )
+        check_count("publish_every", publish_every)
         saving = None if checkpoint is None else SavingSchedule(checkpoint, checkpoint_seconds)
         return Session(
             self, classes=classes, saving=saving, on_checkpoint=on_checkpoint,

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import dask.array as da
@@ -153,7 +154,8 @@ def partial_dependence(
             custom_values=custom_values, sample_weight=sample_weight, **options,
         )  # fmt: skip
     # 2. The grid.
-    features = [features] if isinstance(features, str | int) else list(features)
+    features = [features] if isinstance(features, str) or not np.iterable(features) else features
+    features = list(features)
     custom = dict(custom_values or {})
     grid = _make_grid(
         collection, features, custom, categorical_features, feature_names, percentiles,
@@ -424,7 +426,8 @@ def _find_column(collection: Collection, feature: Any) -> int:
             "these, or a number."
         )
     n = collection.row_shape[0] if collection.row_shape else np.inf
-    if isinstance(feature, bool | np.bool_) or not 0 <= feature < n:
+    is_number = isinstance(feature, Real) and not isinstance(feature, bool)
+    if not is_number or not 0 <= feature < n:
         raise InvalidParameterError(
             f"all features must be in [0, {n - 1}], and one is {feature!r}. Use numbers or names."
         )

@@ -17,6 +17,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
 from daskml_dist.errors import InvalidParameterError, InvalidTypeError, ServingError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.suggestions import suggest_nearest
@@ -257,7 +259,7 @@ def _check_parameters(port: int, workers: int, watch: bool | float, **seconds: f
     """Raise if a parameter is invalid; `seconds` are times by the names of their parameters."""
     check_count("port", port, least=0, most=65535)
     check_count("workers", workers)
-    if not isinstance(watch, bool):
+    if not isinstance(watch, bool | np.bool_):
         check_number("watch", watch, _is_positive, "of seconds > 0, True or False")
     if sys.platform == "win32":
         raise ServingError("The server forks, which Windows does not support. Use Linux, or WSL.")

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.linear.base import LinearClassifier, LinearRegressor, densify, sparsify
 from daskml_dist.estimators.solver_rounds import BaseRounds
@@ -73,7 +75,8 @@ class BaseLinearSVM(BaseRounds):
         for name in ("C", "tol", "intercept_scaling"):
             check_number(name, getattr(self, name), lambda value: value > 0, "> 0")
         check_count("max_iter", self.max_iter)
-        if not isinstance(self.dual, bool) and self.dual != "auto":
+        is_auto = isinstance(self.dual, str) and self.dual == "auto"
+        if not is_auto and not isinstance(self.dual, bool | np.bool_):
             raise InvalidParameterError(f'dual={self.dual!r}: use "auto", True or False.')
 
     def _failure(self, n_iter: int) -> str:

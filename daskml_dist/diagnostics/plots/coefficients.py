@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def coefficients(
         raise InvalidParameterError(
             f"{type(last).__name__} has no coef_: give a fitted linear model."
         )
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
         raise InvalidParameterError(f"n={n!r}: give a number of coefficients, >= 1.")
     # Coefficients may be sparse (`sparsify`); a regression has a one-dimensional array.
     if hasattr(found, "toarray"):
