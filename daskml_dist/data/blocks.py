@@ -56,7 +56,7 @@ class Block:
         Labels as the user gave them, or targets: float32 if they were float32, else float64. A CuPy
         array if labels are numbers on a device and `rows` are on it too.
     sample_weight : ndarray of shape (n_rows,), or None
-        In the dtype of `X`.
+        float32 if they were float32, else float64.
     device : {"cpu", "gpu"}
         Where the user's rows were.
     classification : bool
@@ -146,7 +146,10 @@ def make_block(
             sample_weight = np.full(n_rows, sample_weight)
         sample_weight = as_column(sample_weight, name="sample_weight", index=index)
         check_length(n_rows, sample_weight, "sample_weight", index)
-        sample_weight = convert_weights(sample_weight, dtype, index)
+        # A fit scales weights to a mean of 1 before it rounds them to the dtype of the rows: those
+        # below 1e-45, such as products of probabilities, would be 0 in float32.
+        own_dtype = choose_float_dtype(sample_weight.dtype)
+        sample_weight = convert_weights(sample_weight, own_dtype, index)
     return Block(index, rows, y, sample_weight, find_device(X), classification)
 
 

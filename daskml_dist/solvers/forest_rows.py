@@ -272,7 +272,10 @@ def _scale_weights(rows: OwnRows, binned_lanes: Sequence[ForestRows], bits: int)
             binned.weight[:] = 1
         return 1.0
     if not 0 < largest < np.inf:
-        raise InvalidDataError("All weights are zero. Give some rows a positive weight.")
+        raise InvalidDataError(
+            "All weights are zero, or too small for the dtype of the rows. Give some rows a "
+            "positive weight, or pass sample_weight / sample_weight.max()."
+        )
 
     scale = _find_scale(rows, binned_lanes, _user_weights, largest, bits)
     if scale == np.inf:

@@ -282,7 +282,9 @@ class _BoostingRun:
         sums = sum_exactly(self._rows, self._binned_lanes, targets, self._loss.n_outputs + 1)
         if not sums[-1] > 0:
             raise InvalidDataError(
-                "All weights of the rows to train on are zero. Give some rows a positive weight."
+                "All weights of the rows to train on are zero, or too small for the dtype of the "
+                "rows. Give some rows a positive weight, or pass sample_weight / "
+                "sample_weight.max()."
             )
         return self._loss.start(sums[:-1] / sums[-1])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from math import prod
+from math import isinf, prod
 from operator import add
 from typing import Any
 
@@ -349,4 +349,10 @@ def compute_weight_scale(
         total = sum(info.weight_sum for info in summary.infos)
     if not total > 0:
         raise InvalidDataError("All weights are zero. Give some rows a positive weight.")
-    return summary.n_rows / total
+    scale = summary.n_rows / total
+    if isinf(scale):
+        raise InvalidDataError(
+            f"The weights sum to {total:g}, which float64 cannot scale to a mean of 1. Only the "
+            "ratios of weights count: pass sample_weight / sample_weight.max()."
+        )
+    return scale

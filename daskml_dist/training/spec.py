@@ -28,6 +28,7 @@ from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import ClientSteps, LaneSpec, count_held_out_rows
 from daskml_dist.data.blocks import Block
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import LinearForm, Model, StepModel
 from daskml_dist.optimizers.base import GroupOptions, Optimizer
 from daskml_dist.penalties import Penalty
@@ -185,7 +186,16 @@ class RowsSpec:
             weight *= block.sample_weight
         if self.class_weight is not None and self.classes is not None and block.y is not None:
             weight *= self.class_weight[np.searchsorted(self.classes, block.y)]
-        return weight.astype(self.dtype)
+        with np.errstate(over="ignore"):
+            rounded = weight.astype(self.dtype)
+        # Only fits that use weights unscaled (trees) get here with weights of such a size.
+        if not np.isfinite(rounded).all():
+            raise InvalidDataError(
+                f"sample_weight holds {weight.max():g}, which {self.dtype}, the dtype of the rows, "
+                "cannot hold. Only the ratios of weights count: pass sample_weight / "
+                "sample_weight.max()."
+            )
+        return rounded
 
 
 def count_training_rows(lanes: Sequence[LaneSpec], held_out: float = 0.0) -> tuple[int, ...]:

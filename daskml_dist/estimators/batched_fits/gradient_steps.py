@@ -442,7 +442,7 @@ def _inspect_block_by_split(roles: FoldAssignment, block: Block) -> list[BlockIn
     assert block.y is not None
     infos = []
     for split in range(roles.n_splits):
-        weight = _weigh_training_rows(roles, block, split).astype(block.rows.dtype)
+        weight = _weigh_training_rows(roles, block, split).astype(np.float64)
         infos.append(inspect_block(replace(block, target=block.y[:, 0], sample_weight=weight)))
     return infos
 
