@@ -115,6 +115,9 @@ def make_clicks(
         check_count(name, value)
     check_count("n_fields", n_fields)
     check_count("n_numeric", n_numeric, least=0)
+    # Arithmetic with integers of NumPy could overflow.
+    n_rows, n_fields, n_ids = int(n_rows), int(n_fields), int(n_ids)
+    n_numeric, n_factors = int(n_numeric), int(n_factors)
     check_number("zipf", zipf)
     check_number("drift", drift)
     check_number("click_rate", click_rate, lambda v: 0 < v < 1, "between 0 and 1")

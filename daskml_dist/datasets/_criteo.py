@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from dask.utils import parse_bytes
 from numpy.typing import NDArray
 
 from daskml_dist.data.conversion import load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
+from daskml_dist.parameters.checks import count_bytes
 
 _LABEL = "label"
 _NUMBERS = tuple(f"I{j}" for j in range(1, 14))
@@ -131,11 +131,7 @@ def _check_blocksize(blocksize: Any) -> int | None:
     """Return the bytes of a block; None for whole files."""
     if blocksize is None:
         return None
-    try:
-        size = 0 if isinstance(blocksize, bool) else int(parse_bytes(blocksize))
-    except (ValueError, TypeError, AttributeError):
-        size = 0
-    if size < 1:
+    if not (size := count_bytes(blocksize)):
         raise InvalidParameterError(
             f'blocksize={blocksize!r}: use a number of bytes, a string such as "64 MiB", or None.'
         )

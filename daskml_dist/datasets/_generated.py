@@ -105,10 +105,17 @@ def make_classification(
     >>> X.numblocks, X.dtype, y.dtype
     ((4, 1), dtype('float64'), dtype('int64'))
     """
-    for name, value in {"n_informative": n_informative, "n_classes": n_classes,
-                        "n_clusters_per_class": n_clusters_per_class}.items():  # fmt: skip
-        check_count(name, value)
+    n_samples, n_features, n_informative, n_classes, n_clusters_per_class = _check_counts(
+        n_samples=n_samples,
+        n_features=n_features,
+        n_informative=n_informative,
+        n_classes=n_classes,
+        n_clusters_per_class=n_clusters_per_class,
+    )
+    n_redundant, n_repeated = _check_counts(0, n_redundant=n_redundant, n_repeated=n_repeated)
     check_number("flip_y", flip_y, lambda v: 0 <= v <= 1, "of [0, 1]")
+    for name, number in (("class_sep", class_sep), ("shift", shift), ("scale", scale)):
+        check_number(name, number, _is_any, "that is finite")
     n_used, n_clusters = (
         n_informative + n_redundant + n_repeated,
         n_classes * n_clusters_per_class,
@@ -272,8 +279,12 @@ def make_regression(
     >>> bool(abs(LinearRegression().fit(X, y).coef_ - coef).max() < 1e-6)
     True
     """
-    check_count("n_targets", n_targets)
+    n_samples, n_features, n_targets = _check_counts(
+        n_samples=n_samples, n_features=n_features, n_targets=n_targets
+    )
+    (n_informative,) = _check_counts(0, n_informative=n_informative)
     check_number("noise", noise, lambda v: v >= 0, "that is not negative")
+    check_number("bias", bias, _is_any, "that is finite")
     rng, seed = make_streams(random_state)
     # The first columns of a permutation are a sample of `n_informative` columns without
     # replacement.
@@ -340,6 +351,8 @@ def make_counts(
     >>> PoissonRegressor(alpha=0).fit(X, y).coef_.shape
     (5,)
     """
+    n_samples, n_features = _check_counts(n_samples=n_samples, n_features=n_features)
+    (n_informative,) = _check_counts(0, n_informative=n_informative)
     check_number("scale", scale, lambda v: v >= 0, "that is not negative")
     rng, seed = make_streams(random_state)
     true_coef = np.zeros(n_features)
@@ -408,6 +421,7 @@ def make_blobs(
     >>> sorted(KMeans(2, random_state=0).fit(X).cluster_centers_.round().tolist())
     [[0.0, 0.0], [9.0, 9.0]]
     """
+    n_samples, n_features = _check_counts(n_samples=n_samples, n_features=n_features)
     rng, seed = make_streams(random_state)
     n_centers = 3 if centers is None else centers
     if isinstance(n_centers, int | np.integer):
@@ -415,8 +429,8 @@ def make_blobs(
         low, high = center_box
         points = rng.uniform(low, high, (int(n_centers), n_features))
     else:
-        points = np.atleast_2d(np.asarray(centers, np.float64))
-    spread = np.asarray(cluster_std, np.float64)
+        points = np.atleast_2d(_convert_to_floats("centers", centers))
+    spread = _convert_to_floats("cluster_std", cluster_std)
     if spread.shape not in ((), (len(points),)):
         raise InvalidParameterError(
             f"cluster_std has the shape {spread.shape}, and there are {len(points)} centers. "
@@ -440,10 +454,34 @@ def _draw_blobs(
 # --- rows of units -------------------------------------------------------------------------------
 
 
+def _check_counts(least: int = 1, **counts: Any) -> list[int]:
+    """Return parameters as Python's integers; raise if one is no integer or less than `least`."""
+    for name, value in counts.items():
+        check_count(name, value, least=least)
+    # Arithmetic with integers of NumPy could overflow.
+    return [int(value) for value in counts.values()]
+
+
+def _is_any(value: float) -> bool:
+    """Return True: `check_number` itself refuses values that are not finite."""
+    return True
+
+
+def _convert_to_floats(name: str, values: Any) -> Floats:
+    """Return a parameter of numbers as an array."""
+    try:
+        return np.asarray(values, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidParameterError(f"{name}={values!r}: use numbers ({error}).") from error
+
+
 def make_streams(random_state: Any) -> tuple[np.random.Generator, int]:
     """Return the random stream of shared values, and the seed of the rows."""
     # One draw from the user's RandomState advances it: the next call generates other rows.
-    seed = int(check_random_state(random_state).randint(2**31))
+    try:
+        seed = int(check_random_state(random_state).randint(2**31))
+    except ValueError as error:
+        raise InvalidParameterError(f"{error}: use an integer, a RandomState or None.") from error
     return np.random.default_rng(seed), seed
 
 

@@ -134,6 +134,8 @@ def partial_dependence(
     array([[-1.6,  0. ,  1.6]])
     """
     check_fitted(estimator)
+    # scikit-learn takes no scalar of NumPy for the number of a feature.
+    features = features.item() if isinstance(features, np.generic) else features
     options: dict[str, Any] = {
         "response_method": response_method, "percentiles": percentiles, "kind": kind,
         "grid_resolution": grid_resolution, "categorical_features": categorical_features,

@@ -16,7 +16,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from dask.utils import is_dataframe_like, parse_bytes
+from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from sklearn.utils import Bunch
 
@@ -31,7 +31,7 @@ from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.inspection._blocks import check_column, check_weights, read_rows
-from daskml_dist.parameters.checks import check_count, check_value, seed_of
+from daskml_dist.parameters.checks import check_count, check_value, count_bytes, seed_of
 
 Sums = NDArray[np.float64]
 Array = NDArray[Any]
@@ -142,7 +142,10 @@ def permutation_importance(
             max_samples,
         )  # fmt: skip
     # 1. A pass that counts rows and bytes; it also gathers the columns if all fit the budget.
-    budget = parse_bytes(column_memory)
+    if not (budget := count_bytes(column_memory)):
+        raise InvalidParameterError(
+            f'column_memory={column_memory!r}: use a number of bytes, or a string such as "2 GiB".'
+        )
     summary = _summarize_data(collection, budget)
     n = int(summary.counts.sum())
     seed, n_drawn = seed_of(random_state), _count_drawn_rows(max_samples, n)

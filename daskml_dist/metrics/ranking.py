@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -283,10 +284,11 @@ def _return_with_bound(score_and_bound: tuple[Any, Any], return_bound: bool) -> 
 
 
 def check_max_thresholds(limit: int | None) -> None:
-    """Raise `InvalidParameterError` for a limit that keeps no score."""
-    if limit is not None and limit < 1:
+    """Raise `InvalidParameterError` for a limit that is no number, or keeps no score."""
+    is_count = isinstance(limit, Integral) and not isinstance(limit, bool)
+    if limit is not None and not (is_count and limit >= 1):
         raise InvalidParameterError(
-            f"max_thresholds={limit} keeps nothing. Pass a positive number, or None to keep all."
+            f"max_thresholds={limit!r} keeps nothing. Pass a positive integer, or None to keep all."
         )
 
 

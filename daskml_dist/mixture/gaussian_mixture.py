@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
@@ -421,9 +422,10 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
             Index of the component that each row was drawn from.
         """
         mixture = self._fitted_mixture()
-        if n_samples < 1:
+        is_count = isinstance(n_samples, Integral) and not isinstance(n_samples, bool)
+        if not is_count or n_samples < 1:
             raise InvalidParameterError(
-                f"Invalid value for 'n_samples': {n_samples}. Draw at least one row."
+                f"Invalid value for 'n_samples': {n_samples!r}. Draw at least one row."
             )
         rng = check_random_state(self.random_state)
         k, d = mixture.means.shape

@@ -257,13 +257,23 @@ def _check_budget(memory_budget: Any) -> int | None:
     """Check a `memory_budget`; return its bytes, or None for "auto"."""
     if isinstance(memory_budget, str) and memory_budget == "auto":
         return None
-    with suppress(ValueError, TypeError, AttributeError):
-        if (budget := parse_bytes(memory_budget)) > 0:
-            return int(budget)
+    if budget := count_bytes(memory_budget):
+        return budget
     raise InvalidParameterError(
         f'memory_budget={memory_budget!r}: use "auto", a number of bytes, or a string such as '
         '"2 GiB".'
     )
+
+
+def count_bytes(size: Any) -> int:
+    """Return a positive number of bytes, given as a number or as a text; 0 for anything else."""
+    # Dask's parser refuses scalars of NumPy.
+    if isinstance(size, Real) and not isinstance(size, bool):
+        return int(float(size)) if 0 < float(size) < np.inf else 0
+    if isinstance(size, str):
+        with suppress(ValueError):
+            return max(int(parse_bytes(size)), 0)
+    return 0
 
 
 def check_weighed(weights: Mapping[int, Any]) -> None:

@@ -133,7 +133,8 @@ def simulate_step_seconds(
 
 def parse_bandwidth(bandwidth: Any) -> float:
     """Return bytes per second, given a number or a text such as "10Gbit" or "1.25GB"."""
-    if isinstance(bandwidth, Real) and not isinstance(bandwidth, bool) and 0 < bandwidth < inf:
+    is_number = isinstance(bandwidth, Real) and not isinstance(bandwidth, bool)
+    if is_number and 0 < float(bandwidth) < inf:
         return float(bandwidth)
     found = re.fullmatch(
         r"([\d.]+)\s*([kmgt]?)(bit|b)(?:it)?(?:/s|ps)?", str(bandwidth).strip(), re.IGNORECASE

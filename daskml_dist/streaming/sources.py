@@ -339,7 +339,7 @@ def check_seconds(name: str, value: Any, *, may_be_none: bool = False) -> None:
     """Raise if a parameter is not a time in seconds."""
     if value is None and may_be_none:
         return
-    if isinstance(value, Real) and 0 <= value < math.inf:
+    if isinstance(value, Real) and 0 <= float(value) < math.inf:
         return
     none = ", or None" if may_be_none else ""
     raise InvalidParameterError(f"{name}={value!r}: give seconds, a finite number >= 0{none}.")

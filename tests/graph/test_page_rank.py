@@ -185,6 +185,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "no tuples": ([1, 2], {}, InvalidDataError, "tuples of one length"),
     "no weights": ([(1, 2)], {"weight": "weight"}, InvalidDataError, "in a third column"),
     "no column": (EDGES, {"source": "from"}, InvalidDataError, "no column 'from'"),
+    "no name": (EDGES, {"source": None}, InvalidDataError, "None is no name of a column"),
+    "names": (EDGES, {"source": ["source"]}, InvalidDataError, "is no name of a column"),
     "no rows": (EDGES.head(0), {}, InvalidDataError, "no rows"),
     "NaN": (EDGES.astype(float).mask(EDGES["source"] == 3), {}, InvalidDataError, "dropna"),
     "None": (EDGES.astype(object).replace({"target": {3: None}}), {}, InvalidDataError, "dropna"),

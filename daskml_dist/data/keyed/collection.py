@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain, pairwise
@@ -401,6 +401,12 @@ def read_frame_entries(
             f"one row per entry: columns {columns.first!r} and {columns.second!r}."
         )
     names = [name for name in (columns.first, columns.second, columns.value) if name is not None]
+    for name in (columns.first, columns.second, *names):
+        if name is None or not isinstance(name, Hashable):
+            raise InvalidDataError(
+                f"{name!r} is no name of a column. Name the columns that hold the keys and the "
+                f"value; the frame has {list(frame.columns)}."
+            )
     if missing := [name for name in names if name not in frame.columns]:
         raise InvalidDataError(
             f"The frame has no column {' and '.join(map(repr, missing))}; it has "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +97,8 @@ def _select_label(estimator: Any, coef: Any, label: Any) -> Any:
         signs = dict(zip(classes, (-1, 1), strict=True)) if len(classes) == 2 else {0: 1}
     else:
         signs = dict.fromkeys(getattr(estimator, "classes_", range(len(coef))), 1)
-    if label not in signs:
+    # A label in a list or an array has no hash.
+    if not isinstance(label, Hashable) or label not in signs:
         raise InvalidParameterError(
             f"label={label!r}: choose one of {', '.join(repr(str(known)) for known in signs)}."
         )
