@@ -105,11 +105,11 @@ def fit(
 def _derive_labelled_class(kind: Any) -> Any:
     """Return a class derived from a classifier of XGBoost that predicts labels of any type."""
 
-    class Labelled(kind):  # type: ignore[misc]
+    class Labelled(kind):
         @property
-        def classes_(self) -> NDArray[Any]:
+        def classes_(self) -> Any:
             labels = vars(self).get("_labels")
-            return super().classes_ if labels is None else labels  # type: ignore[no-any-return]
+            return super().classes_ if labels is None else labels
 
         def fit(self, X: Any, y: Any, **params: Any) -> Any:
             # XGBoost's own training begins again, with labels that it accepts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from daskml_dist.integrations import _connections
 from daskml_dist.integrations._connections import LibraryConnections, break_connections
 
 pytestmark = pytest.mark.skipif(
-    not _connections.os.path.isdir("/proc/self/fd"), reason="sockets are listed by Linux only"
+    not os.path.isdir("/proc/self/fd"), reason="sockets are listed by Linux only"
 )
 
 
@@ -52,7 +53,7 @@ def _open(stack: ExitStack, *, is_library: bool) -> tuple[int, Any]:
 
 def _is_shut(descriptor: int) -> bool:
     """Return whether a connection was shut down."""
-    with socket.socket(fileno=_connections.os.dup(descriptor)) as one:
+    with socket.socket(fileno=os.dup(descriptor)) as one:
         one.setblocking(False)
         try:
             return one.recv(1) == b""
