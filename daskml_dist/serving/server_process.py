@@ -135,14 +135,15 @@ async def _run_uvicorn(
 
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
+            started.set()
             place.ready()
 
     loop = asyncio.get_running_loop()
-    server, ends = Server(config), asyncio.Event()
+    server, started, ends = Server(config), asyncio.Event(), asyncio.Event()
     # Two reasons to end: SIGTERM, and the parent's end, with which the kernel closes a pipe.
     loop.add_signal_handler(signal.SIGTERM, ends.set)
     loop.add_reader(place.parent_end, _end_when_orphaned, loop, place.parent_end, ends)
-    tasks = [loop.create_task(_end_gracefully(server, ends, keep_alive))]
+    tasks = [loop.create_task(_end_gracefully(server, started, ends, keep_alive))]
     tasks += [loop.create_task(one(server)) for one in meanwhile]
     for task in tasks:
         task.add_done_callback(_log_failed_task)
@@ -188,12 +189,17 @@ async def _renew_certificates(certificates: Certificates, context: Any, interval
         certificates.renew(context)
 
 
-async def _end_gracefully(server: Any, ends: asyncio.Event, keep_alive: float) -> None:
+async def _end_gracefully(
+    server: Any, started: asyncio.Event, ends: asyncio.Event, keep_alive: float
+) -> None:
     """Wait until the server must end; then close its socket, and each connection by its response.
 
     To close an idle connection at once would break a request that is on its way on it.
     """
     await ends.wait()
+    # SIGTERM, or the end of the parent, may come before the server listens: only then is there
+    # something to close.
+    await started.wait()
     for one in server.servers:
         one.close()
     # Headers of all later responses: uvicorn copies the first list to the second each second, so

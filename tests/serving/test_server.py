@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import re
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 from unittest.mock import Mock
 
 import numpy as np
@@ -25,9 +26,9 @@ from daskml_dist.errors import (
     ModelFileError,
     ServingError,
 )
-from daskml_dist.serving import publish, serve
+from daskml_dist.serving import publish, serve, server_process
 from daskml_dist.serving import server as module
-from daskml_dist.serving.supervisor import Supervisor, _Child
+from daskml_dist.serving.supervisor import ProcessSlot, Supervisor, _Child
 from tests.serving.tiny import Load, Server, ask, server, until
 
 pytest.importorskip("uvicorn", reason="needs the extra serve")
@@ -146,6 +147,35 @@ def test_nothing_outlives_the_parent(tmp_path: Path) -> None:
         assert kept.read() == b""
         kept.close()
         idle.close()
+
+
+def test_a_process_that_is_orphaned_while_it_starts_ends() -> None:
+    """Before its server has sockets to close."""
+    import uvicorn
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while scope["type"] == "lifespan":
+            message = await receive()
+            # Other tasks have their turn before the server listens.
+            await asyncio.sleep(0)
+            await send({"type": message["type"] + ".complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+
+    async def run() -> None:
+        parent_end, life = os.pipe()
+        from_child, to_parent = os.pipe()
+        os.close(life)  # the parent has ended
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            config = server_process._configure_uvicorn(uvicorn, cast("Any", app), 5.0, 5.0)
+            place = ProcessSlot(0, parent_end, to_parent)
+            served = server_process._run_uvicorn(uvicorn, config, place, listener, 5.0, [])
+            await asyncio.wait_for(served, 60)
+        assert os.read(from_child, 9) == b"R"
+        for one in (parent_end, from_child, to_parent):
+            os.close(one)
+
+    asyncio.run(run())
 
 
 def _answered(kept: BinaryIO) -> list[bytes]:
