@@ -56,6 +56,10 @@ _REMEDIES = {
     ("datafusion", "DataFrame"): (
         "is a query that has not run yet: pass the result of its .to_arrow_table()"
     ),
+    ("duckdb", "DuckDBPyConnection"): (
+        "is a connection: pass a relation of it, connection.table('name') or "
+        "connection.sql('select ...')"
+    ),
     ("torch", "DataLoader"): "yields batches: pass iter(loader), which is read once",
 }
 
@@ -347,7 +351,7 @@ def _convert_pydata_sparse(value: Any) -> Any:
     """
     if not _is_pydata_sparse(value):
         return value
-    value = value.tocoo() if hasattr(value, "tocoo") else value
+    value = value.asformat("coo")
     # SciPy's formats leave out zeros alone, and have two dimensions.
     if value.ndim == 2 and value.fill_value == 0:
         return sparse.csr_array(value.to_scipy_sparse())
@@ -958,7 +962,9 @@ def _holds_texts(X: Any) -> bool:
         return False
     dtype = getattr(X, "dtype", None)
     if dtype is not None and not (isinstance(dtype, np.dtype) and dtype.kind == "O"):
-        return str(dtype).startswith(("str", "<U", "|S", "large_string")) or dtype.kind in "UT"
+        is_text = str(dtype).startswith(("str", "<U", "|S", "large_string"))
+        # Of another library's object, `dtype` may be anything.
+        return is_text or getattr(dtype, "kind", None) in ("U", "T")
     first = None
     if isinstance(X, list | tuple | np.ndarray) and len(X):
         first = X[0]

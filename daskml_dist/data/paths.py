@@ -233,14 +233,21 @@ def _read_zarr(name: Paths) -> Any:
     found = zarr.open(name, mode="r")
     if hasattr(found, "shape"):
         return found
+    remedy = (
+        f"{name!r} is a Zarr group of several arrays. Pass the array that holds the rows, "
+        f"zarr.open({name!r})['name'], or "
+    )
     try:
         import xarray
     except ImportError as error:
         raise InvalidDataError(
-            f"{name!r} is a Zarr group of several arrays. Pass the array that holds the rows, "
-            f"zarr.open({name!r})['name'], or install xarray, which reads a group as one Dataset."
+            f"{remedy}install xarray, which reads a group as one Dataset."
         ) from error
-    return xarray.open_zarr(name)
+    try:
+        return xarray.open_zarr(name)
+    # Arrays whose dimensions have no names.
+    except KeyError as error:
+        raise InvalidDataError(f"{remedy}write the group with xarray: {error.args[0]}") from error
 
 
 #: Other endings of the same formats.

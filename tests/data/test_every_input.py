@@ -501,12 +501,28 @@ def test_what_is_refused_names_the_remedy(case: str, tmp_path: Path) -> None:
         ("ibis.expr.types.relations", "Table", "to_pyarrow"),
         ("torch.utils.data.dataloader", "DataLoader", r"iter\(loader\)"),
         ("datasets.arrow_dataset", "Dataset", "to_parquet"),
+        ("_duckdb", "DuckDBPyConnection", "a relation of it"),
     ],
 )
 def test_kinds_that_are_not_read_name_the_remedy(package: str, kind: str, words: str) -> None:
     value = type(kind, (), {"__module__": package})()
     with pytest.raises(InvalidTypeError, match=words):
         Ridge().fit(value, LABELS)
+
+
+def test_an_object_whose_dtype_is_a_method_is_no_text() -> None:
+    value = type("Connection", (), {"dtype": lambda self, name: name})()
+    with pytest.raises(InvalidDataError, match="Expected 2D array"):
+        Ridge().fit(value, LABELS)
+
+
+@pytest.mark.filterwarnings("ignore:Failed to open Zarr store with consolidated metadata")
+def test_a_group_that_xarray_did_not_write_names_the_remedy(tmp_path: Path) -> None:
+    _load("xarray")
+    path = str(tmp_path / "group.zarr")
+    _load("zarr").open_group(path, mode="w").create_array("X", data=ROWS)
+    with pytest.raises(InvalidDataError, match=r"Pass the array .*\['name'\].* with xarray"):
+        Ridge().fit(path, LABELS)
 
 
 def test_weights_come_with_batches() -> None:

@@ -131,6 +131,7 @@ KINDS: dict[str, tuple[Callable[[], Any], bool]] = {
     ),
     "COO": (lambda: _load("sparse").COO.from_numpy(ROWS), False),
     "GCXS": (lambda: _load("sparse").GCXS.from_numpy(ROWS), False),
+    "DOK": (lambda: _load("sparse").DOK.from_numpy(ROWS), False),
     "blocks of COO": (lambda: _lazy_rows().map_blocks(_load("sparse").COO.from_numpy), False),
     "blocks of GCXS": (lambda: _lazy_rows().map_blocks(_load("sparse").GCXS.from_numpy), False),
     "delayed blocks of COO": (
