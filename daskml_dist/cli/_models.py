@@ -20,30 +20,31 @@ from daskml_dist.errors import InvalidParameterError, ModelFileError
 from daskml_dist.errors.suggestions import suggest_nearest
 
 
-def _write_pickle(model: Any, path: Path) -> str:
+def _write_pickle(model: Any, path: Path, sample: Any) -> str:
     path.write_bytes(pickle.dumps(model))
     return f"pickle.load(open({str(path)!r}, 'rb'))"
 
 
-def _write_joblib(model: Any, path: Path) -> str:
+def _write_joblib(model: Any, path: Path, sample: Any) -> str:
     import_module("joblib").dump(model, path)  # scikit-learn's own
     return f"joblib.load({str(path)!r})"
 
 
-def _write_onnx(model: Any, path: Path) -> str:
+def _write_onnx(model: Any, path: Path, sample: Any) -> str:
     from daskml_dist.inference import to_onnx
 
-    to_onnx(model, str(path))
+    # Without encoded columns all inputs are numbers, in one matrix.
+    to_onnx(model, str(path), sample=sample if hasattr(model, "steps") else None)
     return f"onnxruntime.InferenceSession({str(path)!r})"
 
 
-def _write_model_file(model: Any, path: Path) -> str:
+def _write_model_file(model: Any, path: Path, sample: Any) -> str:
     daskml_dist.save(model, path)
     return f"daskml_dist.load({str(path)!r})"
 
 
 #: Writer for each suffix: it returns the Python expression that loads the file, to be printed.
-_FORMATS: dict[str, Callable[[Any, Path], str]] = {
+_FORMATS: dict[str, Callable[[Any, Path, Any], str]] = {
     ".skops": _write_model_file,
     ".safetensors": _write_model_file,
     ".pkl": _write_pickle,
@@ -58,12 +59,19 @@ _NEEDS = {
 }
 
 
-def check_output(path: str | None) -> None:
-    """Raise before a fit, which may take long, if its model could not be saved to a path."""
+def check_output(path: str | None, has_texts: bool = False) -> None:
+    """Raise before a fit, which may take long, if its model could not be saved to a path.
+
+    `has_texts`: some columns are texts, whose encoder ONNX does not have.
+    """
     if path is None:
         return
     if Path(path).suffix not in _FORMATS:
         raise InvalidParameterError(f"--output {path}: end it with one of {', '.join(_FORMATS)}.")
+    if has_texts and Path(path).suffix == ".onnx":
+        raise InvalidParameterError(
+            f"--output {path}: ONNX has no --text columns. Leave them out, or end it with .skops."
+        )
     folder = Path(path).absolute().parent
     if not folder.is_dir():
         raise InvalidParameterError(f"--output {path}: its folder does not exist. Create it first.")
@@ -76,9 +84,12 @@ def check_output(path: str | None) -> None:
         )
 
 
-def save(model: Any, path: str) -> str:
-    """Write a fitted estimator; return the Python expression that loads it."""
-    return _FORMATS[Path(path).suffix](model, Path(path))
+def save(model: Any, path: str, sample: Any = None) -> str:
+    """Write a fitted estimator; return the Python expression that loads it.
+
+    `sample` are a few rows of the fit, which ONNX needs for encoded columns.
+    """
+    return _FORMATS[Path(path).suffix](model, Path(path), sample)
 
 
 def load(path: str, trusted: Collection[str] = ()) -> Any:

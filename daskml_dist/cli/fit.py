@@ -24,6 +24,7 @@ from daskml_dist.cli._rows import (
     read_rows,
 )
 from daskml_dist.cli._rows import add_arguments as add_rows
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 
 
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit status."""
     # All arguments are checked before files are read, and files before a cluster starts.
-    check_output(arguments.output)
+    check_output(arguments.output, has_texts=arguments.text is not None)
     if not 0 <= arguments.test < 1:
         raise InvalidParameterError(f"--test {arguments.test}: use a share from 0 to below 1.")
     model = _make_model(arguments)
@@ -68,9 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
         if X_test is not None:
             scores.append(f"test {float(model.score(X_test, y_test)):.4f}")
         print(f"score: {', '.join(scores)}")
+        sample = _take_sample(X) if (arguments.output or "").endswith(".onnx") else None
     # The model of an interrupted fit is saved too, in its last state.
     if arguments.output is not None:
-        load = save(model, arguments.output)
+        load = save(model, arguments.output, sample)
         size = Path(arguments.output).stat().st_size
         print(f"saved: {arguments.output}, {size:,} bytes; {load}")
     # 130 is 128 + SIGINT, as in shells: scripts see that the fit did not finish.
@@ -94,6 +96,14 @@ def _fit(model: Any, X: Any, y: Any) -> None:
     n_iter = getattr(last, "n_iter_", None)
     passes = f"{n_iter} passes in " if isinstance(n_iter, int) else ""
     print(f"{last}: {passes}{seconds:.2f} s")
+
+
+def _take_sample(X: Any) -> Any:
+    """Return the first rows of a table, in memory; None of arrays."""
+    if not hasattr(X, "head"):
+        return None
+    # The first partitions may be empty.
+    return X.head(npartitions=-1) if is_dask(X) else X.head()
 
 
 def _last_step(model: Any) -> Any:

@@ -131,6 +131,25 @@ def test_columns_of_texts(rows: Path, estimator: str, capsys: pytest.CaptureFixt
     assert "score: 1.0000" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_onnx_of_columns_of_categories(
+    rows: Path, lazy: bool, cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("skl2onnx", reason="needs the extra export")
+    frame = pd.DataFrame({"age": np.arange(80.0) % 7, "job": ["cook", "clerk"] * 40})
+    frame.assign(label=frame["job"] == "cook").to_csv("jobs.csv", index=False)
+    fit = ["fit", "jobs.csv", "--target", "label", "--categories", "job", "--output", "m.onnx"]
+    assert main([*fit, *(["--scheduler", cluster.scheduler_address] if lazy else [])]) == 0
+    assert "saved: m.onnx" in capsys.readouterr().out
+    inputs = {
+        "age": frame[["age"]].to_numpy(),
+        "job": frame[["job"]].to_numpy(object),
+    }
+    labels, _ = runtime.InferenceSession("m.onnx").run(None, inputs)
+    assert labels.astype(bool).tolist() == [True, False] * 40
+
+
 def test_features_of_svmlight_are_counted_as_the_user_says(rows: Path) -> None:
     options = [*FEW_PASSES, "--test", "0", "--output"]
     assert main(["fit", "rows.svm", *options, "one.joblib"]) == 0
@@ -251,6 +270,8 @@ def bad_rows(rows: Path, bad_files: Path) -> None:
         (["fit", "rows.npz", "--target", "label", "--test", "25"], 1, "--test 25.0"),
         (["fit", "rows.npz", "--target", "label", "--output", "m.h5"], 1, ".pkl"),
         (["fit", "rows.npz", "--target", "label", "--output", "no/m.pkl"], 1, "does not exist"),
+        (["fit", "rows.csv", "--target", "label", "--text", "job", "--output", "m.onnx"], 1,
+         "ONNX has no --text columns"),
         (["fit", "rows.npz", "--target", "label", "--estimator", "GaussianNB", "--checkpoint", "c"],
          1, "does not support checkpoints"),
         (["plan", "rows.npz", "--target", "label", "--estimator", "GaussianNB"], 1, "no plans for"),
