@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import pickle
 import threading
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import dask
@@ -250,8 +250,54 @@ def _bad(what: str) -> Any:
     return Two if what == "two" else Bad
 
 
+class OwnScale(nn.Module):
+    """A criterion with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, output: Any, y: Any) -> Any:
+        return nn.functional.cross_entropy(output, y, reduction="none") * self.scale.exp()
+
+
 def _norms() -> Any:
     return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+
+class OwnLogits(nn.BCEWithLogitsLoss):
+    """A criterion derived from one of torch."""
+
+
+def own_loss(output: Any, y: Any) -> Any:
+    """Return the loss of logits, of which the name tells nothing."""
+    return nn.functional.binary_cross_entropy_with_logits(output, y, reduction="none")
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        OwnLogits,
+        OwnLogits(),
+        partial(nn.functional.binary_cross_entropy_with_logits, reduction="none"),
+    ],
+)
+def test_a_criterion_made_of_a_known_one_reads_outputs_as_it_does(criterion: Any) -> None:
+    X, y = rows()[0], (rows()[1] > 1).astype(int)
+    expected = classifier(module__n_out=1).fit(X, y)
+    found = classifier(module__n_out=1, criterion=criterion).fit(X, y)
+    np.testing.assert_array_equal(found.predict_proba(X), expected.predict_proba(X))
+    np.testing.assert_array_equal(found.predict(X), expected.predict(X))
+
+
+def test_outputs_that_are_taken_for_probabilities_and_are_none_are_told() -> None:
+    X, y = rows()[0], (rows()[1] > 1).astype(int)
+    with pytest.warns(UserWarning, match=r"are no probabilities.*criterion=own_loss.*sigmoid"):
+        classifier(module__n_out=1, criterion=own_loss).fit(X, y)
+    told = classifier(module__n_out=1, criterion=own_loss, predict_nonlinearity=torch.sigmoid)
+    expected = classifier(module__n_out=1).fit(X, y)
+    np.testing.assert_array_equal(told.fit(X, y).predict(X), expected.predict(X))
+    classifier(module__n_out=1, criterion=own_loss, predict_nonlinearity=None).fit(X, y)
 
 
 REFUSED = {
@@ -263,6 +309,24 @@ REFUSED = {
     "a number": (lambda: classifier(lambda: 3), "which is not a module"),
     "no parameters": (lambda: classifier(lambda: nn.Flatten()), "no parameters to train"),
     "a mean": (lambda: classifier(criterion=lambda o, y: o.mean()), 'reduction="none"'),
+    "a number for a loss": (lambda: classifier(criterion=lambda o, y: 0.0), "tensor with the loss"),
+    "a criterion of three arguments": (
+        lambda: classifier(criterion=nn.GaussianNLLLoss),
+        "wrap it in a function of these two",
+    ),
+    "a class of losses to train": (
+        lambda: classifier(criterion=OwnScale),
+        r"OwnScale has parameters to train \(scale\).*requires_grad_",
+    ),
+    "a loss to train": (lambda: classifier(criterion=OwnScale()), "parameters to train"),
+    "arguments of the default loss": (
+        lambda: classifier(criterion__label_smoothing=0.1),
+        "criterion=None is not a class, so .*'criterion__label_smoothing'",
+    ),
+    "arguments of a loss that is made": (
+        lambda: classifier(criterion=nn.CrossEntropyLoss(), criterion__label_smoothing=0.1),
+        "criterion=torch.nn.CrossEntropyLoss",
+    ),
     "numbers for labels": (
         lambda: classifier(criterion=nn.MSELoss),
         "nn.CrossEntropyLoss",
@@ -296,6 +360,16 @@ def test_what_does_not_fit_is_refused(what: str) -> None:
     make, remedy = REFUSED[what]
     with pytest.raises(InvalidParameterError, match=remedy):
         make().fit(*rows())
+
+
+def test_a_criterion_with_frozen_parameters_is_used() -> None:
+    X, y = rows()
+    frozen = OwnScale().requires_grad_(False)
+    softmax = {"predict_nonlinearity": nn.Softmax(dim=1)}
+    np.testing.assert_array_equal(
+        classifier(criterion=frozen, **softmax).fit(X, y).predict_proba(X),
+        classifier().fit(X, y).predict_proba(X),
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")

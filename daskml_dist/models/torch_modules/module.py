@@ -535,6 +535,11 @@ def compute_row_losses(criterion: Any, output: Any, y: Any, name: str) -> Any:
     labels = "" if y.is_floating_point() else " (numbers of the classes)"
     with explain_errors(f"The criterion, on {shapes}{labels},"):
         losses = criterion(output, y)
+    if not isinstance(losses, load_torch().Tensor):
+        raise InvalidParameterError(
+            f"The criterion gives a {type(losses).__name__}, but a tensor with the loss of each "
+            "row is needed. Compute it from the outputs with functions of torch."
+        )
     if losses.ndim == 0 or losses.shape[0] != y.shape[0]:
         raise InvalidParameterError(
             f"The criterion gives a loss of shape {tuple(losses.shape)} for {y.shape[0]} rows, "

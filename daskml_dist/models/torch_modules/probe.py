@@ -44,12 +44,15 @@ class ProbeResult:
         Stages of a pipeline, each the paths of its submodules; None if not requested.
     channels_last_kernels : bool
         Whether convolution kernels may be stored in channels-last order.
+    output_range : tuple of (float, float)
+        Smallest and largest output of the few rows.
     """
 
     target: str
     min_batch_rows: int
     chain: tuple[tuple[str, ...], ...] | None
     channels_last_kernels: bool
+    output_range: tuple[float, float]
 
 
 def probe_module(
@@ -90,6 +93,7 @@ def probe_module(
             )
         # `_make_zero_targets` chose the dtype by the number of outputs.
         target = "labels" if n_classes and not y.is_floating_point() else "binary"
+        output_range = prediction.min().item(), prediction.max().item()
         min_batch_rows = _find_min_batch_rows(module, inputs, rows, float_dtype)
         chain = split_chain(source.name, module.eval(), positional, named) if chained else None
         return ProbeResult(
@@ -100,6 +104,7 @@ def probe_module(
             channels_last_kernels=_accepts_channels_last(
                 source, module, inputs, rows, float_dtype, y
             ),
+            output_range=output_range,
         )
 
 

@@ -120,7 +120,7 @@ class ModuleSource:
             found = copy.deepcopy(given)
             if hasattr(found, "reduction"):
                 found.reduction = "none"
-            return found.to(dtype)
+            return _check_criterion(found).to(dtype)
         if not inspect.isclass(given):  # a function, which must not reduce its result
             return given
         arguments = dict(self.criterion_arguments)
@@ -128,7 +128,21 @@ class ModuleSource:
             arguments["reduction"] = "none"
         with explain_errors(f"{class_name_of(given)}(...)"):
             found = given(**arguments)
-        return found.to(dtype) if isinstance(found, torch.nn.Module) else found
+        return _check_criterion(found).to(dtype) if isinstance(found, torch.nn.Module) else found
+
+
+def _check_criterion(criterion: Any) -> Any:
+    """Return a loss module; raise if it has parameters to train."""
+    # The vector of parameters is that of the module alone: others would stay as they began.
+    trained = [name for name, p in criterion.named_parameters() if p.requires_grad]
+    if trained:
+        raise InvalidParameterError(
+            f"The criterion {class_name_of(type(criterion))} has parameters to train "
+            f"({', '.join(trained[:5])}), but a fit trains only those of the module. Create them "
+            "in the module and return them from forward in a tuple, which the criterion receives; "
+            "or freeze them: requires_grad_(False)."
+        )
+    return criterion
 
 
 def class_name_of(value: Any) -> str:
@@ -205,11 +219,11 @@ def explain_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise InvalidParameterError(
-            f"{what} raised {type(error).__name__}: {error}{_suggest_remedy(str(error))}"
+            f"{what} raised {type(error).__name__}: {error}{_suggest_remedy(str(error), what)}"
         ) from error
 
 
-def _suggest_remedy(text: str) -> str:
+def _suggest_remedy(text: str, what: str) -> str:
     """Return the likely remedy for an error of torch, recognised by words in its message."""
     # The first match is used: words that occur in many errors are tested last.
     if "Expected more than 1 value per channel" in text:
@@ -217,6 +231,11 @@ def _suggest_remedy(text: str) -> str:
             ". Batch normalisation needs at least two rows per batch: use a larger batch_size "
             "or micro_batch_size, chunks of more even sizes, or fewer lanes "
             "(run=Run(n_lanes=...))."
+        )
+    if "missing" in text and what.startswith("The criterion,"):
+        return (
+            ". It is called with the outputs and the targets: to give it more, wrap it in a "
+            "function of these two; outputs may be a tuple."
         )
     if "forward() missing" in text or "forward() got an unexpected" in text:
         return (

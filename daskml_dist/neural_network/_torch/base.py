@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from inspect import isclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,7 +38,7 @@ from daskml_dist.models.torch_modules.module import (
     TorchInputs,
     TorchModel,
 )
-from daskml_dist.models.torch_modules.source import ModuleSource, without_weights
+from daskml_dist.models.torch_modules.source import ModuleSource, class_name_of, without_weights
 from daskml_dist.models.torch_modules.staged import TorchChain
 from daskml_dist.models.torch_modules.tables import TableInputs, TorchTableModel
 from daskml_dist.neural_network._base import BaseNetwork
@@ -318,7 +319,16 @@ class BaseTorch(BaseNetwork):
                 f"criterion={criterion!r}: give a class such as torch.nn.CrossEntropyLoss, or a "
                 "function of outputs and targets that returns the loss of each row."
             )
-        return ModuleSource(module, arguments, criterion, self._arguments("criterion__"))
+        of_criterion = self._arguments("criterion__")
+        # A function, or an instance, is called with outputs and targets only.
+        if of_criterion and not isclass(criterion):
+            name = "None" if self.criterion is None else class_name_of(criterion)
+            raise InvalidParameterError(
+                f"criterion={name} is not a class, so {['criterion__' + n for n in of_criterion]} "
+                "would be ignored. Leave them out, or give a class, such as "
+                "criterion=torch.nn.CrossEntropyLoss."
+            )
+        return ModuleSource(module, arguments, criterion, of_criterion)
 
     def _check_instance(self, module: Any, arguments: dict[str, Any]) -> None:
         """Raise for a module that is an object, unless a fit is to begin with its weights."""

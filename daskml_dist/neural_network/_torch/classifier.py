@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.classifier import BaseClassifier, partial_fit
 from daskml_dist.models.torch_modules.module import cross_entropy
+from daskml_dist.models.torch_modules.source import class_name_of
 from daskml_dist.neural_network._torch.base import BaseTorch
 from daskml_dist.neural_network._torch.predict import (
     MarginOutputs,
@@ -34,7 +37,9 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         two classes, only that of the second.
     predict_nonlinearity : "auto", callable or None, default="auto"
         Function of a tensor, from the module's outputs to probabilities. ``"auto"``: softmax,
-        sigmoid or exp, depending on the criterion; None: outputs are already probabilities.
+        sigmoid or exp, depending on torch's criterion, or on the one that a class is derived from;
+        outputs of any other criterion are taken for probabilities, and a fit warns if they are
+        none. None: outputs are already probabilities.
     **passed_on
         ``module__name=value`` and ``criterion__name=value``.
 
@@ -155,6 +160,28 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         self.classes_ = rows.classes
 
     partial_fit = partial_fit
+
+    def _model(self, rows: Any, last: Any) -> Any:
+        trial = self._trial  # removed at the end of the fit
+        model = super()._model(rows, last)
+        self._warn_of_outputs(*trial.output_range)
+        return model
+
+    def _warn_of_outputs(self, least: float, most: float) -> None:
+        """Warn if outputs that are taken for probabilities are none: predictions would be wrong."""
+        if self.predict_nonlinearity != "auto" or self._nonlinearity() is not None:
+            return
+        if least >= 0 and most <= 1:
+            return
+        warnings.warn(
+            f"The outputs of {class_name_of(self.module)} are no probabilities (a few rows gave "
+            f"{least:.3g} to {most:.3g}), and criterion={class_name_of(self.criterion)} does not "
+            "say how to make some of them: predict_proba returns the outputs themselves, and a "
+            "single output means the second class above 0.5. Set predict_nonlinearity to a "
+            "function of the outputs, such as torch.sigmoid, or to None if this is meant.",
+            UserWarning,
+            stacklevel=user_stack_level(),
+        )
 
     def predict_proba(self, X: Any) -> Any:
         """Return the probabilities of the classes, or of each of several labels.

@@ -34,12 +34,15 @@ class ModuleTrial:
     ----------
     model : tuple of (TorchModel, DatasetInfo) or None
         The model that the fit starts with, kept in case the fit diverges.
+    output_range : tuple of (float, float)
+        Smallest and largest output of the module, once it has been tried.
     """
 
     def __init__(self, sample: NDArray[Any] | None, inputs: TorchInputs) -> None:
         self.sample = sample
         self.inputs = inputs
         self.model: tuple[TorchModel, DatasetInfo] | None = None
+        self.output_range = (0.0, 1.0)
 
     def run(
         self,
@@ -55,11 +58,14 @@ class ModuleTrial:
         errors = []
         for sample in self._list_samples(rows):
             try:
-                return probe_module(
+                found = probe_module(
                     source, module, self.inputs, sample, dtype, n_classes, n_targets, chained
                 )
             except InvalidParameterError as error:
                 errors.append(error)
+            else:
+                self.output_range = found.output_range
+                return found
         # Raise the error for the first sample: the user's own rows, or zeros.
         raise errors[0]
 

@@ -11,6 +11,8 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from inspect import isclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -228,8 +230,19 @@ def _compute_layer_output(
 
 
 def find_nonlinearity(criterion: Any) -> Callable[[Any], Any] | None:
-    """Return the function from outputs to probabilities that suits a criterion; None: identity."""
-    return _NONLINEARITIES.get(class_name_of(criterion))
+    """Return the function from outputs to probabilities that suits a criterion; None: identity.
+
+    A class derived from a known one, and a known function with some arguments fixed, take the same
+    outputs.
+    """
+    while isinstance(criterion, partial):
+        criterion = criterion.func
+    if not isclass(criterion) and not hasattr(criterion, "__qualname__"):
+        criterion = type(criterion)
+    for known in criterion.__mro__ if isclass(criterion) else (criterion,):
+        if (found := _NONLINEARITIES.get(class_name_of(known))) is not None:
+            return found
+    return None
 
 
 @dataclass(frozen=True)
