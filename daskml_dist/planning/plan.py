@@ -173,7 +173,8 @@ class Plan:
             workers=workers, bandwidth=bandwidth, latency=latency,
             stragglers=stragglers, policy=policy,
         )  # fmt: skip
-        note = f"{choice.place}: simulated, not measured; {bandwidth} a machine."
+        speed = bandwidth if isinstance(bandwidth, str) else f"{bandwidth:,.0f} bytes a second"
+        note = f"{choice.place}: simulated, not measured; {speed} a machine."
         return replace(self, choices=(*self.choices, choice), notes=(*self.notes, note))
 
     @property

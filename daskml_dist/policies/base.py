@@ -74,6 +74,10 @@ class Gate(ABC):
         """Return the clock from which `lane` continues."""
         return self.clocks.get(lane, 0)
 
+    def slowest_clock(self) -> int:
+        """Return the smallest clock of the lanes."""
+        return min(self.clocks.values())
+
     def seconds_to_due(self) -> float | None:
         """Return the seconds until pushes become due without a new one; None if they do not."""
         return None
@@ -115,6 +119,9 @@ class RoundGate(Gate):
 
     def pop_due_lanes(self) -> list[int]:
         """Return the lanes of a round once at most `spare` are missing, and open the next round."""
+        # Nearly all pushes of a round are decided by these counts, whatever the number of lanes.
+        if len(self.clocks) - len(self._arrived) > self._spare:
+            return []
         # A lane that has left may be in `_arrived` but not in `clocks`. Whatever `spare` is, at
         # least one of the remaining lanes must have pushed.
         missing = sum(lane not in self._arrived for lane in self.clocks)
@@ -207,8 +214,11 @@ class QuorumGate(Gate):
         """Return the lanes of the open round once it is due; then open the next one."""
         if not self._arrived:
             return []
-        # Lanes that have left may be in the round, but none of them is awaited.
-        missing = sum(lane not in self._arrived for lane in self.clocks)
+        # Lanes that have left may be in the round, but none of them is awaited. Nearly all pushes
+        # are decided by the counts, whatever the number of lanes.
+        missing = len(self._arrived) < len(self.clocks) or any(
+            lane not in self._arrived for lane in self.clocks
+        )
         if missing and (self._quorum is None or len(self._arrived) < self._quorum):
             return []
         if missing and self._grace:
@@ -290,7 +300,10 @@ class ArrivalGate(Gate):
         # Stale-synchronous parallel (Ho et al. 2013): the lead over the slowest lane is bounded.
         if self._staleness is None or lane not in self.clocks:
             return True
-        return self.clocks[lane] - min(self._n_lanes_at) <= self._staleness
+        return self.clocks[lane] - self.slowest_clock() <= self._staleness
+
+    def slowest_clock(self) -> int:
+        return min(self._n_lanes_at)
 
 
 class TrainerGate(ArrivalGate):

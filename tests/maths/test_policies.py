@@ -33,6 +33,27 @@ def _step(gate: Gate, lane: int) -> bool:
     return gate.push(lane, gate.clock(lane) + 1)
 
 
+class _CountedClocks(dict[int, int]):
+    """Clocks of lanes that count how often all lanes are visited."""
+
+    n_visits = 0
+
+    def __iter__(self) -> Any:
+        self.n_visits += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("kind", [RoundGate, QuorumGate])
+def test_a_push_costs_the_same_with_any_number_of_lanes(kind: Any) -> None:
+    gate = kind(range(100))
+    gate.clocks = clocks = _CountedClocks(gate.clocks)
+    for lane in range(100):
+        assert gate.push(lane, 1)
+        assert gate.pop_due_lanes() == ([] if lane < 99 else list(range(100)))
+    # Only at the end of the round.
+    assert clocks.n_visits <= 1
+
+
 # --- rounds ----------------------------------------------------------------------------------
 
 

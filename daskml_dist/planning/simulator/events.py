@@ -714,7 +714,7 @@ class _ServerSimulation:
             worker.copy = self._training.pull()
         # The copy includes all updates up to the slowest lane's clock.
         if self._staleness is not None:
-            slowest = min(server.gate.clocks.values())
+            slowest = server.gate.slowest_clock()
             worker.horizon = slowest + self._staleness
             self.result.lead = max(self.result.lead, clock - slowest)
 
