@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -171,6 +172,18 @@ def test_columns_that_a_model_drops_are_no_inputs(kept: list[str]) -> None:
     rows = {name: frame[[name]].to_numpy() for name in kept}
     _, shares = session.run(None, rows)
     assert_allclose(shares, model.predict_proba(frame), atol=1e-6)
+
+
+@pytest.mark.parametrize(("installed", "words"), [("7.36.2", "protobuf<7"), ("6.33.0", "sample")])
+def test_a_newer_protobuf_is_named(
+    installed: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skl2onnx = pytest.importorskip("skl2onnx", reason="needs the extra export")
+    refuses = Mock(side_effect=RuntimeError("Unable to create node 'TreeEnsembleClassifier'"))
+    monkeypatch.setattr(skl2onnx, "to_onnx", refuses)
+    monkeypatch.setattr("daskml_dist.inference.export.onnx.version", lambda name: installed)
+    with pytest.raises(ExportError, match=words):
+        linear_model.LogisticRegression().fit(ROWS, Y > 0).to_onnx()
 
 
 def test_files_of_onnx_are_replaced_in_one_move(tmp_path: Path) -> None:

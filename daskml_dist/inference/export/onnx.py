@@ -8,6 +8,7 @@ compared with the twin's, since some conversions drop parts of a model without a
 from __future__ import annotations
 
 import warnings
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -112,8 +113,19 @@ def _convert_with_skl2onnx(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> An
     except Exception as error:  # of many kinds, of skl2onnx, onnx and protobuf
         raise ExportError(
             f"skl2onnx {skl2onnx.__version__} cannot convert this {type(twin).__name__}: "
-            f"{str(error)[:400]}\n{_REMEDY}"
+            f"{str(error)[:400]}\n{_find_remedy(error)}"
         ) from error
+
+
+def _find_remedy(error: Exception) -> str:
+    """Return what to do about a conversion that failed."""
+    installed = version("protobuf")
+    if "Unable to create node" in str(error) and int(installed.partition(".")[0]) >= 7:
+        return (
+            f"protobuf {installed} refuses the booleans that skl2onnx passes for the missing "
+            'values of trees: pip install "protobuf<7".'
+        )
+    return _REMEDY
 
 
 def _drop_unread_inputs(graph: Any) -> None:
