@@ -242,7 +242,16 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         row = copy.copy(X[:1])
         if is_dataframe_like(X):  # as plain values, so that model files do not need pandas
             dtypes = row.dtypes.astype(str)
-            row = {name: (row[name].iloc[0], dtypes[name]) for name in row.columns}
+            used = {
+                row.columns[at]
+                for _, part, columns in self.transformers_
+                if not (isinstance(part, str) and part == "drop")
+                for at in _find_positions(row, columns)
+            }
+            row = {
+                name: _make_plain_value(row[name].iloc[0], dtypes[name], name in used)
+                for name in row.columns
+            }
         self._first_row = row
 
     def _transformed(self, X: Any, **options: Any) -> Any:
@@ -264,6 +273,25 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         )
         # NaN in columns that were not in the fit; no transformer uses them.
         return frame.reindex(columns=X.columns) if hasattr(X, "columns") else np.asarray(frame)
+
+
+#: Classes of values that model files hold as they are.
+_SAVED_VALUES = (str, bytes, int, float, complex, np.number, np.bool)
+
+
+def _make_plain_value(value: Any, dtype: str, used: bool) -> tuple[Any, str]:
+    """Return a value of a frame, and its dtype's name, as model files can hold them.
+
+    `used`: some transformer reads the column.
+    """
+    if type(value).__name__ in ("NaTType", "NAType"):
+        return None, dtype
+    # Dates, spans, decimals: of a column that is dropped nobody asks for the value.
+    if not used and not isinstance(value, _SAVED_VALUES):
+        return None, "object"
+    # From the texts of dates and spans of time pandas makes the same values.
+    is_time = type(value).__name__ in ("Timestamp", "Timedelta", "Period")
+    return (str(value) if is_time else value), dtype
 
 
 def _parse_dtype(name: str) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import dask
@@ -23,11 +25,17 @@ from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Binarizer, FunctionTransformer, Normalizer, PolynomialFeatures
 
+import daskml_dist
 from daskml_dist.compose import Blockwise, ColumnTransformer, make_column_transformer
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.impute import SimpleImputer
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
+from daskml_dist.preprocessing import (
+    MinMaxScaler,
+    OneHotEncoder,
+    OrdinalEncoder,
+    StandardScaler,
+)
 
 N = 200
 CUTS = [0, 0, 60, 61, 150, N]  # the first block is empty
@@ -319,3 +327,38 @@ def test_a_fit_in_memory_transforms_dask_and_the_other_way_round() -> None:
     np.testing.assert_array_equal(lazily.transform(FRAME), truth)
     with pytest.raises(InvalidDataError, match="only supported for"):
         here.transform(da.ones((4, FRAME.shape[1]), chunks=2))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pd.date_range("2020", periods=N),
+        pd.timedelta_range("1s", periods=N),
+        pd.period_range("2020", periods=N),
+        [date(2020, 1, 1)] * N,
+        [Decimal(1)] * N,
+        pd.array([pd.NA] * N, dtype="Int64"),
+    ],
+    ids=["date", "span", "period", "day", "decimal", "missing"],
+)
+def test_a_model_file_holds_no_values_of_columns_that_are_dropped(
+    values: Any, tmp_path: Any
+) -> None:
+    pytest.importorskip("skops", reason="needs the extra export")
+    frame = FRAME[["age"]].assign(when=values)
+    columns = make_column_transformer((StandardScaler(), ["age"])).fit(frame)
+    daskml_dist.save(columns, tmp_path / "model.skops")
+    found = daskml_dist.load(tmp_path / "model.skops")
+    np.testing.assert_array_equal(
+        found.transform(dd.from_pandas(frame, npartitions=2)).compute(), columns.transform(frame)
+    )
+
+
+def test_a_column_of_dates_that_is_used_is_in_a_model_file(tmp_path: Any) -> None:
+    pytest.importorskip("skops", reason="needs the extra export")
+    frame = pd.DataFrame({"when": pd.date_range("2020", periods=4)})
+    columns = make_column_transformer((OrdinalEncoder(), ["when"])).fit(frame)
+    daskml_dist.save(columns, tmp_path / "model.skops")
+    found = daskml_dist.load(tmp_path / "model.skops")
+    lazy = found.transform(dd.from_pandas(frame, npartitions=2))
+    np.testing.assert_array_equal(lazy.compute(), np.arange(4.0)[:, None])
