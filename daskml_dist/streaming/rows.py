@@ -158,8 +158,9 @@ def check_in_memory(X: Any, y: Any) -> None:
     """Raise if the rows of a call are a Dask collection."""
     if is_dask(X) or is_dask(y):
         raise InvalidDataError(
-            "A stream needs rows in memory, but these are a Dask collection. Compute each batch "
-            "first: X, y = dask.compute(X, y)."
+            "A stream needs rows in memory, but these are a Dask collection, or a lazy table or a "
+            "path that is read as one. Compute each batch first: X, y = dask.compute(X, y); of a "
+            "query of Polars, X = query.collect()."
         )
 
 

@@ -342,6 +342,7 @@ class Session:
         started, check_inputs = self._started, self.estimator._stream_inputs
         if started is None or not are_arrays(X, y):  # plain arrays have no names or dtypes
             X, y, sample_weight = check_inputs(X, y, sample_weight, started is not None)
+            check_in_memory(X, y)  # once more: lazy tables have become Dask collections
         if started is not None:
             return started.make(X, y, sample_weight)
         started = self.estimator._begin_stream(X, y, sample_weight, self._classes)

@@ -149,9 +149,13 @@ def test_the_estimator_is_fitted_at_any_time():
         (_X[:2], np.array([0, 7]), "stream holds|classes of the stream"),
         (_X[:2], [0, 1, 1], "3"),
         (da.from_array(_X), [0, 1], "Dask collection"),
+        ("rows.csv", [0, 1], "path that is read as one"),
     ],
 )
-def test_rows_that_cannot_be_learned_change_nothing(X, y, says):
+@pytest.mark.filterwarnings("ignore:X has feature names")
+def test_rows_that_cannot_be_learned_change_nothing(X, y, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savetxt("rows.csv", _X[:2], delimiter=",")
     model = SGDClassifier()
     with model.stream(classes=[0, 1]) as stream:
         stream.learn(_X, _TARGETS["two"])
