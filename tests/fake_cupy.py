@@ -70,7 +70,7 @@ class DeviceArray:
         assert stream == -1
         return self.values.__dlpack__()
 
-    # What asks for a number of one entry waits for the device, and gets it.
+    # Converting one entry to a number waits for the device.
 
     def __bool__(self) -> bool:
         return bool(self.values)

@@ -1,4 +1,4 @@
-"""The maths runs on any library of the array API standard, and gives what it gives on NumPy."""
+"""The maths runs on any library of the array API standard, with the results of NumPy."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["f4", "
 
 @pytest.fixture(params=["strict", pytest.param("cupy", marks=pytest.mark.gpu)])
 def other(request: pytest.FixtureRequest) -> Backend:
-    """A backend of a fake device, and of a GPU where there is one."""
+    """Provide a backend of a fake device, and of a GPU if there is one."""
     return get_backend("gpu") if request.param == "cupy" else StrictBackend()
 
 
 def _same(found: Any, expected: NDArray[Any], other: Backend, rounding: float = 4) -> None:
-    """Equal up to a few roundings, of one dtype, and where the arguments lay."""
+    """Assert equality up to a few roundings, the same dtype, and the device of the arguments."""
     host = other.to_numpy(found)
     assert host.dtype == expected.dtype
     assert host.shape == expected.shape
-    # Exponentials and logarithms of a GPU are a rounding or two off.
+    # Exponentials and logarithms on a GPU differ by a rounding or two.
     tolerance = rounding * (8 if other.name == "cupy" else 1) * float(np.finfo(expected.dtype).eps)
     np.testing.assert_allclose(host, expected, rtol=tolerance, atol=tolerance)
 
@@ -63,7 +63,7 @@ def _copy(arrays: dict[str, Any], other: Backend) -> dict[str, Any]:
 
 
 def _names() -> set[str]:
-    """What the maths calls of a library."""
+    """Return the names of library functions that the maths calls."""
     root = Path(daskml_dist.__file__).parent
     places = [root / room for room in ROOMS]
     files = [
@@ -86,7 +86,7 @@ def test_functions_exist_in_every_library() -> None:
 
 
 def test_functions_exist_in_cupy() -> None:
-    """Without a driver too: modules load, and have their names."""
+    """Also without a driver: modules can be imported and have the names."""
     cupy = pytest.importorskip("cupy")
     assert {name for name in _names() if not hasattr(cupy, name)} == set()
 
@@ -94,8 +94,8 @@ def test_functions_exist_in_cupy() -> None:
 # --- namespace -------------------------------------------------------------------------------
 
 
-def test_namespace_of_a_library_that_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As CuPy's arrays, whose functions moreover take no device."""
+def test_namespace_of_arrays_without_the_standard_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like CuPy's arrays, whose functions also take no device."""
     made: dict[str, Any] = {}
 
     class Silent:
@@ -131,7 +131,7 @@ def test_arithmetic_is_float32_at_least(stored: str) -> None:
 
 
 def _draw(loss: Loss, width: int | None, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Targets in the loss's domain, and raw predictions on all its branches."""
+    """Return targets in the loss's domain, and raw predictions on all its branches."""
     rng = np.random.default_rng(3)
     shape = (N,) if width is None else (N, width)
     raw = (rng.normal(size=shape) * 3).astype(dtype)
@@ -159,7 +159,7 @@ def _equal_on(loss: Loss, width: int | None, dtype: Any, other: Backend) -> None
         out = other.to_device(np.zeros_like(proba))
         loss.write_proba(far[1], out)
         _same(out, proba, other)
-    # The arguments are as they were.
+    # The arguments are unchanged.
     assert np.array_equal(other.to_numpy(far[0]), y)
     assert np.array_equal(other.to_numpy(far[1]), raw)
 
@@ -191,7 +191,7 @@ def test_targets_of_another_dtype(other: Backend) -> None:
 
 
 def _rows(model: LinearModel, dtype: Any) -> tuple[Any, Any, Any, Any]:
-    """Parameters, rows, encoded targets and weights."""
+    """Return parameters, rows, encoded targets and weights."""
     rng = np.random.default_rng(4)
     w = rng.normal(scale=0.3, size=model.shape).astype(dtype)
     X = rng.normal(size=(N, FEATURES)).astype(dtype)
@@ -227,7 +227,7 @@ def test_linear_model(
             loss = model.add_gradient(w, BatchRows(*near[1:]), out, CPU)
             far_loss = model.add_gradient(far[0], BatchRows(*far[1:]), far_out, other)
             assert isinstance(loss, float)
-            assert far_loss.shape == ()  # left where it is: reading it would wait for a device
+            assert far_loss.shape == ()  # not moved: reading it would wait for a device
             assert str(far_loss.dtype).endswith("float64")
             close = {"rtol": 1e3 * np.finfo(dtype).eps, "atol": 1e3 * np.finfo(dtype).eps}
             np.testing.assert_allclose(float(far_loss), loss, **close)
@@ -332,7 +332,7 @@ def test_optimizers(name: str, l1: float, dtype: Any, other: Backend) -> None:
 def test_shards(name: str, penalty: str | None, dtype: Any, other: Backend) -> None:
     rng = np.random.default_rng(7)
     term = get_penalty(penalty, 0.02, 0.5)
-    # Searches over parameters give NumPy scalars.
+    # Searches over parameters pass NumPy scalars.
     rate = InverseScaling(np.float64(0.1))
     rule = one_group(OPTIMIZERS[name](), rate, term, 5, 4.0, average_after=20)
     w = rng.normal(size=(6, 2)).astype(dtype)
@@ -354,7 +354,7 @@ def test_shards(name: str, penalty: str | None, dtype: Any, other: Backend) -> N
         _same(b.w, a.w, other, 64)
         for key, array in a.opt_state.items():
             _same(b.opt_state[key], array, other, 64)
-        # Further steps leave a state as it is, and another shard goes on from it.
+        # Further steps do not change a state, from which another shard can resume.
         near, far = Shard(rule, a), Shard(rule, b)
     near.replace(delta)
     far.replace(other.to_device(delta))
@@ -364,7 +364,7 @@ def test_shards(name: str, penalty: str | None, dtype: Any, other: Backend) -> N
 @DTYPES
 @pytest.mark.parametrize("outer", ["nesterov", "adam", "adagrad", "muon"])
 def test_outer_steps_and_pulls_back(outer: str, dtype: Any, other: Backend) -> None:
-    """Of lanes that meet: with running means, and with FedProx's pull to where they met."""
+    """Averaged lanes, with running means and with FedProx's pull to the average."""
     rng = np.random.default_rng(7)
     parts = Part("a", (4, 3)), Part("b", (3,), penalised=False), Part("m", (2,), buffer=True)
     parameters = Parameters(parts)
@@ -392,7 +392,7 @@ def test_outer_steps_and_pulls_back(outer: str, dtype: Any, other: Backend) -> N
 
 @pytest.mark.parametrize("start", [0, 3, 9])
 def test_strengths_of_a_slice(start: int, other: Backend) -> None:
-    """The l2 of a slice that is penalised in part."""
+    """The l2 strength of a slice that is partly penalised."""
     rule = one_group(OPTIMIZERS["sgd"](), InverseScaling(0.1), Penalty(0.1, 0.1), 5, 4.0)
     w = np.ones((4, 1))
     near = Shard(rule, ShardState(w.copy(), {}), start)

@@ -1,4 +1,4 @@
-"""Few values are put into bins by NumPy, many by a compiled loop, and into the same ones."""
+"""Few values are binned by NumPy, many by a compiled loop, with the same result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_both_ways_give_the_same_bins(dtype: Any, monkeypatch: pytest.MonkeyPatc
         table[4, :12] = np.arange(12)
         X = rng.normal(size=(n, d)).astype(dtype)
         X[:, 4] = rng.integers(-1, 14, n)  # some categories are unknown
-        X[:, 2] = rng.choice(table[2, :7], n)  # values that are edges
+        X[:, 2] = rng.choice(table[2, :7], n)  # values equal to edges
         X[rng.random((n, d)) < 0.1] = np.nan
         X[0, :2] = np.inf, -np.inf
         found = []

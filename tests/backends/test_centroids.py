@@ -1,4 +1,4 @@
-"""Nearest centroids and the sums of their rows, on each backend, beside their definition."""
+"""Nearest centroids and the sums of their rows on each backend, compared with the definition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy import sparse
 from daskml_dist.backends import Backend, centroid_kernels, get_backend
 from daskml_dist.backends.host_memory import Scratch
 
-# The last has rows for compiled loops, and rows that are left over.
+# The last has rows for compiled loops, and a remainder.
 COMPILED = (3001, 30, 20)
 SHAPES = [(50, 3, 2), (300, 5, 1), COMPILED]
 
@@ -32,7 +32,7 @@ def test_dense(n: int, d: int, k: int, dtype: str, weighted: bool, backend: Back
     shift = X.mean(axis=0)
     centroids = X[:k] - shift
     if (n, d, k) != COMPILED:
-        centroids[-1] = centroids[0]  # the first of them counts; BLAS may round them apart
+        centroids[-1] = centroids[0]  # the first one counts; BLAS may round them differently
     scale = rng.random(n).astype(dtype) if weighted else np.ones(n, dtype)
     labels, squares, sums = _definition(X - shift, centroids, scale)
     X, shift, centroids, there = (
@@ -64,8 +64,8 @@ def test_sparse(dtype: str, backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_what_is_remembered_of_rows_changes_no_bit(dtype: str) -> None:
-    """However often centroids move, also where two are the same and some are nearest to no row."""
+def test_remembered_distance_bounds_change_no_bit(dtype: str) -> None:
+    """Also after many moves, with equal centroids and centroids without rows."""
     rng = np.random.default_rng(0)
     n, d, k = 9000, 13, 12
     X = (rng.normal(size=(n, d)) + 5 * rng.normal(size=(9, d))[rng.integers(0, 9, n)]).astype(dtype)
@@ -102,6 +102,6 @@ def test_rows_at_any_byte_and_rows_that_are_not_finite() -> None:
 
 
 def _put(backend: Backend, array: Any) -> Any:
-    """The array where the backend works; the emulated one works on the host."""
+    """Return the array on the backend's device; the emulated one is on the host."""
     on_host = type(backend) is type(get_backend("cpu")) or type(backend).__name__ == "EmulatedCupy"
     return array if on_host else backend.to_device(array)

@@ -12,7 +12,7 @@ from daskml_dist.errors import InvalidParameterError
 
 
 def test_one_instance_for_each_call() -> None:
-    """An instance holds scratch arrays of one thread."""
+    """An instance holds scratch arrays for a single thread."""
     assert get_backend("auto") is not get_backend("auto")
     assert get_backend("cpu").name == "numpy"
     assert get_backend("auto").name == ("numpy" if gpu_problem() else "cupy")

@@ -14,7 +14,7 @@ from tests.cuda_emulation import EmulatedCupy
 
 
 def test_batches_may_be_prepared_before_they_are_used(backend: Backend) -> None:
-    """Two batches renumbered in advance, of blocks of different widths, used in turns."""
+    """Two batches of blocks with different widths are prepared in advance and used in turn."""
     blocks = [make_rows(), np.c_[make_rows(), make_rows()]]
     batches = []
     for X in blocks:
@@ -39,7 +39,7 @@ def test_wider_block_after_use_of_a_narrow_one(backend: Backend) -> None:
     np.testing.assert_allclose(raw, X[1:4] @ w, rtol=1e-12, atol=1e-12)
 
 
-def test_columns_of_the_same_rows_again(backend: Backend) -> None:
+def test_columns_of_the_same_rows_are_reused(backend: Backend) -> None:
     block = backend.to_device(sparse.csr_array(make_rows()))
     for _ in range(3):
         columns = backend.columns([backend.rows(block, np.array([1, 2, 3]))])
@@ -63,8 +63,8 @@ def test_columns_beyond_32_bits_are_refused() -> None:
     assert EmulatedCupy().to_device(X).indices.tolist() == [2**31 - 2]
 
 
-def test_new_entries_in_the_same_places_are_not_checked_anew() -> None:
-    """To find out whether rows are canonical a device is waited for; that is known."""
+def test_new_entries_at_the_same_positions_are_not_checked_again() -> None:
+    """Checking whether rows are canonical waits for the device, and the result is known."""
     backend = EmulatedCupy()
     for known in (True, False):
         X = sparse.csr_matrix(make_rows())

@@ -1,4 +1,4 @@
-"""Functions that numba compiles: who compiles them, and who calls them."""
+"""Functions that numba compiles: locking of compilation, and substitution of parts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from daskml_dist.backends.tree_kernels import compiled_search
 from daskml_dist.backends.vector_tree_kernels import compiled_vector_search
 
 
-def test_one_compiles_in_a_folder_while_others_wait(tmp_path: Path) -> None:
-    """Locks of two opened files exclude each other in one process as they do in two."""
+def test_one_process_compiles_while_others_wait(tmp_path: Path) -> None:
+    """Locks of two open files exclude each other in one process as in two."""
     folder, events = str(tmp_path / "cache"), list[str]()
     asked, first_left = threading.Event(), threading.Event()
 
@@ -35,7 +35,7 @@ def test_one_compiles_in_a_folder_while_others_wait(tmp_path: Path) -> None:
     assert events == ["first", "second"]
 
 
-def test_a_turn_needs_no_folder(tmp_path: Path) -> None:
+def test_the_compilation_lock_needs_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (None, str(tmp_path / "file" / "below")):
         with _take_turn(folder):
@@ -43,21 +43,21 @@ def test_a_turn_needs_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [compiled_search, compiled_vector_search])
-def test_a_search_that_another_thread_has_compiled_meanwhile(make: Any) -> None:
-    """`functools.cache` lets threads that come at once all make the value."""
+def test_a_search_compiled_by_another_thread_is_reused(make: Any) -> None:
+    """`functools.cache` lets concurrent threads all compute the value."""
     assert make.__wrapped__(False) is make.__wrapped__(False)
 
 
-def test_functions_inside_loops_stay_functions_of_python() -> None:
-    """An entry for Python that is not made would end the process when it is called."""
+def test_functions_inside_loops_stay_callable_from_python() -> None:
+    """A missing Python entry point would crash the process when called."""
     double = compiled_inside(error_model="numpy")(lambda x: 2 * x)
     del INSIDE[double]
     assert double(3) == 6
     assert numba.njit(lambda x: double(x) + 1)(3) == 7
 
 
-def test_a_part_takes_the_place_of_a_name_that_the_loop_calls() -> None:
-    """A part under another name would be left out, and the placeholder compiled in its place."""
+def test_a_part_replaces_the_placeholder_that_the_loop_calls() -> None:
+    """A part under another name would be ignored, and the placeholder compiled instead."""
 
     def twice(x: float) -> float:
         return _step(_step(x))  # type: ignore[name-defined, no-any-return]  # noqa: F821

@@ -22,8 +22,8 @@ from tests.fake_cupy import plug_in
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 24, (1 << 24) + 1, 3 * (1 << 24) + 5])
-def test_large_arrays_go_through_two_buffers_in_turns(size: int) -> None:
-    """The driver's part is played by memmove; a buffer is not filled before it was sent."""
+def test_large_arrays_are_copied_through_two_alternating_buffers(size: int) -> None:
+    """memmove stands in for the driver; a buffer must not be refilled before it was sent."""
     cuda = _FakeCuda()
     copy = PinnedCopy(cuda, lambda size, dtype: np.empty(size, dtype))
     source = np.random.default_rng(0).integers(0, 255, size, dtype=np.uint8)
@@ -33,7 +33,7 @@ def test_large_arrays_go_through_two_buffers_in_turns(size: int) -> None:
 
 
 def test_small_arrays_are_sent_from_parts_of_one_memory() -> None:
-    """A part that a transfer may still read is not written to again."""
+    """A part that a transfer may still read must not be overwritten."""
     cuda = _FakeCuda()
     ring = PinnedRing(cuda, lambda array: array.data.ptr, np.empty(100, np.uint8))
     rng = np.random.default_rng(0)
@@ -53,12 +53,12 @@ def test_copies_have_the_dtype_and_shape_of_their_source(stored: str) -> None:
     np.testing.assert_array_equal(out, source)
 
 
-def test_what_blocks_share_is_moved_once(backend: Backend) -> None:
+def test_arrays_shared_by_blocks_are_moved_once(backend: Backend) -> None:
     once, shared = MovedOnce(backend), np.arange(3.0)
     moved = once.to_device(shared)
     assert once.to_device(shared) is moved
     assert once.to_device(moved) is moved
-    for k in range(100):  # whose memory may be that of the one before
+    for k in range(100):  # its memory may be that of the previous one
         other = once.to_device(np.full(3, float(k)))
         np.testing.assert_array_equal(backend.to_numpy(other), [k] * 3)
     assert once.device == backend.device
@@ -66,7 +66,7 @@ def test_what_blocks_share_is_moved_once(backend: Backend) -> None:
 
 @pytest.mark.gpu
 def test_small_arrays_arrive_behind_queued_work() -> None:
-    """Of more bytes than the ring has, so that its parts are used again."""
+    """The arrays exceed the ring buffer, so that its parts are reused."""
     backend: Any = get_backend("gpu")
     work = backend.to_device(np.ones((2000, 2000)))
     sent = []
@@ -82,8 +82,8 @@ def test_small_arrays_arrive_behind_queued_work() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_large_arrays_there_and_back(dtype: str) -> None:
-    """While the device still works on what the memory held before."""
+def test_large_arrays_are_copied_there_and_back(dtype: str) -> None:
+    """The device still reads the previous contents of the memory."""
     backend = get_backend("gpu")
     rows = np.random.default_rng(0).normal(size=((1 << 23) + 5, 1)).astype(dtype)
     for scale in (1, -3):
@@ -95,8 +95,8 @@ def test_large_arrays_there_and_back(dtype: str) -> None:
         del work, moved
 
 
-def test_only_blocks_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes through pinned memory is there on return; numbers of rows are sent in each step."""
+def test_only_copies_of_blocks_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies through pinned memory are complete on return; row indices are sent in each step."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ here")
     waited = []
@@ -118,7 +118,7 @@ def test_only_blocks_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _FakeCuda:
-    """What a copy asks of CuPy: arrays, a stream and events."""
+    """Stand-in for CuPy with arrays, a stream and events."""
 
     uint8 = np.uint8
 
@@ -144,7 +144,7 @@ class _FakeCuda:
         return self
 
     def asarray(self, array: Any) -> Any:
-        return array.copy()  # which CuPy waits for
+        return array.copy()  # CuPy waits for this copy
 
     def record(self) -> str:
         return "queued work"
@@ -153,14 +153,14 @@ class _FakeCuda:
         self.waits.append(event)
 
     def memcpyAsync(self, to: int, source: int, size: int, kind: int, stream: int) -> None:
-        # Sent when somebody waits for it, so that a buffer filled too early shows.
+        # Sent at the next wait, so that a buffer refilled too early is detected.
         self._sent.append((to, source, size))
 
     def synchronize(self) -> None:
         self.send(len(self._sent))
 
     def send(self, upto: int) -> None:
-        """Do what was asked for first."""
+        """Do the oldest pending copy."""
         while self._done < upto:
             ctypes.memmove(*self._sent[self._done])
             self._done += 1

@@ -1,4 +1,4 @@
-"""Numbers too small to be normal: a thread's mode, and moments of networks."""
+"""Denormal numbers: the flush mode of threads, and moments of networks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SMALL = np.full(64, 1e-39, np.float32)
 
 
 def is_kept() -> bool:
-    """Whether the product of a number too small to be normal is another one."""
+    """Return whether products of denormal numbers are kept, not flushed to zero."""
     return bool((SMALL * np.float32(0.5)).any())
 
 
-def test_the_mode_is_that_of_a_thread_and_of_those_it_starts() -> None:
+def test_the_mode_applies_to_a_thread_and_its_child_threads() -> None:
     found: list[bool] = []
 
     def fail_inside() -> None:
@@ -49,11 +49,11 @@ def test_the_mode_is_that_of_a_thread_and_of_those_it_starts() -> None:
 
 
 @pytest.mark.parametrize("n_servers", [1, 2])
-def test_moments_of_networks_end_at_nothing(client: Client, n_servers: int) -> None:
-    # A feature that is seen no more after the first pass: its moments shrink at each step.
+def test_moments_of_networks_are_flushed_to_zero(client: Client, n_servers: int) -> None:
+    # A feature that does not occur after the first pass: its moments shrink at each step.
     rng = np.random.default_rng(0)
     X, y = rng.random((400, 4), np.float32), rng.integers(2, size=400)
-    # One server alone on this host leaves the steps to the trainers.
+    # A single server on this host would leave the steps to the trainers.
     model: Any = MLPClassifier(
         (8,), alpha=0.0, beta_1=0.6, batch_size=2, policy="sync", run=Run(n_servers=n_servers)
     )

@@ -1,4 +1,4 @@
-"""Fused kernels and row blocks of dense gradients, against float64 NumPy over all rows at once."""
+"""Fused kernels and row blocks of dense gradients, compared with float64 NumPy over all rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _model(loss, d, intercept):
     return LinearModel(loss, d, 2 if loss.kind == "classification" else 0, intercept)
 
 
-def test_the_backend_knows_what_has_a_kernel() -> None:
+def test_the_backend_reports_which_losses_have_a_kernel() -> None:
     assert set(KNOWN) == KERNELS.keys()
     assert KERNELS.keys() <= {loss.kernel for loss in LOSSES.values()}
 
@@ -49,7 +49,7 @@ def test_the_backend_knows_what_has_a_kernel() -> None:
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 2e-6), ("float64", 1e-13)])
-def test_fused_kernel_is_the_gradient(name, intercept, weighted, dtype, rtol):
+def test_fused_kernel_equals_the_gradient(name, intercept, weighted, dtype, rtol):
     loss = LOSSES[name]()
     X, y, w, weight = _problem(loss, dtype)
     w, weight = w if intercept else w[:-1], weight if weighted else None
@@ -97,15 +97,15 @@ def test_a_subclass_has_no_kernel():
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_float32_gradient_of_many_rows_is_accurate(name):
-    """As good as its rows: 300,000 of them add no error of their own."""
+    """300,000 rows add no error beyond that of single rows."""
     loss = LOSSES[name]()
     X, y, w, weight = _problem(loss, "float32", n=300_000, seed=1)
     out = np.zeros(w.shape)
     value = _model(loss, 7, True).add_gradient(w, BatchRows(X, y, weight), out, get_backend("cpu"))
     expected, gradient = _truth(loss, X, y, w, weight, True)
     assert value == pytest.approx(expected, rel=1e-6)
-    # Rounding of a float32 row's own numbers: some 1e-7 of its share, and what the slope makes of
-    # as much in the raw prediction (steep where there is an exponential), times |X|.
+    # Rounding of a row's float32 values: some 1e-7 of its share, plus the slope's change for as
+    # much in the raw prediction (steep for exponential losses), times |X|.
     raw = (X @ w[:7, 0] + w[7, 0]).astype(float)
     slope = loss.gradient(y.astype(float), raw)
     drift = np.abs(loss.gradient(y.astype(float), raw * (1 + 1e-6)) - slope)
@@ -128,7 +128,7 @@ def test_blocks_of_many_outputs():
 
 
 @pytest.mark.parametrize("weighted", [True, False])
-def test_a_large_batch_in_pieces_is_the_same_batch(monkeypatch, weighted):
+def test_a_large_batch_in_pieces_equals_the_whole_batch(monkeypatch, weighted):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(2_000, 6))
     y = (X[:, 0] + rng.normal(size=len(X)) > 0).astype(int)
@@ -146,7 +146,7 @@ def test_a_large_batch_in_pieces_is_the_same_batch(monkeypatch, weighted):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("d", [1, 3, 7, 8, 9, 15, 16, 17, 31, 33])
 def test_rows_of_any_width_and_number(d, dtype):
-    """In whole groups (of 16, and of 1024) or not, and nothing behind the last row counts."""
+    """Whether or not these are multiples of 16 or 1024; memory after the last row is not read."""
     for n in (9_200, 9_201, 9_215, 9_216, 9_217):
         X, y, w, weight = _problem(LogLoss(), dtype, n, d)
         room = np.full(X.size + 64, np.nan, dtype)
@@ -154,7 +154,7 @@ def test_rows_of_any_width_and_number(d, dtype):
         X = room[: X.size].reshape(X.shape)
         found = set()
         for size in (1, 100, 3_000):
-            others = [np.full(size, np.nan) for _ in range(20)]  # what is freed is used again
+            others = [np.full(size, np.nan) for _ in range(20)]  # freed memory is reused
             del others
             out = np.zeros(w.shape)
             value = get_backend("cpu").add_fused("log_loss", w, X, y, weight, out)

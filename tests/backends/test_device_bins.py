@@ -1,4 +1,4 @@
-"""Bins that are made on a GPU, by g++, beside those of the compiled loops of the CPU: the same."""
+"""Bins made by GPU kernels (compiled by g++) equal those of the CPU's compiled loops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
     ]
 )
 def backend(request, guarded):
-    """The GPU's, or what stands for it: on NumPy and emulated kernels."""
+    """Provide the GPU backend, or its stand-in on NumPy with emulated kernels."""
     if request.param == "cupy":
         return CupyBackend()
     backend = EmulatedCupy()
@@ -36,7 +36,7 @@ def backend(request, guarded):
 
 
 def _bins(rng, d, max_bins, dtype, with_categories):
-    """Bins of every number of edges, some of them numbers of float64 alone."""
+    """Return bins with every number of edges, some of which need float64."""
     edges, categorical = [], np.zeros(d, bool)
     for j in range(d):
         n = [max_bins - 1, 0, 1, int(rng.integers(max_bins))][j % 4]
@@ -44,7 +44,7 @@ def _bins(rng, d, max_bins, dtype, with_categories):
         if j % 2:
             values = values.astype(dtype).astype(np.float64)
         if n > 12:
-            # Numbers below 1e-38, zero, numbers that float32 lacks, and the largest.
+            # Numbers below 1e-38, zero, numbers not representable in float32, and the largest.
             values[:8] = [1e-40, -1e-40, 1e-45, 0.0, 1e300, -1e300, 1 + 2**-30, 3.5e38]
         if with_categories and j % 3 == 2:
             categorical[j] = True
@@ -54,7 +54,7 @@ def _bins(rng, d, max_bins, dtype, with_categories):
 
 
 def _rows(rng, n, bins, dtype):
-    """Values between edges, on them and right beside, and those of every other kind."""
+    """Return values between, on and next to edges, and special values."""
     X = (rng.normal(size=(n, bins.n_features)) * 3).astype(dtype)
     for j, edges in enumerate(bins.edges):
         if len(edges):
@@ -72,7 +72,7 @@ def _rows(rng, n, bins, dtype):
 
 
 def _on_host(X, bins):
-    """Bins, and whether features have missing values, by the compiled loop."""
+    """Return bins, and which features have missing values, by the compiled loop."""
     n, d = X.shape
     rows, columns = np.zeros((n, -(-d // 8) * 8), np.uint8), np.empty((d, n), np.uint8)
     seen = np.zeros(d, np.uint8)
@@ -83,7 +83,7 @@ def _on_host(X, bins):
 
 
 def _check(made, X, bins):
-    """What was made is to the byte what the host makes."""
+    """Check that bins equal those of the host byte for byte."""
     rows, columns, seen = _on_host(X, bins)
     found_rows, found_columns = np.zeros_like(rows), np.zeros_like(columns)
     made.copy_rows(found_rows)
@@ -96,7 +96,7 @@ def _check(made, X, bins):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("max_bins", [2, 37, 255])
 @pytest.mark.parametrize("with_categories", [False, True])
-def test_bins_are_the_hosts(dtype, max_bins, with_categories, backend):
+def test_bins_equal_those_of_the_host(dtype, max_bins, with_categories, backend):
     rng = np.random.default_rng(max_bins)
     for n, d in ((1, 1), (7, 3), (1030, 8), (300, 28), (57, 33), (130, 70), (2111, 4)):
         bins = _bins(rng, d, max_bins, dtype, with_categories)
@@ -127,14 +127,14 @@ def test_each_bin_is_found(n_edges, backend):
     found = np.empty((len(X), 8), np.uint8)
     made.copy_rows(found)
     np.testing.assert_array_equal(found[:, 0], np.searchsorted(edges, X))
-    # The last bin of 256 is that of missing values.
+    # The last of 256 bins is for missing values.
     assert made.fetch_missing()[0] == (n_edges == 255)
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rows_of_any_layout_and_address(dtype, guarded):
-    """Loads of 16 bytes are for rows that begin where these may."""
+    """Loads of 16 bytes are used only for aligned rows."""
     rng, backend = np.random.default_rng(1), EmulatedCupy()
     for d in (1, 2, 4, 6, 12, 28):
         bins = _bins(rng, d, 30, dtype, with_categories=True)
@@ -152,7 +152,7 @@ def test_rows_of_any_layout_and_address(dtype, guarded):
 
 
 def test_blocks_share_work_among_more_units_than_a_device_has(backend, monkeypatch):
-    """A block takes several units, of other features in turn."""
+    """A block processes several units of different features in turn."""
     monkeypatch.setattr(cupy_bins, "_MIN_CHUNK_ROWS", 8)
     monkeypatch.setattr(cupy_bins, "_BLOCKS_PER_MULTIPROCESSOR", 30)
     rng = np.random.default_rng(2)
@@ -166,7 +166,7 @@ def test_blocks_share_work_among_more_units_than_a_device_has(backend, monkeypat
 
 
 def _check_reach(made, blocks, counts, bins):
-    """Smallest and largest values are the host's."""
+    """Check that smallest and largest values equal those of the host."""
     low, high = np.full((bins.n_features, 256), np.inf), np.full((bins.n_features, 256), -np.inf)
     for X, which in zip(blocks, counts, strict=True):
         which = np.ones(len(X), bool) if which is None else which
@@ -189,7 +189,7 @@ def test_smallest_and_largest_values_of_bins(dtype, backend):
         _check_reach(made, blocks, counts, bins)
 
 
-def test_bins_of_lanes_are_joined_and_are_there_once(backend):
+def test_bins_of_lanes_are_joined_and_stored_once(backend):
     rng = np.random.default_rng(4)
     bins = _bins(rng, 5, 20, np.float32, with_categories=False)
     lanes, blocks = [], []
@@ -203,7 +203,7 @@ def test_bins_of_lanes_are_joined_and_are_there_once(backend):
             lane.device_bins.add(X)
         lanes.append(lane)
         blocks += own
-    # And one whose rows were put into bins by the host.
+    # And one lane whose rows were binned by the host.
     X = _rows(rng, 6, bins, np.float32)
     lanes.append(
         ForestRows(_on_host(X, bins)[0], np.zeros(6), None, None, np.zeros((5, 256)), None)
@@ -217,14 +217,14 @@ def test_bins_of_lanes_are_joined_and_are_there_once(backend):
         np.testing.assert_array_equal(lane.rows, expected[at])
     again = backend.to_numpy(join_bins(lanes[:3], backend))
     np.testing.assert_array_equal(again, expected[:43])
-    # The lanes' own bins are views of the joined ones.
+    # The lanes' bins are views of the joined ones.
     joined = join_bins(lanes[:1], backend)
     joined[...] = 7
     (part,) = lanes[0].device_bins.parts
     assert (backend.to_numpy(part) == 7).all()
 
 
-def test_edges_of_float32_compare_as_those_of_float64():
+def test_float32_edges_compare_like_float64_edges():
     rng = np.random.default_rng(5)
     edges = np.sort(rng.normal(size=255) * 10.0 ** rng.integers(-46, 39, 255))
     tree = order_edges(edges[None], np.float32)[0]
@@ -242,7 +242,7 @@ def test_edges_of_float32_compare_as_those_of_float64():
         np.testing.assert_array_equal(tree < value, edges[order] < np.float64(value))
 
 
-def test_a_gpu_without_memory_is_told_what_for():
+def test_exhausted_gpu_memory_names_its_purpose():
     class Full(EmulatedCupy):
         def to_device(self, array):
             raise MemoryError("no more")
@@ -252,7 +252,7 @@ def test_a_gpu_without_memory_is_told_what_for():
         DeviceBins(bins, Full()).add(np.zeros((7, 1)))
 
 
-def test_what_the_host_asks_for_is_taken_on_the_device(monkeypatch):
+def test_rows_needed_on_the_host_are_selected_on_the_device(monkeypatch):
     plug_in(FakeCupy, monkeypatch)
     X = np.array([[1.0, 3.0], [np.nan, 3.0], [2.0, 1.0], [1.0, np.nan]])
     there = DeviceArray(X)

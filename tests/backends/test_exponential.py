@@ -1,4 +1,4 @@
-"""The exponential that every machine computes alike."""
+"""The portable exponential, with the same bits on every machine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from daskml_dist.backends import elementary_functions as exponential_module
 from daskml_dist.backends.elementary_functions import exponential
 
 
-def test_it_is_the_exponential():
+def test_values_equal_the_exponential():
     rng = np.random.default_rng(0)
     x = np.concatenate([3 * rng.normal(size=20_000), rng.uniform(-708, 709.7, 20_000), [0.0, 1.0]])
     truth = np.exp(x.astype(np.longdouble))
     assert (np.abs(exponential(x) - truth) < 2 * np.spacing(truth.astype(np.float64))).all()
 
 
-def test_its_ends():
+def test_underflow_and_overflow():
     x = np.array([[710.0, np.inf, 709.79, np.nan], [-745.3, -np.inf, -np.nan, -745.13]])
     np.testing.assert_array_equal(
         exponential(x), [[np.inf, np.inf, np.inf, np.nan], [0, 0, np.nan, 5e-324]]
@@ -25,7 +25,7 @@ def test_its_ends():
     assert exponential(np.empty((2, 0))).shape == (2, 0)
 
 
-def test_its_bits_do_not_depend_on_neighbours():
+def test_bits_do_not_depend_on_neighbours():
     x = np.random.default_rng(1).normal(size=3000)
     whole = exponential(x)
     for at in (slice(0, 1), slice(5, 12), slice(1020, 1030), slice(1, None, 7)):
@@ -33,7 +33,7 @@ def test_its_bits_do_not_depend_on_neighbours():
 
 
 def test_few_numbers_have_the_bits_of_many():
-    """NumPy raises few numbers, a compiled loop many."""
+    """NumPy computes few numbers, a compiled loop many."""
     x = np.random.default_rng(3).uniform(-750, 715, exponential_module._MAX_NUMBERS_IN_NUMPY + 1)
     x[:8] = [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-310, -745.2, 709.9]
     many = exponential(x)
@@ -43,7 +43,7 @@ def test_few_numbers_have_the_bits_of_many():
 
 
 def _one(x):
-    """Of one number, by Python's own additions and products, which no compiler fuses."""
+    """Return the exponential of a number by Python's additions and products, never fused."""
     whole = float(round(x * 1.4426950408889634))
     rest = x - whole * 0.693147180369123816490 - whole * 1.90821492927058770002e-10
     total = 1 / factorial(13)
@@ -52,6 +52,6 @@ def _one(x):
     return ldexp(total, int(whole))
 
 
-def test_its_bits_are_those_of_additions_and_products():
+def test_bits_equal_those_of_unfused_operations():
     x = np.random.default_rng(2).uniform(-300, 300, 2000)
     np.testing.assert_array_equal(exponential(x), [_one(float(value)) for value in x])

@@ -1,4 +1,4 @@
-"""CUDA kernels of forests, by g++, beside the compiled loops of the CPU: equal to the last bit."""
+"""CUDA kernels of forests (compiled by g++) equal the CPU's compiled loops, bit for bit."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from tests.backends.test_tree_kernels import _Guards
 from tests.cuda_emulation import EmulatedCupy, library_of
 
 pytestmark = needs_compiler
-#: Bits that count rows; bin of missing values; features.
+#: Bits for row counts; bin of missing values; features.
 BITS, MISSING, D = 12, 250, 5
 KINDS = {"gini": GINI, "entropy": ENTROPY, "squares": SQUARED, "poisson": POISSON}
 
 
 @pytest.fixture
 def device(guarded):
-    """A GPU on NumPy and emulated kernels, whose arrays lie amid sentinels."""
+    """Provide a GPU on NumPy and emulated kernels, whose arrays are between sentinels."""
     backend = EmulatedCupy()
     backend._cp = _Guards(backend._cp, guarded)
     return CupyForests(backend)
 
 
 def _both(device, kind, n, n_outputs=1, table=True, seed=0):
-    """The same rows on the CPU and on the GPU, and what they share."""
+    """Return the same rows on the CPU and on the GPU, and their common arguments."""
     rng = np.random.default_rng(seed)
     rows = np.zeros((n, 8), np.uint8)
     rows[:, :D] = rng.integers(0, [3, MISSING, 40, 7, 1], (n, D))
@@ -67,7 +67,7 @@ def _both(device, kind, n, n_outputs=1, table=True, seed=0):
 
 
 def _facts_of(kind, drawn, n_trees=2):
-    """As `forest_cuts` has them."""
+    """Return feature facts in the format of `forest_cuts`."""
     first = 3 if kind < SQUARED else 1
     return np.tile(np.array([kind, BITS, 2, 3, drawn, MISSING, D, 2, 9, 2, first, 1]), (n_trees, 1))
 
@@ -89,7 +89,7 @@ def _sorted(lines):
 @pytest.mark.parametrize(
     ("n", "n_outputs", "table"), [(1, 1, False), (1100, 1, True), (600, 3, True)]
 )
-def test_rows_are_drawn_summed_and_parted(kind, n, n_outputs, table, device):
+def test_rows_are_sampled_summed_and_partitioned(kind, n, n_outputs, table, device):
     facts, host, lanes = _both(device, kind, n, n_outputs, table)
     rng = np.random.default_rng(1)
     keys = rng.integers(2**64, size=2, dtype=np.uint64)
@@ -162,8 +162,8 @@ def test_best_cuts(kind, drawn, n, n_outputs, device):
                 np.testing.assert_array_equal(best[1], best[0])
 
 
-def test_cuts_behind_missing_values_alone(device):
-    # All rows have a value of one bin, or none: missing values alone go right, or there is no cut.
+def test_cuts_that_separate_missing_values(device):
+    # All values are in one bin: either only missing values go right, or there is no cut.
     facts, host, _ = _both(device, GINI, 80)
     hist = np.zeros((2, 256, 3), np.int64)
     hist[0, 6] = [(30 << BITS) + 30, 0, 0]
@@ -185,7 +185,7 @@ def test_cuts_behind_missing_values_alone(device):
         assert told[1][1, 0, 2] == told[0][1, 0, 2] == 0
 
 
-def test_whole_numbers_of_the_same_order():
+def test_sortable_integers_keep_the_order_of_floats():
     numbers = np.array([-np.inf, -1e300, -1.0, -1e-310, 0.0, 1e-310, 1.0, np.inf])
     ordered = to_ordered_integers(numbers)
     assert (np.diff(ordered) > 0).all()
@@ -201,7 +201,7 @@ def test_logarithm():
     found, exact = np.array([compiled(v) for v in x]), np.log(x.astype(np.longdouble))
     assert (np.abs(found - exact) < np.spacing(np.abs(found))).all()
     assert compiled(1.0) == 0
-    # Each operation is rounded, on this processor too.
+    # Each operation is rounded separately, on this processor too.
     np.testing.assert_array_equal([logarithm(v) for v in x], found)
     text = resources.files("daskml_dist.backends.kernels").joinpath("logarithm.cuh").read_text()
     text = text.replace("#pragma once", "")

@@ -1,4 +1,4 @@
-"""Gradients and steps that a backend has a kernel for: as its products have them."""
+"""Fused gradients and steps of a backend equal those by its products."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.backends.batches import ROWS, P, draw_floats, make_rows
 def test_fused_gradients(
     backend: Backend, container: Any, intercept: int, weighted: bool, rows: str
 ) -> None:
-    """Where a backend has a kernel it does what its products do; else nothing."""
+    """A backend with a kernel gives the result of its products; others return None."""
     X, loss = make_rows(), Huber(0.5)
     batch = backend.rows(backend.to_device(container(X)), ROWS[rows])
     dense = X[ROWS[rows]]
@@ -76,12 +76,12 @@ def test_fused_softmax(backend: Backend, container: Any, weighted: bool) -> None
 
 
 def _column(backend: Backend, values: Any) -> Any:
-    """Values as a column of a matrix, which lie apart."""
+    """Return values as a non-contiguous column of a matrix."""
     return None if values is None else backend.to_device(np.c_[values, values + 1])[:, 0]
 
 
 def test_fused_steps(backend: Backend) -> None:
-    """Adam with both penalties on all rows but the last, as its own lines have it."""
+    """Adam with both penalties on all rows but the last equals the array implementation."""
     optimizer, w = Adam(), draw_floats(P, 2)
     opt_state = optimizer.init(w)
     device_w = backend.to_device(w.copy())
@@ -112,11 +112,11 @@ SETTINGS = [
 def test_the_entries_of_all_rows_decide_whether_a_kernel_is_compiled(
     estimator: type, settings: dict[str, Any], n_lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not those of a lane, nor what numba has compiled before."""
+    """Neither the entries of one lane nor earlier compilations matter."""
     for module in (
         "dense_kernels",
         "batched_log_loss",
-    ):  # an import of which then raises ImportError
+    ):  # so that importing it raises ImportError
         monkeypatch.setitem(sys.modules, f"daskml_dist.backends.{module}", None)
         monkeypatch.delattr(f"daskml_dist.backends.{module}", raising=False)
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""CUDA kernels that gather the rows of a batch, by g++."""
+"""CUDA kernels that gather the rows of a batch, compiled by g++."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from daskml_dist.backends import kernels
 from tests.backends.kernel_problems import csr_parts, needs_compiler
 from tests.cuda_emulation import build, run
 
-#: Of chosen rows: block, first row, count.
+#: Runs of selected rows: block, first row, count.
 RUNS = [(1, 0, 70), (0, 6, 1), (1, 99, 1), (0, 0, 3), (0, 2, 0), (1, 40, 33)]
-#: Where the first of them goes, and entries behind the last that stay as they are.
+#: Offset of the first row in the output, and trailing entries that must not change.
 BEFORE, BEHIND = 5, 2
 
 
 def _picked(arrays):
-    """The runs' rows of one array for each block."""
+    """Return the runs' rows of arrays that exist for each block."""
     return np.concatenate([arrays[block][row : row + count] for block, row, count in RUNS])
 
 
 def _gather_rows(guarded, function, dtype, where, chosen, targets, *row_bytes):
-    """Run a kernel that gathers rows: targets and weights, `targets` being each block's two."""
+    """Run a kernel that gathers targets and weights; `targets` holds both for each block."""
     counts = np.array([count for _, _, count in RUNS])
     at = BEFORE + np.cumsum(counts) - counts
     table = np.array([(b, row, a, n) for (b, row, n), a in zip(RUNS, at, strict=True)], np.int32)

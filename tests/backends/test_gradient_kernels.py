@@ -1,4 +1,4 @@
-"""CUDA kernels that sum over rows, by g++: gradients of each loss, softmax, k-means."""
+"""CUDA kernels that sum over rows, compiled by g++: gradients of each loss, softmax, k-means."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _check_linear_gradient(
     X, values, y, w, weight = make_problem(loss, n, d, dtype)
     w, weight = w[: d + intercept], weight if weighted else None
     rows, addresses, count, given = guarded(X), None, None, n
-    if chosen:  # rows in another order, whose number the device knows
+    if chosen:  # rows in another order; their number is on the device
         order = np.random.default_rng(1).permutation(n)
         addresses = guarded((rows.ctypes.data + order * rows.strides[0]).astype(np.uint64))
         values, count, rows, given = values[order], guarded(np.array([float(n)])), None, 10**9
@@ -131,7 +131,7 @@ def test_gradient_of_every_version(dtype, guarded):
 
 
 @needs_compiler
-def test_a_row_that_is_not_a_number_shows(guarded):
+def test_a_nan_row_gives_a_nan_gradient(guarded):
     options = kernels.options("linear_gradient", "float64", d=28, loss="log_loss")
     library = build("linear_gradient", options)
     X, _, y, w, _ = make_problem(LOSSES["log_loss"](), 5, 28, "float64")
@@ -191,7 +191,7 @@ def test_kmeans(n, d, k, dtype, weighted, guarded):
 
 
 def _check_clusters(found, values, centroids, weight, rtol):
-    """Labels and sums of k-means against their definition."""
+    """Check labels and sums of k-means against their definition."""
     (labels, sums, counts, inertia), (n, k) = found, (len(values), len(centroids))
     squares = ((values[:, None] - centroids) ** 2).sum(axis=2)
     np.testing.assert_array_equal(labels, squares.argmin(axis=1))
@@ -212,7 +212,7 @@ def _check_clusters(found, values, centroids, weight, rtol):
 )  # fmt: skip
 @pytest.mark.parametrize("weighted", [True, False])
 def test_kmeans_on_tensor_cores(n, d, k, weighted, guarded):
-    """Rows far from the origin, as near as float32 tells them apart."""
+    """Rows far from the origin, close to the resolution of float32."""
     rng = np.random.default_rng(0)
     X, shift = (rng.normal(size=shape).astype(np.float32) + 50 for shape in ((n, d), d))
     centroids = rng.normal(size=(k, d)).astype(np.float32)
@@ -229,7 +229,7 @@ def test_kmeans_on_tensor_cores(n, d, k, weighted, guarded):
     _check_clusters(found, (X - shift).astype(float), centroids, weight, RTOL["float32"])
 
 
-def test_tensor_cores_take_rows_that_they_can_lay_out():
+def test_tensor_cores_are_used_for_supported_layouts():
     assert kernels.has_kmeans_tiles(100, 64, "float32")
     for d, k, dtype, more in (
         (100, 64, "float64", {}),

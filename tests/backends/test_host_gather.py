@@ -1,4 +1,4 @@
-"""Steps along batches that one compiled loop makes on the CPU, against the same one by one."""
+"""Steps that one compiled loop makes on the CPU equal single steps."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ WITH_ROWS = sorted(name for name, loss in LOSSES.items() if loss.evaluate_row)
 
 
 class ArraysAlone(SGD):
-    """An optimizer that numba cannot compile."""
+    """Optimizer that numba cannot compile."""
 
     def _descend(self, w: Any, grad: Any, opt_state: Any, lr: float, step: int) -> Any:
         w -= lr * grad
         return lr
 
 
-#: Around rows and features whose products are made at once (4; 8 or 16), and rows of a tile.
+#: Around numbers of rows and features of unrolled products (4; 8 or 16), and rows of a tile.
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 130)
 WIDTHS = (1, 5, 7, 8, 9, 15, 16, 17, 31, 33)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_gradients_of_all_sizes_around_unrolled_loops(dtype: Any) -> None:
-    """Against float64: its exponentials do not bear that sums are taken in another order."""
+def test_gradients_at_sizes_around_unrolled_loops(dtype: Any) -> None:
+    """Compared in float64, since exponentials amplify a different order of sums."""
     loss, rng = LogLoss(), np.random.default_rng(0)
     rtol = 1e-5 if dtype is np.float32 else 1e-13
     for d, n in {*itertools.product(WIDTHS, (9, 65)), *itertools.product((D,), ROWS)}:
@@ -66,8 +66,8 @@ def test_gradients_of_all_sizes_around_unrolled_loops(dtype: Any) -> None:
         np.testing.assert_allclose(out[:, 0] - 1, expected, rtol, rtol * n, err_msg=told)
 
 
-def test_loops_of_other_parts_have_other_names() -> None:
-    """By which numba keeps them on disk; these two have the same bytes and constants."""
+def test_loops_of_different_parts_have_different_names() -> None:
+    """Numba caches loops on disk by name; these two have the same bytecode and constants."""
 
     def rising(y: float, raw: float, parameters: Any) -> Any:
         return math.exp(raw), math.exp(raw)
@@ -84,7 +84,7 @@ def test_loops_of_other_parts_have_other_names() -> None:
 
 
 def _numbers(starts: NDArray[Any], counts: NDArray[Any] | None) -> NDArray[Any]:
-    """The number of each row of some runs."""
+    """Return the row numbers of some runs."""
     if counts is None:
         return starts
     runs = zip(starts, counts, strict=True)
@@ -155,7 +155,7 @@ def test_every_loss_and_optimizer(
 @pytest.mark.parametrize("shuffled", [False, True], ids=["runs", "single rows"])
 def test_large_batches_of_float32_rows_keep_their_digits(shuffled: bool) -> None:
     n, rng = 200_000, np.random.default_rng(0)
-    # All rows add the same sign, so that a sum in float32 would grow until rows are rounded off.
+    # All terms have the same sign, so that a float32 sum would grow until rows are rounded away.
     X = rng.uniform(0.9, 1.1, (n, 2)).astype(np.float32)
     y = np.ones(n, np.float32)
     rows = rng.permutation(n) if shuffled else np.array([0])
@@ -168,7 +168,7 @@ def test_large_batches_of_float32_rows_keep_their_digits(shuffled: bool) -> None
     np.testing.assert_allclose(grad[:, 0], X.sum(axis=0, dtype=float) * -0.5, rtol=2e-6)
 
 
-def test_what_has_no_loop() -> None:
+def test_unsupported_fits_have_no_loop() -> None:
     backend, loss = NumpyBackend(), LogLoss()
     X, y, _ = _block(loss, 8, False, np.float64, 0)
     blocks = {0: (X, y, None)}
@@ -192,12 +192,12 @@ ALONE = ["sync", "allreduce", "local", "average"]
 
 
 def _set_gathered(steps: int, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
-    """How many steps gather their rows."""
+    """Set from which size on steps gather their rows."""
     (monkeypatch or pytest.MonkeyPatch()).setattr(numpy_backend, "_MAX_COPIED_STEPS", steps)
 
 
 def _fits(policy: str, monkeypatch: pytest.MonkeyPatch, *data: Any, **params: Any) -> list[Any]:
-    """Fits with steps one by one, from some step on together, and all together."""
+    """Return fits with single steps, with fused steps after some, and with only fused steps."""
     fits = []
     for gathered in (10**9, 37, 0):
         _set_gathered(gathered, monkeypatch)
@@ -232,10 +232,10 @@ def test_fits_are_the_same(policy: str, held_out: bool, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
-def test_steps_made_together_are_those_one_by_one_to_the_last_bit(
+def test_fused_steps_equal_single_steps_bit_for_bit(
     optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same gradients; under l1, of which what stands for SGD keeps account."""
+    """With the same gradients; lazy l1 is tracked by the substitute for SGD."""
     _set_gathered(0, monkeypatch)
     data, found = (X.astype(np.float32), Y), []
     for recorder in (NumpyBackend.recorder, lambda *arguments: None):
@@ -263,8 +263,8 @@ def test_gradients_of_several_lanes_are_the_same(
         np.testing.assert_allclose(other.coef_, fit.coef_, rtol=1e-9)
 
 
-def test_a_fit_that_goes_on_with_rows_of_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parameters keep the dtype that they have, and the loop must not read rows by it."""
+def test_a_continued_fit_with_rows_of_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters keep their dtype, by which the loop must not read rows."""
     found = []
     for gathered in (10**9, 0):
         _set_gathered(gathered, monkeypatch)
@@ -277,7 +277,7 @@ def test_a_fit_that_goes_on_with_rows_of_another_dtype(monkeypatch: pytest.Monke
         np.testing.assert_allclose(other, found[0], rtol=1e-4)
 
 
-def test_other_fits_go_on_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_fits_make_single_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_gather, "BatchSteps", None)
     _set_gathered(0, monkeypatch)
     few = {"max_iter": 2, "tol": None, "batch_size": 16, "run": Run(n_lanes=1)}
@@ -290,7 +290,7 @@ def test_other_fits_go_on_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("policy", quick(["local", "sync"], "sync"))
-def test_on_a_cluster(client: Client, policy: str) -> None:
+def test_fused_steps_on_a_cluster(client: Client, policy: str) -> None:
     X_parts, y_parts = da.from_array(X, chunks=(60, -1)), da.from_array(Y, chunks=60)
     params: dict[str, Any] = {"batch_size": 4, "random_state": 0, "tol": None, "max_iter": 5}
     n_lanes, found = 2 if policy == "local" else 1, []

@@ -1,4 +1,4 @@
-"""Steps in one compiled pass, and an optimizer's one spelling: equal to NumPy's to the last bit."""
+"""Updates in one compiled loop over parameters equal NumPy's, bit for bit."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import InverseScaling
 
 N, K = 203, 200
-#: Every optimizer, and what stands for it under l1 where that is another.
+#: Every optimizer, and its substitute under l1 if there is one.
 EVERY = {f"{type(o).__name__}": o for c in OPTIMIZERS.values() for o in (c(), c().under_l1())}
-#: Those that the default run compiles; of all others it runs the same lines without compiling them.
+#: Optimizers compiled in the default run; the others run the same functions uncompiled.
 FEW = {"Adam", "FTRL", "_SparseAdagrad", "_SparseSGD"}
 STEPS = [
     pytest.param(
@@ -56,7 +56,7 @@ def _equal(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype", "l1"), STEPS)
-def test_one_pass_is_update_to_the_last_bit(name: str, dtype: Any, l1: float) -> None:
+def test_one_loop_equals_update_bit_for_bit(name: str, dtype: Any, l1: float) -> None:
     optimizer, rng, backend = EVERY[name], np.random.default_rng(1), NumpyBackend()
     ours, theirs = _start(optimizer, dtype), _start(optimizer, dtype)
     strengths = np.where(np.arange(N) < K, l1, 0)[:, None].astype(dtype)
@@ -73,13 +73,15 @@ def test_one_pass_is_update_to_the_last_bit(name: str, dtype: Any, l1: float) ->
 
 
 def _moved(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From how many moved entries on steps are made in one pass."""
+    """Set the number of moved entries from which on updates use one loop."""
     monkeypatch.setattr(numpy_backend, "_MIN_MOVED_ENTRIES", entries)
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_groups_of_a_shard(clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each by its own optimizer, in one pass from the third step on; a buffer among them."""
+def test_parameter_groups_of_a_shard_equal_array_updates(
+    clip: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group has its own optimizer and uses the loop from the third step on."""
     l1, both = Penalty(0.05, 0.0), Penalty(0.05, 0.02)
     groups = (
         ParameterGroup(0, 9, Adam(), both, 7),
@@ -107,7 +109,9 @@ Y = X[:, 0] + np.random.default_rng(1).normal(size=120) > 0
 
 
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "local", "async"])
-def test_fits_do_not_depend_on_when_it_begins(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fits_do_not_depend_on_when_the_loop_starts(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = []
     for entries, steps in ((10**9, 10**9), (60, 10**9), (0, 10**9), (10**9, 3)):
         _moved(entries, monkeypatch)
@@ -122,12 +126,12 @@ def test_fits_do_not_depend_on_when_it_begins(policy: str, monkeypatch: pytest.M
 
 
 def test_small_fits_are_not_compiled() -> None:
-    """A contract looks whether such a fit loads numba."""
+    """A contract test checks that such a fit does not load numba."""
     assert not NumpyBackend().updates_at(10**6, 65, any_way=False)
     assert NumpyBackend().updates_at(1000, 203_530, any_way=False)
 
 
-# --- a user's own ----------------------------------------------------------------------------
+# --- custom optimizers -----------------------------------------------------------------------
 
 
 def _halved(x: Any, half: Any) -> Any:
@@ -135,7 +139,7 @@ def _halved(x: Any, half: Any) -> Any:
 
 
 class Signs(Optimizer):
-    """Steps of a size, along the sign of the gradient; with a function and a branch of its own."""
+    """Steps of fixed size along the gradient's sign; uses a helper function and a branch."""
 
     name, default_learning_rate = "signs", 0.1
 
@@ -150,7 +154,7 @@ class Signs(Optimizer):
 
 
 class Interpreted(SGD):
-    """What numba does not compile."""
+    """Optimizer that numba cannot compile."""
 
     log: tuple[Any, ...] = ({"no": object()},)
 
@@ -168,8 +172,10 @@ class Unknown(SGD):
 
 
 @pytest.mark.parametrize(("optimizer", "passes"), [(Signs(), True), (Interpreted(), False)])
-def test_a_users_own(optimizer: Any, passes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One entry, arrays, one pass and recorded steps are one; or arrays alone."""
+def test_custom_optimizers_agree_in_all_forms(
+    optimizer: Any, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Single entries, arrays, one loop and recorded steps agree; or only arrays are supported."""
     monkeypatch.setattr(numpy_backend, "_MAX_COPIED_STEPS", 0)
     w = np.linspace(-1, 1, 6)[:, None]
     one, arrays, grad = w.copy(), w.copy(), np.linspace(-3, 2, 6)[:, None]
@@ -188,6 +194,6 @@ def test_a_users_own(optimizer: Any, passes: bool, monkeypatch: pytest.MonkeyPat
     np.testing.assert_array_equal(*found)
 
 
-def test_what_arrays_do_not_have() -> None:
+def test_unsupported_expressions_are_refused() -> None:
     with pytest.raises(InvalidParameterError, match=r"math\.erf.*_descend"):
         Unknown().update(np.ones((2, 1)), np.ones((2, 1)), {}, 0.1, 1)

@@ -59,7 +59,7 @@ def around(*widths: int) -> tuple[int, ...]:
 
 
 def near(found: Any, expected: Any, dtype: str, told: str, digits: float = 1.0) -> None:
-    """Compare with a truth in float64, to the digits that the dtype has of its largest number."""
+    """Compare with a float64 reference, to the dtype's precision relative to the largest value."""
     rtol = digits * (2e-5 if dtype == "float32" else 1e-12)
     size = float(np.abs(expected).max(initial=0.0))
     np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol * size, err_msg=told)
@@ -69,7 +69,7 @@ def near(found: Any, expected: Any, dtype: str, told: str, digits: float = 1.0) 
 
 
 def counts_of(rng: Any, lengths: Any, n_words: int, dtype: str) -> Any:
-    """Return counts of words, in CSR form, of documents of so many different words each."""
+    """Return word counts in CSR form of documents with the given numbers of distinct words."""
     chosen = [np.sort(rng.choice(n_words, n, replace=False)) for n in lengths]
     indptr = np.cumsum([0, *lengths]).astype(np.int32)
     indices = np.concatenate(chosen).astype(np.int32)
@@ -117,7 +117,7 @@ def test_topics(dtype: str) -> None:
         np.testing.assert_allclose(bound, expected, 1e-7, 1e-9, err_msg=told)
 
 
-# --- factors that are not negative ------------------------------------------------------------
+# --- non-negative factors ---------------------------------------------------------------------
 
 
 @dtypes
@@ -166,7 +166,7 @@ def test_nonnegative_least_squares(dtype: str) -> None:
 # --- itemsets ---------------------------------------------------------------------------------
 
 
-#: Around words of 64 rows, and the rows whose ones a byte can count.
+#: Around words of 64 rows, and the number of rows that a byte can count.
 BASKETS = around(64, 128, itemset_kernels._MAX_BYTE_ROWS)
 
 
@@ -185,11 +185,11 @@ def test_items_of_baskets() -> None:
     for n, m in itertools.product(BASKETS, (1, 9, 17)):
         told, words = f"{n} rows, {m} items", 1 + n % 3
         bought = (rng.random((n, m)) < 0.5).astype(np.uint8)
-        bought[:, 0] = 1  # in every row, so that a byte that counts too many of them overflows
+        bought[:, 0] = 1  # in every row, so that a byte counter would overflow
         found = np.ones(m)
         itemset_kernels.count_items(bought, found)
         np.testing.assert_array_equal(found - 1, bought.sum(axis=0, dtype=int), told)
-        # All columns are items, or some: of both there are loops.
+        # All or only some columns are items, for which there are separate loops.
         for items in {(*range(m),), (*range(0, m, 2),)}:
             held = np.ascontiguousarray(bought[:, list(items)])
             expected = bits_of(held, words)
@@ -219,7 +219,7 @@ def test_supports_of_itemsets() -> None:
     rng = np.random.default_rng(4)
     prefix = np.array([[0, 1, 2], [0, 1, 3], [0, 4, 5], [2, 3, 4]], np.int32)
     bounds, last = np.array([0, 2, 3, 4, 6]), np.array([3, 6, 4, 6, 5, 6], np.int32)
-    # Of rare items few words are left, which are read alone.
+    # Only the few non-zero words of rare items are read.
     for words, share in itertools.product(around(4), (0.02, 0.1, 0.15, 0.4, 0.9)):
         bought = (rng.random((2 * 64 * words - 5, 7)) < share).astype(np.uint8)
         found = np.zeros(len(last))
@@ -277,7 +277,7 @@ def test_entries_in_the_order_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         cuts = np.array_split(np.arange(n), 3)
         return [Entries(rows[at], columns[at], values[at], *ways) for at in cuts]
 
-    # All entries are sorted at once, or those of a row, or of some rows.
+    # All entries are sorted together, or those of one row, or of several rows.
     for together in (1, 7, 8, 9, 33, n - 1, n, n + 1):
         monkeypatch.setattr(graph_kernels, "_MAX_SORTED_ENTRIES", together)
         found = graph_kernels.sort_entries(some, indptr, uses, place, np.float32)
@@ -295,7 +295,7 @@ def test_expected_moments_of_mixtures(dtype: str, whole: bool) -> None:
     for d in SIZES:
         most = min(max(mixture_kernels._CACHED_BYTES // (2 * np.dtype(dtype).itemsize * k * d),
                        mixture_kernels._MIN_TILE_ROWS), mixture_kernels._MAX_TILE_ROWS)  # fmt: skip
-        # Tiles of the full kind have so many rows, those of the diagonal one 128.
+        # Tiles of full covariances have this many rows, those of diagonal ones 128.
         for n in (1, 9, 17, *((most - 1, most + 1) if d in (8, 9, 33) else (127, 128, 129))):
             shape = (k, d, d) if whole else (k, d)
             X, shift, constants, means, factors, weight = (
@@ -336,7 +336,7 @@ def test_nearest_centroids(dtype: str) -> None:
         weight, before = rng.random(n).astype(dtype), None
         bounds = np.full((n, centroid_kernels.N_BOUNDS), -1, dtype)
         centroids = rng.normal(size=(k, d)).astype(dtype)
-        # Where nothing is known of the rows, and where they were near other centroids before.
+        # Without remembered bounds, and with bounds of earlier centroids.
         for _ in range(2):
             apart = (((X - shift).astype(float)[:, None] - centroids.astype(float)) ** 2).sum(
                 axis=2
@@ -411,12 +411,12 @@ def test_sorted_targets() -> None:
 # --- sparse rows ------------------------------------------------------------------------------
 
 
-#: Entries of a row: pairs of them are added up side by side, and fetched 64 bytes at a time.
+#: Entries of a row: added in two interleaved sums, and prefetched 64 bytes at a time.
 LENGTHS = (0, *around(2, 4))
 
 
 def sparse_rows(rng: Any, n: int, dtype: str) -> tuple[Any, Array, Array]:
-    """Return rows of all lengths in turn, their targets of -1 or +1, and weights."""
+    """Return rows of all lengths, their targets of -1 or +1, and weights."""
     lengths = [LENGTHS[i % len(LENGTHS)] for i in range(n)]
     X = counts_of(rng, lengths, 40, dtype)
     X.data[:] = rng.normal(size=X.nnz)
@@ -454,7 +454,7 @@ def test_gradients_of_sparse_rows(dtype: str) -> None:
         )
         assert found == pytest.approx(loss, rel=1e-5), told
         near(out[:, 0], expected[used], dtype, told, 3)
-        # The same rows where they lie, for loops that make whole steps.
+        # The same rows without gathering, for loops that make whole steps.
         gather = csr_team.CSRGather(LogLoss(), {0: (X, y, weight)}, n)
         index, values = np.empty(64, np.int32), np.empty(64, dtype)
         place = np.full(41, -1, np.int32)
@@ -499,7 +499,7 @@ def test_gradients_of_many_models(dtype: str) -> None:
         batched_log_loss._MIN_TILE_ROWS,
         batched_log_loss._MAX_TILE_ROWS,
     )
-    # Rows of a tile: 512 of few columns; 64 of very many. Of 40 columns 25 rows are side by side.
+    # Rows of a tile: 512 of few columns, 64 of very many; 25 interleaved rows of 40 columns.
     shapes = [(n, 3, 5) for n in around(summed, least, most)]
     shapes += [(n, 3, 40) for n in (24, 25, 26, 799, 800, 801)]
     shapes += [(n, 2, 1025) for n in around(least)]
@@ -573,7 +573,7 @@ def test_gradients_of_boosting(weighted: bool) -> None:
 # --- which kernel has which table -------------------------------------------------------------
 
 
-#: Of each kernel with a width, the tests that go through sizes around it, by module and name.
+#: Tests of sizes around the width of each kernel, by module and name.
 TABLES = {
     "tests.inspection.test_shap_values": {
         "test_rows_around_the_width": "tree_shap: _write_ways add_path_values",
@@ -621,20 +621,22 @@ TABLES = {
         "test_gradients_of_pairs": "ranking_kernels: make_pair_gradients",
     },
     "tests.backends.test_tree_tables": {
-        "test_boosting_of_all_numbers_of_rows_and_leaves": (
+        "test_boosting_at_numbers_of_rows_and_leaves_around_widths": (
             "tree_predict: add_tree_values _fill_mask_tables _rule_out_leaves add_by_masks"
         ),
-        "test_forests_of_all_numbers_of_rows": "tree_predict: _descend_rows add_forest_answers",
-        "test_answers_out_of_bag": "forest_kernels: add_out_of_bag_answers",
-        "test_rows_of_a_node": (
+        "test_forests_at_numbers_of_rows_around_widths": (
+            "tree_predict: _descend_rows add_forest_answers"
+        ),
+        "test_out_of_bag_predictions": "forest_kernels: add_out_of_bag_answers",
+        "test_partition_of_the_rows_of_a_node": (
             "forest_grow: _add_few_rows _find_split; forest_kernels: add_any_line add_node_sums"
         ),
-        "test_rows_that_a_tree_draws": "forest_kernels: draw_tree_rows",
+        "test_rows_sampled_by_a_tree": "forest_kernels: draw_tree_rows",
         "test_medians": "forest_cuts: write_node_medians",
         "test_categories_around_whole_words": "tree_kernels: _find_best_categories",
     },
     "tests.backends.test_tree_kernels": {
-        "test_histograms_of_all_sizes_around_unrolled_loops": (
+        "test_histograms_at_sizes_around_unrolled_loops": (
             "tree_kernels: _add_packed_rows _add_row_pairs _add_chosen_rows _add_chosen_pairs "
             "sum_chosen_rows"
         ),
@@ -654,7 +656,9 @@ TABLES = {
         ),
     },
     "tests.backends.test_unaligned": {
-        "test_curved_kernel_is_gradient_and_hessian": "dense_kernels: _write_curvature_roots",
+        "test_curvature_kernel_equals_gradient_and_hessian": (
+            "dense_kernels: _write_curvature_roots"
+        ),
     },
     "tests.backends.test_binning": {
         "test_both_ways_give_the_same_bins": "tree_predict: _grid_cell _write_bins",
@@ -663,12 +667,12 @@ TABLES = {
         "test_few_numbers_have_the_bits_of_many": "elementary_functions: exponentiate_in_place",
     },
     "tests.backends.test_host_gather": {
-        "test_gradients_of_all_sizes_around_unrolled_loops": (
+        "test_gradients_at_sizes_around_unrolled_loops": (
             "host_gather: _set_batch_gradient _add_tile_gradient"
         ),
     },
     "tests.backends.test_row_steps": {
-        "test_rows_of_all_lengths_around_unrolled_loops": "row_steps: _step_along_rows",
+        "test_row_lengths_around_unrolled_loops": "row_steps: _step_along_rows",
     },
     "tests.maths.test_embeddings": {
         "test_rows_of_all_ranks_around_whole_vectors": (
@@ -679,7 +683,7 @@ TABLES = {
         ),
     },
     "tests.ps.test_row_store": {
-        "test_all_sizes_around_what_is_fetched_ahead": (
+        "test_batch_sizes_around_the_prefetch_distance": (
             "row_store_kernels: _fetch_place _fetch_row collect_entries count_sightings draw_rows "
             "find_slots gather_rows insert_ids remove_ids scatter_rows"
         ),
@@ -693,11 +697,11 @@ TABLES = {
         "test_rows_of_all_lengths_around_chunks": (
             "als_kernels: _add_rating_products _rating_terms add_ratings"
         ),
-        "test_small_penalties_lose_no_digits_of_float32": "als_kernels: _estimate_inverse_size",
+        "test_small_penalties_keep_float32_precision": "als_kernels: _estimate_inverse_size",
         "test_errors_of_all_widths_around_whole_vectors": "als_kernels: add_row_errors",
     },
 }  # fmt: skip
-#: What looks like a width and is none.
+#: Signs that look like a width but are none.
 NO_WIDTH = {
     "forest_grow.grow_tree": "a stack of nodes, which grows by two",
     "team_steps.await_others": "looks at a flag before the clock is read",
@@ -775,5 +779,5 @@ _SIX = 6
     ("function", "signs"),
     [(_plain, 0), (_in_fours, 1), (_with_a_rest, 1), (_counted, 1), (_in_words, 1), (_tiled, 1)],
 )
-def test_what_shows_a_width(function: Any, signs: int) -> None:
+def test_signs_of_a_width_are_recognised(function: Any, signs: int) -> None:
     assert len(signs_of_a_width(function)) == signs

@@ -1,4 +1,4 @@
-"""Versions of the CUDA kernels, and that all compile without spills."""
+"""Versions of the CUDA kernels, all of which compile without register spills."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_everything_else_compiles_without_spills(architecture):
     sizes = ((28, 10), (29, 3), (200, 10), (60, 16), (60, 18), (12, 20), (20, 20))
     capability = int(architecture.removeprefix("sm_"))
     for (d, k), dtype in itertools.product(sizes, DTYPES):
-        # Where registers would not suffice, there is no such kernel.
+        # There is no kernel for sizes that need too many registers.
         if kernels.launch("softmax_rows", 10**6, d, dtype, 100, k=k, capability=capability):
             check("softmax_rows", dtype=dtype, d=d, k=k)
     for k in (8, 16, 32) if architecture != "sm_75" else ():

@@ -1,4 +1,4 @@
-"""Without a GPU: the client never calls CuPy, and a device that was asked for is never replaced."""
+"""Without a GPU the client never calls CuPy, and a requested device is never replaced."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.subprocesses import environment
 
 PROBLEM = gpu_problem()
 
-#: A CuPy that may be imported, and no more; Dask itself asks for its class of arrays.
+#: Stand-in for CuPy that can only be imported; Dask itself reads its array class.
 UNUSABLE = """
 class ndarray:
     def __new__(cls, *arguments):
@@ -72,7 +72,7 @@ def test_the_client_and_the_cpu_never_call_cupy(tmp_path: Path, device: str) -> 
     (package / "__init__.py").write_text(UNUSABLE)
     (tmp_path / "client.py").write_text(CLIENT)
     command = [sys.executable, str(tmp_path / "client.py"), device]
-    # The script's own folder is searched first.
+    # The script's folder is searched first.
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=280, check=False, env=environment()
     )
@@ -94,7 +94,7 @@ def _assert_refused(model: Any, X: Any, y: Any) -> None:
     start = time.monotonic()
     with pytest.raises(DeviceUnavailableError) as caught:
         model.fit(X, y)
-    # Well before any wait of a fit runs out (300 s), on a busy machine too.
+    # Well before any wait of a fit times out (300 s), also on a busy machine.
     assert time.monotonic() - start < 60
     message = str(caught.value)
     assert 'device="gpu"' in message
@@ -106,18 +106,18 @@ def _assert_refused(model: Any, X: Any, y: Any) -> None:
 
 @NEEDS_NONE
 @pytest.mark.parametrize("model", list(MODELS))
-def test_a_gpu_that_is_not_there_is_an_error_on_a_cluster(client: Client, model: str) -> None:
-    """The fixture `client` fails where anything is left on the cluster."""
+def test_a_missing_gpu_raises_on_a_cluster(client: Client, model: str) -> None:
+    """The fixture `client` fails if anything is left on the cluster."""
     X = da.from_array(np.eye(40, 4, dtype="float32"), chunks=(10, 4))
     y = da.from_array(np.arange(40) % 2, chunks=10)
     _assert_refused(MODELS[model](), X, y)
-    # The cluster is as good as before.
+    # The cluster still works.
     SGDClassifier(device="auto", max_iter=1, tol=None).fit(X, y)
 
 
 @NEEDS_NONE
 @pytest.mark.parametrize("model", list(MODELS))
-def test_a_gpu_that_is_not_there_is_an_error_without_a_cluster(model: str) -> None:
+def test_a_missing_gpu_raises_without_a_cluster(model: str) -> None:
     _assert_refused(MODELS[model](), np.eye(40, 4, dtype="float32"), np.arange(40) % 2)
 
 
@@ -130,7 +130,7 @@ class _DriverError(RuntimeError):
 
 
 class _Cuda:
-    """A CUDA whose driver counts devices, or cannot; CuPy loads libraries when they are named."""
+    """Stand-in for CUDA whose driver counts devices or fails; CuPy loads libraries lazily."""
 
     driver = SimpleNamespace(CUDADriverError=_DriverError)
 
@@ -171,7 +171,7 @@ def _cupy(found: Any, libraries: Any = None, module: Any = None) -> Any:
         (_CudaError("cudaErrorNoDevice: x"), r"CUDA_VISIBLE_DEVICES.*CUDA says: cudaErrorNoDevice"),
     ],
 )
-def test_what_a_driver_says_is_told_with_the_remedy(
+def test_errors_of_the_driver_are_raised_with_a_remedy(
     found: Any, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = cupy_backend._find_problem.__wrapped__
@@ -192,12 +192,12 @@ def test_what_a_driver_says_is_told_with_the_remedy(
             r'CuPy says: no "libcublas.so"\)',
         ),
         ({"module": RuntimeError("Failed to find CUDA headers.")}, r"CuPy says: Failed to find"),
-        ({"libraries": AttributeError("cublas")}, None),  # of another CuPy
+        ({"libraries": AttributeError("cublas")}, None),  # a path of another CuPy
         ({"module": _CudaError("cudaErrorDevicesUnavailable: x")}, "nvidia-smi.*CUDA says"),
         ({"module": _DriverError("CUDA_ERROR_OUT_OF_MEMORY: x")}, "nvidia-smi.*CUDA says"),
     ],
 )
-def test_a_cupy_without_libraries_is_told_with_the_remedy(
+def test_a_cupy_without_libraries_raises_with_a_remedy(
     lacks: dict[str, Exception], told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", _cupy(1, **lacks))
@@ -208,7 +208,7 @@ def test_a_cupy_without_libraries_is_told_with_the_remedy(
     assert "CuPy says" not in str(problem) or 'pip install "cupy-cuda13x[ctk]"' in problem
 
 
-def test_what_is_not_installed_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_raise_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_library(name: str) -> Any:
         raise OSError(name)
 

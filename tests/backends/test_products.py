@@ -55,7 +55,7 @@ def test_products(backend: Backend, container: Any, rows: str, width: int, dtype
 def test_products_at_touched_columns(
     backend: Backend, container: Any, width: int, dtype: Any
 ) -> None:
-    """Pieces renumbered to the columns of their union, as a batch of coordinates."""
+    """Pieces renumbered to the union of their columns, as a batch of coordinates."""
     X = make_rows(dtype)
     block = backend.to_device(container(X))
     chosen = [np.array([5, 0, 29]), np.array([4]), np.array([12, 13, 5])]
@@ -83,10 +83,10 @@ def test_products_at_touched_columns(
 
 @pytest.mark.parametrize("chosen", ROWS)
 @WIDTH
-def test_rows_that_are_stored_in_less_than_float32(
+def test_rows_stored_in_half_precision(
     backend: Backend, stored: str, width: int, chosen: str
 ) -> None:
-    """They are copied and gathered as they are stored, and computed with in float32."""
+    """They are copied and gathered in the stored dtype, and computed in float32."""
     if backend.device == "cpu":
         pytest.skip("stores float32")
     rng, at = np.random.default_rng(0), ROWS[chosen]
@@ -117,7 +117,7 @@ def test_indices_of_both_widths(backend: Backend, index_dtype: Any) -> None:
 
 
 def _unaligned(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy that starts at an odd byte, as what came over a network may."""
+    """Return a copy at an odd address, as data received over a network may have."""
     buffer = np.empty(array.nbytes + 1, np.uint8)[1:]
     shifted = buffer.view(array.dtype).reshape(array.shape)
     shifted[...] = array

@@ -1,4 +1,4 @@
-"""Loops over the rows of queries, beside their formulas written down pair by pair in Python."""
+"""Loops over the rows of queries equal their formulas, evaluated pair by pair in Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from daskml_dist.solvers.ranking import compute_discounts
 
 Array = NDArray[Any]
 
-#: Rows of queries around the 4 pairs and the runs of 16 rows that loops take at once.
+#: Rows of queries around the 4 pairs and the runs of 16 rows of unrolled loops.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65, 130)
 STARTS = np.concatenate([[0], np.cumsum(SIZES)]).astype(np.int64)
 N, N_QUERIES = int(STARTS[-1]), len(SIZES)
@@ -37,7 +37,7 @@ def order_of(scores: Array) -> Array:
     return np.argsort(-scores, kind="stable")
 
 
-def test_discounts_are_those_of_their_formula() -> None:
+def test_discounts_equal_their_formula() -> None:
     np.testing.assert_allclose(compute_discounts(500), 1 / np.log2(np.arange(2.0, 502)), rtol=1e-15)
 
 
@@ -46,7 +46,7 @@ def test_gains_of_the_order_of_scores(cutoff: int) -> None:
     best, kept = np.zeros(N_QUERIES), np.zeros(N_QUERIES)
     kernels.sum_best_gains(GAINS, STARTS, DISCOUNTS, cutoff, best)
     given = SCORES, GAINS, STARTS, DISCOUNTS, cutoff, False
-    # In two ranges of queries, which are computed apart.
+    # In two ranges of queries, which are computed separately.
     kernels.sum_ranked_gains(*given, 0, 9, kept)
     kernels.sum_ranked_gains(*given, 9, N_QUERIES, kept)
     for q, at in enumerate(queries()):
@@ -74,7 +74,7 @@ def _pairs(
     scores: Array, gains: Array, inverse: float, truncation: int, sigmoid: float, by_gain: bool,
     normalizes: bool,
 ) -> Array:  # fmt: skip
-    """Gradients and hessians of a query, by Burges (2010), pair by pair."""
+    """Return gradients and hessians of a query by Burges (2010), pair by pair."""
     order, n = order_of(scores), len(scores)
     place = np.argsort(order)
     found, size = np.zeros((2, n)), 0.0
@@ -135,7 +135,7 @@ def test_gradients_of_the_cross_entropy() -> None:
         if len(share) == 1:
             assert g[at] == h[at] == 0
             continue
-        # Terms of three orders: each takes the others' part of the one before.
+        # Terms of three orders; each uses the other rows' terms of the order before.
         term = share - targets[at] / targets[at].sum()
         wanted = term.copy()
         for _ in range(2):
@@ -146,8 +146,8 @@ def test_gradients_of_the_cross_entropy() -> None:
         np.testing.assert_allclose(h[at], WEIGHT[q] * share * (1 - share), rtol=1e-9)
 
 
-def test_numbers_do_not_depend_on_other_queries() -> None:
-    """To the bit: a query alone gives what it gives among others."""
+def test_results_do_not_depend_on_other_queries() -> None:
+    """Bit for bit: a query alone gives the same result as among others."""
     inverse, g, h = np.ones(N_QUERIES), np.zeros(N), np.zeros(N)
     settings = 30, 1.0, True, True
     kernels.make_pair_gradients(

@@ -1,4 +1,4 @@
-"""Rows chosen where they lie, and steps that a device makes by itself, against the same by hand."""
+"""Rows gathered on a device, and recorded steps replayed by it, equal plain steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _blocks(weighted: bool, dtype: Any = np.float64) -> dict[int, tuple[Any, Any
 
 
 def _draws(count: int, most: int, seed: int = 1) -> list[Draw]:
-    """Batches as runs of rows: of one row each, or of neighbours; one batch is empty."""
+    """Return batches as runs of rows: single rows or consecutive ones; one batch is empty."""
     rng = np.random.default_rng(seed)
     draws: list[Draw] = []
     for k in range(count):
@@ -61,7 +61,7 @@ def _draws(count: int, most: int, seed: int = 1) -> list[Draw]:
 
 
 def _rows(blocks: Any, draw: Draw) -> list[Any]:
-    """Features, targets and weights of a batch, gathered."""
+    """Return the gathered features, targets and weights of a batch."""
     found = []
     for k in range(3):
         parts = [
@@ -74,7 +74,7 @@ def _rows(blocks: Any, draw: Draw) -> list[Any]:
     return found
 
 
-#: How blocks are given to a device.
+#: Containers of blocks on a device.
 CONTAINERS = pytest.mark.parametrize("container", [np.asarray, sparse.csr_array])
 
 
@@ -121,7 +121,7 @@ def test_gathered_rows(backend: Backend, container: Any, weighted: bool, dtype: 
             np.testing.assert_allclose(backend.to_numpy(out) - 1, gradient, rtol=rtol, atol=rtol)
 
 
-def test_rows_without_a_kernel_are_not_chosen(backend: Backend) -> None:
+def test_rows_without_a_kernel_are_not_gathered(backend: Backend) -> None:
     loss, blocks = LogLoss(), _blocks(weighted=False)
     moved = {
         n: (backend.to_device(X), backend.to_device(y), None) for n, (X, y, _) in blocks.items()
@@ -158,8 +158,8 @@ def _shard(rule: UpdateRule, backend: Backend) -> Shard:
         ("adam", sparse.csr_array),
     ],
 )
-def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str, container: Any) -> None:
-    """The same number of steps four times: launched, recorded, and launched again; then fewer."""
+def test_recorded_steps_equal_plain_steps(backend: Backend, optimizer: str, container: Any) -> None:
+    """The same number of steps is launched, recorded and replayed; then fewer steps are made."""
     blocks, loss, rule = _blocks(weighted=True), LogLoss(), _rule(optimizer)
     ours, by_hand = _shard(rule, backend), _shard(rule, get_backend("cpu"))
     gather = _gather(backend, loss, blocks, 30, container)
@@ -185,14 +185,14 @@ def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str, cont
             backend.to_numpy(ours.opt_state[name]), array, rtol=1e-9, atol=1e-12
         )
     assert (ours.step, ours.rows, ours.rate_sum) == (by_hand.step, by_hand.rows, by_hand.rate_sum)
-    # Five steps were recorded, once; others were launched one by one, as at first.
+    # Five steps were recorded once; others were launched individually.
     if backend.device == "gpu":
         assert [n for n, graph in recorded._graphs.items() if graph is not None] == [5]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_recorded_steps_at_columns(backend: Backend, dtype: Any) -> None:
-    """Against steps at the rows of the parameters that each batch touches."""
+def test_recorded_steps_on_touched_columns(backend: Backend, dtype: Any) -> None:
+    """Compared with steps on the rows of the parameters that each batch touches."""
     blocks, loss = _blocks(True, dtype), LogLoss()
     gather = _gather(backend, loss, blocks, 3, sparse.csr_array)
     if gather is None:
@@ -223,7 +223,7 @@ def test_recorded_steps_at_columns(backend: Backend, dtype: Any) -> None:
         np.testing.assert_allclose(backend.to_numpy(found), expected, **close)
 
 
-def test_steps_of_a_restored_replica_are_recorded_anew(backend: Backend) -> None:
+def test_steps_of_a_restored_replica_are_recorded_again(backend: Backend) -> None:
     shard = _shard(_rule("adam"), backend)
     assert shard.steps_alone
     gather = _gather(backend, LogLoss(), _blocks(weighted=False), 30, np.asarray)
@@ -244,7 +244,7 @@ def test_steps_of_a_restored_replica_are_recorded_anew(backend: Backend) -> None
         ({}, {"clip": 1.0}),
     ],
 )
-def test_other_steps_at_columns_need_the_host(
+def test_unsupported_steps_on_touched_columns_need_the_host(
     of_group: dict[str, Any], of_rule: dict[str, Any]
 ) -> None:
     parts = get_optimizer("adagrad"), InverseScaling(0.1), Penalty(0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Steps of single rows (``"hogwild"`` on sparse data), beside plain NumPy in float64."""
+"""Single-row steps (``"hogwild"`` on sparse data), compared with plain NumPy in float64."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _shard(optimizer: Any, penalty: Penalty, n_features: int, dtype: Any = np.fl
 
 
 def _in_order(pieces: list[Any], order: Any) -> tuple[Any, Any, Any]:
-    """Blocks, and the block and number of each of their rows, as an order visits them."""
+    """Return blocks, and the block and number of each row in the order of visits."""
     place = np.repeat(np.arange(len(pieces)), [len(rows) for *_, rows in pieces])
     rows = np.concatenate([rows for *_, rows in pieces])
     return [piece[:3] for piece in pieces], place[order], rows[order]
@@ -89,8 +89,8 @@ def test_one_entry_equals_the_array_form(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_ROWS)
-def test_no_step_is_longer_for_what_races_lost(name: str) -> None:
-    """Each part of an entry's state may be any that was ever written; the first is the longest."""
+def test_races_do_not_lengthen_steps(name: str) -> None:
+    """Races may mix older parts of an entry's state; no mixture makes a longer step."""
     optimizer, rng = OPTIMIZERS[name](), np.random.default_rng(0)
     coefficients, new = (
         optimizer.coefficients(1),
@@ -110,7 +110,7 @@ def test_no_step_is_longer_for_what_races_lost(name: str) -> None:
 
 
 def _by_hand(X: Any, y: Any, order: Any, adagrad: bool, l1: float, l2: float) -> NDArray[Any]:
-    """SGD or Adagrad row by row; a touched coefficient gets the penalty of all steps since."""
+    """Return SGD or Adagrad row by row; a touched coefficient gets all pending penalties."""
     dense = np.hstack([X.toarray(), np.ones((X.shape[0], 1))])
     w, squares, last = np.zeros((3, dense.shape[1]))
     for t, i in enumerate(order, start=1):
@@ -135,7 +135,7 @@ def test_one_thread_equals_plain_numpy(adagrad: bool, l1: float, l2: float) -> N
     X, y = _rows()
     order = np.random.default_rng(1).permutation(len(y))
     shard = _shard(Adagrad(epsilon=1e-300) if adagrad else SGD(), Penalty(l1, l2), X.shape[1])
-    # Two blocks, whose rows are visited in turn.
+    # Rows of two blocks are visited alternately.
     pieces = [
         (X[:25], y[:25], None, np.arange(25)),
         (X[20:], y[20:], None, np.arange(5, 40)),
@@ -147,8 +147,8 @@ def test_one_thread_equals_plain_numpy(adagrad: bool, l1: float, l2: float) -> N
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(np.float32, 1e-4), (np.float64, 1e-10)])
-def test_rows_of_all_lengths_around_unrolled_loops(dtype: Any, rtol: float) -> None:
-    """Products are of 4 entries at once; rows 2, 8 and 24 ahead are fetched."""
+def test_row_lengths_around_unrolled_loops(dtype: Any, rtol: float) -> None:
+    """Products are unrolled by 4 entries; rows 2, 8 and 24 ahead are prefetched."""
     rng, lengths = np.random.default_rng(0), (*range(10), 15, 16, 17, 31, 33)
     for n in (1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 33):
         dense = np.zeros((n, 40))
@@ -173,11 +173,11 @@ def test_rows_of_all_lengths_around_unrolled_loops(dtype: Any, rtol: float) -> N
         pytest.param(np.float64, np.int64, marks=pytest.mark.slow),
     ],
 )
-def test_rows_that_hold_a_column_twice_add_it_up(dtype: Any, index_dtype: Any) -> None:
+def test_duplicate_columns_of_a_row_are_summed(dtype: Any, index_dtype: Any) -> None:
     X, y = _rows()
     X = X.astype(dtype)
     y = y.astype(dtype)
-    # Each entry as two halves, out of order; SGD moves by each of them.
+    # Each entry is split into two halves, out of order; SGD moves by each of them.
     twice = sparse.csr_array(
         (
             np.repeat(X.data / 2, 2),
@@ -195,7 +195,7 @@ def test_rows_that_hold_a_column_twice_add_it_up(dtype: Any, index_dtype: Any) -
     np.testing.assert_allclose(*results, rtol=1e-4 if dtype == np.float32 else 1e-12)
 
 
-def test_a_rate_of_zero_changes_nothing_and_forgives_nothing() -> None:
+def test_a_zero_rate_changes_nothing_and_keeps_pending_penalties() -> None:
     from daskml_dist.backends.row_steps import RowSteps
 
     X, y = _rows()
@@ -255,7 +255,7 @@ def test_all_rows_count_once() -> None:
     assert records[-1]["loss"] < records[0]["loss"]
 
 
-def test_what_has_no_form_of_single_rows_takes_batches() -> None:
+def test_losses_without_single_row_form_use_batches() -> None:
     class Own(LogLoss):
         def value_and_gradient(self, y: Any, raw: Any) -> Any:
             return super().value_and_gradient(y, raw)
@@ -276,15 +276,15 @@ def test_regression_on_sparse_rows() -> None:
     assert reg.fit(X, t).score(X, t) > 0.9
 
 
-def test_changes_that_all_trainers_make_are_averaged() -> None:
+def test_changes_of_coefficients_touched_by_all_trainers_are_averaged() -> None:
     far = _damping_factor(np.array([0.0, 1e-4, 1.0, 50.0]), 0.5)
     np.testing.assert_allclose(far[[0, 3]], [1, 0.5], rtol=1e-4)
     assert (np.diff(far) <= 0).all()
-    # Two halves of the steps, damped and added, are all the steps on a quadratic.
+    # On a quadratic, two halves of the steps, damped and added, equal all steps.
     half = 1 - np.exp(-1.0)
     np.testing.assert_allclose(2 * far[2] * half, 1 - np.exp(-2.0), rtol=1e-12)
     assert _damping_factor(np.inf, 0.25) == 0.25
-    # Equal shares take another way than others, to the same.
+    # Equal shares use a different code path with the same result.
     at = np.linspace(0.01, 3)
     np.testing.assert_allclose(
         _damping_factor(at, 1 / 3), _damping_factor(at, 1 / 3 + 1e-9), rtol=1e-7
@@ -292,7 +292,7 @@ def test_changes_that_all_trainers_make_are_averaged() -> None:
 
 
 @pytest.mark.slow
-def test_kernels_are_kept_on_disk(tmp_path: Any) -> None:
+def test_kernels_are_cached_on_disk(tmp_path: Any) -> None:
     code = (
         "import numpy as np; from scipy import sparse; "
         "from daskml_dist.backends.row_steps import RowSteps; "
@@ -319,7 +319,7 @@ def _runs(order: NDArray[np.intp]) -> list[NDArray[np.intp]]:
 
 
 @pytest.mark.parametrize("rows", [np.sign, np.abs, lambda y: y], ids=["classes", "one", "numbers"])
-def test_targets_that_come_sorted_are_told_from_others(rows: Any) -> None:
+def test_sorted_targets_are_detected(rows: Any) -> None:
     y = rows(np.random.default_rng(0).normal(size=1_000))
     assert row_by_row._are_targets_sorted(np.sort(y))
     assert row_by_row._are_targets_sorted(y) == (len(np.unique(y)) == 1)
@@ -330,14 +330,14 @@ def test_runs_are_cut() -> None:
     assert np.median([len(run) for run in runs]) == 4
 
 
-def test_a_block_of_one_class_comes_sorted() -> None:
+def test_a_block_of_one_class_counts_as_sorted() -> None:
     assert row_by_row._are_targets_sorted(np.ones(100))
     assert not row_by_row._are_targets_sorted(np.ones(1))
 
 
 @pytest.mark.parametrize("policy", ["local", "average"])
 def test_single_rows_of_lanes_alone_reach_the_optimum_and_repeat(policy: str) -> None:
-    """Beside full-batch Newton in float64; two lanes do not see all rows between two meetings."""
+    """Compared with full-batch Newton; two lanes see half of the rows between averages."""
     rng = np.random.default_rng(0)
     X = sparse.random_array((3_000, 2_048), density=0.01, rng=rng, format="csr")
     y = X @ rng.normal(size=2_048) > 0
@@ -353,7 +353,7 @@ def test_single_rows_of_lanes_alone_reach_the_optimum_and_repeat(policy: str) ->
 
 
 @pytest.mark.parametrize("policy", ["local", "average"])
-def test_batches_taken_at_once_have_the_bits_of_one_after_another(policy: str) -> None:
+def test_fused_batches_equal_sequential_ones_bit_for_bit(policy: str) -> None:
     class Told:
         def on_step_end(self, step: Any) -> None:
             steps.append(step.clock)
@@ -378,7 +378,7 @@ def _objective(model: Any, X: Any, y: Any) -> float:
 @pytest.mark.parametrize("twice", [False, True], ids=["distinct columns", "a column twice"])
 @pytest.mark.parametrize("penalty", [Penalty(0.0, 0.01), Penalty(0.01, 0.0)], ids=["l2", "l1"])
 def test_threads_that_alternate_apply_a_penalty_once(penalty: Penalty, twice: bool) -> None:
-    """A thread that is some batches ahead, and one behind, use the same columns in turns."""
+    """Two threads that are some batches apart use the same columns alternately."""
     from daskml_dist.backends.row_steps import RowSteps
 
     X = sparse.csr_matrix((np.ones(2), [0, 0 if twice else 1], [0, 2]), shape=(1, 2))
@@ -401,7 +401,7 @@ def test_threads_that_alternate_apply_a_penalty_once(penalty: Penalty, twice: bo
 
 
 @pytest.mark.parametrize("policy", ["hogwild", "async", "ssp"])
-def test_lanes_that_race_shrink_coefficients_as_one_lane_does(policy: str) -> None:
+def test_racing_lanes_shrink_coefficients_like_one_lane(policy: str) -> None:
     rng = np.random.default_rng(0)
     n_rows, n_columns, n_entries = 60_000, 3_000, 60
     columns = rng.integers(n_columns, size=n_rows * n_entries).astype("i4")
@@ -416,7 +416,7 @@ def test_lanes_that_race_shrink_coefficients_as_one_lane_does(policy: str) -> No
         )  # fmt: skip
         return float(np.linalg.norm(model.fit(X, y).coef_))
 
-    # Half the norm where penalties were applied again at each turn, or held back for a batch.
+    # Half the norm if penalties were applied twice at each alternation, or delayed by a batch.
     assert norm(2) == pytest.approx(norm(1), rel=0.15)
 
 

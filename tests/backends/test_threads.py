@@ -1,9 +1,9 @@
-"""Threads of BLAS libraries: one within, what there was after."""
+"""Thread limits of BLAS libraries: one inside the context, restored afterwards."""
 
 from daskml_dist.backends.host_threads import BlasThreads, find_blas_controller
 
 
-def test_one_thread_within_and_what_there_was_after():
+def test_blas_uses_one_thread_inside_and_is_restored():
     libraries = find_blas_controller().select(user_api="blas").lib_controllers
 
     def counts():

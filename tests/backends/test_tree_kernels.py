@@ -1,4 +1,4 @@
-"""CUDA kernels of trees, by g++, beside the compiled loops of the CPU: equal to the last bit."""
+"""CUDA kernels of trees (compiled by g++) equal the CPU's compiled loops, bit for bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MODES = {"constant": CONSTANT, "exact": EXACT, "rounded": ROUNDED}
 
 
 class _Guards:
-    """NumPy as CuPy, whose new arrays lie amid sentinels."""
+    """NumPy in place of CuPy; new arrays are between sentinels."""
 
     def __init__(self, cupy, guarded):
         self._cupy, self._guarded = cupy, guarded
@@ -62,14 +62,14 @@ class _Guards:
 
 @pytest.fixture
 def backend(guarded):
-    """The GPU's, on NumPy and emulated kernels."""
+    """Provide the GPU backend on NumPy and emulated kernels."""
     backend = EmulatedCupy()
     backend._cp = _Guards(backend._cp, guarded)
     return backend
 
 
 def _packed(mode, n, rng, largest):
-    """Gradients and hessians as `tree_kernels.pack_gradients` packs them."""
+    """Return gradients and hessians packed by `tree_kernels.pack_gradients`."""
     g_bits, h_bits = (12, 12) if mode == ROUNDED else (30, 24)
     g = rng.integers(-(1 << g_bits), (1 << g_bits) + 1, n)
     h = rng.integers(0, (1 << h_bits) + 1, n)
@@ -80,8 +80,8 @@ def _packed(mode, n, rng, largest):
     return (g << 32) + h if mode == EXACT else (g << 38) + (h << 13) + 1
 
 
-def _room(n, d, mode, seed=0, largest=False, n_bins=256, k=1, weighted=False):
-    """A lane's rows; of the GPU's tests too, which take the packed gradients of the host."""
+def _lane_rows(n, d, mode, seed=0, largest=False, n_bins=256, k=1, weighted=False):
+    """Return a lane's rows, also for tests of the GPU, which use the host's packed gradients."""
     rng = np.random.default_rng(seed)
     rows = np.zeros((n, -(-d // 8) * 8), np.uint8)
     rows[:, :d] = 7 if largest else rng.integers(0, n_bins, (n, d))
@@ -101,7 +101,7 @@ def _room(n, d, mode, seed=0, largest=False, n_bins=256, k=1, weighted=False):
 
 
 def _both(room, shape, backend):
-    """The same rows on the CPU and on the GPU."""
+    """Return the same rows on the CPU and on the GPU."""
     own = SimpleNamespace(**vars(room))
     own.extra = {name: array.copy() for name, array in room.extra.items()}
     (device,) = CupyTrees(backend).open_rows([own], shape)
@@ -115,8 +115,8 @@ def _table(rng, share):
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize(("n", "d", "n_bins"), [(1, 1, 3), (1030, 3, 5), (3001, 19, 256)])
-def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend, monkeypatch):
-    room = _room(n, d, mode, n_bins=n_bins)
+def test_rows_are_partitioned_and_summed(mode, n, d, n_bins, backend, monkeypatch):
+    room = _lane_rows(n, d, mode, n_bins=n_bins)
     shape = d, n_bins, 2 if mode == CONSTANT else 3
     host, device, own = _both(room, shape, backend)
     few = host.build_root_histogram(mode, 0).copy()
@@ -126,7 +126,7 @@ def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend, monkeypatch):
     rng = np.random.default_rng(1)
     at = [slice(0, n)]
     for sides in ([0], [1, -1], [-1, 0, 1, 1]):
-        # Of the last round some leaves have no rows, and one side of others has none.
+        # In the last round some leaves have no rows, and others have them on one side only.
         shares = [1.0, 0.0, *[0.6] * 4][-len(at) :] if len(at) > 2 else [0.5, 0.3]
         parts = [
             LeafPartition(int(rng.integers(d)), _table(rng, share), of_leaf, side)
@@ -136,7 +136,7 @@ def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend, monkeypatch):
         found, starts = device.partition_leaves(parts, mode, 0)
         np.testing.assert_array_equal(found, expected)
         assert starts == middles
-        # A second time rows lie as they are to, and what is known is not asked for.
+        # The second time rows are in order already, and known sums are not requested.
         for part, middle in zip(parts, middles, strict=True):
             part.n_left = middle - part.at.start
         found, starts = device.partition_leaves(parts, mode, 0)
@@ -150,7 +150,7 @@ def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend, monkeypatch):
     values = rng.normal(size=len(at))
     for lane in (host, device):
         lane.add_leaf_values(0, at, values)
-    assert "raw" not in own.extra  # what the host has is behind
+    assert "raw" not in own.extra  # the host's copy is outdated
     device.fetch_raw_predictions()
     np.testing.assert_array_equal(own.extra["raw"], room.extra["raw"])
     np.testing.assert_array_equal(device.find_row_leaves(at), host.find_row_leaves(at))
@@ -162,11 +162,11 @@ SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 255, 256, 257, 258, 259, 27
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_histograms_of_all_sizes_around_unrolled_loops(mode, monkeypatch):
+def test_histograms_at_sizes_around_unrolled_loops(mode, monkeypatch):
     for n, small in itertools.product(SIZES, (0, host_trees._MAX_ROWS_IN_NUMPY)):
         monkeypatch.setattr(host_trees, "_MAX_ROWS_IN_NUMPY", small)
-        room, d = _room(n, 3, mode, seed=n, n_bins=5), 3
-        # A feature of two bins, and of missing values, of which the last bin is.
+        room, d = _lane_rows(n, 3, mode, seed=n, n_bins=5), 3
+        # A feature of two bins and a last bin of missing values.
         few = np.where(room.columns[1] < 4, room.columns[1] & 1, 4)
         room.rows[:, 1], room.columns[1], room.bins.counts[1] = few, few, 2
         (lane,) = HostTrees().open_rows([room], (d, 5, 2 if mode == CONSTANT else 3))
@@ -183,9 +183,9 @@ def test_histograms_of_all_sizes_around_unrolled_loops(mode, monkeypatch):
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_packed_sums_do_not_overflow(mode, backend, monkeypatch):
-    # As many rows to a block as may be, all of one bin, of the largest numbers.
+    # The maximum number of rows in a block, all in one bin, with the largest values.
     monkeypatch.setattr(cupy_trees, "_MIN_CHUNK_ROWS", cupy_trees._MAX_CHUNK_ROWS)
-    room = _room(2 * cupy_trees._MAX_CHUNK_ROWS + 100, 1, mode, largest=True)
+    room = _lane_rows(2 * cupy_trees._MAX_CHUNK_ROWS + 100, 1, mode, largest=True)
     host, device, _ = _both(room, (1, 256, 2 if mode == CONSTANT else 3), backend)
     found = device.build_root_histogram(mode, 0)
     np.testing.assert_array_equal(found, host.build_root_histogram(mode, 0))
@@ -214,7 +214,7 @@ def test_gradients(name, weighted, backend):
     loss = LOSSES[name]
     k, constant = loss.n_outputs, loss.constant_hessian and not weighted
     for n in (300, 1, 0):
-        room = _room(n, 1, CONSTANT, k=k, weighted=weighted)
+        room = _lane_rows(n, 1, CONSTANT, k=k, weighted=weighted)
         if name.endswith("nomial"):
             room.y = np.floor(room.y).clip(max=max(k, 2) - 1)
         room.extra["raw"][:, :8] = [0, -0.0, 40, -40, 700, -700, 1e-310, 1e-40][:n]
@@ -226,7 +226,7 @@ def test_gradients(name, weighted, backend):
         np.testing.assert_array_equal(device._g, given[0])
         assert constant or (device._h == given[1]).all()
         for made in (given[0], device._g, *((given[1], device._h) if not constant else ())):
-            made[~np.isfinite(made)] = 0  # it ends a fit before it is packed
+            made[~np.isfinite(made)] = 0  # such a fit ends before gradients are packed
         for c, mode in itertools.product(range(k), [CONSTANT] if constant else [EXACT, ROUNDED]):
             most = [np.abs(made[c]).max(initial=1e-30) for made in given if len(made)]
             scales = [2.0 ** (12 - int(np.frexp(value)[1])) for value in (*most, 1.0)[:2]]
@@ -238,8 +238,8 @@ def test_gradients(name, weighted, backend):
 
 
 @pytest.mark.parametrize("name", ["poisson", "binomial"])
-def test_what_is_not_a_number_is_the_largest(name, backend):
-    room = _room(100, 1, CONSTANT)
+def test_nan_is_the_largest_value(name, backend):
+    room = _lane_rows(100, 1, CONSTANT)
     room.extra["raw"][0, 70] = np.nan
     host, device, _ = _both(room, (1, 256, 3), backend)
     for lane in (host, device):
@@ -248,11 +248,11 @@ def test_what_is_not_a_number_is_the_largest(name, backend):
 
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("name", GRADIENT_LOOPS)
-def test_compiled_gradients_are_those_of_the_loss(name, weighted, monkeypatch):
-    """To the bit, on either side of a tile's end."""
+def test_compiled_gradients_equal_those_of_the_loss(name, weighted, monkeypatch):
+    """Bit for bit, on both sides of the end of a tile."""
     monkeypatch.setattr(host_trees, "_MAX_ROWS_IN_NUMPY", 0)
     loss, n = LOSSES[name], 2_500
-    room = _room(n, 1, CONSTANT, weighted=weighted)
+    room = _lane_rows(n, 1, CONSTANT, weighted=weighted)
     room.y = np.arange(n) % 2.0
     room.extra["raw"][0] = 5 * np.random.default_rng(0).normal(size=n)
     (lane,) = HostTrees().open_rows([room], (1, 256, 3))
@@ -267,7 +267,7 @@ def test_compiled_gradients_are_those_of_the_loss(name, weighted, monkeypatch):
 
 
 def _histograms(rng, n_leaves, d, n_bins, counts, missing, channels, few):
-    """Histograms whose features have the same totals; of few rows there are many equal gains."""
+    """Return histograms with the same totals in all features; few rows give many equal gains."""
     n = 90 if few else 4000
     hist = np.zeros((d, n_leaves, n_bins, channels), np.int64)
     totals = np.zeros((n_leaves, 3), np.int64)
@@ -311,18 +311,18 @@ def test_best_splits(n_bins, channels, few, backend):
         told = np.zeros((2, n_leaves, 12), np.int64)
         HostTrees().find_best_splits(leaves, 0, facts, scales, told[0])
         CupyTrees(backend).find_best_splits(leaves, 0, facts, scales, told[1])
-        # Of a number, the loop leaves there what categories before it left.
+        # For numeric features the loop leaves the values of earlier categorical ones there.
         told[:, :, 8:] *= told[:, :, 7:8]
         np.testing.assert_array_equal(told[1], told[0])
         gains = told[0, :, 0].view(np.float64)
         assert gains[0] == -1
         assert (gains[[1, 3, 4]] > 0).any()
         of_categories += told[0, :, 7].sum()
-    assert of_categories or n_bins > 90  # too few rows of a category
+    assert of_categories or n_bins > 90  # a category with too few rows
 
 
 @pytest.mark.parametrize("feature", [0, 1])
-def test_splits_of_as_few_rows_as_may_be(feature, backend):
+def test_splits_with_the_minimum_number_of_rows(feature, backend):
     # Of 90 rows half must go left: of a number there is one such split; of six categories of 15
     # rows, four of which are alike, those that come first go left.
     hist = np.zeros((2, 1, 8, 2), np.int64)
@@ -344,7 +344,7 @@ def test_splits_of_as_few_rows_as_may_be(feature, backend):
 
 
 def _trees(rng, n_trees, d, n_values, with_categories):
-    """Trees of drawn nodes, of an odd number of leaves each, and the bins that they stand for."""
+    """Return random trees with an odd number of leaves each, and their bins."""
     edges = [np.sort(rng.normal(size=40)) for _ in range(d)]
     categorical = np.zeros(d, bool)
     if with_categories:
@@ -381,7 +381,7 @@ def _trees(rng, n_trees, d, n_values, with_categories):
 def _rows(rng, n, bins, dtype):
     X = rng.normal(size=(n, bins.n_features)).astype(dtype)
     for j, edges in enumerate(bins.edges):
-        at = rng.random(n) < 0.3  # on a threshold, or a category that is known
+        at = rng.random(n) < 0.3  # on a threshold, or a known category
         X[at, j] = rng.choice(edges, at.sum())
     X[rng.random(X.shape) < 0.1] = np.nan
     X[0], X[1] = np.inf, -np.inf

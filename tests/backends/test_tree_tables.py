@@ -1,6 +1,6 @@
-"""Compiled loops of trees, at sizes around the rows and leaves that they take at once.
+"""Compiled loops of trees, at sizes around the numbers of rows and leaves of unrolled loops.
 
-As in `test_kernel_tables`, each beside its definition in NumPy.
+As in `test_kernel_tables`, each is compared with its definition in NumPy.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.ensemble.test_tree_masks import bins_of, rows_of, tree_of
 
 Array = NDArray[Any]
 
-#: Rows that the loops over trees take at once, and those of a node of few rows.
+#: Rows of unrolled loops over trees, and of a small node.
 ROWS = around(256, 512)
 
 
 @cache
 def compiled(function: Any) -> Any:
-    """Return a function that is compiled inside others, compiled alone."""
+    """Return a separately compiled version of a function that is normally inlined in others."""
     return numba.njit(error_model="numpy")(function)
 
 
@@ -48,7 +48,7 @@ def leaves_of(tree: Tree, left: Any) -> Array:
 
 
 class ByValues:
-    """Which rows go left, by their values; categories that are not known are missing."""
+    """Rule by which rows go left: by values; unknown categories are missing."""
 
     def __init__(self, X: Array, bins: Bins) -> None:
         self.n, self._X, self._bins = len(X), X.astype(float), bins
@@ -68,7 +68,7 @@ class ByValues:
 
 
 class ByBins:
-    """Which rows go left, by their bins."""
+    """Rule by which rows go left: by bins."""
 
     def __init__(self, rows: Array, missing: int) -> None:
         self.n, self._rows, self._missing = len(rows), rows, missing
@@ -82,7 +82,7 @@ class ByBins:
 
 
 @pytest.mark.parametrize("n_outputs", [1, 2])
-def test_boosting_of_all_numbers_of_rows_and_leaves(n_outputs: int) -> None:
+def test_boosting_at_numbers_of_rows_and_leaves_around_widths(n_outputs: int) -> None:
     rng = np.random.default_rng(n_outputs)
     bins = bins_of(rng, 255)
     X = rows_of(rng, bins, max(ROWS))
@@ -102,7 +102,7 @@ def test_boosting_of_all_numbers_of_rows_and_leaves(n_outputs: int) -> None:
 
 
 @dtypes
-def test_forests_of_all_numbers_of_rows(dtype: str) -> None:
+def test_forests_at_numbers_of_rows_around_widths(dtype: str) -> None:
     rng = np.random.default_rng(3)
     bins = Bins(tuple(np.sort(rng.normal(size=40)) for _ in range(7)), 255, np.zeros(7, bool))
     X = rng.normal(size=(max(ROWS), 7)).astype(dtype)
@@ -117,7 +117,7 @@ def test_forests_of_all_numbers_of_rows(dtype: str) -> None:
         for n in ROWS:
             found = RawForest(trees)(X[:n].copy())
             np.testing.assert_allclose(found, np.mean(values, axis=0)[:n], 1e-12, 1e-15)
-            # Numbers of leaves are those of another order of the nodes.
+            # Leaves are numbered in a different order of the nodes.
             numbers = ForestLeaves(trees)(X[:n].copy())
             for theirs, ours in zip(numbers.T, leaves[:n].T, strict=True):
                 pairs = np.unique(np.column_stack([theirs, ours]), axis=0)
@@ -125,16 +125,16 @@ def test_forests_of_all_numbers_of_rows(dtype: str) -> None:
 
 
 def _numbers_alone(tree: Tree) -> Tree:
-    """Return the same nodes without categories, with their depths; a leaf leads to itself."""
+    """Return the same nodes without categories, with their depths; leaves point to themselves."""
     nodes = np.arange(len(tree.feature), dtype=np.int32)
     depth = np.zeros(len(nodes), np.int32)
-    for k in np.flatnonzero(tree.feature >= 0):  # children come behind their parents
+    for k in np.flatnonzero(tree.feature >= 0):  # children come after their parents
         depth[tree.left[k]] = depth[tree.left[k] + 1] = depth[k] + 1
     left = np.where(tree.feature < 0, nodes, tree.left)
     return replace(tree, category=np.full(len(nodes), -1, np.int32), left=left, depth=depth)
 
 
-def test_answers_out_of_bag() -> None:
+def test_out_of_bag_predictions() -> None:
     rng, missing = np.random.default_rng(4), 250
     n = forest_kernels._ROWS_PER_TILE + 1
     bins = Bins(tuple(np.sort(rng.normal(size=40)) for _ in range(7)), missing, np.zeros(7, bool))
@@ -181,7 +181,7 @@ def lines_of(rng: Any, n: int, n_outputs: int, regression: bool) -> tuple[Array,
         bits = np.ascontiguousarray(y.astype(float)).view(np.int64)
         return np.ascontiguousarray(np.hstack([head, *parts, bits])), rows
     head[:, 0] += rng.integers(0, 3, n) << 32
-    # Lines of classes are of an even width: behind those of further outputs may be a -1.
+    # Lines of classes have an even width, padded by -1 for further outputs.
     more = np.full((n, n_outputs // 2 * 2), -1, np.int64)
     for k in range(1, n_outputs):
         more[:, k - 1] = 3 * k + rng.integers(0, 3, n)
@@ -204,7 +204,7 @@ def sums_of(lines: Array, at: Array, n_places: int, n_outputs: int, regression: 
 
 @pytest.mark.parametrize("regression", [False, True])
 @pytest.mark.parametrize("n_outputs", [1, 2, 3])
-def test_rows_of_a_node(n_outputs: int, regression: bool) -> None:
+def test_partition_of_the_rows_of_a_node(n_outputs: int, regression: bool) -> None:
     rng, missing = np.random.default_rng(5), 255
     for n in around(forest_grow._MAX_SPARSE_ROWS):
         lines, rows = lines_of(rng, n, n_outputs, regression)
@@ -235,7 +235,7 @@ def test_rows_of_a_node(n_outputs: int, regression: bool) -> None:
 
 
 @pytest.mark.parametrize("regression", [False, True])
-def test_rows_that_a_tree_draws(regression: bool) -> None:
+def test_rows_sampled_by_a_tree(regression: bool) -> None:
     rng = np.random.default_rng(6)
     table, key = np.array([2**62, 2**63, 2**63 + 2**62], np.uint64), np.uint64(77)
     for n, n_outputs in itertools.product(SIZES, (1, 2, 3)):
@@ -259,7 +259,7 @@ def test_rows_that_a_tree_draws(regression: bool) -> None:
 
 @pytest.mark.parametrize("n_outputs", [1, 2])
 def test_medians(n_outputs: int) -> None:
-    """The tree that they are found by goes in steps that are powers of two."""
+    """The tree used to find them has levels in powers of two."""
     rng, facts = np.random.default_rng(7), np.zeros(12, np.int64)
     facts[BITS] = 12
     for n in range(1, 35):
@@ -275,7 +275,7 @@ def test_medians(n_outputs: int) -> None:
 
 
 def test_categories_around_whole_words() -> None:
-    """Of each split bits of words of 64 tell which categories go left."""
+    """The categories that go left are bits in words of 64."""
     rng = np.random.default_rng(8)
     for n in (2, 63, 64, 65, 127, 128, 129, 192, 193, 255):
         codes = np.repeat(np.arange(n), 12)  # enough rows of each

@@ -1,4 +1,4 @@
-"""Rows that start at any byte, as those that came over a network, give the bits of any others."""
+"""Unaligned rows, such as those received over a network, give the same bits as aligned ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ W = np.linspace(-0.5, 0.5, D + 1)[:, None]
 
 
 def _moved(X: NDArray[Any]) -> NDArray[Any]:
-    """The same rows, from an odd address."""
+    """Return the same rows at an odd address."""
     data = np.empty(X.nbytes + 1, np.uint8)[1:]
     data[:] = X.reshape(-1).view(np.uint8)
     moved = np.frombuffer(data.data, X.dtype).reshape(X.shape)
@@ -59,7 +59,7 @@ SUMS = [
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize(("statistic", "loss"), SUMS)
-def test_sums_are_the_same_to_the_bit(statistic, loss, weighted, dtype):
+def test_sums_of_unaligned_rows_have_the_same_bits(statistic, loss, weighted, dtype):
     model, X, y, weight = _problem(loss, dtype, weighted)
     assert statistic.in_parts
     expected = _sums(statistic, model, BatchRows(X, y, weight))
@@ -71,7 +71,7 @@ def test_sums_are_the_same_to_the_bit(statistic, loss, weighted, dtype):
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 3e-6), ("float64", 1e-12)])
-def test_curved_kernel_is_gradient_and_hessian(dtype, rtol, intercept, weighted):
+def test_curvature_kernel_equals_gradient_and_hessian(dtype, rtol, intercept, weighted):
     _, X, y, weight = _problem(LogLoss(), dtype, weighted)
     model = LinearModel(LogLoss(), D, 2, intercept)
     w = (8 * W[: D + intercept]).astype(dtype)
@@ -89,7 +89,7 @@ def test_curved_kernel_is_gradient_and_hessian(dtype, rtol, intercept, weighted)
         np.testing.assert_allclose(sums, truth, atol=rtol * np.abs(truth).max())
 
 
-def test_rows_without_curvature_are_told() -> None:
+def test_rows_without_curvature_are_reported() -> None:
     X = np.ones((N, D), "float32")
     X[::3] *= 1e4
     y, w = np.ones(N, "float32"), np.ones((D, 1), "float32")
@@ -104,7 +104,7 @@ def test_rows_without_curvature_are_told() -> None:
 @pytest.mark.parametrize(
     "statistic", [LossGradient(0 * W), LossHessian(0 * W), SecondMoments(np.zeros(1))]
 )
-def test_sums_that_show_what_is_not_finite(statistic, column, value):
+def test_sums_show_non_finite_rows(statistic, column, value):
     loss = SquaredError() if isinstance(statistic, SecondMoments) else LogLoss()
     model, X, y, _ = _problem(loss, "float32", False)
     assert statistic.shows_not_finite
@@ -113,6 +113,6 @@ def test_sums_that_show_what_is_not_finite(statistic, column, value):
     assert not np.isfinite(_sums(statistic, model, BatchRows(X, y))).all()
 
 
-def test_a_gradient_elsewhere_need_not_show_it() -> None:
+def test_sums_at_nonzero_weights_may_hide_non_finite_rows() -> None:
     assert not LossGradient(W).shows_not_finite
     assert not LossHessian(W).shows_not_finite

@@ -1,4 +1,4 @@
-"""CUDA kernels that update parameters, by g++: optimizers, and Adagrad on CSR rows."""
+"""CUDA kernels that update parameters, compiled by g++: optimizers, and Adagrad on CSR rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.quick import quick
 @needs_compiler
 @pytest.mark.parametrize("name", quick(OPTIMIZERS, "sgd", "adam", "ftrl"))
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
-def test_optimizers_are_numpys_to_the_last_bit(name, dtype, guarded):
+def test_optimizers_equal_numpy_bit_for_bit(name, dtype, guarded):
     optimizer, n, rows, l2 = OPTIMIZERS[name](), 300, 7.0, 0.01
     options = kernels.options("optimizer_updates", dtype, optimizer=name, result=dtype)
     library = build("optimizer_updates", options)
@@ -53,7 +53,7 @@ def test_optimizers_are_numpys_to_the_last_bit(name, dtype, guarded):
 
 @needs_compiler
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_l1_spares_what_is_not_penalised(name, guarded):
+def test_l1_is_not_applied_to_unpenalised_rows(name, guarded):
     optimizer, n = OPTIMIZERS[name](), 40
     options = kernels.options("optimizer_updates", "float32", optimizer=name, result="float32")
     library = build("optimizer_updates", options)
@@ -89,7 +89,7 @@ def test_csr_gradient_and_adagrad(dtype, index, chosen, weighted, guarded):
     order = rng.integers(n, size=n) if chosen else np.arange(n)
     _, _, y, w, weight = make_problem(loss, n, d, dtype)
     parts, rows, count, given = csr_parts(guarded, csr, index), None, None, n
-    if chosen:  # described one by one, their number known to the device
+    if chosen:  # listed individually; their number is on the device
         data, indices, _ = (part.ctypes.data for part in parts)
         first, sizes = csr.indptr[:-1].astype(np.uint64), np.diff(csr.indptr).astype(np.uint64)
         table = data + first * csr.data.itemsize, indices + first * np.dtype(index).itemsize, sizes
@@ -114,7 +114,7 @@ def test_csr_gradient_and_adagrad(dtype, index, chosen, weighted, guarded):
 
 
 def _check_adagrad(guarded, dtype, index, rows, w, gradient):
-    """A step where the rows have entries, then one of no rows."""
+    """Check a step on rows with entries, then one without rows."""
     optimizer, n, d = OPTIMIZERS["adagrad"](), len(rows), len(w) - 1
     mean, expected = gradient / n, w.copy()
     accumulator = guarded(np.full(d + 1, 0.5, dtype))

@@ -1,4 +1,4 @@
-"""Compiled loops of vector leaves, at sizes around what they take at once, beside NumPy."""
+"""Compiled loops of vector leaves equal NumPy at sizes around their widths."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_histograms_of_all_sizes(n_outputs: int, constant: bool) -> None:
 
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("n_outputs", [2, 5])
-def test_best_splits_are_those_of_all(n_outputs: int, constant: bool) -> None:
+def test_best_splits_equal_an_exhaustive_search(n_outputs: int, constant: bool) -> None:
     rng = np.random.default_rng(n_outputs)
     d, n_bins, width = 3, 8, count_channels(n_outputs, constant)
     missing = np.array([0, 1, 1], np.uint8)
@@ -84,7 +84,7 @@ def test_best_splits_are_those_of_all(n_outputs: int, constant: bool) -> None:
         vectors[:, n_outputs:n_at] = rng.integers(1, 50, (40, n_at - n_outputs))
         vectors[:, n_at] = 1
         for j in range(d):
-            # An empty bin; and the first feature has no missing values, whose bin is the last.
+            # One bin is empty, and the first feature's last bin, of missing values, too.
             some = [b for b in range(n_bins - (j == 0)) if b != 3]
             np.add.at(hist[j], rng.choice(some, 40), vectors)
         g, n = hist[..., :n_outputs] * 0.5, hist[..., n_at]
@@ -130,7 +130,7 @@ def test_best_splits_are_those_of_all(n_outputs: int, constant: bool) -> None:
 
 
 def test_categories_around_whole_words() -> None:
-    """Of each split bits of words of 64 tell which categories go left."""
+    """The categories that go left are bits in words of 64."""
     rng = np.random.default_rng(8)
     for n in (3, 63, 64, 65, 127, 128, 129, 255):
         codes = np.repeat(np.arange(n), 12)  # enough rows of each

@@ -1,4 +1,4 @@
-"""Every benchmark runs, in a tiny size; its figures are not looked at."""
+"""Every benchmark runs in a tiny size; its figures are not checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from tests.subprocesses import ROOT, environment
 
 NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
-#: Those that take longest, most of it to start clusters and to compile.
+#: The slowest benchmarks, mostly due to cluster starts and compilation.
 LONG = {
     "accuracy", "billion", "boosting", "boosting_samples", "break_even", "click_quality",
     "clusters", "cold", "collective", "collective_kills", "columns", "corners", "cv_estimators",
@@ -45,7 +45,7 @@ MANY = 12
 
 
 class _Runs:
-    """Benchmarks of one process, each a future of what it printed.
+    """Benchmarks of one process, with a future of the output of each.
 
     They share one start of Python and its clusters.
     """
@@ -65,7 +65,7 @@ class _Runs:
         self._reader.start()
 
     def _read(self) -> None:
-        """A benchmark's text is whole where the next one's heading comes, or the end."""
+        """Read the output; a benchmark's text ends at the next heading or at the end."""
         name, lines = "", list[str]()
         assert self._process.stdout
         for line in self._process.stdout:
@@ -93,7 +93,7 @@ class _Runs:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
-    """All that are asked for, in one process or, where these are many, two."""
+    """Run all selected benchmarks, in one process, or in two if there are many."""
     chosen = [
         item.callspec.params["name"]
         for item in request.session.items

@@ -1,4 +1,4 @@
-"""The examples run as a user would run them, or in this process where imports are most of it."""
+"""Examples run as by a user, or in this process if imports take most of the time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _run(name: str, *arguments: str) -> str:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What an example prints that runs in this process, whose clusters fork their workers."""
+    """Return the output of an example run in this process, whose clusters fork their workers."""
 
     def run(name: str, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
@@ -118,7 +118,7 @@ def test_a_new_users_first_hour() -> None:
 
 @pytest.mark.slow
 def test_a_service_of_incomes(tmp_path: Path) -> None:
-    """From scikit-learn's own rows, where those of the census are not there."""
+    """With scikit-learn's rows if those of the census are missing."""
     for package in ("uvicorn", "uvloop", "httptools", "msgspec"):
         pytest.importorskip(package, reason="needs the extra serve")
     output = _run("serve_adult.py", str(tmp_path))
@@ -128,7 +128,7 @@ def test_a_service_of_incomes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_stream_learns_is_served() -> None:
+def test_a_stream_example_serves_what_it_has_learned() -> None:
     for package in ("uvicorn", "uvloop", "httptools", "msgspec"):
         pytest.importorskip(package, reason="needs the extra serve")
     output = _run("learn_then_serve.py", "--calls", "400", "--publish-every", "100")
@@ -156,8 +156,8 @@ def test_local_cuda_cluster_without_gpus() -> None:
     assert min(accuracy) > 0.8
 
 
-def test_local_cuda_cluster_says_what_is_missing(here: Callable[..., str]) -> None:
-    """On a machine without dask-cuda or without a GPU: one line, which names the remedy."""
+def test_local_cuda_cluster_names_missing_requirements(here: Callable[..., str]) -> None:
+    """Without dask-cuda or a GPU it prints one line that names the remedy."""
     if gpu_problem() is None:
         pytest.skip("there is a GPU here")
     with pytest.raises(SystemExit, match="try --cpu"):  # a text: status 1, and no traceback
@@ -180,7 +180,7 @@ def test_boosting(tmp_path: Path, rows: int, here: Callable[..., str]) -> None:
     run = here if rows < 20_000 else _run
     output = run("boosting.py", "--rows", str(rows), *few, "--picture", str(picture))
     assert float(output.split("AUC ")[1].split(",")[0]) > 0.8
-    # The feature that tells nothing comes last.
+    # The uninformative feature comes last.
     assert output.splitlines()[-2].split(", ")[-1].startswith("5: ")
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -234,7 +234,7 @@ def test_clicks_that_drift(tmp_path: Path, here: Callable[..., str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("gallery/plot_*.py")))
 def test_pictures_of_the_site(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that each build of the documentation runs."""
+    """Examples that each build of the documentation runs."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("Agg")
     shown: list[int] = []

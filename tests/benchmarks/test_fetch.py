@@ -1,4 +1,4 @@
-"""Data sets of the examples: fetched whole and as published, or not at all, with what to do."""
+"""Data sets of the examples are fetched completely, or the error names the remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
-    """A file as it is published."""
+    """Return a file as published."""
     path = tmp_path / "published.gz"
     path.write_bytes(gzip.compress(TEXT))
     return path
@@ -38,7 +38,7 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_a_file_is_fetched_unpacked_and_left(
+def test_a_file_is_fetched_unpacked_and_not_fetched_again(
     script: dict[str, Any], packed: Path, tmp_path: Path
 ) -> None:
     folder, uri = tmp_path / "data" / "snap", packed.as_uri()
@@ -79,12 +79,12 @@ def test_a_table_becomes_parquet(script: dict[str, Any], tmp_path: Path) -> None
     ("uri", "told"),
     [
         ("file:///none/such", "could not be fetched"),
-        ("http://127.0.0.1:9/file.gz", "could not be fetched"),  # nobody listens
+        ("http://127.0.0.1:9/file.gz", "could not be fetched"),  # no server listens there
         ("PACKED", "gave another file than the published one"),
         ("CUT", "gave no file that can be unpacked"),
     ],
 )
-def test_what_went_wrong_is_told_with_the_remedy(
+def test_failures_are_reported_with_a_remedy(
     script: dict[str, Any], packed: Path, tmp_path: Path, uri: str, told: str
 ) -> None:
     folder = tmp_path / "data"
@@ -97,7 +97,7 @@ def test_what_went_wrong_is_told_with_the_remedy(
     assert list(folder.iterdir()) == []
 
 
-def test_sets_are_whole_and_lie_where_the_variable_says(
+def test_data_sets_are_complete_and_in_the_configured_folder(
     script: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -124,8 +124,8 @@ def test_sets_are_whole_and_lie_where_the_variable_says(
 
 
 @pytest.mark.data
-def test_files_at_hand_are_the_published_ones(script: dict[str, Any], data_dir: Path) -> None:
-    """Those sets of the folder of real data that were not packed anew."""
+def test_local_files_equal_the_published_ones(script: dict[str, Any], data_dir: Path) -> None:
+    """Data sets in the folder of real data that were not repacked."""
     for name in ("adult", "snap"):
         for file in script["SETS"][name].files:
             assert script["fetch"](file, data_dir / name) == "is there"

@@ -1,4 +1,4 @@
-"""Checks of a visit to a GPU that fail, hang or break their process leave the others."""
+"""GPU checks that fail, hang or crash their process do not affect the others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from benchmarks import gpu_once
 from benchmarks._gpu_checks import STAGES, TEST_FOLDERS, Check, take_part
 
-#: What a child does from its check on: one that fails, one that breaks CUDA, one that is good, one
-#: that hangs, one whose process dies, and one that is good again.
+#: Script of a child from its first check on: checks that fail, break CUDA, pass, hang, end the
+#: process, and pass again.
 CHILD = """
 import json, os, sys, time
 for number in range(int(sys.argv[1]), 6):
@@ -40,7 +40,7 @@ def test_each_check_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list(gpu_once.run_stage(command, checks, until, False, log))
     assert [result["name"] for result in found] == list("012345")
     assert [result["ok"] for result in found] == [False, False, True, False, False, True]
-    assert found[1]["value"] == "value 1"  # told before its process ended, and once
+    assert found[1]["value"] == "value 1"  # reported once, before its process ended
     assert found[3]["value"].startswith("no end after")
     assert found[4]["value"] == "the process ended with 11"
     assert log.getvalue().count("a log") == 4
@@ -49,7 +49,7 @@ def test_each_check_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told.count("BAD smoke") == 4
 
 
-def test_what_there_was_no_time_for_is_told() -> None:
+def test_checks_without_time_left_are_reported() -> None:
     checks = [Check("late", lambda tiny: None, 1.0)]
     (result,) = gpu_once.run_stage([], checks, time.monotonic() - 1, False, io.StringIO())
     assert result["ok"] is None
@@ -68,7 +68,7 @@ def test_parts_of_a_stage_are_all_of_its_checks() -> None:
             assert [result["name"] for result in found] == names
 
 
-def test_time_is_left_for_what_comes_last() -> None:
+def test_time_is_reserved_for_the_last_stages() -> None:
     assert set(gpu_once._TOGETHER) == set(STAGES) - {"smoke", "bench"}
     assert gpu_once._SMOKE + gpu_once._BENCH < gpu_once._VISIT
 
@@ -82,7 +82,7 @@ def test_all_folders_with_tests_for_a_gpu_are_run() -> None:
         for path in root.rglob("test_*.py")
         if any(use in path.read_text() for use in uses)
     }
-    # Of this folder, one example of dask-cuda, which the visit checks by itself.
+    # In this folder, one example of dask-cuda, which is checked separately.
     assert {path.relative_to(root).as_posix() for path in marked} - {"benchmarks"} <= {
         *TEST_FOLDERS
     }

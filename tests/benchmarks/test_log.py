@@ -1,4 +1,4 @@
-"""Raw logs of benchmarks: enough to repeat a run, and nothing of whose machine it was."""
+"""Raw logs of benchmarks have enough information to repeat a run, and none about the user."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from benchmarks._log import RunLog
 
 
-def test_a_log_tells_how_to_repeat_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_shows_how_to_repeat_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASKML_DIST_BENCH", str(tmp_path))
     monkeypatch.setenv("NETWORKS", "MLP")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # which tests side by side set
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # set by parallel tests
     log = RunLog("networks", tiny=True)
-    monkeypatch.setenv("DASKML_DIST_LATER", "1")  # as clusters leave behind
+    monkeypatch.setenv("DASKML_DIST_LATER", "1")  # as left by clusters
     log.write(tmp_path / "logs", "| a table |")
     head, _, text = (tmp_path / "logs" / "networks.txt").read_text().partition("\n\n")
     assert text == "| a table |\n"

@@ -1,4 +1,4 @@
-"""The papers' experiments run, in a tiny size, and draw; some figures follow from others."""
+"""The papers' experiments run in a tiny size and draw figures; some values have closed forms."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_unknown_paper_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nobody1999" in capsys.readouterr().err
 
 
-def test_every_paper_is_told_of() -> None:
+def test_every_paper_is_documented() -> None:
     docs = Path(__file__).parents[2] / "docs"
     text = (docs / "papers.md").read_text()
     for name in papers.names():
@@ -63,7 +63,7 @@ def test_minimum_is_where_the_gradient_is_zero() -> None:
     assert objective(Model(np.zeros(11))) == pytest.approx(np.log(2))
 
 
-def test_sparknet_speed_up_by_the_price_of_a_meeting() -> None:
+def test_sparknet_speed_up_by_the_cost_of_averaging() -> None:
     figures = sparknet2015.Figures("", 0.9, 1.0, {(1, 1): 800.0, (4, 1): 200.0, (4, 10): 250.0})
     assert figures.speed_up(4, 1) == 4
     assert figures.speed_up(4, 1, 1.0) == 2

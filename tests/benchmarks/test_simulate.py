@@ -59,16 +59,16 @@ def test_decoupled_lanes_wait_as_long_as_their_quorum() -> None:
     all_wait = simulate(LocalSGD(10, quorum=4), costs, 4, steps=100, stragglers=slow)
     assert all_wait.seconds == pytest.approx(10 * (30 + 1))
     assert all_wait.updates == 10
-    # The other three meet by themselves; what the slow one knows joins their meetings, and in the
-    # end it is alone.
+    # The other three average among themselves; the slow one's updates join later rounds, and in
+    # the end it is alone.
     three = simulate(LocalSGD(10, quorum=3), costs, 4, steps=100, stragglers=slow)
     assert three.updates >= 17
-    # In the background nobody waits at all.
+    # With exchanges in the background no lane waits.
     behind = simulate(LocalSGD(10, quorum=3, fragments=2), costs, 4, steps=100, stragglers=slow)
     assert behind.seconds == pytest.approx(300 + 1)
     calm = simulate(LocalSGD(10, fragments=1), costs, 4, steps=100)
     assert calm.seconds == pytest.approx(100 + 1)
-    # A grace takes those along that come a little later.
+    # A grace period includes slightly later lanes.
     late = Stragglers(slow_share=0.25, slow_factor=1.1)
     rounds = [
         simulate(LocalSGD(10, quorum=3, grace=g), costs, 4, steps=100, stragglers=late).updates
@@ -106,7 +106,7 @@ def test_round_is_compute_and_latency_and_apply(workers: int) -> None:
     costs = Costs(0.5, apply=1e-3, add=1e-4, latency=0.02)
     out = simulate(Synchronous(), costs, workers, n_bytes=100, steps=10)
     apply = 100 * (1e-3 + workers * 1e-4)
-    # The answer to the last round is nobody's concern.
+    # The reply to the last round is not waited for.
     assert out.seconds == pytest.approx(10 * (0.5 + 0.02 + apply) + 9 * 0.02)
     assert out.idle == pytest.approx(1 - 10 * 0.5 / out.seconds)
     assert out.updates == 10
@@ -150,7 +150,7 @@ def test_server_saturates_at_one_over_its_work(workers: int) -> None:
 
 @pytest.mark.parametrize("servers", [1, 2, 4, 64])
 def test_servers_share_the_bytes(servers: int) -> None:
-    """A worker sends and receives at once, so its own card passes a model a second."""
+    """A worker sends and receives simultaneously, so its card transfers one model a second."""
     costs = Costs(0.001, bandwidth=1e6)
     out = simulate(Asynchronous(), costs, 16, servers=servers, n_bytes=1e6, steps=20)
     assert out.rate == pytest.approx(min(servers, 16 / (1 + 1 / servers)), rel=0.1)
@@ -159,7 +159,7 @@ def test_servers_share_the_bytes(servers: int) -> None:
 
 
 @pytest.mark.parametrize("n_bytes", [1000, 1e6])
-def test_replicas_are_maxima_and_meetings(n_bytes: float) -> None:
+def test_replica_times_are_maxima_plus_averaging(n_bytes: float) -> None:
     seconds = ROUGH.seconds(1.0, 6, 40, seed=3)
     costs = dataclasses.replace(COSTLY, apply=0.0)
     meeting = allreduce_seconds(costs, 6, n_bytes)
@@ -213,13 +213,13 @@ def test_bound_is_the_recurrence(staleness: int | None, seed: int) -> None:
     workers, steps = 9, 60
     policy = Asynchronous() if staleness is None else BoundedStaleness(staleness)
     out = simulate(policy, FREE, workers, steps=steps, stragglers=ROUGH, seed=seed)
-    # Fast workers make more than their share of the steps: their times begin anew.
+    # Fast workers make more than their share of the steps, so times are recomputed.
     seconds = np.tile(ROUGH.seconds(1.0, workers, steps, seed), 8)
     ends = np.sort(_ends(seconds, staleness), axis=None)
     assert out.seconds == pytest.approx(ends[workers * steps - 1])
 
 
-def test_bound_zero_waits_as_rounds_do_and_a_large_one_as_nobody() -> None:
+def test_bound_zero_equals_rounds_and_a_large_bound_never_waits() -> None:
     def run(policy: Policy) -> SimulatedRun:
         return simulate(policy, FREE, 12, steps=80, stragglers=ROUGH)
 
@@ -243,7 +243,7 @@ def test_backup_workers_leave_the_slow_one_behind() -> None:
 
 
 class _Watched:
-    """Counts gradients as they are finished; no copy of the gate's own clocks."""
+    """Gate that counts finished gradients independently of its clocks."""
 
     over = False
 
@@ -280,7 +280,7 @@ def test_no_worker_leads_by_more_than_the_bound(staleness: int, cached: bool) ->
 
 @pytest.mark.parametrize("policy", SERVED, ids=repr)
 @pytest.mark.parametrize("servers", [1, 3])
-def test_nobody_waits_who_may_go(
+def test_workers_within_the_bound_never_wait(
     policy: Policy, servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release, looks = events._ServerSimulation._release, []
@@ -299,7 +299,7 @@ def test_nobody_waits_who_may_go(
 
 
 @pytest.mark.parametrize("policy", [*SERVED, AllReduce(), LocalSGD()], ids=repr)
-def test_a_seed_tells_all(policy: Policy) -> None:
+def test_a_seed_determines_the_simulation(policy: Policy) -> None:
     def run(seed: int) -> SimulatedRun:
         return simulate(policy, COSTLY, 6, steps=30, stragglers=ROUGH, seed=seed)
 

@@ -134,7 +134,7 @@ def test_weights_that_a_classifier_does_not_take_are_of_the_calibration(client: 
     np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=1e-6)
 
 
-def test_what_cannot_be_calibrated_is_told() -> None:
+def test_invalid_arguments_are_refused() -> None:
     rows, labels, _, _ = _rows("array", THREE, False)
     rare = da.from_array(np.where(np.arange(N) < 2, 7, THREE), chunks=100)
     for options, y, text in [

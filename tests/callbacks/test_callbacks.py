@@ -1,4 +1,4 @@
-"""Callbacks of the package: what they write, when they end a fit, and with which parameters."""
+"""Callbacks of the package: their output, when they stop a fit, and the resulting parameters."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_a_fit_ends_before_its_limit(limit: Any) -> None:
         lambda: MLPClassifier(solver="lbfgs").fit(X, Y, eval_set=(HELD, HELD_Y)),
     ],
 )  # fmt: skip
-def test_what_has_no_meaning_is_named(make: Any) -> None:
+def test_invalid_arguments_are_refused(make: Any) -> None:
     with pytest.raises(InvalidParameterError):
         make()
 

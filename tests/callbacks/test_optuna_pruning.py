@@ -77,7 +77,7 @@ def _assert_pruned(study: Any, made: dict[int, int]) -> None:
     assert all(made[trial.number] == PASSES for trial in complete)
 
 
-def test_a_median_pruner_ends_what_the_best_outdoes() -> None:
+def test_a_median_pruner_stops_inferior_trials() -> None:
     median = optuna.pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=1)
     study, made = _searched(median, X, Y)
     _assert_pruned(study, made)
@@ -85,7 +85,7 @@ def test_a_median_pruner_ends_what_the_best_outdoes() -> None:
     assert set(passes.values()) == {PASSES}
     assert study.best_params == whole.best_params
     assert study.best_value == whole.best_value
-    # What a pruned trial has told is what its whole fit would have told.
+    # A pruned trial has reported the same values as its complete fit would.
     by_rate = {trial.params["rate"]: trial.intermediate_values for trial in whole.trials}
     for trial in study.trials:
         told = by_rate[trial.params["rate"]]
@@ -112,7 +112,7 @@ def test_round_solvers_report_their_loss() -> None:
     assert study.trials[0].intermediate_values
 
 
-def test_what_has_no_meaning_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = [
         optuna.create_study(directions=directions).ask()
         for directions in (["maximize"], ["minimize"], ["maximize", "maximize"])

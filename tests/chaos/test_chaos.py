@@ -28,10 +28,10 @@ from daskml_dist.training.checkpoint import Checkpoint
 N_ROWS = 6_000
 #: Seconds in which a fit must end, whatever happens to it: before a wait of a fit runs out (300).
 BOUND = 200.0
-#: Policies whose result is the same each time, so also after a loss.
+#: Policies with reproducible results, also after a loss.
 EXACT = {"sync", "allreduce", "local", "average"}
-#: The seed of a quick fault, at a moment of processes; all others are marked slow, as those of the
-#: network are, whose workers are started anew.
+#: The seed of a quick process fault; all others are slow, as are network faults, which restart
+#: workers.
 QUICK = {217}
 
 
@@ -73,14 +73,14 @@ def expected(undisturbed: dict[Any, Any]) -> Callable[[str, int], SGDClassifier]
 
 
 def _check_passes(clf: SGDClassifier, max_iter: int) -> None:
-    """Each pass is there once and has every row once."""
+    """Check that each pass exists once and counts every row once."""
     records = clf.history_.records
     assert [record["pass"] for record in records] == list(range(1, max_iter + 1))
     assert {record["rows"] for record in records} == {N_ROWS}
 
 
 def _check_same(clf: SGDClassifier, other: SGDClassifier, policy: str) -> None:
-    """The coefficients are those of the other fit, or as good."""
+    """Check that the coefficients equal those of the other fit, or are as accurate."""
     if policy in EXACT:
         np.testing.assert_allclose(clf.coef_, other.coef_, atol=1e-6, rtol=0)
         np.testing.assert_allclose(clf.intercept_, other.intercept_, atol=1e-6, rtol=0)
@@ -140,7 +140,7 @@ class TestProcesses:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """The fit tells, the checkpoint before is whole, and a fit goes on from it."""
+        """The fit raises, the previous checkpoint is intact, and a fit resumes from it."""
         processes.heal()
         passes = PASSES["sync"]
         with small_disk(tmp_path, monkeypatch, pretended) as disk:

@@ -1,4 +1,4 @@
-"""The command line: fits of files, plans, what works here, and mistakes with what was meant."""
+"""The command line: fits of files, plans, available features, and errors with suggestions."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_outputs_of_predictions(rows: Path, output: str) -> None:
 
 @pytest.mark.parametrize("estimator", ["SGDClassifier", "DecisionTreeClassifier"])
 def test_columns_of_texts(rows: Path, estimator: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The label is told by a category and by a word alone: both columns are used."""
+    """The label depends on a category and on a word: both columns are used."""
     frame = pd.DataFrame({"age": np.arange(80.0) % 7, "job": ["cook", "clerk"] * 40})
     frame["note"] = np.where(np.arange(80) % 4 < 2, "a good film", "bad, very bad")
     frame["label"] = (frame["job"] == "cook") & (np.arange(80) % 4 < 2)
@@ -150,7 +150,7 @@ def test_onnx_of_columns_of_categories(
     assert labels.astype(bool).tolist() == [True, False] * 40
 
 
-def test_features_of_svmlight_are_counted_as_the_user_says(rows: Path) -> None:
+def test_svmlight_files_use_the_given_number_of_features(rows: Path) -> None:
     options = [*FEW_PASSES, "--test", "0", "--output"]
     assert main(["fit", "rows.svm", *options, "one.joblib"]) == 0
     assert main(["fit", "zero.svm", "--zero-based", *options, "zero.joblib"]) == 0
@@ -197,7 +197,7 @@ def test_a_checkpoint_is_gone_on_from(rows: Path, capsys: pytest.CaptureFixture[
 
 @pytest.fixture(scope="module")
 def bad_files(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with files that cannot be used, or not as they are."""
+    """Provide a folder with invalid files."""
     folder = tmp_path_factory.mktemp("bad")
     for name in ("empty.csv", "empty.parquet"):
         (folder / name).touch()
@@ -345,7 +345,7 @@ def test_every_command_has_help() -> None:
 
 
 @pytest.mark.parametrize("only", ["versions", "shared-memory", "fit"])
-def test_what_works_here(only: str) -> None:
+def test_available_features_are_listed(only: str) -> None:
     assert CHECKS[only].make().state == "ok"
 
 
@@ -368,7 +368,7 @@ def test_the_doctor_as_a_user_calls_it() -> None:
     assert done.returncode == any(line.startswith("broken") for line in lines.values())
 
 
-def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     real = checks.metadata.version
     monkeypatch.setattr(
         checks.metadata, "version", lambda name: "0.1" if name == "numba" else real(name)

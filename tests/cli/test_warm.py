@@ -18,7 +18,7 @@ from tests.subprocesses import environment
 ONE = ["warm", "--only", "GaussianNB", "--dtype", "float64"]
 
 
-def test_what_is_compiled_is_told_and_then_kept(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compilation_is_reported_and_cached(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(ONE) == 0
     assert "GaussianNB  float64" in capsys.readouterr().out
     assert main(ONE) == 0
@@ -44,7 +44,7 @@ def test_functions_within_others_are_not_counted_again() -> None:
         assert count() == 2
 
 
-def test_a_name_that_nothing_has_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["warm", "--only", "Kmeans"]) == 1
     assert "Did you mean 'KMeans'?" in capsys.readouterr().err
 

@@ -22,7 +22,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 N, D, K = 600, 5, 5
 X, _ = make_blobs(N, D, centers=K, random_state=0)
 LAZY = da.from_array(X, chunks=(100, -1))
-#: Rows in one heap, where no split is told by the data alone.
+#: Rows without clusters, so that the data do not determine a split.
 HEAP = da.from_array(np.random.default_rng(1).normal(size=(N, D)), chunks=(100, -1))
 WEIGHT = np.random.default_rng(0).integers(0, 3, N).astype(float)
 CALM = Run(n_lanes=3, deterministic=True)
@@ -127,7 +127,7 @@ def test_few_distinct_rows() -> None:
         np.testing.assert_array_equal(np.bincount(ours.labels_), [10, 10, 10])
 
 
-def test_what_is_lazy_stays_lazy() -> None:
+def test_lazy_input_gives_lazy_output() -> None:
     unknown = LAZY[LAZY[:, 0] > -1e9]
     ours = BisectingKMeans(K, random_state=0).fit(unknown)
     for result in (ours.labels_, ours.predict(LAZY), ours.transform(LAZY)):

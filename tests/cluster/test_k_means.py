@@ -34,7 +34,7 @@ CASES = {
     "weights": (X, X[:K], WEIGHT, 1e-10),
     "far away": ((X + 1e4).astype(np.float32), X[:K] + 1e4, None, 1e-5),
     "sparse": (SPARSE, SPARSE[:5].toarray(), None, 1e-10),
-    # Two centres are nearest to no row: they go to those farthest from theirs.
+    # Two centroids have no rows: they move to the rows farthest from their centroids.
     "empty": (X, np.vstack([X[:3], X[:3] + 1e3]), None, 1e-10),
     "one": (X, X[:1], None, 1e-10),
 }
@@ -67,7 +67,7 @@ def test_rows_beyond_float32(kind: Any, size: float) -> None:
 def test_workers_change_nothing(client: Client) -> None:
     alone = KMeans(K, random_state=0, run=CALM).fit(LAZY.compute())
     far = KMeans(K, random_state=0, run=CALM).fit(LAZY)
-    # The same chunks, on other lanes: draws are those of the rows.
+    # The same chunks on other lanes: random draws depend on rows only.
     other = KMeans(K, random_state=0, run=Run(n_lanes=2)).fit(LAZY)
     np.testing.assert_allclose(other.cluster_centers_, far.cluster_centers_, rtol=1e-10)
     assert alone.inertia_ == pytest.approx(far.inertia_, rel=0.05)  # in memory it is one chunk
@@ -97,7 +97,7 @@ def test_few_distinct_rows() -> None:
     assert len(np.unique(ours.labels_)) == 2
 
 
-def test_what_is_lazy_stays_lazy() -> None:
+def test_lazy_input_gives_lazy_output() -> None:
     ours = KMeans(K, random_state=0).fit(LAZY)
     for result in (ours.labels_, ours.predict(LAZY), ours.transform(LAZY)):
         assert is_dask_collection(result)

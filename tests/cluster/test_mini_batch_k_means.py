@@ -72,7 +72,7 @@ def test_a_fit_is_steps_along_its_batches() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_counts_every_row(policy: str) -> None:
-    """Lanes of unequal sizes; what they add is the same sum whenever and wherever they meet."""
+    """Lanes have unequal sizes; their sum does not depend on when and where they are added."""
     rows = da.from_array(X, chunks=((1500, 1000, 500), (D,)))
     ours = MiniBatchKMeans(
         K, batch_size=100, random_state=0, policy=policy, run=Run(n_lanes=3), max_iter=3,
@@ -98,8 +98,8 @@ def test_workers_change_nothing(client: Client) -> None:
     assert streamed.inertia_ < 1.01 * BEST
 
 
-def test_centres_of_few_rows_begin_anew() -> None:
-    """Three start where no rows are."""
+def test_centroids_with_few_rows_are_reassigned() -> None:
+    """Three centroids start away from all rows."""
     init = np.vstack([X[: K - 3], X[:3] + 1e3])
     lost = MiniBatchKMeans(K, init=init, batch_size=100, reassignment_ratio=0).fit(X)
     assert (lost.counts_ == 0).sum() == 3
@@ -154,7 +154,7 @@ def test_ends(init: str) -> None:
     assert len(settled.history_.records) == settled.n_iter_
 
 
-def test_what_is_lazy_stays_lazy() -> None:
+def test_lazy_input_gives_lazy_output() -> None:
     unknown = LAZY[LAZY[:, 0] > -1e9]
     ours = MiniBatchKMeans(K, random_state=0).fit(unknown)
     for result in (ours.labels_, ours.predict(LAZY), ours.transform(LAZY)):
@@ -206,7 +206,7 @@ def test_bad_input(case: str) -> None:
         MiniBatchKMeans(**params).fit(rows)
 
 
-def test_going_on_needs_as_many_clusters() -> None:
+def test_partial_fit_needs_the_same_number_of_clusters() -> None:
     model = MiniBatchKMeans(3, random_state=0).partial_fit(X)
     with pytest.raises(InvalidParameterError, match="that is continued has 3"):
         model.set_params(n_clusters=4).partial_fit(X)
@@ -219,8 +219,8 @@ def test_one_init_is_one_start() -> None:
         MiniBatchKMeans(K, init=X[:K], n_init=3).fit(X)
 
 
-def test_as_good_as_all_rows_at_once() -> None:
-    """On rows in one heap, where centres are no groups."""
+def test_inertia_is_near_that_of_full_batches() -> None:
+    """On rows without clusters."""
     heap = np.random.default_rng(1).normal(size=(20_000, 5))
     whole = KMeans(K, random_state=0).fit(heap).inertia_
     assert MiniBatchKMeans(K, random_state=0).fit(heap).inertia_ < 1.02 * whole

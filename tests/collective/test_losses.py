@@ -1,4 +1,4 @@
-"""Workers that are lost, come, or go while a function runs on them."""
+"""Workers that are lost, join or leave while a function runs on them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.quick import in_turn, quick
 
 @pytest.fixture
 def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Any:
-    """A client that finds three workers, and leaves nothing behind."""
+    """Provide a client of three workers; fail if it leaves anything on the cluster."""
     with Client(crew) as client:
         wait_for_three(client)
         yield client
@@ -36,10 +36,10 @@ def _order(folder: Path, *steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps", quick([(0,), (4,), (9,), (2, 3)], (0,), (2, 3)))
-def test_the_last_saved_state_and_all_blocks_outlive_a_kill(
+def test_saved_state_and_all_blocks_survive_a_killed_worker(
     steps: tuple[int, ...], tmp_path: Path, crew_client: Client
 ) -> None:
-    """The last rank is killed in the middle of its steps; blocks are made again elsewhere."""
+    """The last rank is killed during its steps; its blocks are recomputed elsewhere."""
     _order(tmp_path, *steps)
     x = da.arange(12.0, chunks=1).persist()
     found = run_together(crew_client, count_to_ten, x, state=(str(tmp_path), 0, 0.0))
@@ -48,13 +48,13 @@ def test_the_last_saved_state_and_all_blocks_outlive_a_kill(
     del x
 
 
-def test_rows_in_memory_outlive_a_kill(tmp_path: Path, crew_client: Client) -> None:
+def test_rows_in_memory_survive_a_killed_worker(tmp_path: Path, crew_client: Client) -> None:
     _order(tmp_path, 5)
     found = run_together(crew_client, count_to_ten, np.arange(12.0), state=(str(tmp_path), 0, 0.0))
     assert {(n, total) for n, total, _ in found} == {(10, 660.0)}
 
 
-def test_no_more_retries_than_allowed(tmp_path: Path, crew_client: Client) -> None:
+def test_retries_are_limited(tmp_path: Path, crew_client: Client) -> None:
     _order(tmp_path, 3)
     x = da.arange(12.0, chunks=1).persist()
     with pytest.raises(WorkerLostError, match="retries=0"):
@@ -63,7 +63,7 @@ def test_no_more_retries_than_allowed(tmp_path: Path, crew_client: Client) -> No
 
 
 def _descend(group: RankGroup, blocks: list[Any], state: Any) -> int:
-    """Push gradients of a square around the blocks' mean, ten times."""
+    """Push gradients of the squared distance to the blocks' mean ten times."""
     folder, n = state
     mean = np.mean([np.mean(block) for block in blocks])
     while n < 30:
@@ -77,7 +77,7 @@ def _descend(group: RankGroup, blocks: list[Any], state: Any) -> int:
 
 
 @pytest.mark.parametrize(("policy", "n_servers"), in_turn(["sync", "async", "ssp"], [1, 2]))
-def test_parameters_outlive_a_kill(
+def test_parameters_survive_a_killed_worker(
     policy: str, n_servers: int, tmp_path: Path, crew_client: Client
 ) -> None:
     _order(tmp_path, 20)
@@ -89,11 +89,11 @@ def test_parameters_outlive_a_kill(
     del x
 
 
-def test_workers_that_come_and_go_take_and_give_blocks(
+def test_blocks_move_when_workers_join_and_leave(
     tmp_path: Path, assert_clean: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The function begins again with its last state whenever the cluster has changed."""
-    # Nobody who comes to the first generation waits for work that was done since a move.
+    """The function restarts from its last saved state whenever the cluster has changed."""
+    # Ranks of the first generation do not wait for work done since a move.
     monkeypatch.setattr(cluster_run, "_UNMOVED", np.inf)
     with (
         LocalCluster(
@@ -117,7 +117,7 @@ def test_workers_that_come_and_go_take_and_give_blocks(
         x = da.arange(6.0, chunks=1)
         found = run_together(client, _await_changes, x, state=(str(tmp_path), []))
         changing.join(200)
-        # The one that stays takes over lanes of the one that goes, and is one rank, not two.
+        # The remaining worker takes over the other's lanes, as one rank, not two.
         assert found == [([1, 2, 1], 15.0)]
         assert_clean(client)
 

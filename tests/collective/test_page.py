@@ -1,4 +1,4 @@
-"""The page on functions of one's own: its code runs, and finds what NumPy finds."""
+"""The documentation page on custom functions: its code runs and gives NumPy's results."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from distributed import Client
 from tests.docs.blocks import ROOT, blocks
 
 
-def test_the_code_of_the_page(client: Client) -> None:
+def test_the_code_of_the_page_runs(client: Client) -> None:
     names: dict[str, Any] = {}
     results = []
     for block in blocks(ROOT / "docs" / "run_together.md", "python"):
-        # The shared cluster takes the place of the page's own.
+        # The shared cluster replaces that of the page.
         lines = [line for line in block.code.splitlines() if not line.startswith("client = ")]
         names["client"] = client
         *body, last = lines
@@ -33,5 +33,5 @@ def test_the_code_of_the_page(client: Client) -> None:
         if shift < 1e-6:
             break
     np.testing.assert_allclose(names["centres"], centres, rtol=1e-9)
-    assert results[1] < 0.5  # beside a standard deviation of about 1.4
+    assert results[1] < 0.5  # relative to a standard deviation of about 1.4
     names.clear()

@@ -74,7 +74,7 @@ def test_each_block_is_given_once(kind: str, persisted: bool, client: Client) ->
     del given
 
 
-def test_blocks_of_several_collections_belong_together(client: Client) -> None:
+def test_blocks_of_several_collections_are_aligned(client: Client) -> None:
     X, y = da.arange(10, chunks=3), da.arange(10, chunks=5) * 2
     z = pd.Series(np.arange(10) * 3)
     found = [block for blocks in run_together(client, list_blocks, [X, y, z]) for block in blocks]
@@ -119,7 +119,9 @@ def test_without_blocks_each_worker_is_a_rank(client: Client) -> None:
         ([da.arange(4, chunks=2), da.arange(5, chunks=2)], InvalidDataError, "rows"),
     ],
 )  # fmt: skip
-def test_what_has_no_blocks(blocks: Any, error: type[Exception], told: str) -> None:
+def test_arguments_without_blocks_are_refused(
+    blocks: Any, error: type[Exception], told: str
+) -> None:
     with pytest.raises(error, match=told):
         run_together(None, add_up, blocks)
 
@@ -127,9 +129,9 @@ def test_what_has_no_blocks(blocks: Any, error: type[Exception], told: str) -> N
 # --- results and errors ---------------------------------------------------------------------------
 
 
-def test_values_of_any_kind_come_back(client: Client) -> None:
+def test_results_may_be_of_any_type(client: Client) -> None:
     class Local:
-        """A class that no module has."""
+        """Class that cannot be imported from a module."""
 
         def __init__(self, rank: int) -> None:
             self.rank = rank
@@ -142,7 +144,7 @@ def test_values_of_any_kind_come_back(client: Client) -> None:
 
 
 class Unknown:
-    """A function of a module that workers have not."""
+    """Function of a module that workers do not have."""
 
     def __call__(self, group: RankGroup, blocks: Any, state: Any) -> None:
         """Do nothing."""
@@ -191,16 +193,16 @@ def test_errors_end_all_ranks_and_name_theirs(kind: str, client: Client) -> None
     assert run_together(client, add_up, np.arange(10.0))[0][0] == 45
 
 
-def test_an_error_here_has_its_cause() -> None:
+def test_a_raised_error_has_the_ranks_error_as_its_cause() -> None:
     with pytest.raises(FunctionError, match="rank 0 of 1, ") as found:
         run_together(None, lambda group, blocks, state: 1 / 0)
     assert isinstance(found.value.__cause__, ZeroDivisionError)
 
 
-def test_a_rank_that_sleeps_is_named(client: Client) -> None:
+def test_a_sleeping_rank_is_named_in_the_timeout(client: Client) -> None:
     def sleep(group: RankGroup, blocks: Any, state: Any) -> None:
         if group.rank:
-            time.sleep(4)  # no other wait ends before this one
+            time.sleep(4)  # shorter than all other timeouts
         group.barrier()
 
     with pytest.raises(
@@ -222,12 +224,12 @@ def test_a_rank_that_sleeps_is_named(client: Client) -> None:
         ({"client": "somewhere"}, "client="),
     ],
 )
-def test_arguments_without_meaning(arguments: dict[str, Any], told: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidParameterError, match=told):
         run_together(**{"client": None, "function": add_up, "blocks": np.arange(3.0), **arguments})
 
 
-# --- among others ---------------------------------------------------------------------------------
+# --- with other work ------------------------------------------------------------------------------
 
 
 def test_a_function_may_use_the_cluster(client: Client) -> None:
@@ -238,7 +240,7 @@ def test_a_function_may_use_the_cluster(client: Client) -> None:
     assert run_together(client, ask) == [10, 11]
 
 
-def test_inside_a_task(client: Client) -> None:
+def test_function_runs_inside_a_task(client: Client) -> None:
     def task() -> Any:
         return run_together(None, add_up, da.arange(10.0, chunks=5))
 
@@ -246,7 +248,7 @@ def test_inside_a_task(client: Client) -> None:
     assert {total for total, _ in found} == {45.0}
 
 
-def test_two_at_once(client: Client) -> None:
+def test_two_concurrent_runs_are_independent(client: Client) -> None:
     found: dict[int, Any] = {}
 
     def run(k: int) -> None:
@@ -262,11 +264,11 @@ def test_two_at_once(client: Client) -> None:
     }
 
 
-def test_dask_collections_without_a_client() -> None:
+def test_dask_collections_without_a_client_run_in_process() -> None:
     assert run_together(None, add_up, da.arange(10.0, chunks=5)) == [(45.0, 2)]
 
 
-def test_with_tls(assert_clean: Callable[..., None]) -> None:
+def test_function_runs_with_tls(assert_clean: Callable[..., None]) -> None:
     with (
         LocalCluster(
             n_workers=2,

@@ -1,4 +1,4 @@
-"""Gradients summed on a board: each rank's steps are those of all gradients, to the bit."""
+"""Gradients summed in a shared buffer: steps equal those of all gradients, bit for bit."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.rules import one_group
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it")
 D, N_STEPS = 5, 9
 LOSS = LogLoss()
-#: Numbers of the lanes of each rank: one of them has no rows.
+#: Lanes of each rank, one of which has no rows.
 LANES = [[0, 3], [1], [2, 4]]
 EMPTY = 2
 
 
 class _Lane:
-    """Rows of a lane, its batches, and its gradients one by one."""
+    """Lane with rows, batches, and a plain gradient function."""
 
     def __init__(self, number: int) -> None:
         rng = np.random.default_rng(number)
@@ -59,7 +59,7 @@ def _replica() -> Shard:
     return Shard(rule, ShardState(np.linspace(-1, 1, D + 1, dtype="f4")[:, None], {}))
 
 
-def _one_by_one(lanes: list[list[int]], in_order: bool) -> Shard:
+def _step_plainly(lanes: list[list[int]], in_order: bool) -> Shard:
     replica, every = _replica(), {n: _Lane(n) for some in lanes for n in some}
     groups = [sorted(every)] if in_order else lanes
     for b in range(N_STEPS):
@@ -72,7 +72,7 @@ def _one_by_one(lanes: list[list[int]], in_order: bool) -> Shard:
 
 
 def _together(group: Communicator, lanes: list[list[int]], in_order: bool, cut: int) -> Shard:
-    """Steps in two calls, with a collective between."""
+    """Return the steps of two calls with a collective between them."""
     replica, own = _replica(), [_Lane(n) for n in lanes[group.rank]]
     every = [_Lane(n) for some in lanes for n in some]
     board = group.board(D + 1, replica.w.dtype, lanes, in_order)
@@ -96,7 +96,7 @@ def _together(group: Communicator, lanes: list[list[int]], in_order: bool, cut: 
 @pytest.mark.parametrize("patience", [1_000_000, 0], ids=["looking", "asleep"])
 @pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize("size", [2, 3])
-def test_steps_of_a_team_are_those_of_all_gradients(
+def test_fused_steps_equal_steps_along_all_gradients(
     ranks: Callable[..., Ranks],
     monkeypatch: pytest.MonkeyPatch,
     size: int,
@@ -105,7 +105,7 @@ def test_steps_of_a_team_are_those_of_all_gradients(
 ) -> None:
     monkeypatch.setattr(meeting, "_SPIN_NANOSECONDS", patience)
     lanes, some = LANES[:size], ranks(*[True] * size)
-    expected = _one_by_one(lanes, in_order)
+    expected = _step_plainly(lanes, in_order)
     for cut in (1, 4):
         for replica in some.each(lambda group, cut=cut: _together(group, lanes, in_order, cut)):
             np.testing.assert_array_equal(replica.w, expected.w)
@@ -116,7 +116,7 @@ def test_steps_of_a_team_are_those_of_all_gradients(
 
 
 def _alone(group: Communicator, more: Callable[[], None] = lambda: None) -> Any:
-    """Steps of a rank whose other one makes only two; how many it made, and how that ended."""
+    """Return the number of steps of a rank whose peer makes only two, and its outcome."""
     replica, lane = _replica(), _Lane(group.rank)
     board = group.board(D + 1, replica.w.dtype, [[0], [1]], False)
     assert board is not None
@@ -135,7 +135,7 @@ def _alone(group: Communicator, more: Callable[[], None] = lambda: None) -> Any:
     return run.n_steps_made, None
 
 
-def test_a_rank_that_is_gone_ends_the_loop_of_the_others(ranks: Callable[..., Ranks]) -> None:
+def test_a_lost_rank_ends_the_loop_of_the_others(ranks: Callable[..., Ranks]) -> None:
     some = ranks(True, True)
     assert some.each(_alone) == [(2, CommunicationError), (2, None)]
 
@@ -147,7 +147,7 @@ def test_a_new_generation_ends_the_loop(ranks: Callable[..., Ranks]) -> None:
     assert ends[0] in ((2, GenerationError), (2, CommunicationError))
 
 
-def test_no_board_where_gradients_are_not_summed_in_one_turn(ranks: Callable[..., Ranks]) -> None:
+def test_no_shared_buffer_if_gradients_take_several_rounds(ranks: Callable[..., Ranks]) -> None:
     def boards(group: Communicator, lanes: list[list[int]]) -> list[bool]:
         sizes = (8_192, 8_193, 65_536, 65_537)
         f4 = np.dtype(np.float32)

@@ -19,13 +19,13 @@ from tests.comm.ranks import PATIENCE, Ranks
 from tests.quick import in_turn
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it")
-#: Lengths about those at which the ways change: none, less than ranks, a piece, several pieces.
+#: Lengths around those at which algorithms change: 0, fewer than ranks, one piece, several.
 SIZES = (0, 2, 28, 9_001, 140_001)
 DTYPES = (np.float32, np.float64, np.int64)
 
 
 class Alone:
-    """The one rank of a fit in one process."""
+    """Single rank of a fit in one process."""
 
     def each(self, act: Callable[[Communicator], Any]) -> list[Any]:
         return [act(SoloCommunicator())]
@@ -42,7 +42,7 @@ LAYOUTS: dict[str, tuple[type[Communicator], list[int] | None, int]] = {
 
 @pytest.fixture(params=LAYOUTS)
 def some(request: pytest.FixtureRequest, ranks: Callable[..., Ranks]) -> Any:
-    """Ranks that meet in one of the ways."""
+    """Return ranks that are connected by one of the transports."""
     kind, hosts, n = LAYOUTS[request.param]
     if n == 1:
         return Alone()
@@ -55,7 +55,7 @@ def _draw(rank: int, n: int, dtype: Any) -> Any:
     return (100 * np.random.default_rng(rank).normal(size=n)).astype(dtype)
 
 
-def _near(got: Any, truth: Any) -> None:
+def _assert_close(got: Any, truth: Any) -> None:
     assert got.dtype == truth.dtype
     if truth.dtype == np.int64:
         np.testing.assert_array_equal(got, truth)
@@ -64,22 +64,22 @@ def _near(got: Any, truth: Any) -> None:
 
 
 def _bounds(n: int, size: int) -> list[list[int] | None]:
-    """Even ranges, and ranges of which the first is empty and the last has the most."""
+    """Return even ranges, and ranges with an empty first and a large last one."""
     uneven = [0, *(n * r * r // (2 * size * size) for r in range(1, size)), n]
     return [None, [0, *uneven[:-2], n] if size > 1 else uneven]
 
 
-def test_sums_are_numpys_and_leave_what_they_are_told_to(some: Any) -> None:
+def test_allreduce_and_reduce_scatter_equal_numpy(some: Any) -> None:
     def check(group: Communicator, n: int, dtype: Any, bounds: list[int] | None) -> None:
         parts = [_draw(r, n, dtype) for r in range(group.size)]
         truth = np.sum(parts, axis=0, dtype=dtype)
         own, out = parts[group.rank].copy(), np.empty(n, dtype)
         assert group.allreduce(own, out) is out
-        _near(out, truth)
+        _assert_close(out, truth)
         mine = group.reduce_scatter(own, bounds)
         np.testing.assert_array_equal(own, parts[group.rank])
         edges = group.bounds(n) if bounds is None else bounds
-        _near(mine, truth[edges[group.rank] : edges[group.rank + 1]])
+        _assert_close(mine, truth[edges[group.rank] : edges[group.rank + 1]])
         assert not np.shares_memory(mine, own)
         np.testing.assert_array_equal(group.allreduce(own), out)
 
@@ -92,18 +92,18 @@ def test_sums_are_numpys_and_leave_what_they_are_told_to(some: Any) -> None:
     some.each(act)
 
 
-def _for(sender: int, receiver: int) -> Any:
+def _payload(sender: int, receiver: int) -> Any:
     shape = [(0,), (3, receiver), (), (40_000 * sender + receiver,)][(sender + receiver) % 4]
     dtype = DTYPES[(2 * sender + receiver) % 3]
     return np.full(shape, 10 * sender + receiver, dtype)
 
 
-def test_each_gets_what_each_has_for_it(some: Any) -> None:
+def test_alltoall_delivers_each_pair(some: Any) -> None:
     def act(group: Communicator) -> None:
-        for _ in range(2):  # twice: a turn must not meet the one before
-            had = group.alltoall([_for(group.rank, r) for r in range(group.size)])
+        for _ in range(2):  # twice: successive rounds must not interfere
+            had = group.alltoall([_payload(group.rank, r) for r in range(group.size)])
             for sender, got in enumerate(had):
-                truth = _for(sender, group.rank)
+                truth = _payload(sender, group.rank)
                 assert (got.dtype, got.shape) == (truth.dtype, truth.shape)
                 np.testing.assert_array_equal(got, truth)
             empty = group.alltoall([np.empty(0)] * group.size)
@@ -112,8 +112,8 @@ def test_each_gets_what_each_has_for_it(some: Any) -> None:
     some.each(act)
 
 
-def test_what_is_no_sum_is_merged_in_the_order_of_the_ranks(some: Any) -> None:
-    """Lists of different lengths, joined; the tree of the merges is the same each time."""
+def test_non_sum_reductions_merge_in_the_order_of_ranks(some: Any) -> None:
+    """Lists of different lengths are joined in a fixed tree of merges."""
 
     def join(lower: list[Any], higher: list[Any]) -> list[Any]:
         depth = np.maximum(lower[1], higher[1]) + 1
@@ -133,7 +133,7 @@ def test_what_is_no_sum_is_merged_in_the_order_of_the_ranks(some: Any) -> None:
         assert depth == (size - 1).bit_length()
 
 
-def test_rank_0_tells_all(some: Any) -> None:
+def test_broadcast_from_rank_0(some: Any) -> None:
     text = np.random.default_rng(0).integers(0, 256, 700_001, np.uint8)
 
     def act(group: Communicator) -> None:
@@ -154,13 +154,13 @@ CALLS: dict[str, Callable[[Communicator], Any]] = {
 }
 
 
-def _often(call: Callable[[Communicator], Any], group: Communicator) -> None:
+def _repeat_until_error(call: Callable[[Communicator], Any], group: Communicator) -> None:
     for _ in range(3):
         call(group)
 
 
 @pytest.mark.parametrize("layout", ["memory 3", "sockets 3", "hosts 3"])
-def test_a_rank_that_ends_ends_the_others(ranks: Callable[..., Ranks], layout: str) -> None:
+def test_a_rank_that_ends_raises_in_the_others(ranks: Callable[..., Ranks], layout: str) -> None:
     for call in CALLS.values():
         _, hosts, n = LAYOUTS[layout]
         some = ranks(*[hosts is not None] * n, hosts=hosts)
@@ -170,16 +170,14 @@ def test_a_rank_that_ends_ends_the_others(ranks: Callable[..., Ranks], layout: s
                 group.close()
                 return
             with pytest.raises(CommunicationError, match="Lost the connection"):
-                _often(call, group)
+                _repeat_until_error(call, group)
             group.close()
 
         some.each(act)
 
 
 @pytest.mark.parametrize(("call", "shared"), in_turn(CALLS, [True, False]))
-def test_waits_end_as_their_bound_says(
-    ranks: Callable[..., Ranks], call: str, shared: bool
-) -> None:
+def test_waits_time_out(ranks: Callable[..., Ranks], call: str, shared: bool) -> None:
     over = threading.Event()
     named = (RunAbortedError, "is_aborted") if shared else (GenerationError, "is_renewed")
     some = ranks(shared, shared, wait=WaitBound(PATIENCE, **{named[1]: over.is_set}))

@@ -1,4 +1,4 @@
-"""Sparse gradients summed on a board: each rank's steps are those of all gradients, to the bit."""
+"""Sparse gradients summed in a shared buffer: steps equal those of all gradients, bit for bit."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.rules import one_group
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it")
 D, N_STEPS = 400, 7
 LOSS = LogLoss()
-#: Numbers of the lanes of each rank: one of them has no rows.
+#: Lanes of each rank, one of which has no rows.
 LANES = [[0, 3], [1], [2, 4]]
 EMPTY = 2
 
 
 class _Lane:
-    """Rows of a lane, some with a column twice, and its batches."""
+    """Lane with rows, some with a duplicate column, and batches."""
 
     def __init__(self, number: int) -> None:
         rng = np.random.default_rng(number)
@@ -71,7 +71,7 @@ def _replica(penalty: Penalty) -> Shard:
     return Shard(rule, ShardState(np.linspace(-1, 1, D + 1, dtype="f4")[:, None], {}))
 
 
-def _one_by_one(lanes: list[list[int]], penalty: Penalty) -> tuple[Shard, dict[int, list[float]]]:
+def _step_plainly(lanes: list[list[int]], penalty: Penalty) -> tuple[Shard, dict[int, list[float]]]:
     replica, every = _replica(penalty), {n: _Lane(n) for some in lanes for n in some}
     losses: dict[int, list[float]] = {n: [] for n in every}
     for b in range(N_STEPS):
@@ -90,7 +90,7 @@ def _one_by_one(lanes: list[list[int]], penalty: Penalty) -> tuple[Shard, dict[i
 def _together(
     group: Communicator, lanes: list[list[int]], penalty: Penalty, cut: int
 ) -> tuple[Shard, dict[int, list[float]]]:
-    """Steps in two calls, with a collective between."""
+    """Return the steps of two calls with a collective between them."""
     replica, own = _replica(penalty), [_Lane(n) for n in lanes[group.rank]]
     every = [_Lane(n) for some in lanes for n in some]
     board = group.board(None, replica.w.dtype, lanes, True)
@@ -117,7 +117,7 @@ def _together(
 def _check(
     found: list[tuple[Shard, dict[int, list[float]]]], lanes: list[list[int]], penalty: Penalty
 ) -> None:
-    expected, losses = _one_by_one(lanes, penalty)
+    expected, losses = _step_plainly(lanes, penalty)
     assert expected.w.any()
     for replica, own in found:
         np.testing.assert_array_equal(replica.w, expected.w)
@@ -136,7 +136,7 @@ NONE, BOTH = Penalty(0.0, 0.0), Penalty(0.001, 0.01)
 @pytest.mark.parametrize("penalty", [NONE, BOTH], ids=["free", "penalised"])
 @pytest.mark.parametrize("patience", [1_000_000, 0], ids=["looking", "asleep"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_steps_of_a_team_are_those_of_all_gradients(
+def test_fused_steps_equal_steps_along_all_gradients(
     ranks: Callable[..., Ranks],
     monkeypatch: pytest.MonkeyPatch,
     size: int,
@@ -151,7 +151,7 @@ def test_steps_of_a_team_are_those_of_all_gradients(
 
 
 @pytest.mark.parametrize("area", [256, 1024])
-def test_gradients_longer_than_a_place_come_in_parts(
+def test_gradients_longer_than_a_slot_are_summed_in_parts(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, area: int
 ) -> None:
     monkeypatch.setattr(meeting, "_AREA_BYTES", area)
@@ -160,7 +160,7 @@ def test_gradients_longer_than_a_place_come_in_parts(
     _check(some.each(lambda group: _together(group, LANES, BOTH, 3)), LANES, BOTH)
 
 
-def test_one_rank_steps_alone() -> None:
+def test_a_single_rank_equals_the_plain_steps() -> None:
     lanes = [[0, 1, 2, 3]]
     _check([_together(SoloCommunicator(), lanes, BOTH, 2)], lanes, BOTH)
 
@@ -174,11 +174,11 @@ def test_one_rank_steps_alone() -> None:
     ],
     ids=["two dtypes", "csc", "dense"],
 )
-def test_other_rows_are_not_gathered(block: Any) -> None:
+def test_unsupported_rows_are_not_gathered(block: Any) -> None:
     assert NumpyBackend().gather(LOSS, (D + 1, 1), {0: block}, 5, few=True) is None
 
 
-def test_columns_may_be_wide() -> None:
+def test_32_and_64_bit_columns_give_the_same_steps() -> None:
     """Blocks of 32-bit and 64-bit columns give the same steps."""
     found = []
     for wide in (np.int32, np.int64):

@@ -1,4 +1,4 @@
-"""Sums of device arrays: the decision, the order of the levels, bounds and ends.
+"""Sums of device arrays: choice of transport, order of the levels, timeouts and closing.
 
 Ranks are threads. Their host communicators are real sockets; the GPUs of a host are a collective in
 host memory, and device arrays are array-api-strict's.
@@ -38,7 +38,7 @@ FOUR = [
 ]
 
 
-def test_ranks_of_a_host_meet_by_nccl() -> None:
+def test_ranks_of_a_host_use_nccl() -> None:
     mixed = [FOUR[0], FOUR[2], FOUR[1], FOUR[3], DevicePlace("c", "0000:01:00.0", 23203)]
     route = choose_route(mixed)
     assert route.hosts == [[0, 2], [1, 3], [4]]
@@ -59,12 +59,12 @@ def test_ranks_of_a_host_meet_by_nccl() -> None:
         ([DevicePlace("a", "1", 22809), DevicePlace("a", "", 22809)], "has no GPU"),
     ],
 )
-def test_else_arrays_go_through_host_memory(places: list[DevicePlace], problem: str) -> None:
+def test_without_nccl_arrays_use_host_memory(places: list[DevicePlace], problem: str) -> None:
     assert problem in choose_route(places).problem
 
 
 class _Box:
-    """What the ranks of a host share: their arrays of each turn, and who gave up."""
+    """Shared state of the ranks of a host: the arrays of each round, and aborts."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -73,7 +73,7 @@ class _Box:
 
 
 class _BoxGroup:
-    """The GPUs of a host, as a collective in host memory that adds in the order of the ranks."""
+    """Stand-in for NCCL: collective in host memory that adds in the order of the ranks."""
 
     bytes_moved = 0
 
@@ -126,7 +126,7 @@ class _Ranks:
         fails: int | None = None,
         no_name: bool = False,
     ) -> None:
-        # Imported here, so that tests of the decision need no stand-in for a device.
+        # Imported here, so that tests of the choice need no stand-in for a device.
         from tests.strict_backend import StrictBackend
 
         self.backend = StrictBackend()
@@ -200,22 +200,22 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
-def test_sums_to_the_bit_in_the_order_of_the_levels(
+def test_sums_are_in_the_order_of_the_levels_bit_for_bit(
     ranks: Callable[..., _Ranks], layout: str
 ) -> None:
     places, add = LAYOUTS[layout]
     four = ranks(places)
-    for _ in range(2):  # twice: a turn must not meet the one before
+    for _ in range(2):  # twice: successive rounds must not interfere
         totals = four.each(lambda c: c.allreduce(four.backend.to_device(_draw(c.rank))))
         expected = add([_draw(rank) for rank in range(len(places))])
-        for total in totals:  # to_numpy refuses what does not lie on the device
+        for total in totals:  # to_numpy refuses arrays that are not on the device
             np.testing.assert_array_equal(four.backend.to_numpy(total), expected)
-    # Between boxes the first ranks alone talk, and without NCCL all ranks with all.
+    # Only the first ranks of hosts exchange data; without NCCL all ranks do.
     heard = {"one box": 0, "no NCCL": 3}.get(layout, 1)
     assert four.communicators[0].bytes_sent == 2 * heard * _draw(0).nbytes
 
 
-def test_numpy_arrays_and_gathered_ones_go_the_hosts_way(ranks: Callable[..., _Ranks]) -> None:
+def test_numpy_arrays_and_gathers_use_the_host_communicator(ranks: Callable[..., _Ranks]) -> None:
     four = ranks(FOUR)
     for total in four.each(lambda c: c.allreduce(np.full(3, c.rank))):
         np.testing.assert_array_equal(total, [6, 6, 6])
@@ -238,7 +238,7 @@ def test_closing_closes_every_group(ranks: Callable[..., _Ranks]) -> None:
 
 
 @pytest.mark.parametrize("failing", [{"fails": 3}, {"no_name": True}])
-def test_where_one_rank_has_no_group_nobody_has(
+def test_no_rank_uses_nccl_if_one_cannot(
     ranks: Callable[..., _Ranks], failing: dict[str, Any]
 ) -> None:
     four = ranks(FOUR, **failing)
@@ -259,10 +259,10 @@ def test_where_one_rank_has_no_group_nobody_has(
         (WaitBound(110, is_renewed=lambda: _over.is_set()), GenerationError),
     ],
 )
-def test_a_rank_that_never_comes_ends_the_others(
+def test_a_missing_rank_times_out_the_others(
     ranks: Callable[..., _Ranks], wait: WaitBound, error: type[Exception]
 ) -> None:
-    """Whoever notices first gives up; nobody waits longer than the bound, in whatever level."""
+    """The first rank to notice aborts; no rank waits longer than the timeout at any level."""
     _over.clear()
     four = ranks(FOUR, wait)
 

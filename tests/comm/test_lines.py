@@ -1,4 +1,4 @@
-"""Lines: messages between pairs of ranks."""
+"""Messages between pairs of ranks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from daskml_dist.errors import CommunicationError, RunAbortedError
 from tests.comm.ranks import PATIENCE, Ranks
 
 
-def test_each_message_is_found_by_its_name(ranks: Callable[..., Ranks]) -> None:
-    """Whatever the order in which they are asked for, and however large they are."""
-    large = np.arange(3_000_000.0)  # more than the system holds between two sockets
+def test_messages_are_received_by_name(ranks: Callable[..., Ranks]) -> None:
+    """Messages may be received in any order and have any size."""
+    large = np.arange(3_000_000.0)  # more than socket buffers hold
 
     def act(group: Any) -> list[Any]:
         lines, others = PairMessages(group), [(group.rank + k) % group.size for k in (1, 2, 0)]
@@ -27,7 +27,7 @@ def test_each_message_is_found_by_its_name(ranks: Callable[..., Ranks]) -> None:
         found = [(lines.receive(source, 3), lines.receive(source, 1)) for source in others]
         assert all(lines.receive(source, 2) == [] for source in others)
         lines.flush()
-        total = group.allreduce(np.ones(4))  # a collective follows once all was received
+        total = group.allreduce(np.ones(4))  # a collective may follow all messages
         np.testing.assert_array_equal(total, np.full(4, group.size))
         lines.close()
         return [(source, *arrays) for source, arrays in zip(others, found, strict=True)]
@@ -39,7 +39,7 @@ def test_each_message_is_found_by_its_name(ranks: Callable[..., Ranks]) -> None:
             assert big[-1] == large[-1] + source
 
 
-def test_a_message_that_never_comes(ranks: Callable[..., Ranks]) -> None:
+def test_a_missing_message_times_out(ranks: Callable[..., Ranks]) -> None:
     aborted = [False]
     two = ranks(False, False, wait=WaitBound(PATIENCE, is_aborted=lambda: aborted[0]))
 

@@ -1,4 +1,4 @@
-"""Memory that is used again: never while anybody holds a part of it."""
+"""Recycled memory is never reused while a view of it exists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _address(array: NDArray[np.uint8]) -> int:
     return array.__array_interface__["data"][0]
 
 
-def test_memory_comes_back_once_the_last_view_is_gone() -> None:
+def test_memory_is_recycled_after_the_last_view_is_gone() -> None:
     pool = ReusedMemory()
     first = pool.empty(SIZE)
     address = _address(first)
@@ -30,7 +30,7 @@ def test_memory_comes_back_once_the_last_view_is_gone() -> None:
     assert _address(pool.empty(SIZE)) == address
 
 
-def test_little_waits_for_the_next_use() -> None:
+def test_the_pool_keeps_little_memory() -> None:
     pool = ReusedMemory()
     held = [pool.empty(SIZE + 8 * k) for k in range(3 * memory._MAX_KEPT_BYTES // SIZE)]
     held.clear()

@@ -1,4 +1,4 @@
-"""NCCL's own calls, made of a communicator that stands for its."""
+"""The sequence of NCCL calls, recorded by a stand-in communicator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from daskml_dist.errors import (
 
 
 class _Communicator:
-    """States that NCCL tells one after the other, and the calls it got."""
+    """Communicator that reports the given states in order and records its calls."""
 
     def __init__(self, *states: int) -> None:
         self.states, self.calls = list(states), list[str]()
@@ -44,7 +44,7 @@ class _Communicator:
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the stream has done its work, at one look after the other."""
+    """Results of successive queries whether the stream has finished."""
     left = [False, False, True]
     monkeypatch.setattr(nccl, "_prepare_array", lambda array: (array, 0))
     monkeypatch.setattr(
@@ -55,7 +55,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def _reduce(group: NcclGroup, array: Any) -> Any:
-    """A sum; the name of the operation is nccl4py's, which need not be here."""
+    """Call allreduce without nccl4py's enumeration, which may not be installed."""
     return group._call_and_wait(lambda own, a, s: own.allreduce(a, a, stream=s), array)
 
 
@@ -76,14 +76,14 @@ def test_a_call_is_polled_until_it_is_done(done: list[bool]) -> None:
 @pytest.mark.parametrize(
     ("states", "finished", "wait", "error"),
     [
-        ([7], True, WaitBound(0.3), WaitTimeoutError),  # NCCL never takes the call up
-        ([0], False, WaitBound(0.3), WaitTimeoutError),  # the GPU never ends it
+        ([7], True, WaitBound(0.3), WaitTimeoutError),  # NCCL never starts the call
+        ([0], False, WaitBound(0.3), WaitTimeoutError),  # the GPU never finishes it
         ([0], False, WaitBound(110, is_aborted=lambda: True), RunAbortedError),
         ([0], False, WaitBound(110, is_renewed=lambda: True), GenerationError),
-        ([7, 6], False, WaitBound(110), CommunicationError),  # NCCL says: remote error
+        ([7, 6], False, WaitBound(110), CommunicationError),  # NCCL reports a remote error
     ],
 )
-def test_a_call_that_does_not_end_is_aborted(
+def test_a_hanging_call_is_aborted(
     done: list[bool], states: list[int], finished: bool, wait: WaitBound, error: type[Exception]
 ) -> None:
     done[:] = [finished]
@@ -102,14 +102,14 @@ def test_a_call_that_does_not_end_is_aborted(
     assert own.calls == ["allreduce", "abort"]
 
 
-def test_ranks_that_never_meet_are_given_up() -> None:
+def test_a_rendezvous_without_all_ranks_times_out() -> None:
     own = _Communicator(7)
     with pytest.raises(WaitTimeoutError, match="the other GPUs"):
         NcclGroup(own, 2, WaitBound(0.3))
     assert own.calls == ["abort"]
 
 
-def test_an_end_that_hangs_holds_nobody_up(done: list[bool]) -> None:
+def test_a_hanging_finalize_does_not_block(done: list[bool]) -> None:
     never = threading.Event()
     own = _Communicator(0)
     own.abort = never.wait  # type: ignore[attr-defined]
@@ -121,7 +121,7 @@ def test_an_end_that_hangs_holds_nobody_up(done: list[bool]) -> None:
     never.set()
 
 
-def test_neither_nccl_nor_cupy_is_needed_to_decide() -> None:
+def test_the_choice_needs_neither_nccl_nor_cupy() -> None:
     code = (
         "import sys\n"
         "sys.modules['cupy'] = sys.modules['nccl'] = None\n"
@@ -141,7 +141,7 @@ def test_neither_nccl_nor_cupy_is_needed_to_decide() -> None:
 @pytest.mark.parametrize(
     "core", ["raise OSError('libnccl.so.2: cannot open shared object file')", "get_version = None"]
 )
-def test_a_broken_nccl_is_as_good_as_none(
+def test_a_broken_nccl_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, core: str
 ) -> None:
     runtime = SimpleNamespace(getDevice=lambda: 0, deviceGetPCIBusId=lambda device: "0000:01:00.0")
@@ -159,7 +159,7 @@ def test_sums_do_not_import_torch(
     looks: list[bool] = []
 
     class Looking(_Communicator):
-        """Looks for torch at each call, as nccl4py does."""
+        """Stand-in that looks for torch at each call, as nccl4py does."""
 
         def allreduce(self, *_: Any, **__: Any) -> None:
             try:
@@ -174,12 +174,12 @@ def test_sums_do_not_import_torch(
     group.all_reduce(np.ones(4))
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     group.all_reduce(np.ones(4))
-    assert looks == [False, True]  # where torch is loaded, nccl4py may ask it
+    assert looks == [False, True]  # if torch is loaded, nccl4py may use it
     assert import_module(door).is_imported
 
 
 def _install_nccl(folder: Path, monkeypatch: pytest.MonkeyPatch, core: str) -> None:
-    """Install an nccl4py of so many lines, until the test ends."""
+    """Install a stand-in nccl4py with the given source lines until the test ends."""
     interop = folder / "nccl" / "core" / "interop"
     interop.mkdir(parents=True)
     (interop.parent / "__init__.py").write_text(core)
@@ -187,7 +187,7 @@ def _install_nccl(folder: Path, monkeypatch: pytest.MonkeyPatch, core: str) -> N
     for name in [name for name in sys.modules if name.partition(".")[0] == "nccl"]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("nccl", "nccl.core", "nccl.core.interop", "nccl.core.interop.torch"):
-        # So that what the test imports is forgotten after it.
+        # Modules imported by the test are removed afterwards.
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(folder)

@@ -1,4 +1,4 @@
-"""Ranks of one host that meet in memory alone, without a socket between them."""
+"""Ranks of one host that communicate only through shared memory, without sockets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux has
 
 
 class _Server:
-    """Stands for the server: what each of some ranks says, all hear."""
+    """Stand-in for the server that exchanges the messages of all ranks."""
 
     def __init__(self, n_ranks: int) -> None:
         self._said: list[Any] = [None] * n_ranks
@@ -44,7 +44,7 @@ class _Server:
 def _meet(
     allowed: list[bool], say: Callable[[int, list[Any]], Any] = lambda _, place: place
 ) -> tuple[list[Any], int]:
-    """The groups of some ranks, or the errors, and how often all have met."""
+    """Return the groups of the ranks, or errors, and the number of exchanges."""
     server, hosts = _Server(len(allowed)), [OneHostSetup(each) for each in allowed]
 
     def meet(rank: int) -> Any:
@@ -65,7 +65,7 @@ def _meet(
 
 
 @pytest.mark.parametrize("n_ranks", [2, 5])
-def test_all_share_memory_after_two_meetings_whatever_their_number(n_ranks: int) -> None:
+def test_all_ranks_share_memory_after_two_exchanges(n_ranks: int) -> None:
     groups, turns = _meet([True] * n_ranks)
     assert turns == 2
 
@@ -104,21 +104,21 @@ def _gone(rank: int, place: list[Any]) -> Any:
     ],
     ids=["one may not", "two hosts", "another's memory", "no such process"],
 )
-def test_all_share_or_nobody_does(
+def test_shared_memory_is_used_by_all_ranks_or_none(
     allowed: list[bool], say: Callable[[int, list[Any]], Any], turns: int
 ) -> None:
     assert _meet(allowed, say) == ([None] * len(allowed), turns)
 
 
 @pytest.mark.parametrize("words", [7, "place", [1, 2, 3], [1, 2, 3, 4, 5], [True, 1, 2, 3, "t"]])
-def test_what_is_no_place_is_refused(words: Any) -> None:
+def test_invalid_rendezvous_messages_are_refused(words: Any) -> None:
     groups, _ = _meet([True, True], lambda rank, place: words if rank else place)
     assert [type(error) for error in groups] == [MessageError] * 2
 
 
 @pytest.fixture
 def many_open() -> Iterator[None]:
-    """Leave descriptors from 1,024 on, which `select` does not take, to what is opened next."""
+    """Occupy descriptors below 1,024, so that later ones exceed the limit of `select`."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
     with contextlib.ExitStack() as stack:
@@ -129,7 +129,7 @@ def many_open() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("many_open")
-def test_a_process_that_is_killed_is_gone() -> None:
+def test_a_killed_process_is_detected() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         life = ProcessLife(process.pid)
         assert not life.has_ended()
@@ -140,7 +140,7 @@ def test_a_process_that_is_killed_is_gone() -> None:
         ProcessLife(2**22 + 1)
 
 
-def test_trainers_may_meet_again_and_again() -> None:
+def test_the_rendezvous_can_be_repeated() -> None:
     callers, heard = WaitingCallers(), []
     for turn in range(3):
         for rank in (1, 0):

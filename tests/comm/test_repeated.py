@@ -1,4 +1,4 @@
-"""Objects that are sent again and again: what is remembered of them changes nothing."""
+"""Messages of a repeated form: their cached encoding equals the plain one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Question:
 KNOWN = name_classes([_Question])
 QUESTIONS = [
     _Question(np.arange(6.0).reshape(2, 3)),
-    _Question(np.ones((2, 3))),  # the same form
+    _Question(np.ones((2, 3))),  # the same form as the message before
     _Question(np.ones((2, 3)), count=2),
     _Question(np.ones((2, 3)), eps=-0.0),
     _Question(np.ones((2, 3)), eps=0.0),
@@ -53,7 +53,7 @@ def _same(one: Any, other: Any) -> None:
         assert repr(one) == repr(other)
 
 
-def test_the_bytes_and_the_objects_are_those_of_the_plain_way() -> None:
+def test_cached_encoding_equals_the_plain_one() -> None:
     sender, reader = RepeatedObjects(KNOWN), RepeatedObjects(KNOWN)
     for question in QUESTIONS * 3:
         data = b"".join(sender.pack(question))
@@ -62,7 +62,7 @@ def test_the_bytes_and_the_objects_are_those_of_the_plain_way() -> None:
 
 
 @pytest.mark.parametrize("thing", [{"a": np.ones(3)}, [1, np.ones(2)], "text", None, np.ones(4)])
-def test_what_is_no_object_goes_the_plain_way(thing: Any) -> None:
+def test_other_types_use_the_plain_encoding(thing: Any) -> None:
     packer = RepeatedObjects({})
     for _ in range(2):
         data = b"".join(packer.pack(thing))
@@ -70,7 +70,7 @@ def test_what_is_no_object_goes_the_plain_way(thing: Any) -> None:
         assert repr(again) == repr(thing)
 
 
-def test_many_forms_are_not_all_remembered() -> None:
+def test_the_cache_of_forms_is_bounded() -> None:
     sender, reader = RepeatedObjects(KNOWN), RepeatedObjects(KNOWN)
     for count in range(300):
         data = b"".join(sender.pack(_Question(np.ones(1), count)))
@@ -79,7 +79,7 @@ def test_many_forms_are_not_all_remembered() -> None:
     assert len(reader._forms) < 100
 
 
-def test_what_cannot_be_sent_or_read_is_refused() -> None:
+def test_invalid_objects_and_bytes_are_refused() -> None:
     packer = RepeatedObjects(KNOWN)
     for _ in range(2):
         with pytest.raises(TypeError, match="cannot be sent"):

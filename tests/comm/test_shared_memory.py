@@ -1,4 +1,4 @@
-"""Shared memory between processes of one host: bytes arrive, ends are noticed, nothing is left."""
+"""Shared memory between processes of one host: transfer, detection of closed peers, cleanup."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Boxes = tuple[RingOutbox, RingInbox]
 
 @pytest.fixture
 def boxes() -> Iterator[Callable[..., Boxes]]:
-    """Makes both ends of a ring."""
+    """Return a function that makes both ends of a ring."""
     sockets: list[socket.socket] = []
 
     def make(send_wait: WaitBound | None = None, read_wait: WaitBound | None = None) -> Boxes:
@@ -97,7 +97,7 @@ def test_frames_of_any_size_arrive_whole(boxes: Callable[..., Boxes]) -> None:
     assert outbox.sent == inbox.received == sum(sizes) + 4 * len(sizes)
 
 
-def test_the_end_of_the_control_socket_is_the_end_of_the_ring(boxes: Callable[..., Boxes]) -> None:
+def test_closing_the_control_socket_closes_the_ring(boxes: Callable[..., Boxes]) -> None:
     outbox, inbox = boxes()
     outbox.send([b"last words"])
     outbox.close()
@@ -108,7 +108,7 @@ def test_the_end_of_the_control_socket_is_the_end_of_the_ring(boxes: Callable[..
         inbox.read_into(memoryview(got))
 
 
-def test_a_writer_notices_that_nobody_reads_any_more(boxes: Callable[..., Boxes]) -> None:
+def test_a_writer_detects_a_closed_reader(boxes: Callable[..., Boxes]) -> None:
     outbox, inbox = boxes()
     inbox.close()
     with pytest.raises(CommunicationError, match="Lost the connection"):
@@ -122,7 +122,7 @@ def test_a_writer_notices_that_nobody_reads_any_more(boxes: Callable[..., Boxes]
         (WaitBound(20, is_renewed=lambda: True), GenerationError),
     ],
 )
-def test_waits_end_as_their_bound_says(
+def test_waits_time_out(
     boxes: Callable[..., Boxes], wait: WaitBound, error: type[Exception]
 ) -> None:
     _, inbox = boxes(read_wait=wait)
@@ -151,22 +151,22 @@ def test_memory_that_others_could_read_is_refused(monkeypatch: pytest.MonkeyPatc
     assert offer.accept_answer(_answer_to(offer)) is None
 
 
-def test_another_object_under_the_same_number_is_refused() -> None:
+def test_another_object_with_the_same_descriptor_is_refused() -> None:
     offer = RingOffer(allowed=True)
-    # The last 32 bytes are the digest of the token.
+    # The last 32 bytes are the token's digest.
     offer.data = offer.data[:-32] + bytes(32)
     assert offer.accept_answer(_answer_to(offer)) is None
 
 
-def test_a_false_proof_ends_the_connection() -> None:
+def test_a_wrong_proof_closes_the_connection() -> None:
     with pytest.raises(ConnectionError, match="wrong answer"):
         RingOffer(allowed=True).accept_answer(b"x" * RingOffer.ANSWER)
 
 
 @pytest.mark.parametrize("caller", [True, False])
 @pytest.mark.parametrize("listening", [True, False])
-def test_the_same_exchange_with_and_without(caller: bool, listening: bool) -> None:
-    """Rings where both sides allow them; the bytes counted are the same."""
+def test_exchange_is_the_same_with_and_without_rings(caller: bool, listening: bool) -> None:
+    """Rings are used if both sides allow them; the byte counts are the same."""
     rule = one_group(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), 5, 1.0)
     shard = Shard(rule, ShardState(np.zeros((5, 1)), {}))
     server = ShardServer(Asynchronous(), [0], shard, None, 1)
@@ -195,7 +195,7 @@ def test_the_same_exchange_with_and_without(caller: bool, listening: bool) -> No
 
 @pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_allreduce_is_the_sum_and_the_same_bits_everywhere(
+def test_allreduce_gives_the_sum_with_the_same_bits_on_all_ranks(
     ranks: Callable[..., Ranks], size: int, shared: bool
 ) -> None:
     some = ranks(*[shared] * size)
@@ -213,7 +213,9 @@ def test_allreduce_is_the_sum_and_the_same_bits_everywhere(
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
-def test_allgather_gives_everyone_everything(ranks: Callable[..., Ranks], shared: bool) -> None:
+def test_allgather_returns_all_arrays_on_all_ranks(
+    ranks: Callable[..., Ranks], shared: bool
+) -> None:
     some = ranks(*[shared] * 3)
 
     def arrays(rank: int) -> list[Any]:
@@ -231,8 +233,8 @@ def test_allgather_gives_everyone_everything(ranks: Callable[..., Ranks], shared
                     np.testing.assert_array_equal(one, truth)
 
 
-def test_nobody_runs_over_what_another_still_reads(ranks: Callable[..., Ranks]) -> None:
-    """Many rounds of changing sizes, one rank late now and then."""
+def test_memory_is_not_overwritten_while_another_rank_reads(ranks: Callable[..., Ranks]) -> None:
+    """Many rounds of changing sizes, with one rank late from time to time."""
     some = ranks(True, True, True)
     late = threading.Event()
 
@@ -255,7 +257,7 @@ def test_nobody_runs_over_what_another_still_reads(ranks: Callable[..., Ranks]) 
     [([True, False, True], [1, 1, 1]), ([True] * 5, [1, 2, 1, 3, 2])],
     ids=["one may not", "three hosts"],
 )
-def test_several_hosts_agree_to_the_bit(
+def test_several_hosts_have_the_same_bits(
     ranks: Callable[..., Ranks], allowed: list[bool], hosts: list[int]
 ) -> None:
     some = ranks(*allowed, hosts=hosts)
@@ -275,14 +277,14 @@ def test_several_hosts_agree_to_the_bit(
             assert [arrays[1].shape for arrays in gathered] == [(2, 1)] * len(allowed)
 
 
-def test_nobody_shares_where_nobody_may(ranks: Callable[..., Ranks]) -> None:
+def test_no_memory_is_shared_if_disabled(ranks: Callable[..., Ranks]) -> None:
     some = ranks(False, False)
     assert all(isinstance(group, PeerGroup) for group in some.groups)
     some = ranks(True, True, hosts=[1, 2])
     assert all(isinstance(group, PeerGroup) for group in some.groups)
 
 
-def test_a_rank_that_ends_ends_the_others_waits(ranks: Callable[..., Ranks]) -> None:
+def test_a_rank_that_ends_raises_in_waiting_ranks(ranks: Callable[..., Ranks]) -> None:
     some = ranks(True, True)
     some.each(lambda group: group.allreduce(np.ones(5)))
     some.groups[1].close()
@@ -290,7 +292,7 @@ def test_a_rank_that_ends_ends_the_others_waits(ranks: Callable[..., Ranks]) -> 
         some.groups[0].allreduce(np.ones(5))
 
 
-def test_the_last_sum_of_a_rank_that_has_left_still_counts(ranks: Callable[..., Ranks]) -> None:
+def test_the_last_sum_of_a_departed_rank_is_used(ranks: Callable[..., Ranks]) -> None:
     some = ranks(True, True)
     slow = threading.Event()
 
@@ -305,7 +307,7 @@ def test_the_last_sum_of_a_rank_that_has_left_still_counts(ranks: Callable[..., 
         np.testing.assert_array_equal(total, np.full(5, 2.0))
 
 
-def test_the_last_to_come_wakes_each_sleeper_once(
+def test_the_last_rank_wakes_each_waiting_rank_once(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     woken: list[WakePipe] = []
@@ -324,7 +326,7 @@ def test_the_last_to_come_wakes_each_sleeper_once(
     assert 0 < len(woken) == len(set(woken)) <= len(early)
 
 
-def test_a_group_hears_of_a_new_generation(ranks: Callable[..., Ranks]) -> None:
+def test_a_new_generation_ends_waits_of_a_group(ranks: Callable[..., Ranks]) -> None:
     renewed = threading.Event()
     some = ranks(True, True, wait=WaitBound(PATIENCE, is_renewed=renewed.is_set))
     renewed.set()
@@ -332,11 +334,11 @@ def test_a_group_hears_of_a_new_generation(ranks: Callable[..., Ranks]) -> None:
         some.groups[0].allreduce(np.ones(5))
 
 
-# -- nothing is left -------------------------------------------------------------------------------
+# -- cleanup ---------------------------------------------------------------------------------------
 
 
 def _descriptors() -> list[str]:
-    """What this process has open."""
+    """Return the open descriptors of this process."""
     found = []
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -344,9 +346,9 @@ def _descriptors() -> list[str]:
     return found
 
 
-def test_memory_has_no_name_that_a_killed_process_could_leave() -> None:
+def test_shared_memory_has_no_name_in_the_file_system() -> None:
     def named() -> set[str]:
-        """Of this process alone: others come and go in the folder."""
+        """Return names of this process only, since other processes use the folder too."""
         mapped = Path("/proc/self/maps").read_text().split()
         return {word for word in [*mapped, *_descriptors()] if word.startswith("/dev/shm/")}
 
@@ -357,9 +359,9 @@ def test_memory_has_no_name_that_a_killed_process_could_leave() -> None:
     offer.close()
 
 
-def test_descriptors_are_given_back(boxes: Callable[..., Boxes]) -> None:
+def test_descriptors_are_closed(boxes: Callable[..., Boxes]) -> None:
     def count() -> int:
-        """Descriptors of segments and bells; threads of clusters open and close others."""
+        """Count descriptors of segments and pipes only, since cluster threads open others."""
         gc.collect()
         ours = ("/memfd:daskml_dist", "pipe:")
         return sum(target.startswith(ours) for target in _descriptors())
@@ -374,7 +376,7 @@ def test_descriptors_are_given_back(boxes: Callable[..., Boxes]) -> None:
     until(lambda: count() <= before)
 
 
-def test_a_segment_is_its_users_alone() -> None:
+def test_a_segment_is_accessible_to_its_user_only() -> None:
     segment, descriptor = SharedSegment.make(100)
     try:
         assert os.fstat(descriptor).st_mode & 0o777 == 0o600
@@ -390,8 +392,8 @@ def test_a_segment_is_its_users_alone() -> None:
         os.close(descriptor)
 
 
-def test_only_memory_and_pipes_are_taken_up(tmp_path: Path) -> None:
-    """A number names whatever file has it: nothing else is mapped, or written to."""
+def test_only_memory_and_pipe_descriptors_are_accepted(tmp_path: Path) -> None:
+    """A descriptor number may refer to any file; others must be neither mapped nor written."""
     file = tmp_path / "private"
     file.write_bytes(bytes(10_000))
     file.chmod(0o600)

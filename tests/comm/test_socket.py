@@ -1,4 +1,4 @@
-"""The socket transport on its own: several lanes on one connection, large frames, refusals."""
+"""The socket transport: several lanes on one connection, large frames, refusals."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _server(n_rows: int, n_lanes: int) -> ShardServer:
     return ShardServer(Asynchronous(), list(range(n_lanes)), shard, None, 1)
 
 
-def test_lanes_that_send_before_they_receive_do_not_block_each_other() -> None:
-    """Parameters larger than the system's buffers, both ways at once."""
+def test_large_simultaneous_sends_do_not_deadlock() -> None:
+    """Parameters exceed the socket buffers, in both directions simultaneously."""
     n_rows, n_lanes = 1_000_000, 4
     server = _server(n_rows, n_lanes)
     bounds = MessageBounds("float64", n_rows, 1, n_lanes)
@@ -74,7 +74,7 @@ def test_a_wrong_secret_is_refused() -> None:
         listener.close()
 
 
-def test_nobody_listening_names_the_remedy() -> None:
+def test_a_refused_connection_names_the_remedy() -> None:
     with socket.create_server((HOST, 0)) as unused:
         port = unused.getsockname()[1]
     with pytest.raises(CommunicationError, match="allow TCP between"):
@@ -82,7 +82,7 @@ def test_nobody_listening_names_the_remedy() -> None:
 
 
 class Failing:
-    """A socket whose reads and writes fail with an error of the kernel's."""
+    """Socket whose reads and writes fail with an error of the kernel."""
 
     def __init__(self, number: int | None) -> None:
         self.number = number
@@ -106,7 +106,7 @@ class Failing:
     ("number", "silent"),
     [(errno.ETIMEDOUT, True), (errno.EHOSTUNREACH, True), (errno.ECONNRESET, False)],
 )
-def test_a_silent_host_is_told_from_a_closed_process(number: int, silent: bool) -> None:
+def test_errors_distinguish_a_silent_host_from_a_closed_process(number: int, silent: bool) -> None:
     sock: Any = Failing(number)
     for act in (
         lambda: Inbox(sock, WaitBound(10)).read_into(memoryview(bytearray(8))),
@@ -120,7 +120,7 @@ def test_a_silent_host_is_told_from_a_closed_process(number: int, silent: bool) 
 
 @pytest.fixture
 def eager() -> Iterator[tuple[EagerOutbox, Inbox]]:
-    """Both ends of a socket that takes some 100 KB before they are read."""
+    """Provide both ends of a socket that buffers some 100 KB."""
     one, other = socket.socketpair()
     outbox, inbox = EagerOutbox(one, WaitBound(20)), Inbox(other, WaitBound(20))
     yield outbox, inbox
@@ -133,7 +133,7 @@ def _draw_frame(n_bytes: int) -> bytes:
 
 
 def test_frames_begin_without_waiting_for_a_reader(eager: tuple[EagerOutbox, Inbox]) -> None:
-    """What was begun goes out before what another thread sends, and in order."""
+    """A partially sent frame is completed before frames of other threads, in order."""
     outbox, inbox = eager
     frames = [_draw_frame(n) for n in (10, 40_000, 5_000_000, 3_000_000, 100, 70_000)]
     assert outbox.begin([frames[0][:4], frames[0][4:]])
@@ -158,7 +158,7 @@ def test_frames_begin_without_waiting_for_a_reader(eager: tuple[EagerOutbox, Inb
 
 
 def test_ranks_add_large_arrays_under_tls() -> None:
-    """Records of TLS go out whole, so both sides must read while they send."""
+    """TLS records are sent whole, so both sides must read while they send."""
     pytest.importorskip("cryptography")
     security = Security.temporary()
     ranks = Ranks(
@@ -178,7 +178,7 @@ def test_ranks_add_large_arrays_under_tls() -> None:
         ranks.close()
 
 
-def test_the_rest_of_a_frame_fails_where_nobody_reads(eager: tuple[EagerOutbox, Inbox]) -> None:
+def test_the_rest_of_a_frame_times_out_without_a_reader(eager: tuple[EagerOutbox, Inbox]) -> None:
     outbox, inbox = eager
     assert not outbox.begin([_draw_frame(5_000_000)])
     inbox.close()
@@ -188,8 +188,8 @@ def test_the_rest_of_a_frame_fails_where_nobody_reads(eager: tuple[EagerOutbox, 
         outbox.begin([b"more"])
 
 
-def test_an_error_of_a_wait_is_raised_as_it_is() -> None:
-    """An error that was its own cause would send whoever follows the causes in circles."""
+def test_an_error_of_a_wait_is_raised_unchanged() -> None:
+    """An error that is its own cause would loop forever when causes are followed."""
     one, other = socket.socketpair()
     full, ended = EagerOutbox(one, WaitBound(20)), EagerOutbox(other, WaitBound(0.0))
     full.begin([_draw_frame(5_000_000)])
@@ -202,7 +202,7 @@ def test_an_error_of_a_wait_is_raised_as_it_is() -> None:
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux alone has it")
 def test_connections_are_probed() -> None:
-    """As long as the kernel of the other side acknowledges, nobody is told of silence."""
+    """While the peer's kernel acknowledges keepalive probes, no timeout is raised."""
     told: list[bool] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         sock = socket.create_connection(server.getsockname())

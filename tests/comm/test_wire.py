@@ -1,4 +1,4 @@
-"""Frames: what is sent is what comes in, and keys that both ends know are not sent again."""
+"""Frames arrive unchanged, and keys known to both ends are not sent again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from daskml_dist.ps.messages import ServerRequest
 
 
 class _Pipe:
-    """Bytes in, bytes out."""
+    """Byte stream in memory."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -23,7 +23,7 @@ class _Pipe:
 
 
 class _Way:
-    """One direction of a connection."""
+    """Direction of a connection, with encoder and decoder."""
 
     def __init__(self) -> None:
         self._pipe, self._keys = _Pipe(), PulledKeys()
@@ -32,7 +32,7 @@ class _Way:
     def send(
         self, lane: int, index: NDArray[np.int64] | None, wanted: NDArray[np.int64] | None
     ) -> int:
-        """Send a push and a pull, check what comes in; the bytes that it took."""
+        """Send a push and a pull, check the received ones; return the number of bytes."""
         values = None if index is None else np.full((len(index), 2), 7, dtype="float32")
         sent = ServerRequest((lane, 9), 1, 2, 4, 8.0, values, index, pull_index=wanted)
         data = b"".join(bytes(buffer) for buffer in encode_request(sent, self._keys))
@@ -50,28 +50,28 @@ class _Way:
 
 
 @pytest.mark.parametrize("length", [0, 1, 1000])
-def test_a_push_of_what_was_pulled_has_no_keys(length: int) -> None:
+def test_a_push_to_pulled_keys_omits_them(length: int) -> None:
     way, of_keys = _Way(), 8 * length
     one, two = np.arange(length), np.arange(length) + 5
     first = way.send(1, None, one)
     both = way.send(1, one, two)
-    assert both == first + 8 * length  # the values
+    assert both == first + 8 * length  # bytes of the values
     assert way.send(1, two.copy(), None) == both - of_keys
     assert way.send(1, two, two) == both
 
 
-def test_other_keys_are_sent() -> None:
+def test_keys_that_differ_from_the_pull_are_sent() -> None:
     way = _Way()
     one, two = np.arange(100), np.arange(100) + 1
     way.send(1, None, one)
     plain = way.send(1, one, None)
     assert way.send(1, two, None) == plain + 800
     assert way.send(1, one[:50], None) == plain + 400 - 400
-    assert way.send(2, one, None) == plain + 800  # another lane's
+    assert way.send(2, one, None) == plain + 800  # keys of another lane
     assert way.send(1, one, None) == plain
 
 
-def test_keys_that_change_after_they_were_sent_are_others() -> None:
+def test_keys_changed_in_place_are_sent_again() -> None:
     way = _Way()
     keys = np.arange(10)
     way.send(1, None, keys)

@@ -99,7 +99,7 @@ def test_a_new_stream_forgets_the_columns_of_the_last_one() -> None:
     assert model.n_rows_ == 40
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(InvalidParameterError, match="has no partial_fit"):
         AdaptiveConformalInference(LinearRegression()).partial_fit(X, Y)
     with pytest.raises(InvalidParameterError, match="gamma=0: use a number > 0"):

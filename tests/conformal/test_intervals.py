@@ -261,7 +261,7 @@ def test_other_ways_to_join_folds() -> None:
     )
 
 
-def test_plus_by_groups() -> None:
+def test_cv_plus_intervals_with_groups() -> None:
     """Each group has its own ranks; a fold may lack it."""
 
     def group(rows: Any) -> Any:
@@ -510,8 +510,8 @@ def test_a_row_that_nothing_bounds_has_an_infinite_interval() -> None:
     assert np.isinf(model.fit(X, Y).predict_interval(NEW)).all()
 
 
-def test_as_many_groups_as_rows_are_told_apart() -> None:
-    """Groups of a few rows each, which lie anywhere."""
+def test_many_small_groups_are_distinguished() -> None:
+    """Groups of a few scattered rows each."""
     groups = np.random.default_rng(0).permutation(np.arange(N) % (N // 4))
     rows = np.column_stack([X, groups])
     frozen = FrozenEstimator(LinearRegression().fit(rows, Y))
@@ -541,7 +541,7 @@ def test_the_middle_of_two_quantiles_is_lazy_too() -> None:
     assert_allclose(found, model.predict(NEW))
 
 
-def test_what_nothing_can_be_calibrated_by_is_named() -> None:
+def test_unusable_calibration_rows_are_named() -> None:
     class Missing(Zero):
         def predict(self, X: Any) -> Any:
             return np.where(np.arange(len(X)) == 3, np.nan, 0.0)
@@ -582,7 +582,7 @@ def test_bad_parameters_are_named(params: dict[str, Any], message: str) -> None:
         ConformalRegressor(Ridge(), **params).fit(X, Y)
 
 
-def test_too_few_rows_tell_what_can_be_covered() -> None:
+def test_too_few_rows_raise_with_the_attainable_coverage() -> None:
     frozen = FrozenEstimator(LinearRegression().fit(X, Y))
     with pytest.raises(InvalidDataError, match=r"8 calibration rows, and alpha=0\.1 needs 9") as e:
         ConformalRegressor(frozen).fit(X[:8], Y[:8])

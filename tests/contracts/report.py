@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.contracts.compare import Refusal, attempt
 
-__all__ = ["drawn", "fail_simplest", "lines_of", "simplest", "told", "what"]
+__all__ = ["describe_case", "drawn", "fail_simplest", "lines_of", "simplest", "what"]
 
 #: A fixed seed and no stored runs; no search for a smaller case, since `simplest` does that.
 drawn = settings(
@@ -26,10 +26,10 @@ Check = Callable[[Any], list[str]]
 
 def fail_simplest(case: Any, check: Check, module: str) -> NoReturn:
     """Fail with the simplest case that fails in the same way, and the command that repeats it."""
-    raise AssertionError(told(simplest(case, check), check, module))
+    raise AssertionError(describe_case(simplest(case, check), check, module))
 
 
-def told(case: Any, check: Check, module: str) -> str:
+def describe_case(case: Any, check: Check, module: str) -> str:
     """Return the command that repeats a case, and its differences."""
     return "\n    ".join([f'python -m {module} "{case}"', *lines_of(case, check)])
 

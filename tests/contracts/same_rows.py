@@ -163,7 +163,7 @@ def _has_twin(case: Case, held: Given) -> bool:
         return False  # scikit-learn's ARPACK does not find the last component of sparse rows
     if case.subject == "RidgeCV 1" and case.shape == "far":
         # Without an intercept scikit-learn's coefficients have a relative error of 2e-6, ours of
-        # 1e-12 (test_columns_far_from_zero_keep_their_digits).
+        # 1e-12 (test_columns_far_from_zero_keep_their_precision).
         return False
     if case.weight == "none":
         return True

@@ -1,4 +1,4 @@
-"""Every public estimator with a checkpoint: kept, resumed, ended or killed and resumed."""
+"""Every public estimator with a checkpoint: saved, resumed, stopped or killed and resumed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.contracts.results import fitted_numbers
 from tests.contracts.small_fits import each_base, rows_of, small_estimator, small_estimators
 from tests.subprocesses import ROOT, environment
 
-#: Estimators of which a fit may say that it cannot save itself.
+#: Estimators whose fits may refuse checkpoints.
 REFUSING = {
     "ALS",
     "ElasticNetCV",
@@ -37,16 +37,16 @@ def _has(name: str, parameter: str) -> bool:
     return parameter in small_estimators()[name].get_params(deep=False)
 
 
-#: Estimators whose fits can be told to save themselves.
+#: Estimators whose fits accept checkpoints.
 SAVING = [n for n in small_estimators() if _has(n, "callbacks") and n not in REFUSING]
 
 
 class EndedError(Exception):
-    """The client is gone."""
+    """Error that stands for a lost client."""
 
 
 class Leave:
-    """Callback that ends a fit with a pass, or the whole process."""
+    """Callback that ends a fit, or the whole process, at a pass."""
 
     def __init__(self, at: int, *, kill: bool = False) -> None:
         self.at, self.kill = at, kill
@@ -59,7 +59,7 @@ class Leave:
 
 
 def fitted(name: str, checkpoint: Checkpoint | None = None, *callbacks: Any, **how: Any) -> Any:
-    """Return a small estimator, fitted with a checkpoint where its interface has it."""
+    """Return a small estimator, fitted with a checkpoint given where its interface takes it."""
     saving: dict[str, Any] = {"callbacks": list(callbacks)}
     if checkpoint is not None and _has(name, "checkpoint"):
         saving["checkpoint"] = checkpoint
@@ -74,7 +74,7 @@ def fitted(name: str, checkpoint: Checkpoint | None = None, *callbacks: Any, **h
 
 
 def _same(name: str, found: Any, calm: Any) -> None:
-    """Assert that a fit came to the numbers and the passes of one without a checkpoint."""
+    """Assert that a fit has the attributes and passes of one without a checkpoint."""
     assert differences(fitted_numbers(found), fitted_numbers(calm), 0.0, whole=True) == []
     X, _ = rows_of(name)
     for method in ("predict", "transform"):
@@ -86,10 +86,10 @@ def _same(name: str, found: Any, calm: Any) -> None:
 
 
 @pytest.mark.parametrize("name", each_base(SAVING))
-def test_a_fit_that_saves_itself_and_goes_on(name: str, tmp_path: Path) -> None:
+def test_checkpointed_fits_resume(name: str, tmp_path: Path) -> None:
     path, calm = tmp_path / "fit.npz", fitted(name)
     _same(name, fitted(name, Checkpoint(path)), calm)
-    # A fit of one sum has nothing to go on from.
+    # A fit of a single sum has no state to resume from.
     assert path.exists() or len(calm.history_) <= 2
     going_on = Checkpoint(path, resume=True)
     _same(name, fitted(name, going_on), calm)
@@ -101,13 +101,15 @@ def test_a_fit_that_saves_itself_and_goes_on(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REFUSING))
-def test_a_fit_that_cannot_save_itself_says_so(name: str, tmp_path: Path) -> None:
+def test_fits_without_checkpoints_refuse_them(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidParameterError, match="does not support checkpoints: remove the"):
         fitted(name, Checkpoint(tmp_path / "fit.npz"))
 
 
 @pytest.mark.parametrize("name", [n for n in SAVING if _has(n, "checkpoint")])
-def test_a_checkpoint_among_callbacks_names_the_parameter(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_among_callbacks_is_refused_with_the_parameters_name(
+    name: str, tmp_path: Path
+) -> None:
     with pytest.raises(InvalidParameterError, match=rf"{name}\(checkpoint="):
         fitted(name, None, Checkpoint(tmp_path / "fit.npz"))
 
@@ -115,9 +117,7 @@ def test_a_checkpoint_among_callbacks_names_the_parameter(name: str, tmp_path: P
 @pytest.mark.parametrize(
     "name", ["HistGradientBoostingClassifier", "RandomForestRegressor", "KMeans", "SGDClassifier"]
 )
-def test_a_fit_without_random_state_goes_on_with_the_seed_of_its_file(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_fit_without_random_state_resumes_with_the_saved_seed(name: str, tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "fit.npz", resume=True)
     with pytest.raises(EndedError):
         fitted(name, checkpoint, Leave(2), random_state=None)
@@ -130,9 +130,7 @@ TREES = ["ExtraTreesRegressor", "HistGradientBoostingClassifier", "RandomForestC
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_a_cluster_grows_the_trees_that_a_process_began(
-    name: str, client: Client, tmp_path: Path
-) -> None:
+def test_a_cluster_resumes_trees_of_one_process(name: str, client: Client, tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "fit.npz", resume=True)
     with pytest.raises(EndedError):
         fitted(name, checkpoint, Leave(2))
@@ -164,7 +162,7 @@ def _spoilt(checkpoint: Checkpoint, state: Any, facts: Any) -> None:
     fitted("HistGradientBoostingClassifier", checkpoint)
 
 
-# Fits an estimator in a process that ends amid the third pass, as SIGKILL would.
+# Fits an estimator in a process that ends during the third pass, as by SIGKILL.
 _KILLED = """
 import sys
 from daskml_dist.callbacks import Checkpoint
@@ -176,7 +174,7 @@ fitted(sys.argv[1], Checkpoint(sys.argv[2]), Leave(3, kill=True), lazy=sys.argv[
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "lazy"])
 @pytest.mark.parametrize("name", SAVING)
-def test_a_killed_process_and_the_next_one(name: str, kind: str, tmp_path: Path) -> None:
+def test_a_fit_resumes_after_a_killed_process(name: str, kind: str, tmp_path: Path) -> None:
     lazy = kind == "lazy"
     if lazy and name in ("MatrixFactorization", "TwoTower"):
         pytest.skip("its ratings are a frame")

@@ -1,4 +1,4 @@
-"""Clients of every public estimator: what is none, closed or asynchronous; and the one given."""
+"""Clients of every public estimator: invalid, closed or asynchronous ones, and the given one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _fit(name: str, X: Any, y: Any, **how: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[LocalCluster]:
-    """A cluster inside this process, beside the shared one."""
+    """Provide a cluster inside this process, beside the shared one."""
     with LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0",
         silence_logs=logging.ERROR,
@@ -69,7 +69,7 @@ def other() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def no_clients(other: LocalCluster) -> dict[str, tuple[Any, str]]:
-    """What may be taken for a client, and the remedy of each."""
+    """Return objects that may be mistaken for a client, with the remedy of each."""
     closed = Client(other, set_as_default=False)
     closed.close()
     return {
@@ -83,14 +83,14 @@ def no_clients(other: LocalCluster) -> dict[str, tuple[Any, str]]:
 
 @pytest.mark.parametrize("kind", ["memory", "Dask"])
 @pytest.mark.parametrize("name", TAKE_A_CLIENT)
-def test_fits_given_no_client(name: str, kind: str, no_clients: dict[str, Any]) -> None:
+def test_fits_refuse_invalid_clients(name: str, kind: str, no_clients: dict[str, Any]) -> None:
     X, y = rows_of(name) if kind == "memory" else _lazy(name)
     for client, remedy in no_clients.values():
         with pytest.raises(InvalidParameterError, match=remedy):
             _fit(name, X, y, client=client)
 
 
-def test_plans_and_streams_given_no_client(no_clients: dict[str, Any]) -> None:
+def test_plans_and_streams_refuse_invalid_clients(no_clients: dict[str, Any]) -> None:
     X, y = rows_of("SGDClassifier")
     for client, remedy in no_clients.values():
         with pytest.raises(InvalidParameterError, match=remedy):
@@ -99,7 +99,7 @@ def test_plans_and_streams_given_no_client(no_clients: dict[str, Any]) -> None:
             SGDClassifier().stream(client=client)
 
 
-#: Estimators whose fit looks at no row.
+#: Estimators whose fit reads no rows.
 LOOK_AT_NONE = {
     "Blockwise",
     "Categorizer",
@@ -112,8 +112,8 @@ LOOK_AT_NONE = {
 }
 
 
-def test_an_asynchronous_client(other: LocalCluster) -> None:
-    """In the event loop every fit says what client it needs, whatever it is given."""
+def test_fits_in_an_event_loop_name_the_required_client(other: LocalCluster) -> None:
+    """In an event loop every fit raises an error that names the required client."""
 
     async def tried() -> dict[str, Any]:
         async with Client(other.scheduler_address, asynchronous=True) as client:
@@ -136,7 +136,7 @@ def test_an_asynchronous_client(other: LocalCluster) -> None:
 
 
 def _tasks_of(client: Client) -> int:
-    """Return how many tasks the scheduler of a client has ever known."""
+    """Return the number of tasks that the client's scheduler has ever had."""
 
     def count(dask_scheduler: Any) -> int:
         groups = dask_scheduler.task_prefixes.values()
@@ -166,7 +166,7 @@ def _call(name: str, method: str, X: Any, y: Any, client: Any) -> None:
         if method == "stream":
             rows = [part for part in rows_of(name) if part is not None]
             how = {} if labels is None else {"classes": labels}
-            # Only its stream of ratings stays in the calling process.
+            # Only its stream of ratings runs in the calling process.
             where = "inline" if name == "MatrixFactorization" else client
             with model.stream(client=where, **how) as stream:
                 stream.learn(*rows)
@@ -184,10 +184,10 @@ HAVE_CLASSES = {
 
 
 @pytest.mark.parametrize("name", each_base(TAKE_A_CLIENT))
-def test_the_given_client_is_the_one_that_works(
+def test_methods_work_on_the_given_client(
     name: str, other: LocalCluster, cluster: LocalCluster
 ) -> None:
-    """Nothing that a method does goes to the current client where another one is given."""
+    """No work is sent to the current client if another one is given."""
     X, y = _lazy(name)
     with Client(other, set_as_default=False) as given, Client(cluster) as current:
         before, of_given = _tasks_of(current), _tasks_of(given)
@@ -198,7 +198,7 @@ def test_the_given_client_is_the_one_that_works(
 
 
 class _Largest(VertexProgram):
-    """The largest number among a vertex and all that lead to it."""
+    """Vertex program: largest number among a vertex and all vertices that lead to it."""
 
     combine = "max"
 
@@ -215,7 +215,7 @@ def _count_blocks(group: Any, blocks: Any, state: Any) -> int:
 
 _EDGES = pd.DataFrame({"source": [0, 1, 2, 3, 4, 5], "target": [1, 2, 0, 4, 5, 3]})
 _BASKETS = np.eye(8)[:, :4]
-#: Public functions, and methods of no estimator, that take a client.
+#: Public functions, and methods of other classes, that take a client.
 FUNCTIONS: dict[str, Any] = {
     "connected_components": lambda client: connected_components(_as_dask(_EDGES, 2), client=client),
     "frequent_itemsets": lambda client: frequent_itemsets(
@@ -236,7 +236,7 @@ FUNCTIONS: dict[str, Any] = {
 }
 
 
-def test_functions_work_by_the_given_client(other: LocalCluster, cluster: LocalCluster) -> None:
+def test_functions_work_on_the_given_client(other: LocalCluster, cluster: LocalCluster) -> None:
     with Client(other, set_as_default=False) as given, Client(cluster) as current:
         before = _tasks_of(current)
         for name, call in FUNCTIONS.items():

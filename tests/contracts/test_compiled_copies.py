@@ -1,4 +1,4 @@
-"""Compiled loops copy arrays by the functions that are there for it."""
+"""Compiled loops copy arrays only by the dedicated functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _sliced(node: ast.expr) -> bool:
 
 
 def _is_array(value: ast.expr, into_slice: bool) -> bool:
-    """What a slice is filled with is an array, or what any row is; a call gives a number."""
+    """Return whether the value assigned to a slice or row is an array; calls return numbers."""
     if isinstance(value, ast.BinOp):
         return _is_array(value.left, into_slice) or _is_array(value.right, into_slice)
     if isinstance(value, ast.Call):
@@ -32,7 +32,7 @@ def _is_array(value: ast.expr, into_slice: bool) -> bool:
 
 
 def copies(source: str) -> list[str]:
-    """Assignments that fill a slice or a row with an array, as far as the text tells."""
+    """Return assignments of arrays to slices or rows, as far as the source shows."""
     return [
         ast.unparse(node)
         for node in ast.walk(ast.parse(textwrap.dedent(source)))
@@ -43,7 +43,7 @@ def copies(source: str) -> list[str]:
 
 
 def _compiled() -> Iterator[tuple[str, Any]]:
-    """Functions of the backends that numba compiles as they stand."""
+    """Return the functions of the backends that numba compiles directly."""
     for module in pkgutil.iter_modules(backends.__path__):
         here = importlib.import_module(f"{backends.__name__}.{module.name}")
         for name, value in vars(here).items():
@@ -79,5 +79,5 @@ def test_no_compiled_function_assigns_arrays() -> None:
         ("a = b[:2]", False),
     ],
 )
-def test_what_counts_as_a_copy(line: str, seen: bool) -> None:
+def test_copies_are_recognised(line: str, seen: bool) -> None:
     assert copies(line) == ([line] if seen else [])

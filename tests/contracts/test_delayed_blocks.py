@@ -18,13 +18,13 @@ from tests.contracts.compare import Refusal, attempt
 from tests.contracts.small_fits import rows_of, small_estimator, small_estimators
 from tests.quick import quick
 
-#: Rows of numbers, which are what a delayed block holds.
+#: Numeric rows, as held by a delayed block.
 OF_NUMBERS = [
     name
     for name in small_estimators()
     if isinstance(rows_of(name)[0], np.ndarray) and rows_of(name)[0].ndim == 2
 ]
-#: Estimators of other packages' models, which need to know the number of columns at once.
+#: Estimators of other packages' models, which need the number of columns immediately.
 REFUSING = {
     "BaggingClassifier", "BaggingRegressor", "Blockwise", "BlockwiseVotingClassifier",
     "BlockwiseVotingRegressor", "CalibratedClassifierCV", "ConformalClassifier",

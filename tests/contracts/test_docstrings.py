@@ -33,7 +33,7 @@ OPENERS = {
 }
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
-# Every room: the packages at any depth, and the package itself for the modules beside them.
+# Every folder: subpackages at any depth, and the package itself.
 ROOMS = sorted(path.parent for path in HOUSE.rglob("__init__.py"))
 
 
@@ -43,7 +43,7 @@ def is_predicate(node: ast.AST) -> bool:
 
 
 def questions(source: str) -> Iterator[str]:
-    """Openings of the docstrings of a module that are questions, with their lines."""
+    """Return openings of a module's docstrings that are question words, with their lines."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)):
             text = ast.get_docstring(node) or ""
@@ -79,5 +79,5 @@ def test_docstrings_open_with_their_noun(room: Path):
         ('def f():\n    """Whatever it is."""', 0),
     ],
 )
-def test_questions_are_told_from_nouns(source: str, n_found: int):
+def test_question_words_are_distinguished_from_nouns(source: str, n_found: int):
     assert len(list(questions(source))) == n_found

@@ -1,4 +1,4 @@
-"""Every public estimator with each callback of the package: it does its work, or says why not."""
+"""Every public estimator with each callback of the package: it works, or the error says why not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FITTED_WITH_CALLBACKS = [
 
 
 class Trial:
-    """Trial of no study, which prunes nothing."""
+    """Stand-in for a trial that is never pruned."""
 
     def __init__(self) -> None:
         self.reported: dict[int, float] = {}
@@ -48,7 +48,7 @@ class Trial:
 
 
 class SmallFit:
-    """Estimator, and the callbacks that it is fitted with, which write into a folder."""
+    """Estimator with its callbacks, which write into a folder."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
@@ -76,7 +76,7 @@ class SmallFit:
             return small_estimator(self.name, callbacks=list(map(self.made, names))).fit(X, y)
 
     def check(self, names: Sequence[str], passes: list[int]) -> None:
-        """Assert that each callback has told of all passes."""
+        """Assert that each callback has reported all passes."""
         if "CSVLogger" in names:
             with open(self.folder / "passes.csv", newline="") as file:
                 assert [int(line["pass"]) for line in csv.DictReader(file)] == passes
@@ -95,14 +95,14 @@ def test_every_callback_is_in_the_table() -> None:
     assert in_table == set(callbacks.__all__)
 
 
-#: Callbacks that every fit takes; that ask for a loss; and that need another package.
+#: Callbacks that every fit takes; that need a loss; and that need another package.
 ALWAYS = ("CSVLogger", "Progress", "TimeLimit")
 MEASURING = ("EarlyStopping", "OptunaPruning")
 WITH_A_PACKAGE = {"MLflow": "mlflow", "TensorBoard": "tensorboardX"}
 
 
 @pytest.mark.parametrize("name", each_base(FITTED_WITH_CALLBACKS))
-def test_callbacks_that_every_fit_takes(name: str, tmp_path: Path) -> None:
+def test_common_callbacks_work_with_every_fit(name: str, tmp_path: Path) -> None:
     small = SmallFit(name, tmp_path)
     found = small.fit(*ALWAYS)
     small.check(ALWAYS, [record["pass"] for record in found.history_])
@@ -110,8 +110,10 @@ def test_callbacks_that_every_fit_takes(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("callback", ["EvalMonitor", *MEASURING])
 @pytest.mark.parametrize("name", each_base(FITTED_WITH_CALLBACKS))
-def test_callbacks_that_measure(name: str, callback: str, tmp_path: Path) -> None:
-    """A fit has the measure, or the error names what to ask for in its place."""
+def test_monitoring_callbacks_work_or_name_alternatives(
+    name: str, callback: str, tmp_path: Path
+) -> None:
+    """A fit records the monitored value, or the error names alternatives."""
     if callback == "OptunaPruning":
         pytest.importorskip("optuna", reason="needs the extra optuna")
     small = SmallFit(name, tmp_path)
@@ -125,7 +127,7 @@ def test_callbacks_that_measure(name: str, callback: str, tmp_path: Path) -> Non
     assert callback != "EvalMonitor" or all("eval_score" in record for record in found.history_)
 
 
-#: Estimators whose parameters are with the client after each pass.
+#: Estimators whose parameters the client has after each pass.
 BY_STEPS = {
     name
     for name, model in small_estimators().items()
@@ -136,7 +138,7 @@ BY_STEPS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("callback", WITH_A_PACKAGE)
 @pytest.mark.parametrize("name", FITTED_WITH_CALLBACKS)
-def test_callbacks_that_need_a_package(name: str, callback: str, tmp_path: Path) -> None:
+def test_callbacks_of_optional_packages_work(name: str, callback: str, tmp_path: Path) -> None:
     pytest.importorskip(WITH_A_PACKAGE[callback])
     small = SmallFit(name, tmp_path)
     found = small.fit(callback)

@@ -1,4 +1,4 @@
-"""Blocks of the pages on writing one's own run, as in a notebook whose module no worker has."""
+"""Code blocks of the pages on extending the package run as in a notebook."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ N_ROWS = 1_000
 
 
 def _blocks(page: str) -> dict[str, list[str]]:
-    """Python blocks by the heading that they stand under."""
+    """Return the Python blocks by their heading."""
     sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
     found = {
         name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, text in sections.items()
@@ -46,7 +46,7 @@ def _classes(rng: Any) -> tuple[Any, Any]:
 
 
 def _fits(names: dict[str, Any], name: str, least: float) -> None:
-    """The model of that name is as good as it must be, and was fitted by both workers."""
+    """Assert that the named model is accurate and was fitted by both workers."""
     model = names[name]
     assert model.score(names["X"], names["y"]) > least
     assert model.history_.extra["n_lanes"] == 2
@@ -103,7 +103,7 @@ def _shapes(names: dict[str, Any]) -> None:
 
 
 def _values(rng: Any) -> tuple[Any, Any]:
-    """Numbers of values in three columns, of which the rarer half are seldom seen."""
+    """Return indices of values in three columns, half of which are rare."""
     X = np.concatenate(
         [rng.integers(0, 12, (N_ROWS, 1)) + first for first in (0, 1990, 3988)], axis=1
     )
@@ -137,7 +137,7 @@ def _rounds(names: dict[str, Any]) -> None:
     assert model.n_iter_ == len(model.history_.records) > 3
 
 
-#: Rows that a section's block is given, and what must be so afterwards.
+#: Rows given to a section's block, and the check to run afterwards.
 SECTIONS: dict[str, tuple[Callable[[Any], tuple[Any, Any]], Callable[[dict[str, Any]], None]]] = {
     "A loss": (_regression, _loss),
     "An optimizer": (_classes, _optimizer),

@@ -1,4 +1,4 @@
-"""A package of an extra that is missing skips the tests that need it, and no others."""
+"""A missing package of an extra skips only the tests that need it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-#: Import names of packages that extras bring, and a machine with a GPU may lack.
+#: Import names of packages of extras, which a machine with a GPU may lack.
 OPTIONAL = (
     "array_api_strict", "bokeh", "cryptography", "cupy", "cupyx", "dask_cuda", "dask_jobqueue",
     "httptools", "hypothesis", "lightgbm", "matplotlib", "mlflow", "ml_dtypes", "msgspec", "nccl",
@@ -33,7 +33,7 @@ def _imports_before_looking(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("pattern", ["test_*.py", "conftest.py"])
-def test_extras_are_imported_after_a_look_for_them(pattern: str) -> None:
+def test_extras_are_imported_after_importorskip(pattern: str) -> None:
     # One module that cannot be imported stops the collection of all: `pytest -m gpu` would run
     # nothing on a machine without skops.
     texts = {path: path.read_text() for path in TESTS.rglob(pattern)}

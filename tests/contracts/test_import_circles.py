@@ -1,4 +1,4 @@
-"""No module of the package imports itself by way of others, wherever the imports stand."""
+"""No module of the package imports itself indirectly, including imports in functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(daskml_dist.__file__).parent
 
 
 def _modules(root: Path) -> dict[str, Path]:
-    """Files by the names of their modules."""
+    """Return files by the names of their modules."""
     found = {}
     for path in root.rglob("*.py"):
         parts = path.relative_to(root.parent).with_suffix("").parts
@@ -23,14 +23,14 @@ def _modules(root: Path) -> dict[str, Path]:
 
 
 def _imports(path: Path, modules: dict[str, Path]) -> set[str]:
-    """Modules that a file imports: at its top, in a function, or for the type checker alone."""
+    """Return modules that a file imports: at its top, in functions, or only for type checking."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             inner = {f"{node.module}.{name.name}" for name in node.names}
-            # A package has not to be loaded to its end where one of its modules is taken.
+            # Importing a module does not need its package to be loaded completely.
             found |= inner if inner <= modules.keys() else {node.module, *inner}
     return found & modules.keys()
 
@@ -41,15 +41,15 @@ def _look(root: Path) -> None:
     TopologicalSorter(graph).prepare()
 
 
-def test_no_circle() -> None:
+def test_there_is_no_import_circle() -> None:
     try:
         _look(ROOT)
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_a_circle_is_found(tmp_path: Path) -> None:
-    """Of a function's import and one for the type checker."""
+def test_an_import_circle_is_detected(tmp_path: Path) -> None:
+    """The circle consists of an import in a function and one for type checking."""
     house = tmp_path / "house"
     house.mkdir()
     (house / "__init__.py").write_text("")

@@ -24,7 +24,7 @@ from daskml_dist.mixture import GaussianMixture
 
 #: Sizes around 8 and 16, the numbers of float64 and of float32 in 64 bytes, and their multiples.
 SIZES = (1, 7, 8, 9, 15, 16, 17, 31, 33)
-#: Of these some are tried by default.
+#: Sizes of the default run.
 FEW = (9, 17)
 DTYPES = ("float64", "float32")
 #: Enough rows for the loops to be compiled ones at every size.

@@ -8,8 +8,8 @@ import sys
 HEAVY = ("numba", "llvmlite", "distributed", "dask.dataframe", "fsspec", "matplotlib", "bokeh")
 
 
-def test_an_import_and_a_small_fit_load_nothing_heavy_of_their_own() -> None:
-    """Whatever scikit-learn and dask.array load themselves is not ours."""
+def test_an_import_and_a_small_fit_load_no_heavy_modules() -> None:
+    """Modules loaded by scikit-learn and dask.array themselves do not count."""
     script = (
         "import sys, sklearn.linear_model, dask.array\n"
         "before = set(sys.modules)\n"

@@ -1,7 +1,7 @@
-"""Many drawn cases, for as long as asked.
+"""Many random cases, for a configurable time.
 
-``DASKML_DIST_CONTRACTS_SECONDS`` (60) and ``DASKML_DIST_CONTRACTS_SEED`` (0) tell how long, and
-where to begin; every case is told with the line that runs it again::
+``DASKML_DIST_CONTRACTS_SECONDS`` (60) and ``DASKML_DIST_CONTRACTS_SEED`` (0) set the duration and
+seed; every case is printed with the command that repeats it::
 
     DASKML_DIST_CONTRACTS_SECONDS=3600 pytest -s -m slow tests/contracts
 """
@@ -26,17 +26,17 @@ pytest.importorskip("hypothesis", reason="Hypothesis is not installed")
 from hypothesis import given, seed, settings
 
 from tests.contracts import cases, relations, same_rows
-from tests.contracts.report import drawn, lines_of, simplest, told, what
+from tests.contracts.report import describe_case, drawn, lines_of, simplest, what
 
 SECONDS = float(os.environ.get("DASKML_DIST_CONTRACTS_SECONDS", "60"))
 SEED = int(os.environ.get("DASKML_DIST_CONTRACTS_SEED", "0"))
-#: Seconds after which a case is said to hang.
+#: Seconds after which a case counts as hanging.
 HANGS = 180
 BATCH = 20
 
 
 class Tally:
-    """Cases that ran, and what was found."""
+    """Tally of the cases that ran and their failures."""
 
     def __init__(self, until: float) -> None:
         self.until = until
@@ -45,7 +45,7 @@ class Tally:
         self.again: Counter[Any] = Counter()
 
     def run(self, case: Any, check: Callable[[Any], list[str]], kind: str, module: str) -> None:
-        """Check a case, and tell what is new of it."""
+        """Check a case, and print new failures."""
         if time.monotonic() > self.until:
             return
         self.counts[kind] += 1
@@ -62,9 +62,9 @@ class Tally:
             signal.alarm(0)
 
     def look(self, number: int, client: Client, assert_clean: Callable[[Client], None]) -> None:
-        """Note what a batch has left on the cluster; not once more what the next batches find."""
+        """Record what a batch has left on the cluster, once."""
         if any("left" in key for key in self.found):
-            return  # each look would wait for it in vain, and take the time of a hundred cases
+            return  # each further check would wait in vain, for the time of a hundred cases
         try:
             assert_clean(client)
         except pytest.fail.Exception as error:
@@ -76,8 +76,8 @@ class Tally:
         if key in self.found:
             return
         plainest = simplest(case, check)
-        text = told(plainest, check, module)
-        if "\n" not in text:  # it does not differ each time
+        text = describe_case(plainest, check, module)
+        if "\n" not in text:  # the failure does not occur each time
             text = "\n    ".join([f'python -m {module} "{case}"', *lines])
         self.found[key] = text
         print(f"\n{sum(self.counts.values())}: {text}", flush=True)
@@ -95,7 +95,7 @@ def _end_a_hang(number: int, frame: Any) -> None:
 
 
 class _Hangs(BaseException):
-    """Not an error of the subject."""
+    """Error for a hanging case, not of the subject."""
 
 
 KINDS: dict[str, tuple[Any, Callable[[Any], list[str]], str]] = {
@@ -107,7 +107,7 @@ KINDS: dict[str, tuple[Any, Callable[[Any], list[str]], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 40 * HANGS, method="thread")
-def test_for_long(cluster: LocalCluster, assert_clean: Callable[..., None]) -> None:
+def test_many_random_cases(cluster: LocalCluster, assert_clean: Callable[..., None]) -> None:
     before = signal.signal(signal.SIGALRM, _end_a_hang)
     tally, number = Tally(time.monotonic() + SECONDS), SEED
     while time.monotonic() < tally.until:

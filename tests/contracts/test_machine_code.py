@@ -1,4 +1,4 @@
-"""Machine code that is kept on disk: none is left that other sources have made stale."""
+"""The cache of machine code on disk keeps no entries of changed sources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.machine_code import drop_stale
 
 
-def test_what_another_source_has_made_stale_is_dropped(tmp_path: Path) -> None:
+def test_stale_machine_code_is_deleted(tmp_path: Path) -> None:
     package = tmp_path / "package"
     rooms, kept = package / "room", package / "room" / "__pycache__"
     kept.mkdir(parents=True)

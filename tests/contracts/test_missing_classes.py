@@ -1,4 +1,4 @@
-"""Estimators of others where a class is missing in a fold, a block or the rows held out."""
+"""Meta-estimators when a class is missing in a fold, a block or the held-out rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.quick import in_turn
 _N = 90
 _PLACES = np.arange(_N)
 _ALTERNATING = _PLACES % 2
-#: Labels by what lacks a class: each fold and block but one, those behind the first, all but one.
+#: Labels by the parts without a class: all folds and blocks but one, all after the first, etc.
 LABELS: dict[str, NDArray[Any]] = {
     "each block has one class": np.sort(_PLACES % 3),
     "a class is in the first block alone": np.where(_PLACES < 30, _PLACES % 3, _ALTERNATING),
@@ -68,7 +68,7 @@ def _predicted(model: Any, X: Any, y: Any) -> tuple[Any, Any]:
     ("kind", "name", "labels"),
     [*itertools.product(["memory"], MODELS, LABELS), *in_turn(["Dask"], MODELS, LABELS)],
 )
-def test_a_class_that_is_missing(kind: str, name: str, labels: str) -> None:
+def test_missing_classes_are_supported_or_refused(kind: str, name: str, labels: str) -> None:
     if kind == "Dask" and name == "one vs rest":
         pytest.skip("scikit-learn's own takes rows in memory")
     if kind == "memory" and "temperature" in name:
@@ -78,7 +78,7 @@ def test_a_class_that_is_missing(kind: str, name: str, labels: str) -> None:
     given = (X, y) if kind == "memory" else (da.from_array(X, chunks=(30, 3)), da.from_array(y, 30))
     found = attempt(_predicted, MODELS[name], *given)
     if isinstance(found, Refusal):
-        # Calibration alone may need each class in each fold.
+        # Only calibration may need each class in each fold.
         assert found.is_ours
         assert "calibrated" in name
         assert any(words in str(found) for words in ("lack", "class"))

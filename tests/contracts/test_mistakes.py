@@ -32,21 +32,21 @@ ROWS = [
 
 
 @pytest.mark.parametrize("mistake", ROWS)
-def test_a_mistake_is_told_with_its_remedy(
+def test_a_mistake_raises_with_its_remedy(
     mistake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call, kind, words = mistake
-    monkeypatch.chdir(tmp_path)  # the mistakes about files name no folder
+    monkeypatch.chdir(tmp_path)  # messages about files are checked without their folder
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(Exception) as raised:  # noqa: PT011 - looked at below
+        with pytest.raises(Exception) as raised:  # noqa: PT011 - checked below
             call()
     assert type(raised.value) is kind, f"{type(raised.value).__name__}: {raised.value}"
     assert isinstance(raised.value, DaskMLDistError)
     assert words in str(raised.value)
 
 
-def test_there_are_many() -> None:
+def test_the_table_has_many_mistakes() -> None:
     assert len(ROWS) >= 176
 
 
@@ -56,26 +56,26 @@ FUNCTIONS = [
     for room in [*ROOMS, "inference", "serving"]
     for name, function in vars(import_module(f"daskml_dist.{room}")).items()
     if inspect.isfunction(function) and name in import_module(f"daskml_dist.{room}").__all__
-    # Some take arguments of any name; of estimators of one's own alone is `map_rows`.
+    # Some take arguments of any name; `map_rows` is only for custom estimators.
     if name != "map_rows" and inspect.getfullargspec(function).varkw is None
 ]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_function_tells_its_arguments(function: Any) -> None:
+def test_errors_of_calls_list_the_arguments(function: Any) -> None:
     with pytest.raises(InvalidTypeError, match=r"'no_such'.* Its arguments are \("):
         function(no_such=1)
 
 
 class Asking(SGDClassifier):
-    """A user's own estimator, whose method takes other arguments."""
+    """Custom estimator whose method takes other arguments."""
 
     def fit(self, X: Any, y: Any, *, note: str) -> Any:
-        """Fit; `note` is asked for."""
+        """Fit; `note` is required."""
         raise TypeError(note)
 
 
-def test_calls_of_a_users_class() -> None:
+def test_errors_of_calls_of_a_custom_class() -> None:
     with pytest.raises(InvalidTypeError, match=r"Asking.fit\(\): missing a required argument"):
         Asking().fit(X, Y)
     with pytest.raises(TypeError, match="mine") as raised:
@@ -93,7 +93,7 @@ def test_warnings_name_the_line_of_the_user() -> None:
 
 
 @pytest.mark.parametrize("is_lazy", [False, True])
-def test_the_target_among_the_columns_is_warned_of(is_lazy: bool) -> None:
+def test_the_target_among_the_columns_warns(is_lazy: bool) -> None:
     frame = lazy(LABELLED) if is_lazy else LABELLED
     with pytest.warns(UserWarning, match=r"is the target itself.*X.drop\(columns='label'\)"):
         GaussianNB().fit(frame, frame["label"])
@@ -104,7 +104,7 @@ def test_the_target_among_the_columns_is_warned_of(is_lazy: bool) -> None:
         GaussianNB().fit(frame, 1 - frame["label"])  # of the same name
 
 
-def test_many_whole_numbers_are_no_classes_to_encode_by() -> None:
+def test_many_whole_numbers_are_refused_as_classes_for_encoding() -> None:
     y = np.arange(80.0) % 60
     rows = pd.DataFrame({"a": ["b", "c"] * 40})
     for given in ((rows, y), (lazy(rows), da.from_array(y, chunks=40))):
@@ -117,7 +117,7 @@ def test_many_whole_numbers_are_no_classes_to_encode_by() -> None:
 
 
 @pytest.mark.parametrize("values", [FRAME["pay"], LABELLED["label"] > 0, [Decimal(1), 2.5] * 20])
-def test_objects_that_are_numbers_are_taken_in_frames_as_in_arrays(values: Any) -> None:
+def test_object_columns_of_numbers_are_accepted_in_frames_and_arrays(values: Any) -> None:
     frame = FRAME.assign(pay=pd.Series(list(values), dtype=object))
     plain = frame.astype({"pay": float})
     model, same = (LinearRegression().fit(rows, T) for rows in (frame, plain))
@@ -129,7 +129,7 @@ def test_objects_that_are_numbers_are_taken_in_frames_as_in_arrays(values: Any) 
         LinearRegression().fit(frame.assign(pay=["1", 2.0] * 20), T)
 
 
-def test_a_target_by_its_name_in_memory() -> None:
+def test_a_target_may_be_a_column_name_in_memory() -> None:
     X, y = LABELLED.drop(columns="label"), LABELLED["label"]
     search = GridSearchCV(GaussianNB(), {"var_smoothing": [1e-9]}, cv=2)
     assert search.fit(LABELLED, "label").best_score_ == search.fit(X, y).best_score_

@@ -1,4 +1,4 @@
-"""A reader finds an estimator's methods in few classes: none is made of more than seven of ours."""
+"""No estimator has more than seven classes of the package in its MRO."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 from tests.contracts.subjects import public_estimators
 
-#: The class itself, what it is fitted by, what it predicts, its family, and their common base.
+#: The class itself, fitting, prediction, its family, and their common base.
 MOST_CLASSES = 7
 
 
 @pytest.mark.parametrize("name", sorted(public_estimators()))
-def test_an_estimator_is_made_of_few_classes(name: str) -> None:
+def test_estimators_have_few_base_classes(name: str) -> None:
     made_of = inspect.getmro(type(public_estimators()[name]))
     own = [kind.__name__ for kind in made_of if kind.__module__.startswith("daskml_dist.")]
     assert own[0] == name

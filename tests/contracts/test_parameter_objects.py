@@ -1,4 +1,4 @@
-"""Policies, losses, optimizers, callbacks and the like check what their constructors are given."""
+"""Policies, losses, optimizers and callbacks check their constructor parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from daskml_dist.optimizers import Adam
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies import LocalSGD
 
-#: Their parameters are checked by the fit that they are passed to.
+#: Classes whose parameters are checked by the fit that receives them.
 _CHECKED_LATER = {"Run", "GroupOptions", "RoundedTube"}
 
 
@@ -30,7 +30,7 @@ def _list_classes(kind: type) -> Iterator[type]:
 
 
 def _find_parameters() -> dict[str, tuple[type, str, Any]]:
-    """Class, name and default of each parameter whose default is a number or a flag."""
+    """Return class, name and default of each parameter with a numeric or boolean default."""
     for room in pkgutil.walk_packages(daskml_dist.__path__, "daskml_dist."):
         if not room.name.rpartition(".")[2].startswith("_") and room.name.count(".") == 1:
             importlib.import_module(room.name)
@@ -57,7 +57,7 @@ def test_some_of_each_kind_are_found() -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_scalars_of_numpy_become_numbers_of_python(name: str) -> None:
+def test_numpy_scalars_become_python_numbers(name: str) -> None:
     kind, parameter, default = PARAMETERS[name]
     scalar = np.asarray(default)[()]
     made = kind(**{parameter: scalar})

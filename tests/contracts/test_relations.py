@@ -1,4 +1,4 @@
-"""A change of the rows whose effect is known has this effect."""
+"""Changes of the rows with a known effect have this effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.contracts.report import drawn, fail_simplest
 @pytest.mark.parametrize("relation", RELATIONS)
 @settings(drawn, max_examples=2)
 @given(data=st.data())
-def test_relation(relation: str, data: Any) -> None:
+def test_relation_holds(relation: str, data: Any) -> None:
     case = data.draw(related(relation))
     if check(case):
         fail_simplest(case, check, "tests.contracts.relations")

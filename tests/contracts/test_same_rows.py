@@ -1,4 +1,4 @@
-"""What comes out of a collection is what comes out of the same rows in memory."""
+"""A collection gives the same results as the same rows in memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_public_name_is_a_subject() -> None:
 @pytest.mark.parametrize("subject", SUBJECTS)
 @settings(drawn, max_examples=1)
 @given(data=st.data())
-def test_in_memory(subject: str, data: Any) -> None:
+def test_rows_in_memory(subject: str, data: Any) -> None:
     _same(data, subjects=[subject], container=data.draw(st.sampled_from(IN_MEMORY)))
 
 
@@ -61,7 +61,7 @@ def test_sources_of_frames(source: str, data: Any) -> None:
 
 @pytest.mark.parametrize(
     "step",
-    # Of the others, streamed graphs and those of frames have like ones.
+    # Streamed graphs and graphs of frames cover the others.
     quick(
         ARRAY_STEPS,
         "column chunks",
@@ -93,7 +93,7 @@ def test_sources_of_arrays(source: str, container: str, data: Any) -> None:
 @settings(drawn, max_examples=1)
 @given(data=st.data())
 def test_sorted_targets_and_blocks_of_one_row(subject: str, step: str, data: Any) -> None:
-    """Blocks that lack classes, and that have no spread, of every estimator and metric."""
+    """Every estimator and metric with blocks that lack classes or have no variance."""
     _same(data, subjects=[subject], container="array", step=step)
 
 

@@ -1,4 +1,4 @@
-"""``set_output`` of every public transformer: frames of pandas and of Dask, as scikit-learn's."""
+"""``set_output`` of every public transformer gives frames of pandas and Dask as in scikit-learn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = [
     for name, model in small_estimators().items()
     if hasattr(model, "transform") and hasattr(model, "set_output")
 ]
-#: Parameters that make results dense: of sparse ones scikit-learn makes no pandas frame either.
+#: Parameters that make results dense: scikit-learn makes no frames of sparse results either.
 DENSE: dict[str, dict[str, Any]] = {
     "KBinsDiscretizer": {"encode": "onehot-dense"},
     "OneHotEncoder": {"sparse_output": False},
@@ -28,7 +28,7 @@ DENSE: dict[str, dict[str, Any]] = {
 
 
 def _rows(name: str) -> tuple[Any, ...]:
-    """Return X as a frame with an index of its own, and y where the fit takes one."""
+    """Return X as a frame with a non-default index, and y if the fit takes one."""
     X, y = rows_of(name)
     X = X if isinstance(X, pd.DataFrame) else pd.DataFrame(X, columns=list("abcd"))
     X.index = pd.RangeIndex(100, 100 + len(X))
@@ -40,12 +40,12 @@ def _small(name: str) -> Any:
 
 
 def _twin_of(model: Any) -> Any:
-    """Return scikit-learn's transformer with the same parameters, None where there is none."""
+    """Return scikit-learn's transformer with the same parameters; None if it has none."""
     room = importlib.import_module(f"sklearn.{type(model).__module__.split('.')[1]}")
     theirs = getattr(room, type(model).__name__, None)
     if theirs is None:
         return None
-    # Starts and solvers are our own, and change no column's name.
+    # Starting values and solvers differ, but not column names.
     known = inspect.signature(theirs).parameters.keys() - {"init", "solver"}
     return theirs(**{n: v for n, v in model.get_params(deep=False).items() if n in known})
 
@@ -58,7 +58,7 @@ def _check_frame(found: Any, values: Any, like: pd.DataFrame, columns: Any) -> N
 
 
 def _numbers(values: Any) -> Any:
-    """Return a result as numbers; of categories their codes."""
+    """Return a result as numbers; categories as codes."""
     if isinstance(values, pd.DataFrame):
         columns = [column.cat.codes if column.dtype == "category" else column
                    for _, column in values.items()]  # fmt: skip
@@ -68,7 +68,7 @@ def _numbers(values: Any) -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore")
-def test_frames_of_pandas_and_of_dask(name: str) -> None:
+def test_transform_returns_pandas_or_dask_frames(name: str) -> None:
     rows = _rows(name)
     lazy = tuple(dd.from_pandas(part, npartitions=2) for part in rows)
     model = _small(name).fit(*rows)
@@ -92,18 +92,18 @@ def test_fit_transform_is_lazy_too(name: str) -> None:
     lazy = tuple(dd.from_pandas(part, npartitions=2) for part in _rows(name))
     model = _small(name).set_output(transform="pandas")
     found = model.fit_transform(*lazy)
-    # The codes of a fold are those of other rows: they are joined as arrays.
+    # The codes of a fold are learned from other rows: they are joined as arrays.
     expected = da.Array if name == "TargetEncoder" else dd.DataFrame
     assert isinstance(found, expected)
     array = lazy[0].to_dask_array(lengths=True)
-    if name not in ("Categorizer", "DummyEncoder", "ColumnTransformer"):  # of frames alone
+    if name not in ("Categorizer", "DummyEncoder", "ColumnTransformer"):  # only for frames
         framed = _small(name).fit(array, *lazy[1:]).set_output(transform="pandas").transform(array)
         assert isinstance(framed, dd.DataFrame)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore")
-def test_frames_are_those_of_scikit_learn(name: str) -> None:
+def test_frames_equal_those_of_scikit_learn(name: str) -> None:
     rows = _rows(name)
     model = _small(name).set_output(transform="pandas")
     twin = _twin_of(model)

@@ -13,7 +13,7 @@ from tests.docs.blocks import ROOT
 
 
 def _public_classes() -> list[Any]:
-    """Return each class that has a page in the reference, but for exceptions and protocols."""
+    """Return each class with a page in the reference, except exceptions and protocols."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "docs" / "_ext"))
         reference = importlib.import_module("reference_pages")
@@ -28,7 +28,7 @@ def _public_classes() -> list[Any]:
     ]
 
 
-def test_signatures_are_those_of_the_constructors() -> None:
+def test_signatures_equal_those_of_the_constructors() -> None:
     classes = _public_classes()
     assert len(classes) > 150
     for one in classes:

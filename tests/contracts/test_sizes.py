@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Lines of code of a function's body from which it counts as long; comments make none longer.
+#: Lines of code from which a function counts as long, without comments.
 LONG_FUNCTION = 50
-#: Share of long functions at most.
+#: Largest allowed share of long functions.
 SHARE = 0.02
 
 

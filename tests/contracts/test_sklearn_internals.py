@@ -1,4 +1,4 @@
-"""Canaries: each private name of scikit-learn that the package uses is where it was."""
+"""Canaries: each private name of scikit-learn that the package uses still exists."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ROOT = Path(daskml_dist.__file__).parent
 
 
 @pytest.mark.parametrize("name", sklearn_internals.PRIVATE_NAMES)
-def test_a_private_name_is_there(name: str) -> None:
-    getattr(sklearn_internals, name)  # whose error says what needs it
+def test_each_private_name_exists(name: str) -> None:
+    getattr(sklearn_internals, name)  # the error says which feature needs it
 
 
-def test_a_name_that_has_moved_is_told_with_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_moved_name_says_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     table: dict[str, Any] = {
         "lost": ("sklearn.utils:_lost", "a test"),
         "gone": ("sklearn._g:", "b"),
@@ -37,7 +37,7 @@ def test_a_name_that_has_moved_is_told_with_its_use(monkeypatch: pytest.MonkeyPa
 
 
 def _users_of_scikit_learn() -> Iterator[tuple[Path, ast.Module]]:
-    """Yield the modules that may import scikit-learn; to parse the others takes seconds."""
+    """Yield the modules that may import scikit-learn, since parsing all takes seconds."""
     for path in ROOT.rglob("*.py"):
         if "sklearn" in (text := path.read_text()):
             yield path, ast.parse(text)
@@ -56,7 +56,7 @@ def test_no_other_module_imports_a_private_name() -> None:
 
 
 def test_no_other_module_reads_a_private_name() -> None:
-    """As an attribute of a module or class of scikit-learn that it imports by a public name."""
+    """For example, as an attribute of a public module or class of scikit-learn."""
     found = set[str]()
     for path, tree in _users_of_scikit_learn():
         imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]

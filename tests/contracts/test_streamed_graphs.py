@@ -1,7 +1,7 @@
-"""Whatever graph rows come from, a worker makes their blocks again by itself as Dask does.
+"""Workers recompute blocks from any Dask graph with the same results as Dask.
 
-Blocks that fit no memory are made anew in each pass from their part of the graph, apart from Dask's
-scheduler; so everything that a graph may refer to is drawn here: data that workers hold above all.
+Blocks that do not fit in memory are recomputed in each pass from their part of the graph, without
+Dask's scheduler; so cases draw everything that a graph may refer to, above all data on workers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tests.quick import quick
 from tests.training.recovery.strikes import kill_worker
 
 N_ROWS = 150
-#: Bytes of blocks on each of two workers: less than half of the rows, and no less than any block.
+#: Bytes of blocks on each of two workers: less than half of the rows, at least the largest block.
 BUDGET = 2_600
 
-#: Without a sort by a target of two labels, after which all rows of a label are in one partition.
+#: Without a sort by a two-class target, which would put all rows of a class into one partition.
 STEPS_OF_FRAMES = [step for step in FRAME_STEPS if step != "sorted by target"]
 FRAMES = [("frame", source, step) for source in FRAME_SOURCES for step in STEPS_OF_FRAMES]
 ARRAYS = [
@@ -36,7 +36,7 @@ ARRAYS = [
     for container in ("array", "sparse array", "list of delayed")
     for source in ARRAY_SOURCES
     for step in ARRAY_STEPS
-    # Delayed blocks of arrays that are cut otherwise belong together no more.
+    # Delayed blocks of arrays with different chunks are not aligned.
     if not (container == "list of delayed" and step == "rechunked")
 ]
 QUICK = [
@@ -45,7 +45,7 @@ QUICK = [
     ("frame", "from_delayed", "parts nested"),
     ("array", "from_array", "parts nested"),
 ]
-#: Of lost workers: steps, since a source makes no difference to what persisted rows are.
+#: Steps in tests of lost workers; the source does not matter for persisted rows.
 LOST = [("frame", "from_pandas", step) for step in STEPS_OF_FRAMES] + [
     ("array", "from_array", step) for step in ARRAY_STEPS
 ]
@@ -56,7 +56,7 @@ def _case(container: str, source: str, step: str) -> Case:
 
 
 def _model(*callbacks: Any, **run: Any) -> SGDClassifier:
-    """Full batches: the result follows from the rows, in whatever order and blocks they come."""
+    """Return a model with full batches, so that the result does not depend on order and blocks."""
     return SGDClassifier(
         optimizer="sgd",
         learning_rate=0.5,
@@ -95,9 +95,9 @@ def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterat
 
 
 def _wait_for_answers(client: Client) -> None:
-    """Wait until the scheduler has no connection left to a worker that was killed."""
+    """Wait until the scheduler has no connection to a killed worker."""
     deadline = time.monotonic() + 100
-    # Errors are returned: of several that are raised, asyncio would tell at length later.
+    # Errors are returned, since asyncio would log several raised ones later.
     while list(client.run(bool, on_error="return").values()) != [False] * 3:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -108,7 +108,7 @@ def _wait_for_answers(client: Client) -> None:
 def test_blocks_of_lost_workers_are_streamed_again(
     graph: tuple[str, str, str], crew_client: Client, tmp_path: Path
 ) -> None:
-    """Persisted rows go with a worker; Dask makes them again, and the blocks are made of these."""
+    """Persisted rows are lost with a worker; Dask recomputes them, and blocks are read again."""
 
     class Killer:
         def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Subclasses whose constructor takes fewer parameters than that of their base."""
+"""Subclasses whose constructors take fewer parameters than their base."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sklearn.base import clone
 
 from tests.contracts.small_fits import each_base, rows_of, small_estimator, small_estimators
 
-#: Of PyTorch a fit needs parameters of the module, which are none of the constructor's.
+#: PyTorch estimators need module parameters, which are not in the constructor.
 NAMES = [name for name in small_estimators() if not name.startswith("Torch")]
 
 
 @pytest.mark.parametrize("name", each_base(NAMES))
 @pytest.mark.filterwarnings("ignore")
-def test_a_narrower_constructor(name: str) -> None:
+def test_a_subclass_with_fewer_parameters_works(name: str) -> None:
     base = small_estimator(name)
     kind, params = type(base), base.get_params(deep=False)
 
@@ -30,10 +30,10 @@ def test_a_narrower_constructor(name: str) -> None:
     model = clone(Narrow(2))
     assert model.get_params(deep=False)["knob"] == 2
     method = "predict" if hasattr(model.fit(*rows), "predict") else "transform"
-    if not hasattr(model, method):  # of the rows of its fit alone
+    if not hasattr(model, method):  # only for the rows of its fit
         return
     found, expected = (getattr(one, method)(rows[0]) for one in (model, base.fit(*rows)))
-    if sparse.issparse(found):  # of a million columns where a hasher made it
+    if sparse.issparse(found):  # a million columns if made by a hasher
         assert found.shape == expected.shape
         assert (found != expected).nnz == 0
         return

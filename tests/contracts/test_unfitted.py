@@ -1,4 +1,4 @@
-"""Every public estimator before its fit, and in a fit without its target: errors of the package."""
+"""Every public estimator raises errors of the package before its fit and without its target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ESTIMATORS = public_estimators()
 X = np.random.default_rng(0).normal(size=(20, 3))
 Y = np.arange(20) % 2
 
-#: Methods of what is fitted.
+#: Methods that need a fit.
 METHODS = {
     "apply",
     "bic",
@@ -44,22 +44,22 @@ METHODS = {
     "to_sklearn",
     "transform",
 }
-#: What learns nothing answers at once.
+#: Stateless estimators, which need no fit.
 STATELESS = {"FeatureHasher", "HashingVectorizer", "NamespaceHasher"}
 CASES = [
     (name, method)
     for name, model in ESTIMATORS.items()
     if name not in STATELESS
     for method in sorted(METHODS)
-    # Some have a method only with the right settings, or once they are fitted.
+    # Some have a method only with the right settings, or after a fit.
     if callable(getattr(model, method, None))
-    # A vectorizer is exported without terms too, and names the documents that it takes.
+    # A vectorizer can be exported without terms, and its error names the accepted documents.
     and not (method == "to_sklearn" and "Vectorizer" in name)
 ]
 
 
 def _arguments(method: Any, path: Any) -> list[Any]:
-    """One for each argument that it must be given."""
+    """Return one value for each required argument."""
     given = {"y": Y, "path": path}
     parameters = inspect.signature(method).parameters.values()
     needed = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -72,7 +72,7 @@ def _called(method: Any, arguments: list[Any]) -> None:
         next(found)
 
 
-#: Those that cannot be made here.
+#: Estimators that cannot be constructed here.
 MISSING = [
     pytest.param(name, "predict", marks=pytest.mark.skip(reason="PyTorch is not installed"))
     for name in ("TorchClassifier", "TorchRegressor")
@@ -81,7 +81,7 @@ MISSING = [
 
 
 @pytest.mark.parametrize(("name", "method"), [*CASES, *MISSING])
-def test_before_the_fit(name: str, method: str, tmp_path: Any) -> None:
+def test_methods_before_the_fit_raise_not_fitted(name: str, method: str, tmp_path: Any) -> None:
     if method == "save":
         pytest.importorskip("skops", reason="skops is not installed")
     call = getattr(clone(ESTIMATORS[name]), method)
@@ -96,7 +96,7 @@ def _needs_target(model: Any) -> bool:
 
 @pytest.mark.parametrize("collect", [np.asarray, da.from_array], ids=["in memory", "Dask"])
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if _needs_target(ESTIMATORS[name])])
-def test_a_fit_without_a_target(name: str, collect: Any) -> None:
+def test_a_fit_without_its_target_is_refused(name: str, collect: Any) -> None:
     model = clone(ESTIMATORS[name])
     if name.startswith("Torch"):
         torch = pytest.importorskip("torch")

@@ -20,7 +20,7 @@ import daskml_dist
 
 ROOT = Path(daskml_dist.__file__).parent
 
-#: Modules whose names Dask and distributed document; a name that begins with an underscore is
+#: Modules with names documented by Dask and distributed; a name that begins with an underscore is
 #: undocumented wherever it is.
 DOCUMENTED = {
     "dask", "dask.array", "dask.bag", "dask.base", "dask.dataframe", "dask.delayed",
@@ -82,10 +82,10 @@ ATTRIBUTES = {
 
 
 def _imported(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield module and name of what a file imports from Dask, anywhere in it."""
+    """Yield module and name of each import from Dask, anywhere in a file."""
     text = path.read_text()
     if not re.search(r"\b(dask|distributed)\b", text):
-        return  # most modules, whose parsing takes a second
+        return  # skips most modules, since parsing them takes a second
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.module:
             if node.module.partition(".")[0] in ("dask", "distributed"):

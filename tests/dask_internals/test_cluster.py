@@ -67,7 +67,7 @@ def test_all_workers_are_listed(client: Client) -> None:
     assert all(worker["nthreads"] == 1 for worker in workers.values())
 
 
-def test_an_error_of_dask_is_told_apart(client: Client) -> None:
+def test_errors_of_dask_are_distinguished(client: Client) -> None:
     future = client.submit(_nothing, pure=False)
     future.cancel()
     with pytest.raises(CancelledError) as caught:
@@ -76,7 +76,7 @@ def test_an_error_of_dask_is_told_apart(client: Client) -> None:
     assert not is_dask_error(ValueError())
 
 
-def test_what_runs_before_closing_is_kept_and_forgotten(client: Client) -> None:
+def test_callbacks_before_closing_are_registered_and_removed(client: Client) -> None:
     def note() -> None:
         run_before_closing(get_worker(), "canary", _nothing)
 
@@ -137,7 +137,7 @@ def test_data_is_asked_for_by_its_key(client: Client) -> None:
     assert client.submit(fetch, held.key, workers=[second], pure=False).result(timeout=200) == 7
 
 
-def test_a_client_of_tasks_is_told_apart(client: Client) -> None:
+def test_a_client_inside_a_task_is_recognised(client: Client) -> None:
     assert client.submit(lambda: is_client_of_worker(get_client()), pure=False).result(timeout=200)
     assert not is_client_of_worker(client)
 
@@ -166,7 +166,7 @@ def _ignores_ctrl_c() -> bool:
 
 
 def test_a_shield_ends_with_its_client() -> None:
-    """It is tried in a process of its own, which has a main thread as a worker has."""
+    """Tested in a separate process, which has a main thread like a worker."""
     script = (
         "import signal, subprocess, sys\n"
         "from daskml_dist.training.interrupts import process_group, shield_from_interrupts\n"
@@ -207,7 +207,7 @@ def test_tasks_of_a_paused_worker_are_freed(client: Client) -> None:
         assert _until(lambda: list_workers(client)[first[0]]["status"] == "paused")
         pinned = client.submit(int, 7, workers=first, pure=False)
         needs = client.submit(int.__add__, pinned, behind, pure=False)
-        # What is submitted goes another way than what is run on the scheduler.
+        # Submitted tasks use another code path than functions run on the scheduler.
         keys, states = [pinned.key, behind.key, needs.key], ["no-worker", "processing", "waiting"]
         assert _until(lambda: client.run_on_scheduler(_states, keys) == states)
         Event("paused").set()
@@ -273,7 +273,7 @@ def test_a_worker_is_evicted_and_another_retired() -> None:
         ("client", "", CommClosedError("closed"), "Traceback"),
     ],
 )
-def test_a_scheduler_that_is_gone_is_told_in_a_line(
+def test_a_lost_scheduler_is_logged_in_one_line(
     name: str, text: str, error: BaseException, told: str | None
 ) -> None:
     shorten_lost_connections()
@@ -293,13 +293,13 @@ def test_a_scheduler_that_is_gone_is_told_in_a_line(
         assert len(found.splitlines()) == (told is not None)
 
 
-def test_dask_still_tells_of_a_failed_heartbeat_in_these_words() -> None:
+def test_the_log_message_of_a_failed_heartbeat_is_unchanged() -> None:
     assert HEARTBEAT_FAILED in inspect.getsource(distributed.Worker.heartbeat)
 
 
-def test_a_loop_of_our_own_ends_quietly(told: pytest.LogCaptureFixture) -> None:
-    """As where it ends while tornado's `Event.wait` runs out, whose waiter never hears of it."""
-    gc.collect()  # what others left has had its say
+def test_a_private_event_loop_ends_without_warnings(told: pytest.LogCaptureFixture) -> None:
+    """For example while tornado's `Event.wait` times out, whose waiter is never notified."""
+    gc.collect()  # warnings left by other tests have been issued
     told.clear()
     engine = ClusterEngine.on_own_cluster(as_collection(np.zeros((2, 1)), np.zeros(2)))
     loop = engine._client.loop.asyncio_loop  # type: ignore[attr-defined]
@@ -344,7 +344,7 @@ def _set_back(node: Any) -> tuple[int, int, bool]:
     return len(timers) + len(streams), found, soon and renew_timers(node) == 0
 
 
-def test_timers_go_on_after_a_clock_was_set_back(client: Client) -> None:
+def test_timers_continue_after_a_clock_was_set_back(client: Client) -> None:
     def of_scheduler(dask_scheduler: Any) -> tuple[int, int, bool]:
         return _set_back(dask_scheduler)
 

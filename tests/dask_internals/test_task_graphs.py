@@ -39,7 +39,7 @@ def _named(nested: Any = None, *, part: Any = None) -> Any:
     return _first(part if nested is None else nested)
 
 
-#: How a task "out" may refer to a future, whose value it returns.
+#: Ways in which a task "out" may refer to a future; it returns the future's value.
 REFERENCES: dict[str, Callable[[Any], dict[Any, Any]]] = {
     "tuple with a key": lambda f: {f.key: f, "out": (_first, f.key)},
     "tuple with keys in lists": lambda f: {f.key: f, "out": (_first, [[f.key]])},

@@ -1,4 +1,4 @@
-"""Bad input: an error of the package's tree that names the remedy, before any work is started."""
+"""Bad input raises an error of the package that names the remedy, before any work is started."""
 
 from __future__ import annotations
 
@@ -114,10 +114,10 @@ def test_not_finite(value: float) -> None:
 
 @pytest.mark.parametrize("row", [0, -1])
 @pytest.mark.parametrize("model", [KMeans(2), LinearRegression(), LogisticRegression()])
-def test_not_finite_where_lanes_share_a_block(
+def test_non_finite_rows_of_a_block_shared_by_lanes(
     model: Any, row: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the first lane to make its sum has rows without NaN."""
+    """Also if the first lane to compute its sum has rows without NaN."""
     bad, turns, usual = X.copy(), threading.Lock(), Lane.add_statistic
     bad[row, 1] = np.nan
 
@@ -154,7 +154,7 @@ def test_no_gpu() -> None:
         SGDClassifier(device="gpu").fit(X, Y)
 
 
-def test_divergence_is_told() -> None:
+def test_divergence_raises() -> None:
     with pytest.raises(DaskMLDistError, match="learning_rate"):
         SGDRegressor(optimizer="sgd", learning_rate=1e6, max_iter=50).fit(X * 1e6, X[:, 0])
 
@@ -165,7 +165,7 @@ def test_predict_before_fit() -> None:
 
 
 @pytest.mark.parametrize("n_rows", [60, 70_000])
-def test_continuous_targets_are_no_labels(n_rows: int) -> None:
+def test_continuous_targets_are_refused_as_labels(n_rows: int) -> None:
     """Few labels are checked by scikit-learn, many block by block."""
     rows = np.zeros((n_rows, 1))
     y = np.arange(n_rows) % 3.0
@@ -193,7 +193,7 @@ _MISSING: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", _MISSING)
 @pytest.mark.parametrize("lazy", [False, True])
-def test_missing_labels_are_told_of_as_nan(kind: str, lazy: bool) -> None:
+def test_missing_labels_are_reported_as_nan(kind: str, lazy: bool) -> None:
     y, rows = _MISSING[kind], pd.DataFrame(X[:3], columns=list("abc"))
     calls = [
         lambda: GaussianNB().fit(rows, y),

@@ -1,4 +1,4 @@
-"""Batches: every row once a pass, whatever the lanes, blocks and steps; reproducible order."""
+"""Batches contain every row once a pass for any lanes, blocks and steps, in reproducible order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _rows(block: int, rows: Any) -> Step:
 
 
 def _steps(rows: LaneRows, pass_: int = 1, start: int = 0) -> list[Step]:
-    """(block, row) of each step, in order."""
+    """Return the (block, row) pairs of each step, in order."""
     return [
         [pair for block, at in step for pair in _rows(block, at)]
         for step in rows.batches(pass_, start)
@@ -120,7 +120,7 @@ def test_start_resumes_the_same_sequence(
 
 
 @pytest.mark.parametrize("blocks", ["one", "few", "many"])
-def test_order_depends_on_seed_pass_and_blocks_alone(blocks: str) -> None:
+def test_order_depends_only_on_seed_pass_and_blocks(blocks: str) -> None:
     (spec,) = _lanes(blocks, 1)
 
     def order(lane: int = 0, n_steps: int = 4, seed: int = 0, pass_: int = 1) -> Step:
@@ -128,14 +128,14 @@ def test_order_depends_on_seed_pass_and_blocks_alone(blocks: str) -> None:
 
     reference = order()
     assert order() == reference
-    assert order(lane=5) == reference  # nor on the lane's number
+    assert order(lane=5) == reference  # nor on the lane's index
     assert order(pass_=2) != reference
     assert order(seed=1) != reference
 
 
 @pytest.mark.parametrize("n_steps", [2, 4, 9])
 @pytest.mark.parametrize("blocks", ["one", "few", "many"])
-def test_steps_cut_one_order(blocks: str, n_steps: int) -> None:
+def test_steps_partition_one_order(blocks: str, n_steps: int) -> None:
     (spec,) = _lanes(blocks, 1)
     n = spec.n_rows
     order = _flat(_steps(LaneRows(spec, n, 0, True)))
@@ -164,7 +164,7 @@ def test_full_batch_takes_views() -> None:
 
 
 def test_one_piece_a_block() -> None:
-    """A batch gathers from each of a group's blocks once."""
+    """A batch gathers at most one piece from each block of a group."""
     (spec,) = _lanes("many", 1)
     for step in LaneRows(spec, 2, 0, True).batches(1):
         blocks = [block for block, _ in step]
@@ -172,7 +172,7 @@ def test_one_piece_a_block() -> None:
 
 
 def test_sorted_blocks_give_mixed_batches() -> None:
-    """One label a block: every batch still holds about as many rows of each."""
+    """With one label per block, every batch still contains about equally many rows of each."""
     segments = tuple(Segment(block, 0, 100) for block in range(SHUFFLED_BLOCKS))
     for step in _steps(LaneRows(LaneSpec(0, segments), 10, 0, True)):
         counts = Counter(block for block, _ in step)
@@ -190,7 +190,7 @@ def test_only_one_group_of_blocks_is_visited_at_a_time() -> None:
         groups = [{b for b, _ in flat[i : i + cut]} for i in range(0, len(flat), cut)]
         assert [len(group) for group in groups] == [SHUFFLED_BLOCKS] * 3
         visits.append(groups)
-    assert visits[0] != visits[1]  # another grouping at each pass
+    assert visits[0] != visits[1]  # a different grouping in each pass
 
 
 # --- held-out rows ---------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_held_out_rows_depend_on_the_seed_and_the_segment() -> None:
     [(100, 0.1, 10), (10, 0.25, 2), (1, 0.9, 0), (2, 0.9, 1), (0, 0.5, 0), (5, 0.0, 0), (3, 1, 2)],
 )
 def test_number_of_held_out_rows(size: int, fraction: float, expected: int) -> None:
-    """A row is left to train on."""
+    """At least one row is left to train on."""
     assert count_held_out_rows(Segment(0, 7, 7 + size), fraction) == expected
 
 
@@ -234,7 +234,7 @@ def test_number_of_held_out_rows(size: int, fraction: float, expected: int) -> N
     [(None, 0.0, 1), (10, 0.0, 5), (50, 0.0, 1), (7, 0.0, 8), (1000, 0.0, 1), (10, 0.2, 4)],
 )
 def test_steps_of_a_pass(batch_size: int | None, fraction: float, expected: int) -> None:
-    """The largest lane, of 50 rows, decides."""
+    """The number depends on the largest lane, of 50 rows."""
     lanes = [
         LaneSpec(0, (Segment(0, 0, 10),)),
         LaneSpec(1, (Segment(0, 10, 40), Segment(1, 0, 20))),

@@ -1,4 +1,4 @@
-"""All tasks of a block are one; what blocks share is made once, and futures are taken."""
+"""Tasks of a block are fused into one; shared tasks run once, and futures are kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from daskml_dist.preprocessing import StandardScaler
 
 
 def _graph(*tasks: Any) -> Any:
-    """A graph of tasks by their keys, and its lazy values."""
+    """Return a graph of tasks by their keys, and its lazy values."""
     graph = HighLevelGraph.from_collections("made", {t.key: t for t in tasks}, dependencies=())
     return lambda key: Delayed(key, graph, layer="made")
 
@@ -33,7 +33,7 @@ def _append(calls: list[str], name: str, *values: int) -> int:
     return sum(values) + 1
 
 
-def test_tasks_of_one_block_are_one_and_shared_ones_run_once() -> None:
+def test_tasks_of_a_block_are_fused_and_shared_ones_run_once() -> None:
     calls: list[str] = []
 
     def task(key: str, *needs: str) -> Task:
@@ -52,7 +52,7 @@ def test_tasks_of_one_block_are_one_and_shared_ones_run_once() -> None:
     assert sorted(calls) == ["a", "a1", "a2", "b", "shuffle"]
 
 
-def test_a_result_is_let_go_of_after_its_last_use() -> None:
+def test_a_result_is_released_after_its_last_use() -> None:
     alive: list[int] = []
 
     class Rows:
@@ -75,7 +75,7 @@ def test_a_result_is_let_go_of_after_its_last_use() -> None:
     assert compute(fused, scheduler="sync")[0] == [1, 1, 1, 1]
 
 
-def test_futures_and_annotations_stay(client: Client) -> None:
+def test_futures_and_annotations_are_kept(client: Client) -> None:
     x = da.ones((6, 2), chunks=(2, 2)).persist()
     parts = [list(p) for p in (x + 1).to_delayed()[:, :1]]
     total = delayed(np.sum, pure=False)
@@ -105,8 +105,8 @@ def _chained(parts: list[list[float]]) -> list[float]:
     return [value for part in parts for value in part]
 
 
-def test_a_block_of_several_outputs_of_a_shuffle_is_made(client: Client) -> None:
-    """Workers hand over an output where it lies alone: one task of several would never end."""
+def test_a_block_of_several_shuffle_outputs_is_computed(client: Client) -> None:
+    """Workers deliver a shuffle's outputs separately: one task of several would never end."""
     frame = pd.DataFrame({"a": np.arange(60) % 7.0, "b": np.arange(60.0)})
     lazy = dd.from_pandas(frame, npartitions=4)
     shuffled = lazy.shuffle("a", shuffle_method="p2p").repartition(npartitions=1)
@@ -117,7 +117,7 @@ def test_a_block_of_several_outputs_of_a_shuffle_is_made(client: Client) -> None
 
 
 @pytest.mark.parametrize("lazily", [False, True])
-def test_passes_of_collections_with_other_blocks_are_made_at_once(lazily: bool) -> None:
+def test_passes_over_collections_with_different_blocks_run_together(lazily: bool) -> None:
     X = np.arange(12.0).reshape(6, 2)
 
     def rows(n: int) -> Any:

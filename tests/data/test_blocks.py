@@ -1,4 +1,4 @@
-"""Blocks: what is learned of each when the rows are summarised."""
+"""Blocks: the facts collected about each when rows are summarised."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_check_finite_of_a_row_after_empty_ones() -> None:
 def test_check_finite_passes(container: Any) -> None:
     check_finite(make_block(0, container(X), classification=False))
     check_finite(make_block(0, container(X[:0]), classification=False))
-    large = np.full((4, 3), 3e38, "float32")  # their sum is not finite
+    large = np.full((4, 3), 3e38, "float32")  # their sum overflows
     check_finite(make_block(0, container(large), classification=False))
 
 

@@ -1,4 +1,4 @@
-"""Bundles: which blocks are made together."""
+"""Bundles: which blocks are computed together."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ THREADS = {"a": 1, "b": 2}
         ([], None, []),
     ],
 )  # fmt: skip
-def test_small_blocks_of_a_worker_are_made_together(
+def test_small_blocks_of_a_worker_are_computed_together(
     homes: list[str | None], nbytes: list[float] | None, expected: list[tuple[int, ...]]
 ) -> None:
     assert group_into_bundles(homes, THREADS, nbytes) == expected
 
 
-def test_a_bundle_holds_its_blocks_and_what_was_found() -> None:
+def test_a_bundle_returns_its_blocks_and_facts() -> None:
     make = as_collection(X).block_maker
     bundle = make_bundle(make, (3, 5), [[X, None, None], [X[:1], None, None]])
     assert {i: block.n_rows for i, block in unpack_bundles([bundle]).items()} == {3: len(X), 5: 1}
     assert {i: info.n_rows for i, info in bundle.infos.items()} == {3: len(X), 5: 1}
 
 
-def test_a_block_of_a_bundle_that_cannot_be_made_is_named() -> None:
+def test_a_failing_block_of_a_bundle_is_named() -> None:
     def make(number: int, *_: object) -> None:
         raise OSError("no such file")
 

@@ -1,4 +1,4 @@
-"""Collections: anything becomes aligned parts, with no work on the data."""
+"""Collections: any input becomes aligned parts without computing the data."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def lazy(values: Any, chunks: Any) -> da.Array:
 
 
 def unknown(array: da.Array) -> da.Array:
-    """The same array with row chunks of unknown sizes."""
+    """Return the same array with row chunks of unknown sizes."""
     return array[da.from_array(np.ones(len(array), bool), chunks=array.chunks[0])]
 
 
@@ -143,13 +143,13 @@ def test_rows_of_y_and_weights_are_rechunked_as_x() -> None:
 
 
 @pytest.mark.parametrize("y", [Y, Y.tolist(), pd.Series(Y), Y[:, None]])
-def test_y_in_memory_is_cut_as_x(y: Any) -> None:
+def test_y_in_memory_is_split_like_x(y: Any) -> None:
     collection = as_collection(lazy(X, (UNEVEN, 3)), y, pd.Series(Y))
     assert [b.n_rows for b in assert_whole(collection, weights=Y)] == list(UNEVEN)
 
 
 @pytest.mark.parametrize("values", [X, FRAME, sparse.csc_matrix(X), X.tolist()])
-def test_x_in_memory_is_cut_as_y(values: Any) -> None:
+def test_x_in_memory_is_split_like_y(values: Any) -> None:
     collection = as_collection(values, lazy(Y, (UNEVEN,)))
     assert collection.kind == "dask"
     assert [b.n_rows for b in assert_whole(collection)] == list(UNEVEN)
@@ -236,10 +236,10 @@ def test_empty_partitions() -> None:
     assert [b.n_rows for b in blocks] == [0, 0, 1, 2]
 
 
-def test_lengths_that_turn_out_to_differ() -> None:
+def test_lengths_that_differ_at_run_time() -> None:
     frame = dd.from_pandas(FRAME, npartitions=2)
     collection = as_collection(frame, lazy(Y, ((3, 5),)))
-    # Either block may be made first.
+    # Either block may be computed first.
     with pytest.raises(InvalidDataError, match=r"Block (0: .* 4 rows .* 3|1: .* 4 rows .* 5)\."):
         blocks_of(collection)
 
@@ -341,7 +341,7 @@ def test_known_chunks_and_series_of_other_number_of_partitions() -> None:
 
 @pytest.mark.parametrize("values", [unknown(lazy(X, (4, 3))), dd.from_pandas(FRAME, npartitions=2)])
 def test_unknown_chunks_and_y_in_memory(values: Any) -> None:
-    """Rows are counted, and those in memory cut as they are."""
+    """Rows are counted, and those in memory are split accordingly."""
     collection = as_collection(values, Y)
     assert collection.n_rows == len(Y)
     assert_whole(collection)

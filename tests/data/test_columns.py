@@ -1,4 +1,4 @@
-"""Statistics of columns and distinct values, beside NumPy, pandas and scikit-learn."""
+"""Statistics of columns and distinct values equal NumPy, pandas and scikit-learn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from daskml_dist.models.base import encode_labels
 
 
 def unaligned(rows: NDArray[Any]) -> NDArray[Any]:
-    """The rows at an odd address, as what came over a network may lie."""
+    """Provide the rows at an odd address, as data received over a network may have."""
     memory = np.empty(rows.nbytes + 1, dtype=np.uint8)[1:].view(rows.dtype)
     memory.reshape(rows.shape)[...] = rows
     return memory.reshape(rows.shape)
@@ -35,7 +35,7 @@ LAYOUTS = pytest.mark.parametrize(
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 @pytest.mark.parametrize(("n_rows", "width"), [(1, 2), (20_001, 3), (50, 700)])
-def test_statistics_are_those_of_numpy(
+def test_statistics_equal_those_of_numpy(
     lay: Callable[[Any], Any], dtype: str, missing: float, n_rows: int, width: int
 ) -> None:
     rng = np.random.default_rng(0)
@@ -91,7 +91,7 @@ COLUMNS = {
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_places_lead_to_the_values_of_the_rows(name: str) -> None:
+def test_inverse_indices_restore_the_rows(name: str) -> None:
     frame = pd.DataFrame({"other": np.arange(6), name: pd.Series(COLUMNS[name])})
     few, places = find_distinct_rows(frame)
     assert list(few.columns) == list(frame.columns)
@@ -104,7 +104,7 @@ def test_places_lead_to_the_values_of_the_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n, v in COLUMNS.items() if isinstance(v, np.ndarray)])
-def test_places_in_arrays(name: str) -> None:
+def test_inverse_indices_of_arrays(name: str) -> None:
     column = np.asarray(COLUMNS[name])
     few, places = find_distinct_rows(np.stack([column, column[::-1]], axis=1))
     assert few.dtype == column.dtype

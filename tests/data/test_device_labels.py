@@ -1,4 +1,4 @@
-"""Labels that lie on a GPU are counted and encoded there, as the host counts and encodes them."""
+"""Labels on a GPU are counted and encoded there with the same result as on the host."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LABELS: dict[str, tuple[NDArray[Any], bool]] = {
 
 
 def _fit_on(device: str, classes: NDArray[Any]) -> Any:
-    """What `prepare_block` asks of a fit."""
+    """Return a fit with the attributes that `prepare_block` reads."""
     model = LinearModel(LogLoss(), 4, len(classes), fit_intercept=True)
     rows = SimpleNamespace(
         dtype="float32", rows_dtype="float32", classes=classes, weights=lambda block: None,
@@ -51,7 +51,7 @@ def _fit_on(device: str, classes: NDArray[Any]) -> Any:
 
 
 @pytest.mark.parametrize("kind", LABELS)
-def test_labels_are_counted_and_encoded_where_they_lie(
+def test_labels_are_counted_and_encoded_on_their_device(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plug_in(FakeCupy, monkeypatch)
@@ -74,13 +74,13 @@ def test_labels_are_counted_and_encoded_where_they_lie(
         assert moved.dtype == codes.dtype
         np.testing.assert_array_equal(moved.values, codes)
     assert (DeviceArray.copied < N) == stays
-    # Whatever else asks for the labels gets a copy.
+    # Other readers of the labels get a copy.
     np.testing.assert_array_equal(there.y, y)
     np.testing.assert_array_equal(prepare_block(there, _fit_on("cpu", classes)).y, codes)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(there)).target, y)
 
 
-def test_weighted_labels_are_counted_as_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weighted_counts_of_labels_equal_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     plug_in(FakeCupy, monkeypatch)
     y, weight = LABELS["whole"][0], RNG.uniform(0.5, 2, N)
     here = inspect_block(make_block(0, X, y, weight, classification=True))
@@ -99,7 +99,7 @@ def test_a_label_that_is_not_finite_is_named_by_its_row(monkeypatch: pytest.Monk
 
 
 def test_labels_are_counted_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which each may hold others."""
+    """Tiles may contain different labels."""
     monkeypatch.setattr(blocks, "_TILE_BYTES", 128)
     for y, _ in LABELS.values():
         for order in (y, np.sort(y)):
@@ -112,7 +112,7 @@ def test_labels_are_counted_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_labels_in_memory_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few are copied, for scikit-learn's check; so are targets, columns, and a host's rows'."""
+    """Few labels are copied for scikit-learn's check; so are targets, and labels of host rows."""
     plug_in(FakeCupy, monkeypatch)
     there, y = DeviceArray(X), DeviceArray(LABELS["whole"][0])
 
@@ -132,12 +132,14 @@ def test_many_labels_in_memory_stay_on_the_device(monkeypatch: pytest.MonkeyPatc
 def test_a_fit_on_a_gpu_takes_labels_from_either_side(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same coefficients to the bit: kernels see the same targets."""
+    """The coefficients are equal bit for bit, since kernels get the same targets."""
     cupy = pytest.importorskip("cupy")
     monkeypatch.setattr(base, "MAX_CHECKED_LABELS", N - 1)
     y = LABELS[kind][0]
     if kind in ("gaps", "halves"):
-        y = y.astype(np.float64) * 2  # whole, or scikit-learn would call the target continuous
+        y = (
+            y.astype(np.float64) * 2
+        )  # whole numbers, or scikit-learn would consider the target continuous
     fits = [
         LogisticRegression(device="gpu").fit(cupy.asarray(X), target)
         for target in (y, cupy.asarray(y))

@@ -1,6 +1,6 @@
-"""Every kind of input beside the same rows in NumPy: blocks, fits and predictions, to the bit.
+"""Every kind of input gives the blocks, fits and predictions of NumPy rows, bit for bit.
 
-`INPUTS` is the table that docs/data.md shows. What is not installed is skipped by name.
+`INPUTS` is the table shown in docs/data.md. Kinds of missing packages are skipped.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from daskml_dist.linear_model import Ridge, SGDClassifier
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.preprocessing import StandardScaler
 
-# Dask's own, of an index that files have or have not.
+# Dask's own, about the index of files.
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")
 
 N = 480
 NAMES = ["a", "b", "c"]
 _RANDOM = np.random.default_rng(0)
-#: Eighths, which text files hold exactly.
+#: Multiples of 1/8, which text files represent exactly.
 ROWS = _RANDOM.integers(-80, 80, size=(N, 3)) / 8
 LABELS = (ROWS[:, 0] + _RANDOM.normal(size=N) > 0).astype(np.int64)
 FRAME = pd.DataFrame(ROWS, columns=NAMES).assign(label=LABELS)
@@ -55,7 +55,7 @@ Maker = Callable[[Path], Made]
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Cut these few rows into several parts, and compute in this thread without a client."""
+    """Split these few rows into several parts, and compute in this thread without a client."""
     for module in (table_frames, table_scans):
         monkeypatch.setattr(module, "PART_BYTES", 150 * 8 * 4)
     monkeypatch.setattr(table_frames, "_MIN_PART_ROWS", 1)
@@ -228,7 +228,7 @@ def _dense(values: Any) -> Any:
 
 
 def _cut_alike(X: Any, y: Any) -> Made:
-    """Return the rows in NumPy, or where X is lazy as a Dask Array of equal blocks."""
+    """Return the rows in NumPy, or, if X is lazy, as a Dask array with the same blocks."""
     if not is_dask(X):
         return ROWS, LABELS
     lazy = as_collection(X, y, classification=True).delayed_blocks()
@@ -237,7 +237,7 @@ def _cut_alike(X: Any, y: Any) -> Made:
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_blocks_are_those_of_the_rows_in_numpy(name: str, tmp_path: Path) -> None:
+def test_blocks_equal_the_rows_in_numpy(name: str, tmp_path: Path) -> None:
     inputs = take_named_columns(*INPUTS[name](tmp_path), None)
     found = as_collection(*inputs, classification=True)
     if found.kind == "memory":
@@ -255,11 +255,11 @@ def test_blocks_are_those_of_the_rows_in_numpy(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_fits_and_predictions_are_those_of_the_rows_in_numpy(name: str, tmp_path: Path) -> None:
-    """Sums of blocks are added in the order of blocks, so these are cut alike."""
+def test_fits_and_predictions_equal_those_of_numpy(name: str, tmp_path: Path) -> None:
+    """Sums are added in the order of blocks, so both need the same blocks."""
     X, y = INPUTS[name](tmp_path)
     rows, target, _ = take_named_columns(X, y, None)
-    # A generator is used up by now: another one of it.
+    # A generator is exhausted by now: make another one.
     model = SGDClassifier(random_state=0, max_iter=3, tol=None).fit(*INPUTS[name](tmp_path))
     if not sparse.issparse(rows) and "sparse" not in name:
         expected = clone(model).fit(*_cut_alike(rows, target))
@@ -270,7 +270,7 @@ def test_fits_and_predictions_are_those_of_the_rows_in_numpy(name: str, tmp_path
 
 
 def _plain(model: Any, rows: Any) -> Any:
-    """Return rows with the names of the fit, where it had any."""
+    """Return rows with the column names of the fit, if any."""
     names = getattr(model, "feature_names_in_", None)
     return rows if names is None else pd.DataFrame(rows, columns=names)
 
@@ -317,7 +317,7 @@ def test_rows_beyond_the_budget_are_streamed(name: str, tmp_path: Path) -> None:
 def test_columns_of_numbers_need_no_frame(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the columns that a fit needs are read, into rows at once."""
+    """Only the columns that a fit needs are read, directly into rows."""
     X, y, _ = take_named_columns(*INPUTS[name](tmp_path), None)
     asked: list[list[str]] = []
     for kind in (table_scans._PolarsScan, table_scans._ArrowFragments):
@@ -336,7 +336,7 @@ def test_columns_of_numbers_need_no_frame(
     np.testing.assert_array_equal(np.concatenate([b.X for b in blocks]), ROWS[:, [0, 2]])
 
 
-def test_words_and_gaps_go_through_frames(tmp_path: Path) -> None:
+def test_strings_and_missing_values_are_read_through_frames(tmp_path: Path) -> None:
     polars = _load("polars")
     table = polars.DataFrame(
         {
@@ -385,7 +385,7 @@ def test_predictions_of_a_grid_have_its_shape() -> None:
     np.testing.assert_allclose(answers.compute(), expected, rtol=1e-9)
     grid["answer"] = (tuple(GRID), answers)
     assert grid["answer"].isel(time=0).shape == (10, 6)
-    # A variable without the dimension of time is the same at all times.
+    # A variable without a time dimension is constant over time.
     flat = grid.assign(a=grid["a"].isel(time=0))
     scaled = StandardScaler().fit(flat[NAMES])
     assert scaled.mean_[0] == pytest.approx(ROWS[:60, 0].mean())
@@ -395,7 +395,7 @@ def test_predictions_of_a_grid_have_its_shape() -> None:
         Ridge().fit(grid[[]], LABELS)
 
 
-def test_a_query_is_run_once_and_its_rows_go_with_the_last_reader(
+def test_a_query_runs_once_and_its_rows_are_released_after_the_last_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders: list[str] = []
@@ -419,7 +419,7 @@ def test_a_query_is_run_once_and_its_rows_go_with_the_last_reader(
     assert not any(Path(folder).exists() for folder in folders)
 
 
-def test_rows_that_a_worker_does_not_see_name_the_remedy() -> None:
+def test_files_invisible_to_a_worker_raise_with_a_remedy() -> None:
     folder = batch_files.RowsFolder()
     folder.write("X-0", ROWS)
     there = pickle.loads(pickle.dumps(folder))
@@ -430,7 +430,7 @@ def test_rows_that_a_worker_does_not_see_name_the_remedy() -> None:
         there.read("X-0")
 
 
-def test_files_that_change_are_noticed(tmp_path: Path) -> None:
+def test_changed_files_are_detected(tmp_path: Path) -> None:
     polars = _load("polars")
     path = tmp_path / "t.parquet"
     FRAME.to_parquet(path)
@@ -485,7 +485,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_names_the_remedy(case: str, tmp_path: Path) -> None:
+def test_refused_inputs_name_the_remedy(case: str, tmp_path: Path) -> None:
     call, kind, words = REFUSED[case]
     with pytest.raises(kind, match=words):
         call(tmp_path)
@@ -504,7 +504,7 @@ def test_what_is_refused_names_the_remedy(case: str, tmp_path: Path) -> None:
         ("_duckdb", "DuckDBPyConnection", "a relation of it"),
     ],
 )
-def test_kinds_that_are_not_read_name_the_remedy(package: str, kind: str, words: str) -> None:
+def test_unsupported_kinds_name_the_remedy(package: str, kind: str, words: str) -> None:
     value = type(kind, (), {"__module__": package})()
     with pytest.raises(InvalidTypeError, match=words):
         Ridge().fit(value, LABELS)

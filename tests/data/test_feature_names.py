@@ -1,4 +1,4 @@
-"""Columns are matched by name, of Dask frames as of pandas: every estimator, every method."""
+"""Columns of Dask and pandas frames are matched by name in every method of every estimator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.preprocessing import StandardScaler
 from tests.quick import in_turn
 
-# Whole numbers from 0 on, which all estimators take, and labels that are targets too.
+# Non-negative integers, which all estimators accept, and labels that also serve as targets.
 rng = np.random.default_rng(0)
 FRAME = pd.DataFrame(rng.integers(0, 4, size=(40, 4)).astype(float), columns=list("abcd"))
 Y = pd.Series(rng.integers(1, 3, size=40), name="y")
@@ -84,7 +84,7 @@ def _linear(name: str, n_outputs: int) -> Any:
 
 
 def _public() -> dict[str, type]:
-    """Every public estimator and transformer of rows."""
+    """Return every public estimator and transformer of rows."""
     rooms = [m.name for m in pkgutil.iter_modules(daskml_dist.__path__) if m.ispkg]
     found = {}
     for room in rooms:
@@ -93,14 +93,14 @@ def _public() -> dict[str, type]:
             value = getattr(module, name)
             if inspect.isclass(value) and issubclass(value, BaseEstimator):
                 found[name] = value
-    # Hashers take text and learn nothing of it; encoders of labels have no columns.
+    # Hashers take text and are stateless; label encoders have no columns.
     return {name: value for name, value in found.items() if _learns(name, value)}
 
 
 def _learns(name: str, kind: type) -> bool:
     if name in ARGUMENTS:
         return True
-    if issubclass(kind, DaskSearch):  # what they fit knows names
+    if issubclass(kind, DaskSearch):  # the wrapped estimator stores names
         return False
     tags = get_tags(kind())
     return bool(tags.requires_fit and tags.input_tags.two_d_array)
@@ -109,7 +109,7 @@ def _learns(name: str, kind: type) -> bool:
 PUBLIC = _public()
 
 
-#: What `fit` and `score` need besides rows and targets.
+#: Arguments of `fit` and `score` besides rows and targets.
 BESIDES: dict[str, dict[str, Any]] = {
     "HistGradientBoostingRanker": {"group": np.arange(len(FRAME)) // 8}
 }
@@ -123,7 +123,7 @@ def _fitted(name: str, X: Any = FRAME, y: Any = Y) -> Any:
 
 
 def _outcome(estimator: Any, method: str, X: Any, y: Any) -> str | None:
-    """The error of a call, in scikit-learn's words; None where there is none."""
+    """Return the error message of a call with scikit-learn's wording; None without an error."""
     try:
         if method in ("score", "partial_fit"):
             getattr(estimator, method)(X, y, **BESIDES.get(type(estimator).__name__, {}))
@@ -138,7 +138,7 @@ def lazy(frame: pd.DataFrame) -> Any:
     return dd.from_pandas(frame, npartitions=3)
 
 
-def test_every_room_is_looked_at() -> None:
+def test_every_subpackage_is_covered() -> None:
     assert {"LogisticRegression", "GaussianNB", "LinearSVC", "StandardScaler"} <= set(PUBLIC)
     assert {"SimpleImputer", "TfidfTransformer", "ColumnTransformer", "Blockwise"} <= set(PUBLIC)
 
@@ -162,7 +162,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["GaussianNB", "LogisticRegression", "OneHotEncoder"])
-def test_names_of_a_lazy_fit_are_those_of_memory(name: str) -> None:
+def test_names_of_a_lazy_fit_equal_those_in_memory(name: str) -> None:
     X, y = lazy(FRAME), lazy(Y)
     estimator = _fitted(name, X, y)
     assert estimator.feature_names_in_.tolist() == list("abcd")
@@ -175,7 +175,7 @@ def test_names_of_a_lazy_fit_are_those_of_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("estimator", [GaussianNB(), LogisticRegression(), StandardScaler()])
-def test_rows_without_names_are_told_of(estimator: Any) -> None:
+def test_rows_without_names_warn_as_in_scikit_learn(estimator: Any) -> None:
     method = "predict" if hasattr(estimator, "predict") else "transform"
     array = da.from_array(FRAME.to_numpy(), chunks=(20, 4))
     named = estimator.fit(FRAME, Y)

@@ -15,7 +15,7 @@ from tests.data.rows import DENSE_AND_SPARSE, X
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_array_that_is_right_is_not_copied(dtype: str) -> None:
+def test_suitable_array_is_not_copied(dtype: str) -> None:
     values = X.astype(dtype)
     block = make_block(0, values, values[:, 0], values[:, 1], classification=False)
     assert block.X is values
@@ -30,7 +30,7 @@ def test_row_slice_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("container", [sparse.csr_array, sparse.csr_matrix])
-def test_csr_that_is_right_is_not_copied(container: Any) -> None:
+def test_suitable_csr_is_not_copied(container: Any) -> None:
     values = container(X)
     rows = make_block(0, values, classification=False).X
     assert rows is values
@@ -58,7 +58,7 @@ def test_dtype_may_be_given(container: Any, dtype: str) -> None:
     block = make_block(0, container(X), X[:, 0], X[:, 1], dtype=dtype, classification=False)
     # Weights keep their precision until a fit has scaled them.
     assert (block.X.dtype, block.sample_weight.dtype) == (dtype, X.dtype)
-    assert block.y.dtype == np.float64  # targets keep the digits that they have
+    assert block.y.dtype == np.float64  # targets keep the precision
 
 
 def test_fortran_order_becomes_c_order() -> None:
@@ -78,7 +78,7 @@ def test_sparse_integers_become_float64() -> None:
     assert make_block(0, sparse.csr_array(X.astype(int)), classification=False).X.dtype == "float64"
 
 
-def test_unsorted_and_duplicate_entries_are_tidied_in_a_copy() -> None:
+def test_unsorted_and_duplicate_entries_are_merged_in_a_copy() -> None:
     values = sparse.csr_array(
         (np.array([1.0, 2.0, 4.0]), np.array([2, 0, 2]), np.array([0, 3])), shape=(1, 3)
     )
@@ -163,7 +163,7 @@ def test_strings(values: Any) -> None:
         make_block(3, values, classification=False)
 
 
-def test_objects_that_are_no_numbers_keep_numpy_s_error() -> None:
+def test_non_numeric_objects_keep_numpy_s_error() -> None:
     with pytest.raises(TypeError, match=r"argument must be .* string.* number"):
         make_block(0, np.array([[{}]], object), classification=False)
 

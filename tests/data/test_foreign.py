@@ -47,8 +47,8 @@ def in_this_thread() -> Iterator[None]:
         yield
 
 
-class _OfGpu:
-    """Rows on a GPU, with CuPy's interface, of which NumPy makes no array."""
+class _GpuRows:
+    """Rows on a GPU with CuPy's interface, which NumPy cannot convert."""
 
     __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
     device = SimpleNamespace(type="cuda")
@@ -60,20 +60,20 @@ class _OfGpu:
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
 
-class _Tensor(_OfGpu):
+class _Tensor(_GpuRows):
     def detach(self) -> Any:
         return SimpleNamespace(cpu=lambda: SimpleNamespace(numpy=lambda: self.rows))
 
 
-class _Frame(_OfGpu):
-    def get(self, key: Any) -> Any:  # of a column, no copy of all
+class _Frame(_GpuRows):
+    def get(self, key: Any) -> Any:  # for a column, not a copy of all
         raise AssertionError
 
     def to_pandas(self) -> Any:
         return (pd.DataFrame if self.ndim == 2 else pd.Series)(self.rows)
 
 
-class _NumbaArray(_OfGpu):
+class _NumbaArray(_GpuRows):
     def copy_to_host(self) -> Any:
         return self.rows
 
@@ -83,17 +83,17 @@ _NumbaArray.__module__ = "numba.cuda.cudadrv.devicearray"
 
 
 @pytest.mark.parametrize("kind", [_Tensor, _Frame, _NumbaArray, fake_cupy.DeviceArray])
-def test_rows_on_a_gpu_are_read_whatever_library_they_are_of(kind: Any) -> None:
+def test_rows_on_a_gpu_of_any_library_are_read(kind: Any) -> None:
     X, y = kind(ROWS), kind(LABELS)
     expected = GaussianNB().fit(ROWS, LABELS)
-    if kind is not fake_cupy.DeviceArray:  # of which fits ask for a GPU
+    if kind is not fake_cupy.DeviceArray:  # fits on a GPU read it
         model = GaussianNB().fit(X, y)
         np.testing.assert_allclose(model.theta_, expected.theta_, 1e-12)
         np.testing.assert_allclose(model.predict(X), expected.predict(ROWS))
     for one in (StandardScaler(), OrdinalEncoder()):
         expected_rows = clone(one).fit(ROWS).transform(ROWS)
         for found in (one.fit(X).transform(X), clone(one).fit_transform(X)):
-            # What a GPU transforms stays there.
+            # Transformed rows stay on the GPU.
             rows = found.get() if isinstance(found, fake_cupy.DeviceArray) else found
             np.testing.assert_allclose(rows, expected_rows, 1e-12, 1e-15)
     np.testing.assert_array_equal(LabelEncoder().fit_transform(y), LABELS)
@@ -115,7 +115,7 @@ def _data_array(rows: Any, *names: str) -> Any:
     return _load("xarray").DataArray(rows, dims=("row", "column"), coords=coords)
 
 
-#: The same rows in other containers. Values: a maker, and whether the columns have names.
+#: The same rows in other containers: a function that makes them, and whether columns are named.
 KINDS: dict[str, tuple[Callable[[], Any], bool]] = {
     "xarray": (lambda: _data_array(ROWS, *NAMES), True),
     "xarray on Dask": (lambda: _data_array(_lazy_rows(), *NAMES), True),
@@ -155,7 +155,7 @@ def _check_names(fitted: Any, named: bool) -> None:
     assert list(getattr(fitted, "feature_names_in_", [])) == (NAMES if named else [])
 
 
-#: scikit-learn's own word on what it does with such rows in memory.
+#: scikit-learn's warning about such rows in memory.
 TOLD_OF_MIXED = pytest.mark.filterwarnings("ignore:pandas.DataFrame with sparse columns found")
 
 
@@ -172,7 +172,7 @@ def test_estimators_take_rows_of_any_kind(kind: str) -> None:
         np.testing.assert_allclose(_dense(found.predict(rows)), expected.predict(ROWS), atol=1e-9)
         assert found.score(rows, y) == pytest.approx(expected.score(ROWS, LABELS))
     if isinstance(rows, list):
-        return  # scikit-learn's members and transformers ask how many columns there are
+        return  # scikit-learn's members and transformers read the number of columns
     scaler = StandardScaler(with_mean=False).fit(rows, y)
     _check_names(scaler, named)
     scaled = StandardScaler(with_mean=False).fit_transform(ROWS)
@@ -188,7 +188,7 @@ def test_estimators_take_rows_of_any_kind(kind: str) -> None:
         expected = _dense(clone(columns).fit_transform(FRAME))
         np.testing.assert_allclose(_dense(columns.fit(rows).transform(rows)), expected)
     voters = VotingClassifier([("one", OthersGaussianNB())])
-    if not _is_sparse(rows):  # which this member refuses
+    if not _is_sparse(rows):  # this member refuses sparse rows
         answers = voters.fit(rows, y).predict(rows)
         _check_names(voters, named)
         assert answers.shape == (60,) or "frame" in kind
@@ -220,16 +220,16 @@ def test_rows_of_any_kind_are_split_and_scored(kind: str) -> None:
     )
     search = model_selection.GridSearchCV(Ridge(), {"alpha": [1.0]}, cv=2).fit(rows, y)
     assert search.best_estimator_.coef_.shape == (3,)
-    if "NaN" not in kind:  # which scikit-learn does not read
+    if "NaN" not in kind:  # scikit-learn does not read these
         assert silhouette_score(rows, y) == pytest.approx(silhouette_score(ROWS, LABELS))
     if not isinstance(rows, list):
         train, test = model_selection.train_test_split(rows, shuffle=False)
         np.testing.assert_array_equal(_dense(train), ROWS[:45])
 
 
-def test_answers_to_xarray_have_known_sizes() -> None:
+def test_predictions_for_xarray_have_known_sizes() -> None:
     X, y = _data_array(_lazy_rows(), *NAMES), _load("xarray").DataArray(LABELS, dims="row")
-    lazy_y = y.chunk(row=30)  # cut elsewhere than the rows
+    lazy_y = y.chunk(row=30)  # with other chunks than the rows
     model = Ridge().fit(X, lazy_y, sample_weight=_load("xarray").DataArray(np.ones(60)).chunk(20))
     assert model.predict(X).chunks == ((20, 20, 20),)
     assert r2_score(lazy_y, model.predict(X)) == pytest.approx(model.score(X, y))
@@ -245,7 +245,7 @@ def test_answers_to_xarray_have_known_sizes() -> None:
     assert importance.importances_mean.argmax() == 0
 
 
-def test_texts_in_xarray_are_counted() -> None:
+def test_texts_in_xarray_are_vectorized() -> None:
     texts = np.array(["red blue", "red", "blue blue", "red"], dtype=object)
     lazy = _load("xarray").DataArray(da.from_array(texts, chunks=2), dims="row")
     expected = CountVectorizer().fit_transform(list(texts)).toarray()
@@ -281,7 +281,7 @@ def test_a_frame_of_sparse_columns_stays_sparse() -> None:
     np.testing.assert_allclose(Ridge().fit(ROWS, target).coef_, Ridge().fit(ROWS, ROWS[:, 0]).coef_)
 
 
-#: The same rows as queries and datasets, which every door takes.
+#: The same rows as queries and datasets, which every entry point accepts.
 UNREADY: dict[str, Callable[[], Any]] = {
     "Polars": lambda: _load("polars").LazyFrame(FRAME.to_dict("list")),
     "DuckDB": lambda: _load("duckdb").from_df(FRAME),
@@ -290,7 +290,7 @@ UNREADY: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", UNREADY)
-def test_queries_and_datasets_are_taken_at_every_door(kind: str) -> None:
+def test_queries_and_datasets_are_accepted_by_every_function(kind: str) -> None:
     rows, y = UNREADY[kind](), LABELS
     voters = VotingClassifier([("one", OthersGaussianNB())])
     encode = make_column_transformer((StandardScaler(), ["a"]))
@@ -311,7 +311,7 @@ def test_queries_and_datasets_are_taken_at_every_door(kind: str) -> None:
 
 
 def _masked(values: Any, lazy: bool) -> Any:
-    """Values of which every seventh is masked."""
+    """Return values, every seventh of which is masked."""
     found = np.ma.masked_array(values, mask=np.arange(values.size).reshape(values.shape) % 7 == 0)
     return da.from_array(found, chunks=(20, *values.shape[1:])) if lazy else found
 

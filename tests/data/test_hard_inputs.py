@@ -1,4 +1,4 @@
-"""Inputs that are easily misread (types, gaps, orders, mistakes), beside what NumPy holds."""
+"""Inputs that are easily misread (types, missing values, orders) equal the same rows in NumPy."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from daskml_dist.linear_model import LogisticRegression, Ridge
 from daskml_dist.metrics import accuracy_score
 from daskml_dist.naive_bayes import GaussianNB
 
-# Dask's own, of an index that files have or have not.
+# Dask's own, about the index of files.
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")
 
 N = 60
 ROWS = np.random.default_rng(0).integers(-40, 40, size=(N, 2)) / 8
 LABELS = np.arange(N) % 2
 FRAME = pd.DataFrame(ROWS, columns=["a", "b"]).assign(label=LABELS)
-#: A whole number that float64 has not.
+#: An integer that float64 cannot represent.
 LARGE = 2**60 + 1
 
 
@@ -71,7 +71,7 @@ def _read(X: Any, y: Any = None, sample_weight: Any = None) -> tuple[Any, Any, A
 # --- columns of every type -------------------------------------------------------------------
 
 DAY = pd.Timestamp("2026-01-05 03:00", tz="Asia/Tokyo")
-#: Columns of Arrow, and what a frame has in their place.
+#: Arrow columns, and the values expected in a frame.
 COLUMNS: dict[str, tuple[Callable[[], Any], list[Any]]] = {
     "decimals": (lambda: pa.array([1.25, None, 3]).cast(pa.decimal128(10, 2)), [1.25, None, 3.0]),
     "a dictionary of decimals": (
@@ -112,7 +112,7 @@ def _makers(folder: Path, table: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a cell as it is compared: gaps as None, moments of any zone as those of UTC."""
+    """Return a cell in comparable form: missing values as None, times in UTC."""
     if isinstance(value, np.ndarray | list):
         return [_plain(one) for one in value]
     if isinstance(value, dict):
@@ -133,7 +133,7 @@ def test_columns_of_every_type_keep_their_values(case: str, tmp_path: Path) -> N
         assert [_plain(cell) for cell in frame["c"]] == [_plain(e) for e in expected], name
 
 
-def test_ids_of_64_bits_survive_gaps(tmp_path: Path) -> None:
+def test_64_bit_ids_are_exact_despite_missing_values(tmp_path: Path) -> None:
     table = pa.table({"id": pa.array([LARGE, None, LARGE + 1]), "n": [0.0, 1.0, 2.0]})
     expected = FieldHasher(missing="own").fit_transform(
         pd.DataFrame({"id": pd.array([LARGE, None, LARGE + 1], "Int64"), "n": [0.0, 1.0, 2.0]})
@@ -143,7 +143,7 @@ def test_ids_of_64_bits_survive_gaps(tmp_path: Path) -> None:
         assert (found != expected).nnz == 0, name
 
 
-def test_words_beside_rows_of_numbers_need_no_frame_of_the_rows(
+def test_string_targets_of_numeric_rows_need_no_frame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from daskml_dist.data import parquet
@@ -204,7 +204,7 @@ BATCHES: dict[str, Callable[[], Iterator[Any]]] = {
 
 
 @pytest.mark.parametrize("case", BATCHES)
-def test_batches_of_any_kind_are_the_rows(case: str) -> None:
+def test_batches_of_any_kind_give_the_rows(case: str) -> None:
     X, y, weight = _read(BATCHES[case]())
     np.testing.assert_array_equal(X, ROWS)
     np.testing.assert_array_equal(y, LABELS)
@@ -226,7 +226,7 @@ def test_categories_are_those_of_all_batches() -> None:
     assert list(read["word"].compute()) == list(whole["word"])
 
 
-def test_weights_of_batches_are_known_to_the_recursion() -> None:
+def test_weights_of_batches_reach_nested_calls() -> None:
     weighted = iter([(ROWS, LABELS, np.ones(N))])
     model = HistGradientBoostingClassifier(max_iter=2, min_samples_leaf=2).fit(weighted)
     with pytest.raises(ValueError, match="sample weights"):
@@ -236,7 +236,7 @@ def test_weights_of_batches_are_known_to_the_recursion() -> None:
     partial_dependence(model, ROWS, [0], method="recursion")
 
 
-def test_a_folder_that_is_not_there_is_made(tmp_path: Path) -> None:
+def test_a_missing_folder_is_created(tmp_path: Path) -> None:
     with dask.config.set({"temporary-directory": str(tmp_path / "a" / "b")}):
         X, *_ = _read(iter([ROWS]))
         np.testing.assert_array_equal(X, ROWS)
@@ -284,13 +284,13 @@ FILES: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_files_are_the_rows(case: str, tmp_path: Path) -> None:
+def test_files_give_the_rows(case: str, tmp_path: Path) -> None:
     X, y, _ = _read(FILES[case](tmp_path), "label")
     np.testing.assert_array_equal(X, ROWS)
     np.testing.assert_array_equal(y, LABELS)
 
 
-def test_a_list_of_paths_is_rows_and_no_labels(tmp_path: Path) -> None:
+def test_a_list_of_paths_gives_rows_without_labels(tmp_path: Path) -> None:
     paths = _arrow_files(tmp_path)
     model = Ridge().fit(paths, "label")
     rows = pa.Table.from_pandas(FRAME[["a", "b"]], preserve_index=False)
@@ -300,7 +300,7 @@ def test_a_list_of_paths_is_rows_and_no_labels(tmp_path: Path) -> None:
     assert accuracy_score(["a.csv", "b.csv"], ["a.csv", "c.csv"]) == 0.5
 
 
-def test_folders_of_values_are_columns(tmp_path: Path) -> None:
+def test_partition_folders_become_columns(tmp_path: Path) -> None:
     dataset = pa.dataset.dataset(_hive(tmp_path), partitioning="hive")
     X, y, _ = _read(dataset, "label")
     np.testing.assert_array_equal(X, np.column_stack([ROWS, np.repeat([2024.0, 2025.0], 30)]))
@@ -337,14 +337,14 @@ def test_functions_of_rows_on_a_scan_are_read_by_range(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_targets_on_a_grid_go_with_its_cells(lazy: bool) -> None:
-    """Whatever the order of the dimensions of each."""
+def test_targets_on_a_grid_are_aligned_with_its_cells(lazy: bool) -> None:
+    """For any order of the dimensions of both."""
     xarray = _load("xarray")
     shape = (3, 4, 5)
     values = ROWS.reshape(*shape, 2)
     cube = xarray.Dataset(
         {
-            # First a variable of fewer dimensions, so that the dataset's own order is another one.
+            # First a variable of fewer dimensions, so that the order of dimensions differs.
             "height": (("y", "x"), values[0, :, :, 1]),
             "red": (("time", "y", "x"), values[..., 0], {"units": "W"}),
             "blue": (("x", "y", "time"), values[..., 1].T),
@@ -369,7 +369,7 @@ def test_targets_on_a_grid_go_with_its_cells(lazy: bool) -> None:
     np.testing.assert_array_equal(found[1].ravel(), np.asarray(one))
 
 
-# --- what is refused -------------------------------------------------------------------------
+# --- refused inputs --------------------------------------------------------------------------
 
 
 def _used() -> Iterator[Any]:
@@ -455,7 +455,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_read_names_the_remedy(case: str, tmp_path: Path) -> None:
+def test_unreadable_inputs_name_the_remedy(case: str, tmp_path: Path) -> None:
     call, kind, words = REFUSED[case]
     with pytest.raises(kind, match=words):
         call(tmp_path)

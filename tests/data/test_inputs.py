@@ -1,4 +1,4 @@
-"""A table: every kind of input, for every method, gives what the NumPy fit gives."""
+"""Every kind of input gives the results of NumPy rows in every method."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ FRAME = pd.DataFrame(X0, columns=COLUMNS)
 
 
 def _frame_parts(frame: pd.DataFrame | pd.Series) -> Any:
-    """A dask dataframe of uneven partitions, one of them empty."""
+    """Return a Dask dataframe of uneven partitions, one of them empty."""
     cuts = np.cumsum([0, *ROWS[0]])
     parts = [dask.delayed(frame[a:b]) for a, b in itertools.pairwise(cuts)]
     return dd.from_delayed(parts, meta=frame[:0])
 
 
-def _unknown(array: Any) -> da.Array:
+def _with_unknown_chunks(array: Any) -> da.Array:
     return array[da.ones(N, chunks=ROWS, dtype=bool)]
 
 
@@ -95,7 +95,7 @@ KINDS: dict[str, Callable[[np.ndarray, np.ndarray], tuple[Any, Any]]] = {
     ),
     "dask Array, y in memory": lambda X, y: (da.from_array(X, chunks=(*ROWS, D)), y),
     "dask Array of unknown chunks, y in memory": lambda X, y: (
-        _unknown(da.from_array(X, chunks=(*ROWS, D))),
+        _with_unknown_chunks(da.from_array(X, chunks=(*ROWS, D))),
         y,
     ),
     "dask DataFrame, y in memory": lambda X, y: (_frame_parts(FRAME), y),
@@ -105,8 +105,8 @@ KINDS: dict[str, Callable[[np.ndarray, np.ndarray], tuple[Any, Any]]] = {
         da.from_array(y, chunks=ROWS),
     ),
     "dask Array, unknown chunks": lambda X, y: (
-        _unknown(da.from_array(X, chunks=(*ROWS, D))),
-        _unknown(da.from_array(y, chunks=ROWS)),
+        _with_unknown_chunks(da.from_array(X, chunks=(*ROWS, D))),
+        _with_unknown_chunks(da.from_array(y, chunks=ROWS)),
     ),
     "dask Array of CSR": lambda X, y: (
         _sparse_chunks(X, sparse.csr_matrix),
@@ -140,7 +140,7 @@ FULL_BATCH: dict[str, Any] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def _in_threads() -> Iterator[None]:
-    # Lazy results are computed by threads here; one test below has worker processes.
+    # Lazy results are computed by threads here; one test below uses worker processes.
     with dask.config.set(scheduler="threads"):
         yield
 
@@ -181,7 +181,7 @@ def test_every_kind_fits_and_predicts(kind: str, client_in_process: Client) -> N
 
 
 @pytest.mark.parametrize("kind", quick(KINDS, *list(KINDS)[::4]))
-def test_every_kind_goes_on_by_partial_fit(kind: str, client_in_process: Client) -> None:
+def test_every_kind_continues_by_partial_fit(kind: str, client_in_process: Client) -> None:
     X, y = KINDS[kind](X0, Y0)
     model = SGDClassifier(**FULL_BATCH)
     for _ in range(2):
@@ -190,7 +190,7 @@ def test_every_kind_goes_on_by_partial_fit(kind: str, client_in_process: Client)
 
 
 @pytest.mark.parametrize("kind", quick(KINDS, *list(KINDS)[1::4]))
-def test_every_kind_is_regressed(kind: str, client_in_process: Client) -> None:
+def test_every_kind_in_regression(kind: str, client_in_process: Client) -> None:
     X, y = KINDS[kind](X0, Y0)
     model = SGDRegressor(**FULL_BATCH | {"learning_rate": 0.1}).fit(X, y)
     _equal(model.coef_, REGRESSED.coef_)
@@ -203,7 +203,7 @@ WEIGHTS: dict[str, Callable[[np.ndarray], Any]] = {
     "pandas": pd.Series,
     "dask Array": lambda w: da.from_array(w, chunks=ROWS),
     "dask Array, cut otherwise": lambda w: da.from_array(w, chunks=11),
-    "dask Array, unknown chunks": lambda w: _unknown(da.from_array(w, chunks=ROWS)),
+    "dask Array, unknown chunks": lambda w: _with_unknown_chunks(da.from_array(w, chunks=ROWS)),
     "dask Series": lambda w: _frame_parts(pd.Series(w)),
     "delayed blocks": _delayed,
 }
@@ -236,8 +236,8 @@ def _parts(array: da.Array) -> list[Any]:
     return list(array.to_delayed().ravel())
 
 
-def test_parts_of_what_was_persisted(client: Client) -> None:
-    """They hold nothing by themselves, and name no task that their graph has."""
+def test_parts_of_persisted_collections(client: Client) -> None:
+    """Parts hold no data, and refer to no task of their graph."""
     X, y = client.persist([da.from_array(X0, chunks=(10, D)), da.from_array(Y0, chunks=10)])
     parts = _parts(X), _parts(y)
     _equal(SGDClassifier(**FULL_BATCH).fit(*parts).coef_, TRUTH.coef_)
@@ -258,9 +258,14 @@ def test_parts_of_what_was_persisted(client: Client) -> None:
         accuracy_score(parts[1], parts[1])
 
 
-def test_a_fit_lets_go_before_the_user_computes(client: Client, assert_clean: Any) -> None:
-    """Else the scheduler would mix the fit's tasks and those of an optimized graph."""
-    X, y = _unknown(da.concatenate(_array_parts(X0))), _unknown(da.from_array(Y0, chunks=ROWS))
+def test_a_fit_releases_its_tasks_before_the_user_computes(
+    client: Client, assert_clean: Any
+) -> None:
+    """Otherwise the scheduler would mix the fit's tasks with those of an optimized graph."""
+    X, y = (
+        _with_unknown_chunks(da.concatenate(_array_parts(X0))),
+        _with_unknown_chunks(da.from_array(Y0, chunks=ROWS)),
+    )
     for _ in range(3):
         SGDClassifier(**FULL_BATCH).fit(X, y)
         dask.compute(X, scheduler=client)
@@ -276,8 +281,8 @@ def _array_parts(array: np.ndarray) -> list[da.Array]:
 
 
 @pytest.mark.parametrize("labels", [Y0 > 0, pd.array(Y0, dtype="Int64"), Y0 * 1.0])
-def test_objects_that_are_labels(labels: Any) -> None:
-    """As pandas makes them of nullable columns."""
+def test_labels_of_object_dtype(labels: Any) -> None:
+    """As produced by pandas from nullable columns."""
     y = np.array(labels, dtype=object)
     held = SGDClassifier(**FULL_BATCH).fit(X0, y)
     lazy = SGDClassifier(**FULL_BATCH).fit(da.from_array(X0, 45), da.from_array(y, 45))
@@ -286,14 +291,14 @@ def test_objects_that_are_labels(labels: Any) -> None:
         _equal(model.coef_, TRUTH.coef_)
 
 
-def test_a_name_that_is_no_column_is_told() -> None:
+def test_an_unknown_column_name_is_refused() -> None:
     with pytest.raises(InvalidDataError, match=r"y='nothing' names no column of X: its columns"):
         SGDClassifier().fit(FRAME, "nothing")
     with pytest.raises(InvalidDataError, match="X is not a dataframe"):
         SGDClassifier().fit(X0, "income")
 
 
-def test_delayed_blocks_mixed_with_others_are_told() -> None:
+def test_delayed_blocks_mixed_with_others_are_refused() -> None:
     with pytest.raises(InvalidDataError, match=r"Wrap each in dask\.delayed"):
         SGDClassifier().fit([dask.delayed(X0), X0], [dask.delayed(Y0), Y0])
 
@@ -307,7 +312,7 @@ def test_more_workers_than_blocks_and_more_blocks_than_workers(
     _equal(SGDClassifier(**FULL_BATCH).fit(X, y).coef_, TRUTH.coef_)
 
 
-def test_weights_and_balanced_classes_are_repeated_rows(client: Client) -> None:
+def test_weights_and_balanced_classes_equal_repeated_rows(client: Client) -> None:
     times = np.where(Y0 == 1, 3, 1)
     X, y = KINDS["dask Array"](X0, Y0)
     repeated = SGDClassifier(**FULL_BATCH).fit(np.repeat(X0, times, axis=0), np.repeat(Y0, times))
@@ -321,10 +326,10 @@ def test_weights_and_balanced_classes_are_repeated_rows(client: Client) -> None:
     _equal(balanced.coef_, same.coef_)
 
 
-# --- what cannot be read ---------------------------------------------------------------------
+# --- unreadable inputs -----------------------------------------------------------------------
 
 
-def test_a_parquet_file_that_is_cut_short_is_told(tmp_path: Any, client: Client) -> None:
+def test_a_truncated_parquet_file_raises(tmp_path: Any, client: Client) -> None:
     for i in range(3):
         FRAME.assign(y=Y0).to_parquet(tmp_path / f"{i}.parquet")
     frame = dd.from_map(pd.read_parquet, sorted(tmp_path.glob("*.parquet")))
@@ -337,16 +342,14 @@ def test_a_parquet_file_that_is_cut_short_is_told(tmp_path: Any, client: Client)
 
 
 def _part(number: int) -> pd.DataFrame:
-    """A partition that lacks a column of the others."""
+    """Return a partition that lacks a column of the others."""
     part = FRAME.assign(y=Y0)
     return part.drop(columns=part.columns[0]) if number == 1 else part
 
 
 @pytest.mark.parametrize("way", ["from_map", "from_delayed", "map_partitions"])
 @pytest.mark.parametrize("fit", [SGDClassifier().fit, StandardScaler().fit], ids=["fit", "scaler"])
-def test_a_block_of_other_columns_than_dask_was_told_is_told(
-    way: str, fit: Any, client: Client
-) -> None:
+def test_a_block_whose_columns_contradict_meta_raises(way: str, fit: Any, client: Client) -> None:
     meta = _part(0)[:0]
     if way == "from_map":
         frame = dd.from_map(_part, range(3), meta=meta)
@@ -362,7 +365,7 @@ def test_a_block_of_other_columns_than_dask_was_told_is_told(
 
 
 @pytest.mark.parametrize("y", ["a", ["a", "b"]], ids=str)
-def test_a_path_that_no_file_matches_is_told(y: Any, tmp_path: Any) -> None:
+def test_a_path_without_files_raises(y: Any, tmp_path: Any) -> None:
     frame = dd.read_parquet(str(tmp_path / "*.parquet"))
     with pytest.raises(InvalidDataError, match="perhaps no file matched the path"):
         SGDClassifier().fit(frame, y)
@@ -370,7 +373,7 @@ def test_a_path_that_no_file_matches_is_told(y: Any, tmp_path: Any) -> None:
         StandardScaler().fit(frame)
 
 
-def test_objects_that_are_no_numbers_are_told(client: Client) -> None:
+def test_non_numeric_objects_are_refused(client: Client) -> None:
     X = np.array([[1.0, "a"], [2.0, "b"]], dtype=object)
     with pytest.raises(InvalidDataError, match=r"Block 0: X is not numeric"):
         SGDClassifier().fit(da.from_array(X, chunks=2), da.from_array(np.array([0, 1]), chunks=2))
@@ -378,7 +381,7 @@ def test_objects_that_are_no_numbers_are_told(client: Client) -> None:
         SGDClassifier().fit(np.array([[{}], [{}]]), [0, 1])
 
 
-# --- CuPy: what the CPU path does with it, told by a stand-in --------------------------------
+# --- CuPy rows on the CPU path, by a stand-in ------------------------------------------------
 
 
 def test_rows_on_a_device_are_copied_once() -> None:
@@ -390,8 +393,8 @@ def test_rows_on_a_device_are_copied_once() -> None:
     np.testing.assert_array_equal(block.y, Y0)
 
 
-def test_rows_on_a_device_are_taken_as_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a fit on it, in their own process; not where the maths wants another dtype or order."""
+def test_rows_on_a_device_are_used_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a fit on the device in the same process, unless the maths needs another dtype or order."""
     monkeypatch.setattr(CupyBackend, "problem", lambda: None)
     monkeypatch.setattr(DeviceArray, "copied", 0)
     X = DeviceArray(X0)
@@ -407,7 +410,7 @@ def test_rows_on_a_device_are_taken_as_they_are_there(monkeypatch: pytest.Monkey
     assert make_block(0, X0, Y0, classification=True).on_device is None
 
 
-def test_rows_on_devices_and_not_are_told_apart(client_in_process: Client) -> None:
+def test_rows_on_devices_and_host_are_distinguished(client_in_process: Client) -> None:
     blocks = [dask.delayed(DeviceArray)(X0), dask.delayed(X0)]
     ys = [dask.delayed(Y0), dask.delayed(Y0)]
     with pytest.raises(

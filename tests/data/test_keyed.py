@@ -1,4 +1,4 @@
-"""Entries cut by ranges of keys: the same blocks, whatever the tasks that make them."""
+"""Entries split by ranges of keys give the same blocks whatever the tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS = [FRAME[at : at + 30] for at in range(0, 600, 30)]
 
 
 class Here:
-    """Parts held by as many workers as there are parts, all of them this process."""
+    """Stand-in for one worker per part, all in this process."""
 
     def __init__(self, lazy: list[Delayed]) -> None:
         self.parts: list[Delayed] = [delayed(one) for one in dask.compute(*lazy, scheduler="sync")]
@@ -47,7 +47,7 @@ def blocks_of(collection: KeyedCollection) -> list[KeyedBlock]:
 
 
 @pytest.mark.parametrize("n_groups", quick([1, 3, 19], 3), ids="{} groups".format)
-def test_blocks_are_the_same_whatever_way_parcels_go(n_groups: int) -> None:
+def test_blocks_do_not_depend_on_how_parcels_are_sent(n_groups: int) -> None:
     columns = EntryColumns("user", "item", "rating")
     here = KeyedCollection.of("memory", PARTS, columns, SIDES).cut(19)
     lazy = KeyedCollection.of("dask", [delayed(part) for part in PARTS], columns, SIDES)
@@ -92,7 +92,7 @@ def test_blocks_hold_all_entries_of_their_keys() -> None:
     ],
     ids=repr,
 )
-def test_ids_travel_as_they_are(ids: Any) -> None:
+def test_ids_are_sent_unchanged(ids: Any) -> None:
     others = np.array([7, 9])
     found, same = unpack_ids(pack_ids([ids, others]))
     assert found.tolist() == ids.tolist()

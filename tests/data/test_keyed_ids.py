@@ -58,13 +58,13 @@ def test_ids_without_order_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("others", [np.array([0.5]), np.array([2**63 + 1], np.uint64)], ids=repr)
-def test_integers_that_a_common_type_does_not_hold_are_refused(others: Any) -> None:
+def test_integers_without_a_common_type_are_refused(others: Any) -> None:
     with pytest.raises(InvalidDataError, match="could become equal"):
         check_one_kind([np.array([2**53 + 1]), others])
     check_one_kind([np.array([2**53]), others.astype(float)])
 
 
 @pytest.mark.parametrize("values", [np.ones(2) * 1j, np.array(["2020"], "M8[D]")], ids=repr)
-def test_values_that_are_no_real_numbers_are_refused(values: Any) -> None:
+def test_non_real_values_are_refused(values: Any) -> None:
     with pytest.raises(InvalidDataError, match="values that are not numbers"):
         convert_values(values, "rating", None)

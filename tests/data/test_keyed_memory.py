@@ -1,4 +1,4 @@
-"""Memory that it takes to cut entries: few bytes an entry beside them and the blocks."""
+"""Memory needed to split entries: few bytes per entry besides input and blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N_PARTS, N = 40, 10_000
 
 
 def peak(function: Callable[[], Any]) -> tuple[Any, int]:
-    """What a function returns, and the most bytes that were taken meanwhile."""
+    """Return a function's result and its peak memory in bytes."""
     tracemalloc.start()
     try:
         found = function()
@@ -31,7 +31,7 @@ def parts() -> list[cut.NumberedEntries]:
     return [cut.number_part(a, b, RANDOM.integers(1, 6, N) / 2, False) for a, b in codes]
 
 
-def test_blocks_are_made_beside_one_more_copy_of_their_entries() -> None:
+def test_blocks_need_one_extra_copy_of_their_entries() -> None:
     given = parts()
     assert given[0].values is not None
     assert given[0].values.dtype == np.float32
@@ -39,14 +39,14 @@ def test_blocks_are_made_beside_one_more_copy_of_their_entries() -> None:
     (whole,), taken = peak(
         lambda: cut.make_parcels(range(N_PARTS), given, SIDES[0], cuts["user"], [range(1)])
     )
-    # Of each entry two codes, its value being the part's; and what one part takes meanwhile.
+    # Two codes per entry, whose value is in the part; and temporary memory of one part.
     assert taken < 1.2 * 8 * N_PARTS * N
     make = [0, [whole], SIDES, cuts]
     cut.build_block(*make)  # type: ignore[arg-type]  # loads the loops
     block, taken = peak(lambda: cut.build_block(*make))  # type: ignore[arg-type]
     assert block.n_rows == N_PARTS * N
     assert block.values.dtype == np.float32
-    # The block's indices and values, and those in another order.
+    # The block's indices and values, and a reordered copy.
     assert taken < 1.2 * 16 * N_PARTS * N
 
 
@@ -59,6 +59,6 @@ def test_pieces_hold_no_ids_of_other_ranges() -> None:
             assert len(piece.row_ids) < 200
 
 
-def test_factors_to_begin_with_are_drawn_some_at_a_time() -> None:
+def test_initial_factors_are_drawn_in_pieces() -> None:
     factors, taken = peak(lambda: FactorModel(10).start(slice(0, 400_000), 0))
     assert taken < 1.5 * factors.nbytes

@@ -1,4 +1,4 @@
-"""Blocks of a Dask Array may be lists of lists, which Dask lets through, like blocks of a fit."""
+"""Blocks of a Dask array may be lists of lists, which Dask permits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _rows() -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _listed(values: NDArray[Any]) -> Any:
-    """A Dask Array of four chunks, each of which is a list."""
+    """Return a Dask array of four chunks, each of which is a list."""
     chunks = [
         da.from_delayed(delayed(part.tolist(), pure=False), part.shape, meta=values[:0])
         for part in np.array_split(values, 4)
@@ -116,14 +116,14 @@ def test_splits() -> None:
     ],
     ids=["columns", "ColumnTransformer", "metric"],
 )
-def test_parts_of_lists_are_told(fit: Any) -> None:
-    """Dask itself takes no columns of a list."""
+def test_slices_of_lists_raise(fit: Any) -> None:
+    """Dask itself cannot select columns of a list."""
     X, y = _rows()
     with pytest.raises(InvalidDataError, match=r"is a list.*map_blocks\(numpy\.asarray\)"):
         fit(_listed(X), _listed(y))
 
 
-def test_rows_of_several_lengths_are_told() -> None:
+def test_rows_of_different_lengths_raise() -> None:
     chunk = da.from_delayed(delayed([[1.0, 2.0], [3.0]], pure=False), (2, 2), dtype=float)
     with pytest.raises(
         InvalidDataError, match=r"Block 0 of X: X is not an array|Block 0.*equal len"

@@ -1,4 +1,4 @@
-"""Messages for typical mistakes name the column, our own remedy, and what a closed client held."""
+"""Messages for typical mistakes name the column, the remedy, and rows of closed clients."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_missing_value_of_new_rows_names_its_column(lazy: bool) -> None:
         np.asarray(model.predict(_lazy(HOLES) if lazy else HOLES))
 
 
-def test_a_part_of_the_columns_is_not_named_by_the_names_of_others() -> None:
+def test_selected_columns_are_not_named_after_others() -> None:
     model = SGDClassifier(policy="allreduce", run=Run(shard="features", n_lanes=3))
     with pytest.raises(InvalidDataError) as raised:
         model.fit(HOLES, Y)
@@ -60,7 +60,7 @@ def test_a_part_of_the_columns_is_not_named_by_the_names_of_others() -> None:
     "estimator", [*ESTIMATORS, StandardScaler(), MinMaxScaler()], ids=lambda e: type(e).__name__
 )
 @pytest.mark.parametrize("lazy", [False, True])
-def test_words_name_their_column_and_our_encoder(estimator: Any, lazy: bool) -> None:
+def test_strings_name_their_column_and_our_encoder(estimator: Any, lazy: bool) -> None:
     with pytest.raises(InvalidDataError, match=r"\['job'\][\s\S]*daskml_dist.preprocessing"):
         estimator.fit(_lazy(WORDS) if lazy else WORDS, Y)
 
@@ -71,7 +71,7 @@ def test_objects_name_our_encoder() -> None:
         SGDClassifier().fit(rows, da.from_array(Y, chunks=20))
 
 
-def test_rows_that_another_cluster_or_a_closed_client_held(client: Client) -> None:
+def test_rows_of_another_cluster_or_closed_client_raise(client: Client) -> None:
     with (
         LocalCluster(
             n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"

@@ -1,4 +1,4 @@
-"""Rows that are none, and names that are nearly right: messages that name the remedy."""
+"""Objects that are not rows, and misspelt names, raise with a remedy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Y = (X[:, 0] > 0).astype(int)
 @pytest.mark.parametrize(
     "estimator", [SGDClassifier(), LogisticRegression(), GaussianNB(), MLPClassifier((2,))]
 )
-def test_what_is_no_rows(estimator: Any, rows: Any, words: str) -> None:
+def test_invalid_rows_are_refused(estimator: Any, rows: Any, words: str) -> None:
     with pytest.raises(InvalidTypeError, match=words):
         estimator.fit(rows, Y)
 
@@ -52,12 +52,12 @@ def test_what_is_no_rows(estimator: Any, rows: Any, words: str) -> None:
     ids=["generator", "number", "function", "dict"],
 )  # fmt: skip
 @pytest.mark.parametrize("estimator", [SGDClassifier(), Ridge(), GaussianNB()])
-def test_what_is_no_target(estimator: Any, target: Any, words: str) -> None:
+def test_invalid_targets_are_refused(estimator: Any, target: Any, words: str) -> None:
     with pytest.raises(InvalidTypeError, match=words):
         estimator.fit(X, target)
 
 
-def test_futures_are_no_rows(client: Client) -> None:
+def test_futures_are_refused_as_rows(client: Client) -> None:
     future = client.submit(np.asarray, X)
     for rows in (future, [future, future]):
         with pytest.raises(InvalidTypeError, match=r"X holds futures.*dask\.delayed\("):
@@ -65,7 +65,7 @@ def test_futures_are_no_rows(client: Client) -> None:
     del rows
 
 
-def test_blocks_that_are_not_what_dask_says() -> None:
+def test_blocks_that_contradict_dask_metadata_raise() -> None:
     rows = da.from_array(X, chunks=(10, 3)).map_blocks(lambda b: b[:, :2], dtype=float)
     for estimator in (SGDClassifier(), KMeans(2), StandardScaler()):
         with pytest.raises(InvalidDataError, match=r"shape \(2,\).*declares \(3,\).*chunks="):
@@ -87,12 +87,12 @@ def test_blocks_that_are_not_what_dask_says() -> None:
         (lambda: Ridge(solver="choleski"), "Did you mean 'cholesky'"),
     ],
 )
-def test_names_that_are_nearly_right(make: Any, words: str) -> None:
+def test_misspelt_names_get_a_suggestion(make: Any, words: str) -> None:
     with pytest.raises(InvalidParameterError, match=words):
         make().fit(X, Y)
 
 
-def test_what_is_far_from_all_gets_no_guess() -> None:
+def test_unrelated_names_get_no_suggestion() -> None:
     with pytest.raises(InvalidParameterError) as raised:
         SGDClassifier(policy="gossip").fit(X, Y)
     assert "Did you mean" not in str(raised.value)
@@ -106,7 +106,7 @@ def test_scores_and_columns() -> None:
         SGDClassifier().fit(frame, "Target")
 
 
-def test_a_value_that_is_missing_is_where_it_says() -> None:
+def test_missing_values_are_located_correctly() -> None:
     bad = X.copy()
     bad[7, 2] = np.nan
     with pytest.raises(InvalidDataError, match=r"row 7 of the block, column 2.*daskml_dist.impute"):

@@ -1,4 +1,4 @@
-"""Values of ranks are those of the sorted columns, whatever a sketch has left out."""
+"""Order statistics equal those of the sorted columns, although a sketch is used."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def test_rows_that_differ_from_pass_to_pass_end_the_search(monkeypatch: Any) -> 
 
 
 @pytest.mark.parametrize("size", [10, 40, 10_000])
-def test_values_of_ranks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Of continuous values, of ties, and of a column with missing values, in uneven blocks."""
+def test_order_statistics_equal_those_of_sorted_columns(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """For continuous values, ties, and a column with missing values, in uneven blocks."""
     monkeypatch.setattr(column_statistics, "SKETCH_SIZE", size)
     rng = np.random.default_rng(0)
     rows = np.column_stack([rng.normal(size=500), rng.integers(0, 7, 500), rng.normal(size=500)])

@@ -1,4 +1,4 @@
-"""Parquet read straight into arrays: the blocks are those that Dask's frames would give."""
+"""Parquet read directly into arrays gives the same blocks as Dask's frames."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: Any) -> Path:
 
 
 Read = Callable[[Path], Any]
-#: What is read, its features and target, and whether it is read without a frame.
+#: Reads, their features and target, and whether no frame is needed.
 CASES: dict[str, tuple[Read, Any, Any, bool]] = {
     "float32": (dd.read_parquet, ["f4", "g4"], "y", True),
     "one column": (dd.read_parquet, ["f4"], "y", True),
@@ -93,9 +93,9 @@ def _blocks(frame: Any, names: list[str], target: str) -> Any:
     return dask.compute(*lazy, scheduler="sync")
 
 
-@pytest.mark.filterwarnings("ignore:The inplace keyword")  # Dask's, of an index
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # Dask's, about the index
 @pytest.mark.parametrize("case", CASES)
-def test_blocks_are_those_of_frames(
+def test_blocks_equal_those_of_frames(
     case: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, names, target, is_direct = CASES[case]
@@ -121,7 +121,7 @@ def test_blocks_are_those_of_frames(
 
 
 def test_the_users_own_tasks_keep_their_results(folder: Path) -> None:
-    """Reads that give arrays have keys of their own."""
+    """Reads into arrays have separate keys."""
     frame = dd.read_parquet(folder)
     lazy = as_collection(frame[["f4"]], frame["y"], classification=True).delayed_blocks()
     ours = {key for block in lazy for key in block.dask if "columns-" in str(key)}

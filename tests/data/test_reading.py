@@ -1,4 +1,4 @@
-"""Rows are read whatever is lost meanwhile, and who waits is told for what."""
+"""Rows are read despite lost workers, and waiting users are told the reason."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _rows() -> tuple[Any, Any]:
 
 
 def _read(block: Any, folder: str, seconds: float) -> Any:
-    """Take a moment, and tell that the reading has begun."""
+    """Read slowly, after signalling the start of the read."""
     Path(folder, f"{os.getpid()}-{time.monotonic_ns()}").touch()
     time.sleep(seconds)
     return block
@@ -60,7 +60,7 @@ def _lazy(folder: Path, seconds: float = 0.0, read: Any = _read) -> tuple[Any, A
 
 
 def _kill(client: Client, addresses: list[str]) -> None:
-    # The scheduler lists a killed worker for some milliseconds more.
+    # The scheduler still lists a killed worker for some milliseconds.
     pids = client.run(os.getpid, workers=addresses, on_error="return")
     for pid in pids.values():
         os.kill(pid, signal.SIGKILL)
@@ -88,7 +88,7 @@ SLOW = pytest.mark.slow
 def test_workers_that_die_while_rows_are_read(
     crew_client: Client, tmp_path: Path, persisted: bool
 ) -> None:
-    """Two of three, one after the other."""
+    """Two of three workers die, one after the other."""
     X, y = _lazy(tmp_path, 0.3)
     if persisted:
         X, y = crew_client.persist([X, y])
@@ -117,9 +117,7 @@ def _kill_readers(client: Client, folder: Path) -> None:
         _kill(client, sorted(list_workers(client))[:1])
 
 
-def test_a_block_that_is_lost_again_and_again_is_made_again(
-    crew_client: Client, tmp_path: Path
-) -> None:
+def test_a_repeatedly_lost_block_is_recomputed(crew_client: Client, tmp_path: Path) -> None:
     X, y = crew_client.persist(list(_lazy(tmp_path)))
     rows = ClusterRows(crew_client, as_collection(X, y, classification=True), None)
     rows.inspect_blocks()
@@ -139,9 +137,7 @@ def test_a_block_that_is_lost_again_and_again_is_made_again(
 
 
 @SLOW
-def test_a_block_that_fails_to_be_made_is_told_with_its_cause(
-    crew_client: Client, tmp_path: Path
-) -> None:
+def test_a_failing_block_raises_with_its_cause(crew_client: Client, tmp_path: Path) -> None:
     def read_once(block: Any, folder: str, seconds: float) -> Any:
         if Path(folder, "gone").exists():
             raise FileNotFoundError("the file went")
@@ -161,7 +157,7 @@ def test_a_block_that_fails_to_be_made_is_told_with_its_cause(
     again.release()
 
 
-def test_rows_without_a_recipe_that_are_gone_are_told(crew_client: Client) -> None:
+def test_lost_rows_that_cannot_be_recomputed_raise(crew_client: Client) -> None:
     X, y = _rows()
     first = sorted(list_workers(crew_client))[0]
     (held,) = crew_client.scatter([X], workers=[first], hash=False)
@@ -176,11 +172,11 @@ def test_rows_without_a_recipe_that_are_gone_are_told(crew_client: Client) -> No
     rows.release()
 
 
-# --- workers that begin nothing --------------------------------------------------------------
+# --- workers that start no tasks -------------------------------------------------------------
 
 
 def _pause(share: float | None, dask_worker: Any) -> None:
-    """Set the share of its memory at which a worker is paused."""
+    """Set the share of memory at which a worker is paused."""
     dask_worker.memory_manager.memory_pause_fraction = share
 
 
@@ -193,9 +189,7 @@ def _classifier(**more: Any) -> SGDClassifier:
 
 
 @pytest.mark.parametrize("persisted", [pytest.param(False, marks=SLOW), True])
-def test_a_paused_worker_is_worked_around(
-    crew_client: Client, tmp_path: Path, persisted: bool
-) -> None:
+def test_a_paused_worker_is_avoided(crew_client: Client, tmp_path: Path, persisted: bool) -> None:
     X, y = _lazy(tmp_path)
     if persisted:
         X, y = crew_client.persist([X, y])
@@ -256,7 +250,7 @@ def test_a_fit_makes_an_adaptive_cluster_grow(kind: str, tmp_path: Path) -> None
         _until(lambda: not client.futures)
 
 
-def test_who_waits_for_workers_is_told_once(
+def test_waiting_for_workers_is_logged_once(
     told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(computing, "_NOTICE_SECONDS", 0.1)
@@ -274,8 +268,8 @@ def test_who_waits_for_workers_is_told_once(
     ] * 2
 
 
-def test_a_cluster_that_has_given_up_its_workers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dask brings no worker back that is lost again soon; nobody waits minutes for one."""
+def test_a_cluster_without_restartable_workers_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask does not restart a worker that fails again soon, so the fit must not wait."""
     monkeypatch.setattr(computing, "_GIVE_UP_SECONDS", 0.1)
     with (
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1ms"}),
@@ -296,7 +290,7 @@ def test_a_cluster_that_has_given_up_its_workers_is_told(monkeypatch: pytest.Mon
 
 
 def test_workers_that_start_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dask's cluster counts a worker, or a job, once it runs; nobody has given it up before."""
+    """Dask's cluster counts a worker or job only once it runs; until then it is not given up."""
     looks = 0
     are_given_up = computing._WorkerPlaces.are_given_up
 
@@ -331,17 +325,17 @@ def test_a_fit_without_a_client_leaves_nothing_in_the_process(tmp_path: Path) ->
 
 
 @SLOW
-def test_who_computes_when_the_workers_go_is_told(
+def test_compute_raises_when_all_workers_are_lost(
     tmp_path: Path, told: pytest.LogCaptureFixture
 ) -> None:
-    """Dask itself would wait for ever, and say nothing."""
+    """Dask itself would wait forever without a message."""
     with (
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
         dask.config.set({"daskml_dist.timeout": 2}),
     ):
 
-        def read(block: Any, folder: str, seconds: float) -> Any:  # travels whole
+        def read(block: Any, folder: str, seconds: float) -> Any:  # pickled by value
             if block.any():
                 Path(folder, "begun").touch()
                 time.sleep(seconds)
@@ -360,7 +354,7 @@ def test_who_computes_when_the_workers_go_is_told(
     assert any(m.startswith("waiting for workers (0; 2 s)") for m in told.messages)
 
 
-def test_a_watch_ends_what_no_worker_does(
+def test_a_watch_cancels_tasks_without_workers(
     client: Client, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(computing, "_NOTICE_SECONDS", 0.02)
@@ -370,4 +364,4 @@ def test_a_watch_ends_what_no_worker_does(
         nowhere.result(timeout=200)
     assert any(m.startswith("waiting for workers (0; 0.1 s)") for m in told.messages)
     with computing.watch_workers(client, lambda: [{"status": "running"}], 0.1, nowhere.key):
-        time.sleep(0.3)  # nothing is ended while there is a worker
+        time.sleep(0.3)  # no task is cancelled while there is a worker

@@ -1,4 +1,4 @@
-"""Summaries of blocks: whose error it is that one raises."""
+"""Summaries of blocks: errors of reading and of the summary are distinguished."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_block_that_cannot_be_read_is_named() -> None:
         accuracy_score(da.from_array(Y, chunks=10), _rows([], 1)[:, 0])
 
 
-def test_an_error_of_the_summary_stays_and_nothing_is_read_again() -> None:
+def test_an_error_of_the_summary_is_raised_without_another_read() -> None:
     reads: list[int] = []
     with pytest.raises(KeyError, match="my own"):
         reduce_parts(as_collection(_rows(reads, -1), None, None), _of_block, sum)

@@ -1,4 +1,4 @@
-"""Rows of X, y and weights belong together, whatever graph of Dask made them."""
+"""Rows of X, y and weights stay aligned for every kind of Dask graph."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ GRAPHS: dict[str, Callable[[Any], Any]] = {
     "from_delayed": lambda df: _delayed(FRAME),
     "from_delayed, shuffled": lambda df: _delayed(FRAME).shuffle("key"),
 }
-#: Those that Dask makes two shuffles of, where it makes two arrays.
+#: Graphs that Dask splits into two shuffles if two arrays are made from them.
 UNORDERED = sorted(set(GRAPHS) - {"plain", "filter", "mapped", "groups", "from_delayed"})
 
 
-def _usually(*names: str, of: Iterable[str] = GRAPHS) -> Any:
-    """All graphs, of which the others wait for the long run."""
+def _default_graphs(*names: str, of: Iterable[str] = GRAPHS) -> Any:
+    """Return all graphs; those not in the default run are slow."""
     cases = [pytest.param(n, marks=() if n in names else pytest.mark.slow) for n in of]
     return pytest.mark.parametrize("name", cases)
 
@@ -82,7 +82,7 @@ def _frame(name: str) -> Any:
 
 
 def _assert_aligned(collection: Any, **options: Any) -> int:
-    """Check the rows of all blocks; return how many there are."""
+    """Check the rows of all blocks; return their number."""
     blocks = dask.compute(*collection.delayed_blocks(), **options)
     for block in blocks:
         np.testing.assert_array_equal(block.y, block.X[:, 0])
@@ -91,7 +91,9 @@ def _assert_aligned(collection: Any, **options: Any) -> int:
     return sum(block.n_rows for block in blocks)
 
 
-@_usually("plain", "shuffle", "ties sorted", "concat", "filter", "mapped", "optimized", "groups")
+@_default_graphs(
+    "plain", "shuffle", "ties sorted", "concat", "filter", "mapped", "optimized", "groups"
+)
 def test_columns_of_one_frame(name: str) -> None:
     f = _frame(name)
     n_rows = len(f)
@@ -101,7 +103,7 @@ def test_columns_of_one_frame(name: str) -> None:
     assert _assert_aligned(as_collection(whole[:, :2], whole[:, 2])) == n_rows
 
 
-@_usually("plain", "shuffle", "merge", "filter of a shuffle", "groups")
+@_default_graphs("plain", "shuffle", "merge", "filter of a shuffle", "groups")
 def test_predictions_and_columns(name: str) -> None:
     f = _frame(name)
     model = LinearRegression().fit(FRAME[X], FRAME["y"])
@@ -111,8 +113,8 @@ def test_predictions_and_columns(name: str) -> None:
     assert _assert_aligned(as_collection(predicted.round()[:, None], f["y"], f["w"])) == len(f)
 
 
-@_usually("shuffle", "merge", "optimized", of=UNORDERED)
-def test_arrays_made_apart_are_refused(name: str) -> None:
+@_default_graphs("shuffle", "merge", "optimized", of=UNORDERED)
+def test_separately_made_arrays_are_refused(name: str) -> None:
     f = _frame(name)
     inputs = [f[X].to_dask_array(), f["y"].to_dask_array()]
     pairs = [(inputs[0], inputs[1]), (inputs[0], f["y"]), (f[X], inputs[1])]
@@ -125,7 +127,7 @@ def test_arrays_made_apart_are_refused(name: str) -> None:
         as_collection(f[X].to_delayed(), f["y"].to_delayed())
 
 
-def test_the_remedy_helps() -> None:
+def test_the_suggested_remedy_works() -> None:
     f = _frame("shuffle").persist()
     assert _assert_aligned(as_collection(f[X].to_dask_array(), f["y"].to_dask_array())) == N
     assert has_fixed_row_order(f)
@@ -138,7 +140,7 @@ def test_two_shuffles_are_refused() -> None:
         as_collection(a[X], b["y"])
 
 
-# --- reads that Dask cuts as it likes --------------------------------------------------------
+# --- reads with partitions chosen by Dask ----------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -194,8 +196,8 @@ def test_a_filter_that_leaves_files_out(parquet: str) -> None:
 
 
 def _where(*usual: tuple[str, str]) -> Any:
-    """Graphs without a client (Dask's shuffle on disk) and with one (between workers)."""
-    # Those that hold all rows once.
+    """Return graphs without a client (shuffle on disk) and with one (between workers)."""
+    # Graphs that contain each row once.
     whole = sorted({*UNORDERED, "from_delayed"} - {"concat", "filter of a shuffle"})
     every = itertools.product(["no client", "client"], whole)
     cases = [pytest.param(*case, marks=() if case in usual else pytest.mark.slow) for case in every]
@@ -237,7 +239,7 @@ def test_a_transformer_with_y() -> None:
     truth = encoder.fit(FRAME[["key"]], FRAME["y"]).encodings_
     found = encoder.fit(f[["key"]], f["y"]).encodings_
     np.testing.assert_allclose(found[0], truth[0], rtol=1e-9)
-    # Folds go by the places of rows, which are others at the next reading.
+    # Folds depend on the positions of rows, which change with the next read.
     with pytest.raises(InvalidDataError, match=r"reorder rows each time.*persist\(\)"):
         encoder.fit_transform(f[["key"]], f["y"])
 
@@ -285,7 +287,7 @@ def test_shuffles_between_workers_are_known(client: Client) -> None:
     assert has_fixed_row_order(array)
 
 
-def test_a_lowering_that_leaves_partitions_out_is_not_taken(
+def test_a_lowering_that_drops_partitions_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     f = _frame("plain")
@@ -316,8 +318,8 @@ def test_predictions_are_assigned_to_a_shuffled_frame(way: str, client: Client) 
     np.testing.assert_allclose(model.coef_, [1, 0], atol=1e-9)
 
 
-def test_an_array_assigned_to_a_shuffled_frame_is_told(client: Client) -> None:
-    """Dask makes a graph of it that lacks tasks, whose own error speaks of lost dependencies."""
+def test_an_array_assigned_to_a_shuffled_frame_is_refused(client: Client) -> None:
+    """Dask makes a graph without some tasks, and its error mentions lost dependencies."""
     made = _with_predictions(_frame("shuffle"), "lazy")
     for fit in (LinearRegression().fit, StandardScaler().fit):
         with pytest.raises(DataLostError, match=r"df\.persist\(\) .* block by block"):

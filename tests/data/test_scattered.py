@@ -1,4 +1,4 @@
-"""Values sent to workers of which one has just died, and nobody has noticed."""
+"""Values are scattered although a worker has just died undetected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from daskml_dist.errors import SchedulerLostError, WorkerLostError
 
 
 class Client:
-    """A client whose first workers are dead, or its scheduler."""
+    """Client whose first workers, or whose scheduler, are dead."""
 
     def __init__(self, errors: list[Exception], status: str = "running") -> None:
         self.errors, self.status = errors, status
@@ -23,7 +23,7 @@ class Client:
         return value, how
 
 
-def test_another_worker_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_is_sent_to_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SCATTER_PAUSE_SECONDS", 0.0)
     client = Client([OSError("Stream is closed")] * 3)
     found = scatter_values(client, [1], everywhere=True)
@@ -39,7 +39,7 @@ def test_another_worker_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
         (ValueError("cannot pickle"), "running", ValueError),
     ],
 )
-def test_what_does_not_end_by_itself_is_told(
+def test_repeated_failures_raise(
     error: Exception, status: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SCATTER_SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""Targets of several columns by name, and weights of labels that are not there."""
+"""Targets of several columns by name, and weights of absent labels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_several_targets_by_name(in_memory: bool, client: Client) -> None:
         SGDClassifier().fit(frame, ["one", "other"])
 
 
-def test_weights_of_labels_that_no_row_has() -> None:
+def test_class_weights_of_absent_labels() -> None:
     labels, given = np.where(Y0 > 0, "b", "a"), {"a": 2.0, "b": 1.0}
     found = [
         LogisticRegression(class_weight=weights).fit(X0, labels).coef_

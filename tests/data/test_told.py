@@ -1,4 +1,4 @@
-"""Blocks that are not what Dask was told: who computes with them says so, and no encoder."""
+"""Blocks that contradict Dask's metadata raise an error that names meta as the remedy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LAZY_Y = da.from_array(Y, chunks=SIZE)
 
 
 def _worded(block: Any, block_info: Any = None) -> Any:
-    """The second block as words."""
+    """Return the second block as strings."""
     if block_info and block_info[0]["chunk-location"][0] == 1:
         return np.full(block.shape, "word", dtype=object)
     return block
@@ -44,7 +44,7 @@ def _array(values: Any) -> da.Array:
 
 
 def _frame() -> Any:
-    """A frame whose second partition has words in column "b"."""
+    """Return a frame whose second partition has strings in column "b"."""
     parts = [FRAME[:SIZE], FRAME[SIZE:].assign(b="word")]
     made = [dask.delayed(part) for part in parts]
     return dd.from_delayed(made, meta=FRAME[:0], verify_meta=False)
@@ -61,13 +61,13 @@ def _dates() -> da.Array:
     return lazy.map_blocks(_dated, dtype=float, meta=lazy._meta)
 
 
-#: Rows whose second block breaks what Dask was told.
+#: Rows whose second block contradicts Dask's metadata.
 ROWS: dict[str, Callable[[], Any]] = {
     "array": lambda: _array(X),
     "frame": lambda: _frame()[["a", "b"]],
     "dates": _dates,
 }
-#: What is done with such rows.
+#: Operations on such rows.
 USES: dict[str, Callable[[Any], Any]] = {
     "fit by steps": lambda rows: SGDRegressor(max_iter=1, tol=None).fit(rows, LAZY_Y),
     "fit by rounds": lambda rows: LinearRegression().fit(rows, LAZY_Y),
@@ -90,13 +90,13 @@ USES: dict[str, Callable[[Any], Any]] = {
 
 
 def _fitted(model: Any, rows: Any) -> Any:
-    """A model that is fitted to good rows, with names where the rows have some."""
+    """Return a model fitted to valid rows, with column names if the rows have them."""
     return model.fit(FRAME[["a", "b"]] if hasattr(rows, "columns") else X, Y)
 
 
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize("use", USES)
-def test_rows_that_are_not_what_dask_was_told(use: str, kind: str, client: Client) -> None:
+def test_rows_that_contradict_dask_metadata_raise(use: str, kind: str, client: Client) -> None:
     with pytest.raises(
         InvalidDataError, match=r"Block 1: X has (values|columns \['b'\]) of"
     ) as got:
@@ -110,7 +110,7 @@ def _check_words(said: str) -> None:
 
 
 @pytest.mark.parametrize("fit", [SGDRegressor(max_iter=1, tol=None).fit, LinearRegression().fit])
-def test_targets_that_are_not_what_dask_was_told(fit: Any, client: Client) -> None:
+def test_targets_that_contradict_dask_metadata_raise(fit: Any, client: Client) -> None:
     with pytest.raises(InvalidDataError, match=r"Block 1: y has values of dtype object") as found:
         fit(da.from_array(X, chunks=(SIZE, 2)), _array(Y))
     _check_words(str(found.value))
@@ -128,7 +128,7 @@ METRICS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_predictions_that_are_not_what_dask_was_told(name: str, client: Client) -> None:
+def test_predictions_that_contradict_dask_metadata_raise(name: str, client: Client) -> None:
     share = 1 / (1 + np.exp(-Y))
     words = _array((Y > 0).astype(float) if name == "accuracy_score" else share)
     with pytest.raises(InvalidDataError, match=r"Block 1: y_\w+ has values of dtype obj") as found:
@@ -136,8 +136,8 @@ def test_predictions_that_are_not_what_dask_was_told(name: str, client: Client) 
     _check_words(str(found.value))
 
 
-def test_where_dask_was_told_words_or_nothing(client: Client) -> None:
-    """The remedy is an encoder there, and none of meta."""
+def test_strings_that_agree_with_the_metadata_suggest_an_encoder(client: Client) -> None:
+    """The remedy is then an encoder, not meta."""
     words = np.full((N, 2), "word", dtype=object)
     told = da.from_array(words, chunks=(SIZE, 2))
     blocks = [dask.delayed(words[:SIZE]), dask.delayed(words[SIZE:])]
@@ -149,8 +149,8 @@ def test_where_dask_was_told_words_or_nothing(client: Client) -> None:
     assert find_declared_numbers(join_delayed(blocks, 2), "X") is None
 
 
-def test_numbers_in_blocks_of_objects_are_taken(client: Client) -> None:
-    """Objects that are all numbers are what Dask was told; labels may be what they are."""
+def test_numbers_in_object_blocks_are_accepted(client: Client) -> None:
+    """Objects that are all numbers agree with the metadata; labels may be of any type."""
     lazy = da.from_array(X, chunks=(SIZE, 2))
     objects = lazy.map_blocks(lambda block: block.astype(object), dtype=float, meta=lazy._meta)
     assert LinearRegression().fit(objects, LAZY_Y).score(objects, LAZY_Y) == pytest.approx(1.0)

@@ -17,12 +17,12 @@ from daskml_dist.data import Block, make_block
 from tests.data.rows import X
 from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
 
-#: What Dask's ucx asks for, and its tcp.
+#: Serializers requested by Dask's ucx and tcp.
 UCX, TCP = ("cuda", "dask", "pickle", "error"), ("dask", "pickle", "error")
 
 
 def _sent(block: Block, serializers: tuple[str, ...]) -> tuple[list[Any], Block]:
-    """The frames of a message with a block, and what is read of them."""
+    """Return the frames of a message with a block, and the block read from them."""
     frames = asyncio.run(to_frames({"block": to_serialize(block)}, serializers=serializers))
     again = asyncio.run(from_frames(frames, deserializers=serializers))["block"]
     return frames, again
@@ -40,7 +40,7 @@ def _check_sent(block: Block, again: Block, rows: NDArray[Any]) -> None:
     assert (again.index, again.device) == (block.index, block.device)
 
 
-def test_rows_on_a_device_travel_as_they_are_under_ucx_alone(
+def test_device_rows_are_sent_from_the_device_only_under_ucx(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plug_in(FakeCupy, monkeypatch)
@@ -60,13 +60,13 @@ def test_rows_on_a_device_travel_as_they_are_under_ucx_alone(
 
 
 @pytest.mark.parametrize("serializers", [UCX, TCP])
-def test_rows_in_host_memory_travel_so_on_any_network(serializers: tuple[str, ...]) -> None:
+def test_host_rows_are_sent_from_host_memory_on_any_network(serializers: tuple[str, ...]) -> None:
     block = make_block(3, X, np.arange(4), np.ones(4), classification=True)
     _check_sent(block, _sent(block, serializers)[1], X)
 
 
-def test_rows_on_a_device_travel_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where somebody has read them in host memory too."""
+def test_device_rows_are_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if they were also read into host memory."""
     plug_in(FakeCupy, monkeypatch)
     block = _device_block(DeviceArray(np.zeros((4, 1000), "float32")))
     before = len(pickle.dumps(block))
@@ -75,7 +75,7 @@ def test_rows_on_a_device_travel_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
-def test_cupys_rows_travel_as_they_are() -> None:
+def test_cupy_rows_are_sent_from_the_device() -> None:
     import cupy
 
     rows = X.astype("float32")

@@ -1,4 +1,4 @@
-"""Quantiles of weighted rows, against NumPy's."""
+"""Quantiles of weighted rows equal NumPy's."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from daskml_dist.data.column_statistics import sketch_column
 
 RNG = np.random.default_rng(0)
-Q = np.arange(17) / 16  # of which products are exact
+Q = np.arange(17) / 16  # products of these are exact
 
 
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 7, 40])
-def test_whole_weights_are_rows_that_come_so_often(n: int, average: bool) -> None:
+def test_integer_weights_equal_repeated_rows(n: int, average: bool) -> None:
     method = "averaged_inverted_cdf" if average else "inverted_cdf"
     values, weight = RNG.integers(0, 12, n).astype(float), RNG.integers(0, 4, n)
     weight[0] = 1
@@ -21,7 +21,7 @@ def test_whole_weights_are_rows_that_come_so_often(n: int, average: bool) -> Non
     np.testing.assert_array_equal(found, np.quantile(np.repeat(values, weight), Q, method=method))
 
 
-def test_weights_are_numpys() -> None:
+def test_weighted_quantiles_equal_numpy() -> None:
     values, weight = RNG.normal(size=50), RNG.random(50)
     found = sketch_column(values, weight).weighted_quantile(Q, False)
     expected = np.quantile(values, Q, weights=weight, method="inverted_cdf")

@@ -1,4 +1,4 @@
-"""Drawn clicks: power laws, new ids over time, and labels of the probabilities that are told."""
+"""Random clicks: power laws, new ids over time, and labels with the returned probabilities."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_rows_are_the_same_on_any_chunks(monkeypatch):
     assert not whole[["I1", "I2"]].duplicated().any()
 
 
-def test_labels_have_the_probabilities_that_are_told():
+def test_labels_have_the_returned_probabilities():
     frame, p = dask.compute(
         *make_clicks(60_000, click_rate=0.2, random_state=0, return_probability=True)
     )

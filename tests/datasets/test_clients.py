@@ -1,4 +1,4 @@
-"""Partitions of rows among clients: every row once, and clients as they are asked for."""
+"""Partitions of rows among clients contain every row once, with the requested clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawn data sets: their distributions are the ones that are told, on any chunks."""
+"""Random data sets have the documented distributions for any chunks."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_classes_are_clusters_at_corners():
     X, y = dask.compute(X, y)
     np.testing.assert_allclose(np.bincount(y) / len(y), weights, atol=0.02)
     rows = X / 2.0 - 1.0
-    # Seven columns lie in a space of four dimensions; the others are noise of their own.
+    # Seven columns are in a space of four dimensions; the others are independent noise.
     singular = np.linalg.svd(np.cov(rows.T), compute_uv=False)
     assert (singular > 1e-8).sum() == 4 + 3
     repeated = np.corrcoef(rows.T) > 1 - 1e-12
@@ -116,7 +116,7 @@ def test_classes_are_clusters_at_corners():
     found = [QuadraticDiscriminantAnalysis().fit(X, y).score(X, y) for X, y in (
         theirs, dask.compute(*ours)
     )]  # fmt: skip
-    # A tenth of the labels is drawn anew, of which half fall on the other class.
+    # A tenth of the labels is drawn again, half of which change their class.
     assert found == pytest.approx([0.95, 0.95], abs=0.03)
 
 

@@ -58,7 +58,7 @@ def test_on_workers_with_names_sparse_and_of_unknown_sizes(client: Client) -> No
     assert_alike(IncrementalPCA(3).fit(lazy.map_blocks(sparse.csr_matrix)), peer)
 
 
-def test_partial_fit_goes_on() -> None:
+def test_partial_fit_continues() -> None:
     peer, ours = Peer(3, batch_size=100), IncrementalPCA(3, batch_size=100)
     for at in (slice(0, 200), slice(200, 400)):
         ours.partial_fit(da.from_array(X[at], chunks=(100, -1)))

@@ -139,7 +139,7 @@ def test_steps_after_each_batch_are_scikit_learns() -> None:
     assert (ours.n_iter_, ours.n_batch_iter_) == (2, 9)
 
 
-def test_parts_go_on_from_each_other() -> None:
+def test_partial_fits_continue() -> None:
     ours = LatentDirichletAllocation(K, batch_size=40, total_samples=N, random_state=0)
     for start in (0, 120):
         ours.partial_fit(X[start : start + 120])

@@ -160,7 +160,7 @@ def _beta(loss: Any) -> float:
     return {"frobenius": 2.0, "kullback-leibler": 1.0, "itakura-saito": 0.0}.get(loss, loss)
 
 
-def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     how: dict[str, Any] = {"solver": "mu", "init": "nndsvda", "max_iter": 60, "random_state": 0}
     whole = NMF(K, **how).fit(X)
     monkeypatch.setattr(nmf, "_MAX_HISTORY_NUMBERS", 5 * K * D)

@@ -123,7 +123,7 @@ def test_workers_and_weights_change_nothing(client: Client) -> None:
     assert weighted.n_samples_ == repeated.n_samples_
 
 
-def test_what_is_lazy_stays_lazy() -> None:
+def test_lazy_input_gives_lazy_output() -> None:
     ours = PCA(3).fit(LAZY)
     for result in (ours.transform(LAZY), ours.score_samples(LAZY)):
         assert is_dask_collection(result)

@@ -93,8 +93,8 @@ def test_bad_input(case: str) -> None:
         TruncatedSVD(**params).fit(rows)
 
 
-def test_vectors_of_all_passes_tell_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And where they take too much memory those of the last do, by more passes."""
+def test_vectors_of_all_passes_are_more_accurate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If they need too much memory, those of the last pass suffice, with more passes."""
     rng = np.random.default_rng(0)
     X = sparse.random(400, 700, 0.05, format="csr", random_state=rng)
     truth = Peer(5, algorithm="arpack").fit(X).singular_values_

@@ -14,7 +14,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 from tornado.websocket import WebSocketClientConnection, WebSocketHandler, websocket_connect
 
-#: Columns of a bokeh source, as the browser has them.
+#: Script that reads the columns of a bokeh source in the browser.
 _COLUMNS = """name => {
     const source = Bokeh.documents[0].get_model_by_name(name)
     const data = source.data instanceof Map ? source.data : Object.entries(source.data)

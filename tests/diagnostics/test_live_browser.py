@@ -1,4 +1,4 @@
-"""The page in a browser: its numbers are the history's, behind prefixes and proxies too."""
+"""The page in a browser shows the history's values, also behind prefixes and proxies."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def _open(browser: Any) -> Any:
 
 
 def _check(page: Any, clf: SGDClassifier, n_passes: int) -> dict[str, list[Any]]:
-    """The browser shows the history of a fit, once that has ended."""
+    """Check that the browser shows the history of a finished fit."""
     page.get_by_text(f"pass {n_passes}/{n_passes}").first.wait_for()
     page.get_by_text("ended").first.wait_for()
-    # Another fit of the list may have ended too; that a fit is chosen is seen in its passes.
+    # Another listed fit may have ended too; the passes show which one is selected.
     deadline = time.monotonic() + _PATIENCE
     while len((shown := columns(page, "passes"))["pass"]) < n_passes:
         assert time.monotonic() < deadline, shown
@@ -56,7 +56,7 @@ def _check(page: Any, clf: SGDClassifier, n_passes: int) -> dict[str, list[Any]]
     return shown
 
 
-def test_the_numbers_are_the_historys_also_after_a_loss(browser: Any, crew: LocalCluster) -> None:
+def test_values_equal_the_history_also_after_a_loss(browser: Any, crew: LocalCluster) -> None:
     base = f"http://127.0.0.1:{crew.scheduler.http_server.port}"
     with Client(crew) as client:
         wait_for_three(client)
@@ -67,10 +67,10 @@ def test_the_numbers_are_the_historys_also_after_a_loss(browser: Any, crew: Loca
         shown = _check(page, calm, N_PASSES)
         scores = [record["val_score"] for record in calm.history_]
         assert shown["val_score"] == scores
-        # A machine that is busy may lose a worker by itself.
+        # A busy machine may lose a worker without a kill.
         changes = calm.history_.extra["generations"]
         assert len(columns(page, "lanes")["lane"]) == 3 * (1 + len(changes))
-        # The same page, on which another fit comes, loses a worker and goes on.
+        # On the same page another fit appears, loses a worker and continues.
         strike = Strike(make_killer(client, "both"))
         struck = make_classifier("async", strike, max_iter=2 * N_PASSES).fit(*lazy_rows())
         assert strike.events
@@ -81,7 +81,7 @@ def test_the_numbers_are_the_historys_also_after_a_loss(browser: Any, crew: Loca
 
 
 @pytest.mark.parametrize("prefix", ["", "/dask"])
-def test_the_page_is_there_behind_a_proxy_or_a_prefix(browser: Any, prefix: str) -> None:
+def test_the_page_works_behind_a_proxy_or_a_prefix(browser: Any, prefix: str) -> None:
     with (
         LocalCluster(
             n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0",

@@ -1,4 +1,4 @@
-"""The page of fits without a browser: what fits tell, what is kept of it, the tables."""
+"""The page of fits without a browser: reported events, stored fits, tables."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _data() -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("planned", "passes", "left"), [(10, "2/10", 4.0), (None, "2", math.nan)], ids=["ten", "none"]
 )
-def test_what_is_left_is_told_where_passes_are_planned(
+def test_remaining_time_is_shown_if_passes_are_planned(
     planned: int | None, passes: str, left: float
 ) -> None:
     fits = RecentFits()
@@ -73,7 +73,7 @@ def _fit_of(number: int, **record: Any) -> dict[str, Any]:
     return {"fit": "a", "kind": "pass", "at": float(number), "record": whole | record}
 
 
-def test_tables_say_what_was_told() -> None:
+def test_tables_show_the_reported_values() -> None:
     fits = RecentFits()
     fits.take([{"fit": "unknown", "kind": "end", "at": 1.0, "how": "ended"}])
     assert fits.all() == []
@@ -116,7 +116,7 @@ def test_tables_say_what_was_told() -> None:
     )
 
 
-def test_passes_that_are_made_again_take_the_place_of_the_first() -> None:
+def test_repeated_passes_replace_earlier_ones() -> None:
     fits = RecentFits()
     fits.take([BEGIN | {"fit": "a"}, *(_fit_of(number) for number in (1, 2, 3, 4))])
     lost = {"fit": "a", "kind": "generation", "at": 4.5, "text": "v was lost"}
@@ -127,7 +127,7 @@ def test_passes_that_are_made_again_take_the_place_of_the_first() -> None:
     assert make_pass_table(fit)["loss"] == [1.0, 0.5, 0.25]
 
 
-def test_no_more_than_the_last_are_kept() -> None:
+def test_only_the_last_fits_are_kept() -> None:
     fits = RecentFits()
     for number in range(N_FITS + 5):
         fits.take([BEGIN | {"fit": str(number)}])
@@ -136,11 +136,13 @@ def test_no_more_than_the_last_are_kept() -> None:
     assert len(make_pass_table(fits.all()[-1])["pass"]) == N_PASSES
 
 
-def test_no_fit_fails_from_its_page(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_of_the_page_do_not_fail_a_fit(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("DEBUG", logger=feed.__name__)
     told = FitFeed("SGDClassifier")
     for hook, more in (("on_fit_begin", ()), ("on_pass_end", ({},)), ("on_fit_end", ())):
-        getattr(told, hook)(object(), *more)  # which is no run
+        getattr(told, hook)(object(), *more)  # not a run
     assert "could not be updated" in caplog.text
     broken = SimpleNamespace(loop=client.loop, id="c", run_on_scheduler=None)
 
@@ -151,7 +153,7 @@ def test_no_fit_fails_from_its_page(client: Client, caplog: pytest.LogCaptureFix
     line = feed._SchedulerLine()
     line.tell(broken, BEGIN | {"fit": "a"})
     assert _until(lambda: "rejected progress" in caplog.text)
-    assert _until(lambda: not line._events)  # which it drops after it has told
+    assert _until(lambda: not line._events)  # dropped after reporting
 
 
 def _no_bokeh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +184,7 @@ def test_without_a_page_there_is_no_tab_and_no_error(
 
 @pytest.fixture
 def fits(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
-    """Fits that the cluster's scheduler keeps, with their tables; its page is not drawn."""
+    """Provide the fits stored by the cluster's scheduler, with tables, without drawing the page."""
     opened: list[Any] = []
     monkeypatch.setattr(plugin, "find_dashboard", lambda scheduler: scheduler)
     monkeypatch.setattr(plugin, "add_tab", lambda *args: opened.append(args))
@@ -204,7 +206,9 @@ def fits(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     assert len(opened) == 1
 
 
-def test_the_scheduler_knows_what_the_history_says(client: Client, fits: Callable[[], Any]) -> None:
+def test_the_scheduler_has_the_values_of_the_history(
+    client: Client, fits: Callable[[], Any]
+) -> None:
     tasks: list[str] = []
 
     class Look:
@@ -255,12 +259,12 @@ def test_fits_of_a_client_that_left_are_not_running(
     assert get_client() is client
 
 
-def test_bars_of_staleness_are_of_the_passes_that_count() -> None:
+def test_staleness_bars_exclude_repeated_passes() -> None:
     found = RecentFits()
     found.take([BEGIN | {"fit": "a"}])
     counts = [[3, 1], (1, 0, 2, 5), [0, 7], []]
     found.take([_fit_of(i + 1, staleness_counts=of) for i, of in enumerate(counts)])
-    found.take([_fit_of(3, staleness_counts=[4])])  # made again, and with it all after
+    found.take([_fit_of(3, staleness_counts=[4])])  # repeated, with all later passes
     (fit,) = found.all()
     bars = {"versions": ["0", "1", "2+", "4+"], "count": [8, 1, 2, 5]}
     assert make_staleness_table(fit) == bars

@@ -1,4 +1,4 @@
-"""What trainers tell of each second of a fit, from their counts to the tables of the page."""
+"""Per-second reports of trainers, from their counters to the tables of the page."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_counts_become_rates() -> None:
     for at, u, v in ((1.0, 10, 10), (2.0, 30, 20), (4.0, 130, 20)):
         found.record(at, _told("u", {0: u}, 1_000_000 * u, clock=at))
         found.record(at, _told("v", {1: v, heartbeats.MAX_SPEED_LANES: v}, clock=100.0 + at))
-    # The worker v is lost: u goes on with both lanes, from 0 as each generation does.
+    # Worker v is lost: u continues with both lanes, counting from 0 in the new generation.
     found.forget_others(["u"])
     found.record(5.0, _told("u", {0: 5, 1: 5}, 3_000_000, clock=5.0))
     found.record(6.0, _told("u", {0: 12, 1: 9}, 4_000_000, clock=6.0))
@@ -56,8 +56,8 @@ def test_counts_become_rates() -> None:
     assert (load["rows_in_memory"], load["gb_in_memory"]) == ([20, 20, 20, 10, 10], [4, 4, 4, 2, 2])
 
 
-def test_reports_that_come_at_once_are_no_spike() -> None:
-    """Rates are those of the workers' own clocks, however late their reports are."""
+def test_reports_that_arrive_together_cause_no_spike() -> None:
+    """Rates use the workers' clocks, however late their reports are."""
     found = HeartbeatHistory()
     came = {1: 1.0, 2: 2.001, 3: 5.0, 4: 5.0001, 5: 5.0002, 6: 6.0}
     for clock, at in came.items():
@@ -69,9 +69,9 @@ def test_reports_that_come_at_once_are_no_spike() -> None:
     assert load["seconds"] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_sums_do_not_fall_where_a_report_is_late() -> None:
+def test_sums_do_not_drop_if_a_report_is_late() -> None:
     found = HeartbeatHistory()
-    # v tells its third time only after u's fourth, and both its reports come then.
+    # v's third report arrives only after u's fourth, together with its next one.
     for worker, clock, at in (
         *(("u", 1.0, 1.0), ("v", 1.2, 1.2), ("u", 2.0, 2.0), ("v", 2.2, 2.2), ("u", 3.0, 3.0)),
         *(("u", 4.0, 4.0), ("v", 3.2, 4.1), ("v", 4.2, 4.1), ("u", 5.0, 5.0), ("v", 5.2, 5.2)),
@@ -87,14 +87,14 @@ def test_sums_do_not_fall_where_a_report_is_late() -> None:
         assert line == pytest.approx([10.0] * len(line))
 
 
-def test_a_worker_that_is_silent_for_long_counts_no_more() -> None:
+def test_a_long_silent_worker_is_not_counted() -> None:
     found = HeartbeatHistory()
     for worker, at in (("v", 1.0), *(("u", float(at)) for at in range(1, 7))):
         found.record(at, _told(worker, {0: 0}, clock=at))
     assert make_load_table(found)["rows_in_memory"] == [20, 20, 20, 10, 10]
 
 
-def test_no_more_moments_than_that_are_kept_over_the_whole_fit() -> None:
+def test_the_number_of_kept_reports_is_bounded() -> None:
     found = HeartbeatHistory()
     for at in range(2 * MAX_RATE_SAMPLES + 1):
         found.record(float(at), _told("u", {}, clock=float(at)))
@@ -106,7 +106,7 @@ def test_no_more_moments_than_that_are_kept_over_the_whole_fit() -> None:
     assert not any(make_speed_table(None, {}).values())
 
 
-def test_the_scheduler_knows_whose_facts_they_are(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_scheduler_assigns_reports_to_fits(caplog: pytest.LogCaptureFixture) -> None:
     assert heartbeats.HEARTBEAT_TOPIC == notifications.HEARTBEAT_TOPIC
     page = TrainingPage()
     page.fits = fits = RecentFits()
@@ -127,13 +127,13 @@ def test_the_scheduler_knows_whose_facts_they_are(caplog: pytest.LogCaptureFixtu
     assert len(fit.heartbeats.samples) == 1
 
 
-def test_a_worker_tells_while_it_has_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_reports_while_it_has_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifications, "measure_memory", lambda worker: (7, 3))
     later: list[Callable[[], None]] = []
     told: list[Any] = []
 
     def log_event(topic: str, message: Any) -> None:
-        told.append(json.loads(json.dumps(message)))  # which Dask asks of it
+        told.append(json.loads(json.dumps(message)))  # required by Dask
 
     loop = SimpleNamespace(
         call_later=lambda seconds, call: later.append(call),

@@ -1,4 +1,4 @@
-"""The page in Dask's dashboard, as a browser gets it; it needs bokeh."""
+"""The page in Dask's dashboard, as sent to a browser; it needs bokeh."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _get(url: str) -> tuple[int, str]:
         return answer.status, answer.read().decode()
 
 
-def test_the_tab_shows_the_numbers_of_the_history() -> None:
+def test_the_tab_shows_the_values_of_the_history() -> None:
     from bokeh.client import pull_session
     from bokeh.models import Label
 
@@ -80,7 +80,7 @@ def test_the_tab_shows_the_numbers_of_the_history() -> None:
             session.close()
 
 
-def test_figures_without_values_say_why() -> None:
+def test_figures_without_values_show_the_reason() -> None:
     from bokeh.document import Document
     from bokeh.models import Label
 

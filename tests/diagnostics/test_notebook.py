@@ -1,4 +1,4 @@
-"""What a notebook shows while a fit runs and after it, in a real kernel."""
+"""Notebook output during and after a fit, in a real kernel."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_notebook_shows_one_output_rewritten_in_place(tmp_path: Path) -> None:
     nbclient = pytest.importorskip("nbclient", reason="nbclient comes with the extra docs")
     pytest.importorskip("ipykernel", reason="ipykernel comes with the extra docs")
     nbformat = pytest.importorskip("nbformat")
-    # What Dask loads may have something to say: CuPy loads Optuna, and that a bar of its own.
+    # Packages loaded by Dask may print: CuPy loads Optuna, which has a progress bar.
     cells = [nbformat.v4.new_code_cell(code) for code in ("import dask.array", FIT, "clf")]
     book = nbformat.v4.new_notebook(cells=cells)
     updates: list[str] = []

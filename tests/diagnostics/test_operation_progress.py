@@ -1,4 +1,4 @@
-"""What searches and ensembles tell of themselves, on the screen and to the page."""
+"""Progress of searches and ensembles, on the screen and on the page."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SGD = SGDClassifier(tol=None, random_state=0)
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """Lines that were shown where there is no terminal."""
+    """Provide the lines shown without a terminal."""
     console = Console(file=io.StringIO(), force_terminal=False, _environ={})
     monkeypatch.setattr("rich.get_console", lambda: console)
     assert isinstance(console.file, io.StringIO)
@@ -53,7 +53,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
 
 @pytest.fixture
 def fits(monkeypatch: pytest.MonkeyPatch) -> RecentFits:
-    """Fits as the page has them, of what a client would tell."""
+    """Provide the fits on the page, from events that a client would send."""
     found = RecentFits()
     line = SimpleNamespace(tell=lambda client, event: found.take([event]))
     monkeypatch.setattr(page_feed, "get_scheduler_line", lambda client: line)
@@ -86,7 +86,7 @@ def test_rungs_of_hyperband_are_on_the_screen_and_on_the_page(
     assert "HyperbandSearchCV" in _make_fit_list(fits.all())
 
 
-def test_rungs_of_halving(fits: RecentFits, shown: Callable[[], list[str]]) -> None:
+def test_rungs_of_halving_are_shown(fits: RecentFits, shown: Callable[[], list[str]]) -> None:
     search = HalvingGridSearchCV(
         SGD, VALUES, resource="max_iter", max_resources=4, min_resources=1, factor=2, cv=2
     ).fit(X, Y)
@@ -121,7 +121,7 @@ def _configured(verbose: int, work: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", list(WORKS))
-def test_verbose_is_obeyed_on_dask_collections(name: str, shown: Callable[[], list[str]]) -> None:
+def test_verbose_works_on_dask_collections(name: str, shown: Callable[[], list[str]]) -> None:
     WORKS[name](0)
     assert shown() == []
     WORKS[name](1)
@@ -130,7 +130,9 @@ def test_verbose_is_obeyed_on_dask_collections(name: str, shown: Callable[[], li
     assert ", last: " in line
 
 
-def test_a_work_that_fails_says_so(fits: RecentFits, shown: Callable[[], list[str]]) -> None:
+def test_a_failed_operation_is_shown_as_failed(
+    fits: RecentFits, shown: Callable[[], list[str]]
+) -> None:
     operation_progress.report_phase("nothing is under way")
     operation_progress.report_rung(
         "nothing", [{"candidate": 0, "bracket": 0, "resource": 1, "score": 1.0}]
@@ -153,13 +155,15 @@ def test_a_work_that_fails_says_so(fits: RecentFits, shown: Callable[[], list[st
     assert lines[1].endswith("last: fits 3/12 fits")
 
 
-def test_blocks_of_a_long_fit_are_told(
+def test_progress_of_blocks_is_shown_for_long_fits(
     client: Client, monkeypatch: pytest.MonkeyPatch, shown: Callable[[], list[str]]
 ) -> None:
     gate, found, phases = Event("blocks", client=client), RecentFits(), []
 
     def hold(block: Any, block_info: Any = None) -> Any:
-        if block_info and block_info[0]["chunk-location"][0]:  # the first is looked at before
+        if (
+            block_info and block_info[0]["chunk-location"][0]
+        ):  # the first block is summarised before
             assert Event("blocks").wait(200)
         return block
 
@@ -173,7 +177,7 @@ def test_blocks_of_a_long_fit_are_told(
     rows = da.from_array(X, chunks=(40, 3))
     columns = ColumnTransformer([("a", StandardScaler(), [0]), ("b", "passthrough", [1])])
     columns.fit(rows)
-    assert not found.all()  # of a short one nothing is told
+    assert not found.all()  # nothing is shown for a short fit
     monkeypatch.setattr(computing, "_NOTICE_SECONDS", 0.01)
     columns.fit(rows.map_blocks(hold, dtype=float, meta=np.empty((0, 3))))
     gate.clear()
@@ -195,7 +199,7 @@ def test_blocks_are_counted_by_their_states_on_the_scheduler() -> None:
     scheduler = SimpleNamespace(task_groups={"block-a": SimpleNamespace(states=states)})
     client = SimpleNamespace(run_on_scheduler=lambda function: function(scheduler))
     told: list[tuple[int, int]] = []
-    assert computing._make_progress_look(client, "block-a", 8) is None  # nobody listens
+    assert computing._make_progress_look(client, "block-a", 8) is None  # no server listens there
     with computing.report_progress_to(lambda done, total: told.append((done, total))):
         for name in ("block-a", "not there yet"):
             look = computing._make_progress_look(client, name, 8)

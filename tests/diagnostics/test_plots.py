@@ -1,4 +1,4 @@
-"""Pictures of fits: what is drawn is what histories and results hold."""
+"""Plots of fits show the values of histories and results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_learning_curves(over: str, costs: list[float]) -> None:
     assert _points(ax.lines[1]) == list(zip(costs, [1.0, 0.5, 1 / 3], strict=True))
 
 
-def test_a_loss_that_hardly_moves_is_drawn_flat() -> None:
+def test_a_nearly_constant_loss_is_drawn_flat() -> None:
     history = _history("sync")
     for record in history.records:
         record["loss"] = 0.598866 - 1e-8 * record["pass"]
@@ -82,7 +82,7 @@ def test_a_loss_that_hardly_moves_is_drawn_flat() -> None:
     heights = [float(point.split(",")[1]) for point in points.split()]
     assert max(heights) - min(heights) < 1.0
     assert "loss 0.598866<" in make_curves_html(history.records)
-    # What moves by more fills its axis as before.
+    # Larger changes fill the axis as usual.
     (points,) = re.findall('polyline points="([^"]+)"', make_curves_html(_history("sync").records))
     assert max(float(p.split(",")[1]) for p in points.split()) > 100.0
 
@@ -123,11 +123,11 @@ def test_lanes_and_a_recovery() -> None:
     assert [_points(line)[0][0] for line in ax.lines] == [2.0]
 
 
-def test_a_fit_on_a_cluster_tells_who_ran_its_lanes(client: Client) -> None:
+def test_the_history_of_a_cluster_fit_has_the_workers_of_lanes(client: Client) -> None:
     rows = da.from_array(X, chunks=(30, 3)), da.from_array(Y, chunks=30)
     model = SGDClassifier(max_iter=3, tol=None, callbacks=[Each()]).fit(*rows)
     extra = model.history_.extra
-    # In parts, one a pass: the seats are those of the first one.
+    # In parts of one pass: the assignment is that of the first part.
     (seating,) = extra["seatings"]
     workers = set(client.scheduler_info(n_workers=-1)["workers"])
     assert set(seating["workers"]) <= workers
@@ -138,7 +138,7 @@ def test_a_fit_on_a_cluster_tells_who_ran_its_lanes(client: Client) -> None:
 
 
 class Each:
-    """What makes a fit of parts."""
+    """Callback that splits a fit into parts."""
 
     needs_parameters = True
 
@@ -225,12 +225,12 @@ def test_rungs(kind: str) -> None:
         (lambda: plots.rungs(StandardScaler()), "a fitted search"),
     ],
 )
-def test_what_cannot_be_drawn_is_told(draw: Any, remedy: str) -> None:
+def test_invalid_plots_are_refused(draw: Any, remedy: str) -> None:
     with pytest.raises(InvalidParameterError, match=remedy):
         draw()
 
 
-def test_matplotlib_is_loaded_by_the_first_picture_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matplotlib_is_loaded_by_the_first_plot_only(monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import sys, daskml_dist.diagnostics.plots; print('matplotlib' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert found.stdout == "False\n", found.stderr
@@ -248,7 +248,7 @@ WRONG_AXES = {
 
 @pytest.mark.parametrize("name", [name for name in plots.__all__ if name != "rungs"])
 @pytest.mark.parametrize("wrong", WRONG_AXES)
-def test_what_is_no_axes_is_refused(name: str, wrong: str, pyplot: Any) -> None:
+def test_invalid_axes_are_refused(name: str, wrong: str, pyplot: Any) -> None:
     given: Any = _history(
         "ssp", extra={"seatings": [{"at": 0.0, "seconds": 0.0, "workers": ["a"]}], "seconds": 1.0}
     )

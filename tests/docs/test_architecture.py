@@ -12,8 +12,8 @@ PACKAGE = ROOT / "daskml_dist"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
-def test_each_room_has_its_floor() -> None:
-    """The rooms of the page's table are those of the contract, in its order of floors."""
+def test_each_subpackage_has_its_layer() -> None:
+    """The page's table has the subpackages of the import contract, in its order of layers."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     layers = [
         [name for name in re.findall(r"\w+", layer) if not name.startswith("_")]
@@ -37,7 +37,7 @@ def test_each_file_is_there() -> None:
         assert (PACKAGE / folder).exists() or (ROOT / folder).exists(), folder
 
 
-def test_each_loop_is_told_of() -> None:
+def test_each_training_loop_is_described() -> None:
     for name in LOOPS:
         assert f"*{name.replace('_', ' ')}*" in PAGE, name
 

@@ -1,4 +1,4 @@
-"""The page for users of dask-ml names all its classes and functions, and what is here of them."""
+"""The page for users of dask-ml lists all its classes and functions and their counterparts."""
 
 from __future__ import annotations
 

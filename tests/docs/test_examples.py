@@ -18,7 +18,7 @@ import pytest
 from tests.docs.blocks import ROOT
 from tests.subprocesses import environment
 
-#: Examples of the quick run: those that a newcomer reads first.
+#: Examples of the quick run, which newcomers read first.
 FIRST = {
     "preprocessing.StandardScaler", "preprocessing.OneHotEncoder", "compose.ColumnTransformer",
     "model_selection.train_test_split", "model_selection.GridSearchCV", "callbacks.Checkpoint",
@@ -48,7 +48,7 @@ def _public() -> dict[str, Any]:
 
 
 def run(names: list[str]) -> list[str]:
-    """Run the examples of some names; the failures, each as doctest tells it."""
+    """Run the examples of some names; return the failures as reported by doctest."""
     public, failures = _public(), []
     parser = doctest.DocTestParser()
     for name in names:
@@ -77,7 +77,7 @@ def test_first_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 def test_all_examples_run() -> None:
-    """In a process of their own, where no cluster of other tests is the current one."""
+    """In a separate process, without a current client of other tests."""
     names = sorted(_public())
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", __name__, json.dumps(names)],

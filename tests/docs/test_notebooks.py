@@ -24,7 +24,7 @@ def _outputs(book: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
-def test_it_is_stored_without_outputs(path: Path) -> None:
+def test_the_notebook_is_stored_without_outputs(path: Path) -> None:
     book = json.loads(path.read_text(encoding="utf-8"))
     assert _outputs(book) == []
     assert all(cell.get("execution_count") is None for cell in book["cells"])
@@ -35,7 +35,7 @@ def test_it_is_stored_without_outputs(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
-def test_it_runs(path: Path, tmp_path: Path) -> None:
+def test_the_notebook_runs(path: Path, tmp_path: Path) -> None:
     nbclient = pytest.importorskip("nbclient", reason="nbclient comes with the extra docs")
     pytest.importorskip("ipykernel", reason="ipykernel comes with the extra docs")
     pytest.importorskip("matplotlib")

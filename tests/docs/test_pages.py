@@ -22,7 +22,7 @@ from tests.docs.stand_ins import ELSEWHERE, STAND_INS
 
 PYTHON = {name: found for name, page in PAGES.items() if (found := blocks(page, "python"))}
 
-#: Packages of extras, without which the blocks that import them, and those after, are left out.
+#: Packages of extras; without them, blocks that import them and all later ones are skipped.
 OPTIONAL = {"matplotlib", "onnxruntime", "skl2onnx", "torch"}
 #: What a block needs beside its own imports.
 USES = {
@@ -31,7 +31,7 @@ USES = {
     "plots.": {"matplotlib"},
     "Display": {"matplotlib"},
 }
-#: How many blocks each page may say are not run: another has to be wanted.
+#: Number of blocks that each page may exclude from running.
 NOT_RUN = {
     "docs/coming_from.md": 1,
     "docs/coming_from_trees.md": 1,
@@ -61,7 +61,7 @@ def _missing(block: Block) -> set[str]:
 
 
 def _run(block: Block, name: str, names: dict[str, Any]) -> None:
-    """A block as a cell of a notebook: what it ends with is looked at, so it is computed."""
+    """Run a block like a notebook cell: its last expression is evaluated and displayed."""
     tree = ast.parse(block.code, f"{name}, block at line {block.line}")
     ast.increment_lineno(tree, block.line - 1)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
@@ -82,7 +82,7 @@ def page_names(
         opened.append(self)
         begin(self, *arguments, **{"dashboard_address": "127.0.0.1:0", **options})
 
-    # Not the class: modules of the package that are first imported here keep what they import.
+    # Not the class, since modules first imported here keep references to it.
     monkeypatch.setattr(Client, "__init__", begin_on_loopback)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.chdir(tmp_path)
@@ -109,14 +109,14 @@ def test_every_page_with_code_is_run() -> None:
     assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
 
 
-def test_what_is_not_run_is_marked_and_counted() -> None:
+def test_excluded_blocks_are_marked_and_counted() -> None:
     marked = {name: sum(b.not_run is not None for b in found) for name, found in PYTHON.items()}
     assert {name: n for name, n in marked.items() if n} == NOT_RUN
     texts = "\n".join(page.read_text(encoding="utf-8") for page in PAGES.values())
     assert texts.count("<!-- not run:") == sum(NOT_RUN.values())  # none stands before no block
 
 
-def test_what_is_not_run_imports_names_that_there_are() -> None:
+def test_excluded_blocks_import_existing_names() -> None:
     for found in PYTHON.values():
         for block in (block for block in found if block.not_run is not None):
             for node in ast.walk(ast.parse(block.code)):
@@ -124,8 +124,8 @@ def test_what_is_not_run_imports_names_that_there_are() -> None:
                     exec(compile(ast.Module([node], []), "imports", "exec"), {})
 
 
-def test_pages_import_what_the_reference_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that users copy are kept between releases; those of the engine's rooms are not."""
+def test_pages_import_only_names_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that users copy must be stable between releases, unlike internal ones."""
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
     reference = importlib.import_module("reference_pages")
     rooms = {f"daskml_dist.{r}".rstrip(".") for rs in reference.groups().values() for r in rs}
@@ -155,14 +155,14 @@ def test_blocks_of_the_page(name: str, page_names: dict[str, Any]) -> None:
 
 
 def _extras(command: str) -> None:
-    """Every extra that a line of pip asks for is one of the package's."""
+    """Check that every extra in a pip command is one of the package's."""
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for found in re.findall(r"(?:^|[\s\".])(?:daskml-dist|\.)\[([\w,]+)\]", command):
         assert set(found.split(",")) <= set(known), found
 
 
 def _script(command: str) -> None:
-    """An example is there, and names each option that the line gives it."""
+    """Check that an example exists and has each option of the command."""
     path, *rest = command.split()
     text = (ROOT / path).read_text(encoding="utf-8")
     for option in (word for word in rest if word.startswith("--")):
@@ -206,7 +206,7 @@ COMMANDS: dict[str, Callable[[str], None] | None] = {
 }
 
 
-def test_commands_name_what_there_is() -> None:
+def test_commands_use_existing_scripts_and_options() -> None:
     for name, page in PAGES.items():
         for block in [*blocks(page, "bash"), *blocks(page, "")]:
             lines = re.sub(r"\\\n\s*", "", block.code).splitlines()

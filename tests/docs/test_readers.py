@@ -37,10 +37,10 @@ def _defaults(made: Any) -> dict[str, Any]:
 
 
 def _differing_defaults() -> set[tuple[str, str]]:
-    """Return (class, parameter) where a class of scikit-learn's name has another default.
+    """Return each (class, parameter) with another default than the scikit-learn class of that name.
 
-    What scikit-learn deprecates has no default of its own; ``False`` and ``0``, and ``1`` and
-    ``1.0``, are the same.
+    Deprecated parameters of scikit-learn have no default; ``False`` and ``0``, and ``1`` and
+    ``1.0``, count as equal.
     """
     theirs = dict(all_estimators())
     found = set()

@@ -1,4 +1,4 @@
-"""The built site: what readers see, which sources do not tell.
+"""The built site: properties that the sources do not show.
 
 The variable ``DASKML_DIST_SITE`` names the folder of the pages that sphinx-build has written;
 `.ci/run` sets it after the step that builds them. Without it these tests are skipped.
@@ -78,8 +78,8 @@ def test_pages_of_classes_lead_to_examples_and_source() -> None:
     assert "_modules/" in page
 
 
-def test_the_search_finds_what_readers_look_for() -> None:
-    """Sphinx's index holds stems: each is found on the page that answers."""
+def test_the_search_finds_typical_terms() -> None:
+    """Sphinx's index contains stems, each of which must lead to the right page."""
     text = (SITE / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
     names = index["docnames"]

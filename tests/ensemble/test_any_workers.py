@@ -1,4 +1,4 @@
-"""Trees are the same to the bit on 1, 2 and 8 worker processes, under both decompositions."""
+"""Trees have the same bits on 1, 2 and 8 worker processes, under both decompositions."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Y = SIGNAL + 0.3 * rng.normal(size=len(X))
 CLASS = np.digitize(Y, [-0.5, 0.5])
 X[rng.random(X.shape) < 0.03] = np.nan
 WEIGHT = 3 * rng.random(len(X))
-X[::3, 5] = 0.0  # a heavy value, which leaves edges to spare
-#: Times until an event, negative where none was seen; many are equal, and lie on several workers.
+X[::3, 5] = 0.0  # a frequent value, which leaves spare edges
+#: Times until an event, negative if censored; many are equal, on several workers.
 TIME = np.where(rng.random(len(X)) < 0.7, 1, -1) * np.ceil(4 * np.exp(SIGNAL / 2)) / 4
 
 BOOSTING: dict[str, Any] = {"max_iter": 8, "max_features": 0.7, "random_state": 0}
@@ -101,7 +101,7 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
 
 
 def bits(model: Any) -> list[bytes]:
-    """All that a fit found."""
+    """Return all fitted arrays, for bitwise comparison."""
     nodes = model._trees.nodes
     found = [getattr(nodes, f.name).tobytes() for f in fields(nodes)]
     names = ("train_score_", "validation_score_", "_baseline", "_impurity")
@@ -110,7 +110,7 @@ def bits(model: Any) -> list[bytes]:
 
 @pytest.fixture(scope="module", params=[1, 2, 8])
 def workers(request: pytest.FixtureRequest) -> Iterator[Client]:
-    """Worker processes that let small nodes be finished by one of them."""
+    """Provide worker processes that let single ones finish small nodes."""
 
     def lower(small: int) -> None:
         from daskml_dist.solvers import forest_joint_growth as module
@@ -130,7 +130,7 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, list[bytes]]:
-    """Fits in one process, of one lane."""
+    """Return fits of one lane in one process."""
     return {}
 
 
@@ -153,7 +153,7 @@ def test_trees_of_any_number_of_workers(
     def lazy(array: Any) -> Any:
         empty = da.zeros(array.shape, chunks=(n, *array.shape[1:]), dtype=array.dtype)
 
-        def made(block: Any, block_info: Any = None) -> Any:  # travels whole
+        def made(block: Any, block_info: Any = None) -> Any:  # pickled by value
             start = block_info[0]["array-location"][0][0]
             return array[start : start + len(block)]
 

@@ -1,4 +1,4 @@
-"""Bagging on Dask collections: draws that no chunks change, and members that are fits of them."""
+"""Bagging on Dask collections: draws do not depend on chunks, and members are fits to them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SLOW = ("columns", "pasted")
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=[pytest.mark.slow] if c in SLOW else []) for c in CASES]
 )
-def test_members_are_fits_to_what_they_drew(case: str, client: Any) -> None:
+def test_members_equal_fits_to_their_samples(case: str, client: Any) -> None:
     options = {"n_estimators": 3, "random_state": 0} | CASES[case]
     found = []
     for chunk in ("frame", 70):
@@ -116,12 +116,12 @@ STACKED: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", quick(STACKED, "labels", "moments", "steps by column"))
-def test_linear_members_are_one_fit(
+def test_linear_members_are_fitted_together(
     case: str, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, member, y, options = STACKED[case]
     rows, target, _ = _rows(70, y)
-    # Which is for members apart.
+    # Only for separately fitted members.
     monkeypatch.setattr(bagging, "fit_members", None)
     model = kind(member, n_estimators=3, random_state=0, **options).fit(rows, target)
     y = np.unique(y, return_inverse=True)[1] if kind is BaggingClassifier else y
@@ -134,7 +134,7 @@ def test_linear_members_are_one_fit(
         assert set(vars(one)) | {"_feature_dtypes"} == set(vars(alone))
 
 
-def test_members_that_miss_a_label_are_fitted_apart() -> None:
+def test_members_without_some_label_are_fitted_separately() -> None:
     rare = np.where(np.arange(N) == 7, "rare", LABELS)
     rows, target, _ = _rows(300, rare)
     model = BaggingClassifier(LogisticRegression(tol=1e-3), n_estimators=3, random_state=0).fit(
@@ -143,7 +143,7 @@ def test_members_that_miss_a_label_are_fitted_apart() -> None:
     assert model.predict_proba(X).shape == (N, 4)
 
 
-def test_regressors_and_their_unseen_rows(client: Any) -> None:
+def test_regressors_and_their_out_of_bag_rows(client: Any) -> None:
     rows, target, new = _rows(70, NUMBERS)
     options = {"n_estimators": 20, "random_state": 1, "oob_score": True}
     ours = BaggingRegressor(Ridge(), **options).fit(rows, target)
@@ -157,7 +157,7 @@ def test_regressors_and_their_unseen_rows(client: Any) -> None:
     assert constant.oob_score_ in (0, 1)  # as of scikit-learn's r2_score
 
 
-def test_rows_are_drawn_by_their_weights_and_more_members_added(client: Any) -> None:
+def test_sampling_uses_weights_and_warm_start_adds_members(client: Any) -> None:
     rows, target, _ = _rows(70, LABELS)
     none = np.where(np.arange(N) < 100, 0.0, WEIGHTS)
     options = {"n_estimators": 2, "random_state": 0, "warm_start": True, "max_samples": 200}
@@ -175,7 +175,7 @@ def test_rows_are_drawn_by_their_weights_and_more_members_added(client: Any) -> 
         model.fit(rows, target)
 
 
-def test_draws_are_poissons_and_those_of_other_members_others() -> None:
+def test_draws_are_poisson_and_differ_between_members() -> None:
     n = 200_000
     draws = RowDraws(np.array([3, 4]), n, n // 2, replace=True)
     first, second = draws.count_range(0, 0, n), draws.count_range(1, 0, n)
@@ -189,7 +189,7 @@ def test_draws_are_poissons_and_those_of_other_members_others() -> None:
     assert drawn[1::2].mean() / drawn[::2].mean() == pytest.approx(3.0, rel=0.05)
 
 
-def test_what_cannot_be_drawn_is_told() -> None:
+def test_invalid_sampling_settings_are_refused() -> None:
     rows, target, _ = _rows(70, LABELS)
     weights = da.from_array(WEIGHTS, chunks=70)
     for options, given, text in [

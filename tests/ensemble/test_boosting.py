@@ -30,15 +30,15 @@ SHORT = Run(n_lanes=1)
 
 
 def arrays(model: Any) -> dict[str, bytes]:
-    """All that a fit found, to the bit."""
+    """Return all fitted arrays, for bitwise comparison."""
     scores = {"train": model.train_score_, "held": model.validation_score_}
     found = {**model._trees.packed(), **scores, "baseline": model._baseline}
     return {name: array.tobytes() for name, array in found.items()}
 
 
 @pytest.mark.parametrize("at_once", [1, 5, 10_000])
-def test_trees_without_a_bound_are_those_whose_bound_is_far(at_once: int, monkeypatch: Any) -> None:
-    """Whole levels at once, or a few leaves: nodes have the same numbers and bits."""
+def test_unbounded_trees_equal_those_with_a_large_bound(at_once: int, monkeypatch: Any) -> None:
+    """Nodes have the same numbers and bits whether levels or a few leaves are split together."""
     given: dict[str, Any] = {**GIVEN, "max_iter": 2, "min_samples_leaf": 3, "run": SHORT}
     given["categorical_features"] = [4]
     far = HistGradientBoostingRegressor(**given, max_leaf_nodes=5_000).fit(X, Y)
@@ -69,7 +69,7 @@ def test_trees_without_a_bound_are_those_whose_bound_is_far(at_once: int, monkey
     ],
     ids=lambda given: str(given) if isinstance(given, dict) else str(given is not None),
 )
-def test_regressors_are_scikit_learns(params: dict[str, Any], y: Any, weight: Any) -> None:
+def test_regressors_equal_scikit_learn(params: dict[str, Any], y: Any, weight: Any) -> None:
     given = {**GIVEN, **params}
     peer = truth.HistGradientBoostingRegressor(**given).fit(X, y, weight)
     model = HistGradientBoostingRegressor(**given, run=SHORT).fit(X, y, weight)
@@ -79,14 +79,14 @@ def test_regressors_are_scikit_learns(params: dict[str, Any], y: Any, weight: An
         splits = nodes[nodes["is_leaf"] == 0]
         own = tree.feature >= 0
         numbers, theirs = [tree.count[own]], [splits["count"]]
-        if "categorical_features" not in params:  # which scikit-learn brings to the front
+        if "categorical_features" not in params:  # scikit-learn moves these columns to the front
             numbers, theirs = [*numbers, tree.feature[own]], [*theirs, splits["feature_idx"]]
         assert sorted(zip(*numbers, strict=True)) == sorted(zip(*theirs, strict=True))
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
 @pytest.mark.parametrize("class_weight", [None, "balanced"])
-def test_classifiers_are_scikit_learns(n_classes: int, class_weight: Any) -> None:
+def test_classifiers_equal_scikit_learn(n_classes: int, class_weight: Any) -> None:
     labels = np.array(["a", "b", "c"])[np.digitize(Y, [0.5] if n_classes == 2 else [-1, 1])]
     given = {**GIVEN, "class_weight": class_weight}
     peer = truth.HistGradientBoostingClassifier(**given).fit(X, labels)
@@ -100,7 +100,7 @@ def test_classifiers_are_scikit_learns(n_classes: int, class_weight: Any) -> Non
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_scores_and_their_end_are_scikit_learns(held: bool) -> None:
+def test_scores_and_early_stopping_equal_scikit_learn(held: bool) -> None:
     given = {"max_iter": 60, "early_stopping": True, "tol": 0.02, "n_iter_no_change": 3}
     more = {"X_val": X[:300], "y_val": Y[:300]} if held else {}
     given |= {} if held else {"validation_fraction": None}
@@ -111,7 +111,7 @@ def test_scores_and_their_end_are_scikit_learns(held: bool) -> None:
     np.testing.assert_allclose(model.validation_score_, peer.validation_score_, rtol=1e-8)
 
 
-def test_a_warm_start_goes_on_to_the_bit() -> None:
+def test_a_warm_start_continues_bit_for_bit() -> None:
     given = {"early_stopping": True, "random_state": 0, "max_features": 0.5}
     whole = HistGradientBoostingRegressor(max_iter=8, **given).fit(X, Y)
     warm = HistGradientBoostingRegressor(max_iter=3, warm_start=True, **given).fit(X, Y)
@@ -163,7 +163,7 @@ def _targets(y: Any) -> Any:
     return targets
 
 
-def test_rows_rounded_by_draws_are_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stochastic_rounding_keeps_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = Y > 0
     given = {"max_iter": 20, "early_stopping": False, "random_state": 0}
     exact = HistGradientBoostingClassifier(**given).fit(X, labels)
@@ -246,8 +246,8 @@ def test_odd_columns_and_targets() -> None:
 
 
 @pytest.mark.parametrize("categories", [None, [4]])
-def test_leaves_are_those_whose_values_rows_get(categories: Any) -> None:
-    """Rows are in one leaf of a tree where scikit-learn's tree adds the same number."""
+def test_apply_returns_the_leaves_of_rows(categories: Any) -> None:
+    """Rows are in one leaf if scikit-learn's tree adds the same value to them."""
     given = {**GIVEN, "max_iter": 3, "categorical_features": categories}
     peer = truth.HistGradientBoostingRegressor(**given).fit(X, Y)
     model = HistGradientBoostingRegressor(**given, run=SHORT).fit(X, Y)
@@ -269,6 +269,6 @@ def test_weights_beyond_float32() -> None:
     model = HistGradientBoostingRegressor(**GIVEN)
     with pytest.raises(DivergedError, match=r"the weights.* Scale the targets and the weights"):
         model.fit(X, Y, sample_weight=np.full(len(X), 1e300))
-    # Hessians below `min_hessian` are split nowhere: the mean is left, as in scikit-learn.
+    # Nodes with hessians below `min_hessian` are not split: the mean remains, as in scikit-learn.
     found = model.fit(X, Y, sample_weight=np.full(len(X), 1e-300)).predict(X)
     np.testing.assert_allclose(found, Y.mean())

@@ -1,4 +1,4 @@
-"""Odd rows of boosting: as scikit-learn takes them, or refused with a remedy."""
+"""Unusual rows for boosting are handled as in scikit-learn, or refused with a remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def framed(categories: Any) -> Any:
 
 
 def part(i: int) -> Any:
-    """A partition whose categories are others than its neighbours'."""
+    """Return a partition with other categories than the others."""
     names = [f"k{(j + i) % (3 + i)}" for j in range(100)]
     return framed("").iloc[100 * i : 100 * (i + 1)].assign(k=pd.Categorical(names), y=Y[:100])
 
@@ -47,14 +47,14 @@ WHOLE = pd.concat([p.astype({"k": str}) for p in PARTS]).astype({"k": "category"
     ],
     ids=["weights of zero", "one row", "constant", "unused categories", "bools"],
 )
-def test_odd_rows_are_taken_as_scikit_learn_does(rows: Any) -> None:
+def test_unusual_rows_are_handled_as_in_scikit_learn(rows: Any) -> None:
     peer = truth.HistGradientBoostingRegressor(**GIVEN).fit(*rows)
     model = HistGradientBoostingRegressor(**GIVEN).fit(*rows)
     np.testing.assert_allclose(model.predict(rows[0]), peer.predict(rows[0]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("given", [{}, {"categorical_features": [0]}], ids=str)
-def test_rows_that_are_all_missing_answer_the_mean(given: dict[str, Any]) -> None:
+def test_rows_of_missing_values_only_predict_the_mean(given: dict[str, Any]) -> None:
     missing = np.full((50, 2), np.nan)
     model = HistGradientBoostingRegressor(**GIVEN, **given).fit(missing, Y[:50])
     np.testing.assert_allclose(model.predict([[np.nan, np.nan], [1, 2]]), Y[:50].mean())
@@ -121,7 +121,7 @@ def test_categories_of_other_tables(kind: str) -> None:
     np.testing.assert_array_equal(known.predict(table), wanted)
 
 
-def test_categories_that_cannot_be_are_named() -> None:
+def test_invalid_categories_are_named() -> None:
     many = framed(pd.Categorical([f"{i % 300}" for i in range(400)]))
     lazy = dd.from_pandas(many, npartitions=2), da.from_array(Y, chunks=200)
     for rows in ((many, Y), lazy):

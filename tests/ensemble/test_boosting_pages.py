@@ -1,4 +1,4 @@
-"""What the pages on boosting show runs."""
+"""The code on the documentation pages about boosting runs."""
 
 from __future__ import annotations
 

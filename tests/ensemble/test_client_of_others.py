@@ -1,4 +1,4 @@
-"""Estimators of others take `client=`: everything is computed by it, not by the current one."""
+"""Meta-estimators take `client=` and compute everything on it, not on the current client."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ def test_everything_is_computed_by_the_given_client(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_no_client(name: str) -> None:
+def test_invalid_clients_are_refused(name: str) -> None:
     with pytest.raises(InvalidParameterError, match="is a str"):
         MODELS[name]().fit(X, Y, client="tcp://host:8786")

@@ -1,4 +1,4 @@
-"""Early stopping of boosting: scikit-learn's scores, rows held out in every form, warm starts."""
+"""Early stopping of boosting: scikit-learn's scores, all forms of held-out rows, warm starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def trees(model: Any) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("scoring", [None, "neg_mean_absolute_error"])
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
-def test_scores_of_regressors_are_scikit_learns(scoring: Any, weight: Any) -> None:
+def test_scores_of_regressors_equal_scikit_learn(scoring: Any, weight: Any) -> None:
     given = {**GIVEN, "scoring": scoring, "validation_fraction": None}
     peer = truth.HistGradientBoostingRegressor(**given).fit(X, Y, weight)
     model = HistGradientBoostingRegressor(**given).fit(X, Y, weight)
@@ -46,8 +46,8 @@ def test_scores_of_regressors_are_scikit_learns(scoring: Any, weight: Any) -> No
 
 
 @pytest.mark.parametrize("scoring", ["loss", "neg_log_loss"])
-def test_class_weights_are_not_those_of_rows_held_out(scoring: str) -> None:
-    # No row weighs as much as a bin, so the bins are scikit-learn's.
+def test_class_weights_do_not_count_held_out_rows(scoring: str) -> None:
+    # No single row weighs as much as a bin, so bins equal scikit-learn's.
     given = {**GIVEN, "scoring": scoring, "class_weight": "balanced", "max_bins": 64}
     more = {"X_val": X[:90], "y_val": LABELS[:90], "sample_weight_val": WEIGHT[:90]}
     peer = truth.HistGradientBoostingClassifier(**given).fit(X, LABELS, **more)
@@ -56,7 +56,7 @@ def test_class_weights_are_not_those_of_rows_held_out(scoring: str) -> None:
     np.testing.assert_allclose(model.validation_score_, peer.validation_score_, rtol=1e-6)
 
 
-def test_a_function_scores_what_rows_it_likes() -> None:
+def test_a_scoring_function_may_use_a_part_of_the_rows() -> None:
     def error(estimator: Any, places: Any, y: Any) -> float:
         return -float(np.abs(estimator.predict(places[::2]) - y[::2]).mean())
 
@@ -78,7 +78,7 @@ def test_the_same_rows_of_each_class_are_held_out_on_any_lanes() -> None:
     assert trees(HistGradientBoostingClassifier(**GIVEN).fit(*chunks)) == trees(one)
 
 
-def test_one_worker_scores_the_rows_of_all(client: Client) -> None:
+def test_scores_cover_the_rows_of_all_workers(client: Client) -> None:
     given = {**GIVEN, "scoring": "accuracy", "class_weight": "balanced"}
     alone = HistGradientBoostingClassifier(**given, run=Run(n_lanes=1)).fit(X, LABELS, WEIGHT)
     lazy = [da.from_array(a, chunks=(130, *a.shape[1:])) for a in (X, LABELS, WEIGHT)]
@@ -87,7 +87,7 @@ def test_one_worker_scores_the_rows_of_all(client: Client) -> None:
         assert trees(model) == trees(alone)
 
 
-def test_categories_of_held_out_rows_alone_are_missing() -> None:
+def test_categories_only_in_held_out_rows_count_as_missing() -> None:
     more = {"X_val": HELD, "y_val": Y[:90]}
     peer = truth.HistGradientBoostingRegressor(**GIVEN).fit(FRAME, Y, **more)
     model = HistGradientBoostingRegressor(**GIVEN).fit(FRAME, Y, **more)
@@ -100,7 +100,7 @@ def test_categories_of_held_out_rows_alone_are_missing() -> None:
     assert trees(again) == trees(model)
 
 
-def test_weights_of_held_out_rows_alone_change_no_tree() -> None:
+def test_weights_of_held_out_rows_change_no_tree() -> None:
     more = {"X_val": X[:90], "y_val": Y[:90]}
     plain = HistGradientBoostingRegressor(**GIVEN).fit(X, Y, **more)
     weighted = HistGradientBoostingRegressor(**GIVEN).fit(
@@ -128,7 +128,7 @@ def test_rows_that_cannot_be_held_out_are_named(rows: Any, held: Any, match: str
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_class_of_held_out_rows_alone_is_named(lazy: bool) -> None:
+def test_a_class_only_in_held_out_rows_is_refused(lazy: bool) -> None:
     y = np.arange(600) % 2
     rows = (da.from_array(X, chunks=(300, 3)), da.from_array(y, chunks=300)) if lazy else (X, y)
     with pytest.raises(InvalidDataError, match=r"unseen labels: \[2\]"):
@@ -149,7 +149,7 @@ def test_bad_scores_are_named(params: dict[str, Any], error: Any, match: str) ->
         HistGradientBoostingRegressor(**GIVEN, **params).fit(X, Y)
 
 
-def test_a_warm_start_makes_an_iteration_and_takes_other_parameters() -> None:
+def test_a_warm_start_makes_an_iteration_with_changed_parameters() -> None:
     stopped = HistGradientBoostingRegressor(
         max_iter=50, early_stopping=True, tol=10.0, n_iter_no_change=2, warm_start=True
     ).fit(X, Y)
@@ -158,7 +158,7 @@ def test_a_warm_start_makes_an_iteration_and_takes_other_parameters() -> None:
     stopped.set_params(max_depth=1, loss="absolute_error", scoring="r2", max_bins=9).fit(X, Y)
     assert stopped.n_iter_ == 5
     assert stopped._trees.tree(4).depth.max() == 1
-    # Of another kind, scores begin anew.
+    # With another scoring, scores start again.
     assert len(stopped.train_score_) == 3
     assert stopped.train_score_[-1] == pytest.approx(stopped.score(X, Y), abs=0.05)
 
@@ -190,7 +190,7 @@ def test_several_sets_and_scores_are_watched() -> None:
         for n in (1, 3)
     ]
     for model in models:
-        # Rows that are watched change no tree.
+        # Validation rows do not change trees.
         assert trees(model) == trees(plain)
         for number, proba in enumerate(model.staged_predict_proba(X)):
             record = model.history_[number]
@@ -226,13 +226,13 @@ def test_the_last_set_and_score_stop_unless_rows_are_held_out() -> None:
         X[90:], Y[90:], **more, eval_set=sets[0]
     )
     assert trees(both) == trees(held)
-    # By the loss, which is the default: that of the first set.
+    # By default the loss of the first set decides.
     stopping = EarlyStopping("eval_score", min_delta=10.0, patience=2)
     seen = HistGradientBoostingRegressor(max_iter=60, callbacks=stopping)
     assert seen.fit(X[90:], Y[90:], eval_set=sets).n_iter_ < 6
 
 
-def test_rows_to_stop_by_are_not_trained_on_where_nothing_stops() -> None:
+def test_held_out_rows_are_not_trained_on_without_early_stopping() -> None:
     plain = HistGradientBoostingRegressor(max_iter=2).fit(X, Y)
     model = HistGradientBoostingRegressor(max_iter=2).fit(X, Y, X_val=X[:90] + 5, y_val=Y[:90])
     assert not model.do_early_stopping_
@@ -275,7 +275,7 @@ def test_sets_that_cannot_be_watched_are_named(eval_set: Any, match: str) -> Non
         HistGradientBoostingRegressor(max_iter=2).fit(X, Y, eval_set=eval_set)
 
 
-def test_watched_scores_go_on_with_a_checkpoint(tmp_path: Any) -> None:
+def test_validation_scores_resume_with_a_checkpoint(tmp_path: Any) -> None:
     whole = HistGradientBoostingRegressor(max_iter=5, random_state=0)
     whole.fit(X, Y, eval_set=(X[:90], Y[:90]))
     for first in (True, False):

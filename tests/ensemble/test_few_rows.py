@@ -1,4 +1,4 @@
-"""Ensembles over few rows of a cluster: members are fitted in tasks, and still tell the caller."""
+"""Ensembles over few rows on a cluster: members are fitted in tasks; callbacks run here."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_members_are_fitted_in_tasks(name: str, client: Any, n_cluster_fits: lis
 
 
 class Heard:
-    """Callback that counts passes in the process in which it is told of them."""
+    """Callback that counts passes in the process in which it is called."""
 
     n_passes: ClassVar[int] = 0
 
@@ -64,7 +64,9 @@ class Heard:
         Heard.n_passes += 1
 
 
-def test_callbacks_of_members_are_told_here(client: Any, n_cluster_fits: list[int]) -> None:
+def test_callbacks_of_members_are_called_in_this_process(
+    client: Any, n_cluster_fits: list[int]
+) -> None:
     Heard.n_passes = 0
     told = LogisticRegression(callbacks=[Heard()])
     VotingClassifier([("told", told), ("ridge", RidgeClassifier())]).fit(*lazy())
@@ -89,11 +91,11 @@ def test_a_block_that_cannot_be_read_is_named(client: Any) -> None:
         VotingClassifier(PAIR).fit(rows.map_blocks(broken, dtype=rows.dtype), labels)
 
 
-def test_few_entries() -> None:
+def test_sparse_rows_with_few_entries_are_fitted_in_tasks() -> None:
     rows, _ = lazy()
     assert has_few_entries(rows)
     assert not has_few_entries(da.zeros((10**6, 4), chunks=(10**5, 4)))
-    assert not has_few_entries(rows[rows[:, 0] > 0])  # of unknown chunks
+    assert not has_few_entries(rows[rows[:, 0] > 0])  # with unknown chunk sizes
     assert has_few_entries(rows[rows[:, 0] > 0], n_rows=100)
     frame = rows.to_dask_dataframe(columns=list("abcd"))
     assert has_few_entries(frame, n_rows=200)

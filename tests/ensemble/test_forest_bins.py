@@ -11,11 +11,11 @@ rng = np.random.default_rng(0)
 
 
 def rows_of_bins(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """How many rows each bin holds."""
+    """Return the number of rows in each bin."""
     return np.bincount(np.searchsorted(edges, values), minlength=len(edges) + 1)
 
 
-def test_few_values_have_a_bin_each() -> None:
+def test_few_values_get_separate_bins() -> None:
     values = rng.integers(0, 255, 5000).astype(float)
     distinct = np.unique(values)
     np.testing.assert_array_equal(
@@ -39,14 +39,14 @@ def test_all_bins_are_used_and_ends_are_finer(kind: str) -> None:
         assert counts.max() < 2 * len(values) / 64
 
 
-def test_the_order_of_values_alone_decides() -> None:
+def test_edges_depend_only_on_the_order_of_values() -> None:
     values = rng.normal(size=3000)
     plain = rows_of_bins(values, compute_forest_bin_edges(values, None, 50))
     bent = rows_of_bins(np.exp(values), compute_forest_bin_edges(np.exp(values), None, 50))
     np.testing.assert_array_equal(plain, bent)
 
 
-def test_a_weight_of_k_is_a_value_k_times() -> None:
+def test_a_weight_of_k_equals_k_repetitions() -> None:
     values = np.append(rng.normal(size=1000), np.nan)
     times = rng.integers(0, 4, len(values))
     often = compute_forest_bin_edges(np.repeat(values, times), None, 40)

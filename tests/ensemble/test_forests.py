@@ -1,4 +1,4 @@
-"""Forests: the same trees whoever grows them, and scikit-learn's scores."""
+"""Forests: the same trees on any number of trainers, and scikit-learn's scores."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ KINDS: dict[str, tuple[Any, Any]] = {
 
 
 def bits(model: Any) -> list[bytes]:
-    """All of a forest."""
+    """Return all arrays of a forest, for bitwise comparison."""
     nodes = model._trees.nodes
     return [getattr(nodes, f.name).tobytes() for f in fields(nodes)] + [model._impurity.tobytes()]
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nodes of few rows alone be finished by one trainer, and histograms be summed in parts."""
+    """Let only small nodes be finished by one trainer, and sum histograms in parts."""
     monkeypatch.setattr(forest_joint_growth, "SMALL_NODE_ROWS", 200)
     monkeypatch.setattr(forest_joint_growth, "_HISTOGRAM_BYTES", 2**15)
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", KINDS)
-def test_trees_are_the_same_whoever_grows_them(kind: str) -> None:
+def test_trees_do_not_depend_on_the_trainers(kind: str) -> None:
     model, y = KINDS[kind]
     model.set_params(n_estimators=3, decomposition="functional", run=Run(n_lanes=1))
     calm = bits(model.fit(X, y, WEIGHT))
@@ -71,7 +71,7 @@ def test_trees_are_the_same_whoever_grows_them(kind: str) -> None:
         assert bits(model.fit(LAZY, da.from_array(y, chunks=500), WEIGHT)) == calm
 
 
-def test_two_workers_grow_the_trees_of_one(client: Client) -> None:
+def test_two_workers_grow_the_same_trees_as_one(client: Client) -> None:
     model = RandomForestClassifier(40, random_state=0, decomposition="functional", max_depth=5)
     calm = bits(model.fit(X, CLASS))
     rows, y = client.persist([LAZY, da.from_array(CLASS, chunks=500)])
@@ -96,7 +96,7 @@ def test_streamed_rows_grow_the_same_trees(client: Client, decomposition: str) -
 
 
 def killing(solver: ForestSolver, folder: Path, at: int) -> ForestSolver:
-    """A solver one of whose processes kills itself once so many trees are kept, once."""
+    """Return a solver, one of whose processes kills itself once after a number of trees."""
 
     class Killed:
         def __init__(self, rows: Any) -> None:
@@ -151,12 +151,12 @@ def test_a_kill_changes_no_tree(
     np.testing.assert_array_equal(model.oob_decision_function_, calm.oob_decision_function_)
 
 
-def test_out_of_bag_score_is_scikit_learns() -> None:
+def test_out_of_bag_score_is_near_scikit_learn() -> None:
     rows = np.nan_to_num(X)
     ours = RandomForestClassifier(60, random_state=0, oob_score=True).fit(rows, CLASS)
     peer = peers.RandomForestClassifier(60, random_state=0, oob_score=True).fit(rows, CLASS)
     error = np.sqrt(peer.oob_score_ * (1 - peer.oob_score_) / len(rows))
-    # Both are random: two standard errors of one.
+    # Both are random: tolerance of two standard errors.
     assert abs(ours.oob_score_ - peer.oob_score_) < 2 * error
     assert abs(ours.feature_importances_ - peer.feature_importances_).max() < 0.03
     shares = ours.oob_decision_function_
@@ -165,7 +165,7 @@ def test_out_of_bag_score_is_scikit_learns() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_out_of_bag_answers_are_those_of_the_trees_that_did_not_draw_a_row(kind: str) -> None:
+def test_out_of_bag_predictions_use_trees_that_did_not_draw_the_row(kind: str) -> None:
     model, y = KINDS[kind]
     few = clone(model).set_params(n_estimators=4, bootstrap=True, oob_score=True, max_samples=1.5)
     with warnings.catch_warnings():
@@ -183,7 +183,7 @@ def test_out_of_bag_answers_are_those_of_the_trees_that_did_not_draw_a_row(kind:
     np.testing.assert_allclose(found, sums / np.maximum(times, 1)[:, None], atol=1e-12)
 
 
-def test_rows_of_a_long_tail_are_told_apart() -> None:
+def test_values_of_a_long_tail_are_separated() -> None:
     draws = np.random.default_rng(1)
     tail = np.round(np.exp(draws.normal(size=(9000, 1)) * 1.5) * 20)
     noise = np.round(draws.normal(size=(9000, 1)), 1)
@@ -203,7 +203,7 @@ def test_warm_start_adds_the_trees_of_one_fit() -> None:
         grown.set_params(n_estimators=3).fit(X, Y)
 
 
-def test_trees_answer_as_the_forest() -> None:
+def test_trees_predict_like_the_forest() -> None:
     model = RandomForestClassifier(5, random_state=0, max_depth=6).fit(X, CLASS)
     trees = model.estimators_
     mean = np.mean([tree.predict_proba(X) for tree in trees], axis=0)
@@ -220,8 +220,8 @@ def test_trees_answer_as_the_forest() -> None:
 
 
 @pytest.mark.parametrize("ccp_alpha", [0.0, 0.1])
-def test_trees_that_draw_no_row_know_nothing(ccp_alpha: float) -> None:
-    """Of few rows some trees have none."""
+def test_trees_without_rows_are_ignored(ccp_alpha: float) -> None:
+    """With few rows some trees have none."""
     few, of = np.arange(2.0)[:, np.newaxis], [0, 1]
     forest = RandomForestClassifier(20, random_state=0, ccp_alpha=ccp_alpha).fit(few, of)
     assert min(tree.tree_.weighted_n_node_samples[0] for tree in forest.estimators_) == 0
@@ -229,7 +229,7 @@ def test_trees_that_draw_no_row_know_nothing(ccp_alpha: float) -> None:
     assert np.isfinite(forest.feature_importances_).all()
 
 
-def test_draws_of_rows() -> None:
+def test_distribution_of_row_draws() -> None:
     few = RandomForestRegressor(30, random_state=0, max_samples=0.25).fit(X, Y)
     drawn = [tree.tree_.weighted_n_node_samples[0] / len(X) for tree in few.estimators_]
     assert np.mean(drawn) == pytest.approx(0.25, abs=0.01)

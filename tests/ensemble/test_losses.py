@@ -1,4 +1,4 @@
-"""A worker killed in the middle of a tree: the trees are those of a calm fit."""
+"""A worker killed while a tree is grown does not change the trees."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ rng = np.random.default_rng(0)
 X = rng.normal(size=(6_000, 6))
 SIGNAL = X[:, 0] + X[:, 1] * X[:, 2]
 Y = np.digitize(SIGNAL, [-0.5, 0.5])
-#: Times until an event, negative where none was seen.
+#: Times until an event, negative if censored.
 TIME = np.where(rng.random(len(X)) < 0.7, 1, -1) * np.ceil(4 * np.exp(SIGNAL / 2)) / 4
 
 GIVEN: dict[str, Any] = {
     "max_iter": 10, "random_state": 0, "early_stopping": True, "max_features": 0.7
 }  # fmt: skip
-#: Models, their targets, and the number of the sum of an iteration before which one is killed: of
-#: three classes in the second tree, else in the only one.
+#: Models, their targets, and the index of the sum of an iteration before which a process is killed:
+#: with three classes in the second tree, else in the only one.
 MODELS: dict[str, tuple[Any, Any, int]] = {
     "classes": (HistGradientBoostingClassifier(**GIVEN), Y, 12),
     "failure times": (
@@ -47,7 +47,7 @@ MODELS: dict[str, tuple[Any, Any, int]] = {
 def killing(
     solver: GradientBoostingSolver, folder: Path, at: list[int], n_sums: int
 ) -> GradientBoostingSolver:
-    """A solver one of whose processes kills itself in some of its iterations, once in each."""
+    """Return a solver, one of whose processes kills itself once in each of some iterations."""
 
     class Killed:
         def __init__(self, rows: Any) -> None:
@@ -88,7 +88,7 @@ def killing(
     ],
     ids=str,
 )  # fmt: skip
-def test_a_kill_in_mid_tree_changes_nothing(
+def test_a_killed_worker_changes_no_tree(
     crew: LocalCluster, tmp_path: Path, kind: str, at: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, y, n_sums = MODELS[kind]

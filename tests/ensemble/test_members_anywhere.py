@@ -1,4 +1,4 @@
-"""Ensembles of any members: the same on any number of workers, and after one was killed."""
+"""Ensembles of any members do not depend on the number of workers, nor on a killed one."""
 
 from __future__ import annotations
 

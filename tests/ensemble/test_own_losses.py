@@ -1,4 +1,4 @@
-"""Boosting of losses that are objects: the built-in's trees, any chunks, and errors that help."""
+"""Boosting with custom losses: trees equal the built-in loss's for any chunks; helpful errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GIVEN: dict[str, Any] = {"max_iter": 5, "random_state": 0, "early_stopping": Fal
 
 @dataclass(frozen=True)
 class Logistic(RowLoss):
-    """The logistic loss, as a user writes it."""
+    """The logistic loss as a user writes it."""
 
     name = "my_logistic"
     kind = "classification"
@@ -66,7 +66,7 @@ class Logistic(RowLoss):
 
 
 class Untyped(Logistic):
-    """The same by functions that numba cannot compile."""
+    """The same, with functions that numba cannot compile."""
 
     @staticmethod
     def derive_row(y: float, raw: float, parameters: Any) -> tuple[float, float]:
@@ -75,7 +75,7 @@ class Untyped(Logistic):
 
 
 class ByArrays(Loss):
-    """The same by arrays."""
+    """The same, with array functions."""
 
     name = "logistic_of_arrays"
     kind = "classification"
@@ -93,13 +93,13 @@ class ByArrays(Loss):
 
 
 def bits(model: Any) -> list[bytes]:
-    """Return the trees of a fit, to the bit."""
+    """Return the trees of a fit, for bitwise comparison."""
     return [array.tobytes() for array in model._trees.packed().values()]
 
 
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
 @pytest.mark.parametrize("loss", [Logistic(), Untyped(), ByArrays()], ids=lambda x: x.name)
-def test_the_trees_are_the_built_ins(loss: Loss, weight: Any) -> None:
+def test_trees_equal_those_of_the_built_in_loss(loss: Loss, weight: Any) -> None:
     given = {**GIVEN, "early_stopping": True, "validation_fraction": None}
     built_in = HistGradientBoostingClassifier(**given).fit(X, CLASS, weight)
     own = HistGradientBoostingClassifier(loss, **given).fit(X, CLASS, weight)
@@ -113,7 +113,7 @@ def test_the_trees_are_the_built_ins(loss: Loss, weight: Any) -> None:
     np.testing.assert_array_equal(own.predict(X), built_in.predict(X))
 
 
-def test_functions_are_compiled_where_they_can_be() -> None:
+def test_functions_are_compiled_if_possible() -> None:
     assert own_losses._compile(Logistic.derive_row, 0) is not None
     assert own_losses._compile(Untyped.derive_row, 0) is None
 
@@ -142,7 +142,7 @@ def test_the_same_trees_for_any_chunks_and_lanes(client: Client) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_objects_of_named_losses_are_these(loss: Loss, name: str, more: dict[str, Any]) -> None:
+def test_objects_equal_losses_given_by_name(loss: Loss, name: str, more: dict[str, Any]) -> None:
     named = HistGradientBoostingRegressor(name, **GIVEN, **more).fit(X, Y)
     model = HistGradientBoostingRegressor(loss, **GIVEN).fit(X, Y)
     assert bits(model) == bits(named)
@@ -162,17 +162,17 @@ def test_the_log_loss_takes_any_classes() -> None:
 
 
 @pytest.mark.parametrize("loss", [Huber(0.5), Tweedie(1.5)], ids=["huber", "tweedie"])
-def test_losses_of_linear_models_lower_themselves(loss: Loss) -> None:
+def test_losses_of_linear_models_can_be_boosted(loss: Loss) -> None:
     given = {**GIVEN, "max_iter": 40, "early_stopping": True, "validation_fraction": None}
     model = HistGradientBoostingRegressor(loss, **given).fit(X, Y)
     raw = model._raw_prediction()(X)
     assert model.train_score_[-1] == pytest.approx(-loss.value(Y, raw).mean())
     assert model.train_score_[-1] > model.train_score_[0]
     np.testing.assert_allclose(model.predict(X), loss.inverse_link(raw))
-    assert model.score(X, Y) > 0.1  # steps of Huber are short where targets are skewed
+    assert model.score(X, Y) > 0.1  # Huber steps are short if targets are skewed
 
 
-def test_one_class_serves_steps_and_trees() -> None:
+def test_one_loss_class_works_for_steps_and_trees() -> None:
     steps = SGDClassifier(Logistic(), max_iter=5, tol=None, random_state=0).fit(X, CLASS)
     built_in = SGDClassifier("log_loss", max_iter=5, tol=None, random_state=0).fit(X, CLASS)
     np.testing.assert_allclose(steps.coef_, built_in.coef_, rtol=0.05, atol=0.02)
@@ -201,7 +201,7 @@ class Concave(_Wrong):
 
 
 class Fails(_Wrong):
-    """By functions that numba cannot compile, which raise where the compiled ones would not."""
+    """Loss with functions that numba cannot compile and that raise."""
 
     @staticmethod
     def derive_row(y: float, raw: float, parameters: Any) -> tuple[float, float]:
@@ -250,7 +250,7 @@ def test_without_a_second_derivative_leaves_take_means() -> None:
     assert np.isfinite(steps.coef_).all()
 
 
-def test_what_others_do_not_know_is_not_exported() -> None:
+def test_custom_losses_are_not_exported() -> None:
     model = HistGradientBoostingClassifier(Logistic(), **GIVEN).fit(X, CLASS)
     with pytest.raises(ExportError, match="does not support loss"):
         model.to_sklearn()
@@ -259,7 +259,7 @@ def test_what_others_do_not_know_is_not_exported() -> None:
         without.predict_proba(X)
 
 
-def test_scorers_see_the_probabilities_of_the_loss() -> None:
+def test_scorers_use_the_probabilities_of_the_loss() -> None:
     given = {**GIVEN, "early_stopping": True, "validation_fraction": None}
     own, built_in = (
         HistGradientBoostingClassifier(loss, **given, scoring="neg_log_loss").fit(X, CLASS)

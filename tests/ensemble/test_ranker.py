@@ -1,4 +1,4 @@
-"""Ranking: the same trees wherever the rows of a query lie, good orders, and errors that help."""
+"""Ranking: trees do not depend on the placement of rows; good rankings; helpful errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from daskml_dist.solvers import gradient_boosting
 from tests.quick import in_turn
 
 rng = np.random.default_rng(0)
-#: Rows of 90 queries, of 1 to 30 each; ids in no order.
+#: Rows of 90 queries with 1 to 30 rows each; ids are unordered.
 SIZES = rng.integers(1, 31, 90)
 SIZES[:3] = 1, 2, 30
 QID = np.repeat(rng.permutation(1_000)[:90], SIZES)
@@ -44,7 +44,7 @@ OBJECTIVES = ("lambdarank", "rank_xendcg", "pairwise")
 
 
 def bits(model: Any) -> list[bytes]:
-    """All that a fit found."""
+    """Return all fitted arrays, for bitwise comparison."""
     nodes = model._trees.nodes
     found = [getattr(nodes, f.name).tobytes() for f in fields(nodes)]
     return [*found, model.train_score_.tobytes(), model.validation_score_.tobytes()]
@@ -60,7 +60,7 @@ def mean_ndcg(scores: Any, at: Any, k: int) -> float:
     for query in np.unique(QID[at]):
         own = at & (QID == query)
         gains = 2.0 ** Y[own] - 1
-        alone = own.sum() == 1  # scikit-learn takes no query of one row
+        alone = own.sum() == 1  # scikit-learn accepts no query of one row
         found.append(
             float(gains[0] > 0) if alone else sklearn_ndcg([gains], [scores[own]], k=k)
         )  # fmt: skip
@@ -80,7 +80,7 @@ def test_the_same_trees_for_any_chunks_and_lanes(
 
 
 def test_the_same_trees_of_scattered_queries(client: Client) -> None:
-    """Where each block has rows of almost every query."""
+    """Each block has rows of almost every query."""
     at = rng.permutation(N)
     rows = X[at], Y[at], WEIGHT[at], QID[at]
     alone = HistGradientBoostingRanker(**GIVEN, run=ALONE)
@@ -118,7 +118,7 @@ def test_queries_are_given_in_any_form(client: Client) -> None:
         assert model.n_features_in_ == 5
 
 
-def test_rows_with_and_without_their_queries_are_predicted_alike() -> None:
+def test_predictions_do_not_depend_on_queries() -> None:
     frame = pd.DataFrame(X, columns=list("abcde"))
     model = HistGradientBoostingRanker(**GIVEN).fit(frame.assign(qid=QID), Y)
     assert list(model.feature_names_in_) == list("abcde")
@@ -135,7 +135,7 @@ def test_rows_with_and_without_their_queries_are_predicted_alike() -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_orders_become_good(objective: str) -> None:
+def test_rankings_improve(objective: str) -> None:
     model = HistGradientBoostingRanker(objective, max_iter=60, min_samples_leaf=5, random_state=0)
     model.fit(X, Y, group=QID)
     every = np.ones(N, bool)
@@ -143,11 +143,11 @@ def test_orders_become_good(objective: str) -> None:
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_scores_are_ndcg_of_whole_queries(held: bool) -> None:
+def test_scores_equal_ndcg_of_whole_queries(held: bool) -> None:
     given = {**GIVEN, "early_stopping": True, "ndcg_eval_at": 5}
     given["validation_fraction"] = 0.3 if held else None
     model = HistGradientBoostingRanker(**given).fit(X, Y, group=QID)
-    # Held-out queries are those whose rows the history does not train on: found by the scores.
+    # Held-out queries are not trained on; they are identified by the scores.
     stages = [np.zeros(N), *model.staged_predict(X)]
     assert len(model.train_score_) == len(stages) == 7
     if not held:
@@ -159,13 +159,13 @@ def test_scores_are_ndcg_of_whole_queries(held: bool) -> None:
     assert len(model.validation_score_) == 7
     n = len(np.unique(QID))
     whole = np.array([mean_ndcg(scores, np.ones(N, bool), 5) for scores in stages])
-    # The mean over all queries is that of both parts, by their numbers of queries.
+    # The mean over all queries is the mean of both parts, weighted by their numbers of queries.
     shares = (whole - model.train_score_) / (model.validation_score_ - model.train_score_)
     np.testing.assert_allclose(shares, round(shares[0] * n) / n, rtol=1e-6)
     assert 0.15 < shares[0] < 0.45
 
 
-def test_sets_are_watched_and_stop(client: Client) -> None:
+def test_validation_sets_are_scored_and_stop_the_fit(client: Client) -> None:
     at = np.isin(QID, np.unique(QID)[::3])
     train, held = ((X[m], Y[m], QID[m]) for m in (~at, at))
     given = {**GIVEN, "ndcg_eval_at": [3, 10, None]}
@@ -193,7 +193,7 @@ def test_sets_are_watched_and_stop(client: Client) -> None:
     assert stopped.validation_score_[-1] == pytest.approx(last)
 
 
-def test_a_warm_start_goes_on_to_the_bit() -> None:
+def test_a_warm_start_continues_bit_for_bit() -> None:
     given = {**GIVEN, "objective": "rank_xendcg"}
     whole = HistGradientBoostingRanker(**given).fit(X, Y, group=QID)
     warm = HistGradientBoostingRanker(**{**given, "max_iter": 2}, warm_start=True)
@@ -221,7 +221,7 @@ def test_a_weight_of_a_query_equals_its_repetition() -> None:
     np.testing.assert_allclose(weighted.predict(X), repeated.predict(X), rtol=1e-4, atol=1e-6)
 
 
-def test_searches_and_copies_keep_queries_whole(client: Client) -> None:
+def test_searches_and_clones_keep_queries_together(client: Client) -> None:
     frame = pd.DataFrame(X, columns=list("abcde")).assign(qid=QID)
     ranker = HistGradientBoostingRanker(max_iter=3, random_state=0)
     given = {"cv": GroupKFold(3), "groups": QID}
@@ -247,7 +247,7 @@ def test_saved_and_loaded(tmp_path: Any) -> None:
 
 
 def test_queries_without_an_order_change_nothing() -> None:
-    """Of one row, or of rows that are all alike."""
+    """Queries of one row, or of equal labels."""
     alone = HistGradientBoostingRanker(**GIVEN).fit(X, Y, group=QID)
     flat = np.concatenate([Y, np.full(40, 2)])
     more = np.concatenate([QID, np.arange(5_000, 5_020), np.full(20, 6_000)])
@@ -288,7 +288,7 @@ def test_bad_rows_are_named(given: dict[str, Any], match: str) -> None:
 
 
 def test_ids_of_mixed_types_are_the_same_in_any_block() -> None:
-    """A block of whole numbers alone beside one in which texts stand among them."""
+    """One block has only integers, another one integers and strings."""
     ids = np.array([3, "a", 3.0, 2**63 + 1, "3", 7.5, True], dtype=object)
     whole = encode_query_ids(ids)
     assert len(set(whole.tolist())) == 6
@@ -357,7 +357,7 @@ def test_bad_parameters_are_named(params: dict[str, Any], match: str) -> None:
         HistGradientBoostingRanker(**params).fit(X, Y, group=QID)
 
 
-def test_labels_weigh_by_their_gains() -> None:
+def test_gains_of_labels_weight_the_ranking() -> None:
     given = {"max_iter": 3, "random_state": 0}
     table, named = (
         HistGradientBoostingRanker(label_gain=gain, **given).fit(X, Y, group=QID)

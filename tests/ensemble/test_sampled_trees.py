@@ -1,4 +1,4 @@
-"""Samples of rows and features, growth by level, dropped trees: as the papers say, to the bit."""
+"""Row and feature sampling, growth by level and dropped trees follow the papers, bit for bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ALONE = Run(n_lanes=1)
 GIVEN: dict[str, Any] = {"random_state": 0, "early_stopping": False, "max_iter": 6}
 GOSS: dict[str, Any] = {"sampling_method": "goss", "top_rate": 0.2, "other_rate": 0.2}
 DART: dict[str, Any] = {"drop_rate": 0.4, "skip_drop": 0.2, "max_drop": 2}
-#: What is drawn, for each kind of model.
+#: Sampling parameters for each kind of model.
 DRAWS: dict[str, dict[str, Any]] = {
     "subsample": {"subsample": 0.5, "colsample_bytree": 0.8, "colsample_bylevel": 0.7},
     "goss": {**GOSS, "grow_policy": "depthwise", "max_leaf_nodes": 6},
@@ -51,7 +51,7 @@ DRAWS: dict[str, dict[str, Any]] = {
 
 
 def arrays(model: Any) -> dict[str, bytes]:
-    """All that a fit found, to the bit."""
+    """Return all fitted arrays, for bitwise comparison."""
     scores = {"train": model.train_score_, "held": model.validation_score_}
     found = {**model._trees.packed(), **scores, "baseline": model._baseline}
     return {name: array.tobytes() for name, array in found.items()}
@@ -82,7 +82,7 @@ def lazy(n: int, *given: Any) -> list[Any]:
     ],
     ids=lambda given: " ".join(map(str, given)) if "classes" in given else "",
 )
-def test_trees_are_those_of_plain_numpy(ours: Any, plain: Any, n: int) -> None:
+def test_trees_equal_plain_numpy(ours: Any, plain: Any, n: int) -> None:
     given = {**GIVEN, **ours, "max_bins": 12, "min_samples_leaf": 5, "run": ALONE}
     given.setdefault("max_leaf_nodes", 7)
     of_classes = given.pop("classes", False)
@@ -110,7 +110,7 @@ CUTS: dict[str, tuple[int, Run]] = {
     "five lanes": (333, Run(n_lanes=5)),
     "little memory": (250, Run(memory_budget="40 kB")),
 }
-#: Draws and a kind of a fit, by what a test is called; GOSS has no medians.
+#: Sampling and kind of fit by test id; GOSS has no medians.
 FITS = {
     f"{draws}, {kind}": (draws, kind)
     for draws in DRAWS
@@ -121,7 +121,7 @@ FITS = {
 
 @cache
 def _alone(draws: str, kind: str) -> tuple[Any, dict[str, Any], dict[str, bytes]]:
-    """Return a kind of estimator, its parameters, and what a fit of one lane finds."""
+    """Return a kind of estimator, its parameters, and the result of a fit of one lane."""
     estimator, y, more = KINDS[kind]
     group = {name: more[name] for name in ("group",) if name in more}
     params = {**GIVEN, **DRAWS[draws], "early_stopping": True, "n_iter_no_change": 9}
@@ -141,7 +141,7 @@ def test_the_same_trees_for_any_chunks_and_lanes(client: Client, fit: str, cut: 
 
 
 @pytest.mark.parametrize(("draws", "classes"), in_turn(DRAWS, [False, True]))
-def test_fits_that_stop_go_on_to_the_bit(draws: str, classes: bool, tmp_path: Any) -> None:
+def test_stopped_fits_resume_bit_for_bit(draws: str, classes: bool, tmp_path: Any) -> None:
     kind = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
     y = CLASS if classes else Y
     given = {**DRAWS[draws], "random_state": 0, "early_stopping": True, "run": Run(n_lanes=2)}
@@ -160,10 +160,10 @@ def test_fits_that_stop_go_on_to_the_bit(draws: str, classes: bool, tmp_path: An
 
 
 @pytest.mark.parametrize("classes", [False, True])
-def test_rows_of_dropped_trees_are_sums_of_those_that_are_left(
+def test_raw_predictions_after_dropout_are_sums_of_kept_trees(
     classes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a trainer that comes in after a loss adds up has the bits of what others have kept."""
+    """Sums of a trainer that joins after a loss have the bits of those that others have kept."""
     seen: list[Any] = []
     open_rows = HostTrees.open_rows
 
@@ -180,12 +180,12 @@ def test_rows_of_dropped_trees_are_sums_of_those_that_are_left(
         binned.extra["raw"].T.reshape(len(X), -1),
         model._raw_prediction()(X).reshape(len(X), -1),
     )
-    # In any order, since all are multiples of one number.
+    # In any order, since all are multiples of one value.
     values = model._trees.nodes.value / model._value_unit
     np.testing.assert_array_equal(values, np.rint(values))
 
 
-def test_a_fit_without_dropout_goes_on_with_it() -> None:
+def test_a_fit_without_dropout_continues_with_it() -> None:
     model = HistGradientBoostingRegressor(**GIVEN, warm_start=True).fit(X, Y)
     before = model.score(X, Y)
     model.set_params(max_iter=12, drop_rate=0.5).fit(X, Y)
@@ -203,7 +203,7 @@ def test_clones_have_the_parameters_and_grow_the_trees() -> None:
         np.testing.assert_array_equal(model.to_sklearn().predict(X), model.predict(X))
 
 
-def test_other_seeds_and_iterations_have_other_samples() -> None:
+def test_samples_differ_between_seeds_and_iterations() -> None:
     roots = {}
     for seed in (0, 1):
         given = {**GIVEN, "random_state": seed, "subsample": 0.5}
@@ -211,7 +211,7 @@ def test_other_seeds_and_iterations_have_other_samples() -> None:
         roots[seed] = [int(trees.tree(i).count[0]) for i in range(6)]
     assert roots[0] != roots[1]
     assert len(set(roots[0])) > 1
-    # Six standard deviations of a binomial number.
+    # Six standard deviations of a binomial variable.
     assert all(abs(n - 750) < 6 * (1_500 / 4) ** 0.5 for of_seed in roots.values() for n in of_seed)
 
 
@@ -224,7 +224,7 @@ def test_draws_are_even_and_independent() -> None:
     assert abs(((first < 0.3) & (then < 0.3)).mean() - 0.09) < 0.005
 
 
-def test_queries_are_drawn_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_are_sampled_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     masks: list[Any] = []
     order = row_sampling._draw_mask
 
@@ -243,7 +243,7 @@ def test_queries_are_drawn_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _OneTrainer:
-    """Rows of one trainer, whose lanes are worked on one after another."""
+    """Rows of one trainer, whose lanes are processed sequentially."""
 
     def map_lanes(self, function: Any, items: Any) -> list[Any]:
         return [function(item) for item in items]
@@ -253,7 +253,7 @@ class _OneTrainer:
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_the_kth_largest_key_is_that_of_a_sort(ties: bool) -> None:
+def test_the_kth_largest_key_equals_that_of_a_sort(ties: bool) -> None:
     keys = rng.integers(0, 2**63, 10_000).astype(np.uint64) * np.uint64(2)
     if ties:
         keys >>= np.uint64(55)
@@ -289,7 +289,7 @@ def test_a_sample_of_no_rows_makes_a_leaf() -> None:
 @pytest.mark.parametrize("draws", DRAWS)
 def test_samples_learn(draws: str) -> None:
     model = HistGradientBoostingRegressor(**{**GIVEN, "max_iter": 80}, **DRAWS[draws])
-    # All rows and trees give 0.83; steps are shorter where trees are dropped.
+    # Without sampling the score is 0.83; steps are shorter if trees are dropped.
     assert model.fit(X[:1_000], Y[:1_000]).score(X[1_000:], Y[1_000:]) > 0.5
 
 

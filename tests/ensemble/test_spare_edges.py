@@ -1,4 +1,4 @@
-"""Edges of boosting's bins: scikit-learn's, and more between where heavy values take several."""
+"""Bin edges of boosting equal scikit-learn's, plus further ones if frequent values take several."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from daskml_dist.models.bins import compute_bin_edges
 
 rng = np.random.default_rng(0)
 PLAIN = rng.normal(size=3_000)
-#: Whole numbers, half of them below zero and few, the others in a long tail.
+#: Integers: half are few distinct negative values, the others have a long tail.
 HEAVY = np.where(rng.random(3_000) < 0.5, -rng.integers(0, 9, 3_000), rng.exponential(300, 3_000))
 HEAVY = np.append(np.round(HEAVY), np.nan)
 
 
 @pytest.mark.parametrize("values", [PLAIN, rng.integers(0, 64, 3_000).astype(float)])
-def test_without_heavy_values_they_are_scikit_learns(values: Any) -> None:
+def test_without_frequent_values_edges_equal_scikit_learn(values: Any) -> None:
     assert_array_equal(compute_bin_edges(values, None, 64), theirs(values, 64))
 
 
@@ -30,12 +30,12 @@ def test_all_bins_are_used_between_scikit_learns() -> None:
     assert np.isin(peer, found).all()
     counts = np.bincount(np.searchsorted(found, HEAVY[:-1]))
     assert (counts > 0).all()
-    # Tails are cut more finely than into bins of as many rows each, their ends the most.
+    # Tails have finer bins than equal row counts would give, finest at their ends.
     assert counts[-1] < 10
     assert counts[-10:].max() < 0.6 * len(HEAVY) / 64
 
 
-def test_order_alone_decides_and_a_weight_of_k_is_a_value_k_times() -> None:
+def test_edges_depend_on_order_and_weights_equal_repetitions() -> None:
     counts = [
         np.bincount(np.searchsorted(compute_bin_edges(values, None, 64), values))
         for values in (HEAVY[:-1], np.sign(HEAVY[:-1]) * HEAVY[:-1] ** 2)
@@ -47,7 +47,7 @@ def test_order_alone_decides_and_a_weight_of_k_is_a_value_k_times() -> None:
     assert_array_equal(compute_bin_edges(HEAVY[::-1], times[::-1].astype(float), 64), often)
 
 
-def test_odd_values_are_parted() -> None:
+def test_unusual_values_are_separated() -> None:
     few = [-np.inf, -1e308, 0.5, 1.0, np.nextafter(1.0, 2.0), 2.0, 1e308, np.inf]
     values = np.append(np.zeros(500), few)
     found = compute_bin_edges(values, None, 8)

@@ -1,4 +1,4 @@
-"""Boosting of censored times: any chunks and lanes, forms of y, and errors that help."""
+"""Boosting of censored times: any chunks and lanes, all forms of y, and helpful errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ N = 900
 X = rng.normal(size=(N, 4))
 SCALE = 0.5
 TRUE = 1 + X[:, 0] + np.abs(X[:, 1])
-#: Log-normal times; some are seen until another time only. Whole steps, so that many are equal.
+#: Log-normal times, some censored; rounded, so that many are equal.
 TIME = np.ceil(4 * np.exp(TRUE + SCALE * rng.normal(size=N))) / 4
 END = np.ceil(4 * rng.exponential(30, N)) / 4
 EVENT = TIME <= END
@@ -88,7 +88,7 @@ def test_samples_are_the_same_for_any_chunks_and_lanes(
 
 @pytest.mark.parametrize("draws", [{"subsample": 0.5}, {"sampling_method": "goss"}], ids=str)
 def test_gradients_of_hazards_are_of_all_rows(draws: dict[str, Any]) -> None:
-    """Who is at risk does not depend on the draw: a stump of a sample has the gradients of all."""
+    """Risk sets do not depend on the sample: a stump of a sample uses gradients over all rows."""
     group = (X[:, :1] > 0).astype(float)
     given = {"max_iter": 1, "learning_rate": 1.0, "min_samples_leaf": 1, "run": Run(n_lanes=1)}
     model = fit(Cox(), X=group, **given, **draws)
@@ -114,7 +114,7 @@ def test_gradients_of_hazards_are_of_all_rows(draws: dict[str, Any]) -> None:
 
 
 @every
-def test_likelihoods_rise_and_orders_become_right(loss: Any) -> None:
+def test_likelihood_and_concordance_increase(loss: Any) -> None:
     model = fit(loss, max_iter=60, early_stopping=True, validation_fraction=None)
     assert model.train_score_[-1] > model.train_score_[0]
     assert model.score(X, Y) > 0.85
@@ -195,7 +195,7 @@ def test_scores_do_not_depend_on_the_form(client: Client, name: str) -> None:
 
 
 def test_intervals_are_used() -> None:
-    """Bounds around the true time tell as much as the time, nearly."""
+    """Intervals around the true time are nearly as informative as the time."""
     low, high = TIME * 0.9, TIME * 1.1
     exact, near = (fit(AFT(scale=SCALE), y, max_iter=30) for y in (TIME, np.stack([low, high], 1)))
     difference = np.log(near.predict(X)) - np.log(exact.predict(X))
@@ -300,7 +300,7 @@ def test_gradients_that_overflow_have_the_remedy_of_the_loss(loss: Any, remedy: 
         gradients._find_largest([np.array([[np.inf], [1.0]])])
 
 
-def test_what_cannot_be_is_named() -> None:
+def test_invalid_settings_are_named() -> None:
     with pytest.raises(InvalidDataError, match="between two bounds"):
         fit(Cox(), _bounds(3, 1.0, 2.0))
     with pytest.raises(InvalidDataError, match="All times of y are censored"):

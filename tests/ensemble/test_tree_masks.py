@@ -1,4 +1,4 @@
-"""Predictions of trees: through bins and masks of leaves, the same bits as walked node by node."""
+"""Tree predictions by bins and leaf masks have the same bits as by descending the nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CATEGORICAL = np.array([False] * 5 + [True] * 2)
 
 
 def bins_of(rng: Any, max_bins: int) -> Bins:
-    """Bins of features, some of which have few edges, or none."""
+    """Return bins of features, some of which have few or no edges."""
     counts = [max_bins - 1, max_bins - 1, 3, 1, 0]
     edges = [np.unique(rng.normal(size=n).astype(np.float32)).astype(float) for n in counts]
     categories = [np.arange(float(min(max_bins, 9))) * 2, np.arange(float(max_bins))]
@@ -26,7 +26,7 @@ def bins_of(rng: Any, max_bins: int) -> Bins:
 
 
 def tree_of(rng: Any, bins: Bins, n_leaves: int) -> Tree:
-    """Random splits of random leaves."""
+    """Return a tree of random splits of random leaves."""
     n = 2 * n_leaves - 1
     whole = {name: np.zeros(n, np.int32) for name in ("bin", "left", "depth")}
     feature, category = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
@@ -49,7 +49,7 @@ def tree_of(rng: Any, bins: Bins, n_leaves: int) -> Tree:
 
 
 def rows_of(rng: Any, bins: Bins, n: int) -> Any:
-    """Rows, some entries of which are edges themselves, missing, infinite or unknown."""
+    """Return rows, some entries of which equal edges, or are missing, infinite or unknown."""
     X = rng.normal(size=(n, N_FEATURES))
     X[:, CATEGORICAL] = rng.integers(-1, 30, (n, 2))
     for j in range(4):
@@ -72,7 +72,7 @@ def rows_of(rng: Any, bins: Bins, n: int) -> Any:
         ([257, 3], 1, 255, 300),
     ],
 )
-def test_masks_and_walks_agree_to_the_bit(
+def test_masks_and_descent_agree_bit_for_bit(
     leaves: list[int], n_outputs: int, max_bins: int, n: int, dtype: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(tree_models, "_MIN_WALKS_BEFORE_MASKS", 0)
@@ -98,7 +98,7 @@ def test_masks_and_walks_agree_to_the_bit(
         assert one.tobytes() == other.tobytes()
 
 
-def test_threads_are_for_a_main_thread_that_may_have_them(monkeypatch: Any) -> None:
+def test_threads_are_used_only_in_the_main_thread_and_within_its_limit(monkeypatch: Any) -> None:
     def slices() -> list[slice]:
         found: list[slice] = []
         row_slices.run_over_threads(found.append, 10, 3)

@@ -1,4 +1,4 @@
-"""Boosted trees whose leaves are vectors: as plain NumPy grows them, and to the bit anywhere."""
+"""Boosted trees with vector leaves equal plain NumPy, with the same bits for any placement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GIVEN: dict[str, Any] = {
 
 
 def arrays(model: Any) -> dict[str, bytes]:
-    """All that a fit found, to the bit."""
+    """Return all fitted arrays, for bitwise comparison."""
     scores = {"train": model.train_score_, "held": model.validation_score_}
     found = {**model._trees.packed(), **scores, "baseline": model._baseline}
     return {name: array.tobytes() for name, array in found.items()}
@@ -48,7 +48,7 @@ def lazy(n: int, *given: Any) -> list[Any]:
 
 
 def kind_of(classes: bool) -> tuple[Any, Any]:
-    """The estimator and its targets."""
+    """Return the estimator and its targets."""
     if classes:
         return HistGradientBoostingClassifier, CLASS
     return HistGradientBoostingRegressor, Y
@@ -60,7 +60,7 @@ def kind_of(classes: bool) -> tuple[Any, Any]:
 @pytest.mark.parametrize("classes", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("categories", [None, [4]])
-def test_trees_are_those_of_plain_numpy(classes: bool, weighted: bool, categories: Any) -> None:
+def test_trees_equal_plain_numpy(classes: bool, weighted: bool, categories: Any) -> None:
     kind, y = kind_of(classes)
     weight = WEIGHT if weighted else np.ones(len(X))
     model = kind(
@@ -84,7 +84,7 @@ def test_trees_are_those_of_plain_numpy(classes: bool, weighted: bool, categorie
         assert len(trees.nodes.bitsets)
 
 
-def test_one_tree_a_target_is_a_fit_of_each_target() -> None:
+def test_one_tree_per_target_equals_separate_fits() -> None:
     given = {**GIVEN, "multi_strategy": "one_output_per_tree", "run": ALONE}
     for loss in ("squared_error", "poisson"):
         y = Y if loss == "squared_error" else np.exp(Y)
@@ -97,7 +97,7 @@ def test_one_tree_a_target_is_a_fit_of_each_target() -> None:
             np.testing.assert_array_equal(model.predict(X)[:, k], apart.predict(X))
 
 
-def test_an_output_alone_is_no_vector() -> None:
+def test_a_single_output_uses_scalar_leaves() -> None:
     for kind, y in (
         (HistGradientBoostingRegressor, Y[:, 0]),
         (HistGradientBoostingClassifier, CLASS > 0),
@@ -114,8 +114,8 @@ def test_losses_with_a_logarithmic_link_learn(loss: str) -> None:
     assert model.score(X, y) > 0.7
 
 
-def test_certain_classes_do_not_step() -> None:
-    # A class that a feature tells at once: its probabilities reach 0 and 1, and curvatures 0.
+def test_certain_classes_do_not_diverge() -> None:
+    # A feature determines the class: probabilities reach 0 and 1, and curvatures 0.
     x = np.repeat(np.arange(3.0), 100)[:, None]
     model = HistGradientBoostingClassifier(**{**GIVEN, "max_iter": 200, "learning_rate": 1.0})
     proba = model.fit(x, x[:, 0]).predict_proba(x)
@@ -125,7 +125,7 @@ def test_certain_classes_do_not_step() -> None:
 
 # --- the same to the bit --------------------------------------------------------------------------
 
-#: What is drawn, and how trees grow.
+#: Sampling, and growth of trees.
 DRAWS: dict[str, dict[str, Any]] = {
     "all": {"categorical_features": [4]},
     "subsample": {"subsample": 0.5, "colsample_bytree": 0.8, "max_features": 0.7},
@@ -149,7 +149,7 @@ def test_the_same_trees_for_any_chunks_and_lanes(client: Client, draws: str, cla
 
 
 @pytest.mark.parametrize("classes", [False, True])
-def test_fits_that_stop_go_on_to_the_bit(classes: bool, tmp_path: Any) -> None:
+def test_stopped_fits_resume_bit_for_bit(classes: bool, tmp_path: Any) -> None:
     kind, y = kind_of(classes)
     given = {**GIVEN, "subsample": 0.6, "early_stopping": True, "run": Run(n_lanes=2)}
     held = {"X_val": X[:200], "y_val": y[:200]}
@@ -166,7 +166,7 @@ def test_fits_that_stop_go_on_to_the_bit(classes: bool, tmp_path: Any) -> None:
     assert arrays(model) == arrays(whole)
 
 
-# --- what is made of them -------------------------------------------------------------------------
+# --- predictions, scores and contributions --------------------------------------------------------
 
 
 def test_predictions_of_all_forms() -> None:
@@ -183,7 +183,7 @@ def test_predictions_of_all_forms() -> None:
         every = list(stages)
         assert len(every) == 6
         np.testing.assert_array_equal(every[-1], last)
-    # A leaf of each tree, whose values add up to the raw predictions.
+    # One leaf of each tree, whose values sum to the raw predictions.
     leaves = model.apply(X)
     assert leaves.shape == (len(X), 6)
     again = pickle.loads(pickle.dumps(model))

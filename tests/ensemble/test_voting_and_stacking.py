@@ -1,4 +1,4 @@
-"""Voting and stacking on Dask collections: scikit-learn's answers, with the same members."""
+"""Voting and stacking on Dask collections equal scikit-learn with the same members."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ SLOW = ("labels through", "two labels", "numbers through")
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=[pytest.mark.slow] if c in SLOW else []) for c in CASES]
 )
-def test_answers_are_scikit_learns(case: str, client: Any) -> None:
+def test_predictions_equal_scikit_learn(case: str, client: Any) -> None:
     name, options, y = CASES[case]
     weighted = case in ("soft votes", "stack", "mean", "numbers")
     theirs = getattr(truth, name)(**options)
@@ -130,7 +130,7 @@ def test_answers_are_scikit_learns(case: str, client: Any) -> None:
         assert (twin.predict(here) == ours.predict(here)).all()
 
 
-def test_members_that_are_fitted_already(client: Any) -> None:
+def test_prefitted_members(client: Any) -> None:
     members = [("line", LogisticRegression(tol=1e-10).fit(X, LABELS)), ("bayes", GaussianNB())]
     members[1][1].fit(X, LABELS)
     options = {"estimators": members, "final_estimator": LOGISTIC, "cv": "prefit"}
@@ -169,7 +169,7 @@ def test_weights_by_metadata_routing(client: Any) -> None:
         np.testing.assert_allclose(member.coef_, alone.coef_, atol=1e-8)
 
 
-def test_what_does_not_fit_together_is_told() -> None:
+def test_incompatible_members_are_refused() -> None:
     rows, target, params, _ = _rows("array", LABELS, True)
     voting, stacking = ensemble.VotingClassifier, ensemble.StackingClassifier
     nearest = [("near", KNeighborsClassifier())]
@@ -190,7 +190,7 @@ def test_what_does_not_fit_together_is_told() -> None:
         voting(CLASSIFIERS).fit(rows, target).predict(rows[:, :2]).compute()
 
 
-def test_splits_that_are_no_partition_are_told(client: Any) -> None:
+def test_splits_that_are_no_partition_are_refused(client: Any) -> None:
     rows, target, _, _ = _rows("array", LABELS, False)
     model = ensemble.StackingClassifier([("bayes", GaussianNB())], cv=ShuffleSplit(2))
     with pytest.raises(InvalidParameterError, match="only works for partitions"):
@@ -209,7 +209,7 @@ NO_ROWS = {
 
 
 @pytest.mark.parametrize(("name", "voting"), NO_ROWS)
-def test_no_rows_in_memory_have_no_answers(name: str, voting: str | None) -> None:
+def test_empty_rows_have_empty_predictions(name: str, voting: str | None) -> None:
     members: Any = REGRESSORS if "Regressor" in name else CLASSIFIERS[:2]
     given = {"estimator": members[0][1]} if "Bagging" in name else {"estimators": members}
     model = getattr(ensemble, name)(**given | ({"voting": voting} if voting else {}))

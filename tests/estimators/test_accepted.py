@@ -1,4 +1,4 @@
-"""Parameters that are accepted for scikit-learn's interface: checked, and without effect."""
+"""Parameters accepted only for compatibility with scikit-learn are checked and have no effect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PUBLIC = [
 ]
 CLASSES = [kind for kind in _PUBLIC if issubclass(kind, BaseEstimator)]
 CASES = [(kind, name) for kind in CLASSES for name in kind._accepted]
-#: Another valid value than the default, and one that is not.
+#: A valid value other than the default, and an invalid one.
 VALUES: dict[str, tuple[Any, Any]] = {
     "copy_X": (False, "yes"),
     "dual": (False, "both"),
@@ -64,7 +64,7 @@ def test_constructors_have_scikit_learns_parameters_in_its_order(kind: Any) -> N
         return
     theirs = list(inspect.signature(getattr(peers, kind.__name__)).parameters)
     ours = list(inspect.signature(kind).parameters)
-    if OLD_SCIKIT_LEARN:  # The order is the newest one's, which has these two no more.
+    if OLD_SCIKIT_LEARN:  # The order is that of the newest version, which lacks these two.
         assert set(theirs) - {"n_alphas", "multi_class"} <= set(ours)
     else:
         assert [name for name in ours if name in theirs] == theirs

@@ -26,7 +26,7 @@ GIVEN: dict[str, Any] = {"random_state": 0, "alpha": 0.0, "max_iter": 60, "tol":
 
 
 def optimum(loss: AFT, bounds: Any = BOUNDS) -> Any:
-    """Coefficients and intercept of the largest likelihood, by SciPy."""
+    """Return the maximum-likelihood coefficients and intercept by SciPy."""
     y, rows = AFT.join(AFT.encode(*bounds.T), "float64"), np.column_stack([X, np.ones(N)])
 
     def mean(w: Any) -> tuple[float, Any]:
@@ -37,7 +37,7 @@ def optimum(loss: AFT, bounds: Any = BOUNDS) -> Any:
 
 
 @pytest.mark.parametrize("distribution", ["normal", "logistic", "extreme"])
-def test_the_largest_likelihood_is_found(distribution: str) -> None:
+def test_the_maximum_likelihood_is_found(distribution: str) -> None:
     loss = AFT(distribution, 0.6)
     model = SGDRegressor(loss, **GIVEN).fit(X, Y)
     wanted = optimum(loss)
@@ -72,7 +72,7 @@ def test_rows_of_any_layout(client: Client) -> None:
     assert model.score(*lazy) == pytest.approx(model.score(X, Y))
 
 
-def test_what_cannot_be_is_named() -> None:
+def test_invalid_times_and_settings_are_refused() -> None:
     with pytest.raises(InvalidParameterError, match=r"rows at risk.*HistGradientBoosting"):
         SGDRegressor(Cox()).fit(X, Y)
     with pytest.raises(InvalidDataError, match="All times of y are censored"):

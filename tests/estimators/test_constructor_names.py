@@ -1,4 +1,4 @@
-"""Constructors called with names that they do not have, and their signatures."""
+"""Constructors called with unknown names, and their signatures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _faces() -> Iterator[type]:
 
 
 def _public(*rooms: Any) -> Iterator[type]:
-    """Classes that users make objects of: neither abstract, nor what fits or scores return."""
+    """Return classes that users instantiate, without abstract ones and results."""
     for room in rooms:
         for kind in (getattr(room, name) for name in room.__all__):
             if isinstance(kind, type) and issubclass(kind, NamedParameters | BaseOnRows):
@@ -67,10 +67,10 @@ def _public(*rooms: Any) -> Iterator[type]:
         ({"xyzzy": 3}, "It has alpha, average, "),
     ],
 )
-def test_the_error_names_what_was_meant(given: dict[str, Any], told: str) -> None:
+def test_the_error_suggests_the_similar_name(given: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidTypeError, match=rf"^SGDClassifier\(\): .* {told}"):
         SGDClassifier(**given)
-    with pytest.raises(TypeError):  # as Python's own
+    with pytest.raises(TypeError):  # as in Python's error
         SGDClassifier(**given)
 
 
@@ -82,7 +82,7 @@ def test_signatures_are_those_of_the_constructors() -> None:
         assert list(inspect.signature(face).parameters.values()) == own, face
 
 
-def test_subclasses_have_constructors_of_their_own() -> None:
+def test_subclasses_may_have_other_constructors() -> None:
     class Any_(SGDClassifier):
         def __init__(self, own: int = 1, **more: Any) -> None:
             super().__init__(**more)
@@ -105,13 +105,13 @@ def test_subclasses_have_constructors_of_their_own() -> None:
     [Checkpoint, Run, *_public(callbacks, compression, losses, optimizers, policies, schedules,
      ensemble, calibration, model_selection, preprocessing, feature_extraction, streaming)],
 )  # fmt: skip
-def test_every_constructor_says_what_it_has(kind: type) -> None:
+def test_every_constructor_error_lists_its_parameters(kind: type) -> None:
     with pytest.raises((InvalidTypeError, InvalidParameterError), match="'xyzzy'"):
         kind(xyzzy=1)
     init: Any = kind.__init__  # type: ignore[misc]
     own = [] if init is object.__init__ else list(inspect.signature(init).parameters.values())[1:]
     found = inspect.signature(kind).parameters.values()
-    assert [*map(str, found)] == [*map(str, own)]  # NaN is no other
+    assert [*map(str, found)] == [*map(str, own)]  # NaN defaults are the same
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,6 @@ def test_every_constructor_says_what_it_has(kind: type) -> None:
         (lambda: preprocessing.LabelEncoder(3), "has no parameters"),
     ],
 )
-def test_other_constructors_name_what_was_meant(make: Any, told: str) -> None:
+def test_other_constructors_suggest_the_similar_name(make: Any, told: str) -> None:
     with pytest.raises(InvalidTypeError, match=told):
         make()

@@ -1,4 +1,4 @@
-"""Digits that large means, tiny and huge values, and weak penalties must not cost."""
+"""Precision is kept with large means, tiny and huge values, and weak penalties."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _sgd(**params: Any) -> SGDRegressor:
 
 @pytest.mark.parametrize(("loss", "far"), in_turn(CENTRED, FAR))
 def test_targets_far_from_zero(loss: str, far: float) -> None:
-    """A fit of shifted targets is the fit of the targets, with a shifted intercept."""
+    """Shifting the targets only shifts the intercept."""
     plain, shifted = _sgd(loss=loss).fit(X, Y), _sgd(loss=loss).fit(X, Y + far)
     np.testing.assert_allclose(shifted.coef_, plain.coef_, rtol=1e-5)
     assert shifted.intercept_[0] - far == pytest.approx(plain.intercept_[0], abs=1e-5)
@@ -68,7 +68,7 @@ def test_every_policy_starts_near_the_targets(policy: str, lazy: bool) -> None:
     assert reg.score(X, Y + 1e5) > 0.97
 
 
-def test_on_a_cluster(client: Client) -> None:
+def test_targets_far_from_zero_on_a_cluster(client: Client) -> None:
     rows = da.from_array(X, chunks=(150, D)), da.from_array(Y + 1e5, chunks=150)
     reg = _sgd(early_stopping=True).fit(*rows)
     assert reg.score(*rows) > 0.97
@@ -76,7 +76,7 @@ def test_on_a_cluster(client: Client) -> None:
 
 
 def test_no_shift_without_an_intercept() -> None:
-    """The least squares through the origin, which no intercept helps."""
+    """Least squares through the origin, without an intercept to absorb the shift."""
     far = np.full((N, 1), 30.0) + X[:, :1]
     reg = SGDRegressor(
         random_state=0, fit_intercept=False, max_iter=200, tol=None, penalty=None
@@ -85,7 +85,7 @@ def test_no_shift_without_an_intercept() -> None:
     assert reg.intercept_ == 0
 
 
-def test_going_on_keeps_every_digit(tmp_path: Path) -> None:
+def test_continued_fits_keep_full_precision(tmp_path: Path) -> None:
     """By warm starts, by single passes, and from a checkpoint."""
     y, full = Y + 1e6, {"shuffle": False, "batch_size": None, "learning_rate": 0.05}
     whole = _sgd(**full).fit(X, y)
@@ -112,8 +112,8 @@ def test_a_damaged_shift_is_refused(tmp_path: Path, shift: Any) -> None:
         _sgd(checkpoint=Checkpoint(tmp_path / "fit.npz", resume=True)).fit(X, Y)
 
 
-def test_going_on_with_other_rows() -> None:
-    """The first rows' shift stays; the parameters are those of the user's targets."""
+def test_continued_fits_with_other_rows() -> None:
+    """The shift of the first rows is kept; parameters refer to the unshifted targets."""
     reg = _sgd(warm_start=True, learning_rate=1.0).fit(X, Y + 1e3)
     reg.fit(X, Y + 1e3 + 5)
     assert reg.score(X, Y + 1e3 + 5) > 0.97
@@ -135,8 +135,8 @@ def test_a_log_link_starts_at_the_mean(loss: str) -> None:
     assert d2_tweedie_score(y, _sgd(loss=loss).fit(X, y).predict(X), power=1) > 0.7
 
 
-def test_a_loss_of_its_own_is_not_centred() -> None:
-    """A subclass may compute something that is no function of the residual."""
+def test_a_custom_loss_is_not_centred() -> None:
+    """The loss of a subclass may not be a function of the residual."""
 
     class Relative(SquaredError):
         def value_and_gradient(self, y: Any, raw: Any) -> tuple[Any, Any]:
@@ -149,7 +149,7 @@ def test_a_loss_of_its_own_is_not_centred() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_targets_keep_their_digits_beside_float32_rows(dtype: str) -> None:
+def test_targets_keep_their_precision_with_float32_rows(dtype: str) -> None:
     rows, y = X.astype(dtype), 2.0**30 + Y
     for reg in (LinearRegression(), linear_model.HuberRegressor(tol=1e-3), _sgd()):
         coef = reg.fit(rows, y).coef_
@@ -166,7 +166,7 @@ def _noisy(far: float) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("far", [0.0, *FAR])
 @pytest.mark.parametrize("chunks", [N, 70])
-def test_scores_keep_their_digits(far: float, chunks: int) -> None:
+def test_scores_keep_their_precision(far: float, chunks: int) -> None:
     z, y = _noisy(far)
     weight = RNG.random(N)
     rows = [da.from_array(a, chunks=(chunks, *a.shape[1:])) for a in (z, y, weight)]
@@ -178,7 +178,7 @@ def test_scores_keep_their_digits(far: float, chunks: int) -> None:
 
 
 @pytest.mark.parametrize("power", [0, 1, 1.5, 2, 3])
-def test_deviance_scores_keep_their_digits(power: float) -> None:
+def test_deviance_scores_keep_their_precision(power: float) -> None:
     z = RNG.normal(size=(N, 1))
     y = 1e5 + 60 * z[:, 0] + 13 * RNG.normal(size=N)
     reg = linear_model.TweedieRegressor(power=power, alpha=0, tol=1e-10, solver="newton-cholesky")
@@ -198,7 +198,7 @@ def test_deviance_scores_keep_their_digits(power: float) -> None:
      ("ElasticNet", {"alpha": 0.01})],
 )  # fmt: skip
 def test_sparse_features_far_from_zero(name: str, params: dict[str, Any], mean: float) -> None:
-    """One feature, or all: the coefficients of the centred rows, by scikit-learn."""
+    """For one or all features, coefficients equal those of centred rows in scikit-learn."""
     for shift in (mean, np.array([mean, 0, 0, 0])):
         far = X + shift
         truth = getattr(peers, name)(**params).fit(far - far.mean(axis=0), Y)
@@ -217,8 +217,8 @@ def test_ridge_of_dependent_features(container: Any, alpha: float) -> None:
     np.testing.assert_allclose(found.coef_, truth @ (y - y.mean()), atol=1e-7)
 
 
-def test_one_look_at_one_hot_rows() -> None:
-    """Columns that depend on each other exactly are no reason to make the rows dense."""
+def test_one_hot_rows_are_read_once() -> None:
+    """Exactly dependent columns must not make the rows dense."""
     codes = sparse.csr_array(np.hstack([np.eye(40)[RNG.integers(40, size=800)] for _ in "abc"]))
     y = codes @ RNG.normal(size=120) + RNG.normal(size=800)
     found = LinearRegression().fit(codes, y)
@@ -229,7 +229,7 @@ def test_one_look_at_one_hot_rows() -> None:
 
 
 @pytest.mark.parametrize("estimator", [LinearRegression(positive=True), Ridge(positive=True)])
-def test_rows_that_tell_nothing(estimator: Any) -> None:
+def test_constant_features(estimator: Any) -> None:
     half = np.column_stack([np.ones(N), X[:, 0], np.full(N, 7.0)])
     for rows, y in ((np.ones((5, 3)), np.arange(5.0)), (X[:1], Y[:1])):
         np.testing.assert_array_equal(estimator.fit(rows, y).coef_, 0.0)

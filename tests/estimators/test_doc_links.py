@@ -1,4 +1,4 @@
-"""Links of diagrams in notebooks: to the pages of our own reference."""
+"""Diagrams in notebooks link to the pages of the package's reference."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_without_a_site_there_is_no_link(monkeypatch: pytest.MonkeyPatch) -> Non
     assert SGDClassifier()._get_doc_link().startswith("http://site/reference/")
 
 
-def test_an_estimator_of_ones_own_has_none() -> None:
+def test_a_custom_estimator_has_no_link() -> None:
     class Own(SGDClassifier):
         pass
 

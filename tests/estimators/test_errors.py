@@ -1,4 +1,4 @@
-"""Errors: what a worker raises is what the client catches."""
+"""The client catches the same errors that a worker raises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from daskml_dist.linear_model import SGDClassifier
 ERRORS = sorted(name for name in errors.__all__ if name.endswith("Error"))
 
 
-def test_an_error_of_a_worker_is_itself_at_the_client(client: Client) -> None:
+def test_an_error_of_a_worker_is_raised_unchanged_at_the_client(client: Client) -> None:
     def fail(kind: Any) -> None:
         raise kind("what to do about it")
 
@@ -27,7 +27,7 @@ def test_an_error_of_a_worker_is_itself_at_the_client(client: Client) -> None:
         assert error.args == ("what to do about it",)
 
 
-def test_errors_that_users_derive() -> None:
+def test_subclasses_of_errors_can_be_pickled() -> None:
     class Users(errors.CommunicationError):
         pass
 
@@ -45,6 +45,6 @@ def test_errors_that_users_derive() -> None:
         ("unheard_of", "'warm_start']."),
     ],
 )
-def test_parameters_of_other_libraries_are_told_their_names_here(name: str, told: str) -> None:
+def test_parameter_names_of_other_libraries_get_the_name_used_here(name: str, told: str) -> None:
     with pytest.raises(InvalidParameterError, match=re.escape(told)):
         SGDClassifier().set_params(**{name: 1})

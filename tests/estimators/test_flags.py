@@ -1,4 +1,4 @@
-"""Flags: parameters that are True or False, of every estimator; a string is neither."""
+"""Boolean parameters of every estimator refuse strings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOMS = (
     cluster, decomposition, ensemble, linear_model, mixture, naive_bayes, neural_network,
     recommender, svm, tree,
 )  # fmt: skip
-#: What a constructor asks for.
+#: Required arguments of constructors.
 NEEDED = {
     "TorchClassifier": {"module": lambda: None},
     "TorchRegressor": {"module": lambda: None},
@@ -48,7 +48,7 @@ def _flags() -> Iterator[tuple[type, str]]:
 
 
 @pytest.mark.parametrize(("kind", "name"), [*_flags()], ids=lambda v: getattr(v, "__name__", v))
-def test_a_string_is_no_flag(kind: type, name: str) -> None:
+def test_boolean_parameters_refuse_strings(kind: type, name: str) -> None:
     if kind.__name__.startswith("Torch"):
         pytest.importorskip("torch", reason="PyTorch is not installed")
     estimator = kind(**NEEDED.get(kind.__name__, {}), **{name: "no"})

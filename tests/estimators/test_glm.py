@@ -1,4 +1,4 @@
-"""Generalised linear regressors and Huber's: coefficients, D^2 and errors of scikit-learn."""
+"""Generalised linear and Huber regressors: coefficients, D^2 and errors as in scikit-learn."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _assert_same(ours: Any, theirs: Any, rtol: float = 1e-6) -> None:
 def _warns(reg: Any, X: Any, y: Any) -> bool:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warnings.simplefilter("ignore", ResourceWarning)  # of garbage, at any time
+        warnings.simplefilter("ignore", ResourceWarning)  # garbage collection may run at any time
         reg.fit(X, y, WEIGHT)
     assert all(warning.category is ConvergenceWarning for warning in caught)
     return bool(caught)
@@ -72,7 +72,7 @@ def test_coefficients_and_score(
     shared = {"alpha": 0.1, "tol": 1e-8, "fit_intercept": fit_intercept, "solver": solver}
     ours, theirs = _pair(name, **shared, **params)
     rows, targets = da.from_array(X, chunks=(120, -1)), da.from_array(y, chunks=120)
-    # Where a deviance is not convex both go on by L-BFGS, with a warning.
+    # If a deviance is not convex, both continue by L-BFGS, with a warning.
     assert _warns(ours, rows, targets) == _warns(theirs, X, y)
     _assert_same(ours, theirs)
     np.testing.assert_allclose(ours.predict(X), theirs.predict(X), rtol=1e-6)
@@ -115,8 +115,8 @@ def test_warm_start_and_the_limit_of_iterations() -> None:
     assert reg.fit(X, COUNTS).n_iter_ <= 1
 
 
-def test_step_that_overflows_is_taken_back() -> None:
-    """Rows of very different sizes: exp of a long step is infinite."""
+def test_an_overflowing_step_is_reverted() -> None:
+    """Rows of very different sizes: exp overflows after a long step."""
     rows = X * np.array([1, 100, 1, 1, 1])
     ours, theirs = _pair("PoissonRegressor", alpha=1e-3, max_iter=1000, solver="newton-cholesky")
     _assert_same(ours.fit(rows, COUNTS), theirs.fit(rows, COUNTS), rtol=1e-4)
@@ -189,7 +189,7 @@ def test_huber(kind: str, fit_intercept: bool) -> None:
 @pytest.mark.parametrize("kind", [np.asarray, sparse.csr_matrix])
 @pytest.mark.parametrize("seed", range(4))
 def test_huber_converges_on_float32_rows(seed: int, kind: Any) -> None:
-    """Without a warning: the line search gets the digits that it needs."""
+    """Without a warning: the line search gets enough precision."""
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(rng.integers(20, 400), rng.integers(1, 20))).astype(np.float32)
     y = rows @ rng.normal(size=rows.shape[1]) + rng.standard_t(2, size=len(rows))

@@ -1,4 +1,4 @@
-"""Docstrings show every parameter of an estimator, also those that a base class documents."""
+"""Docstrings show every parameter of an estimator, including those documented by a base class."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_attributes_of_all_fits_are_documented(name: str) -> None:
     assert {"n_features_in_", "feature_names_in_", "history_"} <= documented.keys()
 
 
-def test_an_estimator_of_ones_own_inherits_them_with_its_own_default() -> None:
+def test_a_custom_estimator_inherits_them_with_its_default() -> None:
     class Level(BaseSteps, Supervised):
         """Mean of the targets.
 

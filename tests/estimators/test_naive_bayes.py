@@ -1,4 +1,4 @@
-"""Naive Bayes in one pass: scikit-learn's numbers, however the rows are cut."""
+"""Naive Bayes in one pass equals scikit-learn for any blocks."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def test_binarize(container: Any, threshold: float | None) -> None:
 
 @WEIGHTS
 @pytest.mark.parametrize("container", [np.asarray, sparse.csr_array])
-def test_variances_keep_their_digits_beside_a_large_mean(container: Any, weight: Any) -> None:
-    # Classes far from each other too, so that no one shift would do for all of them.
+def test_variances_keep_their_precision_with_a_large_mean(container: Any, weight: Any) -> None:
+    # Classes are far from each other, so that a single shift would not suffice.
     X = 1e6 * (1 + Y[:, None]) + RNG.normal(size=(len(Y), 4))
     ours = GaussianNB(run=Run(n_lanes=4)).fit(container(X), Y, weight)
     _assert_same("GaussianNB", ours, _peer("GaussianNB", X, weight))
@@ -102,7 +102,7 @@ def test_variances_keep_their_digits_beside_a_large_mean(container: Any, weight:
     assert_allclose(ours.theta_[1], mean.astype(float), 1e-13)
 
 
-def test_an_outlier_first_costs_no_digits() -> None:
+def test_a_first_outlier_does_not_reduce_precision() -> None:
     X = RNG.normal(size=(len(Y), 2))
     X[0] = 1e8
     ours = GaussianNB(var_smoothing=0.0).fit(X, Y)
@@ -132,7 +132,7 @@ def test_float32_rows_are_summed_in_float64(name: str) -> None:
 
 @NAMES
 @WEIGHTS
-def test_parts_give_what_all_rows_give(name: str, weight: Any) -> None:
+def test_partial_fits_equal_a_fit_of_all_rows(name: str, weight: Any) -> None:
     X = _rows(name)
     parts = getattr(naive_bayes, name)()
     for at in np.array_split(np.arange(len(Y)), 3):
@@ -217,7 +217,7 @@ def test_categories_of_a_later_part() -> None:
 
 
 @pytest.mark.parametrize("least", [6, [9, 3, *[1] * 10]])
-def test_categories_that_may_come(least: Any) -> None:
+def test_min_categories_reserves_unseen_categories(least: Any) -> None:
     ours = CategoricalNB(min_categories=least).fit(sparse.csr_array(COUNTS), Y)
     peer = _peer("CategoricalNB", COUNTS, min_categories=least)
     _assert_same("CategoricalNB", ours, peer)
@@ -228,7 +228,7 @@ def test_categories_that_may_come(least: Any) -> None:
         ours.predict(unseen)
 
 
-def test_what_is_no_category() -> None:
+def test_invalid_categories_are_refused() -> None:
     with pytest.raises(InvalidDataError, match=r"Negative values.*OrdinalEncoder"):
         CategoricalNB().fit(-COUNTS, Y)
     with pytest.raises(InvalidDataError, match=r"Column 1 of X holds 1000000000.*OrdinalEncoder"):

@@ -1,4 +1,4 @@
-"""Every public name is exported, documented and in the API reference; the package is whole."""
+"""Every public name is exported, documented and in the API reference."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from daskml_dist.optimizers import DelayedNesterov, Muon, RowWiseAdagrad, RowWis
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-# Rooms that a user does not import from; the few names in them that users do meet are listed
+# Subpackages that users do not import from; the few public names in them are listed
 # in docs/_ext/reference_pages.py.
 ENGINE = {
     "backends", "comm", "dask_internals", "data", "diagnostics", "estimators", "inference",
     "meta_estimators", "parameters", "ps", "sklearn_internals", "training",
 }  # fmt: skip
 
-# What users' code relies on. A name may be added without an entry here, never lost.
+# Names that users' code relies on. Names may be added without an entry here, never removed.
 EXPORTS = {
     "linear_model": {"SGDClassifier", "SGDRegressor"},
     "policies": {
@@ -58,7 +58,7 @@ EXPORTS = {
     "errors": {"DaskMLDistError", "InvalidDataError", "InvalidParameterError", "TrainingError"},
 }
 TABLES = ["losses", "optimizers", "penalties", "policies", "schedules"]
-# Rooms whose tables take what the modules of their families export.
+# Subpackages whose tables contain the exports of their modules.
 FAMILIES = ["losses", "optimizers"]
 
 
@@ -71,12 +71,12 @@ def _module_names() -> list[str]:
     return sorted(module.name for module in found)
 
 
-def _room(name: str) -> ModuleType:
+def _subpackage(name: str) -> ModuleType:
     return importlib.import_module(f"daskml_dist.{name}")
 
 
 def _own_definitions(module: ModuleType) -> dict[str, Any]:
-    """Classes and functions that the module itself defines."""
+    """Return the classes and functions defined in the module."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -86,7 +86,7 @@ def _own_definitions(module: ModuleType) -> dict[str, Any]:
 
 
 def _exported(module: ModuleType) -> dict[str, Any]:
-    """Classes and functions in `__all__`; without one, all own ones without an underscore."""
+    """Return the classes and functions in `__all__`, or else all defined public ones."""
     if not hasattr(module, "__all__"):
         return {n: v for n, v in _own_definitions(module).items() if not n.startswith("_")}
     names = {name: getattr(module, name) for name in module.__all__}
@@ -106,7 +106,7 @@ def _is_documented(name: str, value: Any) -> bool:
 
 @pytest.fixture(scope="module")
 def modules() -> list[ModuleType]:
-    """Return all modules of the package but those that need an extra which is not installed."""
+    """Return all modules of the package except those that need a missing extra."""
     found = []
     for name in _module_names():
         try:
@@ -128,8 +128,8 @@ def test_public_names_are_exported(modules: list[ModuleType]) -> None:
     assert hidden == [], "add them to __all__ or underscore them"
 
 
-def test_rooms_that_users_import_from_say_what_they_export() -> None:
-    assert [room for room in _face_rooms() if not getattr(_room(room), "__all__", ())] == []
+def test_public_subpackages_define_their_exports() -> None:
+    assert [room for room in _face_rooms() if not getattr(_subpackage(room), "__all__", ())] == []
 
 
 def test_exports_exist(modules: list[ModuleType]) -> None:
@@ -154,26 +154,30 @@ def test_exported_names_have_docstrings(modules: list[ModuleType]) -> None:
 
 @pytest.mark.parametrize("room", EXPORTS)
 def test_no_name_that_users_rely_on_is_lost(room: str) -> None:
-    assert EXPORTS[room] <= set(_room(room).__all__)
+    assert EXPORTS[room] <= set(_subpackage(room).__all__)
 
 
 @pytest.mark.parametrize("room", TABLES)
 def test_tables_name_exported_classes(room: str) -> None:
-    module = _room(room)
+    module = _subpackage(room)
     table = getattr(module, room.upper())
     entries = table.values() if isinstance(table, dict) else table
     assert {e.__name__ for e in entries if inspect.isclass(e)} <= set(module.__all__)
 
 
 @pytest.mark.parametrize("room", FAMILIES)
-def test_tables_hold_what_families_export(room: str) -> None:
-    modules = [_room(name.partition(".")[2]) for name in _module_names() if f".{room}." in name]
+def test_tables_contain_the_exports_of_their_modules(room: str) -> None:
+    modules = [
+        _subpackage(name.partition(".")[2]) for name in _module_names() if f".{room}." in name
+    ]
     own = [entry for module in modules for entry in _own_definitions(module).items()]
     classes = {value for name, value in own if inspect.isclass(value) and not name.startswith("_")}
-    named = {value for value in classes if hasattr(value, "name")}  # their base class has none
-    table = getattr(_room(room), room.upper())
-    # Tables are for every step; some optimizers are made for outer steps, or rows of ids, alone,
-    # and some losses for boosting, or times.
+    named = {
+        value for value in classes if hasattr(value, "name")
+    }  # their base class is not in a table
+    table = getattr(_subpackage(room), room.upper())
+    # Tables are for ordinary steps; some optimizers are only for outer steps or embedding rows,
+    # and some losses only for boosting or survival times.
     of_some = {Muon, DelayedNesterov, RowWiseAdagrad, RowWiseAdam, AbsoluteError, AFT, Cox}
     of_all = {value for value in named - of_some if not inspect.isabstract(value)}
     assert of_all == set(table.values())
@@ -192,12 +196,12 @@ def test_names_have_a_page_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> 
     reference = importlib.import_module("reference_pages")
     pages = reference.pages()
     for room in _face_rooms():
-        for name in _exported(_room(room)):
+        for name in _exported(_subpackage(room)):
             assert ":: daskml_dist." in pages[f"daskml_dist.{room}.{name}"]
             assert f":py:obj:`~daskml_dist.{room}.{name}`" in pages["index"]
     for name in _exported(daskml_dist):
         assert f"daskml_dist.{name}" in pages
-    # A room that no group names comes last, by itself.
+    # A subpackage without a group comes last, separately.
     first, *rest = reference.GROUPS["Estimators"]
     monkeypatch.setitem(reference.GROUPS, "Estimators", rest)
     assert reference.groups()["Others"] == [first]
@@ -207,7 +211,7 @@ def test_names_have_a_page_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _maths_modules() -> list[str]:
-    """Modules of the rooms that the floors of pyproject.toml keep free of Dask."""
+    """Return modules that the layers in pyproject.toml keep free of Dask."""
     contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
     [rooms] = [c["source_modules"] for c in contracts if "dask" in c.get("forbidden_modules", [])]
     return [
@@ -218,7 +222,7 @@ def _maths_modules() -> list[str]:
 
 
 def _imported_with(modules: list[str], wanted: set[str]) -> list[str]:
-    """Those of the wanted modules that a new process has imported along with others."""
+    """Return which of the given modules a new process has imported along with others."""
     code = f"import sys, {', '.join(modules)}\nprint(*sorted({wanted} & set(sys.modules)))"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=280)
@@ -235,7 +239,7 @@ def test_workers_train_without_scikit_learn() -> None:
     assert _imported_with(rooms, {"sklearn", "pandas", "dask.dataframe"}) == []
 
 
-def test_an_error_that_scikit_learn_has_too() -> None:
+def test_not_fitted_error_is_scikit_learns_too() -> None:
     error = daskml_dist.errors.NotFittedError("not fitted")
     assert isinstance(error, sklearn.exceptions.NotFittedError)
     assert isinstance(pickle.loads(pickle.dumps(error)), daskml_dist.errors.DaskMLDistError)
@@ -254,7 +258,7 @@ def test_package_is_typed() -> None:
 
 def test_every_policy_has_its_picture_and_text() -> None:
     page = (ROOT / "docs" / "policies.md").read_text()
-    for name in _room("policies").POLICIES:
+    for name in _subpackage("policies").POLICIES:
         assert f'`"{name}"`' in page
         assert f"_static/policy_{name}.svg" in page
         assert (ROOT / "docs" / "_static" / f"policy_{name}.svg").is_file()

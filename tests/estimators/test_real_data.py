@@ -36,7 +36,7 @@ def test_a9a(client: Client, data_dir: Path, policy: str) -> None:
     assert roc_auc_score(y_test, clf.predict_proba(X_test)[:, 1]) >= 0.900
 
 
-def test_features_that_are_not_scaled(client: Client, data_dir: Path) -> None:
+def test_unscaled_features(client: Client, data_dir: Path) -> None:
     """Within half a point of the scaled rows' accuracy."""
 
     def read(name: str, skip: int) -> tuple[Any, Any]:
@@ -80,7 +80,7 @@ def test_mnist(client: Client, mnist: Any, policy: str) -> None:
 
 @pytest.mark.slow
 def test_clusters_of_mnist(mnist: Any) -> None:
-    """Beside the best of ten runs of scikit-learn 1.9, of inertia 2,352,825."""
+    """Compared with the best of ten runs of scikit-learn 1.9, with inertia 2,352,825."""
     model = KMeans(10, random_state=0).fit(mnist[0])
     assert model.inertia_ < 1.001 * 2_352_825
     assert model.score(mnist[0]) == pytest.approx(-model.inertia_, rel=1e-6)

@@ -1,4 +1,4 @@
-"""`Run`: one nested parameter of every estimator, as scikit-learn's users expect of one."""
+"""`Run` is a nested parameter of every estimator, with scikit-learn's conventions."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ USED_BY = {
 
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_what_is_not_used_is_told(estimator: Any, name: str) -> None:
-    """Every parameter of every estimator; the default is no wish."""
+def test_unused_parameters_are_refused(estimator: Any, name: str) -> None:
+    """For every parameter of every estimator; default values are accepted."""
     model = estimator(run=Run(**{name: OTHERS[name]}))
     if estimator.__name__ in USED_BY.get(name, {estimator.__name__}):
         assert model._run_settings() != estimator()._run_settings()
@@ -88,7 +88,7 @@ def test_values_are_checked_by_fit(run: Any, remedy: str) -> None:
         model.fit(X, Y)
 
 
-def test_it_is_a_nested_parameter() -> None:
+def test_run_is_a_nested_parameter() -> None:
     model = SGDClassifier(run=Run(n_lanes=2, compression=TopK(0.2)))
     assert model.get_params()["run__n_lanes"] == 2
     assert model.set_params(run__n_servers=3, alpha=0.1).run.n_servers == 3
@@ -104,8 +104,8 @@ def test_it_is_a_nested_parameter() -> None:
     assert Run() != 3
 
 
-def test_it_may_be_none() -> None:
-    """Which stands for the defaults, and may be set as if they were there."""
+def test_run_may_be_none() -> None:
+    """None stands for the defaults, and nested parameters can still be set."""
     model = LogisticRegression()
     assert model._run_settings() == LogisticRegression(run=Run())._run_settings()
     assert model.set_params(run__n_lanes=3).run == Run(n_lanes=3)
@@ -115,14 +115,14 @@ def test_it_may_be_none() -> None:
     assert given == Run(n_lanes=2, deterministic=True)
 
 
-def test_names_that_it_does_not_have() -> None:
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(InvalidParameterError, match=r"no parameter 'n_lane'. Use one of .*n_lanes"):
         SGDClassifier().set_params(run__n_lane=2)
     with pytest.raises(ValueError, match="n_lanes"):
         SGDClassifier().set_params(n_lanes=2)
 
 
-def test_a_search_over_it() -> None:
+def test_a_search_over_run_parameters() -> None:
     search = GridSearchCV(
         SGDClassifier(random_state=0, max_iter=2, tol=None), {"run__n_lanes": [1, 3]}, cv=2
     ).fit(X, Y)
@@ -132,8 +132,8 @@ def test_a_search_over_it() -> None:
 
 
 @pytest.mark.parametrize("model", [SGDClassifier(max_iter=2, tol=None), LogisticRegression()])
-def test_a_fit_on_a_cluster_reads_it(model: Any, client: Client) -> None:
-    """Of rows that are not kept, by as many lanes as were asked for."""
+def test_a_fit_on_a_cluster_uses_run(model: Any, client: Client) -> None:
+    """With streamed rows and the requested number of lanes."""
     rows, labels = da.from_array(X, chunks=(15, -1)), da.from_array(Y, chunks=15)
     run = Run(n_lanes=3, deterministic=True, memory_budget=600)
     clf = clone(model).set_params(run=run).fit(rows, labels)
@@ -151,7 +151,7 @@ def test_there_are_no_more_lanes_than_rows(model: Any, collect: Any, client: Cli
 
 @pytest.mark.parametrize("model", [SGDClassifier(max_iter=3, tol=None), LogisticRegression()])
 def test_a_lane_computes_with_one_thread_of_blas(model: Any) -> None:
-    """The lanes are the parallelism; tests beside each other have one thread anyhow."""
+    """Lanes are the parallelism; tests run with one thread anyway."""
 
     def threads() -> set[int]:
         return {lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"}

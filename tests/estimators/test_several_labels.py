@@ -1,4 +1,4 @@
-"""Ridge classification of rows with several labels: scikit-learn's numbers, also of lazy rows."""
+"""Multilabel ridge classification equals scikit-learn, also for lazy rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROWS: dict[str, Any] = {
 
 @pytest.mark.parametrize("n_labels", [2, 3])
 @pytest.mark.parametrize("kind", ROWS)
-def test_fits_are_scikit_learns(kind: str, n_labels: int) -> None:
+def test_fits_equal_scikit_learn(kind: str, n_labels: int) -> None:
     y = Y[:, :n_labels]
     theirs = truths.RidgeClassifier(alpha=2.0).fit(X, y, WEIGHT)
     rows, labels, weight = ROWS[kind](y)
@@ -49,10 +49,10 @@ def test_fits_are_scikit_learns(kind: str, n_labels: int) -> None:
     assert ours.score(rows, labels, weight) == pytest.approx(theirs.score(X, y, WEIGHT))
 
 
-def test_a_model_of_scikit_learns_says_the_same() -> None:
+def test_the_scikit_learn_twin_predicts_the_same() -> None:
     ours = RidgeClassifier().fit(X, Y)
     np.testing.assert_array_equal(ours.to_sklearn().predict(X), ours.predict(X))
-    again = ours.fit(X, Y[:, 0])  # one label a row, after several
+    again = ours.fit(X, Y[:, 0])  # single-label after multilabel
     np.testing.assert_array_equal(
         again.predict(X), truths.RidgeClassifier().fit(X, Y[:, 0]).predict(X)
     )
@@ -94,8 +94,8 @@ def test_penalties_are_chosen(kind: str, how: str) -> None:
         np.testing.assert_allclose(ours.cv_results_, theirs.cv_results_, rtol=1e-8)
 
 
-def test_a_score_of_rows_left_out_is_of_all_their_labels() -> None:
-    """scikit-learn's takes the first label of each row for its only one."""
+def test_leave_one_out_scores_use_all_labels() -> None:
+    """scikit-learn's uses only the first label of each row."""
     alphas = [1e-2, 30.0, 1e4]
     ours = RidgeClassifierCV(alphas, scoring="accuracy").fit(X[:60], Y[:60])
     hits = np.zeros(len(alphas))
@@ -108,7 +108,7 @@ def test_a_score_of_rows_left_out_is_of_all_their_labels() -> None:
     assert ours.alpha_ == alphas[hits.argmax()]
 
 
-def test_what_is_refused() -> None:
+def test_invalid_labels_are_refused() -> None:
     for cv in (None, 3):
         with pytest.raises(
             InvalidParameterError, match="rows with several labels have no single class"

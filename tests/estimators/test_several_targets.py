@@ -1,4 +1,4 @@
-"""Several targets at once: each is fitted as if it were alone."""
+"""Multi-target fits equal separate fits of each target."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def lazy(values: Any) -> da.Array:
 
 
 def assert_alone(model: Any, own: list[Any], rtol: float = 1e-9) -> None:
-    """Assert that each target's parameters are those of its own fit."""
+    """Assert that each target's parameters equal those of its separate fit."""
     assert model.coef_.shape == (len(own), model.n_features_in_)
     coef = np.array([one.coef_ for one in own])
     assert_allclose(model.coef_, coef, rtol=rtol, atol=rtol * np.abs(coef).max())
     assert_allclose(model.intercept_, [np.ravel(one.intercept_)[0] for one in own], rtol=rtol)
 
 
-def own_fits(model: Any, rows: Any, y: Any, *rest: Any) -> list[Any]:
+def separate_fits(model: Any, rows: Any, y: Any, *rest: Any) -> list[Any]:
     return [clone(model).fit(rows, y[:, k], *rest) for k in range(y.shape[1])]
 
 
@@ -72,11 +72,11 @@ MODELS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_each_is_fitted_as_if_it_were_alone(name: str) -> None:
+def test_each_target_equals_its_separate_fit(name: str) -> None:
     model = clone(MODELS[name])
     is_sgd = isinstance(model, SGDRegressor)
     for weight in ((), (WEIGHT,)) if is_sgd else ((WEIGHT,),):
-        own = own_fits(model, X, Y, *weight)
+        own = separate_fits(model, X, Y, *weight)
         assert_alone(model.fit(X, Y, *weight), own)
     predicted = np.column_stack([one.predict(X) for one in own])
     assert_allclose(model.predict(X), predicted)
@@ -93,9 +93,9 @@ def test_each_is_fitted_as_if_it_were_alone(name: str) -> None:
 def test_links_and_few_of_many_features() -> None:
     for penalty in ("l1", "l2"):
         model, y = sgd(penalty=penalty, alpha=1e-3), SPARSE @ RNG.normal(size=(3000, 2))
-        assert_alone(model.fit(SPARSE, y), own_fits(model, SPARSE, y), rtol=1e-7)
+        assert_alone(model.fit(SPARSE, y), separate_fits(model, SPARSE, y), rtol=1e-7)
     model, counts = sgd("poisson"), RNG.poisson(np.exp(X[:, :2] + [0, 2]))
-    assert_alone(model.fit(X, counts), own_fits(model, X, counts))
+    assert_alone(model.fit(X, counts), separate_fits(model, X, counts))
     with pytest.raises(ExportError, match="nor losses with a link"):
         model.to_sklearn()
 
@@ -109,14 +109,14 @@ def test_policies_lanes_and_streams(client: Client, policy: str) -> None:
     budget = "7.5 kB" if streamed else "auto"  # a block takes 7,280 bytes
     model = sgd(policy=policy, run=Run(n_lanes=2, deterministic=True, memory_budget=budget))
     rows, y = lazy(X), lazy(Y)
-    assert_alone(model.fit(rows, y), own_fits(model, rows, y))
+    assert_alone(model.fit(rows, y), separate_fits(model, rows, y))
     assert model.history_.extra["streamed"] == streamed
     assert model.predict(rows).shape == (N, K)
     assert model.score(rows, y) == pytest.approx(r2_score(Y, model.predict(X)))
 
 
 @pytest.mark.parametrize("policy", ["ssp", "async", "hogwild"])
-def test_policies_whose_steps_come_in_any_order(client: Client, policy: str) -> None:
+def test_policies_with_unordered_steps(client: Client, policy: str) -> None:
     model = sgd(policy=policy, max_iter=10, run=Run(n_lanes=2)).fit(lazy(X), lazy(Y))
     exact = truths.LinearRegression().fit(X, Y).score(X, Y)
     assert model.score(X, Y) > exact - 0.005
@@ -141,7 +141,7 @@ GOING_ON: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("how", GOING_ON)
-def test_going_on(how: str) -> None:
+def test_step_fits_continue(how: str) -> None:
     fit = GOING_ON[how]
     own = [fit(sgd(), Y[:, k]) for k in range(K)]
     model = fit(sgd(), Y)
@@ -152,12 +152,12 @@ def test_going_on(how: str) -> None:
         assert_allclose([record[key] for record in model.history_.records], means)
 
 
-def test_rounds_go_on() -> None:
+def test_round_fits_continue() -> None:
     cold = HuberRegressor(max_iter=1000).fit(X, Y)
     warm = HuberRegressor(max_iter=1000, warm_start=True).fit(X, Y).fit(X, Y)
     assert warm.n_iter_ < cold.n_iter_
     assert_allclose(warm.coef_, cold.coef_, rtol=1e-3)
-    again = warm.fit(X, Y[:, 0])  # one target after several begins anew
+    again = warm.fit(X, Y[:, 0])  # one target after several restarts the fit
     assert_allclose(again.coef_, HuberRegressor(max_iter=1000).fit(X, Y[:, 0]).coef_)
 
 
@@ -172,7 +172,7 @@ def test_checkpoints(model: Any, tmp_path: Any) -> None:
 
 
 def test_units_of_targets_do_not_end_a_fit() -> None:
-    """The target of the largest numbers settles at once, and the others still learn."""
+    """The target with the largest values converges first, and the others continue to learn."""
     y = np.column_stack([1e6 * RNG.normal(size=N), Y[:, 0], Y[:, 0]])
     model = sgd(tol=1e-3, max_iter=50, learning_rate="auto").fit(X, y)
     own = sgd(tol=1e-3, max_iter=50).fit(X, Y[:, 0])
@@ -186,7 +186,7 @@ def test_names_of_several_columns_in_frames() -> None:
     whole = sgd().fit(X, Y)
     for rows in (frame, dd.from_pandas(frame, npartitions=1)):
         model = sgd().fit(rows, names)
-        assert_allclose(model.coef_, whole.coef_, rtol=1e-2)  # a collection has other batches
+        assert_allclose(model.coef_, whole.coef_, rtol=1e-2)  # a collection has different batches
         assert model.score(rows, names) == pytest.approx(whole.score(X, Y), abs=1e-4)
 
 
@@ -202,7 +202,7 @@ def test_twins_searches_and_sparse_coefficients() -> None:
     assert found.best_params_ == {"alpha": 1e-4}
 
 
-def test_a_column_is_one_target_and_others_are_not_gone_on_from() -> None:
+def test_a_column_is_one_target_and_multi_target_state_is_dropped() -> None:
     with pytest.warns(DataConversionWarning):
         assert sgd().fit(X, Y[:, :1]).coef_.shape == (D,)
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""scikit-learn's parameters of gradient descent: obeyed, or refused by name."""
+"""scikit-learn's parameters of gradient descent have their effect or are refused by name."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ FULL: dict[str, Any] = {"batch_size": None, "tol": None, "max_iter": 6, "random_
 
 @pytest.mark.parametrize("rate", ["constant", "invscaling"])
 @pytest.mark.parametrize("average", [False, True])
-def test_plain_steps_are_scikit_learns(rate: str, average: bool) -> None:
+def test_plain_steps_equal_scikit_learn(rate: str, average: bool) -> None:
     params = {"learning_rate": rate, "eta0": 0.02, "power_t": 0.3, "average": average}
-    # Ours begins with an intercept near the targets, so there is none here.
+    # Without an intercept, which ours initialises near the targets.
     params |= {"fit_intercept": False}
     theirs = peers.SGDRegressor(**params, shuffle=False, tol=None, max_iter=3).fit(X, Y)
     np.testing.assert_allclose(SGDRegressor(**params, **PLAIN).fit(X, Y).coef_, theirs.coef_)
@@ -40,7 +40,7 @@ def test_plain_steps_are_scikit_learns(rate: str, average: bool) -> None:
 @pytest.mark.parametrize("loss", ["squared_error", "huber", "epsilon_insensitive",
                                   "squared_epsilon_insensitive"])  # fmt: skip
 @pytest.mark.parametrize("labels", [LABELS, THREE], ids=["two", "three"])
-def test_losses_of_regression_of_labels_are_scikit_learns(loss: str, labels: Any) -> None:
+def test_regression_losses_for_labels_equal_scikit_learn(loss: str, labels: Any) -> None:
     params = {"loss": loss, "learning_rate": "constant", "eta0": 0.02, "epsilon": 0.2}
     theirs = peers.SGDClassifier(**params, shuffle=False, tol=None, max_iter=3).fit(X, labels)
     ours = SGDClassifier(**params, **PLAIN).fit(X, labels)
@@ -48,7 +48,7 @@ def test_losses_of_regression_of_labels_are_scikit_learns(loss: str, labels: Any
     np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-12)
 
 
-def test_epsilon_is_that_of_a_loss_by_name() -> None:
+def test_epsilon_applies_to_losses_given_by_name() -> None:
     assert SGDRegressor(loss="huber", epsilon=0.7)._loss().parameters == (0.7,)
     assert SGDRegressor(loss="squared_error", epsilon=0.7)._loss().parameters == ()
 
@@ -69,7 +69,7 @@ def test_eta0_is_the_first_rate(params: dict[str, Any], schedule: Any) -> None:
 
 @pytest.mark.parametrize("where", ["memory", "cluster"])
 @pytest.mark.parametrize("labels", [None, LABELS, THREE], ids=["numbers", "two", "three"])
-def test_a_fit_starts_from_what_is_given(where: str, labels: Any, request: Any) -> None:
+def test_a_fit_starts_from_given_parameters(where: str, labels: Any, request: Any) -> None:
     y = Y if labels is None else labels
     rows: Any = (X, y)
     if where == "cluster":
@@ -155,21 +155,21 @@ def test_an_adaptive_rate_falls_where_the_loss_does_not(request: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [SGDClassifier, SGDRegressor])
-def test_what_would_lie_is_refused_by_name(kind: Any, params: Any, words: str) -> None:
+def test_parameters_without_effect_are_refused_by_name(kind: Any, params: Any, words: str) -> None:
     with pytest.raises(InvalidParameterError, match=words):
         kind(**params).fit(X, LABELS if kind is SGDClassifier else Y)
 
 
-def test_a_negative_power_that_is_not_used_is_warned_of() -> None:
+def test_an_unused_negative_power_warns() -> None:
     with pytest.warns(FutureWarning, match="Negative values for `power_t`"):
         SGDRegressor(power_t=-1.0, **FULL).fit(X, Y)
 
 
 @pytest.mark.parametrize("params", [{}, {"l1_ratio": 1.0}, {"intercept_scaling": 5.0}], ids=str)
-def test_liblinears_optimum_has_the_intercept_in_the_penalty(params: dict[str, Any]) -> None:
+def test_liblinear_penalises_the_intercept(params: dict[str, Any]) -> None:
     params = {"solver": "liblinear", "C": 0.3, "tol": 1e-8, "max_iter": 5000, **params}
     ours = LogisticRegression(**params).fit(X, LABELS)
-    if OLD_SCIKIT_LEARN and "l1_ratio" in params:  # It has the penalty's name instead.
+    if OLD_SCIKIT_LEARN and "l1_ratio" in params:  # The penalty is given by name instead.
         del params["l1_ratio"]
         params["penalty"] = "l1"
     theirs = peers.LogisticRegression(**params, random_state=0).fit(X, LABELS)
@@ -188,7 +188,7 @@ def test_liblinears_optimum_has_the_intercept_in_the_penalty(params: dict[str, A
         ({"penalty": "elasticnet", "l1_ratio": None}, "l1_ratio must be specified"),
     ],
 )
-def test_solvers_that_do_not_fit_the_penalty(params: dict[str, Any], words: str) -> None:
+def test_solvers_that_do_not_support_the_penalty(params: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidParameterError, match=words):
         LogisticRegression(**params).fit(X, LABELS)
 
@@ -199,6 +199,6 @@ def test_other_solvers_of_logistic_regression_have_the_same_optimum(solver: str)
     assert np.array_equal(ours.coef_, LogisticRegression().fit(X, THREE).coef_)
 
 
-def test_liblinear_is_of_two_classes() -> None:
+def test_liblinear_supports_two_classes_only() -> None:
     with pytest.raises(InvalidDataError, match="does not support multiclass"):
         LogisticRegression(solver="liblinear").fit(X, THREE)

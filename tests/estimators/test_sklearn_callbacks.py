@@ -1,4 +1,4 @@
-"""scikit-learn's callbacks (1.9): called where its own fit is, refused by name elsewhere."""
+"""scikit-learn's callbacks (1.9) are called if its own code fits, and refused elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRID = {"C": [1.0, 2.0]}
 
 
 class Heard:
-    """A callback that keeps what it is called."""
+    """Callback that records its calls."""
 
     max_propagation_depth = None
 
@@ -45,7 +45,7 @@ class Heard:
 
 
 @pytest.mark.parametrize("estimator", [LogisticRegression(), GaussianNB()])
-def test_estimators_say_what_takes_their_place(estimator: Any) -> None:
+def test_estimators_name_the_alternative(estimator: Any) -> None:
     assert not hasattr(estimator, "set_callbacks")
     with pytest.raises(
         AttributeError, match=r"Its own callbacks are constructor parameters.*callbacks=\["
@@ -53,7 +53,7 @@ def test_estimators_say_what_takes_their_place(estimator: Any) -> None:
         estimator.set_callbacks(Heard())
 
 
-def test_pipelines_warn_and_go_on() -> None:
+def test_pipelines_warn_and_continue() -> None:
     heard = Heard()
     pipeline = make_pipeline(StandardScaler(), LogisticRegression()).set_callbacks(heard)
     with pytest.warns(UserWarning, match="LogisticRegression does not support callbacks"):

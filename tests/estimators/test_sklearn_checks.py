@@ -1,4 +1,4 @@
-"""scikit-learn's own checks on every public estimator; those expected to fail are its own, too."""
+"""scikit-learn's checks on every public estimator, with expected failures as in scikit-learn."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from daskml_dist import (
 )
 from tests.versions import OLD_SCIKIT_LEARN
 
-# As in scikit-learn's own suite: few trees and few passes; fewer rows than features fit exactly,
+# As in scikit-learn's suite: few trees and few passes; fewer rows than features fit exactly,
 # and the scale goes to zero for as long as it is let.
 # A grid of two penalties is chosen from as one of ten is.
-# Directions without variance are any, and rows of no weight have a part in them.
+# Directions without variance are arbitrary and depend on rows without weight.
 FOREST, BOOSTED = {"n_estimators": 5}, {"max_iter": 5}
 _BAYES, _LINE = naive_bayes.GaussianNB(), linear_model.Ridge()
 _OF_CLASSES = {"estimators": [("one", _BAYES), ("other", _BAYES)]}
@@ -63,11 +63,11 @@ ESTIMATORS = [
         calibration,
     )
     for name in module.__all__
-    # Rows of the checks have no queries, without which nothing can be ranked.
+    # Rows of the checks have no queries, which ranking needs.
     if hasattr(getattr(module, name), "fit") and name != "HistGradientBoostingRanker"
 ]
 
-# Draws of first centres belong to places of rows, of which a repeated row has several.
+# Initial centroids are drawn by position, so repeated rows change them.
 DRAWN = "a row drawn by its weight is not the draw of a repeated row; scikit-learn expects it too"
 CLASSES = "of probabilities for sparse rows it asks how many classes there are, which none has"
 DIRECT = "nothing iterates: n_iter_ is None, as of scikit-learn's, which expects it too"
@@ -117,7 +117,7 @@ LIKE = {
     "TweedieRegressor": "PoissonRegressor",
     "VotingRegressor": "VotingClassifier",
 }
-#: What a class says of itself, keeps and refuses.
+#: Checks of tags, attributes and refusals of a class.
 FACE = {
     "check_all_zero_sample_weights_error",
     "check_array_api_input",
@@ -174,8 +174,8 @@ def _each() -> Iterator[Any]:
 CHECKS = list(_each())
 
 
-# Some checks fit what cannot converge; scikit-learn's own suite ignores the warning too.
-# Five folds of four rows are warned of by versions whose checks make them.
+# Some checks cannot converge; scikit-learn's suite ignores the warning too.
+# Some versions of the checks make five folds of four rows, which warns.
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.filterwarnings("ignore:The least populated class in y:UserWarning")
 @pytest.mark.parametrize(("estimator", "check"), CHECKS)
@@ -183,7 +183,7 @@ def test_scikit_learn_check(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
-def test_who_stands_for_others_is_checked_whole() -> None:
+def test_representative_estimators_run_all_checks() -> None:
     names = {type(estimator).__name__ for estimator in ESTIMATORS}
     assert set(LIKE) | set(LIKE.values()) <= names
     assert not set(LIKE) & set(LIKE.values())

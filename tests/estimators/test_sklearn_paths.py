@@ -1,4 +1,4 @@
-"""What scikit-learn's users import is found under the same path, or is known not to be here."""
+"""Names of scikit-learn are found under the same path, or are listed as missing."""
 
 from __future__ import annotations
 
@@ -149,13 +149,13 @@ NOT_OURS = {
     "utils.metaestimators": ("available_if"),
     "utils.random": ("sample_without_replacement"),
 }
-#: Version of scikit-learn whose names these are; others have some more, or fewer.
+#: Version of scikit-learn with these names; others have some more or fewer.
 VERSION = "1.9"
 _PRIVATE = {"tests", "externals", "conftest"}
 
 
 def _list_names(module: ModuleType) -> set[str]:
-    """Return what a module exports, but for modules in it, which have a path of their own."""
+    """Return the exports of a module, except submodules."""
     return {
         name
         for name in getattr(module, "__all__", ())
@@ -164,7 +164,7 @@ def _list_names(module: ModuleType) -> set[str]:
 
 
 def _list_paths() -> list[str]:
-    """Return the public modules of scikit-learn that say what they export, without its name."""
+    """Return the public modules of scikit-learn with `__all__`, without the package name."""
     found = []
     for module in pkgutil.walk_packages(sklearn.__path__, "sklearn.", onerror=lambda _: None):
         parts = module.name.split(".")[1:]
@@ -172,7 +172,7 @@ def _list_paths() -> list[str]:
             continue
         try:
             made = importlib.import_module(module.name)
-        except ImportError:  # of what is not installed
+        except ImportError:  # about packages that are not installed
             continue
         if _list_names(made):
             found.append(".".join(parts))
@@ -187,7 +187,7 @@ def _import_own(path: str) -> ModuleType | None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_names_are_where_scikit_learn_has_them() -> None:
+def test_names_have_the_path_of_scikit_learn() -> None:
     n_found = 0
     for path in _list_paths():
         own = _import_own(path)
@@ -201,8 +201,8 @@ def test_names_are_where_scikit_learn_has_them() -> None:
     assert n_found > 140
 
 
-def test_what_is_not_here_is_told() -> None:
-    """Each module that lacks as a whole stands in the documentation's table."""
+def test_missing_modules_are_documented() -> None:
+    """Each completely missing module is in the documentation's table."""
     from tests.subprocesses import ROOT
 
     text = (ROOT / "docs" / "coming_from_sklearn.md").read_text(encoding="utf-8")

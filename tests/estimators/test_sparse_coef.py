@@ -1,4 +1,4 @@
-"""Coefficients made sparse: the same predictions, twins and steps to come."""
+"""Sparse coefficients give the same predictions, twins and further steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODELS = [LogisticRegression(), LinearSVC(), SGDClassifier(**STEPS), SGDRegresso
 
 @pytest.mark.parametrize("n_classes", [2, 3])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
-def test_predictions_stay_as_they_are(model: Any, n_classes: int) -> None:
+def test_sparse_coefficients_keep_predictions(model: Any, n_classes: int) -> None:
     y = Y if isinstance(model, SGDRegressor) else np.digitize(Y, [0.0, 1.5][: n_classes - 1])
     with pytest.raises(NotFittedError):
         type(model)().sparsify()
@@ -42,7 +42,7 @@ def test_predictions_stay_as_they_are(model: Any, n_classes: int) -> None:
     assert np.array_equal(model.densify().coef_, coef)
 
 
-def test_steps_go_on_from_sparse_coefficients() -> None:
+def test_steps_continue_from_sparse_coefficients() -> None:
     models = [SGDRegressor(**STEPS).fit(X, Y) for _ in range(2)]
     models[0].sparsify()
     assert np.array_equal(*(model.partial_fit(X, Y).coef_ for model in models))

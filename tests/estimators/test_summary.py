@@ -1,4 +1,4 @@
-"""Standard errors, tests and likelihoods are those that statsmodels finds on its own data sets.
+"""Standard errors, tests and likelihoods equal those of statsmodels on its data sets.
 
 `statsmodels_truth.json` holds the data sets (the target first) and the numbers of statsmodels.
 """
@@ -71,19 +71,19 @@ def summary_of(name: str, rows: Any = np.asarray, chunks: Any = None) -> Any:
 
 @pytest.mark.parametrize("chunks", [None, 5])
 @pytest.mark.parametrize("name", TRUTH)
-def test_numbers_are_those_of_statsmodels(name: str, chunks: int | None) -> None:
+def test_results_equal_statsmodels(name: str, chunks: int | None) -> None:
     expected, found = TRUTH[name][1], summary_of(name, chunks=chunks)
     for key, value in expected.items():
         own = found.conf_int().ravel() if key == "conf_int" else getattr(found, key)
-        # The columns of longley depend on each other but for ten digits.
+        # The columns of longley are collinear up to ten digits.
         rtol = 1e-6 if "longley" in name and key not in ("params", "bse") else 1e-8
         if key in ("pvalues", "f_pvalue", "llr_pvalue", "conf_int"):
-            rtol = max(rtol, 1e-6)  # of an error in a ratio, as large as the ratio
+            rtol = max(rtol, 1e-6)  # an error in a ratio is relative to the ratio
         assert_allclose(own, value, rtol=rtol, err_msg=key)
 
 
-def test_leverages_of_other_families_divide_as_in_least_squares() -> None:
-    """HC2 and HC3 of a GLM, by the hat matrix of its last step (as R's sandwich has it)."""
+def test_leverages_of_glm_families_scale_residuals() -> None:
+    """HC2 and HC3 of a GLM use the hat matrix of its last step (as R's sandwich does)."""
     table = DATA["cpunish"]
     X, y = table[:, 1:], table[:, 0]
     model = MODELS["poisson"].fit(X, y)
@@ -96,7 +96,7 @@ def test_leverages_of_other_families_divide_as_in_least_squares() -> None:
         assert_allclose(model.summary(X, y, cov_type=kind).bse, expected, rtol=1e-6)
 
 
-def test_the_text_is_statsmodels_table() -> None:
+def test_the_text_equals_the_table_of_statsmodels() -> None:
     text = str(summary_of("stackloss nonrobust"))
     assert "OLS Regression Results" in text
     assert "R-squared:" in text
@@ -123,7 +123,7 @@ def test_names_of_columns_and_labels_of_texts() -> None:
     assert_allclose(found.cov_params(), found.covariance)
 
 
-def test_what_has_no_standard_errors_says_so() -> None:
+def test_models_without_standard_errors_raise() -> None:
     X, y = DATA["stackloss"][:, 1:], DATA["stackloss"][:, 0]
     labels = (y > 15).astype(int)
     for model, target, remedy in (
@@ -153,7 +153,7 @@ def test_what_has_no_standard_errors_says_so() -> None:
 
 
 def test_rows_and_groups_without_a_robust_covariance_are_named() -> None:
-    """A row that alone has a column, and rows of no group."""
+    """A row that is the only one with a column, and rows without a group."""
     rng = np.random.default_rng(0)
     X, y = np.column_stack([rng.normal(size=30), np.arange(30) == 7]), rng.normal(size=30)
     model = LinearRegression().fit(X, y)
@@ -170,19 +170,19 @@ def test_rows_and_groups_without_a_robust_covariance_are_named() -> None:
 
 
 def test_fewer_clusters_than_coefficients_have_a_table() -> None:
-    """Their covariance is singular: F is of as many combinations as it has dimensions."""
+    """Their covariance is singular: F tests as many combinations as its rank."""
     X, y = DATA["stackloss"][:, 1:], DATA["stackloss"][:, 0]
     model, groups = LinearRegression().fit(X, y), np.arange(21) % 2
     found = model.summary(X, y, cov_type="cluster", groups=groups)
     assert np.isfinite([found.fvalue, found.f_pvalue]).all()
     assert "F-statistic:" in str(found)
-    # Whatever the units of a column.
+    # For any units of a column.
     units = X * [1.0, 1000.0, 0.01]
     other = LinearRegression().fit(units, y).summary(units, y, cov_type="cluster", groups=groups)
     assert_allclose(other.fvalue, found.fvalue, rtol=1e-6)
 
 
-def test_rows_that_tell_nothing_are_named() -> None:
+def test_uninformative_rows_are_named() -> None:
     X = DATA["stackloss"][:, 1:]
     flat = np.full(21, 2.0)
     model = LinearRegression().fit(X, flat)
@@ -198,7 +198,7 @@ def test_rows_that_tell_nothing_are_named() -> None:
     assert "Pseudo R-squ.:" in str(found)
 
 
-def test_a_fit_that_is_not_finished_is_warned_of() -> None:
+def test_a_fit_that_has_not_converged_warns() -> None:
     X, y = DATA["stackloss"][:, 1:], DATA["stackloss"][:, 0]
     line = LinearRegression().fit(X, y)
     with pytest.warns(UserWarning, match="standard errors from the optimum"):

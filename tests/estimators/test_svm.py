@@ -57,7 +57,7 @@ def test_three_classes_weights_and_sparse_rows() -> None:
 @pytest.mark.parametrize("params", [*INTERCEPTS, {"epsilon": 20.0}, {"C": 10.0}])
 def test_regression(params: dict[str, Any], loss: str) -> None:
     X, y = DIABETES
-    X = X + 0.1  # without an intercept too there is something to fit
+    X = X + 0.1  # the fit also makes sense without an intercept
     weight = np.random.default_rng(0).random(len(y)) + 0.5
     ours = LinearSVR(tol=1e-5, loss=loss, **params).fit(X, y, weight)
     theirs = reference.LinearSVR(tol=1e-7, max_iter=1_000_000, loss=loss, random_state=0, **params)

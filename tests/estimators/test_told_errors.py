@@ -1,4 +1,4 @@
-"""Where scikit-learn's own code does the work, too, errors are the package's; users' stay so."""
+"""Errors of scikit-learn's code are translated into the package's; users' errors are not."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ TOLD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_what_scikit_learn_refuses(name: str) -> None:
+def test_refusals_of_scikit_learn_are_translated(name: str) -> None:
     call, kind, words = TOLD[name]
     with pytest.raises(kind, match=words) as caught:
         call()
@@ -81,14 +81,14 @@ def test_what_scikit_learn_refuses(name: str) -> None:
 @pytest.mark.parametrize("text", ["one text", b"one text"], ids=["str", "bytes"])
 @pytest.mark.parametrize("method", ["fit", "transform", "fit_transform"])
 @pytest.mark.parametrize("name", VECTORIZERS)
-def test_one_text_is_no_list_of_documents(name: str, method: str, text: Any) -> None:
+def test_a_single_string_is_refused_as_documents(name: str, method: str, text: Any) -> None:
     model = getattr(feature_extraction, name)()
     with pytest.raises(InvalidDataError, match=r"Pass a list of strings; for one text, \[text\]"):
         getattr(model, method)(text)
 
 
 class Failing(ClassifierMixin, BaseEstimator):
-    """A user's own estimator."""
+    """Custom estimator."""
 
     def __init__(self, error: Any = None) -> None:
         self.error = error
@@ -98,7 +98,7 @@ class Failing(ClassifierMixin, BaseEstimator):
 
 
 class OwnError(ValueError):
-    """A user's own error."""
+    """Custom error."""
 
 
 USERS = [ValueError("mine"), TypeError("mine"), OwnError("mine"), KeyError("mine")]
@@ -106,7 +106,7 @@ USERS = [ValueError("mine"), TypeError("mine"), OwnError("mine"), KeyError("mine
 
 @pytest.mark.parametrize("error", USERS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("method", ["search", "vote", "scores"])
-def test_errors_of_users_are_their_own(method: str, error: Exception) -> None:
+def test_errors_of_users_are_not_translated(method: str, error: Exception) -> None:
     fits: dict[str, Callable[..., Any]] = {
         "search": ms.GridSearchCV(Failing(), {"error": [error]}, cv=2, error_score="raise").fit,
         "vote": ensemble.VotingClassifier([("one", Failing(error))]).fit,
@@ -118,7 +118,7 @@ def test_errors_of_users_are_their_own(method: str, error: Exception) -> None:
 
 
 def _theirs(error: Exception) -> Exception:
-    """An error that comes from a function of scikit-learn's."""
+    """Return an error raised in a function of scikit-learn."""
     space: dict[str, Any] = {"__name__": "sklearn.somewhere", "error": error}
     exec("def fail():\n    raise error", space)
     try:
@@ -138,13 +138,13 @@ def _theirs(error: Exception) -> Exception:
     ],
     ids=["ValueError", "TypeError", "NotFittedError"],
 )
-def test_each_kind_of_error_is_told(telling: Any, error: Exception, kinds: Any) -> None:
+def test_each_kind_of_error_is_translated(telling: Any, error: Exception, kinds: Any) -> None:
     with pytest.raises(DaskMLDistError, match="why") as caught, telling():
         raise _theirs(error)
     assert type(caught.value) is kinds[telling is translate_errors]
 
 
-def test_methods_look_as_they_did() -> None:
+def test_methods_keep_their_signatures_and_docs() -> None:
     scaler, search = preprocessing.StandardScaler, ms.GridSearchCV(LOGISTIC, {"C": [1.0]})
     assert list(inspect.signature(scaler.fit).parameters) == ["self", "X", "y", "sample_weight"]
     assert list(inspect.signature(ms.KFold).parameters) == ["n_splits", "shuffle", "random_state"]
@@ -152,12 +152,12 @@ def test_methods_look_as_they_did() -> None:
     assert hasattr(search, "predict")
     assert not hasattr(search.set_params(refit=False), "no such")
     members = compose.ColumnTransformer([("one", scaler(), [0])])
-    assert members.get_params()["one__with_mean"]  # by scikit-learn's own class, not its root
+    assert members.get_params()["one__with_mean"]  # defined by scikit-learn's class, not its base
     assert scaler().fit(X).get_feature_names_out().tolist() == ["x0", "x1"]
 
 
 @pytest.mark.parametrize("weight", [0, 0.0, True], ids=repr)
-def test_a_weight_without_dimensions_is_shown_as_scikit_learn_shows_it(weight: Any) -> None:
+def test_a_scalar_weight_error_is_shown_as_in_scikit_learn(weight: Any) -> None:
     words = re.escape(f"got scalar `{np.array(float(weight))!r}` instead")
     with pytest.raises(InvalidTypeError, match=words):
         LOGISTIC.fit(X, Y, sample_weight=np.array(weight))

@@ -1,4 +1,4 @@
-"""Estimators that learn without a target: by rounds and by steps, over the face's bases."""
+"""Custom estimators without a target, by rounds and by steps, on the public base classes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FRAME = pd.DataFrame(X, columns=["a", "b", "c"]).assign(w=WEIGHT)
 
 
 def _kind() -> Any:
-    """The class of an estimator, defined as in a notebook, whose module no worker has."""
+    """Return an estimator class defined as in a notebook, whose module workers do not have."""
 
     class Plain(Model):
         def encode(self, y: Any, classes: Any, dtype: Any) -> Any:
@@ -57,7 +57,7 @@ def _kind() -> Any:
             return Solution(sums(Total()) / sums.n_rows)
 
     class Centre(BaseRounds):
-        """The mean of the rows, and how far others are from it."""
+        """Mean of the rows, and distances to it."""
 
         def __init__(
             self, *, run: Any = None, device: str = "auto", callbacks: Any = None, verbose: int = 0
@@ -109,14 +109,14 @@ def test_rounds_without_a_target(client: Client, rows: Any, weight: Any) -> None
 
 
 def test_in_this_process_and_with_names() -> None:
-    model = _kind()().fit(FRAME, "c", sample_weight="w")  # y is let alone, as in scikit-learn
+    model = _kind()().fit(FRAME, "c", sample_weight="w")  # y is ignored, as in scikit-learn
     np.testing.assert_allclose(model.mean_, np.average(X, axis=0, weights=WEIGHT), rtol=1e-12)
     assert model.feature_names_in_.tolist() == ["a", "b", "c"]
     lazy = _kind()().fit(dd.from_pandas(FRAME[["a", "b", "c"]], npartitions=3))
     np.testing.assert_allclose(lazy.mean_, X.mean(axis=0), rtol=1e-12)
 
 
-def test_its_rows_are_validated_as_all_are() -> None:
+def test_rows_of_custom_estimators_are_validated() -> None:
     kind = _kind()
     with pytest.raises(NotFittedError):
         kind().predict(X)
@@ -133,7 +133,7 @@ def test_its_rows_are_validated_as_all_are() -> None:
 
 @dataclass(frozen=True)
 class _Nearness(StepModel):
-    """Half the squared distance of the rows to a point."""
+    """Model of half the squared distance of the rows to a point."""
 
     n_features: int
 
@@ -155,7 +155,7 @@ class _Nearness(StepModel):
 
 
 class _Point(BaseSteps):
-    """The mean of the rows, by gradient steps."""
+    """Estimator of the mean of the rows by gradient steps."""
 
     def __init__(
         self,
@@ -187,14 +187,14 @@ class _Point(BaseSteps):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_steps_without_a_target(policy: str) -> None:
     model = _Point(policy=policy, run=Run(n_lanes=2)).fit(X, None)
-    # At their own pace, the lane that ends last has the last word: the mean of its own rows.
+    # For free-running lanes the last one determines the result: the mean of its rows.
     near = 0.05 if get_policy(policy).lockstep else 0.6
     np.testing.assert_allclose(model.point_, X.mean(axis=0), atol=near)
     assert model.history_.extra["policy"] == policy
     assert model.t_ == 80 * len(X)
 
 
-def test_steps_without_a_target_go_on() -> None:
+def test_steps_without_a_target_continue() -> None:
     whole = _Point(8).fit(X, None)
     parts = _Point(4, warm_start=True).fit(X, None).fit(X, None)
     np.testing.assert_array_equal(parts.point_, whole.point_)

@@ -1,4 +1,4 @@
-"""Frequent itemsets beside all subsets of all rows; what they are handed, and refuse."""
+"""Frequent itemsets equal a count of all subsets; accepted inputs and refusals."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_workers_change_nothing(client: Client) -> None:
     pd.testing.assert_frame_equal(frequent_itemsets(frame, min_support=0.01), alone)
 
 
-def test_what_is_streamed_is_streamed(client: Client) -> None:
+def test_rows_beyond_the_budget_are_streamed(client: Client) -> None:
     seen: list[Any] = []
 
     class Looks:
@@ -153,7 +153,7 @@ def test_items_and_baskets_may_be_text() -> None:
     assert counts(found) == {tuple(map(str, s)): n for s, n in brute(ROWS, 11).items()}
 
 
-def test_it_says_what_a_stop_leaves_out() -> None:
+def test_a_stopped_search_warns_of_missing_sizes() -> None:
     class Stops:
         def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
             if record["pass"] == 2:
@@ -204,7 +204,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_it_refuses(case: str) -> None:
+def test_invalid_inputs_are_refused(case: str) -> None:
     X, options, error, match = BAD[case]
     with pytest.raises(error, match=match):
         frequent_itemsets(X, **options)

@@ -31,7 +31,7 @@ FORMS: dict[str, Any] = {
 
 
 def both(items: tuple[int, ...]) -> tuple[Any, Any]:
-    """Baskets that hold all of some items, and those in which all are known."""
+    """Return the baskets that contain all of some items, and those in which all are known."""
     part = ROWS[:, items]
     return (part == 1).all(axis=1), ~np.isnan(part).any(axis=1)
 
@@ -137,6 +137,6 @@ def test_rows_without_nulls_are_counted_as_ever() -> None:
         ),
     ],
 )
-def test_what_cannot_be_counted_is_named(call: Any, error: type[Exception], match: str) -> None:
+def test_invalid_inputs_are_named(call: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         call()

@@ -44,7 +44,7 @@ def test_candidates_are_those_all_of_whose_subsets_are_frequent(k: int) -> None:
 
 
 class Direct:
-    """Sums of rows in this process (`solvers.Sums`), which remember what a solver keeps."""
+    """Sums of rows in this process (`solvers.Sums`) that store kept solver state."""
 
     should_stop = False
 
@@ -87,7 +87,7 @@ def test_a_few_candidates_at_a_time(form: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def killing(mark: Path) -> type[Apriori]:
-    """A search one of whose processes kills itself while it counts sets of three."""
+    """Return a search, one of whose processes kills itself while it counts sets of three."""
 
     @dataclass(frozen=True, eq=False)
     class Deadly(SetCounts):

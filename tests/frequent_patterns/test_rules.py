@@ -34,7 +34,7 @@ def measured(antecedent: tuple[int, ...], consequent: tuple[int, ...]) -> list[f
     support, confidence = (a & b).mean(), b[a].mean()
     leverage = support - a.mean() * b.mean()
     conviction = np.inf if b[a].all() else (1 - b.mean()) / (1 - confidence)
-    # Zhang's: what the leverage would be of baskets that are as often apart as they can be.
+    # Zhang's metric: leverage relative to its extreme value for the same supports.
     most = max(support * (1 - a.mean()), a.mean() * (b & ~a).mean())
     zhang = leverage / most if most else 0.0
     certainty = 0.0 if b.all() else (confidence - b.mean()) / (~b).mean()
@@ -126,7 +126,7 @@ BAD: dict[str, tuple[Change, dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_it_refuses(case: str, sets: pd.DataFrame) -> None:
+def test_invalid_inputs_are_refused(case: str, sets: pd.DataFrame) -> None:
     change, options, error, match = BAD[case]
     with pytest.raises(error, match=match):
         association_rules(change(sets), **options)

@@ -1,4 +1,4 @@
-"""A worker killed in the middle of an iteration: the values of keys are those of a calm fit."""
+"""A worker killed during an iteration does not change the values of keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"damping": 0.99, "max_iter": 60, "tol": 0.0}
 
 
 def killing(folder: Path, at: list[int]) -> Any:
-    """A solver one of whose processes kills itself in some of its iterations, once in each."""
+    """Return a solver, one of whose processes kills itself once in each of some iterations."""
 
     class Killing(PageRankSolver):
         def solve(self, keyed: Any) -> Any:
@@ -79,5 +79,5 @@ def test_a_kill_in_mid_iteration_changes_nothing(
     assert struck.n_iter == peace.n_iter == len(result.records) == 60
     assert len(result.events) >= len(at)
     assert [*sorted(int(mark.name) for mark in tmp_path.iterdir())] == at
-    # Others had an image of what the lost one had come to.
+    # Others had a buddy checkpoint of the lost one.
     assert (struck.extra["from"] > 0) == (at[0] > 1), result.events

@@ -1,4 +1,4 @@
-"""PageRank beside the exact solution and networkx; what it is handed, and refuses."""
+"""PageRank equals the exact solution and networkx; accepted inputs and refusals."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_vertices_without_edges() -> None:
     assert nothing["rank"].tolist() == [0.5, 0.5]
 
 
-def test_it_says_where_it_did_not_settle() -> None:
+def test_missing_convergence_warns() -> None:
     with pytest.warns(ConvergenceWarning, match="2 iteration.*Increase max_iter"):
         early = pagerank(EDGES, max_iter=2)
     assert early["rank"].sum() == pytest.approx(1)
@@ -210,13 +210,13 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_it_refuses(case: str) -> None:
+def test_invalid_inputs_are_refused(case: str) -> None:
     edges, options, error, match = BAD[case]
     with pytest.raises(error, match=match):
         pagerank(edges, **options)
 
 
-def test_what_it_refuses_of_lazy_edges(client: Client) -> None:
+def test_invalid_lazy_edges_are_refused(client: Client) -> None:
     edges = dd.from_pandas(EDGES.astype(float).mask(EDGES["source"] == 3), npartitions=3)
     with pytest.raises(InvalidDataError, match="dropna"):
         pagerank(edges)

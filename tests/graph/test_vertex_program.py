@@ -124,13 +124,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_it_refuses(case: str) -> None:
+def test_invalid_inputs_are_refused(case: str) -> None:
     parts, error, match = BAD[case]
     with pytest.raises(error, match=match):
         wrong(**parts).run(EDGES)
 
 
-def test_a_start_without_a_number_is_told() -> None:
+def test_a_non_numeric_start_is_refused() -> None:
     class Nowhere(VertexProgram):
         def start(self, vertices: Any, degree: Any) -> Any:
             return np.nan

@@ -25,7 +25,7 @@ class HostClocks:
 
     def put_ahead(self, host: Host, seconds: float) -> None:
         """Set a host's clock a number of seconds ahead of the machine's."""
-        # In place, since processes of the host have mapped the file.
+        # Written in place, since processes of the host have mapped the file.
         file = os.open(self._folder / host.name, os.O_WRONLY | os.O_CREAT)
         os.pwrite(file, struct.pack("d", seconds), 0)
         os.close(file)

@@ -1,4 +1,4 @@
-"""Wall clocks that are set while fits run: of workers, of the scheduler and of the client."""
+"""Wall clocks of workers, scheduler and client are changed while fits run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.slow
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(4_000, 12))
 Y = (X[:, 0] - X[:, 1] > 0).astype(np.int64)
-#: Seconds in which heartbeats must come again: many leases, and less than Dask waits (300).
+#: Seconds within which heartbeats must resume: many leases, and less than Dask waits (300).
 BOUND = 60.0
 
 
 @pytest.fixture
 def two_hosts(tmp_path: Path) -> Iterator[tuple[HostNetwork, HostClocks, Client]]:
-    """Two hosts with clocks of their own."""
+    """Provide two hosts with separate clocks."""
     if problem := network_problem():
         pytest.skip(f"no network namespaces: {problem}")
     clocks = HostClocks(tmp_path)
@@ -39,7 +39,7 @@ def two_hosts(tmp_path: Path) -> Iterator[tuple[HostNetwork, HostClocks, Client]
 
 
 class SetClock:
-    """A callback that sets a clock after the first pass, and ends the fit once heartbeats go on."""
+    """Callback that sets a clock after the first pass, then ends the fit after some heartbeats."""
 
     def __init__(self, client: Client, set_clock: Callable[[], None]) -> None:
         self.client, self.set_clock = client, set_clock
@@ -62,12 +62,12 @@ class SetClock:
 
     @property
     def go_on(self) -> bool:
-        """Whether each worker has sent some heartbeats since."""
+        """Return whether each worker has sent some heartbeats since."""
         return bool(self.beats) and min(map(len, self.beats.values())) > 4
 
 
 def fit(callback: SetClock) -> SGDClassifier:
-    """A fit that only its callback ends."""
+    """Run a fit that only its callback ends."""
     rows = da.from_array(X, chunks=(500, -1)), da.from_array(Y, chunks=500)
     return SGDClassifier(
         policy="sync", max_iter=10**6, tol=None, random_state=0, callbacks=[callback]
@@ -75,10 +75,10 @@ def fit(callback: SetClock) -> SGDClassifier:
 
 
 @pytest.mark.parametrize("seconds", [-3_600.0, 3_600.0], ids=["back", "forward"])
-def test_the_clock_of_a_worker(
+def test_changing_the_clock_of_a_worker_loses_nothing(
     two_hosts: tuple[HostNetwork, HostClocks, Client], seconds: float, assert_clean: Any
 ) -> None:
-    """Its heartbeats go on, so that neither the fit nor the scheduler takes it for lost."""
+    """Its heartbeats continue, so that neither the fit nor the scheduler considers it lost."""
     network, clocks, client = two_hosts
     callback = SetClock(client, lambda: clocks.put_ahead(network.hosts[1], seconds))
     clf = fit(callback)
@@ -89,18 +89,18 @@ def test_the_clock_of_a_worker(
 
 
 @pytest.mark.parametrize("seconds", [-3_600.0, 3_600.0], ids=["back", "forward"])
-def test_the_clock_of_scheduler_and_client(
+def test_changing_the_clock_of_scheduler_and_client_loses_nothing(
     two_hosts: tuple[HostNetwork, HostClocks, Client],
     seconds: float,
     monkeypatch: pytest.MonkeyPatch,
     assert_clean: Any,
 ) -> None:
-    """Both are in this process, whose messages go on."""
+    """Both are in this process, whose messages continue."""
     _, _, client = two_hosts
     wall = time.time
 
     def shift() -> None:
-        # Modules of Dask's have the function itself.
+        # Modules of Dask hold references to the function.
         for module in (time, distributed.batched, distributed.scheduler):
             monkeypatch.setattr(module, "time", lambda: wall() + seconds)
 

@@ -1,4 +1,4 @@
-"""Disks of hosts that are full: what the user is told, and that nothing of the fit stays behind."""
+"""Full disks of hosts: the error of the fit, and complete cleanup."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.slow
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(20_000, 20))
 Y = (X[:, 0] > 0).astype(np.int64)
-#: Bytes of rows that a worker may hold: less than it gets, so that bins go to the disk.
+#: Bytes of rows that a worker may hold: less than needed, so that bins are on disk.
 BUDGET = 1 << 18
 
 
 @pytest.fixture
 def small_disks(tmp_path: Path) -> Iterator[tuple[Client, dict[str, Path]]]:
-    """Two hosts whose temporary files lie on a small file system each; its folders, by host."""
+    """Provide two hosts with temporary files on small file systems, and the folders by host."""
     if problem := network_problem():
         pytest.skip(f"no network namespaces: {problem}")
     folders: dict[str, Path] = {}
@@ -52,7 +52,7 @@ def small_disks(tmp_path: Path) -> Iterator[tuple[Client, dict[str, Path]]]:
 
 
 def fill(folder: Path) -> Path:
-    """Leave no room on a disk; return the file that takes it."""
+    """Fill a disk; return the file that fills it."""
     ballast = folder / "ballast"
     with (
         open(ballast, "wb", buffering=0) as file,
@@ -63,19 +63,19 @@ def fill(folder: Path) -> Path:
 
 
 def rows() -> tuple[Any, Any]:
-    """The rows as Dask arrays."""
+    """Return the rows as Dask arrays."""
     return da.from_array(X, chunks=(500, -1)), da.from_array(Y, chunks=500)
 
 
 def trees() -> HistGradientBoostingClassifier:
-    """Trees whose bins do not fit in the memory that the fit may take."""
+    """Return trees whose bins exceed the memory budget of the fit."""
     return HistGradientBoostingClassifier(max_iter=3, random_state=0, run=Run(memory_budget=BUDGET))
 
 
-def test_bins_that_have_no_room(
+def test_bins_on_a_full_disk_raise(
     small_disks: tuple[Client, dict[str, Path]], assert_clean: Any
 ) -> None:
-    """One host's disk is full: the fit ends, the error names the folder, and room mends it."""
+    """One host's disk is full: the fit fails and names the folder; free space fixes it."""
     client, folders = small_disks
     full = list(folders.values())[1]
     ballast = fill(full)
@@ -86,12 +86,12 @@ def test_bins_that_have_no_room(
     ballast.unlink()
     assert trees().fit(*rows()).score(X, Y) > 0.9
     assert_clean(client)
-    # Files without a name: nothing of the fits takes room.
+    # Files without names: nothing of the fits takes space.
     left = {path.name for path in full.rglob("*") if path.is_file() and path.stat().st_size > 4096}
     assert not left
 
 
-def test_fits_that_need_no_disk(
+def test_full_disks_do_not_affect_fits_that_need_none(
     small_disks: tuple[Client, dict[str, Path]], assert_clean: Any
 ) -> None:
     """Full disks on all hosts change nothing."""

@@ -1,6 +1,6 @@
-"""Fits over a network: 2, 4 and 8 hosts, 2 of two workers, 2 with other clocks: as on one host.
+"""Fits on 2, 4 and 8 hosts, with two workers each or with wrong clocks, equal those on one host.
 
-Hosts are network namespaces, which root may make: ``pytest -m slow tests/hosts``.
+Hosts are network namespaces, which need root: ``pytest -m slow tests/hosts``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.hosts.clocks import HostClocks
 
 pytestmark = pytest.mark.slow
 
-#: Policies under which lanes wait for each other, so that the result is the same each time.
+#: Policies under which lanes wait for each other, so that results are reproducible.
 LOCK_STEP = ("sync", "allreduce", "local", "average")
 #: Lanes of every fit, whatever the number of hosts.
 LANES = 8
@@ -53,12 +53,12 @@ RATINGS = pd.DataFrame(
 
 
 def rows() -> tuple[Any, Any]:
-    """The rows as Dask arrays of 16 blocks."""
+    """Return the rows as Dask arrays of 16 blocks."""
     return da.from_array(X, chunks=(250, -1)), da.from_array(Y, chunks=250)
 
 
 def sgd(policy: str, **settings: Any) -> SGDClassifier:
-    """A classifier whose lanes do not depend on the workers."""
+    """Return a classifier whose lanes do not depend on the workers."""
     run = Run(**{"n_lanes": LANES, "deterministic": True, **settings})
     return SGDClassifier(
         policy=policy, max_iter=4, tol=None, batch_size=32, random_state=0, run=run
@@ -66,43 +66,43 @@ def sgd(policy: str, **settings: Any) -> SGDClassifier:
 
 
 def probabilities(model: Any) -> Any:
-    """Probabilities of some rows by a model that is fitted on all."""
+    """Return probabilities of some rows by a model fitted on all rows."""
     return model.fit(*rows()).predict_proba(X[:200])
 
 
 def ratings() -> Any:
-    """Ratings that a solver predicts which exchanges factors by key."""
+    """Return ratings predicted by a solver that exchanges factors by key."""
     model = ALS(rank=4, max_iter=3, random_state=0)
     return model.fit(dd.from_pandas(RATINGS, npartitions=6)).predict(RATINGS[:100])
 
 
 def network(**settings: Any) -> MLPClassifier:
-    """A network whose lanes do not depend on the workers."""
+    """Return a network whose lanes do not depend on the workers."""
     run = Run(n_lanes=LANES, deterministic=True)
     settings = {"max_iter": 3, "tol": None, "random_state": 0, "run": run} | settings
     return MLPClassifier(**{"hidden_layer_sizes": (8,)} | settings)
 
 
 def ranks() -> Any:
-    """PageRank of the vertices that the ratings join."""
+    """Return the PageRank of the bipartite graph of ratings."""
     edges = dd.from_pandas(RATINGS, npartitions=6)
     return pagerank(edges, source="user", target="item", tol=1e-10).sort_index().to_numpy()
 
 
 def large() -> Any:
-    """Probabilities of a solver of whose vectors each host has a range."""
+    """Return probabilities of a solver whose vectors are split into ranges over hosts."""
     with dask.config.set({"daskml_dist.ranges_from": 1}):
         return probabilities(LogisticRegression(tol=1e-8))
 
 
 def searched() -> Any:
-    """Scores of a search that is one fit of many models."""
+    """Return scores of a search that is one batched fit."""
     grid = {"alpha": [1e-4, 1e-2, 1.0]}
     return GridSearchCV(sgd("sync"), grid, cv=2).fit(*rows()).cv_results_["mean_test_score"]
 
 
 def streamed(policy: str = "allreduce") -> Any:
-    """Coefficients of a stream that the workers learn together, or each by itself."""
+    """Return coefficients of a stream learned synchronously or by independent workers."""
     clf = SGDClassifier(random_state=0, policy=policy)
     with clf.stream(client=Client.current(), classes=[0, 1]) as stream:
         for start in range(0, len(X), 200):
@@ -111,9 +111,9 @@ def streamed(policy: str = "allreduce") -> Any:
     return clf.coef_
 
 
-#: What is fitted, and the difference from one host that is allowed: none where lanes wait for each
-#: other and sum in their order, rounding where blocks are summed as they lie, and of lanes at their
-#: own pace what a few steps move.
+#: Fits, and the allowed difference from one host: none if lanes wait for each other and sum in
+#: order, rounding if blocks are summed where they are, and the effect of a few steps for
+#: free-running lanes.
 SUBJECTS: dict[str, tuple[Any, float]] = {
     **{
         policy: (lambda policy=policy: probabilities(sgd(policy)), 0.0 if lock_step else 0.05)
@@ -156,14 +156,14 @@ SUBJECTS: dict[str, tuple[Any, float]] = {
 
 @pytest.fixture(scope="module")
 def one_host() -> dict[str, Any]:
-    """What each subject gives on one host of two workers."""
+    """Return the result of each fit on one host of two workers."""
     if problem := network_problem():
         pytest.skip(f"no network namespaces: {problem}")
     with HostNetwork(1) as network, HostCluster(network, 2):
         return {name: fit() for name, (fit, _) in SUBJECTS.items()}
 
 
-#: Hosts, workers on each, and by how many seconds their wall clocks are ahead of the scheduler's.
+#: Hosts, workers per host, and seconds by which their wall clocks are ahead of the scheduler's.
 SIZES = {
     "2x1": (2, 1, (0.0,)),
     "4x1": (4, 1, (0.0,)),
@@ -177,7 +177,7 @@ SIZES = {
 def hosts(
     request: pytest.FixtureRequest, one_host: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
-    """A cluster of some hosts, with some workers on each."""
+    """Provide a cluster of the given hosts and workers."""
     n_hosts, per_host, ahead = request.param
     clocks = HostClocks(tmp_path_factory.mktemp("clocks"))
     with HostNetwork(n_hosts) as network:
@@ -188,18 +188,20 @@ def hosts(
 
 
 @pytest.mark.parametrize("name", list(SUBJECTS))
-def test_results(hosts: Client, one_host: dict[str, Any], name: str, assert_clean: Any) -> None:
-    """Over a network everything comes to what it comes to on one host."""
+def test_results_on_several_hosts_equal_one_host(
+    hosts: Client, one_host: dict[str, Any], name: str, assert_clean: Any
+) -> None:
+    """Results over a network equal those on one host."""
     fit, allowed = SUBJECTS[name]
     np.testing.assert_allclose(fit(), one_host[name], rtol=allowed, atol=allowed)
     assert_clean(hosts)
 
 
-# -- what goes wrong between hosts -----------------------------------------------------------------
+# -- network faults --------------------------------------------------------------------------------
 
 
 class Silence:
-    """A callback that pulls the cable of a host, and for how long; it notes new generations."""
+    """Callback that cuts a host's network for some time and records new generations."""
 
     def __init__(self, network: HostNetwork, host: Host, seconds: float | None) -> None:
         self.network, self.host, self.seconds = network, host, seconds
@@ -212,7 +214,7 @@ class Silence:
         if self._thread is None:
             self._thread = threading.Thread(target=self._pull)
             self._thread.start()
-        # On until the silence has been seen, and a few passes were made after it.
+        # Continues until the silence was detected and a few passes followed.
         if self.generations and self.passes > 3:
             run.stop()
 
@@ -229,7 +231,7 @@ class Silence:
 
 @pytest.fixture
 def two_hosts() -> Iterator[tuple[HostNetwork, Client]]:
-    """Two hosts that a test may break."""
+    """Provide two hosts that a test may break."""
     if problem := network_problem():
         pytest.skip(f"no network namespaces: {problem}")
     with HostNetwork(2) as network, HostCluster(network) as client:
@@ -237,8 +239,10 @@ def two_hosts() -> Iterator[tuple[HostNetwork, Client]]:
 
 
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
-def test_a_host_without_cable(two_hosts: tuple[HostNetwork, Client], policy: str) -> None:
-    """The fit goes on with the other host, and the reason names the worker."""
+def test_a_fit_continues_without_a_disconnected_host(
+    two_hosts: tuple[HostNetwork, Client], policy: str
+) -> None:
+    """The fit continues with the other host, and the reason names the worker."""
     network, _ = two_hosts
     silence = Silence(network, network.hosts[1], None)
     clf = SGDClassifier(
@@ -249,8 +253,8 @@ def test_a_host_without_cable(two_hosts: tuple[HostNetwork, Client], policy: str
 
 
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
-def test_lost_packets(policy: str, assert_clean: Any) -> None:
-    """One packet in a hundred is lost, each way: nothing else is, and no host counts as silent."""
+def test_lost_packets_do_not_affect_a_fit(policy: str, assert_clean: Any) -> None:
+    """One packet in a hundred is lost each way: the fit ends, and no host counts as silent."""
     if problem := network_problem():
         pytest.skip(f"no network namespaces: {problem}")
     generations: list[str] = []

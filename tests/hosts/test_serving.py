@@ -1,4 +1,4 @@
-"""Served models over a network: a server on one host, and requests that others' workers predict."""
+"""Serving over a network: a server on one host, and requests predicted by workers of others."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.slow
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2_000, 6))
 Y = (X[:, 0] > 0).astype(np.int64)
-#: Rows from which a request goes to the cluster, and rows of a request below and above.
+#: Rows from which a request is sent to the cluster, and sizes of requests below and above.
 MANY, SOME = 500, 20
 
 
 @pytest.fixture
 def network() -> Iterator[HostNetwork]:
-    """Three hosts."""
+    """Provide three hosts."""
     if problem := network_problem():
         pytest.skip(f"no network namespaces: {problem}")
     with HostNetwork(3) as network:
@@ -41,7 +41,7 @@ def network() -> Iterator[HostNetwork]:
 
 @contextmanager
 def served(host: Host, folder: Path, *options: str) -> Iterator[str]:
-    """A server of a registry, on a host; its address once it has told that it is ready."""
+    """Run a server of a registry on a host; yield its address once it is ready."""
     command = [sys.executable, "-m", "daskml_dist", "serve", str(folder), *options]
     process = subprocess.Popen(
         host.command(*command, "--host", host.address, "--port", "8000"),
@@ -61,7 +61,7 @@ def served(host: Host, folder: Path, *options: str) -> Iterator[str]:
 
 
 def ask(address: str, rows: Any) -> tuple[int, Any]:
-    """Status and probabilities of a request for some rows."""
+    """Return status and probabilities of a request for some rows."""
     tensor = {
         "name": "rows",
         "datatype": "FP64",
@@ -76,15 +76,15 @@ def ask(address: str, rows: Any) -> tuple[int, Any]:
 
 
 def counted(address: str) -> int:
-    """Requests that the cluster has predicted."""
+    """Return the number of requests predicted by the cluster."""
     with urlopen(f"{address}/metrics", timeout=120) as reply:
         lines = reply.read().decode().splitlines()
     counts = [line for line in lines if line.startswith("daskml_dist_cluster_seconds_count")]
     return sum(int(float(line.rpartition(" ")[2])) for line in counts)
 
 
-def test_answers_are_those_of_the_model(network: HostNetwork, tmp_path: Path) -> None:
-    """Fitted on three hosts, served by one, predicted there or by workers of all."""
+def test_replies_equal_the_models_predictions(network: HostNetwork, tmp_path: Path) -> None:
+    """The model is fitted on three hosts, served by one, and predicts there or on all workers."""
     with HostCluster(network) as client:
         data = da.from_array(X, chunks=(500, -1)), da.from_array(Y, chunks=500)
         model = SGDClassifier(max_iter=3, tol=None, random_state=0).fit(*data)
@@ -99,8 +99,8 @@ def test_answers_are_those_of_the_model(network: HostNetwork, tmp_path: Path) ->
             assert counted(address) == 1
 
 
-def test_requests_outlive_silent_hosts(network: HostNetwork, tmp_path: Path) -> None:
-    """Small ones wait for nobody; large ones until Dask has given up the hosts without a cable."""
+def test_requests_survive_silent_hosts(network: HostNetwork, tmp_path: Path) -> None:
+    """Small requests do not wait; large ones until Dask has given up the disconnected hosts."""
     with HostCluster(network) as client:
         model = SGDClassifier(max_iter=3, tol=None, random_state=0).fit(X, Y)
         publish(model, tmp_path, "m")
@@ -112,7 +112,7 @@ def test_requests_outlive_silent_hosts(network: HostNetwork, tmp_path: Path) -> 
             status, found = ask(address, X[:SOME])
             assert status == 200
             np.testing.assert_array_equal(found, model.predict_proba(X[:SOME]))
-            # Of the workers the server's own host has one.
+            # One of the workers is on the server's host.
             status, found = ask(address, X)
             assert status == 200
             np.testing.assert_array_equal(found, model.predict_proba(X))

@@ -1,4 +1,4 @@
-"""A connection to a host without cable: its silence is told of first, and it breaks much later."""
+"""A connection to a disconnected host: its silence is reported first, and it breaks much later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from daskml_dist.errors import SilentPeerError
 pytestmark = pytest.mark.slow
 
 PORT = 8_001
-#: Sends back what comes, byte for byte, once it has told that it listens.
+#: Script that echoes all bytes after it has reported to listen.
 ECHO = """
 import socket, sys
 with socket.create_server((sys.argv[1], int(sys.argv[2]))) as server:
@@ -33,7 +33,7 @@ with socket.create_server((sys.argv[1], int(sys.argv[2]))) as server:
 
 @pytest.fixture
 def network() -> Iterator[HostNetwork]:
-    """One host beside this one."""
+    """Provide a host besides this one."""
     if problem := network_problem():
         pytest.skip(f"no network namespaces: {problem}")
     with HostNetwork(1) as network:
@@ -42,7 +42,7 @@ def network() -> Iterator[HostNetwork]:
 
 @contextmanager
 def connected(host: Host, settings: ConnectionSettings) -> Iterator[socket.socket]:
-    """A connection to a process on a host that echoes."""
+    """Connect to an echo process on a host."""
     command = [sys.executable, "-c", ECHO, host.address, str(PORT)]
     process = subprocess.Popen(host.command(*command), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -57,20 +57,20 @@ def connected(host: Host, settings: ConnectionSettings) -> Iterator[socket.socke
 
 
 def read(inbox: Inbox, n: int) -> bytes:
-    """Read so many bytes."""
+    """Read `n` bytes."""
     target = bytearray(n)
     inbox.read_into(memoryview(target))
     return bytes(target)
 
 
 @pytest.mark.parametrize("sends", [False, True], ids=["idle", "sent before"])
-def test_a_cable_that_comes_back_breaks_nothing(network: HostNetwork, sends: bool) -> None:
-    """Whether nothing travelled, so that TCP probes, or what was sent is sent again."""
+def test_a_reconnected_host_keeps_its_connections(network: HostNetwork, sends: bool) -> None:
+    """Either the connection was idle, so that TCP probes, or data are retransmitted."""
     (host,) = network.hosts
     told = threading.Event()
 
     def plug() -> None:
-        """Plug the cable in as soon as its silence is told of."""
+        """Reconnect the host as soon as its silence is reported."""
         network.plug(host)
         told.set()
 
@@ -82,7 +82,7 @@ def test_a_cable_that_comes_back_breaks_nothing(network: HostNetwork, sends: boo
         network.pull(host)
 
         def send() -> None:
-            """Send at once, or once the cable is there again."""
+            """Send immediately, or after the reconnection."""
             if sends or told.wait(60):
                 outbox.send([memoryview(b"behind")])
 
@@ -93,8 +93,8 @@ def test_a_cable_that_comes_back_breaks_nothing(network: HostNetwork, sends: boo
     assert told.is_set()
 
 
-def test_who_sends_is_told_too(network: HostNetwork) -> None:
-    """More is sent than the kernel's buffers hold."""
+def test_the_sender_also_gets_reports_of_silence(network: HostNetwork) -> None:
+    """The data exceed the kernel's buffers."""
     (host,) = network.hosts
     wait = WaitBound(120.0, on_silence=partial(network.plug, host))
     with connected(host, ConnectionSettings(silence=0.5)) as sock:
@@ -108,8 +108,8 @@ def test_who_sends_is_told_too(network: HostNetwork) -> None:
         assert inbox.received == len(data)
 
 
-def test_a_cable_that_stays_away_breaks_the_connection(network: HostNetwork) -> None:
-    """Told of before."""
+def test_a_permanently_disconnected_host_breaks_the_connection(network: HostNetwork) -> None:
+    """After its silence was reported."""
     (host,) = network.hosts
     told: list[bool] = []
     wait = WaitBound(120.0, on_silence=lambda: told.append(True))

@@ -28,7 +28,7 @@ _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "
 MISSING = [name for name in _PROGRAMS if shutil.which(name, path=_PATH) is None]
 
 # No cgroups, no task plugins and no database, as a container allows. A job is ended `KillWait`
-# seconds after its limit, whose unit is the minute.
+# seconds after its limit, which is in minutes.
 _CONF = """\
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)

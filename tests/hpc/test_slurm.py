@@ -35,7 +35,7 @@ N_ROWS = 20_000
 #: Passes that last long enough for jobs to come in the place of others.
 LONG = {"max_iter": 400, "batch_size": 50}
 
-#: What the page's recipe says of a large cluster, and what it becomes on one node.
+#: Settings of the page's recipe for a large cluster, and their replacements on one node.
 SMALLER = {
     "cores=8": "cores=1",
     'memory="32GB"': 'memory="1GB"',
@@ -52,9 +52,9 @@ SMALLER = {
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A Slurm of one node, in a short folder of its own that is the current one."""
+    """Provide a one-node Slurm in a short temporary folder, which is the working directory."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    folder.chmod(0o755)  # munged lets nobody be kept from its socket
+    folder.chmod(0o755)  # munged requires that its socket is accessible to all
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=":")
     quick = {"distributed.deploy.lost-worker-timeout": "2s"}
@@ -86,7 +86,7 @@ def _rows() -> tuple[Any, Any]:
 
 
 class _Until:
-    """Ends a fit once something, asked for after each pass, is true of its generations."""
+    """Callback that ends a fit once a condition on its generations holds after a pass."""
 
     def __init__(
         self,
@@ -154,10 +154,8 @@ def test_cancelled_jobs_change_nothing(slurm: Path, told: pytest.LogCaptureFixtu
     np.testing.assert_array_equal(struck.coef_, calm.coef_)
 
 
-def test_a_walltime_is_told_of_with_all_workers(
-    slurm: Path, told: pytest.LogCaptureFixture
-) -> None:
-    """Slurm looks at limits twice a minute, and ends both jobs at one moment."""
+def test_a_walltime_error_names_all_workers(slurm: Path, told: pytest.LogCaptureFixture) -> None:
+    """Slurm checks limits twice a minute, and ends both jobs simultaneously."""
     with _cluster(walltime="00:01:00") as (cluster, client):
         cluster.adapt(minimum_jobs=2, maximum_jobs=2, interval="200ms")
         client.wait_for_workers(2, timeout=60)

@@ -1,4 +1,4 @@
-"""Rows of which each is asked for alone: in one call, to the bit the answers of a call each."""
+"""One call that predicts each row separately equals one call per row, bit for bit."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ DTYPES = (np.float32, np.float64)
 
 
 def scattered(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-    """Values of many magnitudes, of which sums are rounded in each step."""
+    """Return values of many magnitudes, whose sums are rounded in each step."""
     return (RANDOM.normal(size=shape) * 10.0 ** RANDOM.integers(-3, 4, size=shape)).astype(dtype)
 
 
 @pytest.mark.parametrize("n_columns", [None, 1, 2, 3, 8, 33])
 @pytest.mark.parametrize("weights", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_products_are_those_of_a_row_alone(dtype: Any, weights: Any, n_columns: Any) -> None:
+def test_products_equal_those_of_a_single_row(dtype: Any, weights: Any, n_columns: Any) -> None:
     for width in (*range(1, 70), 127, 128, 129, 500, 1000, 5003):
         w = scattered((width, n_columns or 1), weights)
         w = w[:, 0] if n_columns is None else w
@@ -53,7 +53,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("trained", DTYPES)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks(name: str, trained: Any) -> None:
+def test_networks_equal_single_rows(name: str, trained: Any) -> None:
     sizes, activation, n_classes = NETWORKS[name]
     X = RANDOM.normal(size=(100, 28))
     settings: dict[str, Any] = {"max_iter": 2, "tol": None, "random_state": 0}
@@ -70,7 +70,7 @@ def test_networks(name: str, trained: Any) -> None:
             assert_array_equal(found, np.concatenate(own), f"{method}, {dtype}")
 
 
-#: Methods that answer each row alone in one call; all others are asked row by row.
+#: Methods that predict each row separately in one call; all others are called row by row.
 LINEAR = {"predict_proba", "decision_function", "predict"}
 EACH = {
     "logistic": LINEAR,
@@ -87,7 +87,7 @@ EACH = {
     "ridge of two": {"predict"},
     "network": {"predict_proba", "predict"},
 }
-#: Those whose rows are apart, which do so whatever the requests' sizes.
+#: Methods with independent rows, for requests of any size.
 APART = {
     "tree": {"predict_proba", "predict"},
     "forest": {"predict"},
@@ -100,7 +100,7 @@ METHODS = ("predict_proba", "decision_function", "predict", "transform")
 
 
 @pytest.mark.parametrize(("name", "dtype"), in_turn(TABLE, DTYPES))
-def test_answers_are_those_of_a_row_alone(name: str, dtype: Any) -> None:
+def test_predictions_equal_those_of_a_single_row(name: str, dtype: Any) -> None:
     model, found = model_of(name), set()
     for method in METHODS:
         if not hasattr(model, method):
@@ -117,7 +117,7 @@ def test_answers_are_those_of_a_row_alone(name: str, dtype: Any) -> None:
     assert found == EACH.get(name, APART.get(name, set()))
 
 
-#: More of these: deep trees and wide ones, categories, several outputs, links.
+#: Further models with independent rows: deep and wide trees, categories, outputs, links.
 MADE: dict[str, Any] = {
     "deep": tree.DecisionTreeRegressor(),
     "of several outputs": ensemble.ExtraTreesRegressor(7, random_state=0),
@@ -141,8 +141,8 @@ def _apart(name: str) -> Any:
 
 
 @pytest.mark.parametrize(("name", "dtype"), in_turn([*APART, *MADE], DTYPES))
-def test_rows_that_are_apart(name: str, dtype: Any) -> None:
-    """However they are cut into batches; some values are missing, or of no category."""
+def test_independent_rows_do_not_depend_on_batches(name: str, dtype: Any) -> None:
+    """For any split into batches; some values are missing, or unknown categories."""
     model, found = _apart(name), set()
     X = RANDOM.normal(size=(8_000, D)).astype(dtype)
     X[:, 4] = np.floor(X[:, 4] * 5)
@@ -163,7 +163,7 @@ def test_rows_that_are_apart(name: str, dtype: Any) -> None:
     assert found
 
 
-def test_rows_that_are_not_plain() -> None:
+def test_unusual_rows() -> None:
     X = scattered((3, 4), np.float64)
     predictor = Predictor(linear_model.LogisticRegression().fit(X, [0, 1, 1]))
     assert predictor.each(X) is not None
@@ -186,7 +186,7 @@ _THEIRS = {
 
 
 @pytest.mark.parametrize(("name", "n_classes"), in_turn(_THEIRS, [2, 3, 11]))
-def test_trees_of_scikit_learn_are_apart(name: str, n_classes: int) -> None:
+def test_rows_of_scikit_learn_trees_are_independent(name: str, n_classes: int) -> None:
     X = RANDOM.normal(size=(150, 28))
     model = _THEIRS[name](random_state=0).fit(X, np.arange(150) % n_classes)
     for method in [one for one in ("predict", "predict_proba") if hasattr(model, one)]:
@@ -196,7 +196,7 @@ def test_trees_of_scikit_learn_are_apart(name: str, n_classes: int) -> None:
         ends = [0, *np.sort(RANDOM.choice(150, 12, replace=False)), 150]
         cuts = [predict(X[a:b]) for a, b in pairwise(ends) if a < b]
         assert_array_equal(np.concatenate(cuts), alone)
-    # In threads, trees are added up as they end.
+    # With threads, trees are summed in the order in which they finish.
     threads = their_ensemble.RandomForestClassifier(3, n_jobs=2).fit(X[:50], np.arange(50) % 2)
     assert not Predictor(threads).rows_apart
     boosted = their_ensemble.GradientBoostingClassifier(n_estimators=2)

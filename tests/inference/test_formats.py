@@ -1,4 +1,4 @@
-"""Every public estimator in every format: it answers as before, or its exception is known."""
+"""Every public estimator in every format predicts as before, or is a known exception."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-def test_the_table_has_every_public_estimator_and_is_that_of_the_page() -> None:
+def test_the_table_has_every_public_estimator_and_equals_the_page() -> None:
     assert set(_public()) <= tried()
     assert set(NO_TENSORS) | set(NO_ONNX) <= set(_public())
     page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
@@ -38,14 +38,14 @@ def _answers(model: Any, again: Any, rows: Any) -> None:
 
 
 @pytest.mark.parametrize("name", REST)
-def test_the_rest_in_files_of_skops(name: str, tmp_path: Path) -> None:
+def test_other_estimators_in_skops_files(name: str, tmp_path: Path) -> None:
     model, rows = found(name)
     daskml_dist.save(model, tmp_path / "a.skops")
     _answers(model, daskml_dist.load(tmp_path / "a.skops"), rows)
 
 
 def _error_of(function: Callable[[], Any]) -> str | None:
-    """What an export says that cannot be."""
+    """Return the error of an unsupported export."""
     try:
         function()
     except (ExportError, ModelFileError) as error:
@@ -72,12 +72,12 @@ def test_files_of_safetensors(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_onnx(name: str) -> None:
-    """`to_onnx` itself compares the answers."""
+    """`to_onnx` itself compares the predictions."""
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     model, rows = found(name)
     reason = NO_ONNX.get(type(model).__name__, "")
     error = _error_of(lambda: to_onnx(model))
-    if error is not None:  # rows that are not all numbers
+    if error is not None:  # rows that are not numeric
         error = _error_of(lambda: to_onnx(model, sample=rows[:5]))
     if error is not None:
         assert reason or name == "pipeline of texts", error

@@ -1,4 +1,4 @@
-"""Models held for a service: limits of BLAS threads that requests share."""
+"""Models held for a service: shared limits of BLAS threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from daskml_dist.inference.request_rows import _BlasLimits
 from tests.serving.tiny import until
 
 
-def test_who_wants_other_threads_gets_a_turn() -> None:
+def test_a_request_for_another_thread_limit_is_not_starved() -> None:
     limits, blas = _BlasLimits(), ThreadpoolController()
     done: list[int] = []
 
@@ -22,10 +22,10 @@ def test_who_wants_other_threads_gets_a_turn() -> None:
     with limits.at(1, blas):
         for n_waiting, thread in enumerate(threads, 1):
             thread.start()
-            # The second, though it wants what there is, lets the first have its turn.
+            # The second, although it wants the current limit, waits behind the first.
             until(lambda n=n_waiting: limits._waiting.total() == n)
         assert not done
-        ask_more = Thread(target=ask, args=(0,))  # without a limit nobody waits
+        ask_more = Thread(target=ask, args=(0,))  # without a limit no request waits
         ask_more.start()
         ask_more.join(30)
         assert done == [0]

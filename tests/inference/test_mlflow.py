@@ -1,4 +1,4 @@
-"""Models of MLflow, read by MLflow itself and by this package."""
+"""MLflow models, read by MLflow itself and by this package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RATINGS = pd.DataFrame({"user": list("aabb"), "item": list("xyxz"), "rating": [1
 
 @pytest.fixture
 def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs more libraries
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database would need more libraries
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
     return pytest.importorskip("mlflow", reason="needs the extra mlflow")
 
@@ -42,7 +42,7 @@ MODELS: dict[str, tuple[Any, Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_mlflow_answers_as_the_estimator(name: str, tmp_path: Path, mlflow: Any) -> None:
+def test_mlflow_predicts_like_the_estimator(name: str, tmp_path: Path, mlflow: Any) -> None:
     model, rows, y = MODELS[name]
     model = model.fit(rows) if y is None else model.fit(rows, y)
     flavor.save_model(model, tmp_path / "model")
@@ -57,7 +57,7 @@ def test_mlflow_answers_as_the_estimator(name: str, tmp_path: Path, mlflow: Any)
     assert_array_equal(getattr(found, method)(rows), getattr(model, method)(rows))
 
 
-def test_what_is_logged_is_found_by_its_uri(mlflow: Any) -> None:
+def test_logged_models_are_loaded_by_their_uri(mlflow: Any) -> None:
     model = MLPRegressor(hidden_layer_sizes=(3,), max_iter=2, tol=None, random_state=0)
     model.fit(X, X[:, 0])
     with mlflow.start_run():
@@ -71,7 +71,7 @@ def test_what_is_logged_is_found_by_its_uri(mlflow: Any) -> None:
     assert "safetensors==" in wanted.read_text()
 
 
-def test_the_signature_is_that_of_the_fit(tmp_path: Path, mlflow: Any) -> None:
+def test_the_signature_equals_that_of_the_fit(tmp_path: Path, mlflow: Any) -> None:
     flavor.save_model(Ridge().fit(FRAME, X[:, 0]), tmp_path / "frame")
     served = mlflow.pyfunc.load_model(str(tmp_path / "frame"))
     columns = served.metadata.get_input_schema().to_dict()
@@ -97,7 +97,7 @@ def test_columns_that_the_model_drops_may_be_missing(tmp_path: Path, mlflow: Any
         served.predict(FRAME[["a", "b"]])
 
 
-def test_mistakes_are_named(tmp_path: Path, mlflow: Any) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, mlflow: Any) -> None:
     with pytest.raises(NotFittedError):
         flavor.save_model(Ridge(), tmp_path / "a")
     model = Ridge().fit(X, X[:, 0])
@@ -122,8 +122,8 @@ def test_without_mlflow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "a").exists()
 
 
-def test_frames_with_categories_are_taken(tmp_path: Path, mlflow: Any) -> None:
-    """Of texts and of numbers, which MLflow has no type for."""
+def test_frames_with_categories_are_accepted(tmp_path: Path, mlflow: Any) -> None:
+    """Categories of strings and of numbers, for which MLflow has no type."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"a": rng.normal(size=60), "b": pd.Categorical(rng.integers(0, 3, 60))})
     frame["c"] = pd.Categorical(np.array(["u", "v"])[np.arange(60) % 2])

@@ -1,4 +1,4 @@
-"""Networks of PyTorch as models of MLflow, which reads them without being given their class."""
+"""PyTorch networks as MLflow models, which are loaded without passing their class."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Net(torch.nn.Module):
 
 @pytest.fixture
 def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A class in a module of the user's; what becomes of paths and modules is undone."""
+    """Provide a class in a user's module; changes of paths and modules are undone."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "a_net_of_mine.py").write_text(SOURCE)
@@ -45,7 +45,7 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def forget(home: Path) -> None:
-    """Have this process know the module no more, like one elsewhere."""
+    """Remove the module from this process, as in another one."""
     sys.path.remove(str(home))
     del sys.modules["a_net_of_mine"]
 
@@ -64,7 +64,7 @@ def test_pyfunc_reads_networks_with_their_code(tmp_path: Path, net: Any, suffix:
     assert_array_equal(served.predict(X, params={"method": "predict_proba"}), wanted)
 
 
-def test_criteria_of_the_user_are_found_too(tmp_path: Path, net: Any) -> None:
+def test_custom_criteria_are_found(tmp_path: Path, net: Any) -> None:
     from torch import nn
 
     for suffix in (".safetensors", ".skops"):
@@ -76,7 +76,7 @@ def test_criteria_of_the_user_are_found_too(tmp_path: Path, net: Any) -> None:
         assert_array_equal(served.predict(X), model.predict(X))
 
 
-def test_what_is_not_found_is_named(tmp_path: Path, net: Any) -> None:
+def test_missing_classes_are_named(tmp_path: Path, net: Any) -> None:
     class Inner(net):  # type: ignore[misc]
         pass
 

@@ -1,6 +1,6 @@
-"""Models of ONNX answer as the estimators that they are made of.
+"""ONNX models predict like the estimators that they are made from.
 
-They need the extra `export`; treelite and SHAP read twins, and are tried where they are installed.
+They need the extra `export`; treelite and SHAP read twins, and are tested if installed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from daskml_dist.inference.export.onnx_trees import prepare_trees
 from tests.inference.test_tree_twins import BOOSTING, LABELS, TARGETS, TREES, X, Y
 
 MODELS = {**TREES, **{f"boosting, {name}": found for name, found in BOOSTING.items()}}
-#: Several outputs: of different numbers of classes, or with missing values, there is no ONNX.
+#: Several outputs with different numbers of classes, or with missing values, have no ONNX.
 SEVERAL = [name for name, (_, target) in MODELS.items() if target in ("labels", "several")]
 PLAIN = [name for name in MODELS if name not in SEVERAL]
 ROWS = np.nan_to_num(X)
@@ -50,7 +50,7 @@ def _answers(model: Any, rows: Any) -> Any:
 
 
 def _rows_at_thresholds(model: Any) -> Any:
-    """Rows of float32 at thresholds, and those next to these."""
+    """Return float32 rows at thresholds and at the adjacent numbers."""
     nodes = model._trees.nodes
     found = nodes.threshold[(nodes.feature >= 0) & np.isfinite(nodes.threshold)]
     near = found.astype(np.float32)
@@ -76,7 +76,7 @@ def test_several_outputs_of_trees(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_trees_of_onnx(name: str, tmp_path: Path) -> None:
+def test_onnx_trees_equal_the_estimator(name: str, tmp_path: Path) -> None:
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     model = _fitted(name)
     model.to_onnx(tmp_path / "model.onnx")
@@ -87,7 +87,7 @@ def test_trees_of_onnx(name: str, tmp_path: Path) -> None:
         assert_allclose(found[-1].reshape(wanted.shape), wanted, rtol=0, atol=1e-5 * scale)
 
 
-def test_labels_of_onnx() -> None:
+def test_onnx_labels_equal_the_estimator() -> None:
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     model = RandomForestClassifier(5, random_state=0).fit(X, LABELS)
     labels, _ = _run(model.to_onnx().SerializeToString(), X)
@@ -106,7 +106,7 @@ def test_labels_of_onnx() -> None:
     ],
     ids=lambda model: type(model).__name__,
 )
-def test_others_of_onnx(model: Any) -> None:
+def test_other_onnx_models_equal_the_estimator(model: Any) -> None:
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     model.fit(ROWS.astype(float), Y if "Ridge" in repr(model) else LABELS)
     method = next(m for m in ("predict_proba", "predict", "transform") if hasattr(model, m))
@@ -119,7 +119,7 @@ def test_others_of_onnx(model: Any) -> None:
         assert_array_equal(found, wanted)
 
 
-def test_what_has_no_onnx_says_so() -> None:
+def test_unsupported_models_are_refused() -> None:
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     with pytest.raises(ExportError, match=r"cannot convert this NMF.*(?s:.)*to_sklearn"):
         NMF(2, max_iter=300).fit(abs(ROWS)).to_onnx()
@@ -143,10 +143,8 @@ CODES = WORDS.astype("U1").view(np.int32).astype(float)
     ],
     ids=str,
 )
-def test_models_are_exported_or_the_error_is_one_of_exports(
-    model: Any, rows: Any, sample: Any
-) -> None:
-    """Whatever skl2onnx, ONNX Runtime or the twin say of the model or of the rows."""
+def test_models_are_exported_or_raise_an_export_error(model: Any, rows: Any, sample: Any) -> None:
+    """Errors of skl2onnx, ONNX Runtime or the twin are translated."""
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     model = model.fit(*rows) if isinstance(rows, tuple) else model.fit(rows)
     said = ""
@@ -158,7 +156,7 @@ def test_models_are_exported_or_the_error_is_one_of_exports(
 
 
 @pytest.mark.parametrize("kept", [["size"], ["size", "job"]])
-def test_columns_that_a_model_drops_are_no_inputs(kept: list[str]) -> None:
+def test_dropped_columns_are_no_inputs(kept: list[str]) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     frame = pd.DataFrame({"id": np.arange(40), "size": ROWS[:40, 0], "job": ["a", "b"] * 20})
@@ -186,7 +184,7 @@ def test_a_newer_protobuf_is_named(
         linear_model.LogisticRegression().fit(ROWS, Y > 0).to_onnx()
 
 
-def test_files_of_onnx_are_replaced_in_one_move(tmp_path: Path) -> None:
+def test_onnx_files_are_replaced_atomically(tmp_path: Path) -> None:
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     model = linear_model.Ridge().fit(ROWS, Y)
     model.to_onnx("memory://models/a.onnx")
@@ -198,8 +196,8 @@ def test_files_of_onnx_are_replaced_in_one_move(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["a.onnx"]
 
 
-def test_answers_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if skl2onnx left the link out, as it does for boosting."""
+def test_differing_predictions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulates skl2onnx omitting the link function, as it does for boosting."""
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     from daskml_dist.inference.export import onnx_trees
 
@@ -209,7 +207,7 @@ def test_answers_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         model.to_onnx()
 
 
-def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "skl2onnx", None)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ExportError, match=r"daskml-dist\[export\]"):
@@ -227,8 +225,8 @@ OF_CATEGORIES = {"categorical_features": [1, 2], "max_iter": 8, "min_samples_lea
 
 
 @pytest.mark.parametrize("target", ["number", "counts", "2", "3"])
-def test_categories_of_onnx(target: str) -> None:
-    """Known, missing and unknown ones; categorical columns stand behind others."""
+def test_categories_in_onnx(target: str) -> None:
+    """Known, missing and unknown categories; categorical columns come after others."""
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     y = SIGNAL + np.nan_to_num(WITH_CATEGORIES[:, 3])
     if target in "23":
@@ -259,7 +257,7 @@ def test_categories_of_frames_in_onnx() -> None:
     ("categories", "words"),
     [(["a", "b"], "are not numbers"), ([1.0, 1 + 1e-12], "become equal in float32")],
 )
-def test_categories_that_onnx_cannot_tell_are_refused(categories: Any, words: str) -> None:
+def test_categories_unsupported_by_onnx_are_refused(categories: Any, words: str) -> None:
     frame = pd.DataFrame({"k": pd.Categorical(np.resize(categories, 400)), "x": ROWS[:, 0]})
     model = HistGradientBoostingRegressor(max_iter=2).fit(frame, np.resize([0.0, 1.0], 400))
     with pytest.raises(ExportError, match=words):
@@ -276,7 +274,7 @@ def test_treelite_reads_twins(name: str) -> None:
     found = treelite.gtil.predict(treelite.sklearn.import_model(model.to_sklearn()), X)
     wanted = _answers(model, X).reshape(len(X), -1)
     found = np.asarray(found).reshape(len(X), -1)
-    if found.shape != wanted.shape:  # of two classes that of the second
+    if found.shape != wanted.shape:  # for two classes that of the second
         wanted = wanted[:, 1:]
     assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
 

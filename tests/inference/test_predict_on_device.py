@@ -1,7 +1,7 @@
-"""Rows of CuPy are predicted on the device where they lie, as NumPy's are on the host.
+"""CuPy rows are predicted on their device, with the results of NumPy rows on the host.
 
-Stand-ins for CuPy's arrays, which NumPy may not read, tell how much was copied; on a machine with a
-GPU the same tests run on CuPy too.
+Stand-ins for CuPy's arrays, which NumPy cannot read, count copied bytes; on a machine with a GPU
+the same tests run on CuPy too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MODELS = {
     "count": PoissonRegressor(tol=1e-3, device="cpu"),
 }
 METHODS = ["predict", "predict_proba", "predict_log_proba", "decision_function"]
-#: Of an inner product, each way of adding up.
+#: Every summation path of inner products.
 TOLERANCE = {"float32": 1e-5, "float64": 1e-11}
 CHUNKS = (20, 0, 45, 25)
 
@@ -61,7 +61,7 @@ def _in_process() -> Iterator[None]:
 
 
 def _lazy(values: Any, to_device: ToDevice) -> da.Array:
-    """Blocks made in tasks, one of them empty."""
+    """Return blocks made in tasks, one of them empty."""
     return make_blocks(values, CHUNKS, to_device)
 
 
@@ -69,7 +69,7 @@ def _lazy(values: Any, to_device: ToDevice) -> da.Array:
 @pytest.mark.parametrize("container", [np.asarray, np.asfortranarray, sparse.csr_array])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("target", list(Y))
-def test_predictions_are_those_of_the_host(
+def test_predictions_equal_those_of_the_host(
     to_device: ToDevice,
     target: str,
     dtype: str,
@@ -100,7 +100,7 @@ def test_predictions_are_those_of_the_host(
 
 @pytest.mark.parametrize("container", [np.asarray, sparse.csr_array])
 @pytest.mark.parametrize("target", list(Y))
-def test_scores_are_those_of_the_host(to_device: ToDevice, target: str, container: Any) -> None:
+def test_scores_equal_those_of_the_host(to_device: ToDevice, target: str, container: Any) -> None:
     model, rows, y = MODELS[target].fit(X, Y[target]), container(X), Y[target]
     expected = model.score(rows, y, sample_weight=WEIGHT)
     there = y if y.dtype.kind == "U" else to_device(y)  # CuPy has no strings
@@ -115,8 +115,8 @@ def test_scores_are_those_of_the_host(to_device: ToDevice, target: str, containe
 
 @pytest.mark.parametrize("coef", ["float32", "float64"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "bool"])
-def test_rules_of_dtypes_are_those_of_the_host(to_device: ToDevice, dtype: str, coef: str) -> None:
-    """Also of whole numbers, where the targets of a score are still float64."""
+def test_dtype_rules_equal_those_of_the_host(to_device: ToDevice, dtype: str, coef: str) -> None:
+    """Also for integers; targets of a score remain float64."""
     model = Ridge(device="cpu").fit(X.astype(coef), Y["number"])
     rows = (3 * X).astype(dtype)
     expected = model.predict(rows)
@@ -152,7 +152,7 @@ def test_all_workers_predict(to_device: ToDevice) -> None:
             assert model.score(rows, y) == pytest.approx(model.score(X, Y["three"]))
 
 
-def test_a_matrix_with_repeated_entries_is_left_alone(to_device: ToDevice) -> None:
+def test_a_matrix_with_duplicate_entries_is_not_changed(to_device: ToDevice) -> None:
     parts = np.ones(4), np.array([2, 0, 2, 1]), np.array([0, 3, 4])
     rows = to_device(sparse.csr_matrix(parts, shape=(2, D)))
     model = Ridge(device="cpu").fit(X, Y["number"])
@@ -161,7 +161,7 @@ def test_a_matrix_with_repeated_entries_is_left_alone(to_device: ToDevice) -> No
     assert rows.data.shape == (4,)
 
 
-def test_plain_arrays_are_fitted_too(to_device: ToDevice) -> None:
+def test_device_arrays_are_fitted(to_device: ToDevice) -> None:
     for target in ("three", "number", "columns"):
         model = MODELS[target].fit(X, Y[target])
         expected = model.coef_
@@ -178,7 +178,7 @@ def test_plain_arrays_are_fitted_too(to_device: ToDevice) -> None:
 def test_rows_that_are_not_finite_are_named(
     to_device: ToDevice, wrong: float, dtype: str, container: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in columns that have no effect, and behind the first rows that are worked on."""
+    """Also in columns without effect, and after the first piece of rows."""
     monkeypatch.setattr(row_mapping, "MAX_DEVICE_ROWS", 7)
     model = SGDClassifier()
     model.classes_ = np.array([0, 1])
@@ -230,7 +230,7 @@ class _Full(FakeCupy):
         (_Full, DeviceMemoryError, r"Block \d: .* did not fit .*out of memory.*dtype of the fit"),
     ],
 )
-def test_a_device_that_cannot_be_used_is_told(
+def test_an_unusable_device_raises(
     backend: Any, error: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = MODELS["three"].fit(X, Y["three"])

@@ -1,4 +1,4 @@
-"""Prediction over collections: the same rows and kind as X, lazily where X is lazy."""
+"""Predictions have the same rows and kind as X, and are lazy if X is lazy."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FUNCTIONS = pytest.mark.parametrize(
 
 @FUNCTIONS
 @pytest.mark.parametrize("values", [X, X.tolist(), FRAME, sparse.csr_array(X), sparse.csc_array(X)])
-def test_memory(
+def test_rows_in_memory(
     function: Callable[[Any], NDArray[Any]], dtype: Any, n_outputs: int | None, values: Any
 ) -> None:
     found = map_rows(function, values, dtype=dtype, n_outputs=n_outputs, row_shape=(3,))
@@ -150,7 +150,7 @@ def test_float32_is_kept() -> None:
     assert set(seen) == {"float32"}
 
 
-def test_array_that_is_right_is_not_copied() -> None:
+def test_suitable_array_is_not_copied() -> None:
     found = map_rows(lambda rows: rows[:, 0], X, dtype="float64")
     assert np.shares_memory(found, X)
 
@@ -170,7 +170,7 @@ def test_nothing_runs_before_compute() -> None:
         calls.clear()
 
 
-def test_result_joins_further_work() -> None:
+def test_result_is_part_of_further_graphs() -> None:
     found = map_rows(two_outputs, lazy((3, 3)), dtype="float64", n_outputs=2)
     np.testing.assert_array_equal(found.argmax(axis=1).compute(), two_outputs(X).argmax(axis=1))
     np.testing.assert_array_equal(found[2:5].compute(), two_outputs(X)[2:5])
@@ -209,10 +209,10 @@ def test_rows_that_are_not_finite() -> None:
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_a_linear_model_shows_rows_that_are_not_finite(
+def test_a_linear_model_detects_non_finite_rows(
     wrong: float, dtype: str, width: int, container: Any
 ) -> None:
-    """Without looking for them: also in columns that have no effect, and in the last piece."""
+    """Without a separate check: also in columns without effect, and in the last piece."""
     coef, intercept = np.zeros((width, 5), dtype=dtype), np.zeros(width, dtype=dtype)
     raw = SGDClassifier()
     raw.coef_, raw.intercept_, raw.n_features_in_ = coef, intercept, 5
@@ -239,7 +239,7 @@ def test_columns_that_are_not_numbers() -> None:
         map_rows(one_output, frame, dtype="float64")
 
 
-def test_what_follows_is_made_in_the_tasks_of_the_predictions() -> None:
+def test_following_operations_are_fused_with_predictions() -> None:
     rows = lazy((2, 3)).persist()
     found = map_rows(one_output, rows, dtype="float64") + 1
     (graph,) = dask.optimize(found)
@@ -247,7 +247,7 @@ def test_what_follows_is_made_in_the_tasks_of_the_predictions() -> None:
     np.testing.assert_array_equal(found, one_output(X) + 1)
 
 
-def test_partitions_that_are_persisted_need_no_task_of_their_own() -> None:
+def test_persisted_partitions_need_no_separate_task() -> None:
     frame = dd.from_pandas(FRAME, npartitions=2).persist()
     graph = lower_partitions(frame)[0].dask
     for piece in lower_partitions(frame):

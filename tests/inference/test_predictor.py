@@ -1,4 +1,4 @@
-"""Predictors: the estimator's own answers to the bit, and its own words where it refuses."""
+"""Predictors equal the estimator's methods bit for bit, including their error messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TARGETS = {
     "numbers": X[:, :2],
 }
 SGD: Any = {"learning_rate": 0.1, "max_iter": 2, "tol": None, "random_state": 0}
-#: Models, the target of each, and whether few rows go straight through the arithmetic.
+#: Models, their targets, and whether few rows use the fast path without validation.
 TABLE: dict[str, tuple[Any, str, bool]] = {
     "logistic": (linear_model.LogisticRegression(), "two", True),
     "logistic, no intercept": (linear_model.LogisticRegression(fit_intercept=False), "two", True),
@@ -85,15 +85,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*failed to converge", "ignore:d
 
 
 class Whole(np.ndarray[Any, Any]):
-    """An array of another class, of which every layer of an estimator looks at all it can."""
+    """Array subclass, which disables the fast path: every layer validates it."""
 
 
 class Framed(pd.DataFrame):
-    """The same of a frame."""
+    """The same for a frame."""
 
 
 class Listed(list[Any]):
-    """The same of lists."""
+    """The same for lists."""
 
 
 @cache
@@ -103,7 +103,7 @@ def model_of(name: str) -> Any:
 
 
 def own(model: Any, method: str, rows: Any) -> Any:
-    """The method's answers, or what it says against the rows, where nothing is left out."""
+    """Return the method's predictions, or its error, with full validation."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "X does not have valid feature names")
@@ -128,7 +128,7 @@ def assert_same(found: Any, wanted: Any, about: Any) -> None:
 def assert_alike(
     model: Any, rows: np.ndarray[Any, Any], dtypes: Sequence[Any] = (np.float64, np.float32)
 ) -> set[str]:
-    """Assert that predictors and methods answer all rows alike; return the bare methods."""
+    """Assert that predictors and methods agree on all rows; return the plain methods."""
     bare = set()
     for method in METHODS:
         if not hasattr(model, method):
@@ -147,7 +147,7 @@ def assert_alike(
 
 
 def otherwise(X: np.ndarray[Any, Any]) -> list[tuple[Any, Any]]:
-    """Rows in several containers, and in those that are always looked at closely."""
+    """Return rows in several containers, and in those that are always validated."""
     found: list[tuple[Any, Any]] = [(X, X.view(Whole))]
     if X.ndim == 2:
         frame, lists = pd.DataFrame(X), X.tolist()
@@ -156,7 +156,7 @@ def otherwise(X: np.ndarray[Any, Any]) -> list[tuple[Any, Any]]:
 
 
 def several(rows: np.ndarray[Any, Any], dtypes: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """Rows of all kinds that a predictor tells apart, those that are refused among them."""
+    """Return rows of all kinds that a predictor distinguishes, including refused ones."""
     found = []
     for dtype in dtypes:
         rows = rows.astype(dtype)
@@ -176,7 +176,7 @@ def several(rows: np.ndarray[Any, Any], dtypes: Sequence[Any]) -> list[np.ndarra
 
 
 @pytest.mark.parametrize(("name", "dtype"), in_turn(TABLE, [np.float64, np.float32]))
-def test_predictors_answer_as_the_methods_do(name: str, dtype: Any) -> None:
+def test_predictors_equal_the_methods(name: str, dtype: Any) -> None:
     with np.errstate(all="ignore"):
         bare = assert_alike(model_of(name), X, [dtype])
     assert bool(bare) is TABLE[name][2]
@@ -206,7 +206,7 @@ def test_predictors_of_all_models(name: str) -> None:
         assert_alike(model, np.resize(rows, (300, rows.shape[1])))
 
 
-def test_names_are_not_asked_of_arrays() -> None:
+def test_arrays_need_no_names_but_frames_are_checked() -> None:
     frame = pd.DataFrame(X, columns=list("abcde"))
     model = linear_model.Ridge().fit(frame, SIGNAL)
     predictor = Predictor(model)
@@ -244,7 +244,7 @@ FRAMES: dict[str, pd.DataFrame] = {
 
 @pytest.mark.parametrize("name", ["ridge", "logistic", "scaled", "network", "standard", "forest"])
 @pytest.mark.parametrize("named", [True, False])
-def test_frames_are_answered_as_when_looked_at_closely(name: str, named: bool) -> None:
+def test_frames_on_the_fast_path_equal_validated_ones(name: str, named: bool) -> None:
     model, target, _ = TABLE[name]
     rows = pd.DataFrame(X, columns=NAMES) if named else X
     model = clone(model).fit(rows, TARGETS[target])
@@ -261,7 +261,7 @@ TRANSFORMERS = [name for name, s in MODELS.items() if isinstance(s.model, BlockT
 
 @pytest.mark.filterwarnings("ignore:n_quantiles")
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_transformers_take_frames_as_when_they_look_closely(name: str) -> None:
+def test_transformers_on_the_fast_path_equal_validated_ones(name: str) -> None:
     model, rows = fitted(name)
     wrong = {
         "missing": rows.assign(age=None), "new": rows.assign(size="none of them"),
@@ -277,7 +277,7 @@ def test_transformers_take_frames_as_when_they_look_closely(name: str) -> None:
             )
 
 
-def test_scalers_of_ones_own_and_outputs_are_scikit_learns() -> None:
+def test_custom_scalers_and_outputs_use_scikit_learn() -> None:
     class Doubled(preprocessing.StandardScaler):
         def transform(self, X: Any, copy: bool | None = None) -> Any:
             return 2 * super().transform(X, copy)
@@ -293,7 +293,7 @@ def test_scalers_of_ones_own_and_outputs_are_scikit_learns() -> None:
     assert_array_equal(row, again)
 
 
-def test_predictors_travel_and_are_shared(tmp_path: Path) -> None:
+def test_predictors_can_be_pickled_and_shared(tmp_path: Path) -> None:
     model = model_of("scaled")
     predictor = Predictor(model, "decision_function")
     again = cloudpickle.loads(cloudpickle.dumps(predictor))
@@ -311,8 +311,8 @@ def test_predictors_travel_and_are_shared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encode", ["onehot", "onehot-dense"])
-def test_bins_are_shared_by_threads(encode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """scikit-learn's encoder has another dtype while it is at work, seen here from within."""
+def test_bins_are_thread_safe(encode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """scikit-learn's encoder changes its dtype temporarily, which is observed here."""
     model = preprocessing.KBinsDiscretizer(3, encode=encode).fit(X)
     inner = sklearn_preprocessing.OneHotEncoder.transform
     seen = []
@@ -327,6 +327,6 @@ def test_bins_are_shared_by_threads(encode: str, monkeypatch: pytest.MonkeyPatch
     assert seen == [np.float32]
 
 
-def test_a_method_that_is_not_there() -> None:
+def test_a_missing_method_raises() -> None:
     with pytest.raises(InvalidParameterError, match="Ridge has no method predict_proba"):
         Predictor(model_of("ridge"), "predict_proba")

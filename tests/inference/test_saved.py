@@ -1,4 +1,4 @@
-"""Model files: what is read answers as what was saved, to the bit, and nothing else is read."""
+"""Model files: a loaded model equals the saved one bit for bit; other files are refused."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ UNKNOWN_TO_SKOPS = (
 @pytest.mark.filterwarnings("ignore:n_quantiles", "ignore:.*failed to converge")
 @pytest.mark.filterwarnings("ignore:divide by zero")
 @pytest.mark.parametrize("name", [*MODELS, *OTHERS])
-def test_what_is_read_answers_as_what_was_saved(name: str, tmp_path: Path) -> None:
+def test_loaded_models_equal_the_saved_ones(name: str, tmp_path: Path) -> None:
     model, rows = fitted(name)
     daskml_dist.save(model, tmp_path / "model.skops")
     found = daskml_dist.load(tmp_path / "model.skops")
     assert type(found) is type(model)
     aside = ("inverse_transform",) if hasattr(model, "transform") else ()
     assert_answers(model, found, rows, 0, aside)
-    # Everybody else reads scikit-learn's own.
+    # All other estimators use scikit-learn's.
     unknown = skops_io.get_untrusted_types(file=tmp_path / "model.skops")
     assert not [one for one in unknown if one.startswith("daskml_dist")]
     assert not unknown or name.startswith(UNKNOWN_TO_SKOPS)
 
 
-def test_a_fit_goes_on_after_a_file(tmp_path: Path) -> None:
+def test_a_loaded_model_continues_its_fit(tmp_path: Path) -> None:
     first = SGDClassifier(learning_rate=0.1, random_state=0).partial_fit(X, Y, classes=[0, 1])
     first.save(tmp_path / "a.skops")
     second = daskml_dist.load(tmp_path / "a.skops")
@@ -85,7 +85,7 @@ def test_callbacks_are_left_out(tmp_path: Path) -> None:
     assert clf.callbacks[1] is shout
 
 
-def test_the_manifest_tells_what_a_service_must_know(tmp_path: Path) -> None:
+def test_the_manifest_describes_inputs_and_outputs(tmp_path: Path) -> None:
     frame = pd.DataFrame(X[:, :2], columns=["a", "b"]).astype({"b": np.float32})
     clf = SGDClassifier(max_iter=2, tol=None).fit(frame, np.where(Y, "yes", "no"))
     clf.save(tmp_path / "a.skops")
@@ -100,7 +100,7 @@ def test_the_manifest_tells_what_a_service_must_know(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_dtypes_of_a_pipeline_are_those_of_its_first_step(lazy: bool, tmp_path: Path) -> None:
+def test_dtypes_of_a_pipeline_are_taken_from_its_first_step(lazy: bool, tmp_path: Path) -> None:
     rows, y = X.astype(np.float32), Y
     if lazy:
         rows, y = da.from_array(rows, chunks=(30, -1)), da.from_array(y, chunks=30)
@@ -128,7 +128,7 @@ _C = {"C": [0.1, 1.0]}
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_what_is_around_an_estimator_tells_its_training(model: Any, fits: int) -> None:
+def test_wrappers_include_the_training_record_of_their_estimator(model: Any, fits: int) -> None:
     frame = pd.DataFrame(X[:, :2], columns=["a", "b"]).astype({"b": np.float32})
     told = of_manifest.make_manifest(model.fit(frame, Y))
     assert told["inputs"]["dtypes"] == ["float64", "float32"]
@@ -136,7 +136,7 @@ def test_what_is_around_an_estimator_tells_its_training(model: Any, fits: int) -
     assert told["training"].get("fits", 1) == max(fits, 1)
 
 
-def test_estimators_that_are_not_fitted_say_so(tmp_path: Path) -> None:
+def test_unfitted_estimators_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFittedError):
         Ridge().save(tmp_path / "a.skops")
     assert not list(tmp_path.iterdir())
@@ -161,7 +161,7 @@ def test_paths_that_cannot_be_written(path: str, told: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("path", [5, None, 1.0, io.BytesIO()])
-def test_paths_that_are_none(path: Any) -> None:
+def test_invalid_paths_are_refused(path: Any) -> None:
     for use in (Ridge().fit(X, Y).save, daskml_dist.load, read_manifest):
         with pytest.raises(InvalidTypeError, match="Pass the name of a file"):
             use(path)
@@ -173,8 +173,8 @@ def test_paths_of_bytes(tmp_path: Path) -> None:
     assert daskml_dist.load(path).alpha == 2.0
 
 
-def test_files_that_have_no_end(tmp_path: Path) -> None:
-    """A pipe that nobody writes, and a device."""
+def test_endless_files_are_refused(tmp_path: Path) -> None:
+    """A pipe without a writer, and a device."""
     os.mkfifo(tmp_path / "a.skops")
     (tmp_path / "b.skops").symlink_to("/dev/zero")
     for one in ("a.skops", "b.skops"):
@@ -182,19 +182,19 @@ def test_files_that_have_no_end(tmp_path: Path) -> None:
             daskml_dist.load(tmp_path / one)
 
 
-def test_a_file_of_few_readers_stays_one(tmp_path: Path) -> None:
+def test_restricted_permissions_of_a_file_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "a.skops"
     path.touch(0o600)
     Ridge().fit(X, Y).save(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files_raise(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"Cannot read .*FileNotFoundError"):
         daskml_dist.load(tmp_path / "a.skops")
 
 
-def test_what_cannot_be_stored_is_named(tmp_path: Path) -> None:
+def test_unsupported_values_are_named(tmp_path: Path) -> None:
     clf = SGDClassifier(max_iter=1, tol=None).fit(X, Y)
     clf.note_ = (one for one in "ab")
     with pytest.raises(ModelFileError, match="SGDClassifier holds objects that skops cannot store"):
@@ -218,14 +218,14 @@ COLUMNS = {"dtype_include": "number"}, {"dtype_include": np.number}, {"dtype_exc
     ],
     ids=lambda model: type(model).__name__,
 )
-def test_scores_and_selectors_of_scikit_learn_need_nobodys_word(model: Any, tmp_path: Path) -> None:
+def test_scores_and_selectors_of_scikit_learn_are_trusted(model: Any, tmp_path: Path) -> None:
     frame = pd.DataFrame(X, columns=list("abcd"))
     daskml_dist.save(model.fit(frame, Y), tmp_path / "a.skops")
     assert_answers(model, daskml_dist.load(tmp_path / "a.skops"), frame, 0)
 
 
-def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
-    """skops writes pandas.NA, and cannot make it again."""
+def test_unreadable_values_are_not_written(tmp_path: Path) -> None:
+    """skops writes pandas.NA, but cannot read it."""
     model = SimpleImputer(missing_values=pd.NA, strategy="most_frequent").fit(
         pd.DataFrame({"a": [1]})
     )
@@ -235,10 +235,10 @@ def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
 
 
 class Doubled(LogLoss):
-    """A loss of one's own."""
+    """Custom loss."""
 
 
-def test_classes_of_ones_own_are_read_where_they_are_trusted(tmp_path: Path) -> None:
+def test_custom_classes_are_read_if_trusted(tmp_path: Path) -> None:
     path = tmp_path / "a.skops"
     clf = SGDClassifier(Doubled(), max_iter=1, tol=None).fit(X, Y)
     clf.save(path)
@@ -248,7 +248,7 @@ def test_classes_of_ones_own_are_read_where_they_are_trusted(tmp_path: Path) -> 
     assert_array_equal(found.predict_proba(X), clf.predict_proba(X))
 
 
-# --- files that are not what save() wrote ------------------------------------------------------
+# --- files that save() did not write -----------------------------------------------------------
 
 
 def _members(path: Path) -> dict[str, bytes]:
@@ -311,7 +311,7 @@ def test_other_files_are_refused(attack: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["os.system", "daskml_dist.callbacks.CSVLogger", "builtins.eval", "subprocess.Popen"]
 )
-def test_functions_and_classes_of_elsewhere_are_refused(name: str, tmp_path: Path) -> None:
+def test_functions_and_classes_of_other_modules_are_refused(name: str, tmp_path: Path) -> None:
     module, _, kind = name.rpartition(".")
     inner = {
         "__class__": kind, "__module__": module, "__loader__": "TypeNode", "__id__": 7,
@@ -334,7 +334,7 @@ def test_functions_and_classes_of_elsewhere_are_refused(name: str, tmp_path: Pat
 
 
 def _of_versions(path: Path, **versions: str) -> None:
-    """Write a file anew as if other versions had made it, scikit-learn's own marks among them."""
+    """Rewrite a file as if made by other versions, including scikit-learn's version marks."""
     members = _members(path)
     manifest = json.loads(members[MANIFEST])
     manifest["versions"] |= versions
@@ -349,7 +349,7 @@ def _of_versions(path: Path, **versions: str) -> None:
     path.write_bytes(_written(members | {MANIFEST: json.dumps(manifest).encode()}))
 
 
-def test_files_of_another_scikit_learn_warn_once_and_answer(tmp_path: Path) -> None:
+def test_files_of_another_scikit_learn_warn_once_and_work(tmp_path: Path) -> None:
     path = tmp_path / "a.skops"
     pipe = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, Y)
     daskml_dist.save(pipe, path)
@@ -376,10 +376,10 @@ def test_files_of_an_older_daskml_dist_warn(
 
 
 @pytest.mark.parametrize("suffix", [".skops", ".safetensors"])
-def test_what_another_version_calls_otherwise_names_the_versions(
+def test_a_renamed_class_error_names_the_versions(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A class that has moved since."""
+    """The file refers to a class that has moved since."""
     path = tmp_path / f"a{suffix}"
     moved = type("Moved", (LogLoss,), {"__module__": "daskml_dist.losses.margin"})
     monkeypatch.setattr("daskml_dist.losses.margin.Moved", moved, raising=False)

@@ -1,4 +1,4 @@
-"""Model files made by somebody who knows their layout, and writes that others disturb."""
+"""Maliciously crafted model files, and concurrent or failing writes."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ Members = dict[str, bytes]
 
 
 def summed(members: Members, **facts: Any) -> bytes:
-    """An archive whose checksums are right."""
+    """Return an archive with correct checksums."""
     sums = {n: hashlib.sha256(d).hexdigest() for n, d in members.items() if n != MANIFEST}
     return _written(_told(members, sha256=sums, **facts))
 
 
 def twice(members: Members) -> bytes:
-    """An archive with two members of one name, the second of which is another."""
+    """Return an archive with two different members of one name."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of zipfile, that it is so
+        warnings.simplefilter("ignore")  # zipfile's own warning about it
         for name, data in members.items():
             archive.writestr(name, data)
         archive.writestr(INNER, b"another")
@@ -64,9 +64,9 @@ def twice(members: Members) -> bytes:
 
 
 def overlapping(members: Members) -> bytes:
-    """An archive that tells of far more bytes than it has."""
+    """Return an archive that declares far more bytes than it has."""
     data = bytearray(summed(members))
-    at = data.rindex(b"PK\x01\x02") + 24  # of the directory's last entry: its size
+    at = data.rindex(b"PK\x01\x02") + 24  # the size of the directory's last entry
     data[at : at + 4] = (10**9).to_bytes(4, "little")
     return bytes(data)
 
@@ -80,7 +80,7 @@ def inner(change: Callable[[Members], Members], how: int = zipfile.ZIP_STORED) -
 
 
 def bomb(parts: Members) -> Members:
-    """A sparse matrix, in the place of an array, that is a thousand times as large in memory."""
+    """Return a sparse matrix in place of an array, a thousand times as large in memory."""
     buffer = io.BytesIO()
     sparse.save_npz(buffer, sparse.csr_matrix((1, 9 * 10**6)) + sparse.eye(1, 9 * 10**6))
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as archive:
@@ -89,7 +89,7 @@ def bomb(parts: Members) -> Members:
 
 
 def huge(members: Members) -> bytes:
-    """Arrays whose headers tell of a petabyte."""
+    """Return arrays whose headers declare a petabyte."""
     head = io.BytesIO()
     told = {"descr": "<f8", "fortran_order": False, "shape": (10**14,)}
     np.lib.format.write_array_header_1_0(head, told)
@@ -97,7 +97,7 @@ def huge(members: Members) -> bytes:
 
 
 def pickled(members: Members) -> bytes:
-    """Arrays of objects, which NumPy would unpickle."""
+    """Return object arrays, which NumPy would unpickle."""
 
     class Bad:
         def __reduce__(self) -> Any:
@@ -125,7 +125,7 @@ def _with_part(part: dict[str, Any]) -> Any:
 
 
 def doubled(times: int) -> dict[str, Any]:
-    """Lists of which each holds the one before it twice."""
+    """Return lists, each of which contains the previous one twice."""
     part = _list(900_000, [])
     for number in range(900_000, 900_000 + times):
         part = _list(number + 1, [part, _list(number, [])])
@@ -178,7 +178,9 @@ ATTACKS: dict[str, tuple[Callable[[Members], bytes], str]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_archives(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crafted_archives_are_refused(
+    attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "a.skops"
     LogisticRegression().fit(X, Y).save(path)
@@ -188,14 +190,14 @@ def test_archives(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(ModelFileError, match=told):
             daskml_dist.load(path)
     else:
-        found = daskml_dist.load(path)  # nothing of it is more than what it says
+        found = daskml_dist.load(path)  # no member is larger than declared
         assert type(found).__name__ == "LogisticRegression"
     assert [one.name for one in tmp_path.iterdir()] == ["a.skops"]
     assert not any(one.exists() for one in (Path("/was_here"), tmp_path.parents[1] / "was_here"))
 
 
 def long_texts(state: str, tensors: dict[str, Any]) -> None:
-    """Ends that go back and forth, so that each text is all of them."""
+    """Return offsets that alternate, so that each string spans all of them."""
     name = next(one for one in tensors if one.endswith(".ends"))
     n = len(tensors[name.replace(".ends", ".utf8")])
     tensors[name] = np.array([n, 0] * 1000, dtype=np.int64)
@@ -221,7 +223,9 @@ def other_dtype(state: str) -> str:
         (None, other_dtype, "which no array of a file is"),
     ],
 )
-def test_tensors(of_tensors: Any, of_state: Any, told: str, tmp_path: Path) -> None:
+def test_crafted_tensors_are_refused(
+    of_tensors: Any, of_state: Any, told: str, tmp_path: Path
+) -> None:
     path = tmp_path / "a.safetensors"
     GaussianNB().fit(X, np.where(Y, "yes", "no")).save(path)
     manifest, state, tensors = read_parts(path.read_bytes(), "it")
@@ -235,10 +239,10 @@ def test_tensors(of_tensors: Any, of_state: Any, told: str, tmp_path: Path) -> N
         daskml_dist.load(path)
 
 
-# --- arrays once, labels and names -------------------------------------------------------------
+# --- shared arrays, labels and names -----------------------------------------------------------
 
 
-def test_arrays_of_the_twin_are_kept_once(tmp_path: Path) -> None:
+def test_arrays_of_the_twin_are_stored_once(tmp_path: Path) -> None:
     path = tmp_path / "a.skops"
     rows = np.random.default_rng(0).normal(size=(50, 800))
     model = LogisticRegression().fit(rows, np.arange(50) % 10)
@@ -248,7 +252,7 @@ def test_arrays_of_the_twin_are_kept_once(tmp_path: Path) -> None:
     members = _members(path)
     manifest = json.loads(members[MANIFEST])
     assert manifest["format"] == 2
-    # As files were written before: all arrays in both, and nothing told of it.
+    # The older format: all arrays in both places, without a record of sharing.
     parts = _members_of(members[INNER])
     parts |= {name: members[at] for name, at in manifest.pop("shared").items()}
     members |= {INNER: _written(parts), MANIFEST: json.dumps(manifest | {"format": 1}).encode()}
@@ -257,7 +261,7 @@ def test_arrays_of_the_twin_are_kept_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".skops", ".safetensors"])
-def test_labels_that_json_has_not(suffix: str, tmp_path: Path) -> None:
+def test_labels_without_a_json_type(suffix: str, tmp_path: Path) -> None:
     days = np.array(["2026-01-01", "2026-01-02"], dtype="datetime64[D]")
     for labels, told in (
         (np.array([1.0, np.inf, np.nan]), [1.0, "inf", None]),
@@ -274,8 +278,8 @@ def test_labels_that_json_has_not(suffix: str, tmp_path: Path) -> None:
 # --- writing -----------------------------------------------------------------------------------
 
 
-def test_who_reads_meanwhile_finds_whole_files(tmp_path: Path) -> None:
-    """Threads that write one path, while it is read through a link, which stays one."""
+def test_concurrent_readers_find_complete_files(tmp_path: Path) -> None:
+    """Threads write one path while it is read through a link, which is kept."""
     path, link = tmp_path / "a.skops", tmp_path / "link.skops"
     models = [LogisticRegression(C=one).fit(X, Y) for one in (0.1, 1.0)]
     known = [model.coef_.tobytes() for model in models]
@@ -300,10 +304,10 @@ def test_who_reads_meanwhile_finds_whole_files(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.skops", "link.skops"]
 
 
-def test_a_full_disk_leaves_the_file_before(
+def test_a_full_disk_keeps_the_previous_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it is told only when all is to be on the disk."""
+    """Also if the error occurs only when the file is flushed to disk."""
     path = tmp_path / "a.skops"
     GaussianNB().fit(X, Y).save(path)
     before = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Model files of safetensors: tensors by their names, answers to the bit, and nothing is run."""
+"""Safetensors model files: named tensors, identical predictions, and no code execution."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", [MLPClassifier, MLPRegressor])
-def test_networks_go_on(kind: type, path: Path) -> None:
+def test_loaded_networks_continue_their_fit(kind: type, path: Path) -> None:
     settings = {"hidden_layer_sizes": (3, 2), "max_iter": 2, "tol": None, "random_state": 0}
     first = kind(**settings, callbacks=[EarlyStopping("loss")], optimizer=Adam()).fit(X, Y)
     first.save(path)
@@ -58,7 +58,7 @@ def test_networks_go_on(kind: type, path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".skops", ".safetensors"])
 @pytest.mark.parametrize("model", FACTORS, ids=lambda model: type(model).__name__)
-def test_factor_models_know_what_was_seen(model: Any, suffix: str, tmp_path: Path) -> None:
+def test_factor_models_store_seen_items(model: Any, suffix: str, tmp_path: Path) -> None:
     model = model.fit(RATINGS)
     daskml_dist.save(model, tmp_path / f"a{suffix}")
     found = daskml_dist.load(tmp_path / f"a{suffix}")
@@ -74,7 +74,7 @@ def test_factor_models_know_what_was_seen(model: Any, suffix: str, tmp_path: Pat
         assert tensors["user_ids_.utf8"].tobytes() == b"abc"
 
 
-def test_factors_of_lazy_ratings_are_asked_what_was_seen(path: Path) -> None:
+def test_recommendations_after_lazy_ratings_need_filter_seen_false(path: Path) -> None:
     lazy = dd.from_pandas(RATINGS, npartitions=2)
     model = ALS(2, max_iter=2, random_state=0).fit(lazy)
     model.save(path)
@@ -95,7 +95,7 @@ def test_ids_of_any_type(dtype: str, path: Path) -> None:
     assert_array_equal(found.user_ids_, model.user_ids_)
 
 
-def test_what_json_has_not_comes_back(path: Path) -> None:
+def test_values_without_a_json_type_are_restored(path: Path) -> None:
     odd: dict[str, Any] = {
         "floats": [np.nan, -np.inf, np.float32(0.1), 1e-320],
         "texts": np.array([["a", "ü"], ["", "b\0c"]]),
@@ -116,10 +116,10 @@ def test_what_json_has_not_comes_back(path: Path) -> None:
     assert repr(found) == repr(odd)
     assert found["order"].flags.f_contiguous
     assert found["floats"][2].dtype == np.float32
-    found["order"][0] = 7  # may be written
+    found["order"][0] = 7  # is writable
 
 
-def test_the_manifest_is_that_of_every_model_file(path: Path) -> None:
+def test_the_manifest_equals_that_of_other_formats(path: Path) -> None:
     clf = SGDClassifier(max_iter=2, tol=None).fit(X, np.where(Y, "yes", "no"))
     clf.save(path)
     clf.save(path.with_suffix(".skops"))
@@ -130,10 +130,10 @@ def test_the_manifest_is_that_of_every_model_file(path: Path) -> None:
 
 
 class Doubled(SquaredError):
-    """A loss of one's own."""
+    """Custom loss."""
 
 
-def test_classes_of_ones_own_are_read_where_they_are_trusted(path: Path) -> None:
+def test_custom_classes_are_read_if_trusted(path: Path) -> None:
     model = MatrixFactorization(2, loss=Doubled(), max_iter=1, random_state=0).fit(RATINGS)
     model.save(path)
     with pytest.raises(ModelFileError, match=r"trusted=\['.*Doubled'\]"):
@@ -143,10 +143,10 @@ def test_classes_of_ones_own_are_read_where_they_are_trusted(path: Path) -> None
 
 
 class Own(Ridge):
-    """An estimator of one's own."""
+    """Custom estimator."""
 
 
-def test_what_is_not_for_these_files_says_so(path: Path) -> None:
+def test_unsupported_estimators_are_refused(path: Path) -> None:
     with pytest.raises(ModelFileError, match="Own is not a public estimator"):
         Own().fit(X, Y).save(path)
     with pytest.raises(ModelFileError, match=r"Pipeline is not a public estimator.*\.skops"):
@@ -160,11 +160,11 @@ def test_what_is_not_for_these_files_says_so(path: Path) -> None:
     assert not path.exists()
 
 
-# --- files that are not what save() wrote ------------------------------------------------------
+# --- files that save() did not write -----------------------------------------------------------
 
 
 def _changed(path: Path, key: str, change: Any) -> None:
-    """Write the file anew with other metadata, its checksums made to fit."""
+    """Rewrite the file with other metadata and matching checksums."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -220,7 +220,9 @@ def test_other_files_are_refused(attack: str, path: Path) -> None:
         ("daskml_dist.losses.margin.np", "which is no class here"),
     ],
 )
-def test_functions_and_classes_of_elsewhere_are_refused(name: str, told: str, path: Path) -> None:
+def test_functions_and_classes_of_other_modules_are_refused(
+    name: str, told: str, path: Path
+) -> None:
     from daskml_dist.inference.saved.archive import compute_checksum
 
     GaussianNB().fit(X, Y).save(path)

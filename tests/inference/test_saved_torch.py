@@ -1,4 +1,4 @@
-"""Model files of networks of PyTorch: tensors by the module's names, without its class."""
+"""Model files of PyTorch networks: tensors with the module's names, without its class."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _settings(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("average", [False, True])
-def test_what_is_read_answers_and_goes_on(average: bool, tmp_path: Path) -> None:
+def test_loaded_networks_predict_and_continue_their_fit(average: bool, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     first = TorchClassifier(make_net(), module__hidden=5, **_settings(average=average)).fit(X, Y)
     first.save(path)
@@ -56,7 +56,7 @@ def test_what_is_read_answers_and_goes_on(average: bool, tmp_path: Path) -> None
     assert_array_equal(second.predict_proba(X), first.predict_proba(X))
 
 
-def test_torch_reads_the_tensors_alone(tmp_path: Path) -> None:
+def test_torch_can_read_the_tensors(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     model = TorchClassifier(make_net(), **_settings()).fit(X, Y)
@@ -70,7 +70,7 @@ def test_torch_reads_the_tensors_alone(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, model.predict_proba(X), rtol=1e-5)
 
 
-def test_criteria_are_given_too(tmp_path: Path) -> None:
+def test_criteria_are_passed_at_loading(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     y = X[:, 0].astype(np.float64)
     given = {"module": make_net(), "criterion": nn.HuberLoss}

@@ -1,7 +1,6 @@
-"""The table "Which estimator computes where" of docs/gpu.md is what the code does.
+"""The table "Which estimator computes where" of docs/gpu.md matches the code.
 
-Rows lie in stand-ins for CuPy's arrays, which NumPy may not read and which count what is copied to
-the host.
+Rows are stand-ins for CuPy's arrays, which NumPy cannot read and which count copies to the host.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tests.docs.blocks import PAGES
 from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
 from tests.training.devices.fits import MissingDevice
 
-# Of few rows: fewer than quantiles, no convergence, fewer candidates than draws.
+# With few rows: fewer than quantiles, no convergence, fewer candidates than draws.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 _PAGE = PAGES["docs/gpu.md"].read_text()
@@ -37,15 +36,15 @@ CELLS = {
     for names, *cells in [line.strip("|").split("|")]
     for name in re.findall(r"`(\w+)`", names)
 }
-#: What the table has, and is not made here where PyTorch is not installed.
+#: Entries of the table that need PyTorch.
 TORCH = {name for name in CELLS if name.startswith("Torch")}
 _NOT_MADE = TORCH - set(small_estimators())
 CELLS_HERE = {name: cells for name, cells in CELLS.items() if name not in _NOT_MADE}
-#: What is made of others computes where these do.
+#: Meta-estimators, which compute where their members do.
 MADE_OF_OTHERS = {
     "Blockwise", "CalibratedClassifierCV", "ColumnTransformer", "Incremental", "ParallelPostFit",
 }  # fmt: skip
-#: Kernels alone predict trees, on which tests of their own run.
+#: Trees, which are predicted only by kernels and tested separately.
 TREES = ("HistGradient", "RandomForest", "ExtraTrees", "DecisionTree")
 SEARCHES = [name for name in CELLS_HERE if name.endswith("SearchCV")]
 
@@ -68,7 +67,7 @@ def test_the_table_names_every_estimator() -> None:
 
 
 def _lazy(values: Any) -> da.Array:
-    """Blocks on a device, the last of them empty."""
+    """Return blocks on a device, the last of them empty."""
     chunks = (len(values) // 2, len(values) - len(values) // 2, 0)
     return da.from_array(np.arange(len(values)), chunks=(chunks,)).map_blocks(
         lambda at: fake_cupy.to_device(values[at]),
@@ -79,7 +78,7 @@ def _lazy(values: Any) -> da.Array:
 
 
 def _gather(found: Any) -> tuple[Any, set[type]]:
-    """Values of a lazy result, and the kinds of its blocks."""
+    """Return the values of a lazy result, and the kinds of its blocks."""
     blocks = [block.compute() for block in found.to_delayed().ravel()]
     values = [b.values if isinstance(b, DeviceArray) else b for b in blocks]
     values = [v.toarray() if hasattr(v, "toarray") else v for v in values]
@@ -87,8 +86,8 @@ def _gather(found: Any) -> tuple[Any, set[type]]:
 
 
 @pytest.mark.parametrize("name", each_base(n for n in CELLS_HERE if n not in SEARCHES))
-def test_fits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those with a parameter `device` ask for a GPU; rows of others are counted."""
+def test_fits_run_where_the_table_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimators with a parameter `device` request a GPU; for others copied rows are counted."""
     X, y = rows_of(name)
     given = () if y is None else (y,)
     model = small_estimator(name)
@@ -125,7 +124,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize("name", each_base(dict.fromkeys(name for name, _ in METHODS)))
-def test_functions_of_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_run_where_the_table_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plug_in(FakeCupy, monkeypatch)
     X, y = rows_of(name)
     model = small_estimator(name)
@@ -153,8 +152,8 @@ def test_functions_of_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
-def test_numbers_are_encoded_where_they_lie(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unknown ones are left to the host, which says what it does with them."""
+def test_numbers_are_encoded_on_their_device(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unknown values are handled by the host, with its warnings and errors."""
     plug_in(FakeCupy, monkeypatch)
     X = np.random.default_rng(0).integers(0, 4, (40, 3)).astype(dtype)
     dense = OneHotEncoder(sparse_output=False, handle_unknown="ignore")

@@ -1,6 +1,6 @@
-"""Twins answer as the estimators that they are made of, and need nothing of this package.
+"""Twins (scikit-learn models) predict like their estimators, without this package.
 
-Every public estimator is found by itself: one without a twin must say so.
+Every public estimator is found automatically; one without a twin must raise.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from tests.contracts.inputs import FEATURES, SHAPES, TARGETS, make_table
 from tests.contracts.subjects import SUBJECTS
 from tests.inference.twins import assert_alone, assert_answers
 
-#: What is found by minimising is as near as this stops.
+#: Tolerance of results of iterative optimisation.
 RTOL = {"NMF": 2e-3}
 MODELS = {name: s for name, s in SUBJECTS.items() if not s.is_metric}
-#: Public estimators that scikit-learn has nothing of.
+#: Public estimators without a scikit-learn equivalent.
 ALONE = {
     "ALS", "AdaptiveConformalInference", "BlockwiseVotingClassifier", "BlockwiseVotingRegressor",
     "Categorizer", "ConformalClassifier", "ConformalRegressor", "ConformalizedQuantileRegressor",
@@ -61,7 +61,7 @@ ALONE = {
 
 
 def _table(subject: Any) -> tuple[Any, Any]:
-    """Rows of a kind that a subject takes; of classes, three."""
+    """Return rows that a subject accepts; classification has three classes."""
     shape, kind = subject.setting.shapes[0], subject.targets[-1]
     target = next(name for name, t in TARGETS.items() if t.kind == kind and t.n_classes != 2)
     dtype = "object" if SHAPES[shape].kind == "words" else "float64"
@@ -71,7 +71,7 @@ def _table(subject: Any) -> tuple[Any, Any]:
 
 @cache
 def fitted(name: str) -> tuple[Any, Any]:
-    """A model, or one of the `OTHERS`, after a fit; its rows."""
+    """Return a fitted model, or one of the `OTHERS`, and its rows."""
     if name in OTHERS:
         model, rows, y = OTHERS[name]
         return (clone(model).fit(rows, y) if y is not None else clone(model).fit(rows)), rows
@@ -81,11 +81,11 @@ def fitted(name: str) -> tuple[Any, Any]:
 
 @pytest.mark.filterwarnings("ignore:n_quantiles")
 @pytest.mark.parametrize("name", MODELS)
-def test_twins_answer_as_the_estimators_do(name: str) -> None:
+def test_twins_predict_like_the_estimators(name: str) -> None:
     model, X = fitted(name)
     twin = to_sklearn(model) if MODELS[name].is_composed else model.to_sklearn()
     assert type(twin).__module__.startswith("sklearn.")
-    # The likelihood of whitened rows is another in scikit-learn: it scales components twice.
+    # scikit-learn's likelihood of whitened rows differs: it scales components twice.
     aside = ("score_samples",) if getattr(model, "whiten", False) else ()
     assert_answers(model, assert_alone(twin), X, RTOL.get(name.split()[0], 1e-10), aside)
 
@@ -100,7 +100,7 @@ MLP = {"hidden_layer_sizes": (3,), "max_iter": 2, "solver": "lbfgs", "random_sta
 
 
 def _others() -> dict[str, tuple[Any, Any, Any]]:
-    """Estimators and settings that the contracts do not fit: with rows and targets."""
+    """Return estimators and settings that the contracts do not fit, with rows and targets."""
     dicts = [{"a": 1.0}, {"b": 2.0, "c": 1.0}]
     tfidf = feature_extraction.TfidfVectorizer()
     lines, bayes = [("a", linear_model.Ridge())], [("a", GaussianNB())]
@@ -179,15 +179,15 @@ OTHERS = _others()
 
 @pytest.mark.filterwarnings("ignore:.*failed to converge", "ignore:divide by zero")
 @pytest.mark.parametrize("name", OTHERS)
-def test_twins_of_others_answer_as_they_do(name: str) -> None:
+def test_twins_of_other_settings_predict_like_the_estimators(name: str) -> None:
     model, rows = fitted(name)
-    # The words of documents are lists.
+    # Tokenised documents are lists.
     aside = ("inverse_transform",) if "Vectorizer" in name else ()
     assert_answers(model, assert_alone(to_sklearn(model)), rows, aside=aside)
 
 
 class Backwards(LogLoss):
-    """Probabilities of one's own."""
+    """Custom probabilities."""
 
     def predict_proba(self, raw: Any) -> Any:
         return super().predict_proba(raw)[:, ::-1]
@@ -199,13 +199,13 @@ def test_twins_have_the_methods_of_a_loss_that_is_an_object(of: str) -> None:
         return linear_model.SGDClassifier(loss, **SGD).fit(X, CLASSES[of]).to_sklearn()
 
     assert hasattr(twin(LogLoss()), "predict_proba")
-    assert not hasattr(twin(Backwards()), "predict_proba")  # scikit-learn has no such
+    assert not hasattr(twin(Backwards()), "predict_proba")  # scikit-learn has no equivalent
     assert linear_model.SGDRegressor(Huber(0.3), **SGD).fit(X, Y).to_sklearn().epsilon == 0.3
 
 
 @pytest.mark.parametrize("kind", [cluster.KMeans, cluster.MiniBatchKMeans, cluster.BisectingKMeans])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_twins_of_clusters_take_rows_of_the_dtype_of_the_fit(kind: Any, dtype: str) -> None:
+def test_twins_of_clusterers_accept_the_dtype_of_the_fit(kind: Any, dtype: str) -> None:
     rows = X.astype(dtype)
     for fitted_to in (rows, pd.DataFrame(rows)):
         model = kind(3, random_state=0).fit(fitted_to)
@@ -219,7 +219,7 @@ def test_labels_of_twins() -> None:
 
 
 def _public() -> dict[str, Any]:
-    """Public classes that are fitted, by name."""
+    """Return public classes with a fit, by name."""
     found = {}
     for room in pkgutil.iter_modules(daskml_dist.__path__):
         if not room.name.startswith("_") and room.name != "base":
@@ -232,7 +232,7 @@ def _public() -> dict[str, Any]:
     return found
 
 
-def test_every_public_estimator_is_exported_or_known_to_be_alone() -> None:
+def test_every_public_estimator_is_exported_or_known_to_have_no_twin() -> None:
     tried = {type(s.model).__name__ for s in MODELS.values()}
     tried |= {type(model).__name__ for model, *_ in OTHERS.values()}
     tried |= {"GridSearchCV", "LabelEncoder", "RandomizedSearchCV", "TfidfTransformer"}
@@ -241,19 +241,19 @@ def test_every_public_estimator_is_exported_or_known_to_be_alone() -> None:
     assert all(hasattr(kind, "to_sklearn") for kind in _public().values())
 
 
-def test_estimators_without_a_twin_say_so() -> None:
+def test_estimators_without_a_twin_raise() -> None:
     with pytest.raises(
         ExportError, match=r"scikit-learn has no NamespaceHasher.*Export the other parts"
     ):
         feature_extraction.NamespaceHasher().to_sklearn()
 
 
-def test_estimators_that_are_not_fitted_say_so() -> None:
+def test_unfitted_estimators_raise() -> None:
     with pytest.raises(NotFittedError, match="nothing to export"):
         linear_model.Ridge().to_sklearn()
 
 
-def test_classes_of_ones_own_are_refused() -> None:
+def test_custom_classes_are_refused() -> None:
     class Doubled(linear_model.Ridge):
         def predict(self, X: Any) -> Any:
             return 2 * super().predict(X)
@@ -262,7 +262,7 @@ def test_classes_of_ones_own_are_refused() -> None:
         Doubled().fit(X, Y).to_sklearn()
 
 
-def test_twins_share_nothing_with_the_estimators() -> None:
+def test_twins_share_no_arrays_with_the_estimators() -> None:
     model = linear_model.Ridge().fit(X, Y)
     twin = model.to_sklearn()
     twin.coef_[:] = 0
@@ -270,7 +270,7 @@ def test_twins_share_nothing_with_the_estimators() -> None:
     assert type(model.to_sklearn().coef_) is np.ndarray
 
 
-def test_twins_keep_parameters_names_and_containers_and_can_be_fitted_again() -> None:
+def test_twins_keep_parameters_and_names_and_can_be_refitted() -> None:
     frame = pd.DataFrame(X, columns=list("abcd"))
     model = preprocessing.StandardScaler(with_mean=False).set_output(transform="pandas").fit(frame)
     twin = model.to_sklearn()
@@ -292,7 +292,7 @@ def test_fits_to_dask_have_twins_too() -> None:
     assert_array_equal(twin.predict(X), model.predict(lazy).compute())
 
 
-def test_parts_of_a_pipeline_that_is_not_of_this_package_stay() -> None:
+def test_scikit_learn_steps_of_a_pipeline_are_kept() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = make_pipeline(preprocessing.MinMaxScaler(), TheirLogisticRegression())

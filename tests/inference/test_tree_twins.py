@@ -1,4 +1,4 @@
-"""Twins of trees, forests and boosting answer to the bit as these do."""
+"""Twins of trees, forests and boosting predict the same, bit for bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.inference.twins import assert_alone, assert_answers
 
 RNG = np.random.default_rng(0)
 N = 400
-#: Rows that scikit-learn's trees do not round, with missing values.
+#: Rows exactly representable in float32, as scikit-learn's trees need, with missing values.
 X = RNG.normal(size=(N, 4)).astype(np.float32)
 Y = X[:, 0] - X[:, 1] ** 2 + 0.1 * RNG.normal(size=N)
 X[RNG.random(X.shape) < 0.1] = np.nan
@@ -69,12 +69,12 @@ def test_trees_and_forests_to_the_bit(name: str) -> None:
     with np.errstate(divide="ignore"):
         assert_answers(model, twin, X, rtol=0)
     assert_allclose(twin.feature_importances_, model.feature_importances_, atol=1e-12)
-    if target not in ("labels", "several"):  # of several, scikit-learn has no score
+    if target not in ("labels", "several"):  # scikit-learn has no score of several outputs
         assert twin.score(X, TARGETS[target]) == pytest.approx(model.score(X, TARGETS[target]))
 
 
-def test_trees_of_a_twin_are_whole() -> None:
-    """What reads scikit-learn's trees reads these."""
+def test_trees_of_a_twin_have_all_attributes() -> None:
+    """Tools that read scikit-learn's trees can read these."""
     model = RandomForestClassifier(max_depth=3, **FEW).fit(X, LABELS)
     twin = model.to_sklearn()
     assert_array_equal(twin.classes_, ["a", "b", "c"])
@@ -89,8 +89,8 @@ def test_trees_of_a_twin_are_whole() -> None:
     assert_array_equal(roots, their_roots)
 
 
-def test_float64_rows_are_as_near_as_scikit_learn_s_rounding() -> None:
-    """scikit-learn's trees round rows to float32; no row here lies that near a threshold."""
+def test_float64_rows_agree_up_to_scikit_learn_s_rounding() -> None:
+    """scikit-learn's trees round rows to float32; no row here is that close to a threshold."""
     rows = np.random.default_rng(1).normal(size=(300, 3))
     model = RandomForestRegressor(**FEW).fit(rows, rows[:, 0])
     assert_array_equal(model.to_sklearn().predict(rows), model.predict(rows))
@@ -130,7 +130,7 @@ def test_boosting_to_the_bit(name: str) -> None:
     model = model.fit(rows, y)
     twin = assert_alone(model.to_sklearn())
     assert_answers(model, twin, rows, rtol=0)
-    # Rows near thresholds, and rows that were not in the fit.
+    # Rows near thresholds, and rows outside of the fit.
     assert_answers(model, twin, np.nextafter(rows, np.inf), rtol=0)
     for ours, theirs in zip(model.staged_predict(rows), twin.staged_predict(rows), strict=True):
         assert_array_equal(ours, theirs)
@@ -139,7 +139,7 @@ def test_boosting_to_the_bit(name: str) -> None:
 
 
 def _frame(kind: str) -> pd.DataFrame:
-    """Categories of words, with missing ones, behind and before numbers."""
+    """Return string categories, some missing, between numeric columns."""
     rng = np.random.default_rng(2)
     words = np.array(["red", "blue", "green", "zz", "a"], dtype=object)[rng.integers(0, 5, N)]
     words[::17] = None
@@ -164,7 +164,7 @@ def test_boosting_with_categories_of_frames(target: str, lazy: bool) -> None:
     assert (model._trees.nodes.category >= 0).any()
     assert Predictor(model).dtypes == ["float64", "category", "category", "float64"]
     words = frame.astype({"colour": object})
-    assert_array_equal(model.predict(words), model.predict(frame))  # as a service has them
+    assert_array_equal(model.predict(words), model.predict(frame))  # as in a service
     twin = assert_alone(model.to_sklearn())
     assert_answers(model, twin, frame, rtol=0)
     strange = frame.head(20).assign(colour=pd.Categorical(["pink", "red"] * 10))

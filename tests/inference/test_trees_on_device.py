@@ -1,4 +1,4 @@
-"""Trees predict rows of CuPy where they lie: the CPU's numbers, to the last bit."""
+"""Trees predict CuPy rows on their device, with the CPU's results bit for bit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ToDevice = Callable[[Any], Any]
 
 
 class _Emulated(EmulatedCupy):
-    """Is always there."""
+    """Emulated device that is always available."""
 
     @classmethod
     def problem(cls) -> str | None:
@@ -58,18 +58,18 @@ class _Emulated(EmulatedCupy):
 
 
 class _Rows(np.ndarray):
-    """Rows that say that they lie on a GPU."""
+    """Rows that claim to be on a GPU."""
 
     __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
 
     def get(self) -> Any:
-        """The rows in host memory."""
+        """Return the rows in host memory."""
         return np.array(self)
 
 
 @pytest.fixture(params=["emulated", pytest.param("cupy", marks=pytest.mark.gpu)])
 def to_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ToDevice:
-    """Makes rows of CuPy, or what stands for them."""
+    """Return a function that makes CuPy rows, or stand-ins."""
     if request.param == "cupy":
         asarray: ToDevice = import_module("cupy").asarray
         return asarray
@@ -80,7 +80,7 @@ def to_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_predictions_are_the_cpus(name: str, to_device: ToDevice) -> None:
+def test_predictions_equal_those_of_the_cpu(name: str, to_device: ToDevice) -> None:
     model, y = MODELS[name]
     model.set_params(device="cpu").fit(X, y)
     for rows in (X, np.asfortranarray(X), X.astype(float)[::2]):
@@ -96,7 +96,7 @@ def test_predictions_are_the_cpus(name: str, to_device: ToDevice) -> None:
 
 
 @pytest.mark.parametrize("name", ["boosting", "forest"])
-def test_fits_take_rows_of_a_gpu(name: str, to_device: ToDevice) -> None:
+def test_fits_accept_rows_on_a_gpu(name: str, to_device: ToDevice) -> None:
     model, y = MODELS[name]
     expected = model.set_params(device="cpu").fit(X, y).predict(X)
     assert_array_equal(model.set_params(device="auto").fit(to_device(X), y).predict(X), expected)

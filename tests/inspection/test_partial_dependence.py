@@ -68,7 +68,7 @@ def _same(found: Any, wanted: Any, rtol: float = 1e-10) -> None:
     ],
     ids=str,
 )
-def test_it_is_scikit_learns_of_the_rows_gathered(model: str, asked: Any) -> None:
+def test_values_equal_scikit_learn_on_gathered_rows(model: str, asked: Any) -> None:
     estimator = _fitted(model)
     given = {**asked, "method": "brute", "kind": "both", "sample_weight": WEIGHT}
     wanted = sklearn.inspection.partial_dependence(estimator, X, **given)
@@ -86,7 +86,7 @@ def test_frames_of_unknown_lengths(kind: str) -> None:
     model = HistGradientBoostingRegressor(**BOOSTING).fit(frame, Y)
     asked = {"features": ["k", "x"], "categorical_features": ["k"], "grid_resolution": 4}
     wanted = sklearn.inspection.partial_dependence(model, frame, kind=kind, **asked)
-    # No tree of categories is asked by itself.
+    # Trees with categories do not support the recursion method.
     found = partial_dependence(model, dd.from_pandas(frame, npartitions=3), kind=kind, **asked)
     _same(found, wanted)
     with pytest.raises(InvalidParameterError, match="trees split on categories"):
@@ -195,7 +195,7 @@ def test_scikit_learns_decision_boundaries_take_two_rows() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused(change: Any, error: Any, words: str) -> None:
+def test_invalid_arguments_are_refused(change: Any, error: Any, words: str) -> None:
     given = {"X": LAZY, "features": [0], "method": "brute", **change}
     with pytest.raises(error, match=words):
         partial_dependence(_fitted("boosting"), given.pop("X"), **given)

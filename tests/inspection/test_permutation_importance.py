@@ -1,4 +1,4 @@
-"""Importances by permutations: those of all rows, whatever the blocks, as scikit-learn's."""
+"""Permutation importances over all rows equal scikit-learn's for any blocks."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_function_scores_rows_in_memory_alone() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_scored_says_so(options: Any, error: type, says: str) -> None:
+def test_invalid_scores_raise(options: Any, error: type, says: str) -> None:
     given = {"estimator": LinearRegression().fit(X, Y), "X": X, "y": Y, **options}
     with pytest.raises(error, match=says):
         permutation_importance(**given)

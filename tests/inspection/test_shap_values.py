@@ -159,7 +159,7 @@ def test_few_rows_have_the_bits_of_many(name: str) -> None:
 
 
 def test_deep_trees_and_many_features() -> None:
-    """Paths of many features, some asked for again: the sums are what is left to compare."""
+    """Paths of many features, some repeated: only the sums can be compared."""
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(500, 40))
     target = rows @ rng.normal(size=40) + rng.normal(size=500)
@@ -171,8 +171,8 @@ def test_deep_trees_and_many_features() -> None:
         assert_allclose(total, model.predict(rows), rtol=0, atol=1e-9)
 
 
-def test_patterns_that_share_a_place_in_memory_are_told_apart() -> None:
-    """More patterns at a leaf than are remembered, in an order that replaces them again."""
+def test_patterns_with_colliding_cache_slots_are_distinguished() -> None:
+    """A leaf has more patterns than the cache, in an order that evicts them repeatedly."""
     rng = np.random.default_rng(2)
     rows = rng.normal(size=(4000, 12))
     model = RandomForestRegressor(2, max_depth=9, max_features=2, random_state=0)
@@ -200,7 +200,7 @@ def test_rows_around_the_width(dtype: str) -> None:
 
 @pytest.mark.parametrize("n_background", [1, 63, 64, 65, 128, 130])
 def test_backgrounds_around_words_of_bits(n_background: int) -> None:
-    """Values of several background rows are the means of those of each."""
+    """Values with several background rows are means over single ones."""
     rng = np.random.default_rng(4)
     rows = rng.normal(size=(200, 9))
     model = RandomForestRegressor(2, max_depth=7, random_state=0).fit(rows, rows.sum(axis=1))
@@ -310,7 +310,7 @@ def test_a_background_without_a_known_length_is_not_gathered() -> None:
         shap_values(model, X, background=X[:0])
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     whole = np.nan_to_num(X)
     with pytest.raises(
         InvalidParameterError, match="GaussianNB is not supported: exact SHAP values"

@@ -175,7 +175,7 @@ def test_ranks_within_queries(library: str, client: Client) -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_early_stopping_by_rows_of_its_own(library: str, client: Client) -> None:
+def test_early_stopping_with_an_eval_set(library: str, client: Client) -> None:
     name = "early_stopping_rounds" if library == "xgboost" else "early_stopping_round"
     params = {"n_estimators": 200, "learning_rate": 0.5, name: 3}
     noise = np.random.default_rng(1).normal(size=300)
@@ -188,7 +188,7 @@ def test_early_stopping_by_rows_of_its_own(library: str, client: Client) -> None
 
 @contextmanager
 def _killing(client: Client, n_saved: int) -> Iterator[None]:
-    """Kill the worker with the lowest address once its rank has saved so many trees."""
+    """Kill the worker with the lowest address once its rank has saved a number of trees."""
 
     def count_saved() -> int:
         from daskml_dist.training.worker.kept_values import find_largest
@@ -240,7 +240,7 @@ def test_a_kill_costs_no_saved_tree(
         ((X, BINARY[:4]), InvalidDataError, "Pass a row for each target"),
     ],
 )
-def test_an_eval_set_that_does_not_fit_is_told_before_the_training(
+def test_an_incompatible_eval_set_raises_before_training(
     library: str, eval_set: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):

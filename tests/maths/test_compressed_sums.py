@@ -91,7 +91,7 @@ FORMS: list[Any] = ["8bit", "topk", OneBit(64, momentum=0.5), EF21(0.1, 0.5), Po
 
 @pytest.mark.parametrize("compressor", FORMS, ids=lambda c: getattr(c, "name", c))
 @pytest.mark.parametrize("ranged", [False, True])
-def test_a_sum_goes_on_from_snapshots(compressor: Any, ranged: bool) -> None:
+def test_a_sum_resumes_from_snapshots(compressor: Any, ranged: bool) -> None:
     if ranged and compressor not in ("8bit", FORMS[2]):
         return
     first, second = (_make(compressor, ranged) for _ in range(2))
@@ -119,7 +119,7 @@ def test_a_matrix_that_stays_comes_to_its_largest_directions() -> None:
     np.testing.assert_allclose(found.reshape(40, 30), best, atol=1e-6)
 
 
-def test_what_has_no_matrix_is_sent_as_it_is() -> None:
+def test_vectors_are_sent_uncompressed_by_factors() -> None:
     vector = Parameters((Part("coef", (30, 1)), Part("intercept", (1, 1))))
     sums = PowerSGD(2).make_sum(range(2), 2, vector, "float64")
     for step in range(3):
@@ -127,7 +127,7 @@ def test_what_has_no_matrix_is_sent_as_it_is() -> None:
         np.testing.assert_array_equal(sums.add_up(own, _all_in_one()), own[0] + own[1])
 
 
-def test_zeros_and_what_is_not_finite_pass_factors() -> None:
+def test_zeros_and_non_finite_values_pass_through_factors() -> None:
     sums = _make(PowerSGD(2))
     zeros = {n: np.zeros(NETWORK.shape) for n in range(N_LANES)}
     assert not sums.add_up(zeros, _all_in_one()).any()

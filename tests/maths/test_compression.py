@@ -83,7 +83,7 @@ def test_significant_entries_are_sent_as_they_are() -> None:
     out = _unpacked(SignificantlyModified(0.3), array)
     large = np.abs(array) >= 0.3 * np.abs(array).max()
     np.testing.assert_array_equal(out, np.where(large, array, 0))
-    # However many are sent, it takes a bit each at most to say which.
+    # The indices of sent values take at most one bit per entry.
     everything = SignificantlyModified(0.01).compress(np.ones(1000))
     assert everything.nbytes == 1000 * 8 + 125
 
@@ -112,7 +112,7 @@ def test_large_numbers_do_not_overflow(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_is_not_hidden(name: str, value: float) -> None:
+def test_compression_keeps_non_finite_values_visible(name: str, value: float) -> None:
     array = np.ones(300)
     array[7] = value
     with np.errstate(invalid="ignore"):
@@ -158,7 +158,7 @@ class _Bytes:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sparse_push", [False, True])
 def test_nothing_is_lost(compression: Any, dtype: str, sparse_push: bool) -> None:
-    """Sum of what arrives, and of what is kept, is the sum of the gradients; then a flush."""
+    """Sent values plus residuals equal the sum of gradients, also after a flush."""
     compressor = get_compressor(compression)
     assert compressor is not None
     rng = np.random.default_rng(0)
@@ -222,7 +222,7 @@ def test_every_compressor_is_found_by_its_name() -> None:
         (partial(OneBit, 8), "much"),
     ],
 )
-def test_bad_numbers_are_told(kind: Any, value: Any) -> None:
+def test_invalid_parameters_are_refused(kind: Any, value: Any) -> None:
     with pytest.raises(InvalidParameterError, match="give a"):
         kind(value)
 
@@ -230,6 +230,6 @@ def test_bad_numbers_are_told(kind: Any, value: Any) -> None:
 @pytest.mark.parametrize(
     "arrays", [(), (np.ones((2, 2)),), ([1.0],), (np.array(["a"]),), (np.ones(1),) * 256]
 )
-def test_what_cannot_travel_is_told(arrays: Any) -> None:
+def test_unsupported_arrays_are_refused(arrays: Any) -> None:
     with pytest.raises(InvalidParameterError, match="1 to 255 arrays of numbers"):
         Packed(arrays)

@@ -69,7 +69,7 @@ def test_pairs_are_all_products_of_two_vectors() -> None:
     np.testing.assert_allclose(model.predict(w, piece.X, BACKEND), expected, rtol=1e-12)
 
 
-def test_the_penalty_is_of_what_each_row_touches() -> None:
+def test_the_penalty_covers_only_touched_rows() -> None:
     X, y = _rows()
     plain, penalised = _model(), replace(_model(), alpha=0.5)
     index, piece = _touch(plain, X, y)

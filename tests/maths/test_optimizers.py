@@ -35,7 +35,7 @@ DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
 def _without_decay(name: str) -> Optimizer:
-    """The optimizer, without a penalty of its own that would move the minimum."""
+    """Return the optimizer without weight decay, which would move the minimum."""
     optimizer: Any = get_optimizer(name)
     if any(field.name == "weight_decay" for field in dataclasses.fields(optimizer)):
         optimizer = dataclasses.replace(optimizer, weight_decay=0.0)
@@ -233,8 +233,8 @@ def test_continues_from_its_state(name: str) -> None:
     np.testing.assert_array_equal(w, expected)
 
 
-def test_a_rule_may_stand_beside_arrays() -> None:
-    """As in a notebook, whose global names hold its user's data."""
+def test_a_rule_may_be_defined_beside_global_arrays() -> None:
+    """As in a notebook, where global names may be arrays."""
     names = {"X": np.ones((3, 2)), "math": math}
     rule = staticmethod(FunctionType(Adagrad.elementwise_update.__code__, names))
     own: Any = type("Own", (Adagrad,), {"elementwise_update": rule})

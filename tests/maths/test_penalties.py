@@ -1,4 +1,4 @@
-"""Penalties: values by hand, the proximal operator of l1, and what is refused."""
+"""Penalties: hand-computed values, the proximal operator of l1, and refusals."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_backup_workers_are_not_waited_for() -> None:
     assert gate.pop_due_lanes() == []
     _step(gate, 2)
     assert gate.pop_due_lanes() == [0, 2]
-    # The late push is refused; its lane goes on from the open round.
+    # The late push is refused; its lane continues from the open round.
     assert not gate.push(1, 1)
     assert gate.may_proceed(1)
     assert gate.clock(1) == 1
@@ -165,7 +165,7 @@ def test_backup_workers_never_leave_a_round_empty() -> None:
 @pytest.mark.parametrize("spare", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(20))
 def test_rounds_on_random_walks(seed: int, spare: int) -> None:
-    """Lanes push, repeat, come and go; a model of two sets says when a round is due."""
+    """Lanes push, repeat, join and leave; a reference of two sets tells when a round closes."""
     rng = random.Random(seed)
     gate = RoundGate(range(4), spare=spare)
     present, arrived, rounds, applied = set(range(4)), set[int](), 0, 0
@@ -194,7 +194,7 @@ def test_rounds_on_random_walks(seed: int, spare: int) -> None:
         if group:
             rounds, applied, arrived = rounds + 1, applied + len(group), set()
         assert gate.clock(lane) == rounds
-        # Whoever has not pushed may push, so the round always closes at last.
+        # Lanes that have not pushed may push, so the round always closes eventually.
         assert all(gate.may_proceed(lane) == (lane not in arrived) for lane in present)
     assert applied + len(arrived) == pushed
     assert rounds > 10
@@ -226,7 +226,7 @@ def test_repeated_and_foreign_arrivals_are_refused() -> None:
     assert gate.pop_due_lanes() == []
 
 
-def test_nobody_waits_without_a_bound() -> None:
+def test_no_lane_waits_without_a_bound() -> None:
     gate = Asynchronous().gate([0, 1])
     for _ in range(100):
         assert gate.may_proceed(0)
@@ -247,7 +247,7 @@ def test_fastest_waits_at_the_bound(bound: int) -> None:
     assert gate.may_proceed(0)
 
 
-def test_leaving_releases_who_waited_for_the_slowest() -> None:
+def test_a_leaving_slowest_lane_releases_waiting_lanes() -> None:
     gate = BoundedStaleness(1).gate([0, 1])
     _step(gate, 0)
     _step(gate, 0)
@@ -255,7 +255,7 @@ def test_leaving_releases_who_waited_for_the_slowest() -> None:
     gate.leave(1)
     assert gate.may_proceed(0)
     assert [gate.pop_due_lanes(), gate.pop_due_lanes()] == [[0], [0]]
-    # Who left may always go: it waits for nothing.
+    # A lane that left may always continue.
     assert gate.may_proceed(1)
 
 
@@ -269,7 +269,7 @@ def test_open_arrival_of_a_leaver_counts() -> None:
 @pytest.mark.parametrize("bound", [0, 1, 4])
 @pytest.mark.parametrize("seed", range(25))
 def test_bound_holds_on_random_walks(seed: int, bound: int) -> None:
-    """Whoever steps is at most `bound` clocks ahead of the slowest, and someone may always step."""
+    """Steps are at most `bound` clocks ahead of the slowest lane, and some lane may always step."""
     rng = random.Random(seed)
     gate = ArrivalGate(range(5), staleness=bound)
     weights = [rng.random() ** 2 + 0.05 for _ in range(5)]
@@ -401,7 +401,7 @@ def test_the_grace_of_a_round() -> None:
     time[0] += 1
     assert gate.pop_due_lanes() == [0, 1, 2]
     assert gate.seconds_to_due() is None
-    # Nobody is waited for once all have come, or those that have not have left.
+    # No lane is waited for once all have arrived, or the missing ones have left.
     for lane in (3, 1, 0):
         gate.push(lane, 2)
     assert gate.pop_due_lanes() == []
@@ -501,7 +501,7 @@ def test_policy_is_immutable_and_checks_its_numbers(name: str) -> None:
                 policy(**{field.name: wrong})
 
 
-def test_a_policy_shows_what_differs_from_its_defaults() -> None:
+def test_repr_of_a_policy_shows_non_default_parameters() -> None:
     assert repr(Asynchronous()) == "Asynchronous()"
     assert repr(LocalSGD(8, outer="nesterov")) == "LocalSGD(sync_every=8, outer='nesterov')"
 

@@ -265,7 +265,7 @@ def test_clipping_is_the_plain_formula_to_the_bit() -> None:
 
 
 def test_compiled_batches_clip_by_the_same_formula() -> None:
-    """To the bit for one row, whose sum has one term; sums are in another order."""
+    """Bit for bit for one row; sums of several rows have another order."""
     X, y = _linear_rows()
     model = LinearModel(get_loss("log_loss", "classification"), 5, 2, True, row_clip=0.7)
     bounds, w = model.bound_slopes(X), np.random.default_rng(1).normal(size=(6, 1))

@@ -1,4 +1,4 @@
-"""Schedules: learning rates by hand, staleness, and what is refused."""
+"""Schedules: hand-computed learning rates, staleness, and refusals."""
 
 from __future__ import annotations
 

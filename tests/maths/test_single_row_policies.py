@@ -9,7 +9,7 @@ from daskml_dist.policies import Asynchronous, BoundedStaleness, LocalSGD
 
 @pytest.mark.parametrize("bound", [0, 1, 4, 7])
 def test_trainers_that_step_row_by_row_keep_the_bound(bound: int) -> None:
-    """They ask every few batches, so that the lead in between is within it, too."""
+    """They synchronise every few batches, so that the lead in between is within the bound, too."""
     policy = BoundedStaleness(bound).by_single_rows()
     gate, fast, slow, clock = policy.gate([0, 1, 2, 3]), (0, 1), (2, 3), 0
     while gate.may_all_proceed(fast):
@@ -33,7 +33,7 @@ def test_a_trainer_does_not_wait_for_its_own_lanes() -> None:
     assert gate.may_all_proceed((0, 1))
 
 
-def test_who_says_when_to_push_steps_by_batches() -> None:
+def test_policies_with_push_every_step_by_batches() -> None:
     class Own(Asynchronous):
         name = "own"
 

@@ -87,7 +87,7 @@ def test_far_tails_are_finite_and_point_back(name: str) -> None:
 @every
 @pytest.mark.parametrize("half", [1e-5, 1e-7, 1e-11, 1e-17])
 def test_intervals_of_almost_no_width_are_events(name: str, half: float) -> None:
-    """The probability is the density times the width, whose derivatives are an event's."""
+    """The probability is the density times the width, so derivatives equal those of an event."""
     loss, middle = AFT(name, 0.5), np.array([0.3, 0.3, -0.2])
     raw = np.array([0.0, 1.0, -0.5])
     narrow = AFT.join(np.column_stack([middle, np.full(3, half)]), "float64")

@@ -120,7 +120,7 @@ def test_large_batches_are_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_penalty_is_of_what_each_row_touches() -> None:
+def test_the_penalty_covers_only_touched_rows() -> None:
     X, log_q, _ = _rows()
     outs = []
     for alpha in (0.0, 0.5):

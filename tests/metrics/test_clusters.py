@@ -83,7 +83,7 @@ def test_rows_far_from_the_origin() -> None:
     )
 
 
-def test_what_has_no_silhouette() -> None:
+def test_inputs_without_a_silhouette_are_refused() -> None:
     rows, labels = lazy(X, CHUNKS), lazy(LABELS, CHUNKS)
     holed = lazy(np.where(X > X.max() - 1, np.nan, X), CHUNKS)
     for metric in ("euclidean", "sqeuclidean"):

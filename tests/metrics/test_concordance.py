@@ -21,7 +21,7 @@ WEIGHT = rng.integers(0, 4, N).astype(float)
 
 
 def one_by_one(low: Any, high: Any, predicted: Any, weight: Any) -> float:
-    """The index by its definition: of pairs whose first event is known to come first."""
+    """Return the index by definition, over pairs with a known order of events."""
     right = pairs = 0.0
     for i, j in permutations(range(len(low)), 2):
         both_events = low[i] == high[i] and low[j] == high[j]

@@ -1,4 +1,4 @@
-"""Metrics of targets and predictions on a GPU: where docs/gpu.md says so, only sums leave it.
+"""Metrics of targets and predictions on a GPU: only sums leave it where docs/gpu.md says so.
 
 Stand-ins for CuPy's arrays, which NumPy may not read, tell how much was copied; on a machine with a
 GPU the values are compared on CuPy too.
@@ -42,7 +42,7 @@ CELLS = {
     for names, cell in [line.strip("|").split("|")]
     for name in re.findall(r"`(\w+)`", names)
 }
-#: Rows of tests of metrics, again and again: so many that sums of blocks are few.
+#: Repeated rows of metric tests, enough for sums to be small compared with blocks.
 REPEATS = 20
 CHUNKS = (500, 0, 1, 699)
 
@@ -205,7 +205,7 @@ def _blocks(values: Any, to_device: ToDevice) -> da.Array:
 @pytest.mark.parametrize("name", DISTANCES)
 def test_distances_stay_on_the_device(name: str, dtype: str, to_device: ToDevice) -> None:
     rows, measure, tolerance = _ROWS.astype(dtype), DISTANCES[name], {"f4": 1e-5, "f8": 1e-12}
-    # Of rows that are equal a distance is nothing but rounding errors.
+    # Distances of equal rows consist of rounding errors only.
     others = rows[::-1] + rows.dtype.type(1)
     for there, Y in ((None, None), (others, _blocks(others, to_device)), (others[:3], others[:3])):
         expected = measure(_blocks(rows, np.asarray), there).compute()

@@ -105,7 +105,7 @@ def test_the_level_of_chance() -> None:
     _assert_same(shown, theirs.from_predictions(BINARY, SCORES, plot_chance_level=True))
 
 
-def test_what_cannot_be_drawn_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_plots_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = LogisticRegression().fit(X, CLASSES)
     with pytest.raises(InvalidParameterError, match="not have two labels"):
         metrics.RocCurveDisplay.from_estimator(model, lazy(X), lazy(CLASSES))

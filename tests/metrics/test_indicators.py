@@ -104,7 +104,7 @@ def test_warnings_are_scikit_learns(average: Any) -> None:
     assert told(lazy(truth), lazy(guess)) == told(truth, guess)
 
 
-def test_what_has_no_score() -> None:
+def test_invalid_label_indicators_are_refused() -> None:
     with pytest.raises(InvalidDataError, match="not label indicators"):
         METRICS["f1_score"](lazy(TRUTH * 2), lazy(GUESS), average="macro")
     with pytest.raises(InvalidDataError, match=r"different number of output \(4!=3\)"):

@@ -179,14 +179,14 @@ def test_lazy_scores_are_computed_together_in_one_pass() -> None:
         given = {**options, "sample_weight": lazy(weight), "compute": False}
         scores.append(METRICS[name](lazy(y_true), predicted[name], **given))
         expected.append(truth_of(name)(y_true, y_pred, sample_weight=weight, **options))
-        # Of rows in memory there is nothing to wait for.
+        # Rows in memory need no cluster.
         here = METRICS[name](y_true, y_pred, sample_weight=weight, compute=False, **options)
         assert_equal(here, expected[-1])
     read.clear()  # of what Dask makes of rows beforehand
     assert all(isinstance(score, Delayed) for score in scores)
     for found, wanted in zip(dask.compute(*scores, scheduler="sync"), expected, strict=True):
         assert_equal(found, wanted)
-    # Accuracy is there twice, and its rows are read once.
+    # Accuracy is given twice, and rows are read once.
     assert len(read) == len(lazy(BINARY).chunks[0]) * (len(LAZY_SCORES) - 1)
     with pytest.raises(InvalidParameterError, match="compute=False"):
         metrics.accuracy_score(lazy(PROBA > 0.3), lazy(PROBA > 0.3), compute=False)

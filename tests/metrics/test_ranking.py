@@ -81,7 +81,7 @@ def test_ties_are_exact_with_few_scores(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RANKING)
-def test_bound_holds_where_bins_and_ties_meet(name: str) -> None:
+def test_error_bound_holds_with_ties_across_bins(name: str) -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)
         truth, scores = rng.integers(0, 2, 200), rng.integers(0, 30, 200).astype(float)

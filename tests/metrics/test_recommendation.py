@@ -17,7 +17,7 @@ rng = np.random.default_rng(0)
 N_USERS, N_ITEMS = 30, 20
 SCORES = rng.permuted(np.tile(np.arange(N_ITEMS, dtype=float), (N_USERS, 1)), axis=1)
 RIGHT = rng.random((N_USERS, N_ITEMS)) < 0.2
-RIGHT[:, 0] = True  # everybody has one
+RIGHT[:, 0] = True  # every user has one
 RIGHT[3] = False  # but one user
 GRID = pd.MultiIndex.from_product([[f"u{i}" for i in range(N_USERS)], range(N_ITEMS)])
 RECOMMENDED = pd.DataFrame({"score": SCORES.ravel()}, GRID).reset_index(names=["user", "item"])
@@ -55,7 +55,7 @@ def test_lazy_frames_and_other_names() -> None:
     assert ndcg_at_k(held, found, **options) == expected[0]
 
 
-def test_who_is_recommended_nothing_counts() -> None:
+def test_users_without_recommendations_count() -> None:
     held = pd.DataFrame({"user": [1, 2], "item": [5, 5]})
     found = pd.DataFrame({"user": [1, 3], "item": [5, 5], "score": [1.0, 1.0]})
     assert ndcg_at_k(held, found, 1) == precision_at_k(held, found, 1) == 0.5

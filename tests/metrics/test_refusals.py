@@ -1,4 +1,4 @@
-"""What no metric is computed of, and what the errors say."""
+"""Inputs that metrics refuse, and their error messages."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ TIMES: dict[str, Callable[[Any], Any]] = {
     "Dask Array of dates": lambda v: lazy(_dates(v)),
     "Dask Series of dates": lambda v: series(_dates(v)),
 }
-#: Metrics whose columns are numbers both, or numbers beside labels.
+#: Metrics of two numeric columns, or of numbers and labels.
 OF_NUMBERS = [name for name in METRICS if METRICS[name].__module__.endswith("regression")]
 OF_SCORES = [*filter(takes_scores, METRICS)]
 

@@ -18,7 +18,7 @@ from tests.quick import quick
 
 X = np.random.default_rng(4).normal(size=(N, 3)) + 0.5 * CLASSES[:, None] + BINARY[:, None]
 COUNTS = CLASSES + 1
-#: Of those scikit-learn's takes none.
+#: Arguments that scikit-learn's scorer does not accept.
 WITHOUT_WEIGHTS = {
     "neg_max_error",
     "neg_negative_likelihood_ratio",

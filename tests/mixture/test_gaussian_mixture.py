@@ -80,7 +80,7 @@ def test_rows_beyond_float32() -> None:
 
 
 def test_far_from_the_origin() -> None:
-    """In float32, whose squares there have no digits."""
+    """In float32, where squares lose all precision."""
     rows = np.round(X * 64) / 64
     given = {"means_init": rows[:K], "max_iter": 20, "tol": 1e-3}
     near = GaussianMixture(**start(**given)).fit(rows)
@@ -134,7 +134,7 @@ def test_workers_and_weights_change_nothing(client: Client) -> None:
     plain = GaussianMixture(**params).fit(repeated)
     assert_alike(weighted, plain, 1e-8)
     assert weighted.bic(X, sample_weight=times) == pytest.approx(plain.bic(repeated), rel=1e-10)
-    # Draws belong to places of rows: the same whoever has them.
+    # Random draws depend on row positions, not on workers.
     drawn = [
         GaussianMixture(K, init_params="random", random_state=0, tol=0.02, run=Run(n_lanes=n)).fit(
             LAZY
@@ -144,7 +144,7 @@ def test_workers_and_weights_change_nothing(client: Client) -> None:
     assert_alike(*drawn, 1e-8)
 
 
-def test_a_warm_start_goes_on() -> None:
+def test_a_warm_start_continues() -> None:
     whole = GaussianMixture(**start(tol=1e-5)).fit(X)
     parts = GaussianMixture(**start(tol=1e-5, max_iter=1, warm_start=True))
     with warnings.catch_warnings():
@@ -157,7 +157,7 @@ def test_a_warm_start_goes_on() -> None:
         parts.set_params(n_components=2).fit(X)
 
 
-def test_what_is_lazy_stays_lazy() -> None:
+def test_lazy_input_gives_lazy_output() -> None:
     ours = GaussianMixture(K, random_state=0).fit(LAZY)
     for name in ("predict", "predict_proba", "score_samples"):
         found = getattr(ours, name)(LAZY)
@@ -180,7 +180,7 @@ def test_samples_are_of_the_mixture(kind: str) -> None:
         np.testing.assert_allclose(rows[labels == c].mean(axis=0), ours.means_[c], atol=0.1)
 
 
-def test_a_course_that_does_not_end_is_told() -> None:
+def test_missing_convergence_warns() -> None:
     with pytest.warns(ConvergenceWarning, match="did not converge"):
         GaussianMixture(**start(max_iter=2, tol=0)).fit(X)
 

@@ -1,4 +1,4 @@
-"""Learning and validation curves: scikit-learn's numbers, of rows in memory and of Dask's."""
+"""Learning and validation curves equal scikit-learn's, for rows in memory and in Dask."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_learning_curves(rows: tuple[Any, Any], sizes: list[Any], shuffle: bool)
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-def test_weights_are_for_fits_alone(rows: tuple[Any, Any]) -> None:
+def test_weights_are_used_in_fits_only(rows: tuple[Any, Any]) -> None:
     weights = RNG.integers(0, 5, size=N).astype(float)
     given = weights if rows[0] is X else da.from_array(weights, chunks=250)
     values = VALUES | {"param_range": [0.01, 1.0]}
@@ -63,14 +63,14 @@ def test_weights_are_for_fits_alone(rows: tuple[Any, Any]) -> None:
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-def test_estimators_that_do_not_stack(rows: tuple[Any, Any]) -> None:
+def test_estimators_that_cannot_be_batched(rows: tuple[Any, Any]) -> None:
     found = model_selection.learning_curve(GaussianNB(), *rows, train_sizes=[60, 200], cv=2)
     expected = truth.learning_curve(GaussianNB(), X, LABELS, train_sizes=[60, 200], cv=2)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other)
 
 
-def test_what_curves_refuse(client: Any) -> None:
+def test_invalid_arguments_are_refused(client: Any) -> None:
     lazy = da.from_array(X, chunks=(300, 5)), da.from_array(LABELS, chunks=300)
     with pytest.raises(InvalidParameterError, match="rows in memory"):
         model_selection.learning_curve(OURS, *lazy, exploit_incremental_learning=True)

@@ -1,4 +1,4 @@
-"""Linear models that choose their penalty: scikit-learn's numbers, in memory and on Dask's rows."""
+"""Linear models with cross-validated penalties equal scikit-learn, in memory and in Dask."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from daskml_dist.linear_model import _least_squares
 from tests.quick import in_turn
 from tests.versions import OLD_SCIKIT_LEARN
 
-# An old scikit-learn hands SciPy options that it knows no more, and warns of its own parameters.
+# An old scikit-learn passes removed options to SciPy, and warns of its own parameters.
 _THEIRS = ("ignore:scipy.optimize", "ignore:l1_ratios parameter")
 _OTHERWISE = ("lasso, positive", "logistic, log loss", "logistic, ratios")
 _TOO_OLD = pytest.mark.skipif(OLD_SCIKIT_LEARN, reason="an old scikit-learn does otherwise")
@@ -45,7 +45,7 @@ ALPHAS = np.logspace(-3, 3, 7)
 PENALTIES = {"Cs": 3, "tol": 1e-9, "max_iter": 1_000}
 SHUFFLED = truth.KFold(3, shuffle=True, random_state=0)
 DRAWN = truth.ShuffleSplit(3, random_state=0)
-#: Class, parameters and targets; with weights too where scikit-learn means the same by these.
+#: Class, parameters and targets; with weights if scikit-learn gives them the same meaning.
 CASES: dict[str, tuple[str, dict[str, Any], Any]] = {
     "lasso": ("LassoCV", {"tol": 1e-8}, NUMBERS),
     "lasso, positive": ("LassoCV", {"tol": 1e-8, "positive": True, "cv": SHUFFLED}, NUMBERS),
@@ -111,7 +111,7 @@ ATTRIBUTES = (
 
 
 def _truth(name: str, params: dict[str, Any]) -> Any:
-    """scikit-learn's own, which does without an l1 part in its default solver."""
+    """Return scikit-learn's estimator, with a solver that supports the penalty."""
     more = {}
     if "l1_ratios" in params:
         more = {"solver": "saga", "max_iter": 10_000, "random_state": 0}
@@ -134,7 +134,7 @@ def _assert_alike(ours: Any, theirs: Any, tol: float) -> None:
             if values.dtype.kind not in "fi":
                 assert np.array_equal(found[label], values)
                 continue
-            if name == "intercept_":  # scikit-learn's is 0.0 where none is asked for
+            if name == "intercept_":  # scikit-learn's is 0.0 without an intercept
                 values = np.reshape(values, np.shape(found[label]))
             assert np.shape(found[label]) == values.shape, name
             np.testing.assert_allclose(found[label], values, rtol=tol, atol=tol, err_msg=name)
@@ -142,7 +142,7 @@ def _assert_alike(ours: Any, theirs: Any, tol: float) -> None:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(("case", "weighted"), in_turn(CASES, [False, True]))
-def test_results_are_scikit_learns(case: str, weighted: bool) -> None:
+def test_results_equal_scikit_learn(case: str, weighted: bool) -> None:
     if OLD_SCIKIT_LEARN and case in _OTHERWISE:
         pytest.skip("an old scikit-learn's is another")
     name, params, y = CASES[case]
@@ -158,7 +158,7 @@ def test_results_are_scikit_learns(case: str, weighted: bool) -> None:
 
 @pytest.mark.parametrize(
     ("case", "kind"),
-    # Each case, and each kind twice; the pairs left out are slow ones.
+    # Each case, and each kind twice; all other pairs are slow.
     [
         pytest.param(case, kind, marks=[] if kind in quick else pytest.mark.slow)
         for case, quick in (
@@ -171,7 +171,9 @@ def test_results_are_scikit_learns(case: str, weighted: bool) -> None:
         if not (kind == "frame" and CASES[case][2].ndim > 1)  # a frame's target is one column
     ],
 )
-def test_dask_collections_give_the_results_of_their_rows(case: str, kind: str, client: Any) -> None:
+def test_dask_collections_give_the_results_of_rows_in_memory(
+    case: str, kind: str, client: Any
+) -> None:
     name, params, y = CASES[case]
     rows, target = da.from_array(X, chunks=(130, 5)), da.from_array(y, chunks=(130, *y.shape[1:]))
     weight: Any = da.from_array(WEIGHTS, chunks=130)
@@ -217,14 +219,14 @@ def test_test_rows_that_lack_a_class(score: str, y: Any, lazy: bool, client: Any
     ("score", "n_labels"), in_turn(["neg_brier_score", "neg_log_loss", "accuracy"], [2, 3])
 )
 def test_training_rows_that_lack_a_label(n_labels: int, score: str) -> None:
-    """Each fold has one label, and the others train on all but that: rather nothing is learnt."""
+    """Each fold has one label, and fits train without it, so that hardly anything is learned."""
     y = np.repeat(["a", "b", "c"], 2)[: 2 * n_labels]
     rows = np.arange(2.0 * n_labels)[:, None]
     params = {"cv": truth.KFold(n_labels), "scoring": score, "Cs": np.logspace(-6, 6, 5)}
     ours = linear_model.LogisticRegressionCV(**params).fit(rows, y)
     theirs = truths.LogisticRegressionCV(**params).fit(rows, y)
     np.testing.assert_array_equal(ours.C_, theirs.C_)
-    if score != "neg_log_loss":  # it tells how near to zero the probability has come
+    if score != "neg_log_loss":  # it depends on how close to zero the probability is
         for label, scores in theirs.scores_.items():
             np.testing.assert_allclose(ours.scores_[label][:, :3], scores[:, :3], atol=1e-3)
 
@@ -349,7 +351,7 @@ def test_weights_that_cannot_be_balanced_are_named(name: str) -> None:
 
 
 class Killer:
-    """Kills the worker of a trainer once a fit has made some passes."""
+    """Callback that kills the worker of a trainer after some passes."""
 
     def __init__(self, client: Client, passes: int) -> None:
         self.client, self.left = client, passes
@@ -374,20 +376,20 @@ def test_a_killed_worker_changes_nothing(case: str, passes: int) -> None:
         killer = Killer(client, passes)
         params = params | {"callbacks": [killer]}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of the loss
+            warnings.simplefilter("ignore", UserWarning)  # the warning about the loss
             struck = getattr(linear_model, name)(**params).fit(rows, target)
         assert killer.left <= 0
     _assert_alike(struck, expected, 1e-5)
 
 
-def test_columns_far_from_zero_keep_their_digits() -> None:
-    """The optimum is that of orthogonal factors, whose error is that of the rows' condition."""
+def test_columns_far_from_zero_keep_their_precision() -> None:
+    """The reference uses an orthogonal factorisation, whose error grows only with the condition."""
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(150, 4)) + np.array([0, 1e4, 0, -1e5])
     y, weight = rng.normal(size=150), rng.integers(1, 4, 150)
     ridge = linear_model.RidgeCV([0.1, 5.0], fit_intercept=False)
     ridge.fit(rows, y, sample_weight=weight)
-    # A penalty is four rows more, whose targets are 0.
+    # A penalty equals four additional rows with targets of 0.
     root = np.sqrt(weight)
     more = np.vstack([rows * root[:, None], np.sqrt(ridge.alpha_) * np.eye(4)])
     exact = np.linalg.lstsq(more, np.append(y * root, np.zeros(4)), rcond=None)[0]

@@ -1,4 +1,4 @@
-"""Scores that fail: candidates trained on from pass to pass have what the user says instead."""
+"""Failing scores are replaced by the user's `error_score`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_score_that_fails_on_a_split(client: Any, ours: bool, lazy: bool) -> N
         search.set_params(error_score="raise").fit(*given)
 
 
-#: Of the first fold alone there are rows of any weight.
+#: Only rows of the first fold have weights above 0.
 WEIGHT = (np.arange(101) < 51).astype(float)
 
 
@@ -69,7 +69,7 @@ def _lazy(*values: Any) -> list[Any]:
         ("LassoCV", {"alphas": 2}),
     ],
 )
-def test_no_penalty_is_chosen_by_rows_of_no_weight(name: str, params: dict[str, Any]) -> None:
+def test_penalties_are_not_chosen_by_rows_without_weight(name: str, params: dict[str, Any]) -> None:
     model = getattr(linear_model, name)(cv=KFold(3), **params)
     with pytest.raises(InvalidDataError, match=r"rows of split 2 have no weight.*shuffle=True"):
         model.fit(X, LABELS, sample_weight=(np.arange(101) < 60).astype(float))
@@ -84,11 +84,11 @@ def test_no_penalty_is_chosen_by_rows_of_no_weight(name: str, params: dict[str, 
     ],
     ids=["rounds", "regressor", "steps"],
 )
-def test_a_search_tells_of_test_rows_of_no_weight(
+def test_a_search_warns_of_test_rows_without_weight(
     estimator: Any, grid: Any, lazy: bool, client: Any
 ) -> None:
     X_, y, weight = _lazy(X, LABELS, WEIGHT) if lazy else (X, LABELS, WEIGHT)
-    weight = weight[::-1]  # as of the test rows of the first split
+    weight = weight[::-1]  # like the test rows of the first split
     search = GridSearchCV(estimator, grid, cv=[(np.arange(51, 101), np.arange(50))], refit=False)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -104,7 +104,7 @@ def test_a_search_tells_of_test_rows_of_no_weight(
 @pytest.mark.parametrize(
     "model", [LogisticRegression(), Ridge(), linear_model.PoissonRegressor()], ids=repr
 )
-def test_rows_of_no_weight_have_no_score(model: Any) -> None:
+def test_rows_without_weight_have_no_score(model: Any) -> None:
     with pytest.raises(InvalidDataError, match="sum to zero, so there is no score"):
         model.fit(X, LABELS).score(X, LABELS, sample_weight=np.zeros(101))
 
@@ -189,13 +189,13 @@ def test_scorers_that_cannot_be_called_and_values_that_are_none() -> None:
         (lambda e: HalvingGridSearchCV(e, {"alpha": [0.1]}, resource="max_itr"), "mean 'max_iter'"),
     ],
 )
-def test_mistaken_searches_are_told_of_before_any_fit(make: Any, words: str) -> None:
+def test_invalid_searches_raise_before_any_fit(make: Any, words: str) -> None:
     rows, y = da.from_array(X, chunks=(40, 3)), da.from_array(LABELS, chunks=40)
     with pytest.raises(InvalidParameterError, match=words):
         make(SGDClassifier()).fit(rows, y)
 
 
-def test_a_target_that_is_not_given() -> None:
+def test_a_missing_target_is_refused() -> None:
     rows = da.from_array(np.eye(6), chunks=(3, 6))
     for ask in (GridSearchCV(SGDClassifier(), {"alpha": [0.1]}).fit, _cross_validated):
         with pytest.raises(InvalidDataError, match="y is None, and SGDClassifier requires y"):

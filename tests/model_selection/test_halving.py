@@ -1,4 +1,4 @@
-"""Successive halving: scikit-learn's rungs, scores and winners, on rows in memory and on Dask's."""
+"""Successive halving equals scikit-learn's rungs, scores and winners, in memory and in Dask."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any, Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", quick(CASES, "smallest", "aggressive", "drawn", "as many as fit"))
-def test_stacks_give_scikit_learns_results(case: str) -> None:
+def test_batched_fits_equal_scikit_learn(case: str) -> None:
     search, name, options, grid, y, more = CASES[case]
     ours, theirs = (
         getattr(room, search)(
@@ -61,7 +61,7 @@ def test_stacks_give_scikit_learns_results(case: str) -> None:
     assert ours.stacks_ == ours.n_iterations_
     assert set(ours.cv_results_) == set(theirs.cv_results_)
     assert [getattr(ours, n) for n in RUNGS] == [getattr(theirs, n) for n in RUNGS]
-    # Candidates of one score may stand in another order.
+    # Candidates with equal scores may have another order.
     for name in ("iter", "n_resources", "mean_test_score", "std_test_score", "mean_train_score"):
         found, expected = (np.sort(s.cv_results_[name]) for s in (ours, theirs))
         np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -70,7 +70,7 @@ def test_stacks_give_scikit_learns_results(case: str) -> None:
         assert ours.best_params_ == theirs.best_params_
 
 
-def test_dask_collections_take_their_share_of_each_block(client: Any) -> None:
+def test_dask_rungs_use_a_share_of_each_block(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(LABELS, chunks=250)
     ours = model_selection.HalvingGridSearchCV(
         linear_model.LogisticRegression(), GRID, random_state=0, cv=3
@@ -80,7 +80,7 @@ def test_dask_collections_take_their_share_of_each_block(client: Any) -> None:
     )
     assert ours.stacks_ == 3
     assert [getattr(ours, n) for n in RUNGS] == [getattr(theirs, n) for n in RUNGS]
-    # Its last rung has all rows, and so scikit-learn's scores of whoever came so far.
+    # The last rung has all rows, so its candidates have scikit-learn's scores.
     last = ours.cv_results_["iter"] == 2
     estimator = truths.LogisticRegression(C=ours.best_params_["C"])
     expected = truth.cross_val_score(estimator, X, LABELS, cv=3).mean()
@@ -101,20 +101,20 @@ def test_shares_of_rows_grow_and_add_up(client: Any) -> None:
         some = splits.thin(fraction, 0)
         used = np.concatenate([np.asarray(codes) for codes in _computed(some.rows.code_parts)]) > 0
         assert used.sum() == int(N * fraction)
-        assert not (before & ~used).sum() > 3  # but for the rounding of a block's share
+        assert not (before & ~used).sum() > 3  # except for rounding of a block's share
         before = used
         tests = sum(_computed(some.rows.make_mask(i, 2) for i in range(3)))
         np.testing.assert_array_equal(tests, used)
 
 
 def _computed(lazy: Any) -> list[Any]:
-    """Results, made here: a cluster that is asked again and again for the same tasks, each time
-    while it forgets them, may keep some that nobody wants.
+    """Return results computed in this thread: a cluster that repeatedly gets the same tasks while
+    it still releases them may keep some forever.
     """
     return list(dask.compute(*lazy, scheduler="synchronous"))
 
 
-def test_parameters_are_resources_too_and_others_are_fitted_one_by_one(client: Any) -> None:
+def test_resources_may_be_parameters_and_other_models_are_fitted_singly(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(450, 5)), da.from_array(LABELS, chunks=450)
     grid = {"var_smoothing": np.logspace(-9, 0, 4)}
     ours = model_selection.HalvingGridSearchCV(TheirGaussianNB(), grid, cv=2, random_state=0)
@@ -145,7 +145,7 @@ def test_parameters_are_resources_too_and_others_are_fitted_one_by_one(client: A
         ({"scoring": ["accuracy"]}, "one score"),
     ],
 )
-def test_what_cannot_be_halved_is_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_halving_settings_are_refused(options: dict[str, Any], message: str) -> None:
     search = model_selection.HalvingGridSearchCV(linear_model.LogisticRegression(), GRID, **options)
     with pytest.raises(InvalidParameterError, match=message):
         search.fit(X, LABELS)

@@ -1,4 +1,4 @@
-"""Hyperband: its brackets, candidates trained on, and what a cluster's workers promote."""
+"""Hyperband: brackets, continued training, and promotion on a cluster's workers."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ NUMBERS = X @ RNG.normal(size=5) + RNG.normal(size=N)
 ALPHA = {"alpha": loguniform(1e-5, 1e1)}
 OWN = SGDClassifier(tol=None, random_state=0)
 THEIRS = TheirSGDClassifier(loss="log_loss", random_state=0)
-#: Models with ``partial_fit`` that learn all in one pass.
+#: Models with ``partial_fit`` that converge in one pass.
 COUNTERS = [GaussianNB(), MultinomialNB(), TheirGaussianNB(), TheirBernoulliNB()]
 
 
-def test_brackets_are_those_of_the_paper() -> None:
+def test_brackets_equal_those_of_the_paper() -> None:
     # Table 1 of Li et al. (2018): R = 81, eta = 3.
     assert [bracket.rungs for bracket in plan_brackets(81, 3)] == [
         ((81, 1), (27, 3), (9, 9), (3, 27), (1, 81)),
@@ -60,7 +60,7 @@ def test_brackets_are_those_of_the_paper() -> None:
 
 
 def _check_rungs(search: HyperbandSearchCV, exact: bool = True) -> None:
-    """Each rung has the best of the one before."""
+    """Check that each rung has the best candidates of the previous one."""
     table = search.cv_results_
     for facts in search.metadata_["brackets"]:
         rungs = [
@@ -84,7 +84,7 @@ def _check_rungs(search: HyperbandSearchCV, exact: bool = True) -> None:
     assert search.best_score_ == pytest.approx(table["mean_test_score"].max())
 
 
-def test_stacks_resume_what_fits_of_their_own_come_to() -> None:
+def test_resumed_batched_fits_equal_separate_fits() -> None:
     search = HyperbandSearchCV(OWN, ALPHA, max_iter=9, cv=KFold(3), random_state=0)
     assert search.metadata["n_models"] == 17
     search.fit(X, LABELS)
@@ -107,7 +107,7 @@ def test_stacks_resume_what_fits_of_their_own_come_to() -> None:
 
 
 @pytest.mark.parametrize("scoring", ["roc_auc", "neg_log_loss"])
-def test_scores_and_numbers(scoring: str) -> None:
+def test_scores_and_resource_counts(scoring: str) -> None:
     search = HyperbandSearchCV(
         OWN, ALPHA, max_iter=3, cv=2, random_state=0, scoring=scoring, return_train_score=True
     ).fit(X, LABELS)
@@ -119,7 +119,7 @@ def test_scores_and_numbers(scoring: str) -> None:
     assert found.best_score_ > 0.3
 
 
-def test_other_candidates_are_trained_on_by_partial_fit() -> None:
+def test_other_candidates_continue_by_partial_fit() -> None:
     calls: list[int] = []
 
     class Counted(TheirSGDClassifier):
@@ -139,7 +139,7 @@ def test_other_candidates_are_trained_on_by_partial_fit() -> None:
 
 
 @pytest.mark.parametrize("search", [HyperbandSearchCV, IncrementalSearchCV])
-def test_others_are_trained_on_dask_collections_without_a_client(search: Any) -> None:
+def test_other_candidates_on_dask_collections_without_a_client(search: Any) -> None:
     given = {"max_iter": 3, "cv": KFold(2), "random_state": 0}
     here = search(THEIRS, ALPHA, **given).fit(X, LABELS)
     lazy = search(THEIRS, ALPHA, **given).fit(_delayed_blocks(X), da.from_array(LABELS, 200))
@@ -149,13 +149,13 @@ def test_others_are_trained_on_dask_collections_without_a_client(search: Any) ->
 
 
 def _delayed_blocks(values: Any) -> da.Array:
-    """Rows whose blocks are a chain of tasks, which Dask fuses to tasks of other names."""
+    """Return rows whose blocks are chains of tasks, which Dask fuses under other names."""
     halves = [(values[at], dask.delayed(np.array)(values[at])) for at in np.split(np.arange(N), 2)]
     return da.concatenate([da.from_delayed(d, v.shape, dtype=v.dtype) for v, d in halves])
 
 
 def test_networks_on_dask_collections(client: Any) -> None:
-    """Nothing is left on the scheduler, which keeps tasks of a key that comes with two graphs."""
+    """Nothing is left on the scheduler, which would keep tasks of a key with two graphs."""
     rows, labels = _delayed_blocks(X), _delayed_blocks(LABELS)
     network = MLPClassifier(hidden_layer_sizes=(4,), random_state=0)
     values = {"alpha": [1e-4, 1e-2]}
@@ -167,7 +167,7 @@ def test_networks_on_dask_collections(client: Any) -> None:
     assert search.predict(rows).shape == (N,)
 
 
-def test_stacks_on_dask_collections(client: Any) -> None:
+def test_batched_fits_on_dask_collections(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(100, 5)), da.from_array(LABELS, chunks=100)
     search = HyperbandSearchCV(OWN, ALPHA, max_iter=3, cv=KFold(2), random_state=0)
     search.fit(rows, labels)
@@ -178,13 +178,13 @@ def test_stacks_on_dask_collections(client: Any) -> None:
     np.testing.assert_array_equal(twin.predict(X), search.predict(X))
 
 
-def test_workers_promote_whoever_is_among_the_best(client: Any) -> None:
+def test_workers_promote_candidates_among_the_best(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(100, 5)), da.from_array(LABELS, chunks=100)
     search = HyperbandSearchCV(THEIRS, ALPHA, max_iter=9, cv=KFold(2), random_state=0)
     search.fit(rows, labels)
     assert not hasattr(search, "stacks_")
     _check_rungs(search, exact=False)
-    # Rows of a fold are in its block's order, so models are those of rows in memory.
+    # Rows of a fold are in the order of blocks, so models equal those of rows in memory.
     i = search.best_index_
     own = TheirSGDClassifier(loss="log_loss", random_state=0, **search.best_params_)
     scores = []
@@ -212,7 +212,7 @@ def test_a_ladder_promotes_without_waiting() -> None:
     assert ladder.find_next() is None
 
 
-def test_a_failed_candidate_goes_no_further() -> None:
+def test_a_failed_candidate_is_not_promoted() -> None:
     values = {"alpha": [1e-3, -1.0]}
     with (
         pytest.warns(FitFailedWarning, match="alpha"),
@@ -239,7 +239,9 @@ def test_a_failed_candidate_goes_no_further() -> None:
         *[(model, {}, "would count the same rows again.*RandomizedSearchCV") for model in COUNTERS],
     ],
 )
-def test_what_hyperband_refuses(estimator: Any, options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(
+    estimator: Any, options: dict[str, Any], message: str
+) -> None:
     given = {"param_distributions": {"C": [1]} if not hasattr(estimator, "alpha") else ALPHA}
     search = HyperbandSearchCV(estimator, **{**given, **options})
     with pytest.raises(InvalidParameterError, match=message):
@@ -247,7 +249,7 @@ def test_what_hyperband_refuses(estimator: Any, options: dict[str, Any], message
 
 
 @pytest.mark.slow
-def test_killed_workers_change_nothing_of_a_model() -> None:
+def test_killed_workers_do_not_change_models() -> None:
     rows, labels = da.from_array(X, chunks=(100, 5)), da.from_array(LABELS, chunks=100)
     with (
         LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster,
@@ -286,7 +288,7 @@ def test_killed_workers_change_nothing_of_a_model() -> None:
     assert table["mean_test_score"][one] == pytest.approx(np.mean(scores))
 
 
-def test_rows_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
 
     class CountedJob(FitJob):

@@ -1,4 +1,4 @@
-"""Candidates that are trained side by side: ever fewer, and none that has stopped to learn."""
+"""Incremental search: fewer and fewer candidates, without those that no longer improve."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ THEIRS = TheirSGDClassifier(loss="log_loss", random_state=0)
 
 
 def scores_of(search: Any) -> dict[int, dict[int, float]]:
-    """Scores of each candidate, by passes."""
+    """Return the scores of each candidate by number of passes."""
     found: dict[int, dict[int, float]] = {}
     for told in search.history_:
         found.setdefault(told["candidate"], {})[told["passes"]] = told["mean_test_score"]
@@ -42,7 +42,7 @@ def scores_of(search: Any) -> dict[int, dict[int, float]]:
 
 
 def directly(params: Any, passes: int) -> float:
-    """Score of scikit-learn's own after so many passes, the mean of two splits."""
+    """Return scikit-learn's score after a number of passes, averaged over two splits."""
     found = []
     for train, test in KFold(2).split(X):
         model = clone(THEIRS).set_params(**params)
@@ -53,7 +53,7 @@ def directly(params: Any, passes: int) -> float:
 
 
 @pytest.mark.parametrize("decay", [None, 1.0])
-def test_as_many_go_on_as_the_decay_says(decay: float | None) -> None:
+def test_the_number_of_candidates_follows_the_decay(decay: float | None) -> None:
     search = IncrementalSearchCV(
         OWN,
         ALPHA,
@@ -75,7 +75,7 @@ def test_as_many_go_on_as_the_decay_says(decay: float | None) -> None:
     assert search.metadata_["partial_fit_calls"] == sum(map(max, scores.values()))
 
 
-def test_candidates_are_what_so_many_passes_make_them() -> None:
+def test_candidates_equal_fits_of_as_many_passes() -> None:
     search = IncrementalSearchCV(
         THEIRS, ALPHA, n_initial_parameters=3, max_iter=5, fits_per_score=2, cv=KFold(2),
         random_state=0,
@@ -88,7 +88,7 @@ def test_candidates_are_what_so_many_passes_make_them() -> None:
             assert score == pytest.approx(directly(drawn[i], passes))
 
 
-def test_who_gets_no_better_is_stopped() -> None:
+def test_candidates_that_do_not_improve_are_stopped() -> None:
     given: dict[str, Any] = {"n_initial_parameters": 4, "decay_rate": None, "max_iter": 12}
     search = IncrementalSearchCV(
         OWN, ALPHA, patience=3, tol=0.01, cv=KFold(2), random_state=0, **given
@@ -105,7 +105,7 @@ def test_who_gets_no_better_is_stopped() -> None:
         assert max(scores) == (ends[0] if ends else 12)
 
 
-def test_who_gets_no_better_leaves_its_bracket() -> None:
+def test_candidates_that_do_not_improve_leave_their_bracket() -> None:
     given: dict[str, Any] = {"max_iter": 9, "cv": KFold(2), "random_state": 0}
     search = HyperbandSearchCV(OWN, ALPHA, patience=2, tol=0.02, **given).fit(X, LABELS)
     whole = HyperbandSearchCV(OWN, ALPHA, **given).fit(X, LABELS)
@@ -113,7 +113,7 @@ def test_who_gets_no_better_leaves_its_bracket() -> None:
     assert search.metadata_["partial_fit_calls"] < whole.metadata_["partial_fit_calls"]
     stopped = 0
     for i, scores in found.items():
-        # Those left of a rung of which some have stopped may come further than they would have.
+        # If some of a rung have stopped, others may be promoted further than otherwise.
         assert scores.items() >= {p: full[i][p] for p in full[i] if p in scores}.items()
         for before, after in pairwise(scores):
             assert not has_plateaued({p: scores[p] for p in scores if p <= before}, 2, 0.02), after
@@ -121,7 +121,7 @@ def test_who_gets_no_better_leaves_its_bracket() -> None:
     assert stopped
 
 
-def test_workers_train_others(client: Client) -> None:
+def test_other_models_are_trained_by_workers(client: Client) -> None:
     rows, labels = da.from_array(X, chunks=(200, 5)), da.from_array(LABELS, chunks=200)
     search = IncrementalSearchCV(
         THEIRS, ALPHA, n_initial_parameters=4, max_iter=3, patience=2, tol=0.0, cv=KFold(2),
@@ -136,7 +136,7 @@ def test_workers_train_others(client: Client) -> None:
     assert search.best_score_ == max(search.cv_results_["mean_test_score"])
 
 
-def test_a_ladder_of_ever_fewer_promotes_the_best_and_none_that_stopped() -> None:
+def test_decaying_rungs_promote_the_best_unstopped_candidates() -> None:
     bracket = plan_decaying_bracket(4, 3, 1.0, 1)
     assert bracket.rungs == ((4, 1), (2, 2), (2, 3))
     ladder = PromotionLadder(bracket, range(4), None, lambda scores: has_plateaued(scores, 1, 0.0))

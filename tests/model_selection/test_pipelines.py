@@ -1,4 +1,4 @@
-"""Searches over pipelines: scikit-learn's numbers, of transformers fitted once a split."""
+"""Searches over pipelines equal scikit-learn, with transformers fitted once per split."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.quick import quick
 RNG = np.random.default_rng(0)
 N = 300
 X = RNG.normal(size=(N, 3)) * [1, 2, 9] + 3
-# Rows of a fold are unlike the others, as are what transformers see of them.
+# Folds differ, and so do the transformers fitted to them.
 Y = np.where(X[:, 0] + RNG.normal(size=N) + np.arange(N) / N > 3, "yes", "no")
 C, SCORING = {"logisticregression__C": [0.01, 1.0]}, ["accuracy", "neg_log_loss", "roc_auc"]
 GRID = {**C, "polynomialfeatures__degree": [1, 2]}
@@ -50,7 +50,7 @@ def _theirs(grid: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("kind", quick(["memory", "array", "frame"], "memory", "frame"))
-def test_results_are_scikit_learns(kind: str, client: Any) -> None:
+def test_results_equal_scikit_learn(kind: str, client: Any) -> None:
     rows: Any = {
         "memory": lambda: (X, Y),
         "array": lambda: (da.from_array(X, chunks=(130, 3)), da.from_array(Y, chunks=130)),
@@ -61,7 +61,7 @@ def test_results_are_scikit_learns(kind: str, client: Any) -> None:
     }[kind]()
     grid = GRID if kind == "memory" else C
     search, theirs = GridSearchCV(_ours(), grid, **OPTIONS).fit(*rows), _theirs(grid)
-    assert search.stacks_ == 2 * len(grid)  # of each degree, one a split
+    assert search.stacks_ == 2 * len(grid)  # one for each degree and split
     for name in SCORING:
         for split in range(2):
             key = f"split{split}_test_{name}"
@@ -73,7 +73,7 @@ def test_results_are_scikit_learns(kind: str, client: Any) -> None:
     assert (np.asarray(found) == theirs.predict(X)).all()
 
 
-def test_a_score_of_the_whole_pipeline_sees_it() -> None:
+def test_a_scorer_receives_the_whole_pipeline() -> None:
     def degree(estimator: Any, X: Any, y: Any) -> float:
         return float(estimator["polynomialfeatures"].degree)
 
@@ -82,7 +82,7 @@ def test_a_score_of_the_whole_pipeline_sees_it() -> None:
     assert not hasattr(search, "stacks_")
 
 
-def test_mistaken_parameters_are_told() -> None:
+def test_invalid_parameters_raise() -> None:
     search = GridSearchCV(_ours(), {"logisticregression__C": [-1.0]}, cv=2, error_score="raise")
     with pytest.raises(ValueError, match="C=-1"):
         search.fit(X, Y)
@@ -91,7 +91,7 @@ def test_mistaken_parameters_are_told() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It dies in the middle of a stack, which reads what transformers make of rows."""
+    """It dies during a batched fit on transformed rows."""
     rows, labels = da.from_array(X, chunks=(100, 3)), da.from_array(Y, chunks=100)
     theirs = _theirs(GRID)
     passes: list[Any] = []
@@ -112,7 +112,7 @@ def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPa
             solver_rounds, "CallbackList", lambda callbacks=(): CallbackList([*callbacks, killer])
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of the loss
+            warnings.simplefilter("ignore", UserWarning)  # the warning about the loss
             struck = GridSearchCV(_ours(), GRID, **OPTIONS).fit(rows, labels)
     assert killed
     assert struck.stacks_ == 4
@@ -127,7 +127,9 @@ def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(best[0].coef_, best[1].coef_, atol=1e-4)
 
 
-def test_cross_validation_is_a_stack_a_split(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cross_validation_fits_each_split_once(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows, labels = da.from_array(X, chunks=(130, 3)), da.from_array(Y, chunks=130)
     fits: list[int] = []
     found_by = solver_rounds.CandidateFits.found
@@ -158,12 +160,10 @@ def test_cross_validation_is_a_stack_a_split(client: Any, monkeypatch: pytest.Mo
         assert fits == expected_fits
 
 
-def test_rows_are_read_from_the_source_as_often_whatever_the_splits(
-    tmp_path: Any, client: Client
-) -> None:
+def test_reads_of_the_source_do_not_depend_on_the_splits(tmp_path: Any, client: Client) -> None:
     def read(part: int) -> Any:
         with (tmp_path / f"{part}-{os.urandom(8).hex()}").open("w"):
-            pass  # a file for each reading
+            pass  # one file for each read
         at = slice(part * 100, part * 100 + 100)
         return pd.DataFrame(X[at], columns=list("abc")).assign(y=Y[at])
 
@@ -175,7 +175,7 @@ def test_rows_are_read_from_the_source_as_often_whatever_the_splits(
         search = GridSearchCV(_ours(), C, cv=cv)
         found[cv] = search.fit(frame[list("abc")], frame["y"]).cv_results_["mean_test_score"]
         readings.append(len(list(tmp_path.iterdir())) - before)
-    # Labels, one block to tell how large all are, and all of them once.
+    # Labels, one block to estimate the size, and all blocks once.
     assert readings == [3 + 1 + 3] * 2
     expected = truth.GridSearchCV(_theirs(C).estimator, C, cv=3).fit(X, Y)
     np.testing.assert_allclose(found[3], expected.cv_results_["mean_test_score"])

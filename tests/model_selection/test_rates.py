@@ -1,4 +1,4 @@
-"""Range test of learning rates, against gradient descent written out."""
+"""Learning rate range test, compared with plain gradient descent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATES = np.logspace(-4, 1, 11)
 
 
 def _descended(rate: float, n_steps: int = 32) -> float:
-    """Half the mean square before the last of so many steps with all rows."""
+    """Return half the mean square before the last of some full-batch steps."""
     w, loss = np.zeros(3), np.nan
     for _ in range(n_steps):
         residual = X @ w - Y
@@ -31,7 +31,7 @@ def _descended(rate: float, n_steps: int = 32) -> float:
     return loss
 
 
-def test_losses_are_those_of_gradient_descent() -> None:
+def test_losses_equal_those_of_gradient_descent() -> None:
     model = SGDRegressor(
         penalty=None, optimizer="sgd", fit_intercept=False, batch_size=len(X), random_state=0
     )
@@ -47,7 +47,7 @@ def test_losses_are_those_of_gradient_descent() -> None:
     assert not hasattr(model, "coef_")
 
 
-def test_a_sample_of_dask_rows_has_the_batches_of_all(client: Client) -> None:
+def test_a_sample_of_dask_rows_has_the_batch_size_of_all_rows(client: Client) -> None:
     rows = da.from_array(np.tile(X, (10, 1)), chunks=(500, 3))
     labels = da.from_array(np.tile(LABELS, 10), chunks=500)
     model = SGDClassifier(random_state=0, batch_size=50)
@@ -74,7 +74,7 @@ def test_a_network_and_its_plot() -> None:
     pyplot.close("all")
 
 
-def test_no_rate_is_suggested_where_none_gains() -> None:
+def test_no_rate_is_suggested_if_none_reduces_the_loss() -> None:
     model = SGDClassifier(learning_rate="constant", eta0=0.1, random_state=0)
     found = learning_rate_range(model, X, LABELS, rates=[1e-12, 1e-11])
     assert found.suggestion is None
@@ -90,19 +90,21 @@ def test_no_rate_is_suggested_where_none_gains() -> None:
         (SGDClassifier(), {"n_rows": 0}, ">= 1"),
     ],
 )
-def test_what_cannot_be_tried_is_told(model: Any, given: dict[str, Any], remedy: str) -> None:
+def test_invalid_arguments_are_refused(model: Any, given: dict[str, Any], remedy: str) -> None:
     with pytest.raises(InvalidParameterError, match=remedy):
         learning_rate_range(model, X, LABELS, **given)
 
 
-def test_linear_models_are_tried_as_columns_of_one_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the losses of fits one by one, weights and diverged ones too."""
+def test_rates_of_linear_models_are_tried_in_one_batched_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Losses equal those of separate fits, also with weights and divergence."""
     three, weight = np.digitize(Y, [-3, 3]), RNG.random(400)
     classifier = SGDClassifier(random_state=0, batch_size=32)
     regressor = SGDRegressor(random_state=0, batch_size=32, optimizer="sgd")
     for model, y in ((classifier, three), (regressor, Y)):
         with monkeypatch.context() as patch:
-            patch.setattr(_learning_rates, "_fit_to_loss", None)  # no fit alone
+            patch.setattr(_learning_rates, "_fit_to_loss", None)  # no separate fit
             together = learning_rate_range(model, X, y, weight, rates=RATES)
         with monkeypatch.context() as patch:
             patch.setattr(_learning_rates, "_fit_batched_to_losses", lambda *given: None)

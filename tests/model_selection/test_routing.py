@@ -1,4 +1,4 @@
-"""scikit-learn's metadata routing: what is requested reaches who requests it, and no one else."""
+"""scikit-learn's metadata routing: metadata is passed exactly to the consumers that request it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_pipelines_in_searches(search: Any, scaled: bool) -> None:
 
 
 @pytest.mark.parametrize(("fit", "score"), [(True, True), (False, True), (True, False)])
-def test_stacks_hand_on_what_is_requested(fit: bool, score: bool) -> None:
+def test_batched_fits_pass_requested_metadata(fit: bool, score: bool) -> None:
     found, expected = (
         of(_asking(kind, fit, score), GRID, cv=FOLDS).fit(X, Y, sample_weight=WEIGHTS)
         for of, kind in (
@@ -121,9 +121,7 @@ def test_requests_that_dask_rows_cannot_meet_are_refused(client: Any) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize("scoring", ["accuracy", "balanced_accuracy"])
-def test_scores_of_penalties_count_weights_where_they_are_requested(
-    scoring: str, asked: bool
-) -> None:
+def test_penalty_scores_use_weights_if_requested(scoring: str, asked: bool) -> None:
     scorer = metrics.get_scorer(scoring).set_score_request(sample_weight=asked)
     params = {"Cs": [0.01, 1.0], "cv": FOLDS, "scoring": scorer, "tol": 1e-8, "max_iter": 500}
     theirs = linear_model.LogisticRegressionCV(**params).fit(X, Y, sample_weight=WEIGHTS)
@@ -140,7 +138,7 @@ def test_scores_of_penalties_count_weights_where_they_are_requested(
 
 
 @pytest.mark.skipif(OLD_SCIKIT_LEARN, reason="scikit-learn 1.7 lets unset requests of scorers pass")
-def test_metadata_of_penalties_that_nobody_takes() -> None:
+def test_unrequested_metadata_of_penalties_is_refused() -> None:
     model = LogisticRegressionCV(Cs=[1.0], cv=ours.GroupKFold(2))
     groups = np.arange(120) % 4
     assert model.fit(X, Y, groups=groups).scores_[1].shape == (2, 1)

@@ -1,4 +1,4 @@
-"""Rows that are cut for splits: several parts, arguments a row, and answers about unseen rows."""
+"""Rows in splits: rows in several folds, per-row arguments, and predictions of held-out rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ X = RNG.normal(size=(N, 3))
 Y = np.digitize(X @ [1.0, -1.0, 0.5] + RNG.normal(size=N), [-1, 1])
 WEIGHTS = RNG.random(N)
 AT = np.arange(N)
-#: Splits in which rows play several parts.
+#: Splits in which rows are in several test folds, or in none.
 REPEATED = {
     "all in both": [(AT, AT)],
     "drawn with repeats": [(RNG.integers(0, N, N), AT[:80]), (RNG.integers(0, N, N), AT[80:])],
@@ -44,7 +44,7 @@ def _lazy(values: Any) -> da.Array:
 
 
 @pytest.mark.parametrize("cv", REPEATED.values(), ids=list(REPEATED))
-def test_rows_that_play_several_parts(cv: Any) -> None:
+def test_rows_in_several_folds(cv: Any) -> None:
     grid = {"C": [0.01, 1.0]}
     ours = model_selection.GridSearchCV(
         LogisticRegression(**TIGHT), grid, cv=cv, scoring="neg_log_loss", refit=False
@@ -64,7 +64,7 @@ def test_rows_that_play_several_parts(cv: Any) -> None:
             fit()
 
 
-def test_hyperband_of_rows_that_play_several_parts() -> None:
+def test_hyperband_with_rows_in_several_folds() -> None:
     search = model_selection.HyperbandSearchCV(
         SGDClassifier(tol=None, random_state=0), {"alpha": [1e-4, 1e-2]}, max_iter=3, cv=[(AT, AT)]
     )
@@ -74,7 +74,7 @@ def test_hyperband_of_rows_that_play_several_parts() -> None:
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_weights_of_a_step_are_cut(client: Any, ours: bool) -> None:
+def test_weights_of_a_step_are_split(client: Any, ours: bool) -> None:
     scaler, last = (StandardScaler(), LogisticRegression(**TIGHT))
     theirs = make_pipeline(TheirScaler(), truths.LogisticRegression(**TIGHT))
     tried = make_pipeline(scaler, last) if ours else theirs
@@ -89,11 +89,11 @@ def test_weights_of_a_step_are_cut(client: Any, ours: bool) -> None:
 
 
 @pytest.mark.parametrize("frame", [False, True])
-def test_answers_of_estimators_that_know_no_dask(client: Any, frame: bool) -> None:
+def test_predictions_of_estimators_without_dask_support(client: Any, frame: bool) -> None:
     rows: Any = _lazy(X)
     if frame:
         rows = dd.from_pandas(pd.DataFrame(X, columns=list("abc")), npartitions=3)
-    rows = rows[rows["a"] > -9] if frame else rows[rows[:, 0] > -9]  # of unknown sizes
+    rows = rows[rows["a"] > -9] if frame else rows[rows[:, 0] > -9]  # with unknown chunk sizes
     labels = dd.from_pandas(pd.Series(Y), npartitions=3) if frame else _lazy(Y)
     cv = truth.KFold(3)
     for method in ("predict", "predict_proba"):
@@ -117,7 +117,7 @@ def test_probabilities_of_several_labels_are_a_list_of_arrays() -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_answers_of_fits_that_have_not_met_a_label(client: Any) -> None:
+def test_predictions_of_fits_that_lack_a_label(client: Any) -> None:
     labels, cv = Y.copy(), truth.KFold(4)
     labels[:5] = 7
     ours, theirs = LogisticRegression(**TIGHT), truths.LogisticRegression(**TIGHT)
@@ -145,7 +145,7 @@ def test_a_callable_that_returns_several_scores_is_refused(client: Any) -> None:
         )
 
 
-def test_targets_by_name_of_estimators_that_know_no_dask(client: Any) -> None:
+def test_targets_by_name_for_estimators_without_dask_support(client: Any) -> None:
     table = dd.from_pandas(pd.DataFrame(X, columns=list("abc")).assign(y=Y), npartitions=3)
     grid = {"var_smoothing": [1e-9, 0.1]}
     search = model_selection.GridSearchCV(TheirGaussianNB(), grid, cv=2).fit(table, "y")
@@ -174,7 +174,7 @@ def test_scorers_that_scikit_learn_made(client: Any) -> None:
         model_selection.cross_validate(LogisticRegression(), _lazy(X), _lazy(Y), **options)
 
 
-def test_penalties_that_were_chosen_leave_sparse_coefficients() -> None:
+def test_chosen_penalties_give_sparse_coefficients() -> None:
     clf = linear_model.LogisticRegressionCV(Cs=2, cv=2, use_legacy_attributes=False).fit(X, Y)
     expected = clf.predict_proba(X)
     assert sparse.issparse(clf.sparsify().coef_)
@@ -182,7 +182,7 @@ def test_penalties_that_were_chosen_leave_sparse_coefficients() -> None:
     assert isinstance(clf.densify().coef_, np.ndarray)
 
 
-def test_what_a_function_chooses_of_a_halving_is_checked() -> None:
+def test_the_choice_of_a_refit_function_is_checked() -> None:
     grid: dict[str, Any] = {"C": [0.1, 1.0, 10.0]}
     search = model_selection.HalvingGridSearchCV(
         LogisticRegression(), grid, cv=2, refit=lambda results: 1
@@ -193,7 +193,7 @@ def test_what_a_function_chooses_of_a_halving_is_checked() -> None:
         search.set_params(refit=lambda results: 99).fit(X, Y)
 
 
-def test_masks_of_a_frame_take_its_rows() -> None:
+def test_masks_select_rows_of_a_frame() -> None:
     table = pd.DataFrame(X, columns=list("abc")).assign(y=Y)
     frame = dd.from_pandas(table, npartitions=3)
     for named in ("y", frame["y"]):

@@ -1,4 +1,4 @@
-"""Cross-validation and searches: scikit-learn's numbers, on rows in memory and on Dask's."""
+"""Cross-validation and searches equal scikit-learn, for rows in memory and in Dask."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def _largest_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
 @pytest.mark.parametrize(
     ("pair", "weighted"),
     in_turn(
-        # Other splitters ask nothing else of most estimators.
+        # Other splitters make no difference to most estimators.
         [(case, "folds") for case in CASES]
         + [(case, cv) for case in ("binary", "ridge") for cv in SPLITTERS if cv != "folds"],
         [False, True],
     ),
 )
-def test_stacks_give_scikit_learns_results(pair: tuple[str, str], weighted: bool) -> None:
+def test_batched_fits_equal_scikit_learn(pair: tuple[str, str], weighted: bool) -> None:
     case, cv = pair
     name, options, grid, y, scoring = CASES[case]
     params = {"sample_weight": WEIGHTS} if weighted else {}
@@ -111,12 +111,12 @@ def test_stacks_give_scikit_learns_results(pair: tuple[str, str], weighted: bool
     assert _largest_difference(ours.cv_results_, theirs.cv_results_) < 1e-6
     assert ours.best_params_ == theirs.best_params_
     found, expected = ours.best_estimator_.coef_, theirs.best_estimator_.coef_
-    # Of two classes scikit-learn's signs lack a dimension.
+    # For two classes scikit-learn's dual signs lack a dimension.
     np.testing.assert_allclose(found, np.reshape(expected, found.shape), rtol=1e-4)
 
 
-def test_a_share_of_the_rows_tells_where_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The optimum is that of all rows all the same."""
+def test_starting_values_are_found_on_a_share_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimum is still that of all rows."""
     monkeypatch.setattr(batched_gradients, "_SAMPLE_RUN_ROWS", 8)
     found = []
     for many in (1 << 40, 0):
@@ -131,19 +131,21 @@ def test_a_share_of_the_rows_tells_where_to_begin(monkeypatch: pytest.MonkeyPatc
     (scores, paths, n_iter), (other_scores, other_paths, less) = found
     np.testing.assert_allclose(other_scores, scores, atol=1e-8)
     np.testing.assert_allclose(other_paths, paths, atol=1e-6)
-    assert less != n_iter  # it began elsewhere
+    assert less != n_iter  # other starting values
 
 
 @pytest.mark.parametrize(
     ("case", "kind"),
-    # Each case and each kind; the pairs left out are slow ones.
+    # Each case and each kind; all other pairs are slow.
     [
         pytest.param(case, kind, marks=[] if kind in quick else pytest.mark.slow)
         for case, quick in (("binary", "array frame"), ("classes", "sparse"), ("ridge", "array"))
         for kind in ("array", "frame", "sparse")
     ],
 )
-def test_dask_collections_give_the_results_of_their_rows(case: str, kind: str, client: Any) -> None:
+def test_dask_collections_give_the_results_of_rows_in_memory(
+    case: str, kind: str, client: Any
+) -> None:
     name, options, grid, y, _ = CASES[case]
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(y, chunks=250)
     target: Any = labels
@@ -163,7 +165,7 @@ def test_dask_collections_give_the_results_of_their_rows(case: str, kind: str, c
         np.testing.assert_array_equal(search.predict(rows).compute() == y, expected.predict(X) == y)
 
 
-def test_what_does_not_stack_is_fitted_one_by_one(client: Any) -> None:
+def test_models_that_cannot_be_batched_are_fitted_singly(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
     grid = {"var_smoothing": [1e-9, 1e-2]}
     expected = truth.GridSearchCV(TheirGaussianNB(), grid, cv=3).fit(X, BINARY)
@@ -195,7 +197,7 @@ def test_cross_validation_on_dask_collections(client: Any) -> None:
         model_selection.cross_val_predict(ours, rows, labels, cv=truth.TimeSeriesSplit(3)).compute()
 
 
-def test_groups_and_indices_of_the_users_own(client: Any) -> None:
+def test_custom_groups_and_indices(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
     groups = RNG.integers(0, 9, N)
     ours, theirs = linear_model.LogisticRegression(**TIGHT), truths.LogisticRegression(**TIGHT)
@@ -206,7 +208,7 @@ def test_groups_and_indices_of_the_users_own(client: Any) -> None:
         np.testing.assert_allclose(found, expected)
 
 
-def test_searches_become_scikit_learns(client: Any) -> None:
+def test_searches_convert_to_scikit_learn(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
     estimator, grid = linear_model.LogisticRegression(), {"C": [0.1, 1.0]}
     for scoring in (None, "neg_log_loss", ["accuracy", "neg_log_loss"]):
@@ -243,9 +245,9 @@ def test_candidates_are_drawn_once_and_rows_may_be_lists() -> None:
     assert _largest_difference(*found) < 1e-9
 
 
-def test_a_failed_fit_scores_what_the_user_says(client: Any) -> None:
+def test_a_failed_fit_gets_the_error_score(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(THREE, chunks=250)
-    # Trained on two labels; nothing is known of a third.
+    # Trained on two labels without the third.
     with_all, without = np.arange(300), np.flatnonzero(THREE < 2)
     cv = [(with_all, np.arange(300, 600)), (without[:100], without[100:])]
     estimator = linear_model.LogisticRegression(class_weight={2: 5.0})
@@ -258,7 +260,7 @@ def test_a_failed_fit_scores_what_the_user_says(client: Any) -> None:
         assert search.cv_results_["split0_test_score"][0] > 0.5
 
 
-def test_candidates_start_anew(client: Any) -> None:
+def test_candidates_do_not_warm_start_each_other(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
     found = [
         model_selection.GridSearchCV(
@@ -271,7 +273,7 @@ def test_candidates_start_anew(client: Any) -> None:
     assert warm.tolist() == cold.tolist()
 
 
-def test_the_first_cause_is_named_where_all_fits_failed(client: Any) -> None:
+def test_the_first_cause_is_named_if_all_fits_fail(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
     text = r"All the 2 fits failed(?s:.*)InvalidParameterError: var_smoothing=-1"
     with pytest.raises(InvalidParameterError, match=text):
@@ -286,7 +288,7 @@ def test_the_first_cause_is_named_where_all_fits_failed(client: Any) -> None:
         ).fit(rows, labels)
 
 
-def test_a_mistaken_candidate_of_a_stack_fails_alone(client: Any) -> None:
+def test_an_invalid_candidate_does_not_affect_its_batch(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
     search = model_selection.GridSearchCV(
         linear_model.LogisticRegression(), {"C": [1.0, -1.0]}, cv=2
@@ -299,7 +301,7 @@ def test_a_mistaken_candidate_of_a_stack_fails_alone(client: Any) -> None:
     assert search.best_params_ == {"C": 1.0}
 
 
-def test_a_failed_score_is_told(client: Any) -> None:
+def test_a_failed_score_warns(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
 
     def broken(estimator: Any, X: Any, y: Any) -> float:
@@ -341,7 +343,7 @@ def test_wrong_arguments_name_the_remedy(options: dict[str, Any], text: str) -> 
         ([], True, ValueError, "Was the CV iterator empty"),
     ],
 )
-def test_what_users_functions_say_is_checked(cv: Any, refit: Any, kind: Any, text: str) -> None:
+def test_results_of_user_functions_are_checked(cv: Any, refit: Any, kind: Any, text: str) -> None:
     search = model_selection.GridSearchCV(
         linear_model.Ridge(), {"alpha": [1.0]}, cv=cv, refit=refit
     )
@@ -350,7 +352,7 @@ def test_what_users_functions_say_is_checked(cv: Any, refit: Any, kind: Any, tex
 
 
 class Killer:
-    """Kills the worker of a trainer in the middle of a stack, once."""
+    """Callback that kills the worker of a trainer once during a batched fit."""
 
     def __init__(self, client: Client, rank: int) -> None:
         self.client, self.rank, self.passes = client, rank, 0
@@ -382,7 +384,7 @@ def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPa
     assert struck.best_params_ == expected.best_params_
 
 
-def test_answers_of_a_best_of_another_package_are_lazy() -> None:
+def test_predictions_of_a_best_estimator_of_another_package_are_lazy() -> None:
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
     grid = {"var_smoothing": [1e-9, 1e-3]}
     search = model_selection.GridSearchCV(TheirGaussianNB(), grid, cv=2).fit(rows, labels)

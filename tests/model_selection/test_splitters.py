@@ -1,4 +1,4 @@
-"""Splitters: scikit-learn's splits, of Dask collections too, whatever their chunks."""
+"""Splitters give scikit-learn's splits, also for Dask collections with any chunks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Y = RNG.choice(["a", "b", "c"], N, p=[0.5, 0.3, 0.2])
 GROUPS = RNG.integers(0, 17, N)
 CHUNKS = [(50, 53), (10,) * 10 + (3,), (103,)]
 
-#: Splitters whose splits of Dask collections are scikit-learn's, row by row.
+#: Splitters whose splits of Dask collections equal scikit-learn's row by row.
 EQUAL = [
     ("KFold", {"n_splits": 5}),
     ("StratifiedKFold", {"n_splits": 5}),
@@ -34,7 +34,7 @@ EQUAL = [
     ("TimeSeriesSplit", {"n_splits": 4}),
     ("TimeSeriesSplit", {"n_splits": 4, "gap": 3, "max_train_size": 20, "test_size": 7}),
 ]
-#: Those that draw.
+#: Random splitters.
 DRAWN = [
     ("KFold", {"n_splits": 4, "shuffle": True}),
     ("StratifiedKFold", {"n_splits": 3, "shuffle": True}),
@@ -69,7 +69,7 @@ def _splits(splitter: Any, chunks: tuple[int, ...]) -> list[tuple[Any, Any]]:
 @pytest.mark.filterwarnings("ignore:The groups parameter is ignored")
 @pytest.mark.parametrize("chunks", CHUNKS, ids=len)
 @pytest.mark.parametrize(("name", "options"), EQUAL)
-def test_splits_are_those_of_scikit_learn(
+def test_splits_equal_those_of_scikit_learn(
     name: str, options: dict[str, Any], chunks: tuple[int, ...]
 ) -> None:
     if name == "GroupKFold" and OLD_SCIKIT_LEARN:
@@ -83,7 +83,7 @@ def test_splits_are_those_of_scikit_learn(
 
 
 @pytest.mark.parametrize(("drawn", "chunks"), in_turn(DRAWN, CHUNKS))
-def test_drawn_splits_have_scikit_learns_sizes(
+def test_random_splits_have_scikit_learns_sizes(
     drawn: tuple[str, dict[str, Any]], chunks: tuple[int, ...]
 ) -> None:
     name, options = drawn
@@ -104,7 +104,7 @@ def test_drawn_splits_have_scikit_learns_sizes(
     assert any(len(a[1]) != len(b[1]) or (a[1] != b[1]).any() for a, b in pairs)
     if "KFold" in name:
         assert sorted(np.concatenate([test for _, test in found])) == list(range(N))
-    if len(chunks) == 2:  # every block gives its share
+    if len(chunks) == 2:  # every block contributes its share
         assert all(0.2 < (test < 50).mean() < 0.8 for _, test in found)
 
 
@@ -129,13 +129,13 @@ def test_chunks_of_unknown_sizes_are_counted() -> None:
         np.testing.assert_array_equal(np.flatnonzero(test.compute()), held)
 
 
-#: Rows of any kind, of which a splitter sees the first axis alone.
+#: Rows of any kind, of which a splitter only uses the first axis.
 SHAPES: dict[str, Any] = {
     "1-D": X[:, 0],
     "texts": np.array([f"row {i}" for i in range(N)], dtype=object),
     "4-D": RNG.normal(size=(N, 1, 2, 2)),
     "series": pd.Series(X[:, 0], name="x"),
-    "frame": pd.DataFrame(X, columns=["a", 1, "c"]),  # mixed names, which no estimator takes
+    "frame": pd.DataFrame(X, columns=["a", 1, "c"]),  # no estimator accepts mixed names
     "sparse": scipy.sparse.csr_matrix(X),
 }
 
@@ -164,7 +164,7 @@ def test_only_the_first_axis_of_rows_counts(kind: str) -> None:
         if (name, options) in EQUAL and not (name == "GroupKFold" and OLD_SCIKIT_LEARN):
             expected = list(getattr(truth, name)(**options).split(X, Y, GROUPS))[-1][1]
             np.testing.assert_array_equal(np.flatnonzero(masks[1]), expected)
-    # As the first array and as another.
+    # As the first argument and as another.
     for given in ((lazy, labels), (labels, lazy)):
         found = model_selection.train_test_split(*given, shuffle=False)
         theirs = truth.train_test_split(
@@ -172,7 +172,7 @@ def test_only_the_first_axis_of_rows_counts(kind: str) -> None:
         )
         for ours, other in zip(found, theirs, strict=True):
             np.testing.assert_array_equal(_as_dense(ours.compute()), _as_dense(other))
-    if hasattr(rows, "iloc"):  # in memory beside lazy rows: of their kind, made lazy
+    if hasattr(rows, "iloc"):  # arrays in memory become lazy next to lazy rows
         _, side, *_ = model_selection.train_test_split(labels, rows, shuffle=False)[1:]
         assert type(side.compute()) is type(rows)
 
@@ -184,7 +184,7 @@ def test_delayed_blocks_are_split_into_delayed_blocks() -> None:
         np.testing.assert_array_equal(np.concatenate(dask.compute(*ours)), other)
 
 
-def test_blocks_of_other_lengths_are_told() -> None:
+def test_blocks_of_different_lengths_raise() -> None:
     frame = dd.from_pandas(pd.DataFrame(X), chunksize=40)
     masks = next(
         model_selection.StratifiedKFold(2).split(frame, da.from_array(Y, chunks=((50, 40, 13),)))
@@ -193,7 +193,7 @@ def test_blocks_of_other_lengths_are_told() -> None:
         masks[0].compute()
 
 
-def test_values_of_no_axis_are_refused() -> None:
+def test_scalars_are_refused() -> None:
     with pytest.raises(InvalidDataError, match="Expected 2D array, got 0D"):
         next(model_selection.KFold(2).split(da.from_array(np.array(1.0))))
 

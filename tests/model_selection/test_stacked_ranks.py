@@ -1,4 +1,4 @@
-"""Ranking scores of stacks: all columns together, and exactly those of the rows."""
+"""Ranking scores of batched models are computed together and exactly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from daskml_dist.solvers import batched_scores
 
 RNG = np.random.default_rng(0)
 N = 400
-#: Many rows have equal scores, to the bit in whichever order a BLAS sums: one summand is not zero.
+#: Many rows have bitwise equal scores in any order of sums: only one summand is not zero.
 X = RNG.integers(-4, 5, (N, 1)) * np.eye(4)[RNG.integers(0, 4, N)]
 Y = (RNG.random(N) < expit(X[:, 0] - X[:, 1])).astype(int)
 WEIGHTS = RNG.integers(0, 4, N) / 3
@@ -34,7 +34,7 @@ SGD = SGDClassifier(max_iter=2, tol=None, random_state=0)
 
 
 @pytest.mark.parametrize("kind", ["ties", "few", "constant", "none tied"])
-def test_a_columns_scores_are_scikit_learns(kind: str) -> None:
+def test_scores_of_columns_equal_scikit_learn(kind: str) -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)
         n = 3 if kind == "few" else 50
@@ -47,7 +47,7 @@ def test_a_columns_scores_are_scikit_learns(kind: str) -> None:
         np.testing.assert_allclose(found, truth, rtol=1e-12)
 
 
-def test_what_cannot_be_ranked_is_no_number() -> None:
+def test_undefined_ranking_scores_are_nan() -> None:
     for scores, signed in (
         ([], []), ([1.0, 2.0], [1.0, 1.0]), ([1.0, 2.0], [-1.0, -1.0]),
         ([np.nan, 2.0], [-1.0, 1.0]),
@@ -56,7 +56,7 @@ def test_what_cannot_be_ranked_is_no_number() -> None:
 
 
 class _Kept(GridSearchCV):
-    """A search that keeps its fits."""
+    """Search that keeps its fits."""
 
     def _fit_candidates(self, splits: Any, candidates: Any, scorers: Any) -> Any:
         self.fits = super()._fit_candidates(splits, candidates, scorers)
@@ -82,7 +82,7 @@ def _check(
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No column is scored by a look at the rows of its own."""
+    """Fail if a column is scored in a separate pass over the rows."""
 
     def look(*args: Any, **named: Any) -> Any:
         raise AssertionError("A column was scored alone.")
@@ -94,7 +94,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("weight", [None, WEIGHTS], ids=["", "weights"])
 def test_columns_are_ranked_together(monkeypatch: pytest.MonkeyPatch, weight: Any) -> None:
     _check(LogisticRegression(), "C", X, Y, weight)
-    # As many passes as there are pairs of columns.
+    # As many passes as pairs of columns.
     monkeypatch.setattr(batched_scores, "_MAX_SCORES_PER_PASS", 4 * N)
     _check(SGD, "alpha", X, Y, weight)
 
@@ -105,12 +105,12 @@ def test_columns_are_ranked_on_workers(client: Client) -> None:
     _check(SGD, "alpha", rows, y, weight, KFold(2))
 
 
-def test_columns_that_are_too_long_are_scored_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_columns_are_scored_singly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batched_scores, "_MAX_SCORES_PER_PASS", 10)
     _check(SGD, "alpha", X, Y, None)
 
 
-def test_a_positive_label_of_the_metrics_own() -> None:
+def test_the_metrics_default_positive_label_is_used() -> None:
     """The metric calls 1 positive, though 2 is larger."""
     found = GridSearchCV(
         SGD, {"alpha": [0.1]}, cv=CV, refit=False, scoring="average_precision"
@@ -154,7 +154,7 @@ def test_several_classes_are_ranked_together(
     )
     scoring = {name: name for name in names} | {"third": third}
     if weight is not None:
-        scoring["third"] = "accuracy"  # a scorer in memory would need a request
+        scoring["third"] = "accuracy"  # a scorer in memory would need a metadata request
     request.getfixturevalue("together")
     name = "C" if isinstance(model, LogisticRegression) else "alpha"
     search = _Kept(model, {name: [1e-2, 1.0]}, cv=CV, refit=False, scoring=scoring)

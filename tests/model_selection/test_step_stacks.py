@@ -1,4 +1,4 @@
-"""Stacked fits by gradient steps: each column is its own fit, and loses nothing by the others."""
+"""Batched fits by gradient steps: each column equals its separate fit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WEIGHTS = RNG.random(N)
 ALPHAS = {"alpha": [1e-4, 1e-1]}
 FEW = {"max_iter": 3, "tol": None}
 
-#: Estimator, its parameters, the candidates', targets, and the number of stacks.
+#: Estimator, its parameters, those of the candidates, targets, and the number of batches.
 CASES: dict[str, tuple[Any, dict[str, Any], dict[str, list[Any]], Any, int]] = {
     "each stops by itself": (SGDClassifier, {}, {"tol": [1e-3, 0.1], **ALPHAS}, BINARY, 1),
     "passes of their own": (SGDClassifier, {"tol": None}, {"max_iter": [2, 4]}, BINARY, 1),
@@ -66,7 +66,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, list[Any]], Any, int]] = {
 }  # fmt: skip
 
 
-#: Cases whose parts others have too, or of another optimizer or loss that numba compiles loops for.
+#: Slow cases: their parts are in other cases, or they compile loops of another optimizer or loss.
 ALIKE = {
     "passes of their own", "losses", "elastic net", "no intercept", "optimizers", "momentum",
     "medians",
@@ -76,14 +76,14 @@ ALIKE = {
 def _grid(
     estimator: Any, rows: Any, y: Any, given: dict[str, list[Any]], **params: Any
 ) -> model_selection.GridSearchCV:
-    """A search whose fits are kept."""
+    """Return a search that keeps its fits."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         return _Kept(estimator, given, cv=KFold(FOLDS), refit=False).fit(rows, y, **params)
 
 
 class _Kept(model_selection.GridSearchCV):
-    """A search that keeps its fits."""
+    """Search that keeps its fits."""
 
     def _fit_candidates(self, splits: Any, candidates: Any, scorers: Any) -> Any:
         self.tried = list(candidates)
@@ -94,7 +94,7 @@ class _Kept(model_selection.GridSearchCV):
 def _largest_difference(
     search: Any, rows: Any, y: Any, weight: Any = 1.0, folds: Any = None, scores: bool = True
 ) -> float:
-    """Of all columns and their own fits, relative to the largest parameter."""
+    """Return the largest relative difference between columns and separate fits."""
     largest = 0.0
     folds = list(KFold(FOLDS).split(X)) if folds is None else folds
     for params, row in zip(search.tried, search.fits, strict=True):
@@ -121,7 +121,7 @@ def _largest_difference(
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=pytest.mark.slow if case in ALIKE else ()) for case in CASES]
 )
-def test_each_column_is_its_own_fit(case: str) -> None:
+def test_each_column_equals_its_separate_fit(case: str) -> None:
     kind, params, given, y, n_stacks = CASES[case]
     search = _grid(kind(random_state=0, **params), X, y, given)
     assert search.stacks_ == n_stacks
@@ -155,7 +155,7 @@ def test_rows_of_all_kinds(kind: str, loops: str, monkeypatch: pytest.MonkeyPatc
 
 
 def _unscored(fit: Any) -> Any:
-    """A fit whose scores, which count weights, are not compared."""
+    """Return a fit without its scores, which depend on weights and are not compared."""
     fit.test = {"score": _Any()}
     return fit
 
@@ -174,7 +174,7 @@ def test_policies_on_a_cluster(policy: str, client: Any) -> None:
     estimator = SGDClassifier(policy=policy, random_state=0, run=run, **FEW)
     search = _grid(estimator, rows, labels, ALPHAS)
     assert search.stacks_ == 1
-    # Lanes at their own pace come in another order each time.
+    # Free-running lanes have another order each time.
     bound = 0.3 if policy == "ssp" else 1e-12
     assert _largest_difference(search, rows, labels) < bound
 
@@ -187,13 +187,13 @@ def test_policies_on_a_cluster(policy: str, client: Any) -> None:
     ],
     ids=lambda params: next(iter(params)),
 )  # fmt: skip
-def test_what_has_no_column_is_fitted_by_itself(params: dict[str, Any]) -> None:
+def test_models_that_cannot_be_batched_are_fitted_singly(params: dict[str, Any]) -> None:
     search = _grid(SGDClassifier(**{**FEW, "random_state": 0, **params}), X, BINARY, ALPHAS)
     assert not hasattr(search, "stacks_")
     assert search.cv_results_["mean_test_score"].max() > 0.6
 
 
-def test_a_column_that_diverges_fails_alone() -> None:
+def test_a_diverging_column_does_not_affect_others() -> None:
     estimator = SGDRegressor(optimizer="sgd", random_state=0, max_iter=5, tol=None)
     given = {"learning_rate": [1e200, 0.01]}
     with pytest.warns(FitFailedWarning, match="infinite"), np.errstate(all="ignore"):
@@ -239,7 +239,7 @@ def test_a_killed_worker_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("kind", quick([SGDClassifier, SGDRegressor], SGDRegressor))
-def test_streamed_rows_give_the_columns_of_their_own_fits(kind: Any, client: Any) -> None:
+def test_columns_of_streamed_rows_equal_separate_fits(kind: Any, client: Any) -> None:
     y = BINARY if kind is SGDClassifier else NUMBERS
     rows, labels = da.from_array(X, chunks=(50, 5)), da.from_array(y, chunks=50)
     run = Run(n_lanes=2, deterministic=True, memory_budget=8_000)

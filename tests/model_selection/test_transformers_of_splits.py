@@ -1,4 +1,4 @@
-"""Transformers fitted to all splits at once are those that are fitted to each split alone."""
+"""Transformers fitted to all splits together equal those fitted to each split separately."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FRAME = pd.DataFrame(
 )
 GAPS = FRAME.assign(a=FRAME["a"].where(FRAME["b"] < 2))
 NUMBERS = ["a", "b"]
-#: Steps before the last, and the rows that they take.
+#: Steps before the last, and the rows that they accept.
 STEPS: dict[str, tuple[Any, Any]] = {
     "standard": (ours.StandardScaler(), GAPS[NUMBERS]),
     "range": (ours.MinMaxScaler(), GAPS[NUMBERS]),
@@ -73,7 +73,7 @@ SPLITTERS = {
     [(name, "ranges") for name in STEPS]
     + [(name, cv) for name in ("target", "columns") for cv in ("stratified", "drawn")],
 )
-def test_they_are_equal_to_the_bit(name: str, cv: str) -> None:
+def test_transformers_are_equal_bit_for_bit(name: str, cv: str) -> None:
     step, rows = STEPS[name]
     pipeline = make_pipeline(step, LogisticRegression())
     frame = dd.from_pandas(rows.assign(y=FRAME["y"]), npartitions=3)
@@ -94,7 +94,7 @@ def _dense(values: Any) -> Any:
     return values.toarray() if hasattr(values, "toarray") else values
 
 
-def test_a_pass_is_made_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pass_fits_the_transformers_of_all_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     on_blocks = reduce._compute_on_blocks
 

@@ -1,4 +1,4 @@
-"""Networks whose lanes send compressed gradients: accuracy, bytes, and running means whole."""
+"""Networks with compressed gradients: accuracy, bytes, and uncompressed running means."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _digits() -> tuple[Any, Any]:
     return (X / 16).astype(np.float32), y
 
 
-#: Each with the optimizer that suits it.
+#: Compressors, each with a suitable optimizer.
 SMALL: list[Any] = [
     pytest.param(PowerSGD(2), "allreduce", "momentum", 0.1, id="powersgd"),
     pytest.param(
@@ -62,7 +62,7 @@ def test_a_perceptron_is_as_accurate_by_few_bytes(
 
 
 @pytest.mark.parametrize("compression", ["8bit", PowerSGD(2)])
-def test_running_means_travel_as_they_are(compression: Any) -> None:
+def test_running_means_are_sent_uncompressed(compression: Any) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     from daskml_dist.neural_network import TorchClassifier
 
@@ -81,7 +81,7 @@ def test_running_means_travel_as_they_are(compression: Any) -> None:
         for c in (None, compression)
     ]  # fmt: skip
     norms = [clf.module_[0] for clf in found]
-    # Those of the inputs, which no weight changes.
+    # Running means of the inputs, which do not depend on weights.
     for name in ("running_mean", "running_var"):
         plain, small = (getattr(norm, name).numpy() for norm in norms)
         np.testing.assert_allclose(small, plain, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Fits of perceptrons: under every policy, on one worker and two, calm and struck."""
+"""Fits of multi-layer perceptrons: every policy, one and two workers, with and without faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.quick import quick
 
 EXACT = ["sync", "allreduce", "local", "average"]
 ORDERED = Run(n_lanes=2, deterministic=True)
-#: Ends of fits that are to make just so many passes.
+#: Settings of fits that make exactly the given number of passes.
 PASSES = {"n_iter_no_change": np.inf, "random_state": 0}
 
 
@@ -55,7 +55,7 @@ def classifier(**params: Any) -> MLPClassifier:
     return MLPClassifier(**{"hidden_layer_sizes": (24,), "max_iter": 3, **PASSES} | params)
 
 
-def test_one_lane_makes_the_steps_of_a_loop_by_hand() -> None:
+def test_one_lane_equals_a_plain_loop() -> None:
     X, y = rows()
     X, y = X[:200].astype(np.float64), y[:200]
     found = MLPClassifier(
@@ -89,7 +89,7 @@ def test_one_lane_makes_the_steps_of_a_loop_by_hand() -> None:
 def test_learns_on_workers_under_every_policy(client: Client, policy: str) -> None:
     params = {"max_iter": 8, "learning_rate_init": 0.01, "batch_size": 50}
     found = classifier(policy=policy, **params).fit(*lazy())
-    # Lanes that race through so few steps end wherever the last of them was.
+    # The result of racing lanes after so few steps depends on the last of them.
     assert found.score(*rows()) > (0.95 if get_policy(policy).lockstep else 0.75)
     assert found.history_.extra["policy"] == policy
     if policy == "hogwild":
@@ -99,7 +99,7 @@ def test_learns_on_workers_under_every_policy(client: Client, policy: str) -> No
         assert largest[0] < 2.5 * largest[1]
 
 
-def test_workers_and_policies_to_the_bit(client: Client) -> None:
+def test_workers_and_policies_give_the_same_bits(client: Client) -> None:
     two = classifier(run=ORDERED).fit(*lazy())
     same(classifier(run=ORDERED, policy="sync").fit(*lazy()), two)
     with (
@@ -111,7 +111,7 @@ def test_workers_and_policies_to_the_bit(client: Client) -> None:
         same(classifier(run=ORDERED).fit(*lazy(), client=alone), two)
 
 
-def test_rows_that_do_not_fit_are_read_in_each_pass(client: Client) -> None:
+def test_rows_beyond_the_budget_are_read_in_each_pass(client: Client) -> None:
     found = classifier(
         run=Run(memory_budget="100 kB"), max_iter=6, learning_rate_init=0.01, batch_size=50
     ).fit(*lazy(8))
@@ -120,7 +120,7 @@ def test_rows_that_do_not_fit_are_read_in_each_pass(client: Client) -> None:
 
 
 class _Strike:
-    """Ends a worker by SIGKILL, once, in the middle of a fit."""
+    """Callback that ends a worker by SIGKILL once during a fit."""
 
     def __init__(self, client: Client) -> None:
         self.client, self.events, self.struck = client, list[Any](), False
@@ -176,7 +176,7 @@ def test_defaults_learn_the_digits_on_any_number_of_lanes(n_lanes: int) -> None:
 
 
 @pytest.mark.parametrize("solver", ["adam", "lbfgs"])
-def test_several_labels_a_row(solver: str) -> None:
+def test_multilabel_targets(solver: str) -> None:
     X, y = make_multilabel_classification(300, n_features=8, n_classes=4, random_state=0)
     X = X / X.std(axis=0)
     params = {"tol": 0.02, "alpha": 1.0} if solver == "lbfgs" else {"max_iter": 500}
@@ -192,7 +192,7 @@ def test_several_labels_a_row(solver: str) -> None:
         found.fit(X, y + 1)
 
 
-def test_several_targets_a_row() -> None:
+def test_multi_output_targets() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(400, 3))
     y = np.stack([np.tanh(X[:, 0]) + X[:, 1], X[:, 2] ** 2], axis=1)
@@ -207,7 +207,7 @@ def test_several_targets_a_row() -> None:
 
 
 @pytest.mark.parametrize("solver", ["adam", "lbfgs"])
-def test_weights_are_rows(solver: str) -> None:
+def test_weights_equal_repeated_rows(solver: str) -> None:
     X, y = rows()
     X, y, weight = X[:60].astype(np.float64), y[:60], np.arange(60) % 3
     params = {"solver": solver, "batch_size": None, "alpha": 1.0, "max_iter": 8, "tol": 0.0}
@@ -220,7 +220,7 @@ def test_weights_are_rows(solver: str) -> None:
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_going_on() -> None:
+def test_fits_continue() -> None:
     X, y = rows()
     found = classifier(warm_start=True).fit(X, y)
     first = list(found.loss_curve_)
@@ -228,7 +228,7 @@ def test_going_on() -> None:
     assert found.loss_curve_[:3] == first
     assert len(found.loss_curve_) == 6
     assert found.loss_ < first[-1]
-    found.coefs_[0][:] = 0.0  # what the user changes counts
+    found.coefs_[0][:] = 0.0  # changes by the user are used
     assert found.set_params(max_iter=1).fit(X, y).loss_ > first[-1]
     with pytest.raises(InvalidParameterError, match="the layers of the first fit"):
         found.set_params(hidden_layer_sizes=(3,)).fit(X, y)
@@ -294,7 +294,7 @@ def test_frames_lazy_predictions_and_pickles() -> None:
         ({"schedule": "slow"}, "learning_rate='slow'"),
     ],
 )
-def test_parameters_that_mean_nothing(params: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_refused(params: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidParameterError, match=message):
         MLPClassifier(**params).fit(*rows())
 

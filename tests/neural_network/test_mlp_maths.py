@@ -1,4 +1,4 @@
-"""Perceptrons against finite differences, PyTorch, SciPy and scikit-learn."""
+"""Multi-layer perceptrons compared with finite differences, PyTorch, SciPy and scikit-learn."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def gradient_of(model: MLP, w: Any, rows: BatchRows, backend: Backend = CPU) -> 
 
 @every_network
 @every_activation
-def test_gradient_is_that_of_finite_differences(head: str, activation: str) -> None:
+def test_gradient_equals_finite_differences(head: str, activation: str) -> None:
     model, w, rows = make_network(head, activation)
 
     def loss(at: int, by: float) -> float:
@@ -70,7 +70,7 @@ def test_gradient_is_that_of_finite_differences(head: str, activation: str) -> N
 
 @every_network
 @every_activation
-def test_gradient_is_that_of_torch(head: str, activation: str) -> None:
+def test_gradient_equals_torch(head: str, activation: str) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     model, w, rows = make_network(head, activation)
     leaf = torch.tensor(w[:, 0], requires_grad=True)
@@ -112,7 +112,7 @@ def test_another_array_library_gives_the_same(head: str, activation: str) -> Non
     )
 
 
-def test_layers_in_stages_give_the_same_bits() -> None:
+def test_pipeline_stages_give_the_same_bits() -> None:
     model, w, rows = make_network("classes", "relu")
     loss, gradient = gradient_of(model, w, rows)
     out, stages = np.zeros_like(w), [range(0, 1), range(1, 3)]
@@ -130,7 +130,7 @@ def test_layers_in_stages_give_the_same_bits() -> None:
     np.testing.assert_array_equal(out, gradient)
 
 
-def test_many_rows_go_through_in_parts() -> None:
+def test_many_rows_are_processed_in_parts() -> None:
     model, w, rows = make_network("classes")
     often = 150
     y, weight = (np.tile(array, often) for array in (rows.y, rows.weight))
@@ -158,12 +158,12 @@ def test_products_are_added_in_place_whatever_their_order(dtype: Any) -> None:
             np.testing.assert_allclose(out, expected, rtol=1e-5)
     room = np.zeros((3, 10), dtype)
     room[:, ::2] = start
-    add_matmul(a, b, room[:, ::2])  # of which BLAS would make a copy
+    add_matmul(a, b, room[:, ::2])  # BLAS would copy this layout
     np.testing.assert_allclose(room[:, ::2], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("head", ["classes", "number"])
-def test_lbfgs_finds_what_scipy_finds(head: str) -> None:
+def test_lbfgs_equals_scipy(head: str) -> None:
     model, start, rows = make_network(head)
     rows = BatchRows(rows.X, rows.y)
     alpha, penalised = 0.1, np.zeros(start.shape, bool)
@@ -196,13 +196,13 @@ def test_lbfgs_finds_what_scipy_finds(head: str) -> None:
         np.testing.assert_allclose(fitted.predict(rows.X), outputs, atol=1e-4)
 
 
-def test_scikit_learns_own_are_found_to_the_digits() -> None:
+def test_fits_equal_scikit_learn() -> None:
     """Same initial weights; then L-BFGS, and full batches of Adam and of Nesterov's momentum."""
     X, y = load_digits(return_X_y=True)
     X = X[:300] / 16
     for params in (
         {"solver": "lbfgs", "max_iter": 20},
-        # Theirs adds epsilon to a root that is not corrected for its start.
+        # scikit-learn adds epsilon to the root without bias correction.
         {"batch_size": 300, "max_iter": 20, "shuffle": False, "alpha": 0.0, "epsilon": 1e-12},
         {"solver": "sgd", "batch_size": 300, "max_iter": 20, "shuffle": False, "alpha": 1.0},
     ):
@@ -214,7 +214,7 @@ def test_scikit_learns_own_are_found_to_the_digits() -> None:
                 np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_facts_of_a_model_tell_models_apart() -> None:
+def test_identity_distinguishes_models() -> None:
     model = make_network("classes")[0]
     others = [
         replace(model, activation="relu"),

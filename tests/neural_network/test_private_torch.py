@@ -1,4 +1,4 @@
-"""Private fits of modules of PyTorch: each row's gradient is clipped, whatever the module."""
+"""Private fits of PyTorch modules: each row's gradient is clipped, for any module."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Convolution(torch.nn.Module):
 
 
 class Recurrent(torch.nn.Module):
-    """Of layers that compute no gradients of several rows at once."""
+    """Module with layers that cannot compute per-row gradients of a batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def _model_of(clf: Any, X: Any, y: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("module", "shape"), [(Perceptron, (4,)), (Convolution, (1, 6, 6)), (Recurrent, (4,))]
 )
-def test_the_gradient_is_the_sum_of_clipped_ones(
+def test_the_gradient_is_the_sum_of_clipped_row_gradients(
     module: Any, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X, y = _rows(shape, 40)
@@ -137,7 +137,7 @@ def test_dropout_draws_the_same_again() -> None:
         assert torch.equal(a, b)
 
 
-def test_weights_that_are_public_may_be_the_start() -> None:
+def test_public_weights_may_be_the_start() -> None:
     X, y = _rows()
     start = Perceptron()
     clf = TorchClassifier(start, privacy=BUDGET, max_iter=1, warm_start=True).fit(X, y)
@@ -154,7 +154,7 @@ def test_weights_that_are_public_may_be_the_start() -> None:
         (Perceptron, {"policy": "local"}, "policy='local'"),
     ],
 )
-def test_what_would_tell_of_rows_is_refused(module: Any, params: Any, names: str) -> None:
+def test_settings_that_leak_rows_are_refused(module: Any, params: Any, names: str) -> None:
     X, y = _rows(n_rows=40)
     with pytest.raises(InvalidParameterError, match=names):
         TorchClassifier(module, privacy=BUDGET, **params).fit(X, y)

@@ -1,4 +1,4 @@
-"""Rows on a GPU reach PyTorch where they lie, in their dtype; NumPy may not read these stand-ins.
+"""Rows on a GPU are passed to PyTorch in place and in their dtype; NumPy cannot read the stand-ins.
 
 On a machine with a GPU the same tests run on CuPy and CUDA too.
 """
@@ -79,7 +79,7 @@ def _fit(name: str) -> Any:
 
 @pytest.mark.parametrize("pieces", ["whole", "few rows"])
 @pytest.mark.parametrize("name", NETS)
-def test_rows_reach_torch_where_they_lie(
+def test_rows_are_passed_to_torch_in_place(
     name: str, pieces: str, to_device: ToDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if pieces == "few rows":
@@ -118,14 +118,14 @@ def test_outputs_of_one_column(to_device: ToDevice) -> None:
 
 
 def test_rows_that_are_not_finite_are_named(to_device: ToDevice) -> None:
-    """Though a ReLU, or the largest of several outputs, may hide them."""
+    """Although a ReLU or a maximum over outputs may hide them."""
     rows = X.copy()
     rows[33, 2] = np.nan
     with pytest.raises(InvalidDataError, match=r"^Input X contains NaN \(row 33 of"):
         _fit("linear").predict(to_device(rows))
 
 
-def test_a_pytorch_that_reads_no_gpu_is_told(
+def test_a_pytorch_without_gpu_support_raises(
     to_device: ToDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: Any) -> None:

@@ -1,4 +1,4 @@
-"""The face of the estimators over torch: what they take, what they tell, what they refuse."""
+"""The public interface of the PyTorch estimators: inputs, results, refusals."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def rows() -> tuple[Any, Any]:
 
 
 def classifier(module: Any = None, **params: Any) -> Any:
-    # One thread: those of OpenMP wait long for each other on a machine that does other things too.
+    # One thread: OpenMP threads wait long for each other on a busy machine.
     given = {"learning_rate": 0.02, "max_iter": 8, "batch_size": 50, "random_state": 0}
     given["run"] = Run(deterministic=True)
     return TorchClassifier(module or make_net(), **given | params)
 
 
-def test_parameters_of_the_module_are_parameters() -> None:
+def test_module_parameters_are_estimator_parameters() -> None:
     clf = classifier(
         module__hidden=4, criterion=nn.CrossEntropyLoss, criterion__label_smoothing=0.1
     )
@@ -203,7 +203,7 @@ def test_micro_batches_are_even_and_of_rows_of_all_blocks(client: Client) -> Non
         torch.testing.assert_close(cut.state_dict()[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_fits_go_on() -> None:
+def test_fits_continue() -> None:
     X, y = rows()
     clf = classifier(max_iter=2, warm_start=True).fit(X, y)
     before = clf.history_.records[-1]["loss"]
@@ -219,7 +219,7 @@ def test_fits_go_on() -> None:
 
 
 def _bad(what: str) -> Any:
-    """A module that is wrong in some way."""
+    """Return an invalid module."""
     net = make_net()
 
     class Bad(net):  # type: ignore[misc, valid-type]
@@ -356,7 +356,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 @pytest.mark.filterwarnings("ignore:Using a target size")
-def test_what_does_not_fit_is_refused(what: str) -> None:
+def test_incompatible_modules_are_refused(what: str) -> None:
     make, remedy = REFUSED[what]
     with pytest.raises(InvalidParameterError, match=remedy):
         make().fit(*rows())
@@ -388,13 +388,13 @@ def test_other_refusals(client: Client) -> None:
         classifier(_bad("lock")).fit(*lazy)
     with pytest.raises(InvalidParameterError, match="Rows of bytes are not converted"):
         classifier().fit((X * 20).astype(np.uint8), y)
-    # Seen on the worker alone: zeros and ones are tokens of this embedding, and 6 is none.
+    # Detected only on the worker: zeros and ones are tokens of this embedding, but 6 is not.
     tokens = classifier(lambda: nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(3, 3)))
     with pytest.raises(DaskMLDistError, match="size of the embedding"):
         tokens.fit(da.from_array(np.arange(600)[:, None] % 7, chunks=(150, 1)), lazy[1])
 
 
-def test_a_loss_that_is_not_finite_keeps_what_was(client: Client) -> None:
+def test_a_non_finite_loss_keeps_earlier_parameters(client: Client) -> None:
     class Breaks(make_net()):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
             return super().forward(x) + torch.where(x.abs().amax() > 1e3, torch.inf, 0.0)
@@ -414,7 +414,7 @@ def test_bfloat16_trains() -> None:
 
 
 @pytest.mark.parametrize("ending", [".safetensors", ".onnx", ".txt"])
-def test_exports_are_read_by_others(tmp_path: Any, ending: str) -> None:
+def test_exports_can_be_read_by_other_libraries(tmp_path: Any, ending: str) -> None:
     found, path = classifier(max_iter=1).fit(*rows()), tmp_path / f"m{ending}"
     needed = {".safetensors": ["safetensors"], ".onnx": ["onnx", "onnxscript"]}.get(ending, [])
     if ending == ".txt" or not all(map(importlib.util.find_spec, needed)):

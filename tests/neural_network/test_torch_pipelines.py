@@ -1,4 +1,4 @@
-"""Chains of torch's layers over several trainers make the steps of one that holds them all."""
+"""Chains of torch layers over several trainers make the same steps as one trainer."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ N_ROWS = 960
 
 @cache
 def make_chain() -> Any:
-    """Maker of a chain, made in a function so that it travels to workers whole."""
+    """Return a function that makes a chain, as a local function that is pickled by value."""
 
     def chain(dropout: float = 0.3, norm: bool = True) -> Any:
-        """Layers in place, without parameters, and in a chain of their own."""
+        """In-place layers, layers without parameters, and a nested chain."""
         from torch import nn
 
         return nn.Sequential(
@@ -52,7 +52,7 @@ def make_holder() -> Any:
     make = make_chain()
 
     class Holder(nn.Module):
-        """Holds a chain, and does as it is told with it."""
+        """Module that contains a chain and applies a given function to it."""
 
         def __init__(self, residual: bool = False) -> None:
             super().__init__()
@@ -86,14 +86,14 @@ def classifier(module: Any = None, **params: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[Client]:
-    """A client of a worker whose trainer holds all layers."""
+    """Provide a client of one worker, whose trainer holds all layers."""
     with threads(1) as client:
         yield client
 
 
 @contextmanager
 def threads(n_workers: int) -> Iterator[Client]:
-    """A client of workers in this process."""
+    """Provide a client of workers in this process."""
     with (
         LocalCluster(
             n_workers=n_workers, threads_per_worker=1, processes=False, dashboard_address=":0"
@@ -109,15 +109,15 @@ def assert_equal(found: Any, calm: Any) -> None:
         assert torch.equal(value, state[name]), name
 
 
-def test_two_processes_make_the_steps_of_one(client: Client, one: Client) -> None:
+def test_two_processes_equal_one(client: Client, one: Client) -> None:
     """With a batch normalisation, and masks of each layer and micro-batch."""
     found = classifier().fit(*lazy(), client=client)
     assert_equal(found, classifier().fit(*lazy(), client=one))
     assert found.score(*rows()) > 0.6
 
 
-def test_a_loss_that_is_not_finite_keeps_what_was(client: Client) -> None:
-    """By one trainer, and by several, in steps of which the client has a snapshot or none."""
+def test_a_non_finite_loss_keeps_earlier_parameters(client: Client) -> None:
+    """By one trainer and by several, in steps with and without a snapshot at the client."""
 
     class Breaks(nn.Module):  # type: ignore[name-defined,misc]
         def forward(self, x: Any) -> Any:
@@ -132,7 +132,7 @@ def test_a_loss_that_is_not_finite_keeps_what_was(client: Client) -> None:
         ("at once", client, 4, 1),
     ):  # fmt: skip
         X, y = rows()[0].copy(), rows()[1]
-        X[480 + 48 * step - 1, 0, 0] = 1e9  # of the second lane
+        X[480 + 48 * step - 1, 0, 0] = 1e9  # rows of the second lane
         clf = classifier(make, shuffle=False, run=Run(n_lanes=2))
         given = (X, y) if where is None else (da.from_array(X, chunks=(120, 4, 4)), y)
         how = {} if where is None else {"client": where}
@@ -152,8 +152,8 @@ def test_a_loss_that_is_not_finite_keeps_what_was(client: Client) -> None:
     assert (kept["later"] != kept["here"]).any()
 
 
-def test_a_pipeline_makes_the_steps_of_plain_gradients(client: Client) -> None:
-    """Of a module that holds a chain and nothing else."""
+def test_a_pipeline_equals_plain_gradients(client: Client) -> None:
+    """The module contains only a chain."""
     params: dict[str, Any] = {"module": make_holder(), "early_stopping": True}
     found = classifier(**params).fit(*lazy(), client=client)
     plain = classifier(**params, pipeline=None).fit(*lazy(), client=client)
@@ -164,7 +164,7 @@ def test_a_pipeline_makes_the_steps_of_plain_gradients(client: Client) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, 3, 4])
-def test_pipelines_beside_each_other(one: Client, stages: int) -> None:
+def test_parallel_pipelines(one: Client, stages: int) -> None:
     with threads(4) as four:
         params = {"pipeline": Pipeline(stages, 2)}
         assert_equal(
@@ -208,7 +208,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_not_for_pipelines_says_so(what: str) -> None:
+def test_unsupported_modules_are_refused(what: str) -> None:
     make, remedy = REFUSED[what]
     with pytest.raises(InvalidParameterError, match=remedy):
         make().fit(*rows())

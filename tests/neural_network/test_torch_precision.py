@@ -1,4 +1,4 @@
-"""Gradients in float16: losses are multiplied so that nothing becomes 0, or overflows."""
+"""Gradients in float16: losses are scaled so that gradients neither vanish nor overflow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
 def make_net(half: bool) -> Any:
-    """A line whose values, and so their gradients, pass through float16."""
+    """Return a linear module whose values and gradients pass through float16."""
 
     class Net(torch.nn.Module):
         def __init__(self, factor: float) -> None:
@@ -31,10 +31,10 @@ def make_net(half: bool) -> Any:
 
 
 @pytest.mark.parametrize("factor", [1e-9, 1.0, 50.0])
-def test_gradients_in_float16_are_those_of_float32(
+def test_float16_gradients_equal_float32_gradients(
     monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:
-    # No CPU computes networks in float16: here the module itself rounds.
+    # CPUs do not compute networks in float16: here the module itself rounds.
     monkeypatch.setattr(torch_module, "autocast", lambda precision, device: nullcontext)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(8, 3)).astype(np.float32)
@@ -54,4 +54,4 @@ def test_gradients_in_float16_are_those_of_float32(
     np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=5e-3, atol=5e-3)
     if factor == 1e-9:
         without = np.asarray(step(True, None))
-        assert np.abs(without - np.asarray(wanted)).max() > 0.1  # float16 alone has none
+        assert np.abs(without - np.asarray(wanted)).max() > 0.1  # only float16 needs scaling

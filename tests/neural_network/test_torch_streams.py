@@ -1,4 +1,4 @@
-"""The CUDA stream on which torch computes: the one of the arrays' own library."""
+"""Torch computes on the CUDA stream of the arrays' library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fake_cupy import DeviceArray
 
 
 class _Device:
-    """What tells of a device as torch does."""
+    """Stand-in for a torch device."""
 
     type = "cuda"
 
@@ -28,7 +28,7 @@ class _Device:
 def test_torch_computes_on_the_stream_of_the_arrays(
     address: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Address 0 is the null stream, of which ExternalStream would make another."""
+    """Address 0 is the null stream, for which ExternalStream would make a different one."""
     entered = []
     cuda = SimpleNamespace(
         default_stream=lambda device: f"default of {device}",
@@ -42,8 +42,8 @@ def test_torch_computes_on_the_stream_of_the_arrays(
     assert entered == [expected]
 
 
-def test_a_stream_that_is_current_already_is_not_entered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To enter and leave it would cost ten questions to CUDA in each step."""
+def test_the_current_stream_is_not_entered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entering and leaving it would cost ten CUDA calls in each step."""
     cuda = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(torch_module, "load_torch", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(torch_module, "stream_of", lambda array: 0)
@@ -54,7 +54,7 @@ def test_a_stream_that_is_current_already_is_not_entered(monkeypatch: pytest.Mon
 def test_a_step_on_a_gpu_seeds_the_generators_that_it_draws_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The CPU's and the device's own, to the streams of `torch.manual_seed`; no other device's."""
+    """Only the CPU's and this device's generators are seeded, as by `torch.manual_seed`."""
     torch = pytest.importorskip("torch")
     of_devices = tuple(torch.Generator() for _ in range(2))
     monkeypatch.setattr(torch.cuda, "default_generators", of_devices)
@@ -85,7 +85,7 @@ def test_a_step_on_a_gpu_seeds_the_generators_that_it_draws_from(
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_the_gradient_of_a_network_stays_in_torchs_memory_on_a_gpu(waits: bool) -> None:
-    """Unless parameters lie on the host: then their gradient is moved there."""
+    """Unless parameters are on the host: then their gradient is moved there."""
     own = DeviceArray(np.ones((3, 1)))
     rows = SimpleNamespace(X=None)
     lane: Any = SimpleNamespace(

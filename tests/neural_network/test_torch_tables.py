@@ -1,4 +1,4 @@
-"""Modules of torch whose embeddings are rows of a growing table, beside dense ones of torch."""
+"""Torch modules with embeddings in a growing table equal modules with dense embeddings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BY_PART = {"embeddings": "async", "dense": "allreduce"}
 
 @cache
 def make_net() -> Any:
-    """Vectors of two items and of a bag of tags beside a number; the class travels whole."""
+    """Return a local class over vectors of two items, a bag of tags and a number."""
 
     class Clicks(nn.Module):
         def __init__(self, width: int = 4, mode: str = "mean", n_out: int = 1) -> None:
@@ -57,7 +57,7 @@ def make_net() -> Any:
 
 
 def make_clicks(**given: Any) -> Any:
-    """A function of this module, which pickle finds by its name."""
+    """Function of this module, which is pickled by name."""
     return make_net()(**given)
 
 
@@ -65,7 +65,7 @@ EMBEDDINGS = {"item": ["item", "last"], "tag": "tags"}
 
 
 def _table(as_text: bool = False) -> tuple[pd.DataFrame, Any]:
-    """Two items, of which both together decide, bags of tags, some of them empty, and an age."""
+    """Return two items, which together determine the label, bags of tags, and an age."""
     rng = np.random.default_rng(0)
     items, last = rng.integers(N_ITEMS, size=(2, N_ROWS))
     frame = pd.DataFrame({"item": items, "last": last})
@@ -80,7 +80,7 @@ def _table(as_text: bool = False) -> tuple[pd.DataFrame, Any]:
 
 
 def _lazy(frame: pd.DataFrame, y: Any, n: int = 3) -> tuple[Any, Any]:
-    with dask.config.set({"dataframe.convert-string": False}):  # lists would become texts
+    with dask.config.set({"dataframe.convert-string": False}):  # lists would become strings
         table = dd.from_pandas(frame.assign(label=y), npartitions=n, sort=False)
         return table.drop(columns="label"), table["label"]
 
@@ -94,7 +94,7 @@ def _classifier(module: Any = None, **params: Any) -> TorchClassifier:
 
 
 def _rows_of(model: Any, ids: Any, part: int, first: bool = False) -> Any:
-    """The rows of ids of a part, as the fit left them or as they began."""
+    """Return the final or initial rows of ids of a part."""
     numbers = field_ids(np.asarray(ids), part)
     order = np.argsort(numbers)
     known, w = model._learned_ids, model._w
@@ -111,7 +111,7 @@ def _assert_same(first: Any, second: Any) -> None:
 
 
 class _Dense:
-    """The same module with embeddings of torch's own, that begin with the table's rows."""
+    """The same module with dense torch embeddings initialised by the table's rows."""
 
     def __init__(self, model: Any, mode: str) -> None:
         torch.manual_seed(seed_of(0))
@@ -143,10 +143,10 @@ class _Dense:
     ("optimizer", "rate", "mode"), [("sgd", 0.5, "sum"), ("adam", 0.01, "mean")]
 )
 @pytest.mark.parametrize("policy", ["allreduce", BY_PART])
-def test_full_batches_are_steps_of_torch(
+def test_full_batches_equal_steps_of_torch(
     optimizer: str, rate: float, mode: str, policy: Any
 ) -> None:
-    """20 steps in float64; columns share a part, and bags have ids twice, or none."""
+    """20 steps in float64; columns share a part, and bags have duplicate ids or none."""
     X, y = _table()
     model = _classifier(
         module__mode=mode, optimizer=optimizer, learning_rate=rate, batch_size=None, max_iter=20,
@@ -176,12 +176,12 @@ def test_pairs_of_ids_are_learned(as_text: bool) -> None:
     kinds = ["text", "text", "texts"] if as_text else ["integer", "integer", "integers"]
     assert model.kinds_ == [*kinds, "numeric"]
     assert model.n_features_in_ == 4
-    # One row for an item, in whichever of the two columns it stands, and one for a tag.
+    # One row for an item in either of the two columns, and one for a tag.
     ids = model._learned_ids & 255
     assert np.bincount(ids)[:2].tolist() == [N_ITEMS, N_TAGS]
 
 
-def test_a_regressor_has_tables_too() -> None:
+def test_a_regressor_may_have_tables() -> None:
     X, y = _table()
     model = TorchRegressor(
         make_net(), embeddings=EMBEDDINGS, learning_rate=0.02, max_iter=60, batch_size=50,
@@ -190,7 +190,7 @@ def test_a_regressor_has_tables_too() -> None:
     assert model.score(X, y.astype(float)) > 0.8
 
 
-def test_lock_step_is_the_same_on_any_servers(client: Client) -> None:
+def test_lock_step_fits_do_not_depend_on_the_servers(client: Client) -> None:
     X, y = _table()
     lazy = _lazy(X, y)
     fits = [
@@ -205,10 +205,10 @@ def test_lock_step_is_the_same_on_any_servers(client: Client) -> None:
         _assert_same(other, fits[0])
     found = fits[0].predict_proba(lazy[0])
     assert found.dask
-    # BLAS chooses the order of its sums by the number of rows, of which blocks have fewer.
+    # The order of sums in BLAS depends on the number of rows, which is smaller in blocks.
     np.testing.assert_allclose(found.compute(), fits[0].predict_proba(X), rtol=1e-5)
     assert fits[0].score(*lazy) == fits[0].score(X, y)
-    # Pulled and pushed were rows of the ids of each batch, and the layers.
+    # Only rows of the ids of each batch, and the layers, were pulled and pushed.
     record, model = fits[0].history_.records[-1], fits[0]._net
     n_own = len(model.own_ids)
     most = N_ROWS * 5 + (N_ROWS // 50 + 3) * 3 * n_own
@@ -229,7 +229,7 @@ def test_a_policy_for_each_part(client: Client, policy: Any) -> None:
     assert "staleness_max" in model.history_.records[-1]
 
 
-def test_fits_that_go_on_make_the_steps_of_one(tmp_path: Any) -> None:
+def test_continued_fits_equal_one_fit(tmp_path: Any) -> None:
     X, y = _table()
     params: dict[str, Any] = {"batch_size": None, "dtype": "float64"}
     whole = _classifier(max_iter=6, **params).fit(X, y)
@@ -246,7 +246,7 @@ def test_fits_that_go_on_make_the_steps_of_one(tmp_path: Any) -> None:
         parts.set_params(embeddings=None).fit(X, y)
 
 
-def test_calls_bring_new_ids() -> None:
+def test_partial_fit_adds_new_ids() -> None:
     X, y = _table()
     model = _classifier()
     for at in range(0, N_ROWS, 200):
@@ -254,7 +254,7 @@ def test_calls_bring_new_ids() -> None:
         model.partial_fit(rows, y[at : at + 200], classes=[False, True])
         seen = pd.concat([X["item"], X["last"]])[lambda s, at=at: s.index < at + 200]
         assert np.sum(model._learned_ids & 255 == 0) == seen.nunique()
-    # Rows of ids that nobody has seen are as in their first step; a call keeps the table.
+    # Rows of unseen ids have their initial values; a call keeps the table.
     new = X[:5].assign(item=range(10**12, 10**12 + 5))
     proba = model.predict_proba(new)
     assert len(np.unique(proba[:, 1])) == 5
@@ -263,7 +263,7 @@ def test_calls_bring_new_ids() -> None:
 
 @pytest.mark.parametrize("where", ["inline", "cluster"])
 def test_a_stream_of_tables(tmp_path: Any, where: str, client: Client) -> None:
-    """The steps of `partial_fit`, also after it went on from a file."""
+    """Equals steps of `partial_fit`, also after resuming from a file."""
     X, y = _table()
     params: dict[str, Any] = {"shuffle": False, "dtype": "float64", "max_iter": 1}
     if where == "cluster":
@@ -275,7 +275,7 @@ def test_a_stream_of_tables(tmp_path: Any, where: str, client: Client) -> None:
         for at in range(0, 300, 50):
             stream.learn(X[at : at + 50], y[at : at + 50])
             theirs.partial_fit(X[at : at + 50], y[at : at + 50], classes=[False, True])
-    # torch may sum in another order where arrays begin at other addresses.
+    # torch may sum in another order if arrays have other alignments.
     np.testing.assert_array_equal(ours._learned_ids, theirs._learned_ids)
     np.testing.assert_allclose(ours._w, theirs._w, rtol=1e-9, atol=1e-12)
     resumed = _classifier(**params)
@@ -290,7 +290,7 @@ def test_a_stream_of_tables(tmp_path: Any, where: str, client: Client) -> None:
     np.testing.assert_allclose(resumed.predict_proba(X), theirs.predict_proba(X), rtol=1e-9)
 
 
-def test_a_stream_of_another_module_does_not_go_on(tmp_path: Any) -> None:
+def test_a_stream_of_another_module_is_not_resumed(tmp_path: Any) -> None:
     X, y = _table()
     path = tmp_path / "stream.npz"
     with _classifier().stream(classes=[False, True], checkpoint=Checkpoint(path)) as stream:
@@ -397,7 +397,7 @@ def test_whole_numbers_and_several_columns_are_arguments() -> None:
         model.predict(X.assign(hour=2**25))
 
 
-def test_missing_ids_have_a_row_of_their_own() -> None:
+def test_missing_ids_have_a_separate_row() -> None:
     X, y = _table()
     X = X.astype({"item": "Int64"})
     X.loc[::7, "item"] = None
@@ -411,7 +411,7 @@ def test_missing_ids_have_a_row_of_their_own() -> None:
         _classifier(embeddings=own).fit(X, y)
 
 
-def test_ids_are_admitted_and_dropped() -> None:
+def test_ids_are_admitted_and_evicted() -> None:
     X, y = _table()
     params: dict[str, Any] = {"max_iter": 1, "shuffle": False}
     often = GrowingEmbeddings(EMBEDDINGS, admit_after=3)
@@ -454,7 +454,7 @@ def _normed() -> Any:
     class Normed(make_net()):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.norm = nn.BatchNorm1d(8)  # in no pass, but kept
+            self.norm = nn.BatchNorm1d(8)  # unused in the forward pass, but kept
 
     return Normed
 
@@ -492,7 +492,7 @@ def _bounded() -> Any:
         ({"optimizer": "row_wise_adagrad"}, "one number per row"),
     ],
 )  # fmt: skip
-def test_what_a_table_cannot_do_is_refused(params: dict[str, Any], match: str) -> None:
+def test_unsupported_settings_of_a_table_are_refused(params: dict[str, Any], match: str) -> None:
     with pytest.raises((InvalidParameterError, InvalidDataError), match=match):
         _classifier(**params).fit(*_table())
 
@@ -504,12 +504,12 @@ def test_what_a_table_cannot_do_is_refused(params: dict[str, Any], match: str) -
         (_normed, "LayerNorm"), (_bounded, "max_norm"),
     ],
 )  # fmt: skip
-def test_modules_that_do_not_look_rows_up_are_refused(make: Any, match: str) -> None:
+def test_modules_without_lookups_are_refused(make: Any, match: str) -> None:
     with pytest.raises(InvalidParameterError, match=match):
         _classifier(make()).fit(*_table())
 
 
-def test_ids_of_another_part_are_told() -> None:
+def test_ids_of_another_part_are_refused() -> None:
     X, y = _table()
     with pytest.raises(InvalidParameterError, match="different part"):
         _classifier(

@@ -1,4 +1,4 @@
-"""Modules of torch against a loop written by hand, on one worker and two, calm and struck."""
+"""Torch modules equal a plain training loop, on one and two workers, with and without faults."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ EXACT = ["sync", "allreduce", "local", "average"]
 
 @cache
 def make_net() -> Any:
-    """A small convolutional network, made in a function so that its class travels whole."""
+    """Return a small convolutional network, as a local class that is pickled by value."""
     from torch import nn
 
     class Net(nn.Module):
-        # A bias before a batch normalisation has no gradient but rounding.
+        # The gradient of a bias before a batch normalisation is only rounding.
         def __init__(self, dropout: float = 0.0) -> None:
             super().__init__()
             self.conv = nn.Conv2d(1, 4, 3, bias=False)
@@ -49,7 +49,7 @@ def make_net() -> Any:
 
 @cache
 def rows() -> tuple[Any, Any]:
-    """Images of bytes in which one of three corners is bright."""
+    """Return byte images in which one of three corners is bright."""
     rng = np.random.default_rng(0)
     X, y = rng.integers(0, 120, size=(N_ROWS, 8, 8), dtype=np.uint8), rng.integers(3, size=N_ROWS)
     for label, at in enumerate([(0, 0), (0, 4), (4, 0)]):
@@ -74,13 +74,13 @@ def classifier(module: Any = None, **params: Any) -> Any:
     ("dtype", "near"),
     [
         ("float64", {"rtol": 0, "atol": 1e-12}),
-        # Convolutions of images that lie pixel after pixel sum in another order, and Adam makes
+        # Convolutions of channels-last images sum in another order, and Adam makes
         # steps of equal length of gradients of any size.
         ("float32", {"rtol": 1e-4, "atol": 2e-6}),
     ],
 )
-def test_one_lane_is_a_loop_of_torch(dtype: str, near: dict[str, float]) -> None:
-    """60 steps of Adam; running means and the count of batches too."""
+def test_one_lane_equals_a_torch_loop(dtype: str, near: dict[str, float]) -> None:
+    """60 steps of Adam, including running means and the count of batches."""
     X, y = (values[:300] for values in rows())
     found = classifier(max_iter=60, batch_size=None, run=ALONE, dtype=dtype).fit(X, y)
     torch.manual_seed(seed_of(0))
@@ -99,8 +99,8 @@ def test_one_lane_is_a_loop_of_torch(dtype: str, near: dict[str, float]) -> None
     assert found._net.pixelwise == (dtype == "float32")
 
 
-def test_kernels_lie_as_the_module_bears_it() -> None:
-    """A ``view`` looks at the memory of what a convolution gives, and there is none by pixel."""
+def test_memory_layout_suits_the_module() -> None:
+    """A ``view`` of a convolution's output fails in channels-last layout."""
 
     class Views(make_net()):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
@@ -118,7 +118,7 @@ def test_kernels_lie_as_the_module_bears_it() -> None:
 @cache
 def make_late() -> Any:
     class Late(make_net()):  # type: ignore[misc]
-        """Drops nothing in its first steps."""
+        """Dropout that is inactive in its first steps."""
 
         def __init__(self) -> None:
             super().__init__(dropout=0.5)
@@ -133,7 +133,7 @@ def make_late() -> Any:
     return Late
 
 
-def test_masks_that_begin_late_are_the_lanes(client: Client, one_worker: Client) -> None:
+def test_late_dropout_masks_depend_on_lanes(client: Client, one_worker: Client) -> None:
     one, two = (
         classifier(make_late(), max_iter=2).fit(*lazy(), client=c) for c in (one_worker, client)
     )
@@ -151,7 +151,7 @@ def test_trains_on_workers_under_every_policy(client: Client, policy: str) -> No
 
 @pytest.fixture(scope="module")
 def one_worker() -> Iterator[Client]:
-    """A client of one worker in this process."""
+    """Provide a client of one worker in this process."""
     with (
         LocalCluster(
             n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
@@ -162,8 +162,8 @@ def one_worker() -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("policy", quick(EXACT, "allreduce", "local"))
-def test_one_worker_and_two_to_the_bit(client: Client, one_worker: Client, policy: str) -> None:
-    """With a batch normalisation, and dropout, whose masks are the lanes'."""
+def test_two_workers_equal_one_bit_for_bit(client: Client, one_worker: Client, policy: str) -> None:
+    """With batch normalisation and dropout, whose masks depend on lanes only."""
     params = {"policy": policy, "module__dropout": 0.3, "max_iter": 2}
     one, two = (classifier(**params).fit(*lazy(), client=c) for c in (one_worker, client))
     for name, value in one.state_dict().items():
@@ -181,10 +181,10 @@ def test_one_worker_and_two_to_the_bit(client: Client, one_worker: Client, polic
     ],
     ids=repr,
 )
-def test_outer_steps_and_clients_to_the_bit(
+def test_outer_steps_and_clients_give_the_same_bits(
     client: Client, one_worker: Client, policy: Policy
 ) -> None:
-    """Variances of a batch normalisation stay means, whatever the outer step."""
+    """Variances of a batch normalisation are averaged, whatever the outer step."""
     params = {"policy": policy, "module__dropout": 0.3, "max_iter": 4}
     one, two = (classifier(**params).fit(*lazy(), client=c) for c in (one_worker, client))
     for name, value in one.state_dict().items():
@@ -193,14 +193,14 @@ def test_outer_steps_and_clients_to_the_bit(
     assert one.score(*rows()) > 0.4
 
 
-def test_sync_is_allreduce_to_the_bit(client: Client) -> None:
+def test_sync_equals_allreduce_bit_for_bit(client: Client) -> None:
     both = (classifier(policy=p, max_iter=2).fit(*lazy()) for p in ("sync", "allreduce"))
     one, two = (found.state_dict() for found in both)
     assert all(torch.equal(value, two[name]) for name, value in one.items())
 
 
 class _Slow:
-    """Makes the steps of a fit last long enough that one can do something meanwhile."""
+    """Callback that slows the steps of a fit."""
 
     def on_step_end(self, step: Any) -> None:
         time.sleep(0.003)
@@ -214,7 +214,7 @@ def test_a_killed_worker_changes_nothing(crew: LocalCluster, policy: str) -> Non
     with Client(crew) as client:
         client.wait_for_workers(3)
         calm = classifier(**params).fit(*lazy()).state_dict()
-        # The last trainer's worker, once servers have standbys.
+        # Kill the last trainer's worker, once servers have standbys.
         kill = Strike(lambda run: kill_worker(client, run.trainer_addresses[-1]))
         struck = classifier(**params, callbacks=[kill, _Slow()]).fit(*lazy()).state_dict()
     assert kill.events

@@ -47,7 +47,7 @@ def work(n: int, d: int, batch: int, width: int = 1, passes: int = 5) -> Work:
 
 
 def test_costs_are_recovered_exactly() -> None:
-    """Seconds made of costs give these back; also those that are zero, which is the edge."""
+    """Times computed from costs give back these costs, including zero ones at the boundary."""
     works = [
         work(20_000, 8, 64), work(20_000, 8, 512), work(20_000, 64, 256), work(1_000, 8, 1000),
         work(4_000, 1000, 256, 3), work(400_000, 16, 1000, 4), work(2_000_000, 8, 1000),
@@ -59,8 +59,8 @@ def test_costs_are_recovered_exactly() -> None:
             for counts in (one.setup, one.one_pass, {**one.setup, **one.one_pass}):
                 seconds = costs.setup_seconds(Work(counts, {}, 0))
                 equations.append((counts, seconds))
-        known = {"fit": costs.values["fit"]}
-        found = fit_cost_values(equations, known)
+        stored_costs = {"fit": costs.values["fit"]}
+        found = fit_cost_values(equations, stored_costs)
         for name in TRUE.values:
             wanted = costs.values.get(name, 0.0)
             assert found[name] == pytest.approx(wanted, rel=1e-6, abs=1e-15), name
@@ -168,8 +168,8 @@ def test_rows_that_fit_nowhere_are_left_to_the_workers() -> None:
 
 
 @pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Costs as if they had been measured; the keys that were asked for."""
+def stored_costs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Provide stand-ins for measured costs, and record the requested keys."""
     keys: list[str] = []
 
     def load(key: str) -> Costs:
@@ -187,7 +187,7 @@ Y = (X[:, 0] > 0).astype(int)
 
 
 def test_small_rows_stay_in_the_process_though_there_is_a_client(
-    client: Client, known: list[str]
+    client: Client, stored_costs: list[str]
 ) -> None:
     clf = SGDClassifier(max_iter=3, tol=None, random_state=0)
     plan = clf.plan(X, Y)
@@ -199,10 +199,10 @@ def test_small_rows_stay_in_the_process_though_there_is_a_client(
     assert "against 1 s on 2 workers (1 s start, 10 µs a step there)" in plan.advice
     assert plan.best.fit(X, Y) is clf
     assert clf.history_.extra["n_lanes"] == 1  # on the cluster it would be 2
-    assert len(known) == 2
+    assert len(stored_costs) == 2
 
 
-def test_dask_rows_are_gathered_for_a_fit_inline(client: Client, known: list[str]) -> None:
+def test_dask_rows_are_gathered_for_a_fit_inline(client: Client, stored_costs: list[str]) -> None:
     dX, dy = da.from_array(X, chunks=(500, 4)), da.from_array(Y, chunks=500)
     plan = advise(dX, SGDClassifier(max_iter=2, tol=None), dy)
     assert "two classes" in str(plan)
@@ -217,7 +217,7 @@ def test_dask_rows_are_gathered_for_a_fit_inline(client: Client, known: list[str
 
 
 def test_rows_that_do_not_fit_are_named(
-    client: Client, known: list[str], monkeypatch: pytest.MonkeyPatch
+    client: Client, stored_costs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("daskml_dist.planning.places._available_memory", lambda: 1e3)
     lazy = da.from_array(X, chunks=(500, 4))
@@ -228,7 +228,9 @@ def test_rows_that_do_not_fit_are_named(
 
 
 @pytest.mark.parametrize("budget", ["auto", "1 GiB"])
-def test_budgets_are_what_a_run_takes(client: Client, known: list[str], budget: str) -> None:
+def test_budgets_equal_the_needs_of_a_run(
+    client: Client, stored_costs: list[str], budget: str
+) -> None:
     estimator = SGDClassifier(run=Run(n_lanes=2, memory_budget=budget))
     plan = advise(da.from_array(X, chunks=(500, 4)), estimator, da.from_array(Y, chunks=500))
     assert not any(note.startswith("Memory: ") for note in plan.notes)
@@ -260,7 +262,7 @@ def test_fits_without_a_plan(estimator: Any, rows: Any, error: type[Exception], 
 def test_parts_of_sparse_rows_are_as_large_as_their_entries_tell() -> None:
     rows = RowsShape(10**6, 10**6, 2, "float64", entries=100.0)
     params = STEPS.sparse_probe_params(SGDClassifier(), rows, inline_place(None))
-    # Of the batches of the whole fit, which those of so few rows would not be.
+    # Batch sizes are those of the whole fit, not of its few sampled rows.
     assert params["batch_size"] == 512
     parts = measure._make_sparse_probes(rows, params)
     assert [part.n_rows for part in parts] == [n // 100 for n in measure._DRAWN_ENTRIES]
@@ -270,10 +272,10 @@ def test_parts_of_sparse_rows_are_as_large_as_their_entries_tell() -> None:
 
 
 @pytest.mark.parametrize("estimator", [SGDClassifier(), LogisticRegression()])
-def test_sparse_rows_are_planned_by_parts_of_them(
+def test_sparse_rows_are_planned_by_samples(
     estimator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Costs of sparse rows are those of these rows alone: they are kept in no file."""
+    """Costs of sparse rows are valid only for these rows, and not stored in the file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     rows = sparse.random(300, 50, 0.1, "csr", rng=0)
     found = []
@@ -291,7 +293,7 @@ def test_sparse_rows_are_planned_by_parts_of_them(
 
 @pytest.mark.slow
 def test_real_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it, without made-up costs: they are measured once and then known."""
+    """All of it, without made-up costs: they are measured once and then stored_costs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for estimator, y in ((SGDRegressor(), X[:, 0]), (SGDClassifier(), np.arange(len(X)) % 3)):
         plan = estimator.plan(X, y)

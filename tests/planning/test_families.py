@@ -43,7 +43,7 @@ X = RNG.standard_normal((400, 4)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(int)
 RATINGS = pd.DataFrame({"user": np.arange(400) % 40, "item": np.arange(400) % 23, "rating": 1.0})
 
-#: An estimator of each family, and of those that count in their own way.
+#: An estimator of each family, and further ones with a special cost model.
 PLANNED: list[tuple[Any, Any, Any]] = [
     (SGDClassifier(max_iter=2, tol=None), X, Y),
     (LogisticRegression(), X, Y),
@@ -69,8 +69,8 @@ def usual(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No file of costs, and nobody who measures any."""
+def without_stored_costs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Provide no file of costs, and no measurements."""
     monkeypatch.setattr("daskml_dist.planning.advising.measure_costs", None)
     with dask.config.set({"daskml_dist.planning.cache": False}):
         yield
@@ -97,7 +97,7 @@ def test_every_family_plans_and_fits(
     assert len(clone(estimator).fit(rows, y, client="auto").history_) > 0
 
 
-@pytest.mark.usefixtures("nothing_known")
+@pytest.mark.usefixtures("without_stored_costs")
 @pytest.mark.parametrize("configured", [False, True])
 def test_auto_trains_few_rows_here(client: Client, configured: bool) -> None:
     """By costs that are known already: nothing is measured for a fit."""
@@ -108,7 +108,7 @@ def test_auto_trains_few_rows_here(client: Client, configured: bool) -> None:
     assert clf.history_.extra["n_lanes"] == 1
 
 
-@pytest.mark.usefixtures("nothing_known")
+@pytest.mark.usefixtures("without_stored_costs")
 def test_auto_leaves_work_to_the_cluster(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where that is sooner, and whatever has no plan, or lies on workers."""
     clf = SGDClassifier(max_iter=2, tol=None, random_state=0)
@@ -189,14 +189,14 @@ def test_bandwidths(given: Any, bytes_: float) -> None:
      {"workers": 2.5}, {"workers": "many"}, {"latency": -1.0}, {"latency": "0.1ms"},
      {"stragglers": float("nan")}, {"policy": "sorted"}],
 )  # fmt: skip
-def test_suppositions_that_are_none(usual: None, more: dict[str, Any]) -> None:
+def test_invalid_assumptions_are_refused(usual: None, more: dict[str, Any]) -> None:
     plan = Ridge().plan(X, X[:, 1], client=None)
     with pytest.raises(InvalidParameterError, match=next(iter(more))):
         plan.what_if(**{"workers": 2, **more})
 
 
-def test_what_all_wait_for_is_the_closed_form() -> None:
-    """Rounds without stragglers: computing, and a ring; async is bound by the server's work."""
+def test_waiting_times_equal_the_closed_form() -> None:
+    """Rounds without stragglers take computation plus a ring; async is bound by the server."""
     for n_bytes in (1e3, 1e8):
         found = simulate_step_seconds(AllReduce(), 0.1, 8, n_bytes, 1e-4, 1e9)
         ring = allreduce_seconds(_network(1e-4 + _WAKE_SECONDS, 1e9), 8, n_bytes)
@@ -255,8 +255,8 @@ def test_more_workers_compute_less_each(usual: None) -> None:
     assert share[0] == pytest.approx(50 * share[1])
 
 
-def test_ids_are_told_from_some() -> None:
-    """By how many of 65,536 drawn ids differ; exactly where all are looked at."""
+def test_the_number_of_ids_is_estimated_from_a_sample() -> None:
+    """Estimated from the distinct ids among 65,536 sampled ones; exact if all are read."""
     assert _estimate_distinct(np.arange(1000) % 7) == 7
     for count in (500, 40_000):
         found = _estimate_distinct(np.random.default_rng(0).integers(0, count, 1_000_000))

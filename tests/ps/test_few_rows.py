@@ -1,4 +1,4 @@
-"""Steps in the few rows that a batch touches, of several groups and of clipped gradients."""
+"""Steps on the few rows that a batch touches, with parameter groups and clipped gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 
 N_ROWS, WIDTH = 14, 3
-#: Embeddings, a layer behind them at another rate, running means, and counts.
+#: Embeddings, a following layer with another rate, running means, and counts.
 GROUPS = (
     ParameterGroup(0, 6, Adagrad(), Penalty(0.0, 0.2), 5),
     ParameterGroup(6, 10, Adam(), Penalty(0.1, 0.0), 4, rate=0.3),
@@ -41,7 +41,9 @@ def batches(seed: int = 1) -> Any:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_groups_step_as_each_would_alone(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameter_groups_step_independently(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not compiled:
         from daskml_dist.backends import get_backend
 
@@ -68,7 +70,7 @@ def test_groups_step_as_each_would_alone(compiled: bool, monkeypatch: pytest.Mon
             np.testing.assert_allclose(together.opt_state[name][group.rows], shard.opt_state[name])
 
 
-def test_shards_of_some_rows_step_as_the_whole() -> None:
+def test_shards_of_rows_equal_the_whole() -> None:
     whole, parts = made(GROUPS), [made(GROUPS, 0, 7), made(GROUPS, 7, N_ROWS)]
     for index, gradient in batches():
         whole.apply(gradient.copy(), 4, index)
@@ -80,8 +82,8 @@ def test_shards_of_some_rows_step_as_the_whole() -> None:
     np.testing.assert_allclose(np.vstack([part.w for part in parts]), whole.w, rtol=1e-12)
 
 
-def test_few_rows_are_clipped_as_all_are() -> None:
-    """What is not touched has no gradient."""
+def test_clipping_of_few_rows_equals_clipping_of_all() -> None:
+    """Untouched rows have no gradient."""
     plain = (ParameterGroup(0, N_ROWS, SGD(), Penalty(0.0, 0.0), 0),)
     few, many = (made(plain, clip=0.05) for _ in range(2))
     for index, gradient in batches():
@@ -92,7 +94,7 @@ def test_few_rows_are_clipped_as_all_are() -> None:
         many.apply(spread, 4)
         assert np.linalg.norm(few.w - before) == pytest.approx(0.1 * 0.05)
         np.testing.assert_allclose(few.w, many.w, rtol=1e-12)
-    # Neither running means nor sums are part of the norm.
+    # Running means and sums are not part of the norm.
     both = made(GROUPS, clip=1e-9)
     index = np.arange(N_ROWS)
     before = both.w[10:].copy()

@@ -1,4 +1,4 @@
-"""The table of lanes' gradients against the paper's algorithm, written down plainly."""
+"""The table of lanes' gradients equals a plain implementation of the paper's algorithm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _ringleader(pushes: list[tuple[int, float, Any]], lanes: set[int]) -> list[A
 
 
 @pytest.mark.parametrize("few_rows", [False, True])
-def test_steps_are_those_of_the_algorithm(few_rows: bool) -> None:
+def test_steps_equal_the_papers_algorithm(few_rows: bool) -> None:
     """A fast lane pushes ten times as often as a slow one."""
     rng = np.random.default_rng(0)
     order = rng.choice(4, size=400, p=[0.5, 0.3, 0.15, 0.05]).tolist()
@@ -52,7 +52,7 @@ def test_steps_are_those_of_the_algorithm(few_rows: bool) -> None:
     for lane, push, expected in zip(order, pushes, _ringleader(dense, lanes), strict=True):
         before = push.values.copy()
         step = table.add(lane, push, lanes)
-        np.testing.assert_array_equal(push.values, before)  # the sender's own array
+        np.testing.assert_array_equal(push.values, before)  # the caller's array must not change
         assert (step is None) == (expected is None)
         if step is None:
             continue

@@ -1,4 +1,4 @@
-"""Shards of growing tables that are lost over and over: no row is lost, whatever the moment."""
+"""Shards of growing tables that are lost repeatedly lose no row, whenever the loss occurs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from daskml_dist.schedules import Constant
 from tests.rules import one_group
 
 WIDTH, N_IDS, KEPT = 3, 3_000, 3
-#: Losses of a server, and steps from one snapshot to the next.
+#: Number of server losses, and of steps between snapshots.
 N_KILLS, EVERY = 100, 7
 Make = Callable[[], GrowingShard]
 
@@ -38,7 +38,7 @@ def _make_makers(name: str, **options: Any) -> Make:
 
 
 def _step(shard: GrowingShard) -> None:
-    """The step that follows the shard's version: ids that come once, and ids that come often."""
+    """Return the next step of the shard, with ids that occur once and ids that occur often."""
     number = shard.version + 1
     rng = np.random.default_rng(number)
     often = (N_IDS ** rng.random(40)).astype(np.int64)
@@ -47,21 +47,21 @@ def _step(shard: GrowingShard) -> None:
 
 
 def _travel(snapshot: ShardSnapshot) -> ShardSnapshot:
-    """A snapshot as another process gets it."""
+    """Return a snapshot as another process receives it."""
     known = name_classes([ShardSnapshot, RowChanges])
     found: ShardSnapshot = unpack_object(pack_object(snapshot, known), known)
     return found
 
 
 class _Pair:
-    """A shard and its standby, and the snapshots of places that both could go back to."""
+    """Shard with its standby, and the snapshots to which both can return."""
 
     def __init__(self, make: Make) -> None:
         self.make, self.shard = make, make()
         self.begin()
 
     def begin(self) -> None:
-        """Give the shard a new standby, which gets all rows first."""
+        """Give the shard a new standby, which first receives all rows."""
         self.standby, self.places = self.make(), dict[int, ShardSnapshot]()
         self.ship(whole=True)
 
@@ -88,7 +88,7 @@ class _Pair:
     ],
 )
 def test_a_hundred_losses_lose_no_row(name: str, options: dict[str, Any]) -> None:
-    """Of the shard itself, whose standby goes on, and of others, for which it goes back."""
+    """Either the shard is lost and its standby takes over, or others are lost and it goes back."""
     make = _make_makers(name, **options)
     rng, pair, last = np.random.default_rng(0), _Pair(make), 0
     for kill in range(N_KILLS):
@@ -118,7 +118,7 @@ def test_a_hundred_losses_lose_no_row(name: str, options: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_that_trainers_hold_are_joined_by_their_ids(seed: int) -> None:
-    """Against all rows sorted: rows before, between and behind, and such as servers have too."""
+    """Trainers' ids are before, between, after and equal to the servers' ids."""
     rng = np.random.default_rng(seed)
     ids = np.unique(rng.integers(5, 60, size=30))
     held_ids = rng.permutation(np.unique(rng.integers(70 if seed else 5, size=8)))
@@ -133,7 +133,7 @@ def test_rows_that_trainers_hold_are_joined_by_their_ids(seed: int) -> None:
     np.testing.assert_array_equal(found.w, np.stack([truth[i] for i in sorted(truth)]))
     np.testing.assert_array_equal(found.opt_state["square"], found.w**2)
     assert found.held is None
-    # Of another optimizer the others' first state stands for theirs, which is kept beside.
+    # With another optimizer, rows get the other's initial state, and theirs is kept separately.
     found = own.join_held(replace(held, opt_state={}), lambda w: {"square": np.ones_like(w)})
     are_held = np.isin(found.ids, held_ids)
     np.testing.assert_array_equal(found.opt_state["square"][are_held], 1.0)

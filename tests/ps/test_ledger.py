@@ -1,4 +1,4 @@
-"""The pass ledger: reports of several passes at once."""
+"""The pass ledger: reports that cover several passes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from daskml_dist.ps.server import ShardServer
 
 
 class ByteSource:
-    """Source of the bytes of frames, as a socket is."""
+    """Source of the bytes of frames, in place of a socket."""
 
     def __init__(self, sent: bytes) -> None:
         self._left = memoryview(sent)
@@ -40,7 +40,7 @@ def _report(server: ShardServer, first: int, sums: list[list[float]]) -> CallPay
     return answer
 
 
-def test_sums_that_are_reported_together_are_passes_each_with_its_own_time() -> None:
+def test_sums_reported_together_are_separate_passes_with_their_times() -> None:
     server, ledger = _server()
     since = time.perf_counter()
     ledger.start_clock()
@@ -56,17 +56,17 @@ def test_sums_that_are_reported_together_are_passes_each_with_its_own_time() -> 
     assert first["seconds"] + second["seconds"] <= elapsed - 0.02 + 1e-6
 
 
-def test_sums_that_are_known_are_ignored_and_no_time_runs_backwards() -> None:
+def test_repeated_sums_are_ignored_and_times_never_decrease() -> None:
     server, ledger = _server()
     _report(server, 1, [[1.0, 1.0, 0.0, 0.0, 0.0]])
-    # A trainer that takes over reports from the beginning, and its clock is another.
+    # A trainer that takes over reports from the beginning, by a different clock.
     sums = [[9.0, 1.0, 0.0, 0.0, 50.0], [2.0, 1.0, 0.0, 0.0, 40.0], [3.0, 1.0, 0.0, 0.0, 0.0]]
     _report(server, 1, sums)
     assert [record["loss"] for record in ledger.records] == [1.0, 2.0, 3.0]
     assert min(record["seconds"] for record in ledger.records) >= 0.0
 
 
-def test_the_answer_tells_that_the_fit_ends() -> None:
+def test_the_reply_says_that_the_fit_ends() -> None:
     server, ledger = _server(max_iter=3)
     sums = [[1.0, 1.0, 0.0, 0.0, 0.0]] * 2
     assert not _report(server, 1, sums)["stop"]
@@ -96,7 +96,7 @@ def test_staleness_is_counted_by_powers_of_two() -> None:
 
 
 def test_the_snapshot_of_many_open_passes_is_a_few_arrays() -> None:
-    """One lane is hundreds of passes behind; the other 31 have made theirs, each with a report."""
+    """One lane is hundreds of passes behind; each of the other 31 has reported every pass."""
     lanes = list(range(32))
     last = PassLedger(lanes, PassStoppingRule(10**6, tol=None), lockstep=False, score=np.sum)
     rng = np.random.default_rng(0)
@@ -107,7 +107,7 @@ def test_the_snapshot_of_many_open_passes_is_a_few_arrays() -> None:
         last.count(number, 8.0, 2.0, 1)
     snapshot = last.snapshot()
     tree, arrays = split_object(snapshot, name_classes(LEDGER_PARTS))
-    # A standby reads each of these values, at each outer step: some per pass, none per report.
+    # A standby reads all values at each outer step: their number must not grow with reports.
     assert len(re.findall(r"[\w.]+", json.dumps(tree))) < 300 * 6
     copy = join_object(tree, arrays, name_classes(LEDGER_PARTS))
     other = PassLedger(lanes, PassStoppingRule(10**6, tol=None), lockstep=False, score=np.sum)
@@ -128,7 +128,7 @@ def test_the_snapshot_of_many_open_passes_is_a_few_arrays() -> None:
 
 
 def test_a_lane_may_be_any_number_of_passes_behind_however_small_the_model() -> None:
-    """A snapshot of 20,000 open passes fits into a message of a fit of three parameters."""
+    """A snapshot of 20,000 open passes fits into a message even with only three parameters."""
     ledger = PassLedger([0, 1], PassStoppingRule(10**6, tol=None), lockstep=False, score=np.sum)
     for number in range(1, 20_001):
         ledger.report(number, PassReport([1], 1.0, 4.0, 2, validation=[1.0, 2.0]))
@@ -140,8 +140,8 @@ def test_a_lane_may_be_any_number_of_passes_behind_however_small_the_model() -> 
     assert ledger.partial_rows == 20_000 * 4
 
 
-def test_a_lane_that_went_back_makes_the_rest_of_a_fit_that_has_ended() -> None:
-    """A server may be lost after the last pass has closed, with updates that nobody else has."""
+def test_a_lane_that_went_back_repeats_the_end_of_a_finished_fit() -> None:
+    """A server may be lost after the last pass has closed, with updates not yet replicated."""
     ledger = PassLedger([0, 1], PassStoppingRule(3, tol=None), lockstep=False)
     for number in (1, 2, 3):
         assert not ledger.ends_with(number)

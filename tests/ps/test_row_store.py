@@ -36,7 +36,7 @@ SETTINGS = RowStoreSettings(
     scale=0.1,
     state_start={"row": 0.5},
 )
-#: Ids as callers make them: mixed above, a field's number in the lowest 8 bits.
+#: Ids as callers make them: hashed high bits, a field's number in the lowest 8 bits.
 IDS = np.sort(
     np.random.default_rng(0).choice(1 << 50, 400, replace=False) << 12 | np.arange(400) % 7
 )
@@ -47,7 +47,7 @@ def _store(**given: Any) -> RowStore:
 
 
 def _content(store: RowStore) -> dict[str, Any]:
-    """All that two equal stores have in common, whatever the slots are."""
+    """Return the content of a store, independent of its slots."""
     whole = store.copy_all()
     order, waiting = np.argsort(whole.ids), np.argsort(whole.waiting_ids)
     found = {
@@ -62,14 +62,14 @@ def _content(store: RowStore) -> dict[str, Any]:
 
 
 def _travel(changes: RowChanges) -> RowChanges:
-    """Changes as another process gets them."""
+    """Return changes as another process receives them."""
     known = name_classes([RowChanges])
     found: RowChanges = unpack_object(pack_object(changes, known), known)
     return found
 
 
 class _Table:
-    """A store in plain Python: rows, states, steps and sightings by id."""
+    """Reference store in plain Python: rows, states, steps and sightings by id."""
 
     def __init__(self, settings: RowStoreSettings, start: Callable[[int], Any]) -> None:
         self.settings, self.start = settings, start
@@ -128,7 +128,7 @@ class _Table:
 
 
 def _assert_equal(store: RowStore, table: _Table) -> None:
-    """Compare all that a store holds with the plain table."""
+    """Compare the content of a store with the plain table."""
     slots = np.flatnonzero(store.ids >= 0)
     assert store.n_rows == len(table.rows) == len(slots)
     assert dict(zip(store.ids[slots].tolist(), store.touched[slots].tolist(), strict=True)) == (
@@ -161,10 +161,10 @@ def _assert_equal(store: RowStore, table: _Table) -> None:
         {"max_rows": 5, "admit_after": 2},
     ],
 )
-def test_a_store_is_a_dictionary_of_rows(
+def test_a_store_equals_a_dictionary_of_rows(
     given: dict[str, Any], mapped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And a second one that gets its changes now and then is its copy, to the bit."""
+    """A second store that receives its changes from time to time is a bitwise copy."""
     monkeypatch.setattr(row_store, "_FIRST_CAPACITY", 4)
     monkeypatch.setattr(id_index, "_FIRST_PLACES", 4)
     if mapped:
@@ -174,7 +174,7 @@ def test_a_store_is_a_dictionary_of_rows(
     table = _Table(store.settings, begin.__getitem__)
     rng, taken = np.random.default_rng(1), -1
     for step in range(120):
-        # The ids that are seen wander: old ones go, and some come back.
+        # The range of ids moves: old ones disappear, and some return.
         seen = np.unique((rng.geometric(0.05, rng.integers(0, 30)) + step) % len(IDS))
         ids = IDS[seen]
         added = rng.normal(size=(len(ids), 3)).astype(np.float32)
@@ -211,7 +211,7 @@ def test_a_store_is_a_dictionary_of_rows(
     if "max_rows" in given:
         assert store.n_evicted > 0
         assert store.capacity <= given["max_rows"]
-        # The standby goes on as the store itself would: eviction does not look at slots.
+        # The standby continues exactly as the store would: eviction does not depend on slots.
         standby.apply_changes(store.changed_since(taken))
         for each in (store, standby):
             each.slots_for_update(IDS[::30], 200)
@@ -219,7 +219,7 @@ def test_a_store_is_a_dictionary_of_rows(
     assert not list(tmp_path.iterdir())
 
 
-def test_slots_are_used_again() -> None:
+def test_slots_are_reused() -> None:
     store = _store(expire_after=1)
     for step in range(300):
         store.slots_for_update(IDS[step : step + 50], step)
@@ -228,8 +228,8 @@ def test_slots_are_used_again() -> None:
     assert np.flatnonzero(store.ids >= 0).max() < 60
 
 
-def test_many_rows_come_and_go() -> None:
-    """Two hundred thousand, whose places in the index lie in each other's way."""
+def test_many_rows_are_added_and_evicted() -> None:
+    """Two hundred thousand rows with colliding places in the index."""
     rng = np.random.default_rng(0)
     ids = np.unique(rng.integers(0, 1 << 62, 200_000))
     store = _store(expire_after=1)
@@ -255,7 +255,7 @@ def _mix(number: int) -> int:
 
 
 def test_initial_values_are_quantiles_of_a_counted_stream() -> None:
-    """Of seed, id and column alone: whatever the width, the order and what else there is."""
+    """They depend on seed, id and column only, not on width, order or other rows."""
     wide = _store(width=9, state_widths={}, state_start={}, scale=1.0)
     words = np.random.SeedSequence(7, spawn_key=(0,)).generate_state(2).tolist()
     seed, expected = words[0] | words[1] << 32, []
@@ -278,7 +278,7 @@ def test_initial_values_are_quantiles_of_a_counted_stream() -> None:
 
 
 def test_initial_values_are_normal_and_independent() -> None:
-    """Of neighbouring ids, neighbouring seeds and neighbouring columns too."""
+    """Also for neighbouring ids, seeds and columns."""
     ids = np.arange(20_000, dtype=np.int64)
     first, other = (
         _store(width=8, state_widths={}, state_start={}, scale=1.0, seed=seed).read(ids)
@@ -297,7 +297,7 @@ def test_initial_values_are_normal_and_independent() -> None:
             assert np.abs(found).max() < 0.035
 
 
-def test_columns_have_scales_of_their_own() -> None:
+def test_columns_have_separate_scales() -> None:
     store = _store(scale=(0.0, 1.0, 2.0))
     values = store.read(IDS)
     assert not np.signbit(values[:, 0]).any()
@@ -306,7 +306,7 @@ def test_columns_have_scales_of_their_own() -> None:
     np.testing.assert_array_equal(values[:, 2], 2 * _store(scale=1.0).read(IDS)[:, 2])
 
 
-def test_reading_makes_no_rows() -> None:
+def test_reading_adds_no_rows() -> None:
     store, out = _store(), np.empty((len(IDS), 3), np.float32)
     store.slots_for_update(IDS[::2], 0)
     before = _content(store)
@@ -329,7 +329,7 @@ def test_rows_are_stored_in_two_bytes(storage: str) -> None:
     slots = store.slots_for_update(IDS, 0)
     assert store.w.itemsize == 2
     np.testing.assert_array_equal(store.read(IDS), begin.astype(np.float32))
-    # Ties, subnormal numbers, zeros, infinity, and what is not a number.
+    # Ties, subnormal numbers, zeros, infinity, and NaN.
     special_bits = np.array(
         [0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800001, 0xFFFFFFFF, 1], "uint32"
     )
@@ -348,7 +348,7 @@ def test_rows_are_stored_in_two_bytes(storage: str) -> None:
 # -- changes ---------------------------------------------------------------------------------------
 
 
-def test_changes_hold_what_was_touched_alone() -> None:
+def test_changes_contain_only_touched_rows() -> None:
     store = _store()
     store.slots_for_update(IDS, 0)
     store.slots_for_update(IDS[10:13], 4)
@@ -358,7 +358,9 @@ def test_changes_hold_what_was_touched_alone() -> None:
     assert len(store.changed_since(4).ids) == 0
 
 
-def test_removals_that_are_forgotten_make_changes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_contain_all_rows_once_removals_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(row_store, "_MIN_LOGGED_IDS", 2)
     monkeypatch.setattr(row_store, "_FIRST_CAPACITY", 4)
     store, standby = _store(expire_after=1), _store(expire_after=1)
@@ -373,7 +375,7 @@ def test_removals_that_are_forgotten_make_changes_whole(monkeypatch: pytest.Monk
     assert store.changed_since(4).since == 4
 
 
-def test_an_id_that_waited_came_and_went_waits_no_longer_elsewhere() -> None:
+def test_an_id_admitted_and_evicted_is_no_longer_pending_in_the_copy() -> None:
     store, standby = (_store(admit_after=2, max_rows=1) for _ in range(2))
     store.slots_for_update(IDS[:1], 0)
     standby.apply_changes(store.changed_since(-1))
@@ -386,7 +388,7 @@ def test_an_id_that_waited_came_and_went_waits_no_longer_elsewhere() -> None:
     assert _content(standby) == _content(store)
 
 
-def test_an_id_that_went_and_waits_again_in_one_step_waits_elsewhere_too() -> None:
+def test_an_id_evicted_and_pending_again_is_pending_in_the_copy() -> None:
     store, standby = (_store(admit_after=2, max_rows=1) for _ in range(2))
     for step in (0, 1):
         store.slots_for_update(IDS[:1], step)
@@ -456,7 +458,7 @@ def test_mapped_files_have_no_names_and_grow_without_a_copy(tmp_path: Path) -> N
 
 
 @LINUX
-def test_arrays_move_to_files_beyond_the_memory(tmp_path: Path) -> None:
+def test_arrays_beyond_the_memory_limit_move_to_files(tmp_path: Path) -> None:
     bytes_of_1024_rows = 1024 * (8 + 8 + 12 + 12 + 4)
     store, other = _store(memory_bytes=bytes_of_1024_rows, folder=str(tmp_path)), _store()
     many = np.arange(5000, dtype=np.int64)
@@ -465,16 +467,16 @@ def test_arrays_move_to_files_beyond_the_memory(tmp_path: Path) -> None:
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
     for each in (store, other):
         each.slots_for_update(many, 1)
-    # All but the narrowest, the state of one number a row.
+    # All but the narrowest array, the state of one number a row.
     assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == 4
     assert _content(store) == _content(other)
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 50_000])
-def test_a_full_disk_is_told_of_and_changes_nothing(
+def test_a_full_disk_raises_and_changes_nothing(
     memory_bytes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also where some arrays have found room, and others none."""
+    """Also if there was space for some arrays only."""
     store = _store(memory_bytes=memory_bytes, folder=str(tmp_path))
     store.slots_for_update(IDS, 0)
     before, many, n_calls = _content(store), np.arange(1000, dtype=np.int64), 0
@@ -500,7 +502,7 @@ def test_a_full_disk_is_told_of_and_changes_nothing(
 # -- wrong input -----------------------------------------------------------------------------------
 
 
-def test_settings_travel() -> None:
+def test_settings_survive_pickling() -> None:
     assert pickle.loads(pickle.dumps(SETTINGS)) == SETTINGS
 
 
@@ -563,7 +565,7 @@ def test_a_full_table_without_eviction_is_an_error() -> None:
     assert store.n_expired == 10
 
 
-def test_changes_that_do_not_fit_are_refused() -> None:
+def test_changes_of_another_store_are_refused() -> None:
     store = _store()
     store.slots_for_update(IDS, 5)
     with pytest.raises(MessageError, match="give both stores the same settings"):
@@ -577,8 +579,8 @@ def test_changes_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_all_sizes_around_what_is_fetched_ahead(dtype: str) -> None:
-    """Ids found, counted, made and removed, and rows moved, of every number and width."""
+def test_batch_sizes_around_the_prefetch_distance(dtype: str) -> None:
+    """Ids are found, counted, added and removed, and rows moved, at all batch sizes and widths."""
     sizes = (1, 7, 8, 9, 15, 16, 17, 31, 33)
     for n, width in itertools.product(sizes, (1, 2, 7, 16, 33, 160)):
         store = RowStore(RowStoreSettings(width, {}, dtype, 0, 0.1, admit_after=2, expire_after=1))

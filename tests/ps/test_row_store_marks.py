@@ -1,4 +1,4 @@
-"""Marks of a store of rows: it goes back to each to the bit, whatever came after."""
+"""Marks of a row store: it returns to each mark bit for bit, whatever changed since."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _store(**options: Any) -> RowStore:
 
 
 def _update(store: RowStore, rng: np.random.Generator, step: int) -> None:
-    """One step of drawn ids, as a shard makes it."""
+    """Make one step on random ids, as a shard does."""
     ids = np.unique(rng.zipf(1.3, 40) % 500)
     slots = store.slots_for_update(ids, step)
     slots = slots[slots >= 0]
@@ -51,7 +51,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_store_goes_back_to_its_marks(options: dict[str, Any]) -> None:
-    """And goes on from there with the bits of one that never went further."""
+    """Afterwards its bits equal those of a store that never went further."""
     rng, store = np.random.default_rng(0), _store(**options)
     marked: dict[int, RowChanges] = {}
     for step in range(1, 61):
@@ -79,7 +79,7 @@ def test_a_store_goes_back_to_its_marks(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_follower_goes_back_as_well(options: dict[str, Any]) -> None:
-    """It gets what changed between marks, as a standby does."""
+    """It receives the changes between marks, as a standby does."""
     rng, store, follower = np.random.default_rng(0), _store(**options), _store(**options)
     marked: dict[int, RowChanges] = {}
     for step in range(61):

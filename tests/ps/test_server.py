@@ -1,4 +1,4 @@
-"""The parameter server's state machine, driven directly: answers are gathered in lists."""
+"""The parameter server's state machine, driven directly; replies are collected in lists."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _rule(optimizer: str = "sgd", l1: float = 0.0, l2: float = L2, **options: An
 
 
 class _Fleet:
-    """Lanes of a least-squares problem and the servers they talk to, in one thread."""
+    """Lanes of a least-squares problem and their servers, in one thread."""
 
     def __init__(self, policy: Policy, n_servers: int = 1, rule: UpdateRule | None = None) -> None:
         rng = np.random.default_rng(0)
@@ -63,7 +63,7 @@ class _Fleet:
         return np.concatenate([server.shard.w for server in self.servers if server.shard])
 
     def gradient(self, lane: int, w: NDArray[Any]) -> NDArray[Any]:
-        """The gradient SUM of a lane's rows."""
+        """Return the gradient SUM of a lane's rows."""
         return self.X[lane].T @ (self.X[lane] @ w - self.y[lane])
 
     def requests(
@@ -78,7 +78,7 @@ class _Fleet:
     def send(
         self, requests: list[ServerRequest], rng: random.Random | None = None
     ) -> list[ServerReply]:
-        """Send to all servers, in any order; the answers land in the list that is returned."""
+        """Send to all servers in random order; return the list that receives the replies."""
         replies: list[ServerReply] = []
         order = list(zip(self.servers, requests, strict=True))
         if rng is not None:
@@ -93,7 +93,7 @@ class _Fleet:
     def round(
         self, lanes: Sequence[int], clock: int, rng: random.Random
     ) -> list[list[ServerReply]]:
-        """All lanes push their step `clock`, at the same parameters, in any order."""
+        """Let all lanes push step `clock` at the same parameters, in random order."""
         w = self.w
         pushes = [(server, lane) for server in range(len(self.servers)) for lane in lanes]
         rng.shuffle(pushes)
@@ -116,7 +116,7 @@ class _Fleet:
 
 
 def _descend(fleet: _Fleet, w: NDArray[Any], lanes: Sequence[int]) -> NDArray[Any]:
-    """One step of gradient descent on the union of the lanes' rows."""
+    """Return one step of gradient descent on the union of the lanes' rows."""
     X = np.concatenate([fleet.X[lane] for lane in lanes])
     y = np.concatenate([fleet.y[lane] for lane in lanes])
     penalised = np.r_[np.ones(N_FEATURES), 0.0][:, None]
@@ -151,7 +151,7 @@ def test_rounds_equal_gradient_descent_on_all_rows(n_servers: int) -> None:
 
 @pytest.mark.parametrize("n_servers", [1, 2, 4])
 def test_lane_that_leaves_and_comes_back(n_servers: int) -> None:
-    """Every round is gradient descent on the rows of the lanes that take part."""
+    """Every round is gradient descent on the rows of the participating lanes."""
     fleet, rng = _Fleet(Synchronous(), n_servers), random.Random(1)
     expected = np.zeros(SHAPE)
     for clock in range(1, 31):
@@ -166,10 +166,10 @@ def test_lane_that_leaves_and_comes_back(n_servers: int) -> None:
 
 
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
-def test_number_of_servers_changes_nothing(optimizer: str) -> None:
+def test_results_do_not_depend_on_the_number_of_servers(optimizer: str) -> None:
     found = []
     for n_servers in (1, 2, 4):
-        rng = random.Random(n_servers)  # another order of arrival each time
+        rng = random.Random(n_servers)  # a different order of arrival in each case
         fleet = _Fleet(Synchronous(), n_servers, _rule(optimizer, l1=0.02))
         for clock in range(1, 21):
             fleet.round(fleet.lanes, clock, rng)
@@ -179,7 +179,7 @@ def test_number_of_servers_changes_nothing(optimizer: str) -> None:
     assert np.any(found[0] != 0)
 
 
-def test_round_that_waited_for_the_leaver_closes() -> None:
+def test_a_round_closes_when_the_last_missing_lane_leaves() -> None:
     fleet = _Fleet(Synchronous())
     first, second = fleet.push(0, 1), fleet.push(1, 1)
     assert first == second == []
@@ -200,7 +200,7 @@ def test_repeated_push_is_applied_once() -> None:
     _check_first_step(fleet, fleet.lanes)
 
 
-def test_late_lane_is_told_the_clock_to_go_on_from() -> None:
+def test_a_late_lane_gets_the_clock_to_continue_from() -> None:
     fleet = _Fleet(Synchronous(backup_workers=1))
     fleet.push(0, 1)
     fleet.push(2, 1)
@@ -209,11 +209,11 @@ def test_late_lane_is_told_the_clock_to_go_on_from() -> None:
     _check_first_step(fleet, [0, 2])
 
 
-def test_one_request_may_speak_for_several_lanes() -> None:
+def test_one_request_may_push_for_several_lanes() -> None:
     fleet, replies = _Fleet(Synchronous()), []
     total = fleet.gradient(0, fleet.w) + fleet.gradient(2, fleet.w)
     together = ServerRequest((0, 2), 0, 1, 0, float(SIZES[0] + SIZES[2]), total)
-    for _ in range(2):  # and its repetition is refused
+    for _ in range(2):  # its repetition is refused
         fleet.servers[0].exchange(together, replies.append)
     assert replies == []
     fleet.push(1, 1)
@@ -222,7 +222,7 @@ def test_one_request_may_speak_for_several_lanes() -> None:
 
 
 def test_push_of_coordinates() -> None:
-    """Lanes touch different rows; the sum lands on their union, and a pull asks for some rows."""
+    """Lanes touch different rows; the sum is applied to their union, and a pull selects rows."""
     fleet = _Fleet(Synchronous(), rule=_rule(coordinates=True))
     replies: list[ServerReply] = []
     for lane, index in enumerate(([0, 4], [4, 5], [])):
@@ -269,7 +269,7 @@ def test_stale_gradient_takes_a_smaller_step() -> None:
 
 @pytest.mark.parametrize(("most", "allowed"), [(0, 0), (2, 2), ("auto", 2 * len(SIZES))])
 def test_a_gradient_that_is_too_old_is_dropped(most: Any, allowed: int) -> None:
-    """Ringmaster: its lane counts the step, and goes on from the present parameters."""
+    """Ringmaster: its lane counts the step and continues from the current parameters."""
     fleet = _Fleet(Asynchronous(max_delay=most), n_servers=2)
     old = fleet.gradient(2, fleet.w)
     for clock in range(1, allowed + 1):
@@ -286,24 +286,24 @@ def test_a_gradient_that_is_too_old_is_dropped(most: Any, allowed: int) -> None:
     assert (fleet.w != before).all()
 
 
-def test_a_fast_lane_weighs_no_more_than_others_in_a_table() -> None:
-    """Ringleader: steps begin once all lanes have pushed; then each lane's push makes one."""
+def test_a_fast_lane_has_no_more_weight_in_a_gradient_table() -> None:
+    """Ringleader: steps start once all lanes have pushed; then each lane's push makes one."""
     fleet = _Fleet(Asynchronous(gradient_table=True), n_servers=2)
     for clock in range(1, 5):
         replies = fleet.push(0, clock)
         assert {(r.status, r.clock, r.version) for r in replies} == {(ServerStatus.OK, clock, 0)}
     fleet.push(1, 1)
     assert not fleet.w.any()
-    fleet.push(2, 1)  # each lane's mean gradient at zero: a step of plain descent
+    fleet.push(2, 1)  # each lane's mean gradient at zero: a step of gradient descent
     _check_first_step(fleet, fleet.lanes)
     assert [server.shard.version for server in fleet.servers if server.shard] == [1, 1]
-    fleet.renew(fleet.lanes)  # a new generation gathers anew
+    fleet.renew(fleet.lanes)  # a new generation fills the table again
     fleet.push(0, 5)
     assert [server.shard.version for server in fleet.servers if server.shard] == [1, 1]
 
 
 @pytest.mark.parametrize("index", [None, np.array([1, 4, 6])])
-def test_a_delayed_gradient_is_corrected_by_what_changed_since(index: Any) -> None:
+def test_a_delayed_gradient_is_corrected_by_the_change_of_parameters(index: Any) -> None:
     """Zheng et al. 2017: g + c g * g * (w - what the lane pulled), of the mean gradient g."""
     rule = _rule(l2=0.0)
     fleet = _Fleet(Asynchronous(delay_compensation=0.3), rule=rule)
@@ -317,7 +317,7 @@ def test_a_delayed_gradient_is_corrected_by_what_changed_since(index: Any) -> No
     before = fleet.w
     push = SIZES[2] * g
     server.exchange(ServerRequest((2,), 0, 1, 0, SIZES[2], push, index), replies.append)
-    np.testing.assert_array_equal(push, SIZES[2] * g)  # the sender's own array
+    np.testing.assert_array_equal(push, SIZES[2] * g)  # the caller's array must not change
     corrected = g + 0.3 * g * g * (before[rows] - 0)
     expected = before.copy()
     expected[rows] -= RATE * corrected
@@ -327,7 +327,7 @@ def test_a_delayed_gradient_is_corrected_by_what_changed_since(index: Any) -> No
 @pytest.mark.parametrize("bound", [0, 1, 4])
 @pytest.mark.parametrize("seed", range(5))
 def test_bounded_staleness_on_random_schedules(seed: int, bound: int) -> None:
-    """No lane is let go more than `bound` ahead, all reach the end, and no push is lost."""
+    """No lane gets more than `bound` ahead, all reach the end, and no push is lost."""
     rng, fleet = random.Random(seed), _Fleet(BoundedStaleness(bound))
     end, clocks = 25, dict.fromkeys(range(3), 0)
     waiting = {lane: fleet.send(fleet.requests(lane, 0)) for lane in fleet.lanes}
@@ -344,7 +344,7 @@ def test_bounded_staleness_on_random_schedules(seed: int, bound: int) -> None:
     assert fleet.servers[0].dropped == 0
 
 
-def test_leaver_releases_who_waited_for_it() -> None:
+def test_a_leaving_lane_releases_waiting_lanes() -> None:
     fleet = _Fleet(BoundedStaleness(0))
     first, second = fleet.push(0, 1), fleet.push(1, 1)
     assert first == second == []
@@ -352,7 +352,7 @@ def test_leaver_releases_who_waited_for_it() -> None:
     assert [r.lane for r in first + second] == [0, 1]
 
 
-def test_hogwild_adds_what_a_process_changed() -> None:
+def test_hogwild_adds_the_changes_of_a_process() -> None:
     fleet = _Fleet(Hogwild())
     for lane in (1, 0):
         (request,) = fleet.requests(lane, 1, np.ones(SHAPE))
@@ -364,7 +364,7 @@ def test_hogwild_adds_what_a_process_changed() -> None:
 # --- generations, the end --------------------------------------------------------------------
 
 
-def test_stale_generation_is_dropped_and_told() -> None:
+def test_requests_of_a_stale_generation_are_dropped_with_a_reply() -> None:
     fleet = _Fleet(Synchronous())
     waiting = fleet.push(0, 1)
     old = fleet.requests(1, 1, fleet.gradient(1, fleet.w))
@@ -374,14 +374,14 @@ def test_stale_generation_is_dropped_and_told() -> None:
     answers: list[CallPayload] = []
     fleet.servers[0].call("leave", {"generation": 0, "lanes": [0]}, answers.append)
     assert answers == [{"status": int(ServerStatus.STALE_GENERATION)}]
-    # The open round was dropped with the old generation: all push again, once.
+    # The open round was dropped with the old generation: all lanes push again, once.
     rounds = fleet.round(fleet.lanes, 1, random.Random(0))
     _check_replies(fleet, rounds, 1)
     _check_first_step(fleet, fleet.lanes)
 
 
-def test_a_round_of_lanes_that_are_kept_outlives_generations() -> None:
-    """Where a generation is shorter than a round takes, pushes of several make one."""
+def test_an_open_round_of_kept_lanes_survives_generations() -> None:
+    """If a generation is shorter than a round, pushes of several generations form one round."""
     fleet = _Fleet(LocalSGD(4, quorum=2))
     (server,) = fleet.servers
     first = fleet.send(fleet.requests(0, 4, fleet.gradient(0, fleet.w)))
@@ -389,7 +389,7 @@ def test_a_round_of_lanes_that_are_kept_outlives_generations() -> None:
     server.renew(1, fleet.lanes)
     fleet.generation = 1
     assert [reply.status for reply in first] == [ServerStatus.STALE_GENERATION]
-    # The lane is told at once where the server is, and sends again what has no answer.
+    # The lane gets the server's clock immediately, and repeats pushes without a reply.
     assert [reply.clock for reply in fleet.send(fleet.requests(0, 4))] == [0]
     again = fleet.send(fleet.requests(0, 4, fleet.gradient(0, fleet.w)))
     assert not again
@@ -416,7 +416,7 @@ def _ledger() -> PassLedger:
 
 
 @pytest.mark.parametrize("end", ["abort", "renew"])
-def test_end_answers_all_who_wait(end: str) -> None:
+def test_the_end_answers_all_waiting_lanes(end: str) -> None:
     shard = Shard(_rule(), ShardState(np.zeros(SHAPE), {}))
     server = ShardServer(Synchronous(), [0, 1, 2], shard, _ledger(), n_trainers=3)
     replies: list[ServerReply] = []
@@ -429,7 +429,7 @@ def test_end_answers_all_who_wait(end: str) -> None:
     server.call("report", {"generation": 0, "pass": 1, "report": report}, answers.append)
     assert replies == answers == []
     expected = ServerStatus.ABORTED if end == "abort" else ServerStatus.STALE_GENERATION
-    for _ in range(2):  # nobody is answered twice
+    for _ in range(2):  # no request is answered twice
         server.abort("worker lost") if end == "abort" else server.renew(1, [0, 1, 2])
         assert [(r.lane, r.status) for r in replies] == [(0, expected), (1, expected)]
         assert answers == [{"status": int(expected)}] * 2
@@ -440,7 +440,7 @@ def test_end_answers_all_who_wait(end: str) -> None:
     np.testing.assert_array_equal(shard.w, 0)
 
 
-def test_rendezvous_tells_all_peers_in_the_order_of_their_ranks() -> None:
+def test_rendezvous_returns_all_peers_in_the_order_of_ranks() -> None:
     server = ShardServer(Synchronous(), [0], None, _ledger(), n_trainers=3)
     answers: list[CallPayload] = []
     for rank in (2, 0, 1):

@@ -28,7 +28,7 @@ DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 @pytest.fixture(autouse=True)
 def uncompiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loops over few rows are run by Python, except where the compiled ones are under test."""
+    """Run loops over few rows in Python, except in tests of the compiled ones."""
     if "compiled" not in request.function.__name__:
         for module in (host_update, host_update):
             monkeypatch.setattr(module, "compiled_with", interpreted)
@@ -37,7 +37,7 @@ def uncompiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def _compiled_cases() -> list[Any]:
     """Return optimizers, penalties and dtypes, for each of which numba compiles a loop.
 
-    The default run has Adam with each penalty, and SGD with one, which keeps account of l1.
+    The default run has Adam with each penalty, and SGD with one, which tracks lazy l1.
     """
     some = {("adam", penalty) for penalty in PENALTIES} | {("sgd", "elasticnet")}
     usual = {p: np.float32 if get_penalty(p, 0.05, 0.5).l1 else np.float64 for p in PENALTIES}
@@ -100,7 +100,7 @@ def test_scale_multiplies_the_rate() -> None:
     np.testing.assert_allclose(shard.w, reference.w, rtol=1e-13)
 
 
-def test_schedule_sees_steps_and_passes() -> None:
+def test_schedule_receives_steps_and_passes() -> None:
     seen: list[tuple[int, float]] = []
 
     class Spy(Constant):
@@ -199,8 +199,8 @@ def test_step_that_touches_nothing() -> None:
 
 
 @pytest.mark.parametrize("touch", [True, False])
-def test_owed_l1_equals_the_dense_penalty(touch: bool) -> None:
-    """SGD applies `rate * l1` for every step, whether a touch or the end collects it."""
+def test_lazy_l1_equals_the_dense_penalty(touch: bool) -> None:
+    """SGD applies `rate * l1` for every step, at the next touch or at the end."""
     kinds = Penalty(0.07, 0.0)
     dense = _shard(_rule(penalty=kinds))
     lazy = _shard(_rule(penalty=kinds, coordinates=True))
@@ -224,7 +224,7 @@ def test_owed_l1_equals_the_dense_penalty(touch: bool) -> None:
 
 
 @pytest.mark.parametrize("schedule", [Constant(0.1), Cosine(0.2, passes=2), InverseScaling(0.1)])
-def test_owed_l2_is_close_to_the_dense_penalty(schedule: Schedule) -> None:
+def test_lazy_l2_is_close_to_the_dense_penalty(schedule: Schedule) -> None:
     """Whatever the learning rates were while a row was not touched."""
     kinds = Penalty(0.0, 0.02)
     dense = _shard(_rule(penalty=kinds, schedule=schedule))
@@ -237,7 +237,7 @@ def test_owed_l2_is_close_to_the_dense_penalty(schedule: Schedule) -> None:
     np.testing.assert_array_equal(lazy.w[-1], dense.w[-1])
 
 
-def test_settling_twice_is_settling_once() -> None:
+def test_applying_pending_penalties_twice_equals_once() -> None:
     shard = _shard(_rule(penalty=Penalty(0.05, 0.1), coordinates=True))
     for _ in range(5):
         shard.apply(np.ones((1, WIDTH)), 1, np.array([2]))
@@ -246,7 +246,7 @@ def test_settling_twice_is_settling_once() -> None:
     shard.apply_pending_penalty()
     np.testing.assert_array_equal(shard.w, settled)
     assert np.all(settled[:2] != _weights()[:2])
-    # And nothing settled is owed again at the next touch.
+    # Penalties that were applied are not applied again at the next touch.
     reference = _shard(_rule(penalty=Penalty(0.05, 0.1)), settled.copy())
     shard.apply(np.zeros((N_ROWS, WIDTH)), 1, np.arange(N_ROWS))
     reference.apply(np.zeros((N_ROWS, WIDTH)), 1)
@@ -254,7 +254,7 @@ def test_settling_twice_is_settling_once() -> None:
 
 
 @pytest.mark.parametrize("l1", [0.0, 0.001])
-def test_row_untouched_for_long_is_not_thrown_past_zero(l1: float) -> None:
+def test_lazy_l1_of_a_long_untouched_row_stops_at_zero(l1: float) -> None:
     shard = _shard(_rule(penalty=Penalty(l1, 0.5), coordinates=True))
     for _ in range(100):
         shard.apply(np.zeros((1, WIDTH)), 1, np.array([8]))
@@ -265,8 +265,8 @@ def test_row_untouched_for_long_is_not_thrown_past_zero(l1: float) -> None:
     assert np.all(abs(shard.w[:3]) < abs(_weights()[:3]))
 
 
-def test_owed_l1_does_not_shrink_with_l2() -> None:
-    """The bound on the owed l2 is no bound on the owed l1: a gradient must beat all of it."""
+def test_lazy_l1_is_not_reduced_by_l2() -> None:
+    """The bound on pending l2 does not bound pending l1, all of which a gradient must exceed."""
     shard = _shard(_rule(penalty=Penalty(0.01, 0.5), coordinates=True))
     for _ in range(99):
         shard.apply(np.zeros((1, WIDTH)), 1, np.array([8]))
@@ -295,7 +295,7 @@ def test_learning_rate_of_zero(optimizer: str, penalty: str | None, coordinates:
 
 
 @pytest.mark.parametrize("coordinates", [False, True])
-def test_average_of_the_parameters_after_so_many_rows(coordinates: bool) -> None:
+def test_averaging_starts_after_the_given_rows(coordinates: bool) -> None:
     shard = _shard(_rule(average_after=10, coordinates=coordinates))
     index = np.arange(N_ROWS) if coordinates else None
     seen = []
@@ -315,7 +315,7 @@ def test_average_has_the_dtype_of_the_fit() -> None:
     assert average.dtype == np.float32
 
 
-def test_no_average_before_its_rows() -> None:
+def test_no_average_before_the_given_rows() -> None:
     shard = _shard(_rule(average_after=1000))
     shard.apply(_gradients(1)[0], 4)
     assert shard.state().average is None
@@ -324,7 +324,7 @@ def test_no_average_before_its_rows() -> None:
 # --- snapshots and states --------------------------------------------------------------------
 
 
-def test_published_copy_is_read_only_and_one_a_version() -> None:
+def test_published_copies_are_read_only_and_one_per_version() -> None:
     shard = _shard(_rule(penalty=Penalty(0.1, 0.1), coordinates=True))
     first = shard.published()
     assert shard.published() is first
@@ -347,7 +347,7 @@ def test_published_copy_is_read_only_and_one_a_version() -> None:
         np.testing.assert_array_equal(snapshot, as_given)
 
 
-def test_delta_of_another_process() -> None:
+def test_delta_of_another_process_is_added() -> None:
     shard = _shard(_rule())
     shard.add(np.ones((N_ROWS, WIDTH)), 7)
     np.testing.assert_array_equal(shard.w, _weights() + 1)
@@ -356,7 +356,7 @@ def test_delta_of_another_process() -> None:
 
 @PENALTY
 @EVERY
-def test_going_on_from_a_state_equals_going_on(optimizer: str, penalty: str | None) -> None:
+def test_resuming_from_a_state_equals_continuing(optimizer: str, penalty: str | None) -> None:
     rule = _rule(optimizer, get_penalty(penalty, 0.05, 0.5), InverseScaling(0.1))
     whole, gradients = _shard(rule), _gradients(10)
     for gradient in gradients:

@@ -1,4 +1,4 @@
-"""Ids that wait for a row: their memory follows a window of steps, and so do notes for marks."""
+"""Pending ids without a row: memory for them and for marks is bounded by a window of steps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def _count_noted(log: SightingLog) -> int:
 
 
 def _ids_of(step: int) -> NDArray[np.int64]:
-    """A hundred ids that come once, and ten that come in each step."""
+    """Return a hundred ids that occur once, and ten that occur in each step."""
     return np.concatenate([np.arange(10), np.arange(step * 100, (step + 1) * 100) + 1_000])
 
 
-def test_ids_that_come_once_need_no_notes() -> None:
-    """What a mark must give back is what waited then, however long ago it was."""
+def test_ids_that_occur_once_need_no_mark_records() -> None:
+    """A mark must restore the ids that were pending then, however long ago."""
     waiting, log = WaitingIds(10_000, None), SightingLog()
     for step in range(1, 6):
         waiting.count(_ids_of(step), step)
@@ -40,7 +40,7 @@ def test_ids_that_come_once_need_no_notes() -> None:
     assert waiting.floor == 0
 
 
-def test_an_id_that_comes_and_goes_between_marks_goes_back_to_each() -> None:
+def test_an_id_that_changes_between_marks_is_restored_at_each() -> None:
     waiting, some = WaitingIds(5, None), np.array([3, 8])
     logs: list[SightingLog] = [[], [], []]
     contents = []
@@ -59,14 +59,14 @@ def test_an_id_that_comes_and_goes_between_marks_goes_back_to_each() -> None:
         assert _content(waiting) == contents[number]
 
 
-def test_the_half_that_was_seen_last_stays_where_too_many_wait() -> None:
+def test_the_most_recent_half_of_too_many_pending_ids_is_kept() -> None:
     waiting = WaitingIds(3, 1_000)
     for step in range(1, 30):
         assert not waiting.count(_ids_of(step), step).any() or step > 2
         assert waiting.n <= 1_000
         assert set(_ids_of(step).tolist()) <= _content(waiting).keys()
-    # Ids that come often have waited all the while.
+    # Frequent ids have been pending all the time.
     assert waiting.count(np.arange(10), 30).all()
-    # Those of one step all stay: none was seen before another.
+    # All ids of one step stay, since none was seen before another.
     waiting.count(np.arange(5_000, 9_000), 31)
     assert waiting.n >= 4_000

@@ -1,4 +1,4 @@
-"""`ALS` as users meet it: frames and sparse arrays, workers, what is recommended, bad input."""
+"""The estimator `ALS`: frames and sparse arrays, workers, recommendations, invalid input."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def assert_same(one: ALS, other: ALS) -> None:
 
 
 @pytest.mark.parametrize("kind", quick(KINDS, "implicit"))
-def test_workers_change_nothing(kind: str, client: Client) -> None:
+def test_results_do_not_depend_on_the_workers(kind: str, client: Client) -> None:
     frame = COUNTS if "implicit" in KINDS[kind] else RATINGS
     lazy = dd.from_pandas(frame, npartitions=5, sort=False)
     alone = made(**KINDS[kind], run=CALM).fit(frame)
@@ -71,12 +71,12 @@ def test_workers_change_nothing(kind: str, client: Client) -> None:
     assert_same(far, alone)
     losses = [[record["loss"] for record in model.history_] for model in (far, alone)]
     np.testing.assert_allclose(*losses, rtol=1e-12)
-    # However lanes are cut, to rounding.
+    # For any lanes, up to rounding.
     other = made(**KINDS[kind]).fit(frame)
     np.testing.assert_allclose(other.item_factors_, alone.item_factors_, rtol=0, atol=1e-3)
 
 
-def test_factors_that_do_not_fit_are_taken_in_parts(client: Client) -> None:
+def test_factors_beyond_the_budget_are_processed_in_parts(client: Client) -> None:
     whole = made(implicit=True, max_iter=3, run=CALM).fit(COUNTS)
     with dask.config.set({"daskml_dist.touched": 200}):
         parts = made(implicit=True, max_iter=3, run=CALM).fit(
@@ -87,7 +87,7 @@ def test_factors_that_do_not_fit_are_taken_in_parts(client: Client) -> None:
     np.testing.assert_allclose(*losses, rtol=1e-12)
 
 
-def test_it_finds_what_was_left_out() -> None:
+def test_held_out_ratings_are_predicted() -> None:
     for biases in (False, True):
         model = made(biases=biases).fit(RATINGS)
         assert model.score(HELD) > -0.5 > -HELD["rating"].std()
@@ -96,7 +96,7 @@ def test_it_finds_what_was_left_out() -> None:
         assert len(loss) == model.n_iter_ == 10
 
 
-def test_a_sparse_matrix_is_a_frame_of_positions(client: Client) -> None:
+def test_a_sparse_matrix_equals_a_frame_of_indices(client: Client) -> None:
     matrix = sparse.csr_matrix(
         (RATINGS["rating"], (RATINGS["user"], RATINGS["item"].str[1:].astype(int))),
         shape=(N_USERS, N_ITEMS),
@@ -191,7 +191,7 @@ def test_recommended_items_are_the_best_new_ones(kind: str, client: Client) -> N
     assert len(model.recommend(n=3)) == 3 * len(model.user_ids_)
 
 
-def test_who_has_seen_nearly_all_gets_less() -> None:
+def test_users_with_few_unseen_items_get_fewer_recommendations() -> None:
     frame = pd.DataFrame({"user": [0, 0, 0, 1], "item": [0, 1, 2, 2], "rating": 1.0})
     found = ALS(2).fit(frame).recommend(n=2)
     assert found["user"].tolist() == [1, 1]
@@ -211,7 +211,7 @@ def test_similar_items() -> None:
         model.similar_items(["x"])
 
 
-def test_counts_of_a_pair_are_summed_and_ratings_are_not() -> None:
+def test_duplicate_counts_are_summed_and_duplicate_ratings_are_not() -> None:
     once = COUNTS.groupby(["user", "item"], as_index=False).sum()
     twice = pd.concat([once, once], ignore_index=True)
     summed = once.assign(rating=2 * once["rating"])
@@ -223,7 +223,7 @@ def test_counts_of_a_pair_are_summed_and_ratings_are_not() -> None:
     np.testing.assert_allclose(explicit[0].item_factors_, explicit[1].item_factors_, rtol=1e-7)
 
 
-def test_it_is_an_estimator(client: Client) -> None:
+def test_als_follows_the_estimator_interface(client: Client) -> None:
     with pytest.raises(NotFittedError, match="not fitted"):
         made().predict(RATINGS)
     model = clone(made(run=CALM)).fit(RATINGS)
@@ -269,17 +269,17 @@ def test_bad_input_names_the_remedy(case: str, client: Client) -> None:
     assert not hasattr(model, "user_factors_")
 
 
-def test_ids_of_another_type_are_told() -> None:
+def test_ids_of_another_type_are_refused() -> None:
     model = made().fit(RATINGS)
     with pytest.raises(InvalidDataError, match="ids of type str, but those of the fit"):
         model.predict(RATINGS.assign(user=RATINGS["user"].astype(str)))
 
 
-# -- users that are new, and why an item ----------------------------------------------------------
+# -- new users, and explanations ------------------------------------------------------------------
 
 
 def _systems(model: ALS, ratings: pd.DataFrame) -> dict[Any, tuple[Any, Any, Any]]:
-    """Matrix, right side's rows and their items of each user's normal equations, by definition."""
+    """Return matrix, right-hand side and items of each user's normal equations, by definition."""
     Y = model.item_factors_.astype(float)
     offsets = np.zeros(len(Y))
     if model.biases:
@@ -301,7 +301,7 @@ def _systems(model: ALS, ratings: pd.DataFrame) -> dict[Any, tuple[Any, Any, Any
 
 
 @pytest.mark.parametrize("kind", ["explicit", "biased", "implicit"])
-def test_new_users_are_what_their_equations_say(kind: str) -> None:
+def test_factors_of_new_users_solve_their_normal_equations(kind: str) -> None:
     frame = COUNTS if kind == "implicit" else RATINGS
     model = made(**KINDS[kind]).fit(frame)
     new = frame[frame["user"] < 3].assign(user=lambda rows: rows["user"] + 10**6)
@@ -315,12 +315,12 @@ def test_new_users_are_what_their_equations_say(kind: str) -> None:
         own = np.append(own, found.user_biases_[at]) if kind == "biased" else own
         np.testing.assert_allclose(own, wanted, rtol=1e-3, atol=1e-3 * abs(wanted).max())
     best = found.recommend(n=50)
-    assert not best.merge(new, on=["user", "item"]).size  # what they have rated is left out
+    assert not best.merge(new, on=["user", "item"]).size  # items that they have rated are excluded
     assert model.user_ids_.max() < 10**6
 
 
 @pytest.mark.parametrize("kind", ["explicit", "biased", "implicit"])
-def test_what_a_prediction_is_made_of(kind: str) -> None:
+def test_explanations_sum_to_the_prediction(kind: str) -> None:
     frame = COUNTS if kind == "implicit" else RATINGS
     model = made(**KINDS[kind]).fit(frame)
     own = frame[frame["user"] == 7]
@@ -330,7 +330,7 @@ def test_what_a_prediction_is_made_of(kind: str) -> None:
     y = model.item_factors_[item].astype(float)
     y = np.append(y, 1.0) if kind == "biased" else y
     wanted = pd.Series(terms @ np.linalg.solve(A, y), model.item_ids_[at])
-    # What is taken from the ratings, means and biases, is rounded to the factors' float32.
+    # Means and biases subtracted from ratings are rounded to the factors' float32.
     np.testing.assert_allclose(found["score"], wanted[found["item"]], rtol=1e-5, atol=1e-6)
     assert (found["score"].diff().dropna() <= 0).all()
     (total,) = model.fold_in(own).predict(pd.DataFrame({"user": [7], "item": ["i3"]}))
@@ -340,7 +340,7 @@ def test_what_a_prediction_is_made_of(kind: str) -> None:
     assert len(model.explain(own, "i3")) == 10
 
 
-def test_similar_users_and_items_that_nobody_gets() -> None:
+def test_similar_users_and_excluded_items() -> None:
     model = made().fit(RATINGS)
     unit = model.user_factors_ / np.linalg.norm(model.user_factors_, axis=1, keepdims=True)
     cosines = unit @ unit[5]

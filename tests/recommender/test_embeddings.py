@@ -1,4 +1,4 @@
-"""Fits of models over ids: a dense truth, lanes and servers, admission, kills, what is refused."""
+"""Fits of embedding models: a dense reference, lanes and servers, admission, kills, refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLASSIFIERS = [FactorizationMachineClassifier, FieldAwareFMClassifier, *DEEP]
 
 
 def _rows() -> tuple[Any, Any]:
-    """Rows of a user and an item each, whose sides decide."""
+    """Return rows of a user and an item each, labelled by both ids."""
     rng = np.random.default_rng(0)
     users, items = rng.integers(N_IDS // 2, size=(2, N_ROWS))
     at = np.stack([users, N_IDS // 2 + items], axis=1).ravel()
@@ -51,8 +51,8 @@ def _lazy(X: Any, y: Any, n_chunks: int = 6) -> tuple[Any, Any]:
     return da.from_array(X, chunks=(rows, -1)), da.from_array(y, chunks=rows)
 
 
-def test_full_batches_are_gradient_descent_on_dense_parameters() -> None:
-    """Against arrays of all columns, in float64, by the formulas of Rendle 2010."""
+def test_full_batches_equal_gradient_descent_on_dense_parameters() -> None:
+    """Compared with dense float64 arrays, by the formulas of Rendle (2010)."""
     X, y = _rows()
     y = y.astype(float) + np.arange(N_ROWS) / N_ROWS
     rank, rate, alpha = 3, 0.5, 0.02
@@ -61,7 +61,7 @@ def test_full_batches_are_gradient_descent_on_dense_parameters() -> None:
         "learning_rate": rate, "batch_size": None, "dtype": "float64", "random_state": 5,
     }  # fmt: skip
     model = FactorizationMachineRegressor(max_iter=1, **params).fit(X, y)
-    # The initial values are those of ids without a step.
+    # Initial values are those of ids without a step.
     start = FactorizationMachineRegressor(max_iter=1, **{**params, "learning_rate": 1e-300})
     start.fit(X, y)
     order = np.searchsorted(start.ids_, field_ids(np.arange(N_IDS), 0))
@@ -102,7 +102,7 @@ def test_products_of_ids_are_learned(kind: Any) -> None:
 @pytest.mark.parametrize(
     "kind", [FactorizationMachineClassifier, FieldAwareFMClassifier, DeepFMClassifier]
 )
-def test_lock_step_is_the_same_on_any_servers(client: Client, kind: Any) -> None:
+def test_lock_step_fits_do_not_depend_on_the_servers(client: Client, kind: Any) -> None:
     X, y = _lazy(*(_rows() if kind is FactorizationMachineClassifier else _numbers()))
     fits = [
         kind(
@@ -118,18 +118,18 @@ def test_lock_step_is_the_same_on_any_servers(client: Client, kind: Any) -> None
 
 
 @pytest.mark.parametrize("policy", ["ssp", "async"])
-def test_lanes_at_their_own_pace(client: Client, policy: str) -> None:
+def test_free_running_lanes_learn(client: Client, policy: str) -> None:
     X, y = _rows()
     clf = FactorizationMachineClassifier(
         init_scale=0.3, max_iter=60, random_state=0, policy=policy, run=Run(n_lanes=3, n_servers=2)
     ).fit(*_lazy(X, y), client=client)
     assert clf.score(X, y) > 0.95
-    # Pulled and pushed were rows of touched ids, not the table.
+    # Only rows of touched ids were pulled and pushed, not the table.
     record = clf.history_.records[-1]
     assert record["bytes_pushed"] < N_ROWS * 3 * (8 + 9 * 4) * 1.3
 
 
-def test_ids_are_admitted_and_dropped() -> None:
+def test_ids_are_admitted_and_evicted() -> None:
     X, y = _rows()
     often = FactorizationMachineClassifier(
         random_state=0, batch_size=50, max_iter=1, admit_after=3, shuffle=False
@@ -142,12 +142,12 @@ def test_ids_are_admitted_and_dropped() -> None:
     ids = field_ids(np.arange(N_IDS), 0)
     assert set(often.ids_) == set(ids[n_batches >= 3])
     assert set(every.ids_) == set(ids[n_batches >= 1])
-    # An id without a row predicts as in its first step, and a row of no id at all by the intercept.
+    # An id without a row predicts as in its first step, and a row without ids the intercept.
     nothing = sparse.csr_array((1, N_IDS))
     assert often.decision_function(nothing)[0] == pytest.approx(often.intercept_, rel=1e-6)
 
 
-def test_a_fit_goes_on() -> None:
+def test_a_fit_continues() -> None:
     X, y = _rows()
     params: dict[str, Any] = {"random_state": 0, "batch_size": None, "dtype": "float64"}
     whole = FactorizationMachineClassifier(max_iter=6, **params).fit(X, y)
@@ -158,8 +158,8 @@ def test_a_fit_goes_on() -> None:
 
 
 @pytest.mark.parametrize("where", ["inline", "cluster"])
-def test_a_stream_learns_ids_as_they_come(where: str, client: Client) -> None:
-    """The steps of `partial_fit`, of rows of which later ones have other ids."""
+def test_a_stream_learns_new_ids(where: str, client: Client) -> None:
+    """Equals steps of `partial_fit`; later rows have other ids."""
     X, y = _rows()
     params: dict[str, Any] = {
         "random_state": 0, "batch_size": 50, "shuffle": False, "dtype": "float64",
@@ -187,7 +187,7 @@ def test_a_stream_learns_ids_as_they_come(where: str, client: Client) -> None:
         ({"policy": "hogwild"}, "policy"), ({"optimizer": "muon"}, "optimizer"),
     ],
 )  # fmt: skip
-def test_what_a_table_cannot_do_is_refused(params: dict[str, Any], names: str) -> None:
+def test_unsupported_settings_of_a_table_are_refused(params: dict[str, Any], names: str) -> None:
     X, y = _rows()
     with pytest.raises(InvalidParameterError, match=names):
         FactorizationMachineClassifier(**params).fit(X, y)

@@ -1,4 +1,4 @@
-"""Ratings of jokes: held-out ones are predicted as well as an independent computation did."""
+"""Held-out ratings of jokes are predicted as well as by an independent computation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from daskml_dist.metrics import root_mean_squared_error
 from daskml_dist.recommender import ALS, MatrixFactorization
 
-#: Root mean squared errors of biases alone, and of these and least squares of rank 5.
+#: Root mean squared errors of biases alone, and with least squares of rank 5.
 BIASES, TRUTH = 4.351, 4.124
 
 

@@ -1,4 +1,4 @@
-"""A worker killed in the middle of a half-sweep: the factors are those of a calm fit."""
+"""A worker killed during a half-sweep does not change the factors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALM = Run(n_lanes=3, deterministic=True)
 
 
 def killing(solver: ALSSolver, folder: Path, at: int, side: str) -> ALSSolver:
-    """A solver one of whose processes kills itself while it solves for a side, once."""
+    """Return a solver, one of whose processes kills itself once while it solves for a side."""
 
     class Killed:
         def __init__(self, keyed: Any) -> None:
@@ -68,7 +68,7 @@ def killing(solver: ALSSolver, folder: Path, at: int, side: str) -> ALSSolver:
     ],
     ids=str,
 )
-def test_a_kill_in_a_half_sweep_changes_nothing(
+def test_a_kill_during_a_half_sweep_changes_nothing(
     crew: LocalCluster,
     tmp_path: Path,
     params: dict[str, Any],

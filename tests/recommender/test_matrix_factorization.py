@@ -1,4 +1,4 @@
-"""`MatrixFactorization` as users meet it: policies, workers, losses, going on, bad input."""
+"""The estimator `MatrixFactorization`: policies, workers, losses, continued fits, invalid input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.quick import quick
 
 
 def ratings(n_users: int, n_items: int, n: int) -> pd.DataFrame:
-    """Ratings of two tastes, and noise of 0.1."""
+    """Provide ratings of rank 2 with noise of 0.1."""
     rng = np.random.default_rng(0)
     tastes = rng.normal(size=(n_users, 2)), rng.normal(size=(n_items, 2))
     users, items = rng.integers(0, n_users, n), rng.integers(0, n_items, n)
@@ -40,7 +40,7 @@ def ratings(n_users: int, n_items: int, n: int) -> pd.DataFrame:
     return pd.DataFrame({"user": names, "item": items, "rating": values})
 
 
-#: So many that a batch touches few of them.
+#: Enough for a batch to touch few of them.
 N_USERS, N_ITEMS = 1600, 900
 WHOLE = ratings(N_USERS, N_ITEMS, 40_000)
 RATINGS, HELD = WHOLE[:36_000], WHOLE[36_000:]
@@ -67,7 +67,7 @@ def assert_same(one: MatrixFactorization, other: MatrixFactorization) -> None:
 
 @pytest.mark.parametrize("n_servers", quick([1, 2], 2))
 @pytest.mark.parametrize("policy", quick(["sync", "allreduce"], "sync"))
-def test_workers_change_nothing(policy: str, n_servers: int, client: Client) -> None:
+def test_results_do_not_depend_on_the_workers(policy: str, n_servers: int, client: Client) -> None:
     run = Run(n_lanes=3, n_servers=n_servers, deterministic=True)
     one = next(iter(client.scheduler_info(n_workers=-1)["workers"]))
     frame = lazy(SOME)
@@ -81,12 +81,12 @@ def test_workers_change_nothing(policy: str, n_servers: int, client: Client) -> 
 
 
 @pytest.mark.parametrize("policy", quick(SUMMED, "async"))
-def test_every_policy_finds_what_was_left_out(policy: str, client: Client) -> None:
-    # Many ratings of each: what is left out is found to the noise, whichever lane came first.
+def test_every_policy_predicts_held_out_ratings(policy: str, client: Client) -> None:
+    # With many ratings of each, held-out ones are predicted up to noise in any order of lanes.
     whole = ratings(400, 250, 40_000)
     seen, held = whole[:36_000], whole[36_000:]
     model = made(policy=policy, run=Run(n_lanes=2, n_servers=2), max_iter=12)
-    # Factors to spare: just as many as there are tastes may be stuck for some passes.
+    # More factors than the true rank, with which a fit may be stuck for some passes.
     model.set_params(rank=6).fit(lazy(seen))
     assert model.score(held) > -0.25 > -held["rating"].std() / 5
     loss = [record["loss"] for record in model.history_]
@@ -95,8 +95,8 @@ def test_every_policy_finds_what_was_left_out(policy: str, client: Client) -> No
 
 
 @pytest.mark.slow
-def test_it_has_the_objective_of_least_squares() -> None:
-    """Of the same penalty both find a loss as small."""
+def test_the_objective_equals_that_of_least_squares() -> None:
+    """With the same penalty both reach equally small losses."""
 
     def objective(model: Any) -> float:
         u = np.searchsorted(model.user_ids_, RATINGS["user"].astype(str))
@@ -114,8 +114,8 @@ def test_it_has_the_objective_of_least_squares() -> None:
     assert objective(steps) == pytest.approx(objective(exact), rel=0.02)
 
 
-def test_numbers_are_those_of_the_ids(client: Client) -> None:
-    """Steps on a frame whose ids are any: the rows and ids of a frame of positions."""
+def test_results_do_not_depend_on_the_type_of_ids(client: Client) -> None:
+    """Steps on a frame of arbitrary ids equal those on a frame of indices."""
     frame = SOME.assign(user=SOME["user"].str[1:].astype(int))
     matrix = sparse.csr_matrix(
         (SOME["rating"], (frame["user"], frame["item"])), shape=(N_USERS, N_ITEMS)
@@ -134,7 +134,7 @@ def test_numbers_are_those_of_the_ids(client: Client) -> None:
     two = ordered.assign(part=ordered["user"] >= 800)
     split = dd.concat([lazy(part, 1) for _, part in two.groupby("part")])
     assert_same(made(max_iter=2, run=run).fit(split), far)
-    # Partitions without rows, and text in another order than its partitions.
+    # Empty partitions, and strings in another order than their partitions.
     gaps = dd.concat([lazy(SOME[:2000], 2), lazy(SOME, 1)[lazy(SOME, 1)["rating"] > 99]])
     gaps = made(max_iter=1, run=run).fit(gaps)
     assert gaps.user_ids_.tolist() == sorted(set(SOME["user"][:2000]))
@@ -193,15 +193,15 @@ def test_losses(loss: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pairwise", [True, False])
-def test_items_that_were_not_chosen(pairwise: bool, client: Client) -> None:
-    """Who likes one half of the items is recommended others of it."""
+def test_implicit_feedback_samples_negatives(pairwise: bool, client: Client) -> None:
+    """Users who like one half of the items are recommended others of that half."""
     rng = np.random.default_rng(0)
     users, items = rng.integers(0, 400, 16_000), rng.integers(0, 100, 16_000)
     chosen = pd.DataFrame({"user": users, "item": 2 * items + users % 2, "rating": 1.0})
     model = made(
         implicit=True, loss="log_loss", pairwise=pairwise, max_iter=10, early_stopping=True
     ).fit(lazy(chosen))
-    # Half of those that are drawn are of the half that is liked.
+    # Half of the sampled negatives are of the preferred half.
     assert 0.65 < model.history_[-1]["val_score"] < 0.8
     best = model.recommend([0, 1, 2], 5)
     assert (best["item"] % 2 == best["user"] % 2).mean() > 0.9
@@ -210,7 +210,7 @@ def test_items_that_were_not_chosen(pairwise: bool, client: Client) -> None:
     assert cold == pytest.approx([0.5])
 
 
-def test_it_goes_on_with_new_ids() -> None:
+def test_a_fit_continues_with_new_ids() -> None:
     first = made(max_iter=4, warm_start=True).fit(SOME)
     before = {
         name: dict(
@@ -222,7 +222,7 @@ def test_it_goes_on_with_new_ids() -> None:
     mean, loss = first.mean_, first.history_[-1]["loss"]
     first.set_params(max_iter=1, learning_rate=1e-9).fit(more)
     assert first.mean_ == mean
-    assert 0.5 * loss < first.history_[0]["loss"] < 1.1 * loss  # it began with what it had
+    assert 0.5 * loss < first.history_[0]["loss"] < 1.1 * loss  # started from earlier factors
     assert {"a", "zz"} < set(first.user_ids_)
     for name, known in before.items():
         ids, factors = getattr(first, f"{name}_ids_"), getattr(first, f"{name}_factors_")
@@ -247,7 +247,7 @@ def test_early_stopping_and_clipping() -> None:
     assert 0 < steps.max() <= 1.1e-6 * n_steps
 
 
-def test_a_checkpoint_goes_on(tmp_path: Path) -> None:
+def test_a_checkpoint_resumes(tmp_path: Path) -> None:
     through = made(max_iter=4).fit(SOME)
     path = tmp_path / "fit"
     made(max_iter=2, checkpoint=Checkpoint(path)).fit(SOME)
@@ -255,7 +255,7 @@ def test_a_checkpoint_goes_on(tmp_path: Path) -> None:
     np.testing.assert_array_equal(resumed.item_factors_, through.item_factors_)
 
 
-def test_it_is_an_estimator(client: Client) -> None:
+def test_it_follows_the_estimator_interface(client: Client) -> None:
     with pytest.raises(NotFittedError, match="not fitted"):
         made().predict(RATINGS)
     model = clone(made(max_iter=1)).fit(SOME)

@@ -1,4 +1,4 @@
-"""Adagrad and Adam with one squared gradient a row: formulas, fits of tables, what is refused."""
+"""Row-wise Adagrad and Adam: formulas, fits of tables, refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.recommender.test_embeddings import _lazy, _rows
 NAMES = ["row_wise_adagrad", "row_wise_adam"]
 
 
-def test_adagrad_adds_up_the_mean_squares_of_rows() -> None:
+def test_adagrad_accumulates_mean_squares_of_rows() -> None:
     rng = np.random.default_rng(0)
     w, sums = rng.normal(size=(5, 3)), np.full((5, 1), 0.5)
     optimizer = RowWiseAdagrad(initial_accumulator=0.5)
@@ -47,7 +47,7 @@ def test_adam_has_one_second_moment_a_row() -> None:
     np.testing.assert_allclose(state["row_v"], v, rtol=1e-12)
 
 
-def test_rows_of_one_entry_make_the_plain_steps() -> None:
+def test_rows_of_one_entry_equal_the_plain_optimizer() -> None:
     rng = np.random.default_rng(0)
     w = rng.normal(size=(7, 1)).astype(np.float32)
     for plain, row_wise in ((Adagrad(), RowWiseAdagrad()), (get_optimizer("adam"), RowWiseAdam())):
@@ -61,7 +61,7 @@ def test_rows_of_one_entry_make_the_plain_steps() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_table_has_one_number_a_row(name: str) -> None:
+def test_a_table_stores_one_value_per_row(name: str) -> None:
     X, y = _rows()
     params: dict[str, Any] = {"init_scale": 0.3, "random_state": 0, "optimizer": name}
     if name == "row_wise_adam":
@@ -70,13 +70,13 @@ def test_a_table_has_one_number_a_row(name: str) -> None:
     assert clf.score(X, y) > 0.95
     (state,) = (a for n, a in clf._state.opt_state.items() if n.startswith("row_"))
     assert state.shape == (len(clf._state.w), 1)
-    # A fit in parts goes on with it.
+    # A fit in parts continues with it.
     parts = FactorizationMachineClassifier(max_iter=30, warm_start=True, **params).fit(X, y)
     np.testing.assert_array_equal(parts.fit(X, y).weights_.shape, clf.weights_.shape)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_on_any_servers(client: Client, name: str) -> None:
+def test_results_do_not_depend_on_the_servers(client: Client, name: str) -> None:
     X, y = _lazy(*_rows())
     fits = [
         FactorizationMachineClassifier(
@@ -97,6 +97,6 @@ def test_models_without_a_table_refuse_them(name: str) -> None:
         SGDClassifier(optimizer=name).fit(X, y)
 
 
-def test_an_optimizer_without_such_a_form_is_refused() -> None:
+def test_an_optimizer_without_row_wise_form_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match="only Adagrad and Adam have a row-wise form"):
         get_optimizer("row_wise_ftrl")

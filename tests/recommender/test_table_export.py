@@ -1,4 +1,4 @@
-"""Fitted tables as lazy frames and files, and tables that lie in mapped files."""
+"""Fitted tables as lazy frames and files, and tables in mapped files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from daskml_dist.recommender import DeepFMClassifier, FactorizationMachineClassi
 from tests.recommender.test_embeddings import _lazy, _numbers, _rows
 
 
-@pytest.mark.filterwarnings("ignore:The inplace keyword")  # Dask's, of an index
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # Dask's, about the index
 def test_a_fitted_table_is_a_lazy_frame(tmp_path: Path) -> None:
     import dask.dataframe as dd
 
@@ -41,7 +41,7 @@ def test_weights_of_layers_are_not_in_the_frame() -> None:
     assert sorted(clf.as_frame().compute()["field"]) == [0, 1, 2]
 
 
-def test_frames_of_what_is_not_fitted_are_refused() -> None:
+def test_frames_of_unfitted_models_are_refused() -> None:
     with pytest.raises(NotFittedError):
         FactorizationMachineClassifier().as_frame()
     clf = FactorizationMachineClassifier(random_state=0, max_iter=1).fit(*_rows())
@@ -59,8 +59,8 @@ def test_tensors_have_the_names_of_attributes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_rows_beyond_the_budget_lie_in_files(client: Client, tmp_path: Path) -> None:
-    """In Dask's folder, to the bits of a table in memory."""
+def test_rows_beyond_the_budget_are_in_files(client: Client, tmp_path: Path) -> None:
+    """In Dask's folder, with the same bits as a table in memory."""
     X, y = _lazy(*_rows())
     params: dict[str, Any] = {"random_state": 0, "batch_size": 50, "max_iter": 2}
     maps: list[str] = []

@@ -1,4 +1,4 @@
-"""Models over ids that read dataframes: beside a `FieldHasher`, streams, files, what is refused."""
+"""Embedding models on dataframes: equal to a `FieldHasher`, streams, files, refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLASSIFIERS = [
 
 
 def _table(bags: bool = False) -> tuple[pd.DataFrame, np.ndarray[Any, Any]]:
-    """A user, a site, a device and an age, of which user and site together decide."""
+    """Return rows of user, site, device and age, labelled by user and site together."""
     rng = np.random.default_rng(0)
     users, sites = rng.integers(20, size=(2, N_ROWS))
     frame = pd.DataFrame(
@@ -64,7 +64,7 @@ def _assert_same(first: Any, second: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSIFIERS)
-def test_a_table_is_read_as_a_hasher_reads_it(kind: Any) -> None:
+def test_a_table_equals_the_output_of_a_field_hasher(kind: Any) -> None:
     X, y = _table(bags=True)
     model = kind(**_params(bags="sum", max_iter=2)).fit(X, y)
     hashed = FieldHasher(bags="sum").fit_transform(X)
@@ -96,31 +96,31 @@ def test_a_dask_table_stays_lazy(client: Client) -> None:
     hashed = FieldHasher().fit_transform(lazy)
     other = DeepFMClassifier(n_fields=4, **params).fit(hashed, lazy_y, client=client)
     _assert_same(model, other)
-    # The target by the name of a column, which is no field then.
+    # The target is given as a column name, which is then no field.
     named = DeepFMClassifier(**params).fit(lazy.assign(label=lazy_y), "label", client=client)
     _assert_same(model, named)
     found = model.predict_proba(lazy)
     assert found.dask
-    # BLAS chooses the order of its sums by the number of rows, of which blocks have fewer.
+    # The order of sums in BLAS depends on the number of rows, which is smaller in blocks.
     np.testing.assert_allclose(found.compute(), model.predict_proba(X), rtol=1e-5)
     assert model.score(lazy, lazy_y) == model.score(X, y)
 
 
-def test_floats_alone_are_numbers_of_an_array() -> None:
+def test_only_float_columns_are_numeric_features() -> None:
     X = np.random.default_rng(0).normal(size=(N_ROWS, 3))
     y = X[:, 0] * X[:, 1] > 0
     frame = pd.DataFrame(X, columns=list("abc"))
     model = FactorizationMachineClassifier(**_params()).fit(frame, y)
     _assert_same(model, FactorizationMachineClassifier(**_params()).fit(X, y))
     assert not hasattr(model, "fields_")
-    # Whole numbers in floats may be ids.
+    # Integers stored as floats may be ids.
     whole = frame.abs().round()
     ids = FactorizationMachineClassifier(numeric=[], **_params()).fit(whole, y)
     assert ids.kinds_ == ["float"] * 3
     _assert_same(ids, FactorizationMachineClassifier(**_params()).fit(whole.astype("Int64"), y))
 
 
-def test_missing_values_have_an_id_of_their_own() -> None:
+def test_missing_values_have_a_separate_id() -> None:
     X, y = _table()
     X = X.astype({"user": "Int64"})
     X.loc[::7, ["user", "site", "device", "age"]] = None
@@ -129,7 +129,7 @@ def test_missing_values_have_an_id_of_their_own() -> None:
     _assert_same(model, FactorizationMachineClassifier(**_params()).fit(hashed, y))
 
 
-def test_a_fit_goes_on_with_the_same_columns() -> None:
+def test_a_fit_continues_with_the_same_columns() -> None:
     X, y = _table()
     model = FactorizationMachineClassifier(**_params(shuffle=False))
     other = FactorizationMachineClassifier(**_params(shuffle=False))
@@ -138,21 +138,21 @@ def test_a_fit_goes_on_with_the_same_columns() -> None:
         model.partial_fit(X[at], y[at], classes=[False, True])
         other.partial_fit(hashed[at], y[at], classes=[False, True])
     _assert_same(model, other)
-    # Ids of columns in another order would be those of other fields.
+    # Columns in another order would give ids of other fields.
     with pytest.raises(InvalidDataError, match="same order"):
         model.partial_fit(X[["site", "user", "device", "age"]], y)
     with pytest.raises(InvalidDataError, match="same order"):
         model.predict(X[["site", "user", "device", "age"]])
     with pytest.raises(InvalidDataError, match=r"'user' is of kind text, but in the fit"):
         model.partial_fit(X.assign(user=X["user"].astype(str)), y)
-    # Another fit, to an array, has no fields.
+    # A new fit to an array has no fields.
     numbers = X[["age"]].to_numpy()
     assert not hasattr(model.fit(numbers, y), "fields_")
     assert model.predict(numbers).shape == (N_ROWS,)
 
 
 def test_a_stream_of_tables(tmp_path: Any) -> None:
-    """The steps of `partial_fit`, also after it went on from a file."""
+    """Equals steps of `partial_fit`, also after resuming from a file."""
     X, y = _table(bags=True)
     params = _params(shuffle=False, learning_rate=0.1, dtype="float64")
     theirs = DeepFMClassifier(**params)
@@ -170,7 +170,7 @@ def test_a_stream_of_tables(tmp_path: Any) -> None:
         for at in range(300, N_ROWS, 50):
             stream.learn(X[at : at + 50], y[at : at + 50])
             theirs.partial_fit(X[at : at + 50], y[at : at + 50])
-    # The intercept is added to another number than before.
+    # The intercept is added to a different number than before.
     np.testing.assert_array_equal(resumed.ids_, theirs.ids_)
     np.testing.assert_allclose(resumed.vectors_, theirs.vectors_, rtol=1e-9)
     np.testing.assert_allclose(resumed.predict_proba(X), theirs.predict_proba(X), rtol=1e-9)
@@ -225,7 +225,7 @@ def test_bad_parameters_name_the_remedy(params: dict[str, Any], match: str) -> N
 
 
 def test_fields_beyond_the_layers_are_refused() -> None:
-    """Compiled loops would write beyond their arrays."""
+    """Otherwise compiled loops would write beyond their arrays."""
     X, y = _table()
     hashed = FieldHasher().fit_transform(X)
     with pytest.raises(InvalidDataError, match="n_fields=4 or more"):

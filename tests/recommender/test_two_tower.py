@@ -1,4 +1,4 @@
-"""Two towers: what they learn, beside popularity; workers and servers, kills, what is refused."""
+"""Two-tower models: learning beyond popularity, workers and servers, kills, refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ N_USERS, N_ITEMS = 60, 40
 
 
 def _choices(n: int = 2_400) -> pd.DataFrame:
-    """Users choose items of their own side; a few items are chosen most, on either side."""
+    """Return choices of items of the user's side; a few items are popular on either side."""
     rng = np.random.default_rng(0)
     users = rng.integers(N_USERS, size=n)
     items = 2 * rng.zipf(1.6, size=n).clip(max=N_ITEMS // 2) - 1 - users % 2
@@ -33,7 +33,7 @@ def _choices(n: int = 2_400) -> pd.DataFrame:
 
 
 def _side(frame: pd.DataFrame) -> Any:
-    """Whether the item is of its user's side."""
+    """Return whether the item is of its user's side."""
     return frame["item"].str[-2:].astype(int) % 2 == (frame["user"] + 1) % 2
 
 
@@ -62,7 +62,7 @@ def test_items_of_a_users_side_are_recommended(params: dict[str, Any]) -> None:
     best = model.recommend(n=5, filter_seen=False)
     assert _side(best).mean() > 0.97
     assert sorted(model.item_ids_) == sorted(chosen["item"].unique())
-    # Popular items come first, as the logit is of an item among all.
+    # Popular items come first, since the logit is that of an item among all.
     assert best.groupby("user")["item"].first().isin(["film 00", "film 01"]).mean() > 0.9
     held_out = chosen.sample(300, random_state=0)
     assert model.score(held_out) == pytest.approx(
@@ -72,8 +72,8 @@ def test_items_of_a_users_side_are_recommended(params: dict[str, Any]) -> None:
     assert (alike % 2 == 1).mean() > 0.6
 
 
-def test_frequencies_are_taken_off_the_logits() -> None:
-    """Without features of users the scores are the logarithms of the items' shares."""
+def test_logits_are_corrected_by_frequencies() -> None:
+    """Without user features scores are the logarithms of the items' shares."""
     rng = np.random.default_rng(0)
     items = rng.choice(4, p=[0.6, 0.25, 0.1, 0.05], size=4_000)
     chosen = pd.DataFrame({"user": 0, "item": items})
@@ -83,7 +83,7 @@ def test_frequencies_are_taken_off_the_logits() -> None:
     np.testing.assert_allclose(scores - scores[0], np.log(shares / shares[0]), atol=0.15)
 
 
-def test_vectors_of_columns_are_the_factors(client: Client) -> None:
+def test_tower_outputs_of_columns_equal_the_factors(client: Client) -> None:
     chosen = _choices()
     model = TwoTower(max_iter=3, **WITH_COLUMNS).fit(chosen)
     users = chosen.drop_duplicates("user").sort_values("user")
@@ -97,18 +97,20 @@ def test_vectors_of_columns_are_the_factors(client: Client) -> None:
     )
     scores = np.einsum("ij,ij->i", found[0][:3], found[1][:3])
     np.testing.assert_allclose(model.predict(pairs), scores, rtol=1e-5)
-    with dask.config.set({"dataframe.convert-string": False}):  # lists would become texts
+    with dask.config.set({"dataframe.convert-string": False}):  # lists would become strings
         lazy = model.embed_items(dd.from_pandas(items, npartitions=2, sort=False))
-    # BLAS chooses the order of its sums by the number of rows, of which blocks have fewer.
+    # The order of sums in BLAS depends on the number of rows, which is smaller in blocks.
     np.testing.assert_allclose(lazy.compute(), found[1], rtol=1e-5, atol=1e-6)
-    # Of a new item its kinds tell the side.
+    # The kinds of a new item determine its side.
     new = pd.DataFrame({"item": ["new"], "kinds": [[1, 2]]})
     scores = (found[0] @ model.embed_items(new).T)[:, 0]
     assert scores.shape == (N_USERS,)
 
 
 @pytest.mark.parametrize("params", [PARAMS, WITH_COLUMNS])
-def test_lock_step_is_the_same_on_any_servers(client: Client, params: dict[str, Any]) -> None:
+def test_lock_step_fits_do_not_depend_on_the_servers(
+    client: Client, params: dict[str, Any]
+) -> None:
     chosen = _choices(600)
     with dask.config.set({"dataframe.convert-string": False}):
         lazy = dd.from_pandas(chosen, npartitions=3, sort=False)
@@ -126,7 +128,7 @@ def test_lock_step_is_the_same_on_any_servers(client: Client, params: dict[str, 
     assert not seen & set(map(tuple, best[["user", "item"]].to_numpy().tolist()))
 
 
-def test_a_fit_goes_on_with_other_rows() -> None:
+def test_a_fit_continues_with_other_rows() -> None:
     chosen = _choices(600)
     params = WITH_COLUMNS | {"batch_size": None, "shuffle": False, "dtype": "float64"}
     whole = TwoTower(max_iter=6, **params).fit(chosen)
@@ -137,7 +139,7 @@ def test_a_fit_goes_on_with_other_rows() -> None:
     newer = chosen[:100].assign(user=chosen["user"][:100] + N_USERS)
     parts.fit(newer)
     assert parts.user_ids_.min() >= N_USERS
-    # Users of earlier rows have their own rows in the table still.
+    # Users of earlier rows still have rows in the table.
     assert len(parts.ids_) > len(whole.ids_)
     with pytest.raises(InvalidParameterError, match="columns of the last fit"):
         parts.set_params(user_features=()).fit(chosen)
@@ -145,7 +147,7 @@ def test_a_fit_goes_on_with_other_rows() -> None:
         TwoTower(warm_start=True, **PARAMS).fit(chosen).set_params(rank=4).fit(chosen)
 
 
-def test_weights_count_rows_again() -> None:
+def test_weights_are_relative() -> None:
     chosen = _choices(400)
     twice = pd.concat([chosen, chosen[:100]])
     weighed = chosen.assign(count=np.where(np.arange(400) < 100, 2.0, 1.0))
@@ -155,7 +157,7 @@ def test_weights_count_rows_again() -> None:
     other = TwoTower(rating_col="count", **params).fit(
         pd.concat([weighed.assign(count=weighed["count"] * 3), zeros])
     )
-    # Weights are relative; rows of weight 0 are negatives alone.
+    # Weights are relative; rows of weight 0 serve as negatives only.
     np.testing.assert_allclose(model.item_factors_, other.item_factors_, rtol=1e-6)
     assert TwoTower(**params).fit(twice).history_[0]["rows"] == 500
 
@@ -181,7 +183,7 @@ def test_a_saved_model_recommends_and_embeds(tmp_path: Any, suffix: str) -> None
         ({"rating_col": "stars"}, "no column 'stars'"), ({"user_col": "kinds"}, "explode"),
     ],
 )  # fmt: skip
-def test_what_has_no_meaning_is_refused(params: dict[str, Any], names: str) -> None:
+def test_invalid_settings_are_refused(params: dict[str, Any], names: str) -> None:
     with pytest.raises((InvalidParameterError, InvalidDataError), match=names):
         TwoTower(**params).fit(_choices(100))
 
@@ -212,7 +214,7 @@ def test_towers_under_a_policy_for_each_part(client: Client) -> None:
     assert _side(model.recommend([1, 2, 3], n=5, filter_seen=False)).mean() > 0.9
 
 
-def test_towers_are_published_whole(tmp_path: Any) -> None:
+def test_towers_are_published_in_full(tmp_path: Any) -> None:
     model = TwoTower(max_iter=1, **PARAMS).fit(_choices(100))
     with pytest.raises(InvalidParameterError, match="whole_every at 1"):
         Publisher(tmp_path, "towers", whole_every=3)(model)

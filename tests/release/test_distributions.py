@@ -32,8 +32,8 @@ def test_citation_is_of_this_version() -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_installs_by_itself_and_holds_the_package_alone(tmp_path: Path) -> None:
-    """Made of the source distribution, as of a tree without tests and benchmarks."""
+def test_the_wheel_installs_and_contains_only_the_package(tmp_path: Path) -> None:
+    """The wheel is built from the source distribution, which has no tests and benchmarks."""
     venv = tmp_path / "venv"
     _do(sys.executable, "-m", "venv", venv, cwd=tmp_path)
     python = venv / "bin" / "python"

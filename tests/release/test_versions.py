@@ -1,4 +1,4 @@
-"""What is said of versions in several places is said once: in pyproject.toml."""
+"""Version requirements in several places agree with pyproject.toml."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_conda_renders_the_recipe() -> None:
     assert len(recipe.requirements.run) == 1 + len(REQUIRED)  # and Python
 
 
-def test_the_image_is_made_of_what_there_is() -> None:
+def test_the_image_copies_existing_files() -> None:
     text = _read("Dockerfile")
     for line in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
         for name in line.split():
@@ -75,7 +75,7 @@ def test_the_image_is_made_of_what_there_is() -> None:
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
 
 
-def test_the_page_tells_what_is_required() -> None:
+def test_the_page_lists_the_requirements() -> None:
     text = _read("docs/versions.md")
     rows = re.findall(r"^\| ([\w, -]+) \| ([\d., ]+) \| ([\d.]*) ?\|$", text, re.MULTILINE)
     told = {names: (least, below) for names, least, below in rows}
@@ -102,8 +102,8 @@ def test_this_environment_is_new_enough() -> None:
         assert requirement.specifier.contains(Version(metadata.version(name)), prereleases=True)
 
 
-def test_modules_import_only_what_is_required() -> None:
-    """What an extra brings is imported where it is used."""
+def test_modules_import_only_requirements() -> None:
+    """Packages of extras are imported only where they are used."""
     brought = {name.replace("-", "_").replace("scikit_learn", "sklearn") for name in REQUIRED}
     # What Dask and numba require themselves, and this package.
     brought |= {"daskml_dist", "llvmlite", "packaging", "toolz", "tornado"}

@@ -1,4 +1,4 @@
-"""Certificates for a test."""
+"""Self-signed certificates for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application: what is served is what the model says, and what it refuses disturbs nobody."""
+"""The application serves the model's predictions; refused requests do not affect others."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def body(rows, datatype="FP64", **more):
 
 
 @pytest.mark.parametrize("datatype", ["FP64", "FP32"])
-def test_served_is_predict_proba_to_the_bit(app, model, rows, datatype):
+def test_served_values_equal_predict_proba_bit_for_bit(app, model, rows, datatype):
     rows = rows.astype({"FP64": "float64", "FP32": "float32"}[datatype])
     for part in (rows, rows[:1], rows[3:10]):
         reply = ask(app, INFER, body(part, datatype, id="a"))
@@ -68,7 +68,7 @@ def test_served_is_predict_proba_to_the_bit(app, model, rows, datatype):
         np.testing.assert_array_equal(served, truth)
 
 
-def test_outputs_by_name(app, model, rows):
+def test_outputs_are_selected_by_name(app, model, rows):
     names = ["predict", "decision_function"]
     reply = ask(app, INFER, body(rows, outputs=[{"name": name} for name in names]))
     labels, scores = reply.json["outputs"]
@@ -79,7 +79,7 @@ def test_outputs_by_name(app, model, rows):
 
 @pytest.mark.parametrize("kind", ["boosting", "forest"])
 def test_contributions_beside_predictions(rows, kind):
-    """Of a column for each feature and the base value, that add up to the raw prediction."""
+    """One column for each feature and the base value, which sum to the raw prediction."""
     labels = np.digitize(rows[:, 0], [-0.5, 0.5])
     if kind == "boosting":
         model = HistGradientBoostingClassifier(max_iter=3).fit(rows, labels)
@@ -95,7 +95,7 @@ def test_contributions_beside_predictions(rows, kind):
     assert second["name"] == "contributions"
     assert second["shape"] == list(truth.shape)
     np.testing.assert_array_equal(np.reshape(second["data"], truth.shape), truth)
-    # By name, alone, and as raw bytes; a row has the same bits as among others.
+    # By name, alone, and as raw bytes; a row's bits do not depend on other rows.
     sent = {"outputs": [{"name": "predict"}], "parameters": {"contributions": True}}
     assert [one["name"] for one in ask(app, INFER, body(rows[:1], **sent)).json["outputs"]] == [
         "predict",
@@ -112,7 +112,7 @@ def test_contributions_beside_predictions(rows, kind):
     assert "contributions" in names
 
 
-def test_models_without_contributions_say_so(app, rows):
+def test_contributions_of_unsupported_models_are_refused(app, rows):
     for sent in ({"parameters": {"contributions": True}}, {"outputs": [{"name": "contributions"}]}):
         reply = ask(app, INFER, body(rows, **sent))
         assert reply.status == 422
@@ -122,15 +122,15 @@ def test_models_without_contributions_say_so(app, rows):
     assert "contributions" not in names
 
 
-def test_labels_that_are_numbers(rows):
+def test_numeric_labels_are_served_as_numbers(rows):
     model = LogisticRegression().fit(rows, np.digitize(rows[:, 0], [-0.5, 0.5]))
     reply = ask(App(Models(m=Predictor(model, "predict")), Metrics()), INFER, body(rows))
     (output,) = reply.json["outputs"]
     assert [output["datatype"], output["data"]] == ["INT64", model.predict(rows).tolist()]
 
 
-def test_a_feature_alone(rows):
-    """Of a model that knows its one feature by name; a number is no row of it."""
+def test_a_single_named_feature_is_accepted(rows):
+    """The model has one named feature; a bare number is not accepted as its row."""
     one = LogisticRegression().fit(pd.DataFrame(rows[:, :1], columns=["a"]), rows[:, 0] > 0)
     app = App(Models(m=one), Metrics())
     truth = one.predict_proba(pd.DataFrame({"a": [0.5]})).ravel().tolist()
@@ -152,7 +152,7 @@ def _changed(**changes):
     return {"inputs": [{**tensor(np.zeros((1, 5))), **changes}]}
 
 
-#: What is sent, the status, and a word of the remedy.
+#: Change of the request, status, and a word of the remedy.
 REFUSED = {
     "not valid JSON": (b"\x00garbage", 400, "send a JSON object"),
     "no UTF-8": (b'{"inputs": [{"name": "\xff"}]}', 400, "send"),
@@ -195,8 +195,8 @@ REFUSED = {
 }  # fmt: skip
 
 
-def test_what_is_refused_disturbs_nobody(app, model, rows):
-    """All at the same time, in one turn of the loop with good requests."""
+def test_refused_requests_do_not_affect_others(app, model, rows):
+    """All are sent concurrently with valid requests, in one iteration of the event loop."""
 
     async def all_at_once():
         waiting = [asked(app, INFER, sent) for sent, _, _ in REFUSED.values()]
@@ -254,13 +254,13 @@ def test_content_types(app):
     assert ask(app, INFER, body(np.zeros((1, 5))), fine).status == 200
 
 
-def test_not_ready():
+def test_readiness_without_models_is_503():
     reply = ask(App(Models(), Metrics()), "/v2/health/ready")
     assert reply.status == 503
     assert reply.headers[b"retry-after"] == b"1"
 
 
-def test_token(model):
+def test_requests_need_the_token(model):
     app = App(Models(m=model), Metrics(), token="secret")
     for given in (None, "Bearer", "Bearer wrong", "Basic secret", "Bearer sécret"):
         reply = ask(app, "/v2", headers=None if given is None else {"authorization": given})
@@ -270,7 +270,7 @@ def test_token(model):
     assert ask(app, "/v2/health/live").status == 200
 
 
-def test_large_bodies(model):
+def test_too_large_bodies_are_refused(model):
     app = App(Models(m=model), Metrics(), max_bytes=100)
     told = ask(app, INFER, b"1" * 101)
     pieces = iter([b"1" * 60] * 3)
@@ -284,11 +284,11 @@ def test_large_bodies(model):
         assert reply.status == 413
         assert reply.headers[b"connection"] == b"close"
         assert "fewer rows" in reply.json["error"]
-    assert list(pieces) == []  # passed over, so that the client reads the answer
+    assert list(pieces) == []  # the rest is discarded, so that the client reads the reply
 
 
-def test_many_bodies_at_a_time(model, rows):
-    """No client fills the memory by a body on each of its connections."""
+def test_total_size_of_concurrent_bodies_is_limited(model, rows):
+    """The total size of bodies is limited over all connections."""
     app = App(Models(m=model), Metrics(), max_bytes=1000)
 
     async def run():
@@ -316,11 +316,11 @@ def test_many_bodies_at_a_time(model, rows):
     assert late.headers[b"retry-after"] == b"1"
     assert late.headers[b"connection"] == b"close"
     assert {one.status for one in held} == {400}  # blanks are no JSON
-    assert after.status == 200  # there is room again
+    assert after.status == 200  # memory is available again
 
 
-def test_slow_bodies(model, rows):
-    """A client that never ends its body is told so, and others are answered meanwhile."""
+def test_slow_bodies_time_out(model, rows):
+    """A client that never finishes its body gets an error; others are answered meanwhile."""
     app = App(Models(m=model), Metrics(), body_seconds=0.05)
     first = [{"type": "http.request", "body": b"{", "more_body": True}]
 
@@ -338,7 +338,7 @@ def test_slow_bodies(model, rows):
     assert good.status == 200
 
 
-def test_a_client_that_left_gets_nothing(app):
+def test_no_reply_is_sent_to_a_disconnected_client(app):
     async def gone():
         return {"type": "http.disconnect"}
 
@@ -351,13 +351,13 @@ def test_a_client_that_left_gets_nothing(app):
 
 
 class Broken(Predictor):
-    """A predictor whose model raises."""
+    """Predictor whose model raises."""
 
     def __call__(self, X):
         raise KeyError("a secret")
 
 
-def test_errors_of_the_model_itself_are_not_told(model, caplog):
+def test_errors_of_the_model_are_not_disclosed(model, caplog):
     app = App(Models(m=Broken(model)), Metrics())
     with caplog.at_level(logging.ERROR, "daskml_dist.serving"):
         reply = ask(app, INFER, body(np.zeros((1, 5))))
@@ -366,7 +366,7 @@ def test_errors_of_the_model_itself_are_not_told(model, caplog):
     assert "a secret" in caplog.text
 
 
-def test_shadows_answer_nobody(model, rows):
+def test_shadow_models_do_not_answer(model, rows):
     models = Models(m=model)
     models.put("m", Broken(LogisticRegression(C=0.01).fit(rows, rows[:, 1] > 0)))
     models.put("m", model)
@@ -380,7 +380,7 @@ def test_shadows_answer_nobody(model, rows):
     assert app.metrics.codes == {("m", "1", 200): 1, ("m", "2", 500): 1, ("m", "3", 200): 1}
 
 
-def test_versions_by_number(model, rows):
+def test_versions_are_selected_by_number(model, rows):
     models = Models(m=model)
     other = LogisticRegression(C=0.01).fit(rows, rows[:, 1] > 0)
     models.put("m", other)
@@ -390,7 +390,7 @@ def test_versions_by_number(model, rows):
         np.testing.assert_array_equal(np.reshape(data, (-1, 2)), truth.predict_proba(rows))
 
 
-def test_numbers_for_columns_of_texts_are_sent_to_the_inputs():
+def test_numbers_for_text_columns_are_refused_with_a_hint():
     frame = pd.DataFrame({"age": [20.0, 30.0] * 9, "job": ["a", "b"] * 9})
     columns = make_column_transformer((StandardScaler(), ["age"]), (OneHotEncoder(), ["job"]))
     served = make_pipeline(columns, LogisticRegression()).fit(frame, [0, 1] * 9)
@@ -430,7 +430,7 @@ def test_lifespan(app):
 
 
 def _dropping(kind):
-    """A fitted model over columns "age" and "job", whose ColumnTransformer drops "id"."""
+    """Return a fitted model of columns "age" and "job", whose ColumnTransformer drops "id"."""
     pipeline = make_pipeline(
         make_column_transformer((StandardScaler(), ["age"]), (OneHotEncoder(), ["job"])),
         LogisticRegression(),
@@ -456,8 +456,8 @@ def _dropping(kind):
     "kind",
     ["pipeline", "positions", "nested", "search", "calibrated", "voting", "stacking"],
 )
-def test_columns_that_a_model_drops_need_not_be_sent(kind):
-    """Served rows hold what `predict` reads: neither more is demanded, nor less."""
+def test_dropped_columns_need_not_be_sent(kind):
+    """Exactly the columns that `predict` reads are required."""
     ages = np.random.default_rng(0).standard_normal(40)
     frame = pd.DataFrame({"id": np.arange(40), "age": ages, "job": ["x", "y"] * 20})
     served = _dropping(kind).fit(frame, np.where(frame["age"] > 0, "old", "young"))
@@ -479,7 +479,7 @@ def test_columns_that_a_model_drops_need_not_be_sent(kind):
     assert "'size' unknown" in strange.json["error"]
 
 
-def test_a_stack_that_hands_rows_on_needs_all_columns():
+def test_a_stack_with_passthrough_needs_all_columns():
     frame = pd.DataFrame({"id": np.arange(40.0), "age": np.arange(40.0) % 7})
     scaled = make_pipeline(make_column_transformer((StandardScaler(), ["age"])), LinearRegression())
     stack = StackingRegressor([("a", scaled)], LinearRegression(), cv=2, passthrough=True)
@@ -487,7 +487,7 @@ def test_a_stack_that_hands_rows_on_needs_all_columns():
     assert predictor.needed == predictor.names == ["id", "age"]
 
 
-# --- compressed bodies, and what is served ---------------------------------------------------
+# --- compressed bodies, and the index of models ----------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -499,7 +499,7 @@ def test_a_stack_that_hands_rows_on_needs_all_columns():
         ("identity", bytes),
     ],
 )
-def test_compressed_bodies_are_the_same_rows(app, model, rows, encoding, compress):
+def test_compressed_bodies_give_the_same_predictions(app, model, rows, encoding, compress):
     data = json.dumps(body(rows)).encode()
     found = ask(app, INFER, compress(data), {"content-encoding": encoding}).json
     assert found == ask(app, INFER, data).json
@@ -521,7 +521,7 @@ def test_compressed_bodies_that_are_refused(model, rows):
         reply = ask(app, INFER, data, {"content-encoding": encoding})
         assert reply.status == status
         assert words in reply.json["error"]
-    # Whatever was refused, its room is free again.
+    # Memory of refused bodies is released.
     assert app._bodies._free_bytes == 64 * 4096
     assert ask(app, INFER, gone, {"content-encoding": "gzip"}).status == 200
 
@@ -537,7 +537,7 @@ def test_compressed_bodies_that_are_refused(model, rows):
         ("gzip;q=0, *;q=0.0", False),
     ],
 )
-def test_large_answers_are_compressed_for_those_who_take_it(model, rows, accepted, is_compressed):
+def test_large_replies_are_compressed_if_accepted(model, rows, accepted, is_compressed):
     app = App(Models(m=model), Metrics(), compress_from=400)
     headers = {} if accepted is None else {"accept-encoding": accepted}
     plain = ask(App(Models(m=model), Metrics()), INFER, body(rows), headers)
@@ -548,14 +548,14 @@ def test_large_answers_are_compressed_for_those_who_take_it(model, rows, accepte
     data = gzip.decompress(found.body) if is_compressed else found.body
     assert data == plain.body
     assert int(found.headers[b"content-length"]) == len(found.body)
-    # Small ones, and errors, are as they were.
+    # Small replies and errors are not compressed.
     for few, status in ((rows[:1], 200), (rows[:, :2], 422)):
         small = ask(app, INFER, body(few), headers)
         assert small.status == status
         assert b"content-encoding" not in small.headers
 
 
-def test_the_index_lists_what_is_served(model):
+def test_the_index_lists_the_served_models(model):
     models = Models(a=model, b=model)
     found = ask(App(models, Metrics()), "/v2/repository/index", {"ready": True})
     ready = {"version": "1", "state": "READY", "reason": ""}

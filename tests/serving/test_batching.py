@@ -1,4 +1,4 @@
-"""Batches of requests: one call for a turn of the loop, a bound, and a thread for costly models."""
+"""Request batching: one call per iteration of the loop, a limit, and a thread for slow models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from daskml_dist.serving.batching import Batcher
 
 
 class Product:
-    """Twice the rows; negative ones are refused."""
+    """Predictor that doubles rows and refuses negative ones."""
 
     def __init__(self):
         self.calls = []
@@ -54,7 +54,7 @@ PIECES = [np.arange(n, dtype=float) for n in (1, 3, 2)]
         ({"max_rows": 1}, [1] * 3),
     ],
 )
-def test_one_call_of_a_turn(settings, calls, delay):
+def test_requests_of_one_loop_iteration_share_a_call(settings, calls, delay):
     product, together = Product(), settings.get("together", True)
     batcher = Batcher(**{name: n for name, n in settings.items() if name != "together"})
     for piece, answer in zip(
@@ -70,8 +70,8 @@ def test_one_call_of_a_turn(settings, calls, delay):
 
 
 @pytest.mark.parametrize(("turn", "seen_by_others"), [(0.0, {1, 2, 3}), (100.0, {3})])
-def test_calls_leave_the_loop_a_turn(turn, seen_by_others, monkeypatch):
-    """Where they take long, all else goes on between two of them."""
+def test_the_loop_runs_between_slow_calls(turn, seen_by_others, monkeypatch):
+    """The event loop runs other tasks between two slow calls."""
     monkeypatch.setattr(batching, "CALL_SECONDS", turn)
     calls, seen = Product(), set()
 
@@ -95,7 +95,7 @@ def test_calls_leave_the_loop_a_turn(turn, seen_by_others, monkeypatch):
     assert seen == seen_by_others
 
 
-def test_one_that_fails_fails_alone():
+def test_a_failing_request_does_not_affect_others():
     product = Product()
     good, bad, other = answers(Batcher(), product, [PIECES[1], -PIECES[1], PIECES[2]])
     assert isinstance(bad, ValueError)
@@ -104,13 +104,13 @@ def test_one_that_fails_fails_alone():
     assert product.calls == [3, 1, 1, 1]
 
 
-def test_a_model_that_answers_other_rows():
+def test_a_model_that_returns_a_wrong_number_of_rows():
     (error,) = answers(Batcher(), lambda pieces: np.zeros(7), [PIECES[0]])
     assert "7 answers for 1 rows" in str(error)
 
 
 class Each(Product):
-    """As above, with an answer to rows that are each alone."""
+    """The same, with a separate method for single rows."""
 
     def each(self, pieces):
         rows = np.concatenate(pieces)
@@ -133,7 +133,7 @@ class Each(Product):
         (range(-1, 299), [1] * 256 + [-44]),
     ],
 )
-def test_rows_that_are_each_alone(values, calls):
+def test_single_rows_are_predicted_separately(values, calls):
     product = Each()
     pieces = [np.array([float(value)]) for value in values]
     found = answers(Batcher(), product, pieces, together=False)
@@ -143,13 +143,13 @@ def test_rows_that_are_each_alone(values, calls):
             assert isinstance(answer, ValueError)
         else:
             np.testing.assert_array_equal(answer, 2 * piece)
-    # Requests of several rows have calls of their own.
+    # Requests of several rows have separate calls.
     product = Each()
     assert len(answers(Batcher(), product, PIECES, together=False)) == 3
     assert product.calls == [1, 1, 1]
 
 
-def test_the_bound():
+def test_requests_beyond_the_limit_are_refused():
     async def run():
         batcher, product = Batcher(max_waiting=2), Product()
         waiting = [batcher.ask("m", product, PIECES[0], 1) for _ in range(2)]
@@ -158,13 +158,13 @@ def test_the_bound():
         assert caught.value.status == 503
         assert (b"retry-after", b"1") in caught.value.headers
         await asyncio.gather(*waiting)
-        await batcher.ask("m", product, PIECES[0], 1)  # there is room again
+        await batcher.ask("m", product, PIECES[0], 1)  # the queue has space again
 
     asyncio.run(run())
 
 
 def test_requests_gather_while_the_thread_is_busy():
-    """What comes during a call is the next call, and the loop goes on meanwhile."""
+    """Requests that arrive during a call form the next call, and the loop is not blocked."""
     entered, free = threading.Event(), threading.Event()
     calls = []
 
@@ -184,7 +184,7 @@ def test_requests_gather_while_the_thread_is_busy():
             later.append(batcher.ask("m", product, PIECES[0], 1, 0.0))
             await asyncio.sleep(0.001)
         assert calls == [1]
-        later[0].cancel()  # whose client left is no matter for the others
+        later[0].cancel()  # a client that left does not affect others
         free.set()
         await asyncio.gather(first, *later[1:])
         assert calls == [1, 5]

@@ -1,4 +1,4 @@
-"""Connections: however a stream of requests is cut, the answers are the same and in their order."""
+"""Connections: replies do not depend on how a stream of requests is split, and are in order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODEL = LogisticRegression().fit(X, X[:, 0] > 0)
 
 
 def request(body, *lines, path="/v2/models/m/infer", method="POST"):
-    """A request's bytes."""
+    """Return the bytes of a request."""
     if not isinstance(body, bytes):
         body = json.dumps(body).encode()
     head = [f"{method} {path} HTTP/1.1", "Host: x", *lines]
@@ -41,7 +41,7 @@ def asked(rows, **more):
     return {"inputs": [tensor(rows)], **more}
 
 
-#: Requests of one connection, with the statuses of their answers.
+#: Requests of one connection, with the statuses of their replies.
 STREAM = [
     (request(asked(X[:1], id="a")), 200),
     (request(asked(X[:2], outputs=[{"name": "predict"}, {"name": "predict_proba"}])), 200),
@@ -61,7 +61,7 @@ STREAM = [
 
 
 class Transport:
-    """What a connection writes to."""
+    """Transport that stores what a connection writes."""
 
     def __init__(self):
         self.written, self.closed, self.paused = b"", False, False
@@ -90,7 +90,7 @@ class Transport:
 
 
 def opened(model=MODEL, **settings):
-    """A connection of an application, within a loop."""
+    """Return a connection of an application, inside an event loop."""
     app = App(Models(m=model), Metrics(), **settings)
     kinds = {"http": LimitedConnection, "ws": "none", "timeout_keep_alive": 60}
     config = uvicorn.Config(app, log_config=None, **kinds)
@@ -101,7 +101,7 @@ def opened(model=MODEL, **settings):
 
 
 async def answered(one, n):
-    """The answers so far, once they are so many."""
+    """Return the replies once there are `n` of them."""
     for _ in range(100):
         if one.transport.written.count(b"HTTP/1.1 ") >= n and not one.connection.tasks:
             break
@@ -110,7 +110,7 @@ async def answered(one, n):
 
 
 def replies(written):
-    """Status and body of each answer."""
+    """Return the status and body of each reply."""
     found = []
     while written:
         head, _, rest = written.partition(b"\r\n\r\n")
@@ -138,7 +138,7 @@ CUTS = {
 @pytest.mark.parametrize("waits", [False, True], ids=["all sent", "each awaited"])
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
-def test_cuts_change_nothing(cuts, together, waits):
+def test_replies_do_not_depend_on_splits_of_the_stream(cuts, together, waits):
     whole = b"".join(sent for sent, _ in STREAM)
     ends = np.cumsum([len(sent) for sent, _ in STREAM])[:-1].tolist()
 
@@ -184,8 +184,8 @@ def test_answers_of_whole_requests_are_compressed():
     assert gzip.decompress(body) == plain
 
 
-def test_many_at_once_are_each_to_the_bit():
-    """Whoever else asks in the same turn of the loop."""
+def test_concurrent_requests_equal_separate_ones_bit_for_bit():
+    """Whatever other requests share the iteration of the event loop."""
     rows = np.random.default_rng(1).standard_normal((150, 28)).astype(np.float32)
     model = LogisticRegression().fit(rows, rows[:, 0] > 0)
 
@@ -211,7 +211,7 @@ GOOD = request(asked(X[:1]))
 HEAD = GOOD.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
 
-def test_what_comes_during_a_call_waits():
+def test_requests_during_a_call_are_queued():
     async def run():
         one = opened(together=True)
         for _ in range(3):
@@ -221,7 +221,7 @@ def test_what_comes_during_a_call_waits():
         one.connection.data_received(GOOD)
         one.connection.data_received(GOOD * 100)
         assert one.transport.paused
-        one.connection.data_received(b"x" * 100)  # garbage, after the answers
+        one.connection.data_received(b"x" * 100)  # garbage after the requests
         while not one.transport.closed:
             await asyncio.sleep(0)
         assert [status for status, _ in replies(one.transport.written)] == [200] * 104
@@ -233,8 +233,8 @@ LIVE = request(b"", method="GET", path="/v2/health/live")
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_what_waits_behind_is_kept_as_it_came(ends):
-    """Else a reading of thousands of requests would take their memory, and the loop's time."""
+def test_pipelined_requests_are_not_parsed_in_advance(ends):
+    """Parsing thousands of pipelined requests in advance would take memory and block the loop."""
 
     async def run():
         one = opened()
@@ -266,7 +266,7 @@ CHUNKED = HEAD.replace(
 CHUNKED += b"%x\r\n%b\r\n0\r\n" % (len(GOOD) - len(HEAD), GOOD[len(HEAD) :])
 
 
-def test_what_comes_behind_a_body_is_no_header():
+def test_bytes_after_a_body_are_not_headers():
     async def run():
         one = opened()
         one.connection.data_received(CHUNKED + b"Content-Type: text/csv\r\n\r\n")
@@ -281,7 +281,7 @@ def test_what_comes_behind_a_body_is_no_header():
     asyncio.run(run())
 
 
-def test_who_leaves_is_written_nothing(caplog):
+def test_nothing_is_written_to_a_disconnected_client(caplog):
     async def run():
         one = opened()
         one.connection.data_received(LIVE * 3)
@@ -293,8 +293,8 @@ def test_who_leaves_is_written_nothing(caplog):
     assert not caplog.records
 
 
-def test_a_body_is_no_request():
-    """Of a request that is answered before its body has come, and that holds another."""
+def test_a_body_is_not_parsed_as_a_request():
+    """A request is answered before its body, which contains another request, has arrived."""
 
     async def run():
         one = opened()
@@ -310,7 +310,7 @@ def test_a_body_is_no_request():
     asyncio.run(run())
 
 
-def test_the_end_of_a_server_waits_for_an_answer():
+def test_shutdown_waits_for_pending_replies():
     async def run():
         one, idle, gone = opened(together=True), opened(together=True), opened(together=True)
         one.connection.data_received(GOOD)
@@ -330,7 +330,7 @@ def test_the_end_of_a_server_waits_for_an_answer():
     asyncio.run(run())
 
 
-def test_other_applications_are_served_too():
+def test_other_asgi_applications_are_served():
     async def plain(scope, receive, send):
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})

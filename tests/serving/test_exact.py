@@ -1,4 +1,4 @@
-"""What is served is to the bit what the model says, of every kind and whoever else asks."""
+"""Served predictions equal the model's bit for bit, whatever other requests share a batch."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*Stochastic Optimizer"),
     pytest.mark.filterwarnings("ignore:divide by zero", "ignore:.*valid feature names"),
 ]
-#: Of texts, dicts or columns of categories, which are no rows of tensors.
+#: Estimators of texts, dicts or categories, whose rows are not tensors.
 NOT_SERVED = {
     "CountVectorizer", "TfidfVectorizer", "HashingVectorizer", "FeatureHasher", "LabelEncoder",
     "DummyEncoder", "FieldHasher", "NamespaceHasher", "pipeline of texts",
     "AdaptiveConformalInference",
 }  # fmt: skip
-#: Of users and items, whose model knows no names of columns.
+#: Estimators of users and items, without column names.
 OF_PAIRS = {"ALS", "MatrixFactorization", "TwoTower"}
-#: Wide enough for BLAS to round a row by those beside it.
+#: Wide enough for BLAS to round a row differently depending on its neighbours.
 WIDE = np.random.default_rng(0).normal(size=(300, 28)).astype(np.float32)
 LABELS = np.digitize(WIDE[:, 0] - WIDE[:, 1] ** 2, [-1, 0])
 BINARY = {"parameters": {"binary_data_output": True}}
@@ -88,7 +88,7 @@ def _wide(name: str) -> Any:
 
 
 def _inputs(rows: Any) -> list[dict[str, Any]]:
-    """Tensors of a matrix, or of columns where these are no numbers."""
+    """Return the tensors of a matrix, or of columns if these are not numeric."""
     values = np.asarray(rows)
     if values.dtype != object or isinstance(rows, np.ndarray):
         return [tensor(values, find_datatype(values.dtype))]
@@ -101,8 +101,8 @@ def _own(model: Any, method: str, rows: Any) -> np.ndarray[Any, Any]:
     return np.asarray(answers.toarray() if sparse.issparse(answers) else answers)
 
 
-def _said(reply: Reply) -> np.ndarray[Any, Any]:
-    """Values of the one output; JSON has neither NaN nor infinity."""
+def _values_of(reply: Reply) -> np.ndarray[Any, Any]:
+    """Return the values of the only output; JSON has neither NaN nor infinity."""
     at = int(reply.headers[JSON_LENGTH_HEADER])
     request = decode_request(reply.body[:at].replace(b'"outputs"', b'"inputs"'))
     (values,) = make_question(request, memoryview(reply.body)[at:]).tensors
@@ -110,7 +110,7 @@ def _said(reply: Reply) -> np.ndarray[Any, Any]:
 
 
 def _check_at_once(model: Any, rows: Any, **settings: Any) -> None:
-    """Check the answers to requests of various rows that come in one turn of the loop."""
+    """Check replies to requests of various sizes in one iteration of the event loop."""
     rng = np.random.default_rng(1)
     methods = [one for one in METHODS_SERVED if hasattr(model, one)]
     sizes = [1, 1, 3, 1, 17, 1, 2, 1, 300]
@@ -135,7 +135,7 @@ def _check_at_once(model: Any, rows: Any, **settings: Any) -> None:
 
     for part, name, reply in zip(parts, names, asyncio.run(run()), strict=True):
         assert reply.status == 200, (name, reply.body)
-        truth, said = _own(model, name, part), _said(reply)
+        truth, said = _own(model, name, part), _values_of(reply)
         assert said.shape == truth.shape, name
         if said.dtype == object:  # texts
             truth = truth.astype(str)
@@ -145,7 +145,7 @@ def _check_at_once(model: Any, rows: Any, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [one for one in firsts() if one.values[0] not in NOT_SERVED])
-def test_every_estimator(name: str) -> None:
+def test_every_estimator_is_served_exactly(name: str) -> None:
     model, rows = found(name)
     _check_at_once(model, rows.iloc[:, :2].to_numpy() if name in OF_PAIRS else rows)
 
@@ -162,8 +162,8 @@ def test_every_estimator(name: str) -> None:
         ],
     ),
 )
-def test_wide_rows(name: str, how: tuple[Any, dict[str, Any]]) -> None:
-    """Of either dtype, in the loop of requests and in a thread."""
+def test_wide_rows_are_served_exactly(name: str, how: tuple[Any, dict[str, Any]]) -> None:
+    """For either dtype, in the event loop and in a thread."""
     dtype, settings = how
     _check_at_once(_wide(name), WIDE.astype(dtype), **settings)
 
@@ -184,7 +184,7 @@ def test_wide_rows(name: str, how: tuple[Any, dict[str, Any]]) -> None:
         ("pipeline", {"together": True, "max_delay": 0.0}, 1),
     ],
 )
-def test_who_shares_a_call(name: str, settings: dict[str, Any], calls: int) -> None:
+def test_which_requests_share_a_call(name: str, settings: dict[str, Any], calls: int) -> None:
     predictor = Predictor(_wide(name))
     predictor._function = Mock(wraps=predictor._function)
 

@@ -1,4 +1,4 @@
-"""Garbage of many kinds, drawn: each gets 4xx, 501 or an answer, and the next a right one."""
+"""Random malformed requests get 4xx, 501 or a reply, and a following valid request succeeds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def arrow():
     return sink.getvalue().to_pybytes()
 
 
-#: Requests that are in order, but for the rows of one.
+#: Valid requests, and one with invalid rows.
 WHOLE = [
     GOOD,
     request(asked(X[:1, :2])),
@@ -51,7 +51,7 @@ WHOLE = [
     request(b"", method="GET", path="/v2/models/m"),
     whole.CHUNKED + b"\r\n",
 ]
-#: What is put into them.
+#: Inserted bytes.
 TOKENS = [
     b"null", b"-1", b"1e999", b"NaN", b"9" * 20, b"9" * 5000, b"[", b"]", b"{", b"}", b'"', b"\xff",
     b"\0", b"\r\n", b"\r\n\r\n", b"\\ud800", b"BYTES", b"BOOL", b"FP16", b"..", b"%00",
@@ -62,7 +62,7 @@ TOKENS = [
 
 
 def drawn(rng):
-    """A request with some changes; in half of them the length of its body is right."""
+    """Return a randomly changed request; half of them keep a correct content length."""
     data = bytearray(rng.choice(WHOLE))
     for _ in range(rng.choice([1, 1, 2, 4])):
         at, kind = rng.randrange(len(data) + 1), rng.random()
@@ -86,8 +86,8 @@ def drawn(rng):
     return b"\r\n".join(lines) + end + body
 
 
-def another(one):
-    """One more connection to an application."""
+def new_connection(one):
+    """Return a new connection to an application."""
     connection = LimitedConnection(
         one.connection.config, ServerState(), {}, asyncio.get_running_loop()
     )
@@ -105,7 +105,7 @@ def check_garbage(seed, n_clients):
         app, free, told = one.app, one.app._bodies._free_bytes, set()
         for _ in range(n_clients):
             sent = drawn(rng)
-            garbage, good = another(one), another(one)
+            garbage, good = new_connection(one), new_connection(one)
             for data in (sent[: len(sent) // 2], sent[len(sent) // 2 :]):
                 if not garbage.transport.closed:
                     garbage.connection.data_received(data)
@@ -115,7 +115,7 @@ def check_garbage(seed, n_clients):
             assert json.loads(body)["outputs"][0]["data"] == truth, sent
             said = garbage.transport.written.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
             statuses = [status for status, _ in replies(said)]
-            # 501: a body whose coding is not known.
+            # 501: a body with an unknown coding.
             assert all(status < 500 or status == 501 for status in statuses), (sent, said)
             told.update(statuses)
             garbage.transport.close()
@@ -129,11 +129,11 @@ def check_garbage(seed, n_clients):
     asyncio.run(run())
 
 
-def test_garbage():
+def test_malformed_requests_are_refused():
     check_garbage(0, 600)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 9))
-def test_much_garbage(seed):
+def test_many_malformed_requests_are_refused(seed):
     check_garbage(seed, 5000)

@@ -1,4 +1,4 @@
-"""Limits of connections: refusals are counted and logged, and no reading holds others up."""
+"""Limits of connections: refusals are counted and logged, and slow parsing blocks no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("httptools", reason="the extra serve is not installed")
 from daskml_dist.serving import connection
 from tests.serving.test_connection import CHUNKED, GOOD, HEAD, answered, opened, replies
 
-#: What is refused before it is a request, and the status.
+#: Bytes that are refused before they form a request, and the status.
 REFUSED = {
     "no HTTP": (b"\x00\r\n\r\n", 400),
     "no end of a head": (b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000, 431),
@@ -27,7 +27,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("size", [7, 10**6])
 @pytest.mark.parametrize(("sent", "status"), REFUSED.values(), ids=REFUSED)
-def test_what_is_no_request_is_counted_and_logged(sent, status, size, caplog):
+def test_invalid_requests_are_counted_and_logged(sent, status, size, caplog):
     caplog.set_level(logging.INFO, "daskml_dist.serving.access")
 
     async def run():
@@ -40,7 +40,7 @@ def test_what_is_no_request_is_counted_and_logged(sent, status, size, caplog):
         return one.app.metrics.codes, replies(one.transport.written)
 
     codes, found = asyncio.run(run())
-    if not status:  # an answer now would be taken for one to what came before, or comes behind it
+    if not status:  # a reply now would be taken for that of an earlier or later request
         assert [told for told, _ in found] in ([200], [200, 501])
         assert sum(codes.values()) == len(caplog.records) == len(found)
         return
@@ -52,8 +52,8 @@ def test_what_is_no_request_is_counted_and_logged(sent, status, size, caplog):
 
 
 @pytest.mark.parametrize("name", ["chunked", "Chunked"])
-def test_chunks_of_a_byte_leave_the_loop_its_turns(name, monkeypatch):
-    """Their parsing takes long, and others would wait for all that came in one reading."""
+def test_chunks_of_one_byte_do_not_block_the_loop(name, monkeypatch):
+    """Their parsing is slow, and other connections must not wait for a whole read."""
     monkeypatch.setattr(connection, "PARSE_SECONDS", 0.0)
     body = GOOD[len(HEAD) :]
     body += b" " * (20_000 - len(body))
@@ -70,7 +70,7 @@ def test_chunks_of_a_byte_leave_the_loop_its_turns(name, monkeypatch):
         assert turns >= len(chunks) // connection.PARSED_AT_ONCE
         assert not one.transport.paused
         assert [status for status, _ in replies(await answered(one, 2))] == [200, 200]
-        # Who leaves meanwhile leaves nothing to be parsed.
+        # Nothing more is parsed after a disconnection.
         one.connection.data_received(head + b"\r\n\r\n" + chunks)
         one.transport.close()
         one.connection.connection_lost(None)

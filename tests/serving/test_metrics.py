@@ -1,4 +1,4 @@
-"""The page that Prometheus reads: its numbers, its format, and its sums over processes."""
+"""The Prometheus page: its values, its format, and sums over processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from daskml_dist.serving.metrics import BUCKETS, Metrics
 LINE = re.compile(r'daskml_dist_\w+\{(\w+="([^"\\\n]|\\["\\n])*",?)+\} [0-9.e+-]+')
 
 
-def test_the_page() -> None:
+def test_the_page_shows_all_metrics() -> None:
     metrics = Metrics()
     times = np.random.default_rng(0).exponential(0.01, 500)
     for seconds in times:
@@ -27,7 +27,7 @@ def test_the_page() -> None:
     assert r'{model="a \"b\"\\\n",version="2",code="422"} 1' in page
     assert 'daskml_dist_rows_total{model="m",version="1"} 1500' in page
     assert 'daskml_dist_model_info{model="m",version="1"} 1' in page
-    for end in BUCKETS:  # as NumPy counts them
+    for end in BUCKETS:  # counted with NumPy
         n = int(np.count_nonzero(times <= end))
         assert f'daskml_dist_seconds_bucket{{model="m",version="1",le="{end}"}} {n}\n' in page
     assert 'le="+Inf"} 500\n' in page
@@ -37,12 +37,12 @@ def test_the_page() -> None:
     np.testing.assert_allclose(float(total[1]), times.sum())
 
 
-def test_processes_add_up_and_are_followed() -> None:
-    """The sums hold while processes end and others go on in their place."""
+def test_metrics_are_summed_over_ended_and_new_processes() -> None:
+    """Sums stay correct while processes end and are replaced."""
     metrics = Metrics(4)
 
     def another(slot: int, n: int) -> None:
-        """What a forked process does: it has the memory in common, and its own totals."""
+        """Run in a forked process, which shares the memory and has separate totals."""
         one = Metrics(4)
         one._board = metrics._board
         one.attach(slot)
@@ -61,7 +61,7 @@ def test_processes_add_up_and_are_followed() -> None:
     assert 'seconds_count{model="m",version="1"} 24\n' in page
 
 
-def test_versions_that_came_long_ago_leave() -> None:
+def test_old_versions_are_dropped_from_the_metrics() -> None:
     metrics = Metrics()
     for version in range(100):
         metrics.count("m", str(version), 200)

@@ -1,4 +1,4 @@
-"""Registries and the models of one: versions, swaps, shares, and files that are damaged."""
+"""Registries and served models: versions, swaps, traffic shares, and damaged files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ X = RNG.normal(size=(60, 4))
 
 
 def model(number: float = 0) -> Any:
-    """A model that answers by its number."""
+    """Return a model that predicts its own number."""
     made = LogisticRegression().fit(X, X[:, 0] > 0)
     made.intercept_ = np.array([float(number)])
     return made
@@ -60,8 +60,8 @@ def numbers(models: Models) -> float:
     return float(models.get("m").predictor.model.intercept_[0])
 
 
-def test_what_is_served_is_what_was_published(tmp_path: Path) -> None:
-    """A registry under its models' names, a file under its stem, a mapping under its keys."""
+def test_published_models_are_served(tmp_path: Path) -> None:
+    """A registry serves its models' names, a file its stem, a mapping its keys."""
     fitted = Ridge().fit(X, X[:, 1])
     publish(fitted, tmp_path / "models", "ridge")
     publish(model(1), tmp_path / "models", "m")
@@ -80,7 +80,7 @@ def test_what_is_served_is_what_was_published(tmp_path: Path) -> None:
 
 
 def test_trees_and_networks(tmp_path: Path) -> None:
-    """What skops cannot hold is published as tensors, and told what it is made of."""
+    """Models that skops cannot store are published as tensors, with the module's constructor."""
     trees = HistGradientBoostingClassifier(max_iter=3).fit(X, (X[:, 0] > 0).astype(int))
     publish(trees, tmp_path, "trees")
     served = Models(tmp_path).get("trees")
@@ -98,10 +98,10 @@ def test_trees_and_networks(tmp_path: Path) -> None:
     models = Models(tmp_path, given={"net": {"module": net}})
     assert models.names() == ["net", "trees"]
     np.testing.assert_array_equal(models.get("net").predictor(rows), made.predict_proba(rows))
-    assert Models(tmp_path).names() == ["trees"]  # what it is made of is not known
+    assert Models(tmp_path).names() == ["trees"]  # the module's constructor is unknown
 
 
-def test_swaps(tmp_path: Path) -> None:
+def test_a_new_version_is_swapped_in(tmp_path: Path) -> None:
     folder, metrics = registry(tmp_path, 1), Metrics()
     models = Models(folder, metrics=metrics)
     before = models.get("m")
@@ -109,7 +109,7 @@ def test_swaps(tmp_path: Path) -> None:
     publish(model(2), folder, "m")
     assert models.refresh() == ["m"]
     assert (models.get("m").version, numbers(models)) == ("2", 2.0)
-    assert before.version == "1"  # whoever has it goes on with it
+    assert before.version == "1"  # requests that hold it continue with it
     assert rollback(folder, "m") == "1"
     models.refresh()
     assert numbers(models) == 1.0
@@ -126,10 +126,10 @@ def test_swaps(tmp_path: Path) -> None:
         models.get("other")
 
 
-def test_a_mount_that_is_away(
+def test_loaded_models_are_served_without_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
 ) -> None:
-    """What is in memory is served on: the folder is gone, empty, or cannot be looked at."""
+    """Loaded models stay in service if the folder is gone, empty, or unreadable."""
     folder = registry(tmp_path / "models", 1)
     models = Models(folder)
     folder.rename(tmp_path / "away")
@@ -165,8 +165,10 @@ def _raising(error: Exception) -> Callable[..., Any]:
     return function
 
 
-def test_a_pointer_that_names_nothing(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
-    """What is served stays: a newer version may be one that nobody has released."""
+def test_a_pointer_to_a_missing_version_changes_nothing(
+    tmp_path: Path, told: pytest.LogCaptureFixture
+) -> None:
+    """The served version stays: a newer one may not be released."""
     folder = registry(tmp_path / "models", 1)
     models = Models(folder)
     publish(model(2), folder, "m", current=False)
@@ -179,13 +181,13 @@ def test_a_pointer_that_names_nothing(tmp_path: Path, told: pytest.LogCaptureFix
         for _ in range(2):
             models.refresh()
         assert told.text.count(f"{words}; version 1 is still served") == 1
-        # Who starts now knows of none, and says so, too.
+        # A server that starts now finds no version and says so.
         metrics = Metrics()
         assert numbers(Models(folder, metrics=metrics)) == 2.0
         assert told.text.count(f"{words}; the newest complete version is served") == number + 1
         assert b'daskml_dist_load_failures_total{model="m"} 1' in metrics.render()
         assert numbers(models) == 1.0
-    for number in (1, 2):  # it is told again when it is so again
+    for number in (1, 2):  # a repeated problem is logged again
         rollback(folder, "m", "2")
         models.refresh()
         assert numbers(models) == 2.0
@@ -194,8 +196,8 @@ def test_a_pointer_that_names_nothing(tmp_path: Path, told: pytest.LogCaptureFix
         assert told.text.count(f"{words}; version 2 is still served") == number
 
 
-def test_watching(tmp_path: Path) -> None:
-    """A registry, and a file that is replaced."""
+def test_changes_are_watched(tmp_path: Path) -> None:
+    """Of a registry, and of a file that is replaced."""
     daskml_dist.save(model(1), tmp_path / "m.skops")
     folder = registry(tmp_path / "models", 1)
     watched = [Models(folder), Models(tmp_path / "m.skops")]
@@ -209,12 +211,12 @@ def test_watching(tmp_path: Path) -> None:
         models.close()
 
 
-def test_a_broken_version_is_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_version_is_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder, metrics = registry(tmp_path, 2), Metrics()
     models = Models(folder, metrics=metrics)
     publish(model(3), folder, "m")
     damage(folder, "3")
-    for _ in range(3):  # said once
+    for _ in range(3):  # logged once
         models.refresh()
     assert numbers(models) == 2.0
     assert b'daskml_dist_load_failures_total{model="m"} 1' in metrics.render()
@@ -222,37 +224,37 @@ def test_a_broken_version_is_not_taken(tmp_path: Path, caplog: pytest.LogCapture
     assert len(errors) == 1
     assert "version 3 cannot be loaded (ModelFileError" in errors[0]
     assert "version 2 is still served" in errors[0]
-    # Who starts now serves the one before it, and no later one.
+    # A server that starts now serves the previous version.
     publish(model(4), folder, "m", current=False)
     assert numbers(Models(folder)) == 2.0
-    # One that is mended, or replaced, is taken.
+    # A repaired or replaced version is loaded.
     daskml_dist.save(model(5), find_model_file(folder, "m", "3"))
     models.refresh()
     assert numbers(models) == 5.0
     damage(folder, "2")
     assert rollback(folder, "m") == "1"
-    # Where none is left, who starts is sent to the log.
+    # If no version can be loaded, the error at the start refers to the log.
     damage(folder, "1")
     for version in ("3", "4"):
         damage(folder, version)
     assert "the log has the reasons" in Models(folder).why_none()
 
 
-def test_shares(tmp_path: Path) -> None:
+def test_traffic_is_split_by_shares(tmp_path: Path) -> None:
     folder = registry(tmp_path, 4)
     set_route(folder, "m", {"current": 8, "2": 1, "3": 1}, shadows=["1"])
     models = Models(folder)
     asked = [models.route("m") for _ in range(1000)]
     found = Counter(one.served.version for one in asked)
     for version, share in {"4": 800, "2": 100, "3": 100}.items():
-        assert abs(found[version] - share) <= 3  # in turn, not by chance
+        assert abs(found[version] - share) <= 3  # round-robin, not random
     assert {one.version for route in asked for one in route.shadows} == {"1"}
     assert models.get("m").version == "4"
-    # By key: always the same, and the shares hold among many.
+    # By key: always the same version, with the given shares over many keys.
     by_key = {key: models.route("m", key).served.version for key in map(str, range(2000))}
     assert all(models.route("m", key.encode()).served.version == by_key[key] for key in by_key)
     assert abs(Counter(by_key.values())["4"] - 1600) < 80
-    # One that cannot be read leaves its share to the others; the current one may change.
+    # The share of an unreadable version goes to the others; the current one may change.
     damage(folder, "3")
     publish(model(5), folder, "m")
     models.refresh()
@@ -272,7 +274,7 @@ def test_a_damaged_route_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptu
     assert sum("route" in one.getMessage() for one in caplog.records) == 1
 
 
-def test_old_versions(tmp_path: Path) -> None:
+def test_old_versions_are_served_on_request_and_deleted_beyond_keep(tmp_path: Path) -> None:
     folder = registry(tmp_path, 2)
     with pytest.raises(UnknownModelError, match="No version '1' of 'm'"):
         Models(folder).get("m", "1")
@@ -292,14 +294,14 @@ def test_old_versions(tmp_path: Path) -> None:
     assert prune_versions(folder, "m", 1) == []
 
 
-def test_half_written_folders_do_not_count(tmp_path: Path) -> None:
+def test_half_written_folders_are_ignored(tmp_path: Path) -> None:
     folder = registry(tmp_path, 1)
     for junk in ("2", ".3.new", "4x", "05"):
         (folder / "m" / junk).mkdir()
     (folder / "m" / "current").write_text("nonsense")
     assert list_version_names(folder, "m") == ["1"]
     assert numbers(Models(folder)) == 1.0
-    assert publish(model(7), folder, "m") == "3"  # "2" is taken, by whatever it is
+    assert publish(model(7), folder, "m") == "3"  # the name "2" is taken
 
 
 @pytest.mark.parametrize(
@@ -326,7 +328,9 @@ def test_half_written_folders_do_not_count(tmp_path: Path) -> None:
         (lambda at: Models(at).get("mm"), UnknownModelError, "Did you mean 'm'|served: m"),
     ],
 )
-def test_mistakes(tmp_path: Path, call: Any, error: type[Exception], words: str) -> None:
+def test_invalid_arguments_are_refused(
+    tmp_path: Path, call: Any, error: type[Exception], words: str
+) -> None:
     registry(tmp_path, 1)
     with pytest.raises(error, match=words):
         call(tmp_path)

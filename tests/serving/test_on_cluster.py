@@ -1,4 +1,4 @@
-"""Requests that a cluster's workers predict: the same answers, and nothing left there."""
+"""Requests predicted by workers of a cluster: the same replies, and nothing left there."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ FRAME = pd.DataFrame({"kind": RNG.choice(["a", "b"], 300), "size": RNG.normal(si
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow machine may take its time to connect."""
+    """Allow a slow machine more time to connect."""
     monkeypatch.setattr(module, "_CONNECT", 60.0)
 
 
 @contextmanager
 def reached(address: str, models: Any, **options: Any) -> Iterator[tuple[App, Metrics]]:
-    """An application whose requests of some rows go to a cluster."""
+    """Return an application that sends requests of many rows to a cluster."""
     metrics, far = Metrics(), Cluster(address, **{"min_rows": 100, **options})
     far.start(metrics)
     try:
@@ -60,7 +60,7 @@ def body(rows: Any, **more: Any) -> dict[str, Any]:
 
 
 def keys(client: Client) -> set[str]:
-    """Keys of ours on the scheduler."""
+    """Return the package's keys on the scheduler."""
 
     def told(dask_scheduler: Any) -> list[str]:
         return [key for key in dask_scheduler.tasks if str(key).startswith("daskml_dist-")]
@@ -77,7 +77,7 @@ def of_columns() -> Any:
     return make_pipeline(numbers, LogisticRegression()).fit(FRAME, FRAME["size"] > 0)
 
 
-def test_answers_are_those_of_the_process(client: Client) -> None:
+def test_cluster_replies_equal_those_of_the_process(client: Client) -> None:
     trees = HistGradientBoostingClassifier(max_iter=3).fit(X, X[:, 0] > 0)
     models = Models({"m": fitted(), "frames": of_columns(), "trees": trees})
     columns = {
@@ -98,7 +98,7 @@ def test_answers_are_those_of_the_process(client: Client) -> None:
             assert (truth.status, found) == (200, truth)
         assert ask(there, INFER, body(X[:99])) == ask(here, INFER, body(X[:99]))
         told = metrics.render().decode()
-        assert 'cluster_seconds_count{model="m",version="1"} 4\n' in told  # of small ones none
+        assert 'cluster_seconds_count{model="m",version="1"} 4\n' in told  # no small ones
         wrong = body(X)
         wrong["inputs"][0]["data"][7] = None
         found, truth = ask(there, INFER, wrong), ask(here, INFER, wrong)
@@ -107,7 +107,7 @@ def test_answers_are_those_of_the_process(client: Client) -> None:
     until(lambda: not keys(client))
 
 
-def test_a_version_is_there_once_and_goes_with_its_swap(client: Client) -> None:
+def test_a_version_is_stored_once_on_the_cluster_until_its_swap(client: Client) -> None:
     models = Models({"m": fitted()})
     address = client.scheduler.address
     with reached(address, models) as (app, _), reached(address, models) as (other, _):
@@ -131,7 +131,7 @@ def test_a_model_that_workers_cannot_load_is_tried_again(
     client: Client, tmp_path: Path, told: Any
 ) -> None:
     class Fragile:
-        """A model that a worker reads only where a file is there."""
+        """Model that a worker can load only if a file exists."""
 
         n_features_in_ = 5
 
@@ -153,7 +153,7 @@ def test_a_model_that_workers_cannot_load_is_tried_again(
         assert ask(app, INFER, body(X)).json["outputs"][0]["data"] == X[:, 0].tolist()
 
 
-def test_small_requests_go_on_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_requests_are_served_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CONNECT", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
@@ -172,8 +172,8 @@ def test_small_requests_go_on_without_a_cluster(monkeypatch: pytest.MonkeyPatch)
         assert 'requests_total{model="m",version="1",code="503"} 3\n' in metrics.render().decode()
 
 
-def test_by_default_costly_requests_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that a call of the model sets forward."""
+def test_by_default_slow_requests_are_sent_to_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost is measured by a clock that the model's call sets forward."""
     now = 0.0
     monkeypatch.setattr(module, "_clock", lambda: now)
 
@@ -190,10 +190,10 @@ def test_by_default_costly_requests_go(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = (999, 1000, 1999, 2001, 100_000)
     assert [far.takes(costly, np.zeros((n, 2))) for n in sizes] == [False] * 3 + [True] * 2
     assert [far.takes(cheap, np.zeros((n, 2))) for n in sizes] == [False] * 5
-    assert not far.takes(lambda rows: 1 / 0, np.zeros((10**5, 2)))  # it says so in process
+    assert not far.takes(lambda rows: 1 / 0, np.zeros((10**5, 2)))  # raised in process
 
 
-def test_mistakes_are_named(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     for address, rows, words in (
         ("10.0.0.1:8786", None, "scheduler='10.0.0.1:8786': use the address"),
         ("tcp://10.0.0.1:8786", 0, "cluster_rows=0: use an integer"),
@@ -207,9 +207,11 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_worker_is_stood_in_for(crew: LocalCluster, tmp_path: Path, told: Any) -> None:
+def test_requests_of_a_lost_worker_are_repeated_elsewhere(
+    crew: LocalCluster, tmp_path: Path, told: Any
+) -> None:
     class Waiting:
-        """A model that says where it is, and waits for a file."""
+        """Model that records its process and waits for a file."""
 
         n_features_in_ = 5
 
@@ -246,7 +248,7 @@ def test_a_lost_worker_is_stood_in_for(crew: LocalCluster, tmp_path: Path, told:
                 one.unlink()
 
             async def deadly() -> Any:
-                """Rows over which one worker after the other dies."""
+                """Rows that kill one worker after the other."""
                 waiting = asyncio.ensure_future(asked(app, INFER, body(X)))
                 killed: set[int] = set()
                 while not waiting.done():
@@ -266,8 +268,8 @@ def test_a_lost_worker_is_stood_in_for(crew: LocalCluster, tmp_path: Path, told:
 
 
 @pytest.mark.slow
-def test_a_lost_scheduler_is_found_again(told: Any) -> None:
-    """The one at the same address, with workers of its own."""
+def test_a_restarted_scheduler_is_reconnected(told: Any) -> None:
+    """A new scheduler at the same address, with new workers."""
 
     def cluster(port: int = 0) -> LocalCluster:
         return LocalCluster(
@@ -290,7 +292,7 @@ def test_a_lost_scheduler_is_found_again(told: Any) -> None:
 
 
 @pytest.mark.slow
-def test_without_workers_a_request_ends(told: Any) -> None:
+def test_a_request_without_workers_times_out(told: Any) -> None:
     with LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=":0") as empty:
         with reached(empty.scheduler_address, Models({"m": fitted()}), within=0.5) as (app, _):
             reply = ask(app, INFER, body(X))
@@ -299,10 +301,10 @@ def test_without_workers_a_request_ends(told: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_cluster_with_certificates(
+def test_a_cluster_with_certificates_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any
 ) -> None:
-    """By Dask's configuration, as a server has them; whoever has none is told that it is away."""
+    """Certificates are from Dask's configuration; without them the cluster is unreachable."""
     pytest.importorskip("cryptography")
     security = Security.temporary()
     files = {}
@@ -330,7 +332,7 @@ def test_a_cluster_with_certificates(
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["sigterm", "killed"])
 def test_a_server_leaves_nothing_behind(client: Client, tmp_path: Path, how: str) -> None:
-    """Of two processes that share a model on the cluster."""
+    """Two processes share a model on the cluster."""
     pytest.importorskip("uvicorn", reason="needs the extra serve")
     publish(fitted(), tmp_path / "models", "m")
     rows = X[:200].tobytes()

@@ -1,4 +1,4 @@
-"""The codecs: raw bytes, Arrow, columns by name; against what the model says to the same rows."""
+"""The codecs: raw bytes, Arrow, named columns; compared with predictions for the same rows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def model():
 
 
 def binary(inputs, raw, **more):
-    """Body and headers of the binary extension."""
+    """Return body and headers of the binary extension."""
     head = json.dumps({"inputs": inputs, **more}).encode()
     return head + b"".join(raw), {"inference-header-content-length": str(len(head))}
 
@@ -95,8 +95,8 @@ def arrow(table, options=None):
     return sink.getvalue().to_pybytes()
 
 
-def test_columns_by_name(pipeline, frame):
-    """In any order and encoding, a frame's columns are what the pipeline was fitted to."""
+def test_columns_are_matched_by_name(pipeline, frame):
+    """Columns may come in any order and encoding."""
     app, truth = App(Models(m=pipeline), Metrics()), pipeline.predict_proba(frame)
     inputs = columns_in_json(frame)
     bodies = {
@@ -119,7 +119,7 @@ def test_columns_by_name(pipeline, frame):
         np.testing.assert_array_equal(served, truth, name)
 
 
-def test_wrong_columns(pipeline, frame):
+def test_wrong_columns_are_refused(pipeline, frame):
     app = App(Models(m=pipeline), Metrics())
     age, hours, job = columns_in_json(frame)
     for inputs, word in [
@@ -138,8 +138,8 @@ def test_wrong_columns(pipeline, frame):
         assert word in reply.json["error"], reply
 
 
-def test_strings_where_the_fit_had_numbers(frame):
-    """A model that knows the dtypes of its features names them."""
+def test_strings_instead_of_numbers_are_refused(frame):
+    """A model that stores the dtypes of its features names them in the error."""
     numbers = frame[["age", "hours"]]
     app = App(Models(m=LogisticRegression().fit(numbers, frame["job"])), Metrics())
     age, hours, _ = columns_in_json(frame)
@@ -152,8 +152,8 @@ def test_strings_where_the_fit_had_numbers(frame):
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
-def test_datatypes(datatype):
-    """JSON and raw bytes say the same, and lose nothing, in both directions."""
+def test_datatypes_round_trip(datatype):
+    """JSON and raw bytes are equivalent and lossless in both directions."""
 
     class Echo:
         method, names, n_features, dtypes, classes = "echo", None, 2, None, None
@@ -190,8 +190,8 @@ def test_datatypes(datatype):
     assert reply.body[length:] == raw
 
 
-def test_outputs_in_json_and_raw(model):
-    """Each output in the encoding that is asked for it."""
+def test_outputs_have_the_requested_encoding(model):
+    """Each output has the requested encoding."""
     X = np.ones((3, 4), "float32")
     body = {
         "inputs": [tensor(X, "FP32")],
@@ -207,8 +207,8 @@ def test_outputs_in_json_and_raw(model):
     assert reply.body[length:] == model.predict_proba(X).tobytes()
 
 
-def test_bare_rows(model):
-    """A body that is rows and nothing else, of the model's own dtype."""
+def test_bare_rows_are_accepted(model):
+    """A body that contains only rows, in the model's dtype."""
     app, X = App(Models(m=model), Metrics()), np.ones((3, 4), "<f4")
     reply = ask(app, INFER, X.tobytes(), {"content-type": RAW})
     length = int(reply.headers[b"inference-header-content-length"])
@@ -218,7 +218,7 @@ def test_bare_rows(model):
     assert "4 values of FP32 a row" in reply.json["error"]
 
 
-def test_damaged_bytes(model):
+def test_damaged_bytes_are_refused(model):
     app = App(Models(m=model), Metrics())
     head = {"name": "x", "shape": [1, 4], "datatype": "FP32"}
 
@@ -249,7 +249,7 @@ def test_damaged_bytes(model):
         assert word in reply.json["error"], reply
 
 
-def test_arrow_rows_without_names(model):
+def test_arrow_rows_need_no_names(model):
     X = np.ones((3, 4), "float32")
     table = pa.table({f"c{at}": X[:, at] for at in range(4)})
     reply = ask(App(Models(m=model), Metrics()), INFER, arrow(table), {"content-type": ARROW})
@@ -259,8 +259,8 @@ def test_arrow_rows_without_names(model):
     )
 
 
-def test_arrow_streams_that_lie(model, pipeline, frame):
-    """Offsets, indices and sizes beyond what was sent: Arrow itself would believe them."""
+def test_inconsistent_arrow_streams_are_refused(model, pipeline, frame):
+    """Offsets, indices and sizes beyond the message, which Arrow itself does not check."""
     app = App(Models(m=model, p=pipeline), Metrics())
     many = np.zeros(2**20)
     packed = pa.ipc.IpcWriteOptions(compression="zstd")
@@ -287,13 +287,13 @@ def test_arrow_streams_that_lie(model, pipeline, frame):
             assert reply.status == status, (name, reply)
             assert "send" in reply.json["error"], name
             assert b"connection" not in reply.headers
-    # What is small is unpacked, and a long text is there once for all its rows.
+    # Small values are unpacked, and a long text is stored once for all its rows.
     X = frame.astype({"job": "category"})
     X.loc[3, "job"] = None
     for options in (None, packed):
         table = pa.Table.from_pandas(X)
         reply = ask(app, INFER.replace("m/", "p/"), arrow(table, options), {"content-type": ARROW})
-        assert reply.status == 422  # the model's own words of what lacks
+        assert reply.status == 422  # the model's own error about missing columns
         reply = ask(
             app, INFER.replace("m/", "p/"), arrow(table[4:], options), {"content-type": ARROW}
         )
@@ -306,7 +306,7 @@ def test_arrow_streams_that_lie(model, pipeline, frame):
     assert {id(one) for one in column} == {id(column[0])}
 
 
-def test_metadata(model, pipeline):
+def test_metadata_describes_inputs_and_outputs(model, pipeline):
     app = App(Models(m=model, p=pipeline), Metrics())
     told = ask(app, "/v2/models/m").json
     assert told["inputs"] == [{"name": "rows", "datatype": "FP32", "shape": [-1, 4]}]
@@ -318,13 +318,13 @@ def test_metadata(model, pipeline):
         ("decision_function", "FP32", [-1]),
         ("predict_log_proba", "FP32", [-1, 2]),
     ]
-    told = ask(app, "/v2/models/p/versions/1").json  # zeros are no job
+    told = ask(app, "/v2/models/p/versions/1").json  # zeros are no valid "job"
     assert told["name"] == "p"
     assert told["outputs"][0] == {"name": "predict_proba", "datatype": "FP64", "shape": [-1, 2]}
 
 
-def test_inputs_of_a_pipeline_that_keeps_no_dtypes(frame):
-    """What the metadata names is what it takes, texts as texts."""
+def test_metadata_of_a_pipeline_without_dtypes(frame):
+    """The inputs named by the metadata are accepted, texts as texts."""
     frame = frame.assign(said=np.where(frame["hours"] > 0, "well done", "oh no"))
     columns = make_column_transformer(
         (StandardScaler(), ["age", "hours"]),
@@ -345,7 +345,7 @@ def test_inputs_of_a_pipeline_that_keeps_no_dtypes(frame):
 
 @pytest.mark.parametrize("kind", [CountVectorizer, HashingVectorizer, OurVectorizer])
 def test_the_input_of_a_model_of_texts_is_a_column_of_texts(frame, kind):
-    """A client that asks the metadata what to send is not told to send numbers."""
+    """The metadata must not ask clients of a text model for numbers."""
     texts = np.where(frame["hours"] > 0, "well done", "oh no").astype(object)
     model = make_pipeline(kind(), SKLogisticRegression()).fit(texts, frame["hours"] > 0)
     app = App(Models(m=model), Metrics())

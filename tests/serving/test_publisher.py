@@ -1,4 +1,4 @@
-"""Publishers: what a stream learns comes into service, and neither a full disk nor others harm."""
+"""Publishers serve what a stream has learned, despite full disks and concurrent deletions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ X = RNG.standard_normal((50, 3))
 MODEL = SGDRegressor(max_iter=2, tol=None).fit(X, X[:, 0])
 
 
-def test_what_a_stream_learns_is_served(tmp_path: Path) -> None:
-    """Each version to the bit, and few of them stay on the disk."""
-    models = Models(tmp_path)  # empty, as a server that is started first finds it
+def test_published_versions_of_a_stream_are_served(tmp_path: Path) -> None:
+    """Each version is served exactly, and few versions stay on the disk."""
+    models = Models(tmp_path)  # empty, as for a server that starts first
     publisher = Publisher(tmp_path, "m", keep=2)
     seen = []
 
@@ -51,10 +51,10 @@ def _full(descriptor: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk(
+def test_a_full_disk_keeps_the_current_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was current stays so, nothing half written is left, and a stream may go on."""
+    """The current version stays, nothing half written is left, and the stream may continue."""
     patient = Publisher(tmp_path, "m", on_error="log")
     assert patient(MODEL) == "1"
     with monkeypatch.context() as disk, caplog.at_level(logging.ERROR, "daskml_dist.serving"):
@@ -71,7 +71,7 @@ def test_a_full_disk(
 def test_a_version_deleted_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A publisher that is faster than a server: it takes the next one, and tells no failure."""
+    """If a publisher is faster than a server, the server loads the next version silently."""
     publisher = Publisher(tmp_path, "m", keep=1)
     publisher(MODEL)
     read, overtaken = Models._read, iter([True])
@@ -87,8 +87,10 @@ def test_a_version_deleted_while_it_is_read(
     assert b"load_failures_total{" not in metrics.render()
 
 
-def test_others_delete_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What somebody else has deleted is no error; what a killed publisher left is deleted."""
+def test_concurrent_deletions_are_tolerated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions deleted by others are no error; remains of a killed publisher are deleted."""
     for _ in range(3):
         publish(MODEL, tmp_path, "m")
     left = tmp_path / "m" / f".{'0' * 32}.new"
@@ -110,10 +112,10 @@ def test_others_delete_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert not left.exists()
 
 
-def test_a_file_server_has_a_clock_of_its_own(
+def test_ages_of_folders_use_the_file_servers_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What another host is just writing is not old, whatever this host's clock says."""
+    """A folder that another host is writing must not count as old by this host's clock."""
     publish(MODEL, tmp_path, "m")
     fresh = tmp_path / "m" / f".{'1' * 32}.new"
     fresh.mkdir()
@@ -132,7 +134,7 @@ def test_a_file_server_has_a_clock_of_its_own(
         ({"on_error": "pass"}, "on_error='pass'"),
     ],
 )
-def test_mistakes(tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    """Told before the stream begins."""
+def test_invalid_arguments_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    """The error is raised before the stream starts."""
     with pytest.raises(InvalidParameterError, match=words):
         Publisher(tmp_path, **{"name": "m", **options})

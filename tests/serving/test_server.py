@@ -1,4 +1,4 @@
-"""Servers: swaps and restarts under load, processes that die, and the end; on loopback alone."""
+"""Servers: swaps and restarts under load, crashed processes, and shutdown; only on loopback."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("uvloop", reason="needs the extra serve")
 
 X = np.random.default_rng(0).normal(size=(60, 4))
-#: Seconds for which a connection is kept though its client, on a busy machine, says nothing.
+#: Seconds for which an idle connection is kept, enough for clients on a busy machine.
 LONG = 60.0
 
 
@@ -46,7 +46,7 @@ def model(number: int = 0) -> Any:
 def swap_and_restart(
     found: Server, folder: Path, n_swaps: int, n_restarts: int, load: Load
 ) -> None:
-    """Swaps and restarts in turn, each seen in the answers, or the log, before the next."""
+    """Alternate swaps and restarts; each must show in replies or the log before the next."""
     for one in range(max(n_swaps, n_restarts)):
         if one < n_swaps:
             version = publish(model(one), folder, "m", keep=3)
@@ -68,7 +68,7 @@ INFER = {
 
 @pytest.mark.slow
 def test_no_request_fails_in_a_hundred_swaps_and_ten_restarts(tmp_path: Path) -> None:
-    """Of the application itself, asked for answers of the model."""
+    """With the real application and requests for predictions."""
     pytest.importorskip("msgspec", reason="needs the extra serve")
     folder = tmp_path / "models"
     publish(model(), folder, "m")
@@ -82,8 +82,8 @@ def test_no_request_fails_in_a_hundred_swaps_and_ten_restarts(tmp_path: Path) ->
         assert set(load.answers) == {str(one + 1) for one in range(101)}
 
 
-def test_no_request_fails(tmp_path: Path) -> None:
-    """In a swap and a restart; all count together, one that dies is replaced, and the end."""
+def test_no_request_fails_in_a_swap_a_restart_and_a_crash(tmp_path: Path) -> None:
+    """During a swap, a restart, a crash and the shutdown; counts are summed over processes."""
     n_swaps = n_restarts = 1
     folder = tmp_path / "models"
     publish(model(), folder, "m")
@@ -92,12 +92,12 @@ def test_no_request_fails(tmp_path: Path) -> None:
         with Load(found.port, 4, 0.005) as load:
             until(lambda: load.n > 20)
             swap_and_restart(found, folder, n_swaps, n_restarts, load)
-            # All processes count together, and those that have ended are not forgotten.
+            # Counts are summed over all processes, including ended ones.
             versions = {str(one + 1) for one in range(n_swaps + 1)}
             until(lambda: set(_counted(found.port)) == versions)
         assert load.failures == []
         until(lambda: not any(map(_is_alive, first)))
-        # One that dies is replaced.
+        # A crashed process is replaced.
         latest = found.ready(2 + 2 * n_restarts)[-1]
         os.kill(latest, signal.SIGKILL)
         found.ready(3 + 2 * n_restarts)
@@ -121,8 +121,8 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def test_nothing_outlives_the_parent(tmp_path: Path) -> None:
-    """Without it nobody would replace or end them."""
+def test_processes_end_with_their_parent(tmp_path: Path) -> None:
+    """Without the parent nothing would replace or end the processes."""
     publish(model(), tmp_path / "models", "m")
     with server(tmp_path, tmp_path / "models", keep_alive=LONG) as found:
         found.ready(1)
@@ -141,7 +141,7 @@ def test_nothing_outlives_the_parent(tmp_path: Path) -> None:
             return False
 
         until(is_gone)
-        # A connection that is kept gets its answer, which says that it is the last.
+        # An open connection gets its reply, marked as the last.
         idle.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         assert b"connection: close" in _answered(kept)
         assert kept.read() == b""
@@ -179,7 +179,7 @@ def test_a_process_that_is_orphaned_while_it_starts_ends() -> None:
 
 
 def _answered(kept: BinaryIO) -> list[bytes]:
-    """Lines of the head of an answer, whose body is read too."""
+    """Return the header lines of a reply, after reading its body."""
     head = []
     while line := kept.readline().strip():
         head.append(line)
@@ -187,7 +187,7 @@ def _answered(kept: BinaryIO) -> list[bytes]:
     return head
 
 
-def test_what_cannot_be_served_ends_it(tmp_path: Path) -> None:
+def test_a_server_without_a_loadable_model_exits(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with server(tmp_path, tmp_path / "empty") as found:
         assert found.ended() == 1
@@ -195,7 +195,7 @@ def test_what_cannot_be_served_ends_it(tmp_path: Path) -> None:
         assert "Serving at" not in found.log
 
 
-def test_what_is_not_there_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_path_exits_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "listen", Mock(side_effect=AssertionError))
     with pytest.raises(ModelFileError, match=r"no nothing\.skops\. Name a model file, or a reg"):
         serve("nothing.skops")
@@ -222,24 +222,24 @@ def test_what_is_not_there_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         ({"max_delay": {"m": "x"}}, "max_delay='x'"),
     ],
 )
-def test_mistakes(options: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidParameterError, match=words):
         serve("models", **options)
 
 
-def test_an_unknown_setting_is_told_with_its_nearest_name() -> None:
+def test_the_error_of_an_unknown_setting_suggests_the_nearest_name() -> None:
     with pytest.raises(InvalidTypeError, match=r"'max_byte' is not .* Did you mean 'max_bytes'"):
         serve("models", max_byte=10)
 
 
 @pytest.mark.parametrize("missing", ["uvicorn", "uvloop", "httptools", "msgspec"])
-def test_what_is_not_installed_is_told(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ServingError, match=rf"needs {missing}: pip install .*\[serve\]"):
         serve(".")
 
 
-def test_an_address_in_use_and_threads_are_told() -> None:
+def test_an_address_in_use_and_running_threads_are_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(ServingError, match="Is another server using it"):
             serve(".", port=taken.getsockname()[1], app=dict)
@@ -254,8 +254,8 @@ def test_an_address_in_use_and_threads_are_told() -> None:
         thread.join()
 
 
-def test_a_process_is_heard_whatever_else_is_open() -> None:
-    """Descriptors from 1,024 on are those that `select` does not take."""
+def test_messages_of_processes_are_read_with_many_open_descriptors() -> None:
+    """`select` does not support descriptors from 1,024 on."""
     code = """if True:
         import os, resource, signal
         from daskml_dist.serving.supervisor import Supervisor
@@ -273,8 +273,8 @@ def test_a_process_is_heard_whatever_else_is_open() -> None:
     assert (ran.returncode, ran.stdout) == (0, "ended\n"), ran.stderr
 
 
-def test_as_many_files_as_the_system_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a thousand clients that say nothing keep out all others."""
+def test_the_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a thousand silent clients would lock out all others."""
     resource = pytest.importorskip("resource")
     told: list[Any] = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
@@ -284,8 +284,8 @@ def test_as_many_files_as_the_system_lets_it(monkeypatch: pytest.MonkeyPatch) ->
     assert told == [(resource.RLIMIT_NOFILE, (4096, 4096))]
 
 
-def test_replacements_slow_down() -> None:
-    """Those that die at once are not replaced faster and faster."""
+def test_replacement_of_crashing_processes_slows_down() -> None:
+    """Processes that crash at their start are replaced with growing delays."""
     found = Supervisor(lambda place: None, 1)
     found._anyone_was_ready = True
     waits = []
@@ -297,8 +297,8 @@ def test_replacements_slow_down() -> None:
     assert found._wait == 0.0
 
 
-def test_all_settings_of_the_application_are_known() -> None:
-    """`serve` names them without an import of the application, which needs an extra."""
+def test_serve_lists_all_settings_of_the_application() -> None:
+    """`serve` lists them without importing the application, which needs an extra."""
     from daskml_dist.serving.app import App
 
     parameters = inspect.signature(App).parameters.values()

@@ -1,4 +1,4 @@
-"""Clients that misbehave on their sockets, with one that does not between them."""
+"""Misbehaving clients on sockets, alternating with a well-behaved one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POST = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n"
 GOOD = json.dumps({"inputs": [tensor(np.ones((1, 3)))]}).encode()
 WHOLE = POST + b"Content-Length: %d\r\n\r\n" % len(GOOD) + GOOD
 
-#: What is sent, and how the answer begins; none: the client leaves without one.
+#: Sent bytes and the start of the reply; None if the client leaves without one.
 CLIENTS = {
     "no HTTP": (b"\x16\x03\x01\x00garbage\r\n\r\n", b"HTTP/1.1 400"),
     "leaves amid its head": (POST, None),
@@ -49,7 +49,7 @@ CLIENTS = {
 
 
 def served_for(seconds):
-    """A server that waits so long for heads and bodies."""
+    """Serve an application with the given timeouts for headers and bodies."""
     X = np.random.default_rng(0).standard_normal((30, 3))
     model = LogisticRegression().fit(X, X[:, 0] > 0)
     app = App(Models(m=model), Metrics(), max_bytes=10_000, body_seconds=seconds)
@@ -58,14 +58,14 @@ def served_for(seconds):
 
 @pytest.fixture
 def port():
-    """Of a server that soon gives up who is slow."""
+    """Provide the port of a server that soon closes slow connections."""
     with served_for(0.5) as found:
         yield found
 
 
 @pytest.fixture
 def patient(monkeypatch):
-    """Of one that bears clients as slow as those of a busy machine."""
+    """Provide the port of a server with timeouts for clients of a busy machine."""
     monkeypatch.setattr(connection, "LINGER_SECONDS", 60.0)
     monkeypatch.setattr(http_messages, "LINGER_SECONDS", 60.0)
     with served_for(60.0) as found:
@@ -73,7 +73,7 @@ def patient(monkeypatch):
 
 
 def infer(one: socket.socket) -> int:
-    """The status of the answer to a good request, sent whole: its body has little time to come."""
+    """Return the status of the reply to a valid request that is sent in one piece."""
     one.sendall(WHOLE)
     return read(one)
 
@@ -86,10 +86,10 @@ def read(one: socket.socket) -> int:
 
 
 def told(port, sent, listen):
-    """The socket of a client that connects, sends bytes and listens, and what it hears.
+    """Return the socket of a client that connects and sends bytes, and the reply to it.
 
-    Again where it heard nothing: between the first two a machine under load may take longer than a
-    connection on which nothing comes is kept.
+    It repeats if there is no reply: a busy machine may take longer between connecting and sending
+    than a silent connection is kept.
     """
     for _ in range(20):
         one = socket.create_connection(("127.0.0.1", port), timeout=60)
@@ -103,13 +103,13 @@ def told(port, sent, listen):
     raise AssertionError("nobody is answered")
 
 
-def test_who_misbehaves_disturbs_nobody(port):
+def test_misbehaving_clients_do_not_affect_others(port):
     good, status = told(port, WHOLE, read)
     assert status == 200
     opened = []
     for name, (sent, _) in CLIENTS.items():
         one = socket.create_connection(("127.0.0.1", port), timeout=60)
-        with suppress(OSError):  # closed already, on a machine under load: it is tried again below
+        with suppress(OSError):  # already closed on a busy machine; repeated below
             one.sendall(sent)
         opened.append(one)
         assert infer(good) == 200, name
@@ -130,7 +130,7 @@ def test_who_misbehaves_disturbs_nobody(port):
 
 
 def rest(one):
-    """All that a server says until it closes the connection."""
+    """Return all bytes of a server until it closes the connection."""
     said = b""
     while more := one.recv(65536):
         said += more
@@ -142,8 +142,8 @@ def rest(one):
     ("behind", "statuses"),
     [(b"POST /v2", [b"200", b"408"]), (b"\x00", [b"200"]), (POST + b"\x00\r\n", [b"200"])],
 )
-def test_what_comes_behind_a_whole_request(port, behind, statuses):
-    """The request's own answer comes first; one to garbage could be taken for that."""
+def test_garbage_after_a_request_does_not_replace_its_reply(port, behind, statuses):
+    """The request's reply comes first; a reply to garbage could be mistaken for it."""
     _, said = told(port, WHOLE + behind, rest)
     assert [line.split()[0] for line in said.split(b"HTTP/1.1")[1:]] == statuses
 
@@ -154,15 +154,15 @@ UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Setting
 @pytest.mark.parametrize(
     ("sent", "statuses"),
     [
-        # Clients that would rather speak HTTP/2, one after the other on a connection.
+        # Requests to upgrade to HTTP/2, one after the other on a connection.
         (WHOLE.replace(b"Host", UPGRADE + b"Host") * 2 + b"\x00", [b"200", b"200"]),
         (b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n", [b"405"]),
-        # Longer than what is taken, and sent whole before the answer is read.
+        # Longer than accepted, and sent completely before the reply is read.
         (POST + b"Content-Length: 4000000\r\n\r\n" + b"0" * 4_000_000, [b"413"]),
     ],
     ids=["upgrade", "connect", "large"],
 )
-def test_what_clients_do_is_answered(patient, sent, statuses):
+def test_upgrade_connect_and_large_requests_are_answered(patient, sent, statuses):
     with socket.create_connection(("127.0.0.1", patient), timeout=60) as one:
         one.sendall(sent)
         said = rest(one)
@@ -170,16 +170,16 @@ def test_what_clients_do_is_answered(patient, sent, statuses):
 
 
 @pytest.mark.parametrize("sent", [WHOLE, WHOLE.replace(b"Host", b"Expect: x\r\nHost")])
-def test_who_sends_no_more_is_answered(patient, sent):
-    """Where it is read at once, and where uvicorn reads it."""
+def test_half_closed_connections_are_answered(patient, sent):
+    """With the package's own reader, and with uvicorn's."""
     with socket.create_connection(("127.0.0.1", patient), timeout=60) as one:
         one.sendall(sent)
         one.shutdown(socket.SHUT_WR)
         assert rest(one).startswith(b"HTTP/1.1 200")
 
 
-def test_what_comes_behind_garbage_hides_no_answer(patient):
-    """It would reset a connection that is closed at once."""
+def test_bytes_after_garbage_do_not_suppress_the_reply(patient):
+    """Unread bytes would reset a connection that is closed immediately."""
     with socket.create_connection(("127.0.0.1", patient), timeout=60) as one:
         one.sendall(b"\x00\r\n\r\n")
         one.recv(1, socket.MSG_PEEK)
@@ -188,8 +188,8 @@ def test_what_comes_behind_garbage_hides_no_answer(patient):
         assert rest(one).count(b"HTTP/1.1 400") == 1
 
 
-def test_who_reads_nothing_is_left():
-    """An answer that stands unread is given up; one that is read slowly is not."""
+def test_a_client_that_reads_nothing_is_disconnected():
+    """An unread reply is dropped after a timeout; one that is read slowly is not."""
 
     class Opened:
         def __init__(self, takes):

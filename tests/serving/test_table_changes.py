@@ -1,4 +1,4 @@
-"""Versions of a table of ids that hold what has changed since a whole one."""
+"""Incremental versions of an embedding table, relative to a full version."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ N_ROWS, N_IDS = 1_000, 500
 
 
 def _rows(number: int = 0) -> tuple[Any, Any]:
-    """Rows of two ids each, of a window that moves with the number."""
+    """Return rows of two ids each, from a window that moves with the number."""
     rng = np.random.default_rng(number)
     at = rng.integers(40 * number, 40 * number + 200, (N_ROWS, 2)) % N_IDS
     starts = np.arange(0, 2 * N_ROWS + 1, 2)
@@ -29,7 +29,7 @@ def _rows(number: int = 0) -> tuple[Any, Any]:
 
 
 def _publish_stream(publisher: Publisher, n_calls: int = 6) -> list[Any]:
-    """The predictions of each version, of rows that have all ids."""
+    """Return the predictions of each version for rows that contain all ids."""
     found = []
 
     def publish(model: Any) -> None:
@@ -43,7 +43,7 @@ def _publish_stream(publisher: Publisher, n_calls: int = 6) -> list[Any]:
     return found
 
 
-def test_changed_rows_make_the_model(tmp_path: Path) -> None:
+def test_incremental_versions_equal_full_ones(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, "clicks", keep=None, whole_every=4)
     expected = _publish_stream(publisher)
     versions = list_version_names(tmp_path, "clicks")
@@ -56,7 +56,7 @@ def test_changed_rows_make_the_model(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_model_of_changed_rows_learns_on(tmp_path: Path) -> None:
+def test_a_model_of_an_incremental_version_can_learn(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, "clicks", keep=None, whole_every=9)
     clf = DeepFMClassifier(n_fields=3, random_state=0, max_iter=1)
     X = np.random.default_rng(0).normal(size=(200, 3))
@@ -72,7 +72,7 @@ def test_a_model_of_changed_rows_learns_on(tmp_path: Path) -> None:
     assert found.score(X, y) > 0.5
 
 
-def test_whole_versions_stay_as_long_as_their_changes(tmp_path: Path) -> None:
+def test_full_versions_are_kept_while_increments_need_them(tmp_path: Path) -> None:
     _publish_stream(Publisher(tmp_path, "clicks", keep=1, whole_every=4), 3)
     assert list_version_names(tmp_path, "clicks") == ["1", "3"]
     _publish_stream(Publisher(tmp_path, "clicks", keep=1, whole_every=4), 1)
@@ -93,7 +93,7 @@ def test_changes_of_another_version_are_refused(tmp_path: Path) -> None:
         daskml_dist.load(home / "2" / "model.changes")
 
 
-def test_models_without_a_table_are_whole(tmp_path: Path) -> None:
+def test_models_without_a_table_are_published_in_full(tmp_path: Path) -> None:
     X = np.arange(10.0)[:, None]
     clf = SGDClassifier(random_state=0).fit(X, X[:, 0] > 5)
     with pytest.raises(InvalidParameterError, match="has no growing table of ids"):

@@ -1,4 +1,4 @@
-"""TLS: who is let in, certificates that are renewed, and mistakes told before the start."""
+"""TLS: accepted clients, renewed certificates, and configuration errors before the start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ X = np.random.default_rng(0).normal(size=(60, 4))
 
 
 def connected(port: int, authority: str) -> http.client.HTTPSConnection:
-    """A connection over TLS to a server whose certificate is known."""
+    """Connect over TLS to a server with a known certificate."""
     trusted = ssl.create_default_context(cafile=authority)
     found = http.client.HTTPSConnection("127.0.0.1", port, context=trusted, timeout=60)
     found.connect()
@@ -46,15 +46,13 @@ def asked(one: http.client.HTTPSConnection, *request: Any, **headers: str) -> tu
     return reply.status, reply.read()
 
 
-def test_a_server_with_a_certificate(tmp_path: Path) -> None:
-    """Answers, metrics and the token are those of plain HTTP, which is refused."""
+def test_a_server_with_a_certificate_serves_over_tls(tmp_path: Path) -> None:
+    """Replies, metrics and the token work as over plain HTTP, which is refused."""
     model = LogisticRegression().fit(X, X[:, 0] > 0)
     publish(model, tmp_path / "models", "m")
     certificate, key = pair(tmp_path, "first")
     options = {"certificate": certificate, "private_key": key, "token": "secret"}
-    options["keep_alive"] = (
-        60.0  # the connection that is kept is not to be closed on a slow machine
-    )
+    options["keep_alive"] = 60.0  # an idle connection must not be closed on a slow machine
     with server(tmp_path, tmp_path / "models", app=None, watch=0.02, **options) as found:
         found.ready(1)
         assert f"Serving at https://127.0.0.1:{found.port}" in found.log
@@ -65,7 +63,7 @@ def test_a_server_with_a_certificate(tmp_path: Path) -> None:
             assert status == 200
             served = json.loads(told)["outputs"][0]["data"]
             np.testing.assert_array_equal(np.reshape(served, (-1, 2)), model.predict_proba(X))
-            if number == 0:  # in the midst of it, somebody who knows no TLS
+            if number == 0:  # a client without TLS in between
                 with socket.create_connection(("127.0.0.1", found.port), timeout=60) as plain:
                     plain.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n")
                     heard = b""
@@ -76,9 +74,9 @@ def test_a_server_with_a_certificate(tmp_path: Path) -> None:
         assert status == 200
         assert b'daskml_dist_requests_total{model="m",version="1",code="200"} 2' in told
         assert asked(kept, "GET", "/metrics")[0] == 401
-        # One that is renewed: for connections to come, by itself.
+        # A renewed certificate is used for new connections without a restart.
         renewed, new_key = pair(tmp_path, "second")
-        shutil.copy(new_key, key)  # the key first: for a while they are no pair
+        shutil.copy(new_key, key)  # for a while key and certificate do not match
         shutil.copy(renewed, certificate)
 
         def is_new() -> bool:
@@ -89,7 +87,7 @@ def test_a_server_with_a_certificate(tmp_path: Path) -> None:
 
         until(is_new)
         assert asked(kept, "GET", "/v2/health/ready")[0] == 200
-        # One that is damaged: neither in the processes that are there, nor in their place.
+        # A damaged certificate is used neither by running nor by replacement processes.
         Path(key).write_text("nothing")
         found.tell(signal.SIGHUP)
         until(lambda: "the other processes continue" in found.log)
@@ -100,7 +98,7 @@ def test_a_server_with_a_certificate(tmp_path: Path) -> None:
 
 
 def shaken(server_side: ssl.SSLContext, client_side: ssl.SSLContext) -> None:
-    """A handshake in memory, and the first bytes of the client."""
+    """Make a handshake in memory and send the first byte of the client."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = server_side.wrap_bio(there, back, server_side=True)
     theirs = client_side.wrap_bio(back, there, server_hostname="localhost")
@@ -111,7 +109,7 @@ def shaken(server_side: ssl.SSLContext, client_side: ssl.SSLContext) -> None:
     assert ours.read(1) == b"x"
 
 
-def test_who_is_let_in(tmp_path: Path) -> None:
+def test_client_certificates_are_checked(tmp_path: Path) -> None:
     certificate, key = pair(tmp_path, "server", password="word")
     authority, its_key = pair(tmp_path, "client")
     context = Certificates(certificate, key, "word", authority).context()
@@ -127,8 +125,8 @@ def test_who_is_let_in(tmp_path: Path) -> None:
         shaken(context, stranger)
 
 
-def test_files_that_cannot_be_used(tmp_path: Path) -> None:
-    """Named before anything listens, with what to do; nobody is asked for a password."""
+def test_unusable_certificate_files_are_refused(tmp_path: Path) -> None:
+    """The error comes before the server listens and names the remedy; no password is prompted."""
     certificate, key = pair(tmp_path, "one")
     _, other = pair(tmp_path, "other")
     _, locked = pair(tmp_path, "locked", password="word")

@@ -1,4 +1,4 @@
-"""NVIDIA's client of the protocol: all that it asks is answered, in JSON and in raw bytes."""
+"""NVIDIA's client of the protocol: all of its requests are answered, in JSON and in raw bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLIENT = Path(__file__).with_name("asked_by_triton.py")
 @pytest.mark.skipif(
     importlib.util.find_spec("tritonclient") is None, reason="tritonclient[http] is not installed"
 )
-def test_tritonclient() -> None:
+def test_tritonclient_gets_correct_replies() -> None:
     X = np.random.default_rng(0).standard_normal((30, 3))
     model = LogisticRegression().fit(X, np.where(X[:, 0] > 0, "yes", "nö"))
     with served(App(Models(m=model), Metrics())) as port:

@@ -1,4 +1,4 @@
-"""Alternating least squares: each half-sweep beside normal equations written out in NumPy."""
+"""Alternating least squares: each half-sweep solves the normal equations, written in NumPy."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ GIVEN = np.where(SEEN, rng.integers(1, 6, SEEN.shape), 0).astype(float)
 
 
 class Alone:
-    """All ratings in one process, in some lanes (`solvers.keyed.Keyed`)."""
+    """All ratings in one process, in several lanes (implements `solvers.keyed.Keyed`)."""
 
     def __init__(self, ratings: NDArray[Any], n_lanes: int = 1, most: int | None = None) -> None:
-        #: Ratings of a part; None: there is one.
+        #: Ratings of a part; None for a single part.
         self._most = most
         self.n_keys = dict(zip(("user", "item"), ratings.shape, strict=True))
         self.n_done, self.should_stop, self.losses = 0, False, list[float]()
@@ -91,7 +91,7 @@ def _lanes(ratings: NDArray[Any], n_lanes: int, by: int) -> list[KeyedRows]:
 def naive(
     ratings: NDArray[Any], others: NDArray[Any], reg: float, alpha: float | None, mean: float | None
 ) -> NDArray[np.float64]:
-    """Factors of each row, from the equations as they are printed; with a bias where a mean is."""
+    """Return the factors of each row by the published equations; with biases if there is a mean."""
     found = np.zeros((len(ratings), others.shape[1]))
     for row, given in zip(found, ratings, strict=True):
         (at,) = np.nonzero(given)
@@ -124,7 +124,7 @@ CASES = {
 def test_each_half_sweep_solves_the_normal_equations(
     case: str, steps: int | None, long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if long:  # some rows are worked on in pieces
+    if long:  # some rows are processed in pieces
         monkeypatch.setattr(als, "MAX_RATINGS_AT_ONCE", 8)
     model, equations = CASES[case]
     equations = replace(equations, steps=steps)
@@ -214,7 +214,7 @@ def test_systems_of_all_widths_around_whole_vectors(
     long: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if long:  # some rows are worked on in pieces
+    if long:  # some rows are processed in pieces
         monkeypatch.setattr(als, "MAX_RATINGS_AT_ONCE", 8)
     alpha = 2.0 if implicit else None
     equations = LeastSquares(0.1, implicit, 2.0, steps)
@@ -232,7 +232,7 @@ def test_systems_of_all_widths_around_whole_vectors(
 def test_rows_of_all_lengths_around_chunks(
     dtype: str, rtol: float, steps: int | None, implicit: bool
 ) -> None:
-    """Some ratings go by together; rows of more ratings than unknowns take another way."""
+    """Ratings are processed in chunks; rows with more ratings than unknowns use other code."""
     draw, width = np.random.default_rng(3), 9
     lengths = [1, 7, 8, 9, 10, 15, 16, 17, 31, 33]
     lengths += [n * als_kernels.RATINGS_PER_CHUNK + more for n in (1, 2) for more in (-1, 0, 1)]
@@ -271,8 +271,8 @@ def test_errors_of_all_widths_around_whole_vectors(dtype: str, rtol: float, impl
 
 @pytest.mark.parametrize("reg", [1e-3, 1e-6, 1e-8])
 @pytest.mark.parametrize("implicit", [False, True])
-def test_small_penalties_lose_no_digits_of_float32(implicit: bool, reg: float) -> None:
-    """Rows have fewer ratings than unknowns, or as many: the penalty alone makes them regular."""
+def test_small_penalties_keep_float32_precision(implicit: bool, reg: float) -> None:
+    """Rows have at most as many ratings as unknowns: only the penalty makes them regular."""
     alpha = 2.0 if implicit else None
     for width in WIDTHS:
         others = np.random.default_rng(width).normal(size=(N_ITEMS, width)).astype(np.float32)
@@ -296,7 +296,7 @@ def test_systems_that_float32_cannot_solve_are_solved_in_float64() -> None:
 
 
 def test_long_rows_that_float32_cannot_add_up_are_added_up_in_float64() -> None:
-    """A column is the sum of two others, nearly, in a row of more ratings than a piece has."""
+    """One column is nearly the sum of two others, in a row of more ratings than a piece holds."""
     draw, n = np.random.default_rng(0), als.MAX_RATINGS_AT_ONCE + 5_000
     Y = draw.normal(size=(n, 5)).astype(np.float32)
     Y[:, 4] = Y[:, 2] + Y[:, 3] + 1e-3 * draw.normal(size=n)
@@ -316,14 +316,14 @@ def test_a_singular_system_names_the_remedy() -> None:
         solver.solve(Alone(GIVEN))
 
 
-def test_numbers_that_overflow_are_told() -> None:
+def test_overflow_raises() -> None:
     solver = ALSSolver(FactorModel(2), LeastSquares(0.1, False, 1.0), 2, None, 0)
     with pytest.raises(DivergedError, match="not finite"):
         solver.solve(Alone(GIVEN * 1e38))
 
 
 @pytest.mark.parametrize("steps", [None, 3])
-def test_a_fit_goes_on_from_what_was_kept(steps: int | None) -> None:
+def test_a_fit_resumes_from_kept_factors(steps: int | None) -> None:
     for model, equations in CASES.values():
         solver = ALSSolver(model, replace(equations, steps=steps), 4, None, 0)
         calm = solver.solve(Alone(GIVEN)).values
@@ -335,7 +335,7 @@ def test_a_fit_goes_on_from_what_was_kept(steps: int | None) -> None:
             np.testing.assert_array_equal(after[side], calm[side])
 
 
-def test_the_first_factors_do_not_depend_on_who_makes_them() -> None:
+def test_initial_factors_do_not_depend_on_the_trainer() -> None:
     model = FactorModel(4)
     whole = model.start(slice(0, 10), 3)
     np.testing.assert_array_equal(whole[6:], model.start(slice(6, 10), 3))
@@ -344,7 +344,7 @@ def test_the_first_factors_do_not_depend_on_who_makes_them() -> None:
     np.testing.assert_allclose(many.T @ many / 20000, np.eye(4) / 4, atol=0.01)
 
 
-def test_it_ends_where_the_loss_no_longer_falls() -> None:
+def test_the_fit_stops_when_the_loss_no_longer_decreases() -> None:
     model, equations = CASES["explicit"]
     keyed = Alone(GIVEN)
     solution = ALSSolver(model, equations, 200, 1e-3, 0).solve(keyed)

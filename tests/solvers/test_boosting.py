@@ -1,4 +1,4 @@
-"""Parallel-update boosting: every round lowers the objective, down to the optimum of others."""
+"""Parallel-update boosting: every round lowers the objective, down to the reference optimum."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PENALTIES = {
 
 @dataclass
 class _Sums:
-    """All rows, in the calling thread."""
+    """Sums over all rows, in the calling thread."""
 
     model: LinearModel
     X: Any
@@ -61,7 +61,7 @@ class _Sums:
     kept = None
 
     def keep(self, w: Any, *_: Any, **__: Any) -> None:
-        """Nobody interrupts."""
+        """Do nothing, since there are no interrupts."""
 
 
 def _model(n_classes: int = 2) -> LinearModel:
@@ -82,7 +82,7 @@ def _solve(sums: _Sums, penalty: Penalty, max_iter: int, start: Any = None) -> S
 @pytest.mark.parametrize("rows", [X, DENSE * RNG.lognormal(size=12)], ids=["sparse", "dense"])
 def test_every_round_lowers_the_objective(name: str, n_classes: int, y: Any, rows: Any) -> None:
     sums, penalty = _Sums(_model(n_classes), rows, y), PENALTIES[name]
-    # From far away too, where steps are cut off.
+    # Also from far away, where steps are truncated.
     w = RNG.normal(size=sums.model.shape) * 3
     values = [_objective(sums, penalty, w)]
     for _ in range(12):
@@ -91,7 +91,7 @@ def test_every_round_lowers_the_objective(name: str, n_classes: int, y: Any, row
     assert (np.diff(values) < 0).all()
 
 
-def test_a_step_is_that_of_the_paper() -> None:
+def test_a_step_equals_the_papers() -> None:
     sums = _Sums(_model(), X, 2.0 * Y - 1)
     longest = np.abs(DENSE).sum(axis=1).max() + 1
     signed = sums.y[:, None] * np.hstack([DENSE, np.ones((400, 1))])
@@ -100,7 +100,7 @@ def test_a_step_is_that_of_the_paper() -> None:
     assert_allclose(_solve(sums, PENALTIES["none"], 1).w[:, 0], step, rtol=1e-9)
 
 
-def test_the_difference_of_correlations_is_the_gradient() -> None:
+def test_the_difference_of_correlations_equals_the_gradient() -> None:
     sums = _Sums(_model(3), X, THREE)
     w = RNG.normal(size=sums.model.shape)
     ours, gradient = sums(Correlations(w)), sums(LossGradient(w))
@@ -153,7 +153,7 @@ def test_wide_rows_of_rare_features() -> None:
     wide.sum_duplicates()
     wide.data[:] = 1
     y = RNG.random(n_rows) < 1 / (1 + np.exp(-(wide @ RNG.normal(size=n_features))))
-    # Many a feature is seen with one class alone.
+    # Many features occur with one class only.
     with pytest.warns(ConvergenceWarning, match="gradient"):
         clf = LogisticRegression(None, solver="boosting", max_iter=30).fit(wide.astype("f4"), y)
     losses = np.array([record["loss"] for record in clf.history_][1:])

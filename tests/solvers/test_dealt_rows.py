@@ -1,4 +1,4 @@
-"""Rows that are dealt to the trainers that work on them: runs of neighbours are slices."""
+"""Rows assigned to trainers: consecutive rows are slices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SELECTIONS = {
 
 
 @pytest.mark.parametrize("at", SELECTIONS.values(), ids=SELECTIONS)
-def test_values_are_those_of_the_positions_and_go_back_to_them(at: np.ndarray) -> None:
+def test_gathered_values_are_scattered_back_to_their_positions(at: np.ndarray) -> None:
     values, selection = RANDOM.normal(size=1_000), RowSelection(at)
     taken = selection.take(values)
     np.testing.assert_array_equal(taken, values[at])

@@ -1,4 +1,4 @@
-"""Statistics on arrays of a GPU: the sums of the CPU, and no array of the host among the others.
+"""Statistics on GPU arrays equal the sums of the CPU and never mix in host arrays.
 
 The GPU's arrays are array-api-strict's here, which refuse to mix with NumPy's.
 """
@@ -45,7 +45,7 @@ for _module in pkgutil.iter_modules(solvers.__path__):
     importlib.import_module(f"{solvers.__name__}.{_module.name}")
 
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
-#: Sums of what only hosts do.
+#: Statistics that only run on the host.
 ON_HOSTS = {"ItemCounts", "PairCounts", "SetCounts"}
 
 
@@ -72,7 +72,7 @@ CASES = [
 ]
 
 
-#: What holds the rows, and whose arrays: there are no sparse ones in the standard.
+#: Containers of rows and array libraries; the standard has no sparse arrays.
 BACKENDS = [
     pytest.param(np.asarray, StrictBackend, id="strict"),
     pytest.param(sparse.csr_matrix, EmulatedCupy, id="csr", marks=NEEDS_COMPILER),
@@ -104,7 +104,7 @@ def _ways() -> Iterator[Any]:
 def _add(
     backend: Backend, model: Any, statistic: Statistic, X: Any, y: Any, weight: Any
 ) -> tuple[float, Any]:
-    """The loss and the sum, on the host."""
+    """Return the loss and the sum, on the host."""
     there = [None if array is None else backend.to_device(array) for array in (X, y, weight)]
     out = backend.to_device(np.zeros(statistic.shape(model)))
     rows = BatchRows(backend.rows(there[0], slice(0, N_ROWS)), there[1], there[2])
@@ -123,17 +123,17 @@ def test_each_statistic_has_samples(statistic: type[Statistic]) -> None:
 
 
 @pytest.mark.parametrize(("model", "statistic", "y"), CASES)
-def test_each_statistic_travels_as_data(model: Any, statistic: Statistic, y: Any) -> None:
+def test_each_statistic_is_sent_as_data(model: Any, statistic: Statistic, y: Any) -> None:
     kinds = question_kinds()
     found = unpack_object(pack_object(statistic, kinds), kinds)
     assert type(found) is type(statistic)
-    # Taken apart, since statistics may hold others.
+    # Compared recursively, since statistics may contain others.
     np.testing.assert_equal(split_object(found, kinds), split_object(statistic, kinds))
 
 
 @pytest.mark.parametrize(("container", "make", "dtype", "weighted"), list(_ways()))
 @pytest.mark.parametrize(("model", "statistic", "y"), CASES)
-def test_sums_are_those_of_the_cpu(
+def test_sums_equal_those_of_the_cpu(
     model: Any,
     statistic: Statistic,
     y: Any,
@@ -159,15 +159,15 @@ def test_sums_are_those_of_the_cpu(
         assert_allclose(on_gpu_total, total, rtol=tolerance, atol=atol)
 
 
-def test_negative_counts_are_seen() -> None:
+def test_negative_counts_are_detected() -> None:
     model, statistic = RowsByClass(N_FEATURES, 3), ClassCounts(signed=False)
     _add(StrictBackend(), model, statistic, np.abs(X), CODES, None)
     with pytest.raises(InvalidDataError, match="Negative values"):
         _add(StrictBackend(), model, statistic, X, CODES, None)
 
 
-def test_sparse_rows_are_asked_alike() -> None:
-    """Through the class that the sparse rows of every backend have in common."""
+def test_sparse_rows_have_one_interface() -> None:
+    """By the common class of sparse rows of all backends."""
     backend = get_backend("cpu")
     dense = np.where(X > 1, X, 0.0)
     some = backend.rows(sparse.csr_array(dense), np.array([3, 1, 4]))
@@ -180,7 +180,7 @@ def test_sparse_rows_are_asked_alike() -> None:
 
 
 @pytest.mark.parametrize("blocks", [rows.row_tiles, curvature.slice_for_curvature])
-def test_a_gpu_takes_many_rows_at_once(blocks: Any) -> None:
+def test_a_gpu_processes_many_rows_per_call(blocks: Any) -> None:
     wide = np.zeros((5000, 100))
     assert len(list(blocks(wide, get_backend("cpu")))) > 1
     assert list(blocks(wide, StrictBackend())) == [slice(0, 5000)]

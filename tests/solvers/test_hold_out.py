@@ -1,4 +1,4 @@
-"""Rows held out: as many as asked for of each class, the same wherever they lie."""
+"""Held-out rows: the requested number of each class, independent of the placement of rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Y = np.random.default_rng(0).choice(3, 2_000, p=[0.75, 0.24, 0.01]).astype(float
 
 
 def held_out(n: int, cuts: list[int], y: np.ndarray = Y, seed: int = 0) -> StratifiedHoldout:
-    """Rows to hold out, of rows that lie in parts."""
+    """Return the held-out rows of rows in several parts."""
     first = np.array([0, *cuts])
     parts = np.split(y.astype(int), cuts)
     return StratifiedHoldout(
@@ -38,11 +38,11 @@ def test_the_rows_are_the_same_in_any_parts() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 10_000, 199_999])
-def test_as_many_of_many_rows_as_asked_for(n: int) -> None:
+def test_the_requested_number_of_many_rows_is_held_out(n: int) -> None:
     held = StratifiedHoldout(np.array([0]), np.array([[200_000]]), n, 3)
     is_held = held.make_reader()(0, np.zeros(200_000))
     assert is_held.sum() == n
-    # Those of the smallest draws, which is what a whole sort tells.
+    # The rows with the smallest random keys, compared with a full sort.
     smallest = np.argsort(draw_by_hash(np.arange(200_000), 3, 2))[:n]
     np.testing.assert_array_equal(np.flatnonzero(is_held), np.sort(smallest))
 
@@ -57,11 +57,13 @@ def test_as_many_of_many_rows_as_asked_for(n: int) -> None:
         ([3, 3, 3], 1, [1, 0, 0]),
     ],
 )
-def test_allotted(counts: list[int], n: int, wanted: list[int]) -> None:
+def test_held_out_rows_are_allotted_to_classes(
+    counts: list[int], n: int, wanted: list[int]
+) -> None:
     assert allot_by_share(np.array(counts), n).tolist() == wanted
 
 
-def test_rows_behind_those_of_the_fit_have_no_weights_of_classes() -> None:
+def test_appended_validation_rows_have_no_class_weights() -> None:
     last = TrailingRows(5, np.array([2.0, 0.5, 0.0]))
     np.testing.assert_array_equal(last.make_reader()(3, np.zeros(4)), [False, False, True, True])
     found = last.restore_weight(np.array([0.0, 1.0, 2.0]), np.array([4.0, 1.5, 0.0]))

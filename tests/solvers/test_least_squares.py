@@ -53,7 +53,7 @@ def _pair(case: str) -> tuple[Any, Any]:
 
 
 def _differ(found: Any, expected: Any) -> float:
-    """Largest difference, relative to the largest value."""
+    """Return the largest difference relative to the largest value."""
     assert np.shape(found) == np.shape(expected)
     size = max(float(np.abs(expected).max()), 1e-300)
     return float(np.abs(np.asarray(found, np.float64) - expected).max()) / size
@@ -92,11 +92,11 @@ def test_dense_rows(case: str, dtype: str, weighted: bool) -> None:
 def test_sparse_rows(case: str) -> None:
     ours, theirs = _pair(case)
     if case == "ridge svd" or case == "ridge cholesky":
-        theirs.set_params(solver="auto")  # scikit-learn's others refuse sparse rows
+        theirs.set_params(solver="auto")  # the other scikit-learn estimators refuse sparse rows
     X, y = _data()
     X[np.random.default_rng(1).random(X.shape) < 0.6] = 0.0
     ours.fit(sparse.csr_array(X), y)
-    # Its iterations over sparse rows end at a tolerance; over dense ones they are exact.
+    # scikit-learn's solver for sparse rows is iterative; for dense ones it is exact.
     theirs.fit(X, y)
     assert _differ(ours.coef_, theirs.coef_) < 1e-7
     assert _differ(ours.intercept_, theirs.intercept_) < 1e-7
@@ -173,11 +173,11 @@ def test_examples_of_the_docstrings(model: Any) -> None:
     assert done.failed == 0
 
 
-# --- digits --------------------------------------------------------------------------------------
+# --- precision -----------------------------------------------------------------------------------
 
 
 def _truth(X: Any, y: Any, tol: float = 1e-6) -> tuple[Any, int]:
-    """Least squares of least norm by an orthogonal factorisation, in float64."""
+    """Return the minimum-norm least squares solution by an orthogonal factorisation in float64."""
     X, y = X.astype(np.float64), y.astype(np.float64)
     coef, _, rank, _ = linalg.lstsq(X - X.mean(axis=0), y - y.mean(), cond=tol)
     return coef, rank
@@ -185,10 +185,10 @@ def _truth(X: Any, y: Any, tol: float = 1e-6) -> tuple[Any, int]:
 
 @pytest.mark.parametrize("condition", [1e1, 1e3, 1e5])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_ill_conditioned_rows_keep_their_digits(dtype: str, condition: float) -> None:
+def test_ill_conditioned_rows_keep_their_precision(dtype: str, condition: float) -> None:
     X, y = _data("float64")
     X[:, 3] = X[:, 2] + np.random.default_rng(1).normal(size=N) / condition
-    y += X[:, 3] * 5  # a coefficient that only these digits tell
+    y += X[:, 3] * 5  # a coefficient that only these digits determine
     X, y = X.astype(dtype), y.astype(dtype)
     ours = LinearRegression(tol=1e-9).fit(X, y)
     expected, rank = _truth(X, y, 1e-9)
@@ -200,7 +200,7 @@ def test_ill_conditioned_rows_keep_their_digits(dtype: str, condition: float) ->
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("offset", [1e2, 1e4, 1e6])
-def test_means_far_from_zero_cost_no_digits(dtype: str, offset: float) -> None:
+def test_means_far_from_zero_keep_precision(dtype: str, offset: float) -> None:
     X, y = _data("float64")
     X, y = (X + offset).astype(dtype), (y - offset).astype(dtype)
     expected, rank = _truth(X, y)
@@ -215,7 +215,7 @@ def test_means_far_from_zero_cost_no_digits(dtype: str, offset: float) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("what", ["repeated", "constant", "zero", "few rows", "one row", "all"])
-def test_dependent_features_get_the_least_norm(dtype: str, what: str) -> None:
+def test_dependent_features_get_the_minimum_norm_solution(dtype: str, what: str) -> None:
     X, y = _data(dtype)
     if what == "repeated":
         X[:, 5] = 2 * X[:, 1]
@@ -253,7 +253,7 @@ def test_one_hot_rows_with_an_intercept() -> None:
 def test_blocks_on_workers(client: Client) -> None:
     ours, theirs = _pair("ols")
     X, y = _data("float32", n_targets=2)
-    X[:, 3] = X[:, 2] + X[:, 3] / 256  # takes a second look
+    X[:, 3] = X[:, 2] + X[:, 3] / 256  # needs a second pass
     weight = np.random.default_rng(1).uniform(0, 2, N).astype(np.float32)
     ours.fit(*_lazy(X, y, weight))
     theirs.fit(X.astype(np.float64), y.astype(np.float64), weight.astype(np.float64))
@@ -265,13 +265,13 @@ def test_blocks_on_workers(client: Client) -> None:
     assert np.array_equal(same, ours.predict(X))
 
 
-def test_lanes_change_nothing_but_rounding() -> None:
+def test_lanes_only_change_rounding() -> None:
     X, y = _data()
     coefs = [LinearRegression(run=Run(n_lanes=n)).fit(X, y).coef_ for n in (1, 3, 7)]
     assert max(_differ(coef, coefs[0]) for coef in coefs) < 1e-13
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Solvers in lock step: each as if alone, questions in one order, no thread left behind."""
+"""Solvers in lock step: each behaves as if alone, requests are ordered, no thread is left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Number(Statistic):
 
 @dataclass(frozen=True)
 class Counts(Solver):
-    """Asks so many times; the solution is the answers."""
+    """Solver that makes a number of reduce requests and returns the results."""
 
     times: int
     fails_at: int = -1
@@ -50,7 +50,7 @@ def _threads() -> int:
     return sum(thread.name == "lock-step" for thread in threading.enumerate())
 
 
-def test_each_gets_its_own_answers_and_may_end_early() -> None:
+def test_each_solver_gets_its_results_and_may_end_early() -> None:
     log: list[tuple[list[int], list[float]]] = []
 
     def answers(at: list[int], questions: list[Any]) -> list[Any]:
@@ -64,7 +64,7 @@ def test_each_gets_its_own_answers_and_may_end_early() -> None:
 
 
 @pytest.mark.parametrize("fails_at", [0, 1])
-def test_an_error_of_one_ends_all(fails_at: int) -> None:
+def test_an_error_of_one_solver_ends_all(fails_at: int) -> None:
     with pytest.raises(ValueError, match="no digits"):
         run_in_lock_step(
             _solver_runs(Counts(3), Counts(3, fails_at)), lambda at, q: [np.zeros(1) for _ in at]
@@ -72,7 +72,7 @@ def test_an_error_of_one_ends_all(fails_at: int) -> None:
     assert _threads() == 0
 
 
-def test_an_error_of_the_answers_ends_all() -> None:
+def test_an_error_of_a_reduction_ends_all() -> None:
     def answers(at: list[int], questions: list[Any]) -> list[Any]:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""newton-cholesky: its sums against finite differences, its solutions against scikit-learn."""
+"""newton-cholesky: sums compared with finite differences, solutions with scikit-learn."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _same(ours: Any, X: Any, y: Any, weight: Any = None, rtol: float = 1e-6, **p
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize("fit_intercept", [True, False])
 @pytest.mark.parametrize(("name", "n_classes"), [("log_loss", 2), ("log_loss", 3), ("poisson", 0)])
-def test_hessian_is_the_slope_of_the_gradient(
+def test_hessian_equals_differences_of_the_gradient(
     name: str, n_classes: int, fit_intercept: bool, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(curvature, "_CACHE_BLOCK_BYTES", 1)  # several blocks
@@ -86,20 +86,23 @@ def test_two_classes(C: float, fit_intercept: bool) -> None:
 def test_weights_and_sparse_rows() -> None:
     rows = sparse.csr_matrix(SPARSE)
     _same(_fit(rows, Y, WEIGHT), rows, Y, WEIGHT)
-    for weight in (None, WEIGHT):  # balanced as scikit-learn does it: a weight of 2 is a row twice
+    for weight in (
+        None,
+        WEIGHT,
+    ):  # balanced as in scikit-learn: a weight of 2 equals a repeated row
         balanced = _fit(rows, Y, weight, class_weight="balanced")
         _same(balanced, rows, Y, weight, class_weight="balanced")
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
 @pytest.mark.parametrize("C", [1.0, np.inf])
-def test_three_classes_and_what_the_penalty_does_not_hold(C: float, fit_intercept: bool) -> None:
-    """Intercepts, or without a penalty all, are as free as a common shift of the classes."""
+def test_three_classes_and_unpenalised_parameters(C: float, fit_intercept: bool) -> None:
+    """Intercepts, or all parameters without a penalty, are determined up to a common shift."""
     params = {"C": C, "fit_intercept": fit_intercept}
     _same(_fit(*IRIS, **params), *IRIS, **params)
 
 
-def test_float32_stops_at_its_own_precision() -> None:
+def test_float32_stops_at_its_precision() -> None:
     ours = _fit(X.astype(np.float32), Y, tol=1e-6)
     assert ours.coef_.dtype == np.float32
     _same(ours, X, Y, rtol=1e-4)
@@ -111,14 +114,14 @@ def test_on_a_cluster(client: Client) -> None:
     assert len(ours.history_.records) <= ours.n_iter_[0] + 2
 
 
-def test_one_pass_a_step() -> None:
+def test_one_pass_per_step() -> None:
     ours = _fit(X, Y, tol=1e-4)
     assert ours.n_iter_ == Reference(solver="newton-cholesky").fit(X, Y).n_iter_
     assert len(ours.history_.records) <= ours.n_iter_[0] + 2
 
 
 def test_collinear_features_without_a_penalty() -> None:
-    """L-BFGS goes on, and says so."""
+    """L-BFGS continues, with a warning."""
     once = X[:, :2] + np.random.default_rng(0).normal(size=(400, 2))
     twice = np.hstack([once, once])
     with pytest.warns(ConvergenceWarning, match=r"singular Hessian.*L-BFGS.*collinear"):
@@ -138,7 +141,7 @@ def test_separable_rows_without_a_penalty_warn() -> None:
     assert clf.score(rows, y) == 1
 
 
-def test_limit_of_iterations_warns_and_warm_start_goes_on() -> None:
+def test_limit_of_iterations_warns_and_warm_start_continues() -> None:
     clf = LogisticRegression(solver="newton-cholesky", max_iter=1, tol=1e-8, warm_start=True)
     with pytest.warns(ConvergenceWarning, match=r"limit of 1 iterations.*max_iter"):
         clf.fit(X, Y)

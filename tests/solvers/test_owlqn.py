@@ -24,7 +24,7 @@ IRIS = (scale(load_iris().data), load_iris().target)
 
 
 def _objective(clf: Any, X: Any, y: Any, C: float, ratio: float) -> float:
-    """scikit-learn's: C times the summed loss plus the elastic net."""
+    """Return scikit-learn's objective: C times the summed loss plus the elastic net."""
     proba = clf.predict_proba(X)[np.arange(len(y)), np.searchsorted(clf.classes_, y)]
     w = clf.coef_
     return float(
@@ -45,7 +45,7 @@ def test_optimum_of_saga(penalty: tuple[float, float], rows: Any) -> None:
     ours.fit(da.from_array(X, chunks=(100, -1)), da.from_array(y, chunks=100))
     reference = Reference(solver="saga", l1_ratio=ratio, C=C, tol=1e-7, max_iter=3000)
     if C == 1.0 and rows is CANCER:
-        with pytest.warns(ConvergenceWarning):  # saga is slow where columns are alike
+        with pytest.warns(ConvergenceWarning):  # saga is slow with correlated columns
             reference.fit(X, y)
         assert _objective(ours, X, y, C, ratio) <= _objective(reference, X, y, C, ratio) + 1e-6
         return
@@ -68,7 +68,7 @@ def test_sparse_rows_and_weights() -> None:
     np.testing.assert_allclose(ours.coef_, reference.coef_, atol=1e-4 * abs(ours.coef_).max())
 
 
-def test_a_strong_penalty_leaves_the_intercept_alone() -> None:
+def test_a_strong_penalty_does_not_affect_the_intercept() -> None:
     X, y = CANCER
     clf = LogisticRegression("l1", C=1e-4, tol=1e-8).fit(X, y)
     assert not clf.coef_.any()
@@ -91,7 +91,7 @@ def test_least_squares_equal_the_lasso() -> None:
     assert found.w.shape == (10, 1)
     np.testing.assert_allclose(found.w[:, 0], lasso.coef_, atol=1e-7)
     np.testing.assert_array_equal(found.w[:, 0] == 0, lasso.coef_ == 0)
-    # At the optimum no direction helps; gains too small for float64 end the search before 1e-9.
+    # Near the optimum gains are too small for float64, which ends the search before 1e-9.
     again = pseudo_gradient(found.w[:, 0], evaluate(found.w[:, 0])[1], np.full(10, 0.1))
     assert np.abs(again).max() <= 1e-8
 

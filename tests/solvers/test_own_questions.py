@@ -1,4 +1,4 @@
-"""Questions of a user's own solvers: ranges that trainers finish, and what ends a fit."""
+"""Reduce requests of custom solvers: ranges finished by trainers, and errors that end a fit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Points(Model):
 
 @dataclass(frozen=True)
 class Quartiles(ReduceScatterStatistic):
-    """The bins in which the quarters of each feature end, of histograms that nobody has whole."""
+    """Bins of the quartiles of each feature; no trainer has the whole histogram."""
 
     remembered: ClassVar[bool] = False
     n_bins: int = 32
@@ -64,14 +64,14 @@ class Quartiles(ReduceScatterStatistic):
 
 
 class MergedQuartiles(Quartiles):
-    """The same, said not to add."""
+    """The same statistic, declared as not additive."""
 
     additive = False
 
 
 @dataclass(frozen=True)
 class Asks(Solver):
-    """Asks so many times, and finds the last answer."""
+    """Solver that makes a number of requests and returns the last result."""
 
     name = "asks"
     times: int
@@ -96,7 +96,7 @@ def _asked(
     return result.state.w
 
 
-def test_each_trainer_finishes_a_range_of_its_own(client: Client) -> None:
+def test_each_trainer_finishes_a_separate_range(client: Client) -> None:
     out = np.zeros((6, 32))
     Quartiles().add(Points(6), BatchRows(X), out, None)  # type: ignore[arg-type]
     truth = Quartiles().finish(Points(6), out, slice(0, 6))
@@ -110,8 +110,8 @@ def test_each_trainer_finishes_a_range_of_its_own(client: Client) -> None:
             np.testing.assert_array_equal(found, truth)
 
 
-def test_a_question_that_nobody_can_read_ends_the_fit_soon(client: Client) -> None:
-    """Its sender would send it again in every generation."""
+def test_an_unreadable_request_ends_the_fit_soon(client: Client) -> None:
+    """Its sender would repeat it in every generation."""
 
     @dataclass(frozen=True)
     class Garbled(Quartiles):
@@ -122,8 +122,8 @@ def test_a_question_that_nobody_can_read_ends_the_fit_soon(client: Client) -> No
         _asked(garbled, client)
 
 
-def test_what_a_solver_raises_ends_the_fit_at_once(client: Client) -> None:
-    """The other trainer's broken connection is often heard of before the cause of it."""
+def test_an_error_of_a_solver_ends_the_fit_immediately(client: Client) -> None:
+    """The other trainer's broken connection is often reported before its cause."""
     begun = []
 
     class Count:
@@ -139,9 +139,9 @@ def test_what_a_solver_raises_ends_the_fit_at_once(client: Client) -> None:
     for _ in range(5):
         with pytest.raises(DivergedError, match="It cannot go on"):
             _asked(Fails(1), client, [Count()])
-    assert len(begun) < 5  # one now and then, where this machine is slow to tell
+    assert len(begun) < 5  # occasionally one, if this machine is slow
 
 
-def test_a_solver_may_not_ask_more_than_it_says() -> None:
+def test_a_solver_may_not_exceed_its_declared_passes() -> None:
     with pytest.raises(InvalidParameterError, match="max_passes=3 sums"):
         _asked(Asks(4), None)

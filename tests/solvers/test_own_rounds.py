@@ -1,4 +1,4 @@
-"""A user's own round algorithm in one file: k-means by Lloyd's steps, on rows without targets.
+"""Custom round algorithm in one file: k-means by Lloyd's steps, on rows without targets.
 
 Its model, its statistic, the memory of its rows, its solver and its estimator follow; then the
 tests.
@@ -54,7 +54,7 @@ class Points(Model):
 
 
 def nearest(centres: Array, X: Any, backend: Backend) -> tuple[Any, Any]:
-    """The nearest centre of each row, and the squared distance to it, but for that of the row."""
+    """Return the nearest centroid of each row, and its squared distance without the row's norm."""
     xp = namespace(X)
     there = cast(backend.to_device(centres), X.dtype)
     apart = total(there * there, axis=1) - 2 * backend.dot(X, there.T)
@@ -63,7 +63,7 @@ def nearest(centres: Array, X: Any, backend: Backend) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Labels(RowState):
-    """The centre that each row belonged to; -1 at the beginning."""
+    """Row memory with the centroid of each row; -1 initially."""
 
     name = "labels"
     centres: Array | None
@@ -76,7 +76,7 @@ class Labels(RowState):
 
 @dataclass(frozen=True)
 class Assignment(Statistic):
-    """Weight and weighted sum of the rows of each centre; last, how many rows have changed theirs.
+    """Weight and weighted sum of the rows of each centroid; last, the number of changed rows.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class Assignment(Statistic):
 
 @dataclass(frozen=True)
 class Lloyd(Solver):
-    """Lloyd's steps, until no row changes its centre or the centres hardly move.
+    """Lloyd's steps until no row changes its centroid or the centroids hardly move.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class Lloyd(Solver):
 
 @dataclass(frozen=True, eq=False)
 class Nearest:
-    """The nearest centre of each row."""
+    """The nearest centroid of each row."""
 
     centres: Array
 
@@ -216,7 +216,7 @@ LAZY = da.from_array(X, chunks=(400, -1))
 
 @pytest.fixture
 def frail() -> Iterator[Client]:
-    """Two workers, of which a test kills one."""
+    """Provide two workers, of which a test kills one."""
     with (
         LocalCluster(
             n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
@@ -228,7 +228,7 @@ def frail() -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def alone() -> KMeans:
-    """The fit in one process."""
+    """Return the fit in one process."""
     return KMeans(INIT, run=EXACT).fit(LAZY.compute())
 
 
@@ -239,14 +239,14 @@ def _same(ours: KMeans, theirs: KMeans) -> None:
     assert {r["rows"] for r in ours.history_} == {N_ROWS}
 
 
-def test_it_is_lloyds_algorithm(alone: KMeans) -> None:
+def test_fit_equals_lloyds_algorithm(alone: KMeans) -> None:
     peer = Peer(K, init=INIT, n_init=1, algorithm="lloyd", tol=1e-20).fit(X)
     np.testing.assert_allclose(alone.cluster_centers_, peer.cluster_centers_, rtol=1e-10)
     np.testing.assert_array_equal(alone.predict(X), peer.labels_)
     assert alone.n_iter_ == peer.n_iter_ > 6
 
 
-def test_two_workers_find_what_one_does(client: Client, alone: KMeans) -> None:
+def test_two_workers_equal_one_process(client: Client, alone: KMeans) -> None:
     _same(KMeans(INIT, run=EXACT).fit(LAZY, client=client), alone)
     quick = KMeans(INIT).fit(LAZY, client=client)
     np.testing.assert_allclose(quick.cluster_centers_, alone.cluster_centers_, rtol=1e-10)
@@ -254,8 +254,8 @@ def test_two_workers_find_what_one_does(client: Client, alone: KMeans) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("held", [2**26, 0], ids=["held", "made again"])
-def test_streamed_rows_remember_too(client: Client, held: int) -> None:
-    """In blocks that are read in each pass, their labels held or made again."""
+def test_row_memory_of_streamed_rows(client: Client, held: int) -> None:
+    """Blocks are read in each pass; their labels are kept or recomputed."""
     rows = da.from_array(np.repeat(X, 3, axis=0), chunks=(100, -1))
     run = Run(n_lanes=2, deterministic=True)
     kept = KMeans(INIT, run=run).fit(rows, client=client)
@@ -268,7 +268,7 @@ def test_streamed_rows_remember_too(client: Client, held: int) -> None:
 
 
 class Killer:
-    """Kills the worker of a trainer after the first pass, and opens the gate."""
+    """Callback that kills the worker of a trainer after the first pass and opens the gate."""
 
     def __init__(self, client: Client, rank: int, gate: Path) -> None:
         self.client, self.rank, self.gate = client, rank, gate
@@ -299,4 +299,4 @@ def test_a_killed_worker_changes_nothing(
     assert clusters.history_.extra["generations"]
 
 
-# --- a sum that each trainer finishes a range of --------------------------------------------------
+# --- a sum of which each trainer finishes a range -------------------------------------------------

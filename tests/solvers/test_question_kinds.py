@@ -1,4 +1,4 @@
-"""Whose class a question names: the fit's own, whatever else of that name is in the process."""
+"""Requests use the fit's class, whatever other classes of that name are in the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from daskml_dist.training.worker.loops.solver import question_kinds
 
 
 def _notebook(value: float) -> Solver:
-    """A solver of a notebook's, whose statistic has the same name in all notebooks."""
+    """Return a solver as of a notebook, whose statistic has the same name in all notebooks."""
 
     @dataclass(frozen=True)
     class Total(Statistic):
@@ -44,20 +44,20 @@ def _value_of(question: Any) -> float:
     return float(out[0])
 
 
-def test_each_fit_asks_with_its_own_class() -> None:
+def test_each_fit_uses_its_own_class() -> None:
     one, two = (cloudpickle.loads(cloudpickle.dumps(_notebook(value))) for value in (1.0, 2.0))
     data = {}
     for solver, value in [(one, 1.0), (two, 2.0), (one, 1.0)]:
         kinds = question_kinds(solver)
         data[value] = pack_object(solver.solve(None, None, None), kinds)
         assert _value_of(unpack_object(data[value], kinds)) == value
-    assert data[1.0] == data[2.0]  # the name alone would not tell them apart
+    assert data[1.0] == data[2.0]  # the name alone does not distinguish them
     with pytest.raises(TypeError, match="another class"):
         pack_object(one.solve(None, None, None), question_kinds(two))
 
 
-def test_what_is_unpickled_twice_is_known() -> None:
-    # The pickler makes an empty class first, and only then sees that it has the class already.
+def test_a_class_unpickled_twice_is_recognised() -> None:
+    # cloudpickle makes an empty class before it detects that the class exists already.
     packed = cloudpickle.dumps(_notebook(3.0))
     solvers = [cloudpickle.loads(packed) for _ in range(3)]
     for solver in solvers:

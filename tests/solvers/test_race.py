@@ -1,4 +1,4 @@
-"""Races: how often each row comes first, and that nothing but its place decides."""
+"""Bottom-k sampling: frequencies follow the weights and depend only on row positions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _winners(seed: int, n_rows: int, cuts: tuple[int, ...] = ()) -> list[int]:
     return total[total[:, 0] > 0, 1].astype(int).tolist()
 
 
-def test_rows_come_first_as_often_as_they_weigh() -> None:
+def test_rows_are_sampled_in_proportion_to_their_weights() -> None:
     first = np.bincount([_winners(seed, 1)[0] for seed in range(3000)], minlength=len(WEIGHT))
     expected = 3000 * WEIGHT / WEIGHT.sum()
     assert first[0] == 0
@@ -33,8 +33,8 @@ def test_rows_come_first_as_often_as_they_weigh() -> None:
     assert (((first - expected) ** 2)[1:] / expected[1:]).sum() < 16
 
 
-def test_rows_are_drawn_once() -> None:
-    """As often as one after the other, of those that are left."""
+def test_rows_are_sampled_without_replacement() -> None:
+    """Frequencies equal those of successive draws without replacement."""
     rng = np.random.default_rng(0)
     share = WEIGHT / WEIGHT.sum()
     truth = np.zeros(len(WEIGHT))
@@ -43,10 +43,10 @@ def test_rows_are_drawn_once() -> None:
         truth[rng.choice(len(WEIGHT), 2, replace=False, p=share)] += 1
         found[_winners(seed, 2)] += 1
     assert abs(truth - found).max() < 150  # three standard deviations of a difference
-    assert sorted(_winners(0, 9)) == [1, 2, 3, 4]  # there are no more
+    assert sorted(_winners(0, 9)) == [1, 2, 3, 4]  # all rows were drawn
 
 
-def test_pieces_change_nothing() -> None:
+def test_samples_do_not_depend_on_the_pieces() -> None:
     for seed in range(20):
         whole = _winners(seed, 2)
         assert _winners(seed, 2, (2,)) == whole

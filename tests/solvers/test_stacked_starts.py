@@ -1,4 +1,4 @@
-"""Starts of columns by Newton's steps: the same optima, in fewer readings of all rows."""
+"""Newton starts of batched columns: the same optima with fewer passes over the rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shares and Hessians of few rows."""
+    """Use few rows for starting values and Hessians."""
     monkeypatch.setattr(batched_gradients, "_SAMPLE_RUN_ROWS", 8)
     monkeypatch.setattr(batched_solver, "_MIN_ROWS_PER_PARAMETER", 4)
     monkeypatch.setattr(solver_rounds, "_MIN_ENTRIES_FOR_SHARE", 0)
@@ -51,7 +51,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Columns of each reading of all rows."""
+    """Record the columns of each pass over all rows."""
     found: list[int] = []
     add = BatchedGradient._add_candidates
 
@@ -79,7 +79,7 @@ def _search(tol: float, X: Any, y: Any) -> Any:
 @pytest.mark.parametrize(
     "case", quick(CASES, "other scales", "sparse", "separable", "three classes")
 )
-def test_optima_are_those_of_newtons_method_in_double_precision(case: str) -> None:
+def test_optima_equal_those_of_newtons_method_in_float64(case: str) -> None:
     rows, labels = CASES[case]
     found, dense = _search(1e-7, rows, labels).cv_results_, np.asarray(rows @ np.eye(rows.shape[1]))
     truth = Truth(solver="newton-cholesky", tol=1e-12)
@@ -113,11 +113,11 @@ def test_all_rows_are_read_less_often(
     assert 0 < few < share * sum(read)
 
 
-def test_penalties_that_others_lead_reach_their_own_optima(read: list[int]) -> None:
+def test_columns_started_from_others_reach_their_optima(read: list[int]) -> None:
     values = np.logspace(-2, 4, 12)
     face = LogisticRegressionCV(Cs=values, cv=KFold(3), tol=1e-7, use_legacy_attributes=False)
     paths = face.fit(X, BINARY).coefs_paths_[:, 0, :, 0]
-    assert min(read) < len(values)  # some lead
+    assert min(read) < len(values)  # some columns provide starting values
     for split, (train, _) in enumerate(KFold(3).split(X)):
         for number, C in enumerate(values):
             truth = Truth(C=C, solver="newton-cholesky", tol=1e-12).fit(X[train], BINARY[train])
@@ -125,8 +125,8 @@ def test_penalties_that_others_lead_reach_their_own_optima(read: list[int]) -> N
             np.testing.assert_allclose(paths[split, number], expected, atol=2e-6)
 
 
-def test_the_nearest_optimum_leads() -> None:
-    """Of squares with the Hessian 1, distances are those of the places."""
+def test_columns_start_from_the_nearest_optimum() -> None:
+    """For quadratics with Hessian 1, distances equal those of the optima."""
     at = {3: 0.0, 5: 0.01, 7: 1.0, 8: 1.012, 9: 0.99, 11: np.nan}
     places = {i: np.array([[x]]) for i, x in at.items()}
     found = choose_leaders(places, {i: np.array([1.0, x]) for i, x in at.items()})
@@ -155,10 +155,10 @@ def test_other_losses_and_losses_without_hessian(monkeypatch: pytest.MonkeyPatch
     np.testing.assert_allclose(scores[0], scores[1], rtol=1e-7)
 
 
-def test_searches_of_newtons_method_take_the_kernels_of_many_rows(
+def test_newton_searches_use_kernels_for_many_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Targets and weights that a kernel reads lie side by side."""
+    """Targets and weights read by a kernel are contiguous."""
     monkeypatch.undo()  # thousands of short runs of rows would take most of the time
     rows = np.tile(X, (8, 1)).astype(np.float32)
     labels = np.tile(BINARY, 8)

@@ -1,6 +1,6 @@
-"""Streams of centres on a cluster: lanes add rows up, the client looks for centres of few rows.
+"""Streams of k-means on a cluster: lanes sum rows, the client reassigns small clusters.
 
-The fixture `client` sees that nothing is left there.
+The fixture `client` checks that nothing is left on the cluster.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _RNG = np.random.default_rng(0)
 _X = _RNG.standard_normal((300, 5)) + 2 * _RNG.integers(0, 3, (300, 1))
 _WEIGHT = _RNG.integers(0, 4, 300).astype(float)
 _SPARSE = sparse.random(300, 20, 0.3, format="csr", random_state=0)
-#: Ends of calls, some of which are followed by a look, and some not.
+#: Ends of calls; only some are followed by a check for small clusters.
 _ENDS = [0, 50, 80, 110, 150, 170, 240, 300]
-#: Centres that begin anew again and again.
+#: Settings under which centroids are reassigned repeatedly.
 _FEW = {"n_clusters": 6, "init": "random", "reassignment_ratio": 0.5, "random_state": 0}
 
 
@@ -40,7 +40,7 @@ def _learned(model: Any, calls: Any, client: Any = None, **how: Any) -> Any:
         for number, (X, weight) in enumerate(calls):
             stream.learn(X, None, weight, position=number)
             if number == 3:
-                assert len(model.counts_) == model.n_clusters  # to look changes nothing
+                assert len(model.counts_) == model.n_clusters  # reading changes nothing
     return stream
 
 
@@ -54,8 +54,8 @@ def _check_same(ours: Any, theirs: Any, found: Any, truth: Any) -> None:
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each look found centres that began anew."""
+def reassignment_checks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Record whether each check reassigned centroids."""
     found, real = [], ReassignmentSchedule.reassign_low_centroids
 
     def after(self: ReassignmentSchedule, state: Any, block: Any) -> Any:
@@ -76,16 +76,16 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         (_SPARSE, None, "allreduce", Run()),
     ],
 )
-def test_lanes_that_step_together_find_the_centres_of_one_process(
-    client: Any, looks: list[bool], X: Any, weight: Any, policy: str, run: Run
+def test_synchronous_lanes_equal_one_process(
+    client: Any, reassignment_checks: list[bool], X: Any, weight: Any, policy: str, run: Run
 ) -> None:
     theirs = MiniBatchKMeans(**_FEW)
-    truth, alone = _learned(theirs, _calls(X, weight)), looks.copy()
-    looks.clear()
+    truth, alone = _learned(theirs, _calls(X, weight)), reassignment_checks.copy()
+    reassignment_checks.clear()
     ours = MiniBatchKMeans(policy=policy, run=run, **_FEW)
     found = _learned(ours, _calls(X, weight), client)
-    assert looks == alone
-    assert {True, False} == set(looks) or sum(looks) > 1
+    assert reassignment_checks == alone
+    assert {True, False} == set(reassignment_checks) or sum(reassignment_checks) > 1
     _check_same(ours, theirs, found, truth)
 
 
@@ -100,7 +100,7 @@ def test_every_policy_is_sequential_with_one_lane(client: Any, policy: str) -> N
 
 
 def _assigned(w: Any, rows: Any) -> Any:
-    """Counts and sums of the rows nearest to each centre."""
+    """Return counts and sums of the rows nearest to each centroid."""
     centres = w[:, 1:] / w[:, :1]
     nearest = ((rows[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
     found = np.zeros_like(w)
@@ -109,7 +109,7 @@ def _assigned(w: Any, rows: Any) -> Any:
 
 
 @pytest.mark.parametrize("policy", [LocalSGD(sync_every=2), "average"])
-def test_what_lanes_that_step_alone_add_counts_once(client: Any, policy: Any) -> None:
+def test_rows_of_independent_lanes_count_once(client: Any, policy: Any) -> None:
     one = {"n_clusters": 3, "init": _X[[0, 50, 100]], "n_init": 1, "reassignment_ratio": 0}
     begun = MiniBatchKMeans(**one)
     _learned(begun, [(_X, None)])
@@ -131,9 +131,7 @@ def test_what_lanes_that_step_alone_add_counts_once(client: Any, policy: Any) ->
 
 
 @pytest.mark.parametrize("policy", quick(["async", "ssp", "hogwild"], "async", "hogwild"))
-def test_lanes_at_their_own_pace_count_each_row_once(
-    client: Any, policy: str, tmp_path: Any
-) -> None:
+def test_free_running_lanes_count_each_row_once(client: Any, policy: str, tmp_path: Any) -> None:
     params = {"n_clusters": 3, "reassignment_ratio": 0, "random_state": 0}
     ours = MiniBatchKMeans(policy=policy, run=Run(n_lanes=2, n_servers=2), **params)
     path = tmp_path / "s.npz"
@@ -147,13 +145,13 @@ def test_lanes_at_their_own_pace_count_each_row_once(
 
 
 @pytest.mark.parametrize("policy", quick(["sync", "allreduce"], "sync"))
-def test_it_goes_on_after_losses_interrupts_and_ends(
+def test_stream_continues_after_losses_interrupts_and_ends(
     client: Any, policy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     theirs = MiniBatchKMeans(**_FEW)
     truth = _learned(theirs, _calls())
     told = lose_some(monkeypatch)
-    for number, (X, _) in enumerate(_calls(_X.copy())):  # each in a stream of its own
+    for number, (X, _) in enumerate(_calls(_X.copy())):  # each call in a separate stream
         ours = MiniBatchKMeans(policy=policy, run=Run(n_lanes=2), **_FEW)
         checkpoint = Checkpoint(tmp_path / "m.npz", resume=True)
         with ours.stream(client=client, checkpoint=checkpoint) as found:
@@ -161,7 +159,7 @@ def test_it_goes_on_after_losses_interrupts_and_ends(
                 cut_off_next(monkeypatch, "receive")
                 with pytest.raises(KeyboardInterrupt):
                     found.learn(X, position=number)
-                X[:] = np.nan  # it was given, and is learned
+                X[:] = np.nan  # the interrupted call was submitted and is learned
             assert (found.learn(X, position=number) is None) == (number == 5)
     assert len(told) > 4
     _check_same(ours, theirs, found, truth)

@@ -1,4 +1,4 @@
-"""A stream whose workers are killed goes on with each row once."""
+"""A stream whose workers are killed learns each row exactly once."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def _kill_one(client, number):
 
 
 def _learn_and_kill(client, stream, calls):
-    """Loss of a stream that learns all calls, of 40 rows each, while three workers are killed."""
+    """Return the loss of a stream of calls of 40 rows during which three workers are killed."""
     for number, rows in enumerate(calls):
         if number % 30 == 10:
             _kill_one(client, number // 30)
@@ -42,7 +42,7 @@ def _learn_and_kill(client, stream, calls):
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "local", "average", "async", "hogwild"])
 def test_no_row_is_lost_or_learned_twice_by_kills_of_workers(crew, policy, assert_clean):
     params = {"policy": policy, "random_state": 0, "optimizer": "sgd", "learning_rate": 0.1}
-    # Lanes at their own pace have an order where there is one alone.
+    # Of free-running lanes only a single one has a defined order.
     alone = policy in {"async", "hogwild"}
     run = Run(n_lanes=1 if alone else 3, n_servers=1 if policy == "allreduce" else 2)
     ours, theirs = (SGDClassifier(run=run, **params) for _ in range(2))
@@ -61,7 +61,7 @@ def test_no_row_is_lost_or_learned_twice_by_kills_of_workers(crew, policy, asser
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "local", "async"])
 def test_centres_have_each_row_once_after_kills_of_workers(crew, policy, assert_clean):
-    # Looks for centres of few rows are made in the client, and some of them change centres.
+    # The client checks for small clusters, and sometimes reassigns centroids.
     params = {"n_clusters": 6, "init": "random", "reassignment_ratio": 0.5, "random_state": 0}
     run = Run(n_lanes=1 if policy == "async" else 3, n_servers=2)
     ours, theirs = (MiniBatchKMeans(policy=policy, run=run, **params) for _ in range(2))
@@ -81,7 +81,7 @@ def test_centres_have_each_row_once_after_kills_of_workers(crew, policy, assert_
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "async", "hogwild"])
 def test_ratings_count_once_after_kills_of_workers(crew, policy, assert_clean):
-    # Users and items come all the time, and the parameters grow twice: there is room for 1,024.
+    # Users and items arrive all the time, so the parameters grow twice from a capacity of 1,024.
     rng, calls = np.random.default_rng(0), []
     for number in range(90):
         users, items = rng.integers(0, 40 * (number + 1), 40), rng.integers(0, 15, 40)

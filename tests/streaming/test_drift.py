@@ -1,4 +1,4 @@
-"""Drifts of streams: seen soon, seldom where there are none, and answered as asked."""
+"""Drift detection in streams: prompt, rarely false, followed by the requested action."""
 
 import numpy as np
 import pytest
@@ -14,15 +14,15 @@ def _alarms(losses):
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
-def test_rises_are_seen_and_noise_is_not(scale):
+def test_rises_are_detected_and_noise_is_not(scale):
     late = []
     for seed in range(10):
         rng = np.random.default_rng(seed)
         losses = 0.45 + rng.normal(0, 0.02, 1500)
-        losses[:100] += np.linspace(0.25, 0, 100)  # what a model learns first
+        losses[:100] += np.linspace(0.25, 0, 100)  # decreasing losses at first
         losses[1000:] += 0.1
         alarms = _alarms(scale * losses)
-        assert alarms[0] >= 1000  # none of 10,000 calls
+        assert alarms[0] >= 1000  # no alarm in 10,000 calls
         late.append(alarms[0] - 1000)
     assert max(late) <= 5
 
@@ -33,7 +33,7 @@ def test_one_outlier_is_no_drift():
     assert _alarms(losses) == []
 
 
-def test_parameters_without_meaning_are_told():
+def test_invalid_parameters_are_refused():
     for params in ({"delta": -1}, {"threshold": "x"}, {"min_calls": 1}, {"window": np.inf}):
         with pytest.raises(InvalidParameterError, match="give a number"):
             PageHinkley(**params)
@@ -53,7 +53,7 @@ def _drifting(on_drift):
     return [loss for loss, _ in found], stream
 
 
-def test_what_is_asked_for_is_done_on_a_drift():
+def test_the_requested_action_follows_a_drift():
     plain, stream = _drifting(None)
     (rows,) = stream.drifts
     assert 15_000 < rows <= 16_000
@@ -69,7 +69,7 @@ def test_what_is_asked_for_is_done_on_a_drift():
     assert called == stream.drifts
 
 
-def test_detectors_of_the_usual_kind_are_asked():
+def test_custom_detectors_are_called():
     class Detector:
         drift_detected = False
         seen = ()
@@ -81,6 +81,6 @@ def test_detectors_of_the_usual_kind_are_asked():
     detector, X = Detector(), np.eye(4)
     with SGDClassifier().stream(classes=[0, 1], drift=detector) as stream:
         losses = [stream.learn(X, np.array([0, 1, 0, 1])) for _ in range(3)]
-        assert np.isnan(stream.learn(X, np.array([0, 1, 0, 1]), 0.0))  # of which nothing is told
+        assert np.isnan(stream.learn(X, np.array([0, 1, 0, 1]), 0.0))  # no loss reported
     assert detector.seen == tuple(losses)
     assert stream.drifts == [8]

@@ -1,4 +1,4 @@
-"""Every estimator of gradient steps learns from streams: the same table for all of them."""
+"""Every estimator of gradient steps learns from streams; one table of cases for all of them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _Y = {
     "columns": np.c_[_RAW, 10 * _RAW + 5],
     "none": None,
 }
-#: Ends of calls, which have different numbers of rows.
+#: Ends of calls of different sizes.
 _ENDS = [80, 120, 200, 201, 300]
 
 
 def _module(**params: Any) -> Any:
-    """A small network of torch with all that keeps something between steps."""
+    """Return a small torch network with every kind of layer that has state between steps."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
     class Net(torch.nn.Module):  # type: ignore[misc,name-defined]
@@ -61,7 +61,7 @@ def _module(**params: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """An estimator, the targets that it learns, and how ``partial_fit`` makes the same steps."""
+    """Estimator, its targets, and equivalent calls of ``partial_fit``."""
 
     kind: Any
     target: str
@@ -92,7 +92,7 @@ def _small(**params: Any) -> Callable[[], dict[str, Any]]:
 
 
 _IN_BATCHES: dict[str, Any] = {"one_step": {}}
-#: "auto" is in the units of the rows of each `partial_fit`, in a stream of those of the first.
+#: "auto" uses the units of the rows of each `partial_fit`, but of the first rows of a stream.
 _RATE = {"learning_rate": 0.01}
 _CASES = {
     "SGDClassifier": _Case(SGDClassifier, "two"),
@@ -128,7 +128,7 @@ def _learned(model: Any) -> Any:
     return model._state.final
 
 
-def test_no_estimator_of_steps_is_missing() -> None:
+def test_the_table_contains_every_step_estimator() -> None:
     models = [subject.model for subject in SUBJECTS.values()]
     steps = {type(model).__name__ for model in models if isinstance(model, BaseSteps)}
     assert {"MLPClassifier", "MiniBatchKMeans"} <= steps
@@ -140,7 +140,7 @@ def test_no_estimator_of_steps_is_missing() -> None:
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_it_is_partial_fit_to_the_bit_and_each_loss_is_of_a_prediction(name: str) -> None:
+def test_stream_equals_partial_fit_and_reports_progressive_losses(name: str) -> None:
     case = _CASES[name]
     ours, theirs = case.made(), case.made(**case.one_step)
     total = 0.0
@@ -157,7 +157,7 @@ def test_it_is_partial_fit_to_the_bit_and_each_loss_is_of_a_prediction(name: str
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_it_goes_on_after_a_stop_as_if_it_had_not_ended(name: str, tmp_path: Any) -> None:
+def test_a_resumed_stream_equals_an_uninterrupted_one(name: str, tmp_path: Any) -> None:
     case = _CASES[name]
     whole, parts = case.made(), [case.made(), case.made()]
     with whole.stream(**case.classes) as truth:
@@ -182,7 +182,7 @@ def test_it_goes_on_after_a_stop_as_if_it_had_not_ended(name: str, tmp_path: Any
     assert learned == [False] * 2 + [True] * 3
     assert np.array_equal(_learned(parts[1]), _learned(whole))
     assert stream.progressive_loss == pytest.approx(truth.progressive_loss, rel=1e-12)
-    # What was published is fitted, and stays as it was.
+    # A published copy is fitted and does not change.
     first, last = (model.predict(case.X[:50]) for model in (found[0], found[-1]))
     assert np.array_equal(last, parts[0].predict(case.X[:50]))
     assert first.shape == last.shape
@@ -190,7 +190,7 @@ def test_it_goes_on_after_a_stop_as_if_it_had_not_ended(name: str, tmp_path: Any
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_copies_are_made_and_wrong_rows_refused_while_it_is_open(name: str) -> None:
+def test_an_open_stream_allows_copies_and_refuses_invalid_rows(name: str) -> None:
     case = _CASES[name]
     model, batches = case.made(), list(case.batches())
     X, y = batches[0]
@@ -202,7 +202,7 @@ def test_copies_are_made_and_wrong_rows_refused_while_it_is_open(name: str) -> N
         stream.learn(X, y)
         before = _learned(model).copy()
         copied = [clone(model), copy.deepcopy(model)]
-        if "Torch" not in name:  # its class is one of this test
+        if "Torch" not in name:  # its class is defined in this test
             copied.append(pickle.loads(pickle.dumps(model)))
         assert not hasattr(copied[0], "_state")
         stream.learn(*batches[1])
@@ -219,7 +219,7 @@ def test_copies_are_made_and_wrong_rows_refused_while_it_is_open(name: str) -> N
         assert stream.n_rows == 120
 
 
-def test_centres_look_for_those_of_few_rows_when_a_stream_that_never_ended_would(
+def test_resumed_streams_reassign_centroids_at_the_same_calls(
     tmp_path: Any,
 ) -> None:
     case = _CASES["MiniBatchKMeans, sparse"]
@@ -228,7 +228,7 @@ def test_centres_look_for_those_of_few_rows_when_a_stream_that_never_ended_would
     with whole.stream() as stream:
         for X in calls:
             stream.learn(X)
-    for X in calls:  # each in a stream of its own
+    for X in calls:  # each call in a separate stream
         part = case.made()
         with part.stream(checkpoint=Checkpoint(tmp_path / "m.npz", resume=True)) as stream:
             stream.learn(X)
@@ -246,7 +246,7 @@ def test_lanes_on_workers_learn_networks(client: Any) -> None:
     assert stream.progressive_loss == pytest.approx(truth.progressive_loss)
 
 
-def test_what_a_kind_of_estimators_cannot_do_in_a_stream_is_told() -> None:
+def test_unsupported_settings_in_a_stream_are_refused() -> None:
     for model, says in (
         (MLPClassifier(solver="lbfgs"), "adam"),
         (MLPClassifier(early_stopping=True), "early_stopping=False"),
@@ -255,7 +255,7 @@ def test_what_a_kind_of_estimators_cannot_do_in_a_stream_is_told() -> None:
             pass
 
 
-def test_what_was_fitted_before_is_old_after_the_first_call() -> None:
+def test_attributes_of_an_earlier_fit_are_updated_by_the_first_call() -> None:
     model = MLPRegressor(hidden_layer_sizes=(4,), random_state=0, max_iter=2, tol=None).fit(
         _X, _RAW
     )
@@ -265,7 +265,7 @@ def test_what_was_fitted_before_is_old_after_the_first_call() -> None:
         assert not np.array_equal(model.coefs_[0], before)
 
 
-def test_the_rows_of_a_batch_normalisation_are_enough() -> None:
+def test_calls_too_small_for_batch_normalisation_are_refused() -> None:
     case = _Case(TorchClassifier, "three", lambda: _module(module__n_out=3, module__norm=True))
     model = case.made()
     (X, y), *_ = case.batches()

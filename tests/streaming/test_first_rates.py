@@ -1,4 +1,4 @@
-"""Rates of streams and of `partial_fit`, which go by the size of the first rows."""
+"""Learning rates of streams and of `partial_fit`, which depend on the scale of the first rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _streamed(model: Any, X: Any, y: Any, **how: Any) -> tuple[Any, float]:
 
 @pytest.mark.parametrize("penalty", [None, "l1"])
 @pytest.mark.parametrize("as_given", [np.asarray, sparse.csr_matrix])
-def test_the_unit_of_the_rows_does_not_matter(as_given: Any, penalty: Any) -> None:
+def test_results_do_not_depend_on_the_unit_of_the_rows(as_given: Any, penalty: Any) -> None:
     params = {"fit_intercept": False, "penalty": penalty, "alpha": 0.0}
     found = []
     for unit in (10.0, 1e-2, 1e5):
@@ -41,14 +41,14 @@ def test_the_unit_of_the_rows_does_not_matter(as_given: Any, penalty: Any) -> No
         stream, rate = _streamed(model, as_given(unit * _X), _Y)
         assert rate == pytest.approx(min(0.5, 4 / (unit * _SIZE)))
         found.append((stream.progressive_loss, unit * model.coef_))
-    same = [found[0], found[2]]  # at 0.01 the rate is the largest there is
+    same = [found[0], found[2]]  # a unit of 0.01 reaches the maximum rate
     np.testing.assert_allclose(same[1][0], same[0][0], rtol=1e-6)
     np.testing.assert_allclose(same[1][1], same[0][1], rtol=1e-6)
     assert found[1][0] < np.log(2)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_targets_are_in_units_of_their_spread(scale: float) -> None:
+def test_targets_are_scaled_by_their_spread(scale: float) -> None:
     stream, rate = _streamed(SGDRegressor(), _X, scale * _RAW)
     assert rate == pytest.approx(2 * scale * _RAW[:100].std() / (1 + _SIZE), rel=1e-6)
     assert stream.progressive_loss < 0.8 * (scale * _RAW).var() / 2
@@ -75,14 +75,14 @@ def test_later_calls_and_resumed_streams_keep_the_rate_of_the_first_rows(tmp_pat
     assert np.array_equal(whole.coef_, resumed.coef_)
 
 
-def test_blocks_on_a_cluster_are_looked_at_too(client: Any) -> None:
+def test_partial_fit_on_a_cluster_measures_the_scale_of_blocks(client: Any) -> None:
     X, y = da.from_array(1e5 * _X, chunks=(100, 6)), da.from_array(_Y, chunks=100)
     model = SGDClassifier(random_state=0).partial_fit(X, y, classes=[0, 1])
     assert model._last_model.row_size == pytest.approx(1e5 * np.abs(_X).sum() / 300)
     assert model.score(X, y) > 0.9
 
 
-def test_rows_of_zeros_and_other_optimizers_are_as_ever() -> None:
+def test_rates_of_zero_rows_and_other_optimizers_are_unchanged() -> None:
     zeros = np.zeros_like(_X)
     assert _streamed(SGDClassifier(fit_intercept=False), zeros, _Y)[1] == 0.5
     for optimizer in ("sgd", "adam", "nag"):

@@ -1,4 +1,4 @@
-"""Folders as sources: each file once, in order, and none lost silently."""
+"""Folders as sources: each file is read once, in order, and none is lost silently."""
 
 import os
 
@@ -21,7 +21,7 @@ def _write(at, name, seed=0):
     os.rename(at / "unfinished", at / name)
 
 
-def test_files_that_come_are_given_once_and_in_order(tmp_path):
+def test_new_files_are_read_once_and_in_order(tmp_path):
     _write(tmp_path, "2.parquet")
     _write(tmp_path, "1.parquet")
     found = []
@@ -37,7 +37,7 @@ def test_files_that_come_are_given_once_and_in_order(tmp_path):
     assert [batch.position for batch in source] == ["3.parquet"]
 
 
-def test_a_stream_of_a_folder_goes_on_where_it_was(tmp_path):
+def test_a_stream_of_a_folder_resumes(tmp_path):
     checkpoint = Checkpoint(tmp_path / "m.npz", resume=True)
     for n in range(4):
         _write(tmp_path, f"{n}.csv", n)
@@ -50,7 +50,7 @@ def test_a_stream_of_a_folder_goes_on_where_it_was(tmp_path):
     assert (stream.n_rows, stream.position) == (80, "3.csv")
 
 
-def test_order_may_be_that_of_time(tmp_path):
+def test_files_may_be_ordered_by_time(tmp_path):
     for at, name in enumerate(["b.npy", "a.npy", "c.npy"]):
         np.save(tmp_path / name, np.eye(2))
         os.utime(tmp_path / name, ns=(at, at))
@@ -62,14 +62,14 @@ def test_order_may_be_that_of_time(tmp_path):
     assert [batch.position for batch in source] == [[0, "b.npy"], [1, "a.npy"], [2, "c.npy"]]
 
 
-def test_a_file_that_comes_too_late_is_told(tmp_path):
+def test_a_file_that_sorts_before_learned_ones_raises(tmp_path):
     _write(tmp_path, "2.csv")
     source = folder(tmp_path / "*.csv", target="click", idle=0, poll=0)
     assert next(source).position == "2.csv"
     _write(tmp_path, "1.csv")
     with pytest.raises(InvalidDataError, match="Name files so that they grow"):
         next(source)
-    # Those that were there when a stream went on had been learned; one that comes then had not.
+    # Files present when the stream resumed had been learned; a later one had not.
     source = folder(tmp_path / "*.csv", target="click", after="2.csv", idle=60, poll=0)
     _write(tmp_path, "3.csv")
     assert next(source).position == "3.csv"
@@ -79,7 +79,7 @@ def test_a_file_that_comes_too_late_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["1.csv", "1.parquet"])
-def test_a_file_that_cannot_be_read_is_told_and_may_be_taken_away(tmp_path, name):
+def test_an_unreadable_file_raises_and_may_be_removed(tmp_path, name):
     _write(tmp_path, "0" + name[1:])
     _write(tmp_path, "2" + name[1:], 2)
     (tmp_path / name).touch()
@@ -98,7 +98,7 @@ def test_a_file_that_cannot_be_read_is_told_and_may_be_taken_away(tmp_path, name
     assert (stream.n_rows, stream.position) == (40, "2" + name[1:])
 
 
-def test_a_file_without_rows_is_passed_over(tmp_path):
+def test_a_file_without_rows_is_skipped(tmp_path):
     for name in ("0.csv", "2.csv"):
         (tmp_path / name).write_text("a,b,c,click\n")
     _write(tmp_path, "1.csv")
@@ -108,7 +108,7 @@ def test_a_file_without_rows_is_passed_over(tmp_path):
     assert (stream.n_rows, stream.position) == (20, "2.csv")
 
 
-def test_a_folder_is_looked_at_now_and_then(tmp_path, monkeypatch):
+def test_a_folder_is_listed_once_per_poll(tmp_path, monkeypatch):
     import glob
 
     for n in range(200):
@@ -120,7 +120,7 @@ def test_a_folder_is_looked_at_now_and_then(tmp_path, monkeypatch):
     assert len(looks) == 2
 
 
-def test_what_has_no_meaning_is_told(tmp_path):
+def test_invalid_parameters_are_refused(tmp_path):
     for how in (
         {},
         {"target": "y", "read": len},
@@ -132,7 +132,7 @@ def test_what_has_no_meaning_is_told(tmp_path):
     with pytest.raises(InvalidParameterError, match="give one pattern"):
         folder(["1.csv", "2.csv"], target="y")
     _write(tmp_path, "1.csv")
-    for how in ({"read": len}, {"target": "click", "after": 5}):  # len gives no X and y
+    for how in ({"read": len}, {"target": "click", "after": 5}):  # len returns no X and y
         with pytest.raises(InvalidParameterError):
             next(folder(tmp_path / "*.csv", **how))
     with pytest.raises(InvalidDataError, match="no column 'y'"):

@@ -1,4 +1,4 @@
-"""Kafka as a source, from the broker that librdkafka has for tests: each message once."""
+"""Kafka as a source, with the test broker of librdkafka: each message is learned once."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ _Y = (_X[:, 0] > 0).astype(float)
 
 @pytest.fixture
 def broker():
-    """A producer with a broker inside it on loopback, its address, and a topic of messages."""
+    """Provide a producer with an embedded broker, its address, and a topic with messages."""
     kafka = pytest.importorskip("confluent_kafka")
     producer = kafka.Producer({"test.mock.num.brokers": 1, "log_level": 0})
     brokers = producer.list_topics(timeout=60).brokers.values()
@@ -45,7 +45,7 @@ def test_each_message_is_learned_once_and_committed_after_the_checkpoint(broker,
                 stream.learn(batch.X, batch.y, position=batch.position)
                 seen += len(batch.y)
                 if seen >= 20:
-                    break  # nothing was committed: all comes again
+                    break  # nothing was committed, so all messages are read again
     first, counted = stream.position, []
     again = SGDClassifier()
     with (
@@ -67,7 +67,7 @@ def test_each_message_is_learned_once_and_committed_after_the_checkpoint(broker,
     consumer.close()
 
 
-def test_it_goes_on_after_a_position(broker):
+def test_reading_continues_after_a_position(broker):
     _, address = broker
     with _source(address, after={"0": 27, "1": 28}, most=1, idle=60) as source:
         found, n_rows = {}, 0
@@ -79,13 +79,13 @@ def test_it_goes_on_after_a_position(broker):
         assert {n: at for n, at in found.items() if n in "01"} == {"0": 29, "1": 29}
 
 
-def test_it_ends_once_all_partitions_are_read(broker):
+def test_reading_ends_once_all_partitions_are_read(broker):
     _, address = broker
     with _source(address, idle=0) as source:
         assert sum(len(batch.y) for batch in source) == 60
 
 
-def test_messages_with_nothing_to_learn_are_passed_over(broker):
+def test_messages_without_rows_are_skipped(broker):
     kafka, address = broker
     producer = kafka.Producer({"bootstrap.servers": address, "log_level": 0})
     for value in (None, b"poison"):
@@ -104,7 +104,7 @@ def test_messages_with_nothing_to_learn_are_passed_over(broker):
     assert (stream.n_rows, stream.position) == (1, {"0": 31})
 
 
-def test_messages_that_are_not_there_any_more_are_told(broker):
+def test_deleted_messages_raise(broker):
     _, address = broker
     with (
         pytest.raises(InvalidDataError, match="offset not available"),
@@ -118,13 +118,13 @@ def test_messages_that_are_not_there_any_more_are_told(broker):
 @pytest.mark.parametrize(
     "how", [{"idle": -1}, {"timeout": "1"}, {"most": 10**7}, {"after": {"0": -1}}, {"after": 3}]
 )
-def test_a_parameter_with_no_meaning_is_told(how):
+def test_invalid_parameters_are_refused(how):
     pytest.importorskip("confluent_kafka")
     with pytest.raises(InvalidParameterError, match="give"):
         _source("127.0.0.1:1", **how)
 
 
-def test_what_cannot_be_read_is_told(broker):
+def test_unreadable_messages_raise(broker):
     _, address = broker
     with pytest.raises(InvalidParameterError, match="list of bytes"):
         KafkaSource({}, "clicks", None)

@@ -1,4 +1,4 @@
-"""A stream whose process is killed goes on with each row once."""
+"""A stream whose process is killed learns each row exactly once."""
 
 import multiprocessing
 import os
@@ -20,7 +20,7 @@ def _batch(number):
 
 
 def _learn(path, n_batches, told):
-    """Learn a source that gives some batches again, from where the checkpoint is."""
+    """Learn from the checkpoint's position, from a source that repeats some batches."""
     checkpoint = Checkpoint(path, every=3, resume=True)
     with SGDClassifier().stream(classes=[0, 1], checkpoint=checkpoint) as stream:
         begin = 0 if stream.position is None else max(0, stream.position - 5)
@@ -31,8 +31,8 @@ def _learn(path, n_batches, told):
     told.send("ended")
 
 
-def _told(told):
-    """What a child says next; nothing where it has died."""
+def _read_line(told):
+    """Return the next output line of a child; empty if it has died."""
     try:
         return told.recv()
     except EOFError:
@@ -40,7 +40,7 @@ def _told(told):
 
 
 def _kill_till_the_end(path, n_batches, n_kills):
-    """Kill children so many times, at any moment of their learning; then let one end."""
+    """Kill children at random moments of their learning, then let one end."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload([__name__])
     rng, kills = random.Random(0), 0
@@ -49,12 +49,12 @@ def _kill_till_the_end(path, n_batches, n_kills):
         child = processes.Process(target=_learn, args=(path, n_batches, telling), daemon=True)
         child.start()
         telling.close()
-        assert _told(told) == "learning"
+        assert _read_line(told) == "learning"
         if kills < n_kills:
             time.sleep(rng.uniform(0, 0.03))
             os.kill(child.pid, signal.SIGKILL)
             kills += 1
-        end = _told(told)
+        end = _read_line(told)
         child.join()
         told.close()
         if end == "ended":

@@ -1,6 +1,6 @@
-"""Streams on a cluster: the steps of one process under policies that sum, and no row twice.
+"""Streams on a cluster: summing policies equal one process, and no row is learned twice.
 
-The fixture `client` sees that nothing is left there.
+The fixture `client` checks that nothing is left on the cluster.
 """
 
 import numpy as np
@@ -41,7 +41,7 @@ def _learned(model, batches, client=None, **how):
         how["classes"] = [0, 1]
     with model.stream(client=client, **how) as stream:
         losses = [stream.learn(*one, position=n) for n, one in enumerate(batches[:2])]
-        assert np.isfinite(_weights(model)).all()  # to look changes nothing
+        assert np.isfinite(_weights(model)).all()  # reading the coefficients changes nothing
         losses += [stream.learn(*one, position=n) for n, one in enumerate(batches[2:], 2)]
         assert (stream.n_rows, stream.position) == (240, len(batches) - 1)
     return stream, losses
@@ -62,7 +62,7 @@ def _weights(model):
         (SGDClassifier, _SPARSE, _Y, {"policy": "allreduce", "batch_size": 10}, {"n_lanes": 3}),
     ],
 )
-def test_summing_policies_make_the_steps_of_one_process(client, kind, X, y, params, run):
+def test_summing_policies_equal_one_process(client, kind, X, y, params, run):
     ours = kind(random_state=0, run=Run(**run), **params)
     theirs = kind(random_state=0, **params)
     found, losses = _learned(ours, _batches(X, y), client)
@@ -83,19 +83,19 @@ def test_every_policy_is_sequential_with_one_lane(client, policy):
 
 
 @pytest.mark.parametrize("policy", ["async", "hogwild"])
-def test_lanes_that_touch_few_parameters_know_what_others_made_of_them(client, policy):
+def test_sparse_lanes_pull_the_updates_of_others(client, policy):
     ours = SGDClassifier(policy=policy, run=Run(n_lanes=2, n_servers=2), **_PLAIN)
     theirs = SGDClassifier(**_PLAIN)
     with ours.stream(client=client, classes=[0, 1]) as stream, theirs.stream(classes=[0, 1]) as one:
         for X, y in _batches(_SPARSE, rows=10):
             stream.learn(X, y)
             one.learn(X, y)
-            assert np.isfinite(ours.coef_).all()  # whoever looks waits for the servers
+            assert np.isfinite(ours.coef_).all()  # reading waits for the servers
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-9, atol=1e-15)
 
 
 @pytest.mark.parametrize("policy", [LocalSGD(sync_every=2), "average"])
-def test_lanes_that_step_alone_are_averaged(client, policy):
+def test_independent_lanes_are_averaged(client, policy):
     ours = SGDClassifier(policy=policy, run=Run(n_lanes=2), **_PLAIN)
     _learned(ours, _batches(), client)
     lanes = [SGDClassifier(shuffle=False, batch_size=None, **_PLAIN) for _ in range(2)]
@@ -111,7 +111,7 @@ def test_lanes_that_step_alone_are_averaged(client, policy):
     np.testing.assert_allclose(ours.coef_, np.mean([o.coef_ for o in lanes], axis=0), rtol=1e-9)
 
 
-def test_lanes_that_step_alone_meet_by_an_outer_step(client):
+def test_independent_lanes_are_combined_by_an_outer_step(client):
     policy = LocalSGD(2, outer="adam", outer_rate=0.1)
     ours = SGDClassifier(policy=policy, run=Run(n_lanes=2), **_PLAIN)
     _learned(ours, _batches(), client)
@@ -133,7 +133,7 @@ def test_lanes_that_step_alone_meet_by_an_outer_step(client):
 
 
 @pytest.mark.parametrize("policy", ["async", BoundedStaleness(0), "hogwild"])
-def test_lanes_at_their_own_pace_learn_each_row_once(client, policy, tmp_path):
+def test_free_running_lanes_learn_each_row_once(client, policy, tmp_path):
     model = SGDClassifier(policy=policy, run=Run(n_lanes=2, n_servers=2), random_state=0)
     told, saved = [], []
     _, losses = _learned(
@@ -156,7 +156,7 @@ def test_lanes_at_their_own_pace_learn_each_row_once(client, policy, tmp_path):
 @pytest.mark.parametrize(
     "policy", ["local", *(pytest.param(one, marks=_SLOW) for one in ("sync", "allreduce"))]
 )
-def test_runs_are_the_same_to_the_bit(client, policy):
+def test_runs_are_reproducible_bit_for_bit(client, policy):
     run = Run(n_lanes=3, deterministic=True)
     models = [SGDClassifier(policy=policy, run=run, random_state=0) for _ in range(2)]
     for model in models:
@@ -167,7 +167,7 @@ def test_runs_are_the_same_to_the_bit(client, policy):
 @pytest.mark.parametrize(
     "policy", ["sync", *(pytest.param(one, marks=_SLOW) for one in ("local", "async"))]
 )
-def test_after_a_loss_the_calls_since_are_learned_again(client, policy, monkeypatch):
+def test_calls_since_the_last_state_are_repeated_after_a_loss(client, policy, monkeypatch):
     lost, real = [], StreamActors.receive
 
     def receive(crew):
@@ -178,7 +178,7 @@ def test_after_a_loss_the_calls_since_are_learned_again(client, policy, monkeypa
         return loss
 
     monkeypatch.setattr(StreamActors, "receive", receive)
-    # Under "async" one lane alone has an order to compare with.
+    # Under "async" only a single lane has a defined order to compare with.
     run = Run(n_lanes=1 if policy == "async" else 2)
     ours, theirs = (SGDClassifier(policy=policy, run=run, random_state=0) for _ in range(2))
     found, losses = _learned(ours, _batches(), client)
@@ -187,12 +187,12 @@ def test_after_a_loss_the_calls_since_are_learned_again(client, policy, monkeypa
     truth, expected = _learned(theirs, _batches(), client)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-12)
     assert found.progressive_loss == pytest.approx(truth.progressive_loss, rel=1e-12)
-    if policy != "async":  # whose calls tell of earlier ones
+    if policy != "async":  # whose calls report losses of earlier calls
         np.testing.assert_allclose(losses, expected, rtol=1e-12)
 
 
 def _drifting(model, **how):
-    """Learn a task that turns round; nothing but an interrupt ends it."""
+    """Learn a task whose labels flip; only an interrupt ends it."""
     watch = {"drift": PageHinkley(min_calls=10, threshold=3), "on_drift": "reset"}
     with model.stream(classes=[0, 1], **watch, **how) as stream:
         for number in range(30):
@@ -204,20 +204,20 @@ def _drifting(model, **how):
         raise KeyboardInterrupt
 
 
-def test_drifts_and_errors_leave_a_stream_whole(client):
+def test_a_stream_stays_usable_after_drifts_and_errors(client):
     ours = SGDClassifier(policy="async", run=Run(n_lanes=1), **_PLAIN)
     theirs = SGDClassifier(**_PLAIN)
     with pytest.raises(KeyboardInterrupt):
         _drifting(ours, client=client)
     with pytest.raises(KeyboardInterrupt):
         _drifting(theirs)
-    # Up to the first drift the losses are those of one process.
+    # Up to the first drift the losses equal those of one process.
     assert ours.drifts[0] == theirs.drifts[0] == 21 * 240
     assert np.isfinite(ours.coef_).all()
 
 
 class _Fifth:
-    """Detector that sees a drift in the fifth call."""
+    """Detector that reports a drift in the fifth call."""
 
     n = 0
 
@@ -229,7 +229,7 @@ class _Fifth:
         self.n += 1
 
 
-def test_what_is_saved_on_a_drift_is_where_its_position_says(client, tmp_path):
+def test_a_checkpoint_saved_on_a_drift_matches_its_position(client, tmp_path):
     path, batches = tmp_path / "m.npz", _batches(rows=10)
 
     def save(stream):
@@ -241,14 +241,14 @@ def test_what_is_saved_on_a_drift_is_where_its_position_says(client, tmp_path):
     _learned(model, batches, client, **how)
     ours, theirs = SGDClassifier(**_PLAIN), SGDClassifier(**_PLAIN)
     with ours.stream(checkpoint=Checkpoint(tmp_path / "then.npz", resume=True)) as stream:
-        at = stream.position  # of the calls that were under way, too
+        at = stream.position  # including the calls in flight
     with theirs.stream(classes=[0, 1]) as stream:
         for one in batches[: at + 1]:
             stream.learn(*one)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-9)
 
 
-def test_what_was_cut_off_is_not_saved(client, tmp_path, monkeypatch):
+def test_an_interrupted_call_is_not_saved(client, tmp_path, monkeypatch):
     def interrupt(steps):
         raise KeyboardInterrupt
 
@@ -268,14 +268,14 @@ def test_what_was_cut_off_is_not_saved(client, tmp_path, monkeypatch):
     assert model.coef_.shape == (1, 5)  # as last known
 
 
-def test_rows_of_what_was_cut_off_are_those_of_the_last_known_state(client, monkeypatch):
+def test_row_counts_after_an_interrupt_match_the_last_known_state(client, monkeypatch):
     def interrupt(steps):
         raise KeyboardInterrupt
 
     def cut_off(stream):
         with stream:
             stream.learn(_X[:40], _Y[:40])
-            assert model.t_ == 40  # which fetches the state
+            assert model.t_ == 40  # the state is fetched here
             stream.learn(_X[40:100], _Y[40:100])
             assert stream.n_rows == 100
             stream.learn(_X[100:], _Y[100:])
@@ -287,7 +287,7 @@ def test_rows_of_what_was_cut_off_are_those_of_the_last_known_state(client, monk
     assert (model.t_, model._state.rows) == (40, 40)
 
 
-def test_units_of_features_go_with_the_rows(client):
+def test_feature_units_are_sent_with_the_rows(client):
     first = SGDClassifier(optimizer="nag", learning_rate=0.5, random_state=0, max_iter=2, tol=None)
     first.fit(_X, _Y, client="inline")
     ours, theirs = (SGDClassifier(**first.get_params()).fit(_X, _Y, client="inline") for _ in "ab")
@@ -304,7 +304,7 @@ def test_units_of_features_go_with_the_rows(client):
         ({"run": Run(compression="int8")}, "compression"),
     ],
 )
-def test_what_has_no_meaning_on_a_cluster_is_told(client, params, says):
+def test_unsupported_settings_on_a_cluster_are_refused(client, params, says):
     with (
         pytest.raises(InvalidParameterError, match=says),
         SGDClassifier(**params).stream(client=client, classes=[0, 1]),
@@ -312,7 +312,7 @@ def test_what_has_no_meaning_on_a_cluster_is_told(client, params, says):
         pass
 
 
-def test_what_a_lane_raises_reaches_the_caller(client, tmp_path):
+def test_errors_of_a_lane_are_raised_in_the_caller(client, tmp_path):
     def break_lanes():
         from daskml_dist.streaming.cluster.worker import CallReader
 

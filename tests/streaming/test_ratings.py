@@ -1,4 +1,4 @@
-"""Streams of ratings: users and items come over time."""
+"""Streams of ratings, in which users and items arrive over time."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _made(**params: Any) -> MatrixFactorization:
     return MatrixFactorization(**{"rank": 3, "random_state": 0, "shuffle": False} | params)
 
 
-def _coming(n_calls: int = 6) -> list[pd.DataFrame]:
-    """Calls in each of which more users and items can come."""
+def _growing_calls(n_calls: int = 6) -> list[pd.DataFrame]:
+    """Return calls with a growing range of users and items."""
     calls = []
     for at in range(n_calls):
         known = _WHOLE[(_USERS < 4 * (at + 1)) & (_ITEMS < 4 + at)]
@@ -49,7 +49,7 @@ def _same(one: Any, other: Any) -> None:
         {"optimizer": "sgd", "learning_rate": 0.1},
     ],
 )
-def test_it_is_a_pass_over_the_same_batches_to_the_bit(params: dict[str, Any]) -> None:
+def test_stream_equals_a_pass_over_the_same_batches(params: dict[str, Any]) -> None:
     calls = [_WHOLE.sample(frac=1, random_state=at) for at in range(3)]
     ours = _made(**params)
     with ours.stream() as stream:
@@ -62,11 +62,11 @@ def test_it_is_a_pass_over_the_same_batches_to_the_bit(params: dict[str, Any]) -
     assert (stream.n_rows, ours.t_) == (720, 720)
 
 
-def test_users_and_items_that_come_later_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stream_steps, "_MIN_RESERVED_ROWS", 3)  # they move several times
+def test_users_and_items_that_arrive_later_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stream_steps, "_MIN_RESERVED_ROWS", 3)  # several reallocations
     model = _made(optimizer="sgd", learning_rate=0.5, reg_param=0.1, dtype="float64")
-    begun: dict[Any, Any] = {}  # factors and biases by id, each begun as the model begins it
-    mean, total, calls = 0.0, 0.0, _coming()
+    begun: dict[Any, Any] = {}  # factors and biases by id, each initialised as by the model
+    mean, total, calls = 0.0, 0.0, _growing_calls()
     numbers: tuple[dict[Any, int], dict[Any, int]] = ({}, {})
     with model.stream() as stream:
         for call in calls:
@@ -106,10 +106,10 @@ def test_users_and_items_that_come_later_are_learned(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("implicit", [False, True])
-def test_it_goes_on_after_a_stop_as_if_it_had_not_ended(implicit: bool, tmp_path: Any) -> None:
+def test_a_resumed_stream_equals_an_uninterrupted_one(implicit: bool, tmp_path: Any) -> None:
     drawn = {"implicit": True, "loss": "log_loss", "negatives": 2}
     params = drawn if implicit else {}
-    calls = _coming()
+    calls = _growing_calls()
     calls = [call.assign(rating=call["rating"].abs()) for call in calls]
     whole, first, second = (_made(**params) for _ in range(3))
     with whole.stream() as truth:
@@ -131,7 +131,7 @@ def test_it_goes_on_after_a_stop_as_if_it_had_not_ended(implicit: bool, tmp_path
     assert np.array_equal(found[2].predict(calls[0]), first.predict(calls[0]))
 
 
-def test_it_goes_on_from_a_fit_and_forgets_nobody() -> None:
+def test_a_stream_continues_a_fit_and_keeps_its_users_and_items() -> None:
     model = _made(max_iter=2).fit(_WHOLE[_USERS < 12])
     before = pickle.loads(pickle.dumps(model))
     later = _WHOLE[_USERS >= 20].reset_index(drop=True)
@@ -149,7 +149,7 @@ def test_it_goes_on_from_a_fit_and_forgets_nobody() -> None:
         copied.recommend([20])
 
 
-def test_matrices_are_ratings_too() -> None:
+def test_ratings_may_be_matrices() -> None:
     cells = sparse.csr_matrix(_WHOLE["rating"].to_numpy().reshape(24, 10))
     model = _made()
     with model.stream() as stream:
@@ -159,7 +159,7 @@ def test_matrices_are_ratings_too() -> None:
 
 
 def test_wrong_ratings_are_refused_before_anything_is_learned() -> None:
-    model, (call, *_) = _made(), _coming()
+    model, (call, *_) = _made(), _growing_calls()
     bad = call.copy()
     bad.loc[1, "rating"] = np.nan
     with model.stream() as stream:

@@ -1,6 +1,6 @@
 """Streams of ratings on a cluster: the client numbers users and items, and lanes step.
 
-The fixture `client` sees that nothing is left there.
+The fixture `client` checks that nothing is left on the cluster.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAIRS = {"implicit": True, "loss": "log_loss", "pairwise": True, "batch_size": 
 
 
 def _calls(n_calls: int = 8, rows: int = 20) -> list[pd.DataFrame]:
-    """Calls in each of which more users and items come."""
+    """Return calls with a growing range of users and items."""
     rng = np.random.default_rng(0)
     return [
         pd.DataFrame({
@@ -52,7 +52,7 @@ def _learned(model: Any, calls: Any, client: Any = None, looks: bool = False, **
         for number, call in enumerate(calls):
             stream.learn(call, position=number)
             if looks or number == 3:
-                assert np.isfinite(model.user_factors_).all()  # to look changes nothing
+                assert np.isfinite(model.user_factors_).all()  # reading the factors changes nothing
     return stream
 
 
@@ -68,7 +68,7 @@ def _check(ours: Any, theirs: Any, found: Any, truth: Any, rtol: float = 0) -> N
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little room at first, so that there is to be more several times."""
+    """Reduce the initial capacity, so that the parameters grow several times."""
     monkeypatch.setattr(_stream_steps, "_MIN_RESERVED_ROWS", 3)
 
 
@@ -82,17 +82,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
     ],
 )
-def test_every_policy_is_the_stream_of_one_process_with_one_lane(
+def test_every_policy_with_one_lane_equals_one_process(
     client: Any, policy: str, params: dict[str, Any]
 ) -> None:
     theirs, ours = _made(**params), _made(policy, **params)
     truth, found = _learned(theirs, _calls()), _learned(ours, _calls(), client)
-    # A change is rounded before it is added at the servers.
+    # A change is rounded before it is added on the servers.
     _check(ours, theirs, found, truth, rtol=1e-9 if policy == "hogwild" else 0)
 
 
 @pytest.mark.parametrize(("policy", "params"), [("sync", _PAIRS), ("allreduce", {})])
-def test_lanes_that_step_together_make_the_steps_of_one_process(
+def test_synchronous_lanes_equal_one_process(
     client: Any, policy: str, params: dict[str, Any]
 ) -> None:
     theirs, ours = _made(**params), _made(policy, 3, **params)
@@ -101,23 +101,23 @@ def test_lanes_that_step_together_make_the_steps_of_one_process(
 
 
 @pytest.mark.parametrize("policy", quick(["async", "ssp", "hogwild"], "async", "hogwild"))
-def test_lanes_at_their_own_pace_know_what_others_have_learned(client: Any, policy: str) -> None:
+def test_free_running_lanes_pull_the_updates_of_others(client: Any, policy: str) -> None:
     plain = {"optimizer": "sgd", "learning_rate": 0.1}
     theirs, ours = _made(**plain), _made(policy, 2, **plain)
     truth = _learned(theirs, _calls())
-    # Whoever looks waits for the servers, so that steps follow each other.
+    # Reading waits for the servers, so that steps are sequential.
     found = _learned(ours, _calls(), client, looks=True)
     _check(ours, theirs, found, truth, rtol=1e-9)
 
 
 @pytest.mark.parametrize("params", [{}, pytest.param(_DRAWN, marks=pytest.mark.slow)])
-def test_it_goes_on_here_and_there_after_stops_losses_and_interrupts(
+def test_stream_continues_after_stops_losses_and_interrupts(
     client: Any, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     theirs = _made(**params)
     truth = _learned(theirs, _calls())
     told = lose_some(monkeypatch)
-    for number, call in enumerate(_calls()):  # each in a stream of its own
+    for number, call in enumerate(_calls()):  # each call in a separate stream
         ours = _made("sync", 2, **params)
         again = Checkpoint(tmp_path / "m.npz", resume=True)
         with ours.stream(client=None if number == 4 else client, checkpoint=again) as found:
@@ -125,13 +125,13 @@ def test_it_goes_on_here_and_there_after_stops_losses_and_interrupts(
                 cut_off_next(monkeypatch, "receive")
                 with pytest.raises(KeyboardInterrupt):
                     found.learn(call, position=number)
-                call[:] = call.iloc[::-1].to_numpy()  # it was given, and is learned
+                call[:] = call.iloc[::-1].to_numpy()  # submitted before, so it is learned
             assert (found.learn(call, position=number) is None) == (number == 5)
     assert len(told) > 4
     _check(ours, theirs, found, truth, rtol=1e-9)
 
 
-def test_an_interrupt_while_room_is_made_loses_nothing(
+def test_an_interrupt_while_parameters_grow_loses_nothing(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs, ours = _made(), _made("async")
@@ -158,7 +158,7 @@ def test_an_interrupt_while_room_is_made_loses_nothing(
     _check(ours, theirs, found, truth)
 
 
-def test_refused_ratings_and_a_reset_leave_the_stream_whole(client: Any) -> None:
+def test_a_stream_stays_usable_after_refused_ratings_and_a_reset(client: Any) -> None:
     theirs, ours, (first, second, third, *_) = _made(), _made("sync"), _calls()
     streams = []
     for model, where in ((theirs, None), (ours, client)):

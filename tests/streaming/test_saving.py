@@ -1,4 +1,4 @@
-"""Streams that are saved: they go on as if they had never ended, with each row once."""
+"""Checkpointed streams resume as if they had never ended, and learn each row once."""
 
 import numpy as np
 import pandas as pd
@@ -38,7 +38,7 @@ def _new(case):
 
 
 @pytest.mark.parametrize("case", _CASES)
-def test_a_stream_goes_on_as_if_it_had_not_ended(case, tmp_path):
+def test_a_resumed_stream_equals_an_uninterrupted_one(case, tmp_path):
     whole, batches, classes = _new(case)
     with whole.stream(classes=classes) as truth:
         for X, y, _ in batches:
@@ -52,19 +52,19 @@ def test_a_stream_goes_on_as_if_it_had_not_ended(case, tmp_path):
     again = Checkpoint(path, every=100, resume=True)
     with second.stream(checkpoint=again) as stream:
         assert (stream.position, stream.n_rows) == (100, 150)
-        assert np.array_equal(second.coef_, first.coef_)  # before any rows have come
+        assert np.array_equal(second.coef_, first.coef_)  # before any rows have arrived
         learned = [stream.learn(X, y, position=at) is not None for X, y, at in batches]
     assert learned == [False] * 3 + [True] * 5
     exact = (
         np.array_equal if case != "few touched" else np.allclose
-    )  # pending penalties are applied elsewhere
+    )  # pending penalties are applied at other steps
     assert exact(second.coef_, whole.coef_)
     assert exact(second.intercept_, whole.intercept_)
     assert stream.progressive_loss == pytest.approx(truth.progressive_loss, rel=1e-12)
     assert (stream.n_rows, second.t_) == (400, 400)
 
 
-def test_it_saves_after_so_many_calls_and_at_its_end(tmp_path):
+def test_checkpoints_are_saved_every_n_calls_and_at_the_end(tmp_path):
     model, batches, classes = _new("labels")
     told = []
     with model.stream(
@@ -98,7 +98,7 @@ def test_an_error_between_calls_loses_nothing(tmp_path):
     assert np.array_equal(again.coef_, model.coef_)
 
 
-def test_partitions_go_on_by_themselves():
+def test_partitions_resume_independently():
     model, batches, classes = _new("labels")
     X, y, _ = batches[0]
     with model.stream(classes=classes) as stream:
@@ -156,7 +156,7 @@ def test_another_streams_file_is_refused(params, says, tmp_path):
         pass
 
 
-def test_copies_are_published_in_between_and_at_the_end():
+def test_copies_are_published_during_the_stream_and_at_its_end():
     model, batches, classes = _new("labels")
     found = []
     with model.stream(classes=classes, publish=found.append, publish_every=3) as stream:
@@ -179,6 +179,6 @@ def test_copies_are_published_in_between_and_at_the_end():
         ({"publish": print, "publish_every": 0}, "integer >= 1"),
     ],
 )
-def test_what_a_stream_cannot_be_opened_with_is_told(how, says):
+def test_invalid_arguments_of_a_stream_are_refused(how, says):
     with pytest.raises(InvalidParameterError, match=says):
         SGDClassifier().stream(**how)

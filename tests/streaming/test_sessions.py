@@ -1,4 +1,4 @@
-"""Sessions: equal to sequential fits of the same batches, and fitted at any time."""
+"""Stream sessions equal sequential fits of the same batches and are fitted at any time."""
 
 import copy
 import pickle
@@ -52,7 +52,7 @@ def _classes(y):
         (SGDClassifier, "float64", "text", {"penalty": "l1", "alpha": 1e-2}),
         (SGDClassifier, "pandas", "three", {}),
         (SGDClassifier, "sparse", "two", {"batch_size": 100}),
-        (SGDClassifier, "sparse", "two", {"batch_size": 10, "penalty": None}),  # few are touched
+        (SGDClassifier, "sparse", "two", {"batch_size": 10, "penalty": None}),  # steps touch few
         (SGDRegressor, "float64", "numbers", {"optimizer": "sgd", "learning_rate": 0.01}),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_session_equals_sequential_fits_to_the_bit(estimator, rows, target, pa
     assert (stream.n_rows, ours.t_) == (600, 600)
 
 
-def test_it_goes_on_from_a_fit_in_the_units_of_its_features():
+def test_a_stream_continues_a_fit_in_its_feature_units():
     y = _TARGETS["two"]
     ours = SGDClassifier(random_state=0, max_iter=2, tol=None, batch_size=None).fit(100 * _X, y)
     theirs = copy.deepcopy(ours)
@@ -87,7 +87,7 @@ def test_it_goes_on_from_a_fit_in_the_units_of_its_features():
     assert ours.t_ == theirs.t_
 
 
-def test_the_progressive_loss_is_of_predictions_before_they_are_learned():
+def test_the_progressive_loss_is_computed_before_learning():
     y, truth, total = _TARGETS["two"], SGDClassifier(batch_size=None), 0.0
     weights = _RNG.uniform(0.5, 2, 600)
     with SGDClassifier(optimizer="sgd", learning_rate=0.5).stream(classes=[0, 1]) as stream:
@@ -102,7 +102,7 @@ def test_the_progressive_loss_is_of_predictions_before_they_are_learned():
     assert stream.progressive_loss == pytest.approx(total / weights.sum(), rel=1e-12)
 
 
-def test_a_weight_makes_a_step_as_much_longer():
+def test_a_weight_scales_the_step():
     y, found = np.array([1]), {}
     for weight in (1.0, 3.0):
         model = SGDClassifier(optimizer="sgd", learning_rate=0.1, penalty=None)
@@ -127,7 +127,7 @@ def test_the_estimator_is_fitted_at_any_time():
         first, held = model.coef_, pickle.loads(pickle.dumps(model))
         kept = first.copy()
         stream.learn(_X, y)
-        assert np.array_equal(first, kept)  # what was handed out stays
+        assert np.array_equal(first, kept)  # arrays returned before do not change
         assert np.array_equal(held.coef_, kept)
         assert not np.array_equal(model.coef_, kept)
         raw = _X @ model.coef_[0] + model.intercept_
@@ -176,7 +176,7 @@ def test_rows_that_cannot_be_learned_change_nothing(X, y, says, tmp_path, monkey
         ({}, {"classes": [0, 1], "client": "somewhere"}, "distributed.Client"),
     ],
 )
-def test_what_has_no_meaning_in_a_stream_is_told(params, how, says):
+def test_unsupported_settings_in_a_stream_are_refused(params, how, says):
     with (
         pytest.raises(InvalidParameterError, match=says),
         SGDClassifier(**params).stream(**how) as stream,
@@ -196,7 +196,7 @@ def test_an_estimator_has_one_stream_at_a_time():
         pass
 
 
-def test_divergence_is_told_and_not_saved(tmp_path):
+def test_divergence_raises_and_is_not_saved(tmp_path):
     model = SGDRegressor(optimizer="sgd", learning_rate=1e6)
     checkpoint = Checkpoint(tmp_path / "m.npz", every=1000)
 
@@ -217,7 +217,7 @@ def test_divergence_is_told_and_not_saved(tmp_path):
     assert not (tmp_path / "m.npz").exists()
 
 
-def test_a_call_that_was_cut_short_ends_the_stream(monkeypatch, tmp_path):
+def test_an_interrupted_call_ends_the_stream(monkeypatch, tmp_path):
     y, checkpoint = _TARGETS["two"], Checkpoint(tmp_path / "s.npz", every=1)
     real = Shard.apply
 
@@ -241,7 +241,7 @@ def test_a_call_that_was_cut_short_ends_the_stream(monkeypatch, tmp_path):
     checkpoint = Checkpoint(tmp_path / "s.npz", resume=True)
     with resumed.stream(checkpoint=checkpoint) as stream:
         assert (stream.position, stream.n_rows, resumed._state.step) == (0, 600, 1)
-        stream.reset(parameters=True)  # after which one may go on
+        stream.reset(parameters=True)  # afterwards the stream may continue
         assert stream.learn(_X, y) == pytest.approx(np.log(2))
 
 
@@ -253,7 +253,7 @@ def test_a_call_that_was_cut_short_ends_the_stream(monkeypatch, tmp_path):
         lambda model: model.set_params(loss="hinge"),
     ],
 )
-def test_nothing_is_mixed_with_an_open_stream(do):
+def test_other_methods_are_refused_while_a_stream_is_open(do):
     model = SGDClassifier()
     with model.stream(classes=[0, 1]) as stream:
         stream.learn(_X, _TARGETS["two"])
@@ -266,7 +266,7 @@ def test_nothing_is_mixed_with_an_open_stream(do):
     do(model)
 
 
-def test_classes_are_a_list():
+def test_classes_must_be_a_list():
     for classes in (5, "ab", [[0, 1]]):
         with pytest.raises(InvalidParameterError, match="list of all labels"):
             SGDClassifier().partial_fit(_X, _TARGETS["two"], classes=classes)
@@ -284,7 +284,7 @@ def test_a_stream_that_has_ended_changes_nothing_any_more():
 
 
 class _Meanwhile:
-    """Detector that has another thread use the stream in the midst of a call."""
+    """Detector that lets another thread use the stream during a call."""
 
     drift_detected = False
 
@@ -303,7 +303,7 @@ class _Meanwhile:
         self.told.append(caught)
 
 
-def test_another_thread_that_uses_a_stream_meanwhile_is_told():
+def test_concurrent_use_of_a_stream_by_another_thread_is_refused():
     model, y, other = SGDClassifier(), _TARGETS["two"], _Meanwhile()
     with model.stream(classes=[0, 1], drift=other) as stream:
         other.uses = [lambda: stream.learn(_X, y), lambda: model.coef_]
@@ -313,7 +313,7 @@ def test_another_thread_that_uses_a_stream_meanwhile_is_told():
 
 
 @pytest.mark.parametrize("rows", [np.empty((0, 5)), pd.DataFrame(columns=list("abcde")), []])
-def test_a_call_without_rows_moves_the_position_alone(rows):
+def test_a_call_without_rows_only_moves_the_position(rows):
     y = _TARGETS["two"]
     with SGDClassifier().stream(classes=[0, 1]) as stream:
         for position in (1, 3):  # before the first rows, too

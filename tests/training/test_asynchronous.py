@@ -60,7 +60,7 @@ def test_fits_with_an_asynchronous_client(cluster: LocalCluster, client: Client)
     assert search.best_score_ > 0.7
 
 
-def test_a_loop_without_a_client_goes_on_while_a_fit_runs() -> None:
+def test_event_loop_is_not_blocked_by_a_fit_without_a_client() -> None:
     began, go_on = threading.Event(), threading.Event()
 
     class Waits:
@@ -72,20 +72,20 @@ def test_a_loop_without_a_client_goes_on_while_a_fit_runs() -> None:
         task = asyncio.create_task(_sgd(callbacks=[Waits()]).fit_async(X, Y))
         while not began.is_set():
             await asyncio.sleep(0.001)
-        go_on.set()  # which nobody could, were the loop stopped
+        go_on.set()  # impossible if the fit blocked the event loop
         return await task
 
     assert asyncio.run(fit()).score(X, Y) > 0.8
 
 
-def test_errors_are_those_of_the_call() -> None:
+def test_errors_of_the_awaited_call_are_raised() -> None:
     with pytest.raises(InvalidDataError, match="inconsistent"):
         asyncio.run(_sgd().fit_async(X, Y[1:]))
 
 
 @pytest.mark.parametrize("where", ["inline", "cluster"])
 @pytest.mark.parametrize("kind", ["steps", "rounds"])
-def test_a_cancelled_fit_ends_and_keeps_what_it_had(
+def test_a_cancelled_fit_ends_and_keeps_its_last_iterate(
     where: str, kind: str, request: pytest.FixtureRequest
 ) -> None:
     client = request.getfixturevalue("client") if where == "cluster" else None
@@ -93,7 +93,7 @@ def test_a_cancelled_fit_ends_and_keeps_what_it_had(
 
     class Waits:
         def on_pass_end(self, run: Any, record: Any) -> None:
-            if run.n_passes > 3:  # a solver's first whole point is there
+            if run.n_passes > 3:  # a solver has completed its first iterate
                 began.set()
                 assert go_on.wait(60)
 
@@ -108,7 +108,7 @@ def test_a_cancelled_fit_ends_and_keeps_what_it_had(
         while not began.is_set():
             await asyncio.sleep(0.001)
         task.cancel()
-        await asyncio.sleep(0)  # the task asks the fit to end
+        await asyncio.sleep(0)  # cancelling the task stops the fit
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -118,6 +118,6 @@ def test_a_cancelled_fit_ends_and_keeps_what_it_had(
     assert model.score(X, Y) > 0.8
 
 
-def test_the_end_of_an_iterator_is_an_error_and_no_end_of_the_loop() -> None:
+def test_stop_iteration_from_a_call_is_raised_as_an_error() -> None:
     with pytest.raises(TrainingError, match="StopIteration"):
         asyncio.run(daskml_dist.run_async(next, iter([])))

@@ -1,4 +1,4 @@
-"""Workers that were lost with their jobs: all are named, and what became of the jobs."""
+"""Errors about workers whose Slurm jobs ended name all workers and the jobs' final states."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ A, B, C = "tcp://a:1", "tcp://b:1", "tcp://c:1"
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _start_thread_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_jobs, "_TOGETHER", 0.01)
     monkeypatch.setattr(batch_jobs, "_LOOK", 0.01)
 
 
 def _jobs(*states: str) -> BatchJobs:
-    """Jobs of which Slurm tells one state after the other, and then the last again."""
+    """Stand-in for Slurm: a job reports the given states in order, then repeats the last one."""
     told = list(states)
 
     def ask(job: str) -> tuple[str, str]:
@@ -50,7 +50,7 @@ def test_a_walltime_names_all_workers_and_the_remedy(told: pytest.LogCaptureFixt
     assert jobs.describe_losses().startswith(f" Lost with their jobs: {A}, {B} (job 7, 8 of Slurm")
 
 
-def test_a_job_that_still_ends_is_asked_for_again(told: pytest.LogCaptureFixture) -> None:
+def test_a_completing_job_is_queried_again(told: pytest.LogCaptureFixture) -> None:
     jobs = _jobs("RUNNING", "COMPLETING", "CANCELLED")
     jobs.note_lost_workers({A})
     _end_of_thread()
@@ -65,7 +65,7 @@ def test_workers_without_jobs_are_named_alone() -> None:
     assert jobs.describe_losses() == ""
 
 
-def test_where_slurm_does_not_tell_there_is_no_cause(told: pytest.LogCaptureFixture) -> None:
+def test_no_cause_is_given_if_slurm_reports_no_state(told: pytest.LogCaptureFixture) -> None:
     jobs = _jobs("")
     assert jobs.name(f"worker {A} was lost", {A}) == f"worker {A} was lost"
     _end_of_thread()

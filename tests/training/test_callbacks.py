@@ -1,4 +1,4 @@
-"""Callbacks: who is called, in which order, and what an error in one does."""
+"""Callbacks: which hooks are called, in which order, and the effect of an error in one of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALLS: dict[str, Callable[[CallbackList], None]] = {
 
 
 class Recorder:
-    """Notes its calls in a shared list, and raises where it is told to."""
+    """Callback that records its calls in a shared list and raises in the given hooks."""
 
     def __init__(
         self, name: str, log: list[tuple[Any, ...]], raises: dict[str, BaseException] | None = None
@@ -72,7 +72,7 @@ def _called(log: list[tuple[Any, ...]], hook: str) -> list[str]:
     return [entry[0] for entry in log if entry[1] == hook]
 
 
-def test_the_table_of_hooks_is_what_the_list_has() -> None:
+def test_hooks_table_lists_the_methods_of_callback_list() -> None:
     assert set(HOOKS) == set(CALLS)
     assert {name for name in dir(CallbackList) if name.startswith("on_")} == set(HOOKS)
 
@@ -103,14 +103,14 @@ def test_a_callback_needs_one_method_only() -> None:
 
 
 @pytest.mark.parametrize("none", [None, [], ()])
-def test_no_callbacks_is_fine(none: object) -> None:
+def test_an_empty_callback_list_does_nothing(none: object) -> None:
     callbacks = CallbackList(none)
     assert len(callbacks) == 0
     for call in CALLS.values():
         call(callbacks)
 
 
-def test_one_object_a_sequence_of_them_or_another_list() -> None:
+def test_callbacks_are_given_as_one_object_a_sequence_or_a_callback_list() -> None:
     first, second = OnlyPasses(), OnlyPasses()
     assert list(CallbackList(first)) == [first]
     assert list(CallbackList([first, second])) == [first, second]
@@ -128,7 +128,7 @@ def test_a_callback_that_is_a_sequence_is_one_callback() -> None:
 
 
 @pytest.mark.parametrize("wrong", [object(), "progress", 3, [OnlyPasses(), None], print])
-def test_an_object_without_the_methods_is_refused(wrong: object) -> None:
+def test_an_object_without_hooks_is_refused(wrong: object) -> None:
     with pytest.raises(InvalidParameterError, match=", ".join(HOOKS)):
         CallbackList(wrong)
 
@@ -139,7 +139,7 @@ def test_a_class_is_refused(wrong: object) -> None:
         CallbackList(wrong)
 
 
-def test_a_method_that_is_no_method_does_not_count() -> None:
+def test_an_attribute_that_is_not_callable_is_no_hook() -> None:
     class Wrong:
         on_fit_end = "later"
 
@@ -183,7 +183,7 @@ def test_an_interrupt_in_on_fit_end_spares_the_other_callbacks(log: list[tuple[A
     assert _called(log, "on_fit_end") == ["a", "b"]
 
 
-def test_on_fit_end_reaches_those_that_saw_the_fit_begin(log: list[tuple[Any, ...]]) -> None:
+def test_on_fit_end_is_called_where_on_fit_begin_was_called(log: list[tuple[Any, ...]]) -> None:
     failing = Recorder("b", log, {"on_fit_begin": ValueError("no disk")})
     callbacks = CallbackList([Recorder("a", log), failing, Recorder("c", log)])
     with pytest.raises(ValueError, match="no disk"):
@@ -205,7 +205,7 @@ def test_on_fit_end_is_called_once_for_each_fit(log: list[tuple[Any, ...]]) -> N
     assert _called(log, "on_fit_end") == ["a", "a"]
 
 
-def test_the_first_error_in_on_fit_end_wins_and_holds_the_others(
+def test_the_first_error_of_on_fit_end_is_raised_and_notes_the_others(
     log: list[tuple[Any, ...]],
 ) -> None:
     errors = [{"on_fit_end": ValueError("first")}, {"on_fit_end": OSError("second")}]
@@ -217,7 +217,7 @@ def test_the_first_error_in_on_fit_end_wins_and_holds_the_others(
     assert "Recorder.on_fit_end raised OSError('second')" in caught.value.__notes__[1]
 
 
-def test_an_error_before_on_fit_end_wins(log: list[tuple[Any, ...]]) -> None:
+def test_an_earlier_error_takes_precedence_over_on_fit_end(log: list[tuple[Any, ...]]) -> None:
     errors = {"on_pass_end": ValueError("first"), "on_fit_end": OSError("second")}
     callbacks = CallbackList(Recorder("a", log, errors))
     callbacks.on_fit_begin(RUN)
@@ -227,7 +227,7 @@ def test_an_error_before_on_fit_end_wins(log: list[tuple[Any, ...]]) -> None:
     assert "OSError('second')" in caught.value.__notes__[1]
 
 
-def test_the_error_that_stopped_the_fit_wins(log: list[tuple[Any, ...]]) -> None:
+def test_the_error_that_stopped_the_fit_takes_precedence(log: list[tuple[Any, ...]]) -> None:
     stopped = TrainingError("a worker left")
     callbacks = CallbackList(Recorder("a", log, {"on_fit_end": OSError("no disk")}))
     callbacks.on_fit_begin(RUN)
@@ -248,10 +248,12 @@ def test_an_error_of_one_fit_does_not_hide_that_of_the_next(log: list[tuple[Any,
         callbacks.on_fit_end(RUN)
 
 
-def test_phases_end_once_for_all_whatever_one_raises(log: list[tuple[Any, ...]]) -> None:
+def test_a_phase_ends_once_for_every_callback_even_if_one_raises(
+    log: list[tuple[Any, ...]],
+) -> None:
     first, second = Recorder("a", log), Recorder("b", log)
     callbacks = CallbackList([first, second])
-    callbacks.end()  # of a fit that was told nothing
+    callbacks.end()  # a fit without any other hook call
     assert log == []
     callbacks.on_phase("reading", 1, 4)
     first.raises = {"on_phase": OSError("no disk")}

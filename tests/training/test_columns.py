@@ -1,4 +1,4 @@
-"""Lanes that hold columns make the steps of one lane that holds all of them."""
+"""Feature-sharded lanes make the same steps as one lane that holds all columns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows(n_features: int = N_FEATURES) -> Any:
 
 
 def wide(n_features: int = 4_096) -> Any:
-    """Sparse rows, few of whose columns a step touches."""
+    """Sparse rows of many features; a step touches few columns."""
     return sparse.random(N_ROWS, n_features, 0.01, format="csr", random_state=0)
 
 
@@ -85,14 +85,14 @@ def assert_same(found: Any, plain: Any, tolerance: float = 1e-12) -> None:
         (wide(200), 3, {"batch_size": None, "penalty": None}),
     ],
 )
-def test_columns_make_the_steps_of_whole_rows(X: Any, n_classes: int, params: Any) -> None:
+def test_feature_shards_equal_row_shards(X: Any, n_classes: int, params: Any) -> None:
     y = labels(X, n_classes)
     plain = classifier(**params).fit(X, y, weights())
     assert_same(classifier(**params, run=FEATURES).fit(X, y, weights()), plain)
 
 
 @pytest.mark.parametrize("loss", ["squared_error", "huber", "poisson"])
-def test_columns_of_a_regression(loss: str) -> None:
+def test_feature_shards_equal_row_shards_in_regression(loss: str) -> None:
     X = rows()
     y = np.abs(X[:, 0]) + 100
     for params in ({}, {"optimizer": "adam", "learning_rate": 0.01}):
@@ -125,7 +125,7 @@ def make_several() -> Any:
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_several_targets_and_the_norm_of_all_columns(clip: Any) -> None:
+def test_gradient_norm_of_several_targets_is_over_all_columns(clip: Any) -> None:
     X, several = rows(), make_several()
     y = X[:, :2] @ np.ones((2, 3))
     plain = several(clip).fit(X, y)
@@ -141,7 +141,7 @@ def test_several_targets_and_the_norm_of_all_columns(clip: Any) -> None:
         (MLPRegressor, (8,), lambda X: X[:, :2]),
     ],
 )
-def test_columns_of_a_first_layer(make: Any, hidden: tuple[int, ...], target: Any) -> None:
+def test_feature_shards_of_a_first_layer(make: Any, hidden: tuple[int, ...], target: Any) -> None:
     X = rows()
     params = {"hidden_layer_sizes": hidden, "max_iter": 3, "tol": None, "random_state": 0}
     for X_ in (X, sparse.csr_matrix(np.where(X > 1, X, 0))):
@@ -151,14 +151,14 @@ def test_columns_of_a_first_layer(make: Any, hidden: tuple[int, ...], target: An
 
 @pytest.fixture(scope="module")
 def alone() -> dict[int, Any]:
-    """Fits of three lanes in this process, by the number of features; made before any client."""
+    """Reference fits of three lanes in this process, by number of features, without a client."""
     fits = {}
     for X in (wide(), wide(8_192)):
         fits[X.shape[1]] = classifier(run=IN_ORDER, batch_size=100).fit(X, labels(X, 3))
     return fits
 
 
-def test_two_processes_make_the_steps_of_one(alone: dict[int, Any], client: Client) -> None:
+def test_two_processes_equal_one(alone: dict[int, Any], client: Client) -> None:
     """To the bit where sums are made in the order of lanes; bytes do not grow with features."""
     moved = set()
     for n_features, plain in alone.items():
@@ -211,10 +211,10 @@ def test_every_loss() -> None:
             assert_same(classifier(loss=loss, run=FEATURES).fit(X, y), plain)
 
 
-# --- going on -------------------------------------------------------------------------------------
+# --- resuming -------------------------------------------------------------------------------------
 
 
-def test_fits_that_go_on() -> None:
+def test_partial_fit_and_warm_start_continue() -> None:
     X, y = rows(), labels(rows(), 2)
     plain, found = classifier(), classifier(run=FEATURES)
     for _ in range(2):
@@ -225,8 +225,8 @@ def test_fits_that_go_on() -> None:
     assert_same(found, plain)
 
 
-def test_checkpoints_go_on_to_the_bit(tmp_path: Any) -> None:
-    """Also as a fit of lanes of rows, since a checkpoint knows of whole parameters."""
+def test_fits_resume_from_checkpoints_bit_for_bit(tmp_path: Any) -> None:
+    """Also as a row-sharded fit, since a checkpoint stores whole parameters."""
     X, y = rows(), labels(rows(), 3)
     calm = classifier(max_iter=6, run=FEATURES).fit(X, y)
     checkpoint = Checkpoint(tmp_path / "fit", every=2, resume=True)
@@ -286,10 +286,10 @@ def test_a_killed_trainer_of_a_first_layer(crew: LocalCluster) -> None:
     assert_same(struck, calm, 0)
 
 
-# --- what lies where ------------------------------------------------------------------------------
+# --- where columns are placed ---------------------------------------------------------------------
 
 
-def test_chunks_of_a_part_stay_as_they_are() -> None:
+def test_chunks_within_one_shard_are_not_copied() -> None:
     X = da.zeros((600, 24), chunks=(200, 8))
     cut = cut_by_columns(as_collection(X, da.zeros(600, chunks=200)), 3)
     assert cut.columns == (0, 8, 16, 24)
@@ -299,7 +299,7 @@ def test_chunks_of_a_part_stay_as_they_are() -> None:
         assert not any("getitem" in str(key) for key in made)
 
 
-def test_cuts_are_near_the_edges_of_chunks() -> None:
+def test_shard_boundaries_are_near_chunk_boundaries() -> None:
     X = da.zeros((600, 100), chunks=(300, (49, 51)))
     assert cut_by_columns(as_collection(X), 2).columns == (0, 49, 100)
     assert cut_by_columns(as_collection(X), 3).columns == (0, 33, 66, 100)
@@ -308,8 +308,8 @@ def test_cuts_are_near_the_edges_of_chunks() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_holds_its_share_alone(client: Client) -> None:
-    """Of 16 million parameters and as many sums of squares, while steps are made."""
+def test_a_worker_holds_only_its_share_of_parameters(client: Client) -> None:
+    """Memory of 16 million parameters and as many sums of squares, measured during steps."""
     at = np.sort(np.random.default_rng(0).integers(0, 1 << 22, (400, 40)), axis=1)
     entries = np.ones(at.size, np.float32), at.ravel(), np.arange(0, at.size + 1, 40)
     X = sparse.csr_matrix(entries, shape=(400, 1 << 22))
@@ -321,12 +321,12 @@ def test_a_worker_holds_its_share_alone(client: Client) -> None:
             grown.append([now[address] - before[address] for address in now])
 
     params = {"optimizer": "adagrad", "batch_size": 20, "run": Run(shard="features")}
-    classifier(**params).fit(X[:, :5_000], y, client=client)  # what is loaded and compiled
+    classifier(**params).fit(X[:, :5_000], y, client=client)  # loaded libraries and compiled code
     before = client.run(_resident)
     clf = classifier(**params, max_iter=40, callbacks=[Look()]).fit(X, y, client=client)
     whole = 2 * clf.coef_.nbytes
     assert clf.coef_.size == 1 << 24
-    # The last passes are told while workers send their ranges, for which they need them once more.
+    # The last passes are reported while workers send their ranges, which needs a second copy.
     assert max(map(max, grown[: len(grown) // 2])) < 0.85 * whole
 
 
@@ -338,7 +338,7 @@ def _resident() -> int:
     return found
 
 
-# --- what cannot be -------------------------------------------------------------------------------
+# --- unsupported combinations ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def _resident() -> int:
         (lambda run: MLPClassifier((5,), solver="lbfgs", run=run), "does not use shard"),
     ],
 )
-def test_what_is_not_for_columns_says_so(make: Callable[[Any], Any], message: str) -> None:
+def test_unsupported_estimators_are_refused(make: Callable[[Any], Any], message: str) -> None:
     with pytest.raises(InvalidParameterError, match=message):
         make(Run(shard="features")).fit(rows(), labels(rows(), 2))
 
@@ -369,7 +369,7 @@ def test_what_is_not_for_columns_says_so(make: Callable[[Any], Any], message: st
         (Run(shard="features", n_lanes=N_FEATURES + 1), "n_lanes=21"),
     ],
 )
-def test_runs_without_columns_say_so(run: Run, message: str) -> None:
+def test_unsupported_runs_are_refused(run: Run, message: str) -> None:
     with pytest.raises(InvalidParameterError, match=message):
         classifier(run=run).fit(rows(), labels(rows(), 2))
 
@@ -381,7 +381,7 @@ def test_rows_that_are_streamed_are_refused(client: Client) -> None:
         classifier(run=run).fit(X, y, client=client)
 
 
-def test_rows_without_columns_say_so() -> None:
+def test_unsupported_rows_are_refused() -> None:
     import pandas as pd
     from dask.dataframe import from_pandas
     from dask.delayed import delayed

@@ -1,4 +1,4 @@
-"""Fits whose pushes are compressed: nothing is lost, and fewer bytes travel."""
+"""Fits with compressed gradients: residuals lose nothing, and fewer bytes are sent."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def _classifier(**params: Any) -> SGDClassifier:
     return SGDClassifier().set_params(**(defaults | params))
 
 
-#: Those of the names whose defaults suit large models, with numbers for 20 features.
+#: Compressors whose defaults suit large models, with settings for 20 features.
 _FOR_FEW: dict[str, Any] = {"ef21": EF21(0.05, momentum=0.9)}
 
 
 def _cases() -> Iterator[Any]:
     """Each compressor under each policy that takes it; by default, under one."""
-    # A row of coefficients is no matrix of low rank: those of several classes are tested below.
+    # One row of coefficients has no low-rank form: several classes are tested below.
     for number, compression in enumerate(c for c in ALL if c != "powersgd"):
         policies = policies_of(compression)
         for policy in policies:
@@ -63,14 +63,14 @@ def _cases() -> Iterator[Any]:
 
 @cache
 def _fit_plain(policy: Any) -> SGDClassifier:
-    """Return the fit that is not compressed, once for all compressors."""
+    """Return the fit without compression, computed once for all compressors."""
     return _classifier(policy=policy).fit(*_rows())
 
 
 @pytest.mark.parametrize(("compression", "policy"), list(_cases()))
-def test_the_optimum_is_that_without_compression(compression: Any, policy: str) -> None:
+def test_compressed_fits_reach_the_uncompressed_optimum(compression: Any, policy: str) -> None:
     X, y = _rows()
-    # Lanes that meet rarely stop farther from the optimum, compressed or not.
+    # Lanes that are averaged rarely stop farther from the optimum, compressed or not.
     how: Any = LocalSGD(sync_every=2) if policy == "local" else policy
     plain = _fit_plain(how)
     small = _classifier(policy=how, run__compression=compression).fit(X, y)
@@ -89,24 +89,24 @@ def _three_classes() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("deterministic", quick([False, True], True))
-def test_gradients_of_low_rank_are_sent_whole_by_factors(deterministic: bool) -> None:
-    """Of three classes they have two independent columns."""
+def test_low_rank_gradients_are_sent_exactly_by_factors(deterministic: bool) -> None:
+    """With three classes, gradients have two independent columns (rank 2)."""
     X, y = _three_classes()
     params = {"policy": "allreduce", "run__n_lanes": 3, "run__deterministic": deterministic}
     plain = _classifier(**params).fit(X, y)
     small = _classifier(**params, run__compression=PowerSGD(rank=2)).fit(X, y)
     np.testing.assert_allclose(small.coef_, plain.coef_, rtol=1e-9, atol=1e-9)
     assert not np.array_equal(small.coef_, plain.coef_)
-    # Fewer directions take turns: what one step leaves out goes with the next.
+    # With a lower rank the residual of one step is sent with the next.
     one = _classifier(**params, run__compression=PowerSGD(rank=1)).fit(X, y)
     expected = log_loss(y, plain.predict_proba(X))
     assert log_loss(y, one.predict_proba(X)) == pytest.approx(expected, rel=0.01)
 
 
-def test_estimates_come_to_the_optimum_of_lanes_that_differ() -> None:
-    """Full batches: the estimates come to the lanes' gradients, and steps to those of all rows."""
+def test_gradient_estimates_reach_the_optimum_of_heterogeneous_lanes() -> None:
+    """With full batches, estimates converge to the lanes' gradients."""
     X, _ = _rows()
-    X[400:] += 1  # of the second lane
+    X[400:] += 1  # bytes of the second lane
     t = X @ np.linspace(-1, 1, 20) + np.repeat([0.0, 1.0], 400)
     params: dict[str, Any] = {
         "policy": "allreduce", "batch_size": None, "max_iter": 800, "tol": None, "alpha": 0.01,
@@ -119,7 +119,7 @@ def test_estimates_come_to_the_optimum_of_lanes_that_differ() -> None:
     np.testing.assert_allclose(found[1], found[0], atol=1e-5)
 
 
-def test_a_regression() -> None:
+def test_compressed_regression_reaches_the_optimum() -> None:
     X, _ = _rows()
     t = X @ np.linspace(-1, 1, 20)
     reg = SGDRegressor(
@@ -130,7 +130,7 @@ def test_a_regression() -> None:
 
 @pytest.fixture
 def arrived(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The sum of all gradients that shards apply, and the residuals at each end."""
+    """Record the sum of all gradients that shards apply, and residuals at the end of each fit."""
     found: dict[str, Any] = {"sum": 0.0, "residuals": []}
     apply, close = Shard.apply, ShardedConnection.close
 
@@ -161,7 +161,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         pytest.param("ssp", 10, True, marks=pytest.mark.slow),
     ],
 )
-def test_a_fit_pushes_all_of_every_gradient(
+def test_residuals_push_the_whole_of_every_gradient(
     arrived: dict[str, Any], policy: Any, rows_of_batch: int | None, wide: bool
 ) -> None:
     """With a learning rate of nearly 0 gradients do not depend on what arrived before."""
@@ -183,7 +183,7 @@ def test_a_fit_pushes_all_of_every_gradient(
 
 
 def test_a_fit_of_few_steps_that_stops_early_loses_little() -> None:
-    """Passes of few steps are flushed at `max_iter` alone; a fit that stops before has a rest."""
+    """Short passes flush residuals only at `max_iter`; a fit that stops earlier loses some."""
     X, y = _rows()
     params = {"batch_size": None, "learning_rate": 0.5, "max_iter": 500, "tol": 1e-4}
     plain = _classifier(**params).fit(X, y)
@@ -223,23 +223,23 @@ def test_a_cluster_pushes_fewer_bytes(name: str, client: Client) -> None:
     params = {"batch_size": 5, "max_iter": 2}
 
     class Served(Synchronous):
-        """On one host too, which `"sync"` itself sums without a server."""
+        """`"sync"` with a server even on one host, where it would otherwise sum without one."""
 
     def share(fit: SGDClassifier) -> float:
-        # A lane beside the server moves nothing, and the other may be beside it too.
+        # A lane on the server's worker sends nothing, and the other lane may be there too.
         last = fit.history_.records[1]
         return float(last["bytes_pushed"] / last["bytes_pulled"])
 
     before = share(_classifier(**params, policy=Served()).fit(X, y))
     ratio = share(_classifier(**params, run__compression=name).fit(X, y)) / before
-    # The last of 40 pushes goes whole; a message has a header of about 100 bytes.
+    # The last of 40 pushes is uncompressed; a message has a header of about 100 bytes.
     expected = (39 * PROMISED[name, "float64"] + 1) / 40
     assert expected < ratio < expected + 0.02
 
 
 @pytest.mark.parametrize("name", quick(["8bit", "4bit", "topk"], "8bit", "topk"))
-def test_lanes_that_meet_send_compressed_ways(name: str, client: Client) -> None:
-    """Wherever lanes run, the same bits; and hardly more bytes than were promised."""
+def test_averaged_lanes_send_compressed_differences(name: str, client: Client) -> None:
+    """The bits do not depend on where lanes run, and bytes stay near the compressor's bound."""
     X, y = _lazy(1_000, 400)
     params = {"policy": LocalSGD(sync_every=5), "batch_size": 5, "max_iter": 4}
     plain = _classifier(**params, run__n_lanes=4).fit(X, y)
@@ -248,13 +248,13 @@ def test_lanes_that_meet_send_compressed_ways(name: str, client: Client) -> None
     alone = _classifier(**params, **told).fit(X.compute(), y.compute())
     np.testing.assert_array_equal(small.coef_, alone.coef_)
     pushed = [fit.history_.records[1]["bytes_pushed"] for fit in (small, plain)]
-    # Two lanes of a trainer each send their own way, where plain ones send their mean.
+    # Two lanes of a trainer each send their own difference; without compression, one mean.
     assert pushed[0] < 2 * (PROMISED[name, "float64"] + 0.05) * pushed[1]
-    if name == "8bit":  # the largest hundredth of a few ways is not all
+    if name == "8bit":  # the largest hundredth of a few differences is not the whole gradient
         np.testing.assert_allclose(small.coef_, plain.coef_, atol=0.01 * np.ptp(plain.coef_))
 
 
-#: Whose lanes have something in every form: residuals, averages, estimates, common factors.
+#: Compressors with every kind of lane state: residuals, averages, estimates, common factors.
 _IN_ALL_FORMS: list[Any] = [
     "8bit", TopK(0.05), OneBit(64, momentum=0.5), EF21(0.1, momentum=0.5), PowerSGD(rank=1)
 ]  # fmt: skip
@@ -265,12 +265,14 @@ _IN_ALL_FORMS: list[Any] = [
     quick(_IN_ALL_FORMS, *(form for form in _IN_ALL_FORMS if form != TopK(0.05))),
     ids=lambda c: getattr(c, "name", c),
 )
-def test_an_allreduce_does_not_depend_on_the_workers(compression: Any, client: Client) -> None:
+def test_compressed_allreduce_does_not_depend_on_the_workers(
+    compression: Any, client: Client
+) -> None:
     X, y = _three_classes()
     lazy = da.from_array(X, chunks=(150, -1)), da.from_array(y, chunks=150)
     params = {"policy": "allreduce", "run__n_lanes": 4, "run__compression": compression}
     low_rank = compression == PowerSGD(rank=1)
-    # Factors are sums, whose order is that of the lanes where it is asked for.
+    # Factors are sums; `deterministic` adds them in the order of lanes.
     model = _classifier(**params, run__deterministic=low_rank)
     alone = clone(model).fit(X, y)
     together = clone(model).fit(*lazy)
@@ -280,8 +282,8 @@ def test_an_allreduce_does_not_depend_on_the_workers(compression: Any, client: C
 
 
 @pytest.mark.parametrize("compression", quick(["8bit", OneBit(momentum=0.5)], OneBit(momentum=0.5)))
-def test_many_lanes_sum_ranges_in_turn(compression: Any, client: Client) -> None:
-    """Of large models: fewer bytes than if every lane's message went to all, and the same bits."""
+def test_many_lanes_reduce_ranges_in_turn(compression: Any, client: Client) -> None:
+    """Large models: fewer bytes than broadcasting every lane's message, and the same bits."""
     X, y = _three_classes()
     X, y = np.tile(X[:160], 200), y[:160]  # 18,003 coefficients
     lazy = da.from_array(X, chunks=(40, -1)), da.from_array(y, chunks=40)
@@ -294,14 +296,14 @@ def test_many_lanes_sum_ranges_in_turn(compression: Any, client: Client) -> None
     alone = _classifier(**params, run__compression=compression).fit(X, y)
     np.testing.assert_array_equal(small.coef_, alone.coef_)
     pushed = [fit.history_.records[0]["bytes_pushed"] for fit in (small, plain)]
-    # Half of each lane's message goes to the other trainer, and then half of all parameters.
+    # Half of each lane's message is sent to the other trainer, then half of all parameters.
     name = getattr(compression, "name", compression)
     assert pushed[0] == pytest.approx(1.5 * PROMISED[name, "float64"] * pushed[1], rel=0.1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", ["topk", PowerSGD(rank=1)])
-def test_an_allreduce_does_not_depend_on_four_workers(compression: Any) -> None:
+def test_compressed_allreduce_does_not_depend_on_four_workers(compression: Any) -> None:
     X, y = _three_classes()
     lazy = da.from_array(X, chunks=(100, -1)), da.from_array(y, chunks=100)
     params = {
@@ -325,18 +327,18 @@ def test_compressed_gradients_are_few_bytes(name: str, client: Client) -> None:
     params = {"policy": "allreduce", "batch_size": 5, "max_iter": 2, "run__n_lanes": 2}
 
     def pushed(**more: Any) -> float:
-        # In the first of two passes nothing goes whole.
+        # In the first of two passes everything is compressed.
         records = _classifier(**params, **more).fit(X, y).history_.records
         return float(records[0]["bytes_pushed"])
 
     ratio = pushed(run__compression=name) / pushed()
-    # Of 1,001 numbers; a message has a header of some 100 bytes, and names the lane.
+    # 1,001 values; a message has a header of some 100 bytes, and names the lane.
     assert PROMISED[name, "float64"] - 0.001 < ratio < PROMISED[name, "float64"] + 0.05
 
 
 @pytest.mark.parametrize("name", quick(["fp16", "8bit", "4bit"], "4bit"))
-def test_one_average_of_compressed_ways(name: str, client: Client) -> None:
-    """Of every lane from the start; the same bits wherever lanes run."""
+def test_one_shot_average_of_compressed_differences(name: str, client: Client) -> None:
+    """Each lane sends its difference from the start; bits do not depend on placement."""
     X, y = _lazy()
     params = {"policy": "average", "run__n_lanes": 4}
     plain = _classifier(**params).fit(X, y)
@@ -345,11 +347,11 @@ def test_one_average_of_compressed_ways(name: str, client: Client) -> None:
     alone = clone(model).fit(X.compute(), y.compute())
     np.testing.assert_array_equal(small.coef_, alone.coef_)
     size = {"fp16": 2**-11, "8bit": 1 / 254, "4bit": 1 / 14}[name]
-    largest = 2 * np.abs(plain.coef_).max()  # of one lane's way
+    largest = 2 * np.abs(plain.coef_).max()  # bytes of one lane's difference
     assert 0 < np.abs(small.coef_ - plain.coef_).max() < size * largest
 
 
-def test_a_lane_alone_sends_nothing() -> None:
+def test_a_single_lane_sends_nothing() -> None:
     X, y = _rows()
     found = [
         _classifier(policy="allreduce", run__n_lanes=1, run__compression=compression)
@@ -370,7 +372,7 @@ def test_steps_of_compressed_sums_are_averaged() -> None:
 
 @pytest.mark.parametrize("compression", quick(["8bit", TopK(0.2)], TopK(0.2)))
 def test_gradients_of_touched_coefficients(compression: Any) -> None:
-    """Sparse rows of many features: each lane sends the values of the rows that it touches."""
+    """Each lane sends only the coefficients that its batch of sparse rows touches."""
     X = sparse.random_array((800, 3000), density=0.002, format="csr", random_state=0)
     y = np.asarray(X.sum(axis=1)).ravel() > 2.9
     params = {"policy": "allreduce", "run__n_lanes": 2, "learning_rate": 0.5}
@@ -381,7 +383,7 @@ def test_gradients_of_touched_coefficients(compression: Any) -> None:
 
 
 @pytest.mark.parametrize("compression", ["powersgd", "ef21", OneBit(momentum=0.9)])
-def test_compressors_of_whole_gradients_are_told(compression: Any) -> None:
+def test_compressors_of_whole_gradients_are_refused_for_sparse_steps(compression: Any) -> None:
     for policy in ("sync", "async", "local", "average"):
         with pytest.raises(InvalidParameterError, match=r"Use policy='allreduce'"):
             _classifier(run__compression=compression).fit(*_rows(), policy=policy)
@@ -391,28 +393,28 @@ def test_compressors_of_whole_gradients_are_told(compression: Any) -> None:
 
 
 @pytest.mark.parametrize("compression", ["topk", "significant", "1bit", Signs()])
-def test_one_message_that_leaves_out_most_is_told(compression: Any) -> None:
+def test_lossy_compression_of_a_single_message_is_refused(compression: Any) -> None:
     with pytest.raises(InvalidParameterError, match=r"\['fp16', '8bit', '4bit'\].*'local'"):
         _classifier(run__compression=compression).fit(*_rows(), policy="average")
 
 
 @pytest.mark.parametrize("bad", ["gzip", 8, TopK])
-def test_unknown_compression_is_told(bad: Any) -> None:
+def test_unknown_compression_is_refused(bad: Any) -> None:
     names = "'1bit', '4bit', '8bit', 'ef21', 'fp16', 'powersgd', 'significant', 'topk'"
     with pytest.raises(InvalidParameterError, match=names):
         _classifier(run__compression=bad).fit(*_rows())
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name not in COMPRESSING])
-def test_policies_that_send_nothing_to_compress_are_told(policy: str) -> None:
+def test_compression_is_refused_by_policies_that_send_nothing(policy: str) -> None:
     names = r"\['sync', 'allreduce', 'ssp', 'async', 'local', 'average'\]"
     with pytest.raises(InvalidParameterError, match=names):
         _classifier(run__compression="fp16").fit(*_rows(), policy=policy)
 
 
 @pytest.mark.parametrize("compression", [TopK(0.1), EF21(0.1), PowerSGD(1)])
-def test_a_checkpoint_has_nothing_that_waits(compression: Any, tmp_path: Path) -> None:
-    """The last step of a part sends all, so a fit that goes on is the one that was not ended."""
+def test_residuals_are_flushed_before_a_checkpoint(compression: Any, tmp_path: Path) -> None:
+    """Residuals are flushed before a checkpoint, so that a resumed fit equals an unbroken one."""
     X, y = _three_classes()
     params = {"policy": "allreduce", "run__compression": compression}
     found = []

@@ -1,4 +1,4 @@
-"""What an estimator says, and does not say, of where its fit ended and of what its loss allows."""
+"""Convergence warnings, penalties of LogisticRegression, and probabilities of losses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def test_stopping_at_max_iter_warns(estimator: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [SGDClassifier, SGDRegressor])
-def test_fits_by_steps_warn_only_of_an_end_that_nobody_asked_for(kind: Any, tmp_path: Any) -> None:
+def test_step_fits_warn_of_max_iter_only_if_not_stopped_on_request(
+    kind: Any, tmp_path: Any
+) -> None:
     class Stop:
         def on_pass_end(self, run: Any, record: Any) -> None:
             run.stop()
@@ -76,7 +78,7 @@ def test_fits_by_steps_warn_only_of_an_end_that_nobody_asked_for(kind: Any, tmp_
  {"l1_ratio": 0, "C": 0.1},
 ], ids=str)  # fmt: skip
 def test_the_penalty_follows_l1_ratio(params: dict[str, Any]) -> None:
-    """As in scikit-learn, whose saga knows of every penalty."""
+    """As in scikit-learn, whose saga solver supports every penalty."""
     ours = LogisticRegression(**{"C": 0.05, "tol": 1e-8, "max_iter": 1000, **params}).fit(X, LABELS)
     theirs = peers.LogisticRegression(
         **{"C": 0.05, "solver": "saga", "tol": 1e-8, "max_iter": 20000, **params}
@@ -117,7 +119,7 @@ def test_a_solver_without_l1() -> None:
 
 @pytest.mark.parametrize("loss", [name for name in LOSSES if LOSSES[name].kind == "classification"])
 @pytest.mark.parametrize("method", ["predict_proba", "predict_log_proba"])
-def test_probabilities_are_there_with_the_loss(loss: str, method: str) -> None:
+def test_predict_proba_exists_only_for_probabilistic_losses(loss: str, method: str) -> None:
     clf = SGDClassifier(loss=loss)
     assert hasattr(clf, method) == LOSSES[loss].proba
     if not LOSSES[loss].proba:
@@ -130,14 +132,14 @@ def test_probabilities_are_there_with_the_loss(loss: str, method: str) -> None:
 # --- partial_fit --------------------------------------------------------------------------------
 
 
-def test_partial_fit_knows_no_balance() -> None:
+def test_partial_fit_refuses_balanced_class_weights() -> None:
     with pytest.raises(InvalidParameterError, match="compute_class_weight"):
         SGDClassifier(class_weight="balanced").partial_fit(X, LABELS, classes=[0, 1])
 
 
 @pytest.mark.parametrize("estimator", [SGDClassifier(), GaussianNB()], ids=str)
 @pytest.mark.parametrize("later", [False, True])
-def test_classes_are_named_once(estimator: Any, later: bool) -> None:
+def test_repeated_classes_are_refused(estimator: Any, later: bool) -> None:
     if later:
         estimator.partial_fit(X, LABELS, classes=[0, 1])
     with pytest.raises(InvalidParameterError, match="twice"):

@@ -1,4 +1,4 @@
-"""Decoupled local SGD: lanes step alone, and meet at the servers when they come."""
+"""Decoupled local SGD: lanes step alone and exchange parameters with servers asynchronously."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _fit(policy: Policy, rows: Any = None, **params: Any) -> SGDRegressor:
 
 
 def _exchanged(every: int, fragments: int, rate: float, momentum: float) -> NDArray[Any]:
-    """Streaming DiLoCo of two lanes, by hand: each step counts once, whenever an answer comes."""
+    """Streaming DiLoCo of two lanes in plain NumPy; every step counts once, whatever the delay."""
     shards = np.array_split(np.arange(4), fragments)
     center, velocity = np.zeros(4), np.zeros(4)
     lanes = np.zeros((2, 4))
@@ -67,7 +67,9 @@ def _exchanged(every: int, fragments: int, rate: float, momentum: float) -> NDAr
 @pytest.mark.parametrize(
     ("plan", "step"), in_turn([(4, 2), (3, 1), (8, 4)], [(1.0, 0.0), (0.7, 0.4)])
 )
-def test_fragments_that_stream(plan: tuple[int, int], step: tuple[float, float]) -> None:
+def test_streamed_fragments_equal_the_plain_recursion(
+    plan: tuple[int, int], step: tuple[float, float]
+) -> None:
     (every, fragments), (rate, momentum) = plan, step
     policy = LocalSGD(every, fragments=fragments, outer_rate=rate, outer_momentum=momentum)
     reg = _fit(policy)
@@ -77,11 +79,11 @@ def test_fragments_that_stream(plan: tuple[int, int], step: tuple[float, float])
 
 
 @pytest.mark.parametrize("every", [1, 5, 16])
-def test_a_quorum_of_all_is_local_sgd(every: int) -> None:
+def test_a_quorum_of_all_lanes_equals_local_sgd(every: int) -> None:
     whole = {"outer_rate": 0.7, "outer_momentum": 0.4}
     met = _fit(LocalSGD(every, **whole), max_iter=20)
     served = _fit(LocalSGD(every, quorum=2, **whole), max_iter=20)
-    # The last meeting of local SGD is a mean; that of the servers is an outer step.
+    # Local SGD ends with a mean; decoupled servers end with an outer step.
     if 20 % every == 0:
         np.testing.assert_allclose(served.coef_, met.coef_, rtol=1e-9)
     plain = [_fit(LocalSGD(every, quorum=q), max_iter=20).coef_ for q in (None, 2)]
@@ -89,10 +91,10 @@ def test_a_quorum_of_all_is_local_sgd(every: int) -> None:
 
 
 @pytest.mark.parametrize("policy", [LocalSGD(6, fragments=2), LocalSGD(6, quorum=2)])
-def test_wherever_lanes_run(policy: Policy, client: Client) -> None:
+def test_results_do_not_depend_on_where_lanes_run(policy: Policy, client: Client) -> None:
     batches: dict[str, Any] = {"batch_size": 8, "max_iter": 6}
     two = _fit(policy, **batches)
-    one = _fit(policy, rows=(X, Y), **batches)  # of this process
+    one = _fit(policy, rows=(X, Y), **batches)  # threads of this process
     np.testing.assert_array_equal(two.coef_, one.coef_)
 
 
@@ -114,7 +116,7 @@ SOME = [
 
 
 @pytest.mark.parametrize(("policy", "compression"), in_turn(SOME, [None, "8bit", "topk"]))
-def test_the_optimum_is_that_of_local_sgd(policy: LocalSGD, compression: str | None) -> None:
+def test_fits_reach_the_optimum_of_local_sgd(policy: LocalSGD, compression: str | None) -> None:
     rows, y = _rows()
     run = {"n_lanes": 4, "compression": compression}
     params: dict[str, Any] = {"max_iter": 10, "tol": None, "random_state": 0}
@@ -127,17 +129,17 @@ def test_the_optimum_is_that_of_local_sgd(policy: LocalSGD, compression: str | N
 
 
 @pytest.mark.parametrize("fragments", [0, 1])
-def test_lanes_push_after_as_many_steps_as_they_are_told(
+def test_lanes_push_after_the_steps_that_the_server_sets(
     fragments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, y = _rows()
-    # The second lane is told to push after 2 steps instead of 8, from its first answer on.
+    # From the first reply on, the second lane has to push after 2 steps instead of 8.
     monkeypatch.setattr(QuorumGate, "count_steps", lambda _, lane: [8, 2][lane])
     policy = LocalSGD(8, quorum=1, fragments=fragments, steps_by_speed=True)
     params: dict[str, Any] = {"max_iter": 4, "tol": None, "batch_size": 50, "random_state": 0}
     clf = SGDClassifier(policy=policy, run=Run(n_lanes=2), **params).fit(rows, y)
     pushes = sum(sum(record["staleness_counts"]) for record in clf.history_)
-    # Of 4 x 40 steps each. Where lanes step on meanwhile, an answer may come a push later.
+    # 4 x 40 steps each. Lanes do not wait, so a reply may arrive one push later.
     expected = 160 // 8 + 1 + (160 - 8) // 2
     assert pushes == expected if fragments == 0 else expected - 40 < pushes <= expected
     assert [record["rows"] for record in clf.history_] == [len(rows)] * 4
@@ -165,7 +167,7 @@ def test_sparse_rows_networks_and_several_classes() -> None:
         assert model.fit(rows, labels).score(rows, labels) > 0.6
 
 
-def test_a_fit_that_ends_early_has_all_that_lanes_learned() -> None:
+def test_a_fit_that_stops_early_includes_all_steps() -> None:
     rows, y = _rows()
     ended = SGDClassifier(
         policy=LocalSGD(50, quorum=1, fragments=2), run=Run(n_lanes=3), max_iter=500, tol=1e-3,
@@ -177,7 +179,7 @@ def test_a_fit_that_ends_early_has_all_that_lanes_learned() -> None:
     assert log_loss(y, ended.predict_proba(rows)) == pytest.approx(expected, rel=0.03)
 
 
-def test_going_on_with_another_fit() -> None:
+def test_partial_fit_and_warm_start_continue() -> None:
     rows, y = _rows()
     clf = SGDClassifier(
         policy=LocalSGD(8, fragments=1), optimizer="adam", learning_rate=0.01, warm_start=True,
@@ -191,7 +193,7 @@ def test_going_on_with_another_fit() -> None:
 
 
 class _Strike:
-    """Kills a worker that holds no server, or one that does, after the second pass."""
+    """Callback that kills a worker with or without a server after the second pass."""
 
     def __init__(self, client: Client, role: str) -> None:
         self._client, self._role = client, role
@@ -210,7 +212,7 @@ class _Strike:
 
 
 class _Rest:
-    """Lets each step take half a millisecond longer, so that fits are struck in their midst."""
+    """Callback that slows each step by half a millisecond; a kill then happens during the fit."""
 
     def on_step_end(self, step: Any) -> None:
         time.sleep(5e-4)
@@ -222,7 +224,7 @@ class _Rest:
     [SOME[1], SOME[3], pytest.param(SOME[6], marks=pytest.mark.slow)],
     ids=["waiting", "streaming", "by speed"],
 )
-def test_a_killed_worker_costs_its_own_steps_alone(
+def test_a_killed_worker_loses_only_its_own_steps(
     policy: LocalSGD, role: str, crew_client: Client
 ) -> None:
     rows, y = _rows()
@@ -237,11 +239,11 @@ def test_a_killed_worker_costs_its_own_steps_alone(
     whole = SGDClassifier(run=Run(n_lanes=6), random_state=0).fit(rows, y)
     expected = log_loss(y, whole.predict_proba(rows))
     assert log_loss(y, clf.predict_proba(rows)) == pytest.approx(expected, rel=0.05)
-    # Trainers that were not lost went on from where they were.
+    # Surviving trainers continued without going back.
     assert role == "server" or strike.events[0].restarted is False
 
 
-def test_reports_wait_for_no_answer_but_before_another_call() -> None:
+def test_reports_are_acknowledged_before_the_next_call() -> None:
     answers: deque[bool] = deque()
     sent: list[int] = []
     context: Any = SimpleNamespace(
@@ -288,7 +290,7 @@ def test_a_lane_belongs_to_the_trainer_of_the_latest_generation() -> None:
         ({"fragments": 17}, "larger sync_every"),
     ],
 )
-def test_what_makes_no_sense_is_refused(bad: dict[str, Any], words: str) -> None:
+def test_invalid_parameters_are_refused(bad: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidParameterError, match=words):
         LocalSGD(16, **bad)
 
@@ -307,7 +309,7 @@ def test_what_makes_no_sense_is_refused(bad: dict[str, Any], words: str) -> None
         ),
     ],
 )
-def test_what_does_not_fit_the_rows_is_refused(
+def test_settings_that_do_not_match_the_rows_are_refused(
     policy: LocalSGD, run: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidParameterError, match=words):

@@ -37,22 +37,22 @@ def test_corrected_and_bounded_delays_find_the_classes(is_sparse: bool) -> None:
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_steps_along_all_lanes_gradients_find_the_classes(is_sparse: bool) -> None:
+def test_gradient_tables_of_lanes_of_one_class_find_the_classes(is_sparse: bool) -> None:
     X, y = _rows(is_sparse)
     in_order = np.argsort(y, kind="stable")  # lanes of one class each
     found = _fit(Asynchronous(gradient_table=True), X[in_order], y[in_order], n_lanes=4)
     assert found.score(X, y) > (0.8 if is_sparse else 0.95)
-    # Pushes that only fill the table count, too: each lane makes 15 steps of 20 rows a pass.
+    # Pushes that only initialise the gradient table count: 15 steps of 20 rows a lane and pass.
     assert all(record["rows"] == len(y) for record in found.history_.records)
 
 
-def test_what_is_too_old_is_counted() -> None:
+def test_dropped_gradients_are_counted() -> None:
     X, y = _rows(False)
     found = _fit(Asynchronous(max_delay=0), X, y, n_lanes=4)
     history = found.history_
     n_dropped = history.extra["dropped_pushes"]
     assert n_dropped > 0
-    # Each lane makes 15 steps of 20 rows a pass, all of which are counted as steps.
+    # Each lane makes 15 steps of 20 rows a pass; dropped ones are counted as steps too.
     assert all(record["steps"] == 60 for record in history.records)
     assert sum(record["rows"] for record in history.records) == 20 * (30 * 60 - n_dropped)
     assert found.score(X, y) > 0.95

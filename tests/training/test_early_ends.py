@@ -1,4 +1,4 @@
-"""Trainers that end or fail before the others: nobody waits for them."""
+"""Trainers that end or fail before the others are not waited for."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _is_free, _are_busy = threading.Event(), threading.Semaphore(0)
 
 
 @pytest.fixture(params=[1, 2, 8])
-def some(
+def several_workers_client(
     request: pytest.FixtureRequest, assert_clean: Callable[..., None]
 ) -> Iterator[tuple[Client, Any, Any]]:
-    """Return the client of some workers, with rows on each of them."""
+    """Return a client of several workers that all hold rows."""
     options: Any = {"threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
     n = request.param
-    # Trainers wait no longer than this for one that does not come.
+    # Bound of the wait for a trainer that does not connect.
     with (
         dask.config.set({"daskml_dist.timeout": 60}),
         LocalCluster(n_workers=n, memory_limit=0, **options) as cluster,
@@ -52,10 +52,10 @@ def _fit(X: Any, y: Any, *callbacks: Any) -> SGDClassifier:
 
 
 def test_the_others_do_not_wait_for_one_that_has_ended(
-    some: tuple[Client, Any, Any], monkeypatch: pytest.MonkeyPatch
+    several_workers_client: tuple[Client, Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended just before it could hear of its part in a new generation, for instance."""
-    _, *rows = some
+    """For instance, it ended just before it could receive its assignment of a new generation."""
+    _, *rows = several_workers_client
     expected, told = _fit(*rows).coef_, list[Any]()
 
     class Told:
@@ -76,12 +76,12 @@ def _keep_busy() -> None:
     assert _is_free.wait(100)
 
 
-def test_an_error_is_told_though_others_have_not_begun(
-    some: tuple[Client, Any, Any],
+def test_an_error_is_raised_although_other_trainers_have_not_started(
+    several_workers_client: tuple[Client, Any, Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    client, *rows = some
+    client, *rows = several_workers_client
     busy: list[Any] = []
 
     class Busy:
@@ -105,10 +105,10 @@ def test_an_error_is_told_though_others_have_not_begun(
     assert "waiting for the workers to end" not in caplog.text
 
 
-def test_an_actor_lost_before_the_run_began_is_no_error(
+def test_an_actor_lost_before_the_run_starts_is_replaced(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker dies between the report that it runs and the question where it listens."""
+    """Its worker dies after it reported to run and before its address was requested."""
     asked = []
     found = run_actors.wait_for_actor
 
@@ -119,7 +119,7 @@ def test_an_actor_lost_before_the_run_began_is_no_error(
         return found(*arguments)
 
     monkeypatch.setattr(run_actors, "wait_for_actor", lose)
-    # The worker tells the endpoint by itself where it is quick: here it is asked.
+    # A fast worker sends its endpoint unrequested; here the client requests it.
     monkeypatch.setattr(run_actors.EarlyHost, "set_endpoint", lambda self, endpoint: None)
     X = da.random.default_rng(0).normal(size=(80, 2), chunks=(20, 2)).persist()
     SGDClassifier(policy="sync", max_iter=2, tol=None).fit(X, (X[:, 0] > 0).astype(int))
@@ -127,16 +127,16 @@ def test_an_actor_lost_before_the_run_began_is_no_error(
     del X
 
 
-def test_trainers_hear_of_a_server_that_cannot_begin(
-    some: tuple[Client, Any, Any], monkeypatch: pytest.MonkeyPatch
+def test_trainers_are_notified_of_a_server_that_fails_to_start(
+    several_workers_client: tuple[Client, Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They wait for it, and would do so until their own bound."""
+    """Without the notification they would wait until their own timeout."""
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise InvalidParameterError("This server cannot be made. Do without it.")
 
-    # The client waits as long for trainers that do not hear it.
+    # The client waits as long for trainers that do not receive the notification.
     monkeypatch.setattr(cluster_run, "_WIND_DOWN", 1e6)
     monkeypatch.setattr(host, "make_server", fail)
     with pytest.raises(InvalidParameterError, match="Do without it"):
-        _fit(*some[1:])
+        _fit(*several_workers_client[1:])

@@ -1,4 +1,4 @@
-"""Results that must be equal: to gradient descent, between policies, runs, servers and workers."""
+"""Results equal gradient descent, whatever the policy, run, and number of servers or workers."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_number_of_servers_does_not_matter(client: Client, rows: Any) -> Non
     ],
 )
 def test_one_lane_needs_no_server(rows: Any, optimizer: str, sparse_rows: bool) -> None:
-    """Unless several are asked for; the coefficients are the same."""
+    """Unless several servers are requested; the coefficients are the same."""
     X, t = rows
     if sparse_rows:
         X = sparse.random(len(X), 4096, density=0.001, format="csr", rng=0)
@@ -151,7 +151,7 @@ def clusters(crew: LocalCluster) -> Iterator[list[LocalCluster]]:
     "deterministic", [pytest.param(False, marks=pytest.mark.slow), True], ids=["usual", "exact"]
 )
 @pytest.mark.parametrize("lay", [_lazy, np.asarray], ids=["lazy", "in memory"])
-def test_lanes_make_the_workers_irrelevant(
+def test_results_with_fixed_lanes_do_not_depend_on_the_workers(
     clusters: list[LocalCluster], rows: Any, lay: Any, deterministic: bool
 ) -> None:
     found: dict[str, list[NDArray[Any]]] = {policy: [] for policy in REPRODUCIBLE}
@@ -168,7 +168,9 @@ def test_lanes_make_the_workers_irrelevant(
                 np.testing.assert_allclose(other, one, rtol=1e-9)
 
 
-def test_lanes_of_sparse_rows_make_the_workers_irrelevant(clusters: list[LocalCluster]) -> None:
+def test_sparse_results_with_fixed_lanes_do_not_depend_on_the_workers(
+    clusters: list[LocalCluster],
+) -> None:
     """Batches of touched coefficients, and single rows where lanes step alone."""
     X = sparse.random(2_000, 4096, density=0.003, format="csr", rng=0)
     y = X @ np.random.default_rng(0).normal(size=4096) > 0

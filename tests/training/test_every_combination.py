@@ -23,12 +23,12 @@ CLASSIFICATION = sorted(n for n, loss in LOSSES.items() if loss.kind == "classif
 REGRESSION = sorted(n for n, loss in LOSSES.items() if loss.kind == "regression")
 
 # A plane parts each class from the others, so that even a perceptron, whose last step counts, and
-# lanes that race come to the same accuracy each time.
+# racing lanes reach the same accuracy each time.
 Y = np.random.default_rng(0).integers(0, 3, 300)
 X = scale(np.random.default_rng(1).normal(size=(300, 8)) + 3 * np.eye(8)[Y])
 
 
-#: A policy of each loop.
+#: One policy of each training loop.
 LOOPS = ("sync", "allreduce", "async", "hogwild")
 
 
@@ -87,18 +87,18 @@ def test_penalties(policy: str, penalty: str | None) -> None:
     clf = SGDClassifier(penalty=penalty, alpha=0.02, policy=policy, random_state=0, max_iter=40)
     clf.fit(rows, Y)
     assert clf.score(rows, Y) > 0.7
-    # Lanes that are averaged, or race, need not agree on a zero.
+    # Averaged or racing lanes need not agree on which coefficients are zero.
     if penalty == "l1" and policy not in {"local", "average", "hogwild"}:
         assert (clf.coef_[:, len(X[0]) :] == 0).any(), "l1 by proximal steps gives exact zeros"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_rows_that_touch_few_coordinates(policy: str) -> None:
+def test_sparse_rows_touch_few_coordinates(policy: str) -> None:
     rng = np.random.default_rng(0)
     n_rows, n_features, per_row = 2_000, 8_192, 12
     columns = (n_features * rng.random((n_rows, per_row)) ** 3).astype(np.int32)
     indptr = np.arange(0, n_rows * per_row + 1, per_row, dtype=np.int32)
-    # The loop of a team takes as long to compile as all others here; tests on devices share that of
+    # The fused loop takes as long to compile as all others here; tests on devices share that of
     # float64.
     dtype = np.float64 if policy == "allreduce" else np.float32
     rows = sparse.csr_array(
@@ -113,7 +113,7 @@ def test_rows_that_touch_few_coordinates(policy: str) -> None:
     assert (clf.coef_[0, untouched] == 0).all()
 
 
-def test_sync_equals_allreduce_on_coordinates() -> None:
+def test_sync_equals_allreduce_on_touched_coordinates() -> None:
     rows = sparse.random_array((400, 4_096), density=0.004, rng=0, format="csr")
     y = np.asarray(rows.sum(axis=1)) > 8
     run = Run(n_lanes=3, n_servers=2)
@@ -155,7 +155,7 @@ def test_weights_equal_repeated_rows_at_full_batches() -> None:
     np.testing.assert_allclose(balanced, by_hand, rtol=1e-10)
 
 
-def test_partial_fit_and_warm_start_go_on() -> None:
+def test_partial_fit_and_warm_start_continue() -> None:
     params: dict[str, Any] = {"learning_rate": 0.05, "shuffle": False, "random_state": 0}
     once = SGDClassifier(max_iter=3, tol=None, **params).fit(X, Y)
     parts = SGDClassifier(**params)
@@ -183,7 +183,7 @@ def test_average_is_near_the_last_parameters(policy: str) -> None:
     assert clf.score(X, Y) > 0.7
 
 
-def test_averaging_goes_on_over_calls() -> None:
+def test_averaging_continues_over_calls() -> None:
     params: dict[str, Any] = {"average": True, "shuffle": False, "random_state": 0}
     params["learning_rate"] = 0.05
     once = SGDClassifier(max_iter=3, tol=None, **params).fit(X, Y)

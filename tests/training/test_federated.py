@@ -1,4 +1,4 @@
-"""Federated averaging: drawn clients, their local steps, and what becomes of their mean."""
+"""Federated averaging: sampled clients, their local steps, and the server's update."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ _POLICIES = [
 
 
 @pytest.mark.parametrize("policy", quick(_POLICIES, *_POLICIES[2:]), ids=repr)
-def test_equals_the_papers_algorithm(policy: FederatedAveraging) -> None:
-    """FedAvg and FedProx; a full batch is an epoch and a step."""
+def test_fedavg_and_fedprox_equal_the_papers_algorithm(policy: FederatedAveraging) -> None:
+    """FedAvg and FedProx; with full batches, one local epoch is one step."""
     reg = _fit(policy)
     epochs = policy.local_steps or policy.local_epochs
     np.testing.assert_allclose(reg.coef_, _federated(reg, lambda k: epochs), rtol=1e-10)
@@ -79,7 +79,7 @@ def test_equals_the_papers_algorithm(policy: FederatedAveraging) -> None:
     assert reg.history_.extra["policy"] == "federated"
 
 
-def test_fedadam_steps_along_the_mean_progress() -> None:
+def test_fedadam_steps_along_the_mean_update() -> None:
     policy = FederatedAveraging(0.6, local_epochs=2, outer="adam", outer_rate=0.05)
     m, v, number = np.zeros(4), np.zeros(4), 0
 
@@ -94,8 +94,8 @@ def test_fedadam_steps_along_the_mean_progress() -> None:
 
 
 @pytest.mark.parametrize("make", [_fit, None])
-def test_one_step_of_all_clients_is_an_all_reduced_step(make: Any) -> None:
-    """Of full batches: the mean of the lanes' steps is the step along their mean gradient."""
+def test_one_full_batch_step_of_all_clients_equals_allreduce(make: Any) -> None:
+    """With full batches, the mean of the lanes' steps is the step along their mean gradient."""
     policies = FederatedAveraging(1.0, local_steps=1), "allreduce"
     if make is not None:
         one, other = (make(policy).coef_ for policy in policies)
@@ -111,7 +111,7 @@ def test_one_step_of_all_clients_is_an_all_reduced_step(make: Any) -> None:
 
 
 def test_small_clients_take_fewer_steps_of_an_epoch() -> None:
-    """With local steps they take as many as the others, and go through their rows again."""
+    """With a fixed number of local steps they take as many as the others and repeat their rows."""
     by_epochs = _fit(FederatedAveraging(1.0, local_epochs=2), batch_size=BATCH)
     steps = [2 * -(-n // BATCH) for n in SIZES if n]
     assert by_epochs.history_[0]["rows"] == 2 * sum(SIZES)
@@ -123,7 +123,7 @@ def test_small_clients_take_fewer_steps_of_an_epoch() -> None:
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.01, 1), (0.2, 1), (0.4, 2), (0.5, 2), (1, 5)])
-def test_draws_are_of_clients_with_rows_and_follow_from_seed_and_round(
+def test_sampled_clients_have_rows_and_depend_on_seed_and_round(
     fraction: float, count: int
 ) -> None:
     policy = FederatedAveraging(fraction)
@@ -136,7 +136,7 @@ def test_draws_are_of_clients_with_rows_and_follow_from_seed_and_round(
     assert {k for clients in draws for k in clients} == {0, 1, 2, 3, 4}
 
 
-def test_lanes_that_are_not_drawn_compute_nothing() -> None:
+def test_lanes_that_are_not_sampled_compute_nothing() -> None:
     reg = _fit(FederatedAveraging(0.2), batch_size=BATCH)
     for record in reg.history_:
         (client,) = record["clients"]
@@ -144,8 +144,8 @@ def test_lanes_that_are_not_drawn_compute_nothing() -> None:
 
 
 @pytest.mark.parametrize("optimizer", quick(["sgd", "adam", "nag", "ftrl"], "adam"))
-def test_the_optimizer_begins_anew_in_each_round(optimizer: str) -> None:
-    """Rounds of one fit are fits of one round each, on parameters that go on."""
+def test_the_local_optimizer_is_reset_in_each_round(optimizer: str) -> None:
+    """A fit of several rounds equals fits of one round each that continue from its parameters."""
     policy = FederatedAveraging(1.0, local_epochs=2)
     params = {"optimizer": optimizer, "shuffle": False, "batch_size": BATCH}
     whole = _fit(policy, **params)
@@ -160,7 +160,7 @@ def test_the_optimizer_begins_anew_in_each_round(optimizer: str) -> None:
     {"batch_size": BATCH, "optimizer": "adam", "penalty": "l1", "alpha": 0.1},
     {"batch_size": BATCH, "early_stopping": True, "max_iter": 4},
 ], [None, "adam"]))  # fmt: skip
-def test_two_workers_make_the_same(client: Client, outer: Any, params: dict[str, Any]) -> None:
+def test_two_workers_equal_one(client: Client, outer: Any, params: dict[str, Any]) -> None:
     policy = FederatedAveraging(0.6, local_epochs=2, proximal=0.1, outer=outer)
     params = params | {"run": Run(n_lanes=4, deterministic=True)}
     far = da.from_array(X, chunks=(24, -1)), da.from_array(Y, chunks=24)
@@ -169,7 +169,7 @@ def test_two_workers_make_the_same(client: Client, outer: Any, params: dict[str,
 
 
 def test_sparse_rows_of_many_features(client: Client) -> None:
-    """Touched coefficients alone step, and pending penalties are applied as a round ends."""
+    """Only touched coefficients are updated; pending penalties are applied after each round."""
     import scipy.sparse
 
     rows = scipy.sparse.random(120, 4000, 0.005, format="csr", random_state=0, dtype=np.float64)
@@ -193,7 +193,7 @@ def test_networks_and_scores_of_rounds(client: Client) -> None:
     assert net.history_[-1]["eval_score"] > 0.7
 
 
-def test_a_checkpoint_goes_on_between_rounds(tmp_path: Any) -> None:
+def test_a_checkpoint_resumes_between_rounds(tmp_path: Any) -> None:
     policy = FederatedAveraging(0.6, local_epochs=2, outer="adam")
     whole = _fit(policy, batch_size=BATCH).coef_
     checkpoint = Checkpoint(tmp_path / "fit", every=2)
@@ -202,7 +202,7 @@ def test_a_checkpoint_goes_on_between_rounds(tmp_path: Any) -> None:
     np.testing.assert_array_equal(resumed.coef_, whole)
 
 
-def test_rows_that_are_streamed(client: Client) -> None:
+def test_streamed_rows_equal_rows_in_memory(client: Client) -> None:
     policy = FederatedAveraging(0.6, local_epochs=2)
     rows = da.random.default_rng(0).normal(size=(960, 4), chunks=((100, 250, 50, 400, 160), -1))
     target = rows.sum(axis=1)
@@ -222,7 +222,7 @@ def test_rows_that_are_streamed(client: Client) -> None:
     ({"local_epochs": 2, "local_steps": 3}, "Leave one of them out"),
     ({"outer": "best"}, "None for the mean"),
 ])  # fmt: skip
-def test_what_makes_no_sense_is_refused(bad: dict[str, Any], told: str) -> None:
+def test_invalid_parameters_are_refused(bad: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidParameterError, match=f"FederatedAveraging.*{told}"):
         FederatedAveraging(**bad)
 
@@ -235,14 +235,14 @@ def test_what_makes_no_sense_is_refused(bad: dict[str, Any], told: str) -> None:
     ({"run": Run(compression="8bit")}, None, "'federated' drawn clients send whole"),
     ({"run": Run(shard="features")}, None, 'shard="rows"'),
 ])  # fmt: skip
-def test_rows_without_clients_and_other_settings_are_refused(
+def test_too_few_clients_and_unsupported_settings_are_refused(
     params: dict[str, Any], rows: Any, told: str
 ) -> None:
     with pytest.raises(InvalidParameterError, match=told):
         _fit(FederatedAveraging(0.5), rows=rows, **params)
 
 
-def test_a_policy_of_ones_own_draws_otherwise() -> None:
+def test_a_custom_policy_samples_clients_in_its_own_way() -> None:
     class InTurn(FederatedAveraging):
         def draw_clients(self, seed: int, number: int, rows: Any) -> list[int]:
             return [number % 5]
@@ -256,7 +256,7 @@ def test_a_policy_of_ones_own_draws_otherwise() -> None:
     np.testing.assert_allclose(reg.coef_, expected, rtol=1e-10)
 
 
-def test_streams_have_no_clients(client: Client) -> None:
+def test_streams_without_clients_are_refused(client: Client) -> None:
     clf = SGDClassifier(policy=FederatedAveraging(0.5))
     with (
         pytest.raises(InvalidParameterError, match="which draws clients, is not supported"),
@@ -265,6 +265,6 @@ def test_streams_have_no_clients(client: Client) -> None:
         stream.learn(X, Y > 0)
 
 
-def test_it_has_no_name_among_the_strings() -> None:
+def test_federated_averaging_cannot_be_given_as_a_string() -> None:
     with pytest.raises(InvalidParameterError, match="Unknown policy 'federated'"):
         get_policy("federated")

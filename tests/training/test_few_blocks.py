@@ -1,4 +1,4 @@
-"""The warning of rows in fewer blocks than workers: when it comes, and what it advises."""
+"""The warning about fewer blocks than workers: when it is issued, and its advice."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def _infos(*blocks: tuple[int, int]) -> Any:
         (X, [(0, LARGE)], TWO, {}, None),
     ],
 )
-def test_it_comes_where_another_block_would_be_worth_it(
+def test_warning_is_issued_if_more_blocks_would_pay_off(
     rows: Any, blocks: Any, workers: list[str], tasks: dict[str, list[str]], advice: str | None
 ) -> None:
     client: Any = SimpleNamespace(processing=lambda asked: tasks)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warnings.simplefilter("ignore", ResourceWarning)  # of garbage, at any time
+        warnings.simplefilter("ignore", ResourceWarning)  # garbage collection may run at any time
         warn_of_few_blocks(client, rows, _infos(*blocks), workers, {"ours"})
     assert len(caught) == (advice is not None)
     if advice is not None:
@@ -56,7 +56,7 @@ def test_it_comes_where_another_block_would_be_worth_it(
 
 
 @pytest.mark.parametrize("persisted", [False, True])
-def test_a_fit_of_one_large_block_warns_unless_it_has_what_was_asked_for(
+def test_a_fit_of_one_large_block_warns_unless_lanes_are_given(
     client: Client, persisted: bool
 ) -> None:
     rows = np.random.default_rng(0).normal(size=(1 << 16, 10))

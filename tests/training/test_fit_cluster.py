@@ -1,4 +1,4 @@
-"""What a fit does on a real cluster besides its maths: reports, cleans up, and never hangs."""
+"""Fits on a real cluster report their passes, clean up, and never hang."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _lazy(n_rows: int = N_ROWS, blocks: int = 5) -> tuple[Any, Any]:
 
 
 def _endless(policy: Any, *callbacks: Any) -> SGDClassifier:
-    """A fit that ends by what happens to it, or by the test's timeout."""
+    """Estimator whose fit ends only if stopped from outside, or by the test's timeout."""
     return SGDClassifier(
         policy=policy,
         max_iter=10**6,
@@ -71,7 +71,7 @@ def test_backup_workers_report_the_rows_that_they_drop(client: Client) -> None:
 def test_staleness_stays_within_the_bound(client: Client, bound: int) -> None:
     clf = SGDClassifier(policy=BoundedStaleness(bound), max_iter=5, tol=None, batch_size=16)
     clf.fit(*_lazy())
-    # Between a lane's pull and its push each other lane may push twice the bound, and once more.
+    # Between a lane's pull and push each other lane may push up to 2 * bound + 1 times.
     n_lanes = clf.history_.extra["n_lanes"]
     largest = max(record["staleness_max"] for record in clf.history_.records)
     assert largest <= (n_lanes - 1) * (2 * bound + 1)
@@ -85,7 +85,7 @@ def test_early_stopping_scores_each_pass(client: Client, policy: str) -> None:
     assert clf.history_.records[0]["rows"] == round(0.9 * N_ROWS)
 
 
-def test_persisted_rows_are_looked_at_together_where_they_fit(
+def test_persisted_rows_are_summarised_together_if_they_fit_in_memory(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def widen(rows: Any) -> Any:
@@ -99,9 +99,9 @@ def test_persisted_rows_are_looked_at_together_where_they_fit(
         ClusterRows, "_make_and_inspect", lambda *args: (waves.append(len(args[1])), inspect(*args))
     )
     X, y = _lazy(blocks=10)
-    # Of sparse rows Dask knows only how many numbers these stand for.
+    # Dask estimates the size of sparse rows by their dense shape.
     X, y = client.persist([X.map_blocks(widen, chunks=(X.chunks[0], (2**16,))), y])
-    run = Run(memory_budget="50 MB")  # for which the rows as numbers would be far too many
+    run = Run(memory_budget="50 MB")  # a budget that the rows would exceed if dense
     SGDClassifier(max_iter=1, tol=None, random_state=0, batch_size=N_ROWS, run=run).fit(X, y)
     assert waves == [10]
 
@@ -116,7 +116,7 @@ def test_sparse_rows_are_streamed(client: Client) -> None:
 
 
 class Watch:
-    """Keeps what it was told."""
+    """Callback that records its arguments."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -136,7 +136,7 @@ class Watch:
 
 
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
-def test_callbacks_see_the_run_and_may_stop_it(client: Client, policy: str) -> None:
+def test_callbacks_receive_the_run_and_may_stop_it(client: Client, policy: str) -> None:
     watch = Watch()
     clf = _endless(policy, watch).fit(*_lazy())
     assert watch.told == ["begin", *(f"pass {i + 1}" for i in range(clf.n_iter_)), "end"]
@@ -147,7 +147,7 @@ def test_callbacks_see_the_run_and_may_stop_it(client: Client, policy: str) -> N
 
 
 class Fail:
-    """Raises when a pass ends."""
+    """Callback that raises at the end of a pass."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -157,11 +157,11 @@ class Fail:
 
 
 class Pruned(Exception):
-    """As `optuna.TrialPruned`, which its study knows by its type."""
+    """Stand-in for `optuna.TrialPruned`, which a study recognises by its type."""
 
 
 @pytest.mark.parametrize("policy", quick(POLICIES, "sync", "allreduce", "async", "local"))
-def test_a_callbacks_exception_ends_the_fit_as_itself(client: Client, policy: str) -> None:
+def test_a_callbacks_exception_is_raised_unchanged(client: Client, policy: str) -> None:
     pruned = Pruned("oh")
     with pytest.raises(Pruned) as caught:
         _endless(policy, Fail(pruned)).fit(*_lazy())
@@ -170,17 +170,17 @@ def test_a_callbacks_exception_ends_the_fit_as_itself(client: Client, policy: st
     assert pruned.__notes__ == ["raised by the callback Fail.on_pass_end"]
 
 
-def test_nan_names_its_block(client: Client) -> None:
+def test_nan_error_names_its_block(client: Client) -> None:
     X, y = _rows()
     X[1300, 2] = np.nan
     with pytest.raises(InvalidDataError, match="Block 3"):
         _endless("sync").fit(da.from_array(X, chunks=(400, -1)), da.from_array(y, chunks=400))
 
 
-def test_a_result_that_takes_long_to_come_is_sent_once(client: Client) -> None:
-    """Asked for anew while it is on its way, it would be in memory many times.
+def test_a_slow_result_is_transferred_once(client: Client) -> None:
+    """Requesting it again during the transfer would hold several copies in memory.
 
-    Meanwhile one question to the scheduler tells whether all workers are there.
+    Meanwhile one request to the scheduler checks that all workers are present.
     """
     asked, looked_for = [], []
 
@@ -211,7 +211,7 @@ def test_a_result_that_takes_long_to_come_is_sent_once(client: Client) -> None:
         RunActors._gather_results(fleet, trainers)
 
 
-def test_two_fits_at_once(cluster: LocalCluster, client: Client) -> None:
+def test_two_concurrent_fits_are_independent(cluster: LocalCluster, client: Client) -> None:
     def fit(policy: str) -> float:
         with Client(cluster, set_as_default=False) as own:
             X, y = _lazy()
@@ -229,7 +229,7 @@ def test_a_fit_while_the_user_computes(client: Client) -> None:
 
 
 @pytest.mark.parametrize("policy", ["sync", pytest.param("allreduce", marks=pytest.mark.slow)])
-def test_a_tls_cluster(policy: str) -> None:
+def test_fit_on_a_tls_cluster(policy: str) -> None:
     pytest.importorskip("cryptography")
     security = Security.temporary()
     with (
@@ -258,7 +258,7 @@ def test_dask_rows_without_a_client() -> None:
         Client.current()
 
 
-def test_rows_in_memory_go_to_the_current_client(client: Client) -> None:
+def test_rows_in_memory_are_fitted_on_the_current_client(client: Client) -> None:
     watch = Watch()
     X, y = _rows()
     clf = SGDClassifier(max_iter=3, tol=None, callbacks=watch).fit(X, y)
@@ -298,18 +298,18 @@ def test_graphs_do_not_grow_faster_than_the_blocks(
             SGDClassifier("hinge", policy="allreduce", max_iter=1).fit(X, y)
         found[n_blocks] = len(sizes), sum(sizes)
         sizes.clear()
-    # A graph for each step of the fit and worker, not for each block; what all graphs hold has a
+    # One graph for each step of the fit and worker, not each block; the size of all graphs has a
     # part that does not depend on the blocks.
     assert found[64][0] <= found[8][0] + 2
     assert found[64][1] <= 4 * found[8][1]
 
 
-def test_rows_that_lie_on_one_worker_are_shared_out(client: Client) -> None:
+def test_rows_on_one_worker_are_moved_to_others(client: Client) -> None:
     home = min(client.scheduler_info(n_workers=-1)["workers"])
     lazy = da.random.default_rng(0).normal(size=(60_000, 8), chunks=(10_000, 8))
     X = client.persist(lazy, workers=[home])
     y = client.persist((X[:, 0] > 0).astype(int), workers=[home])
-    # So many passes that moving pays on any machine; the tolerance ends them early.
+    # Enough passes for moving to pay off on any machine; the tolerance stops the fit early.
     facts = SGDClassifier(max_iter=5000, tol=0.1, random_state=0).fit(X, y).history_.extra
     assert facts["skew"] == pytest.approx(2.0)
     assert facts["moved_bytes"] == 3 * 10_000 * 9 * 8

@@ -34,7 +34,7 @@ def _sgd(*callbacks: Any) -> SGDClassifier:
 
 
 class Where:
-    """Notes where a fit runs."""
+    """Callback that records where a fit runs."""
 
     def __init__(self) -> None:
         self.trainers: list[str] | None = None
@@ -104,7 +104,7 @@ def test_a_fit_inside_a_task_ends(client: Client, fit: Callable[[], bool]) -> No
 
 
 @pytest.mark.parametrize("scale", [1, 2], ids=["as they are", "with work to do"])
-def test_persisted_rows_that_come_with_a_function(client: Client, scale: int) -> None:
+def test_persisted_rows_captured_by_a_task_function_are_fitted(client: Client, scale: int) -> None:
     X, y = (part.persist() for part in _lazy())
 
     def fit() -> Any:
@@ -116,7 +116,7 @@ def test_persisted_rows_that_come_with_a_function(client: Client, scale: int) ->
         np.testing.assert_allclose(theirs, ours, rtol=1e-12)
 
 
-def test_an_asynchronous_task_is_told_that_it_cannot_wait(client: Client) -> None:
+def test_a_fit_in_an_asynchronous_task_is_refused(client: Client) -> None:
     async def fit() -> str:
         try:
             return str(lazy())
@@ -126,10 +126,10 @@ def test_an_asynchronous_task_is_told_that_it_cannot_wait(client: Client) -> Non
     assert "a plain function" in client.submit(fit, pure=False).result(timeout=200)
 
 
-def test_several_fits_inside_tasks_at_once(client: Client) -> None:
+def test_concurrent_fits_inside_tasks_end(client: Client) -> None:
     futures = [client.submit(fit, pure=False) for fit in (lazy, lazy, lazy_by_rounds, in_memory)]
     assert client.gather(futures) == [True] * 4
-    # Every task has given its thread back.
+    # Every task has released its thread.
     assert client.submit(lambda: 1, pure=False).result(timeout=200) == 1
 
 

@@ -1,4 +1,4 @@
-"""The choices of a new generation, on their own: where to go on, who is there, who runs what."""
+"""Decisions at a new generation: recovery point, present workers, assignment of lanes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from daskml_dist.training.client.recovery import choose_recovery_point
 from daskml_dist.training.client.run_actors import WorkerUnreachableError
 from tests.rules import one_group
 
-# --- nobody ---------------------------------------------------------------------------------
+# --- no worker left -------------------------------------------------------------------------
 
 
-def test_workers_lost_between_the_roll_call_and_their_lanes_are_a_loss_like_others() -> None:
-    """The fit then waits for new ones, and begins another generation."""
+def test_losing_all_workers_after_the_roll_call_is_an_ordinary_loss() -> None:
+    """The fit then waits for new workers and starts another generation."""
     crew, seating = object.__new__(Generations), object.__new__(LaneAssignments)
     crew.assignments = seating
     seating._membership = Membership(None, lease=1.0)
@@ -58,10 +58,10 @@ def test_workers_lost_between_the_roll_call_and_their_lanes_are_a_loss_like_othe
         ({"b", "c"}, False, {"a", "new"}),
     ],
 )
-def test_who_has_just_come_takes_lanes_only_where_nobody_else_can(
+def test_new_workers_get_lanes_only_if_no_other_worker_is_left(
     dealt: set[str], even: bool, found: set[str]
 ) -> None:
-    """Others would wait until it has imported what the fit needs."""
+    """Otherwise lanes would wait until it has imported the fit's modules."""
     seating: Any = object.__new__(LaneAssignments)
     seating.lanes, seating.workers = _lanes(4), dict(enumerate("abca"))
     seating.speeds, seating.dealt = {}, dealt
@@ -71,16 +71,16 @@ def test_who_has_just_come_takes_lanes_only_where_nobody_else_can(
     assert set(seating.workers.values()) == found
 
 
-# --- where to go on ---------------------------------------------------------------------------
+# --- recovery point ---------------------------------------------------------------------------
 
 
 def _at(now: int | None, *kept: int, lanes: int = 2) -> AvailableSnapshots:
-    """What a server has whose lanes are all at the clock of its place."""
+    """Return the snapshots of a server whose lanes are all at the clock of its recovery point."""
     places = [*kept, *([] if now is None else [now])]
     return AvailableSnapshots(now, {place: dict.fromkeys(range(lanes), place) for place in places})
 
 
-def test_a_lone_server_that_is_there_goes_on_as_it_is() -> None:
+def test_a_single_surviving_server_continues_without_a_snapshot() -> None:
     found = choose_recovery_point(
         Synchronous(), [[("server", _at(70, 32, 64)), ("standby", _at(None, 32, 64))]]
     )
@@ -88,14 +88,14 @@ def test_a_lone_server_that_is_there_goes_on_as_it_is() -> None:
     assert (found.hosts, found.places, found.clocks) == (["server"], [None], {0: 70, 1: 70})
 
 
-def test_a_standby_goes_on_from_its_last_snapshot() -> None:
+def test_a_standby_resumes_from_its_last_snapshot() -> None:
     for policy in (Synchronous(), Asynchronous(), get_policy("average")):
         found = choose_recovery_point(policy, [[("standby", _at(None, 32, 64))]])
         assert found is not None
         assert (found.hosts, found.places, found.clocks) == (["standby"], [64], {0: 64, 1: 64})
 
 
-def test_servers_in_lock_step_go_back_to_the_latest_common_place() -> None:
+def test_lock_step_servers_return_to_the_latest_common_snapshot() -> None:
     held = [
         [("a", _at(97, 32, 64, 96)), ("a's standby", _at(None, 32, 64))],
         [("b's standby", _at(None, 32, 64))],
@@ -106,14 +106,14 @@ def test_servers_in_lock_step_go_back_to_the_latest_common_place() -> None:
     assert found.clocks == {0: 64, 1: 64}
 
 
-def test_servers_one_round_apart_do_not_mix() -> None:
+def test_servers_one_round_apart_use_a_common_round() -> None:
     held = [[("a", _at(65, 32, 64))], [("b", _at(64, 32, 64))]]
     found = choose_recovery_point(Synchronous(), held)
     assert found is not None
     assert (found.hosts, found.places) == (["a", "b"], [64, None])
 
 
-def test_free_lanes_go_on_from_the_server_that_has_seen_least_of_them() -> None:
+def test_free_running_lanes_resume_from_the_lowest_clock_of_all_servers() -> None:
     held = [
         [("a", AvailableSnapshots(50, {50: {0: 30, 1: 20}}))],
         [("b's standby", AvailableSnapshots(None, {32: {0: 12, 1: 20}, 48: {0: 27, 1: 21}}))],
@@ -128,14 +128,14 @@ def test_free_lanes_go_on_from_the_server_that_has_seen_least_of_them() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_server_that_is_lost_for_good_makes_the_fit_begin_anew(policy: str) -> None:
+def test_a_server_without_any_snapshot_restarts_the_fit(policy: str) -> None:
     chosen = get_policy(policy)
     assert choose_recovery_point(chosen, []) is None
     assert choose_recovery_point(chosen, [[("a", _at(9, 8))], []]) is None
     assert choose_recovery_point(chosen, [[("a", _at(9, 8))], [("b's standby", _at(None))]]) is None
 
 
-def test_snapshots_keep_the_last_three_and_forget_a_future_that_was_left() -> None:
+def test_the_last_three_snapshots_are_kept_and_abandoned_ones_dropped() -> None:
     snapshots = RecentSnapshots()
     for at in (0, 32, 64, 96):
         snapshots.add(ServerSnapshot(at, {0: at}))
@@ -173,7 +173,7 @@ def _push(server: ShardServer, lane: int, clock: int) -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("policy", [Synchronous(), Asynchronous()])
-def test_a_standby_goes_on_to_the_bit(policy: Any, optimizer: str) -> None:
+def test_a_standby_resumes_bit_for_bit(policy: Any, optimizer: str) -> None:
     server, standby = _server(policy, optimizer), _server(policy, optimizer, standby_generation(0))
     snapshots: list[ServerSnapshot] = []
     server.make_snapshots(snapshots.append, every=8)
@@ -185,7 +185,7 @@ def test_a_standby_goes_on_to_the_bit(policy: Any, optimizer: str) -> None:
             server.shipped()
     place = max(standby.pause(1).places)
     standby.renew(1, [0, 1], at=place)
-    # What the standby has not seen is pushed again, and what it has is dropped.
+    # Pushes that the standby lacks are sent again; those it has are dropped.
     for clock in range(1, 28):
         for lane in (0, 1):
             _push(standby, lane, clock)
@@ -221,20 +221,20 @@ def test_a_server_that_was_replaced_cannot_reach_the_new_ones_standby() -> None:
     assert _keep(standby, snapshot, generation=1)["status"] == ServerStatus.OK
 
 
-def test_nobody_is_let_go_while_two_snapshots_are_under_way() -> None:
+def test_pulls_block_while_two_snapshots_are_in_flight() -> None:
     server, replies = _server(Synchronous()), []
     server.make_snapshots(lambda snapshot: None, every=1)
     for clock in (1, 2):
         for lane in (0, 1):
             request = ServerRequest((lane,), 0, clock, 0, 1.0, np.ones(SHAPE))
             server.exchange(request, replies.append)
-    assert replies == []  # the first snapshot of all, and that of the first round
+    assert replies == []  # the initial snapshot, and that of the first round
     server.shipped()
     server.shipped()
     assert [reply.lane for reply in replies] == [0, 1, 0, 1]
 
 
-def test_a_paused_server_refuses_and_tells_what_it_has() -> None:
+def test_a_paused_server_refuses_calls_and_reports_its_snapshots() -> None:
     server, replies = _server(Synchronous()), []
     server.make_snapshots(None, every=2)
     for clock in (1, 2, 3):
@@ -251,7 +251,7 @@ def test_a_paused_server_refuses_and_tells_what_it_has() -> None:
         assert answers[0].status == ServerStatus.STALE_GENERATION
 
 
-def test_lanes_that_trainers_hold_are_whole_once_all_are_in() -> None:
+def test_a_trainer_snapshot_is_complete_once_all_lanes_have_reported() -> None:
     ledger = PassLedger([0, 1], PassStoppingRule(9, tol=None), lockstep=True)
     server = ShardServer(get_policy("local"), [0, 1], None, ledger, 1, n_steps=10)
     answers: list[CallPayload] = []
@@ -277,8 +277,8 @@ def test_reports_are_counted_once() -> None:
     assert (record["rows"], record["loss"], record["steps"]) == (5, 2.0, 3)
 
 
-def test_who_reports_a_closed_pass_again_is_not_stopped_by_a_later_wish() -> None:
-    """One lane would go on to the next pass, and wait there for the other for ever."""
+def test_repeating_a_closed_pass_report_ignores_a_later_stop_request() -> None:
+    """Otherwise one lane would start the next pass and wait there for the other forever."""
     ledger = PassLedger([0, 1], PassStoppingRule(9, tol=None), lockstep=True)
     server = ShardServer(get_policy("local"), [0, 1], None, ledger, 1)
     answers: list[CallPayload] = []
@@ -297,11 +297,11 @@ def test_who_reports_a_closed_pass_again_is_not_stopped_by_a_later_wish() -> Non
     assert report(2, 0) is True
 
 
-# --- who is there -----------------------------------------------------------------------------
+# --- present workers --------------------------------------------------------------------------
 
 
 class _Clock:
-    """Time as the test sets it."""
+    """Clock that the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -336,7 +336,7 @@ def test_a_worker_is_silent_once_its_lease_has_run_out(monkeypatch: pytest.Monke
     assert there.call() == {"a": 2, "b": 2}
 
 
-def test_a_client_that_slept_takes_nobody_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspended_client_considers_no_worker_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, there = _Clock(monkeypatch), Membership(None, lease=3.0)
     clock.beat("a")
     there.call()
@@ -355,7 +355,9 @@ def test_a_worker_that_imports_its_part_has_more_time(monkeypatch: pytest.Monkey
         assert bool(there.find_silent(["a"])) == (seconds > 30)
 
 
-def test_leaving_workers_are_there_but_get_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_workers_are_present_but_get_no_new_assignments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, there = _Clock(monkeypatch), Membership(None, lease=3.0)
     clock.beat("a", "b")
     clock.beat("c", status="closing_gracefully")
@@ -365,7 +367,7 @@ def test_leaving_workers_are_there_but_get_nothing_new(monkeypatch: pytest.Monke
     assert set(there.staying_workers) == {"a"}
 
 
-# --- who runs what ----------------------------------------------------------------------------
+# --- assignment of lanes and servers ----------------------------------------------------------
 
 
 def _lanes(n: int) -> list[LaneSpec]:
@@ -394,7 +396,7 @@ def test_evening_out_never_leaves_a_better_move(seed: int) -> None:
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_lanes_at_their_own_pace_have_one_trainer_a_worker(keeps: bool) -> None:
+def test_free_running_lanes_have_one_trainer_per_worker(keeps: bool) -> None:
     lanes = _lanes(6)
     fit: Any = SimpleNamespace(
         work=SimpleNamespace(call=None, keeps_lanes=keeps), rows=SimpleNamespace(lane_rows=[10] * 6)
@@ -415,7 +417,9 @@ def test_lanes_at_their_own_pace_have_one_trainer_a_worker(keeps: bool) -> None:
         assert sorted(found) == [("a", 1, True), ("a", 2, False), ("b", 1, True), ("b", 2, False)]
 
 
-def test_a_worker_is_slow_only_pass_after_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_is_slow_only_if_slow_in_consecutive_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [0.0]
     monkeypatch.setattr(
         "daskml_dist.training.client.membership_changes.time.monotonic", lambda: now[0]
@@ -428,12 +432,12 @@ def test_a_worker_is_slow_only_pass_after_pass(monkeypatch: pytest.MonkeyPatch) 
             seconds[lane] += taken
         busy = {lane: (seconds[lane], number) for lane in workers}
         found.append(pace.record_pass(number, busy, workers))
-        assert pace.record_pass(number, busy, workers) == {}  # the same pass again says nothing new
+        assert pace.record_pass(number, busy, workers) == {}  # a repeated record is ignored
     assert found[:5] == [{}] * 5
     assert found[5] == {"c": pytest.approx(0.275)}
 
 
-def test_a_pass_that_waits_for_a_core_makes_no_worker_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_core_does_not_count_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(
         "daskml_dist.training.client.membership_changes.time.monotonic", lambda: now[0]
@@ -442,7 +446,7 @@ def test_a_pass_that_waits_for_a_core_makes_no_worker_slow(monkeypatch: pytest.M
     seconds = [0.0, 0.0, 0.0]
     for number in range(1, 100):
         now[0] += 0.05
-        # Each process in turn is off its core for as long as five passes.
+        # Each process in turn is descheduled for the duration of five passes.
         for lane in workers:
             seconds[lane] += 0.06 if number % 3 == lane else 0.01
         busy = {lane: (seconds[lane], number) for lane in workers}
@@ -452,7 +456,7 @@ def test_a_pass_that_waits_for_a_core_makes_no_worker_slow(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("servers", "ships", "common", "left"),
     [
-        # The worker of a server, and of its standby.
+        # The workers of a server and of its standby.
         (["ab", "ac"], True, True, "a"),
         (["ab", "ab", "ba"], True, True, None),
         (["ab", "ac", "bc"], True, True, "a"),

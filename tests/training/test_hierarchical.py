@@ -1,4 +1,4 @@
-"""Hierarchies: lanes of a host sum gradients at each step, hosts are averaged every few steps."""
+"""Hierarchical policy: hosts sum gradients at each step and are averaged every few steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LANES = [slice(0, 40), slice(40, 80), slice(80, 120)]
 
 
 def _blocks(client: Client) -> tuple[Any, Any]:
-    """The rows of each lane on a worker of its own, in the order of the workers."""
+    """Return rows with each lane's part on a separate worker, in the order of the workers."""
     workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
     parts = [
         client.persist(
@@ -44,7 +44,7 @@ def _fit(policy: Policy, rows: Any, deterministic: bool = False) -> SGDRegressor
 
 
 def _descended(hosts: list[list[int]], rate: float, momentum: float) -> NDArray[Any]:
-    """Gradient descent of each host on all its rows, and an outer step of their mean."""
+    """Return gradient descent of each host on its rows, with outer steps along the mean."""
     w, velocity = np.zeros(4), np.zeros(4)
     for _ in range(STEPS // EVERY):
         ends = []
@@ -61,7 +61,7 @@ def _descended(hosts: list[list[int]], rate: float, momentum: float) -> NDArray[
 
 
 def _tell_hosts(numbers: dict[int, int] | None) -> None:
-    """Let this process be on the host of its number; None: on its own again."""
+    """Let this process report the numbered host; None restores its real host."""
     from daskml_dist.comm import channels, choosing_communicators, shared_memory
 
     found: Any = shared_memory.identify_machine
@@ -77,13 +77,13 @@ def _tell_hosts(numbers: dict[int, int] | None) -> None:
 
 @pytest.fixture
 def three_there(crew_client: Client) -> Iterator[Client]:
-    """A client of three workers, which are on their own hosts again afterwards."""
+    """Provide a client of three workers and restore their hosts afterwards."""
     yield crew_client
     crew_client.run(_tell_hosts, None)
 
 
 def _on_hosts(client: Client, hosts: list[int]) -> None:
-    """Put the three workers on hosts of these numbers."""
+    """Let the three workers report the hosts with the given numbers."""
     pids = [pid for _, pid in sorted(client.run(os.getpid).items())]
     client.run(_tell_hosts, dict(zip(pids, hosts, strict=True)))
 
@@ -94,14 +94,18 @@ OUTER = LocalSGD(EVERY, outer="nesterov", outer_rate=0.7, outer_momentum=0.6)
 @pytest.mark.parametrize(
     ("hosts", "deterministic"), in_turn([[1, 1, 1], [1, 1, 2], [1, 2, 3]], [False, True])
 )
-def test_the_recursion(hosts: list[int], deterministic: bool, three_there: Client) -> None:
+def test_fit_equals_the_plain_recursion(
+    hosts: list[int], deterministic: bool, three_there: Client
+) -> None:
     _on_hosts(three_there, hosts)
     found = _fit(Hierarchical(between=OUTER), _blocks(three_there), deterministic=deterministic)
     groups = [[n for n in range(3) if hosts[n] == host] for host in set(hosts)]
     np.testing.assert_allclose(found.coef_, _descended(groups, 0.7, 0.6), rtol=1e-9)
 
 
-def test_one_host_is_allreduce_and_single_lanes_are_local_sgd(three_there: Client) -> None:
+def test_one_host_equals_allreduce_and_single_lane_hosts_equal_local_sgd(
+    three_there: Client,
+) -> None:
     plain, rows = Hierarchical(between=LocalSGD(EVERY)), _blocks(three_there)
     together = _fit(plain, rows)
     np.testing.assert_allclose(together.coef_, _fit(AllReduce(), rows).coef_, rtol=1e-9)
@@ -141,7 +145,7 @@ class _Kill:
 
 
 @pytest.mark.slow
-def test_a_killed_worker(three_there: Client) -> None:
+def test_a_killed_worker_changes_nothing(three_there: Client) -> None:
     _on_hosts(three_there, [1, 1, 2])
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(6_000, 10))
@@ -167,7 +171,7 @@ def test_a_killed_worker(three_there: Client) -> None:
         ({"between": LocalSGD(fragments=2)}, "without quorum and fragments"),
     ],
 )
-def test_what_makes_no_sense_is_refused(bad: dict[str, Any], words: str) -> None:
+def test_invalid_parameters_are_refused(bad: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidParameterError, match=words):
         Hierarchical(**bad)
 

@@ -37,7 +37,7 @@ def history() -> History:
     return History([_record(1), _record(2), _record(4, val_score=0.75)], extra)
 
 
-def test_it_behaves_as_the_list_of_its_records(history: History) -> None:
+def test_history_behaves_like_the_list_of_its_records(history: History) -> None:
     assert len(history) == 3
     assert list(history) == history.records
     assert history[0]["loss"] == 1.0
@@ -48,7 +48,7 @@ def test_it_behaves_as_the_list_of_its_records(history: History) -> None:
         history[3]
 
 
-def test_an_empty_history_is_whole() -> None:
+def test_an_empty_history_has_all_methods() -> None:
     history = History()
     assert len(history) == 0
     assert repr(history) == "<History: no whole pass>"
@@ -56,14 +56,14 @@ def test_an_empty_history_is_whole() -> None:
     assert list(history.to_frame().columns) == list(RECORD_KEYS)
 
 
-def test_two_histories_share_nothing() -> None:
+def test_histories_share_no_state() -> None:
     first, second = History(), History()
     first.records.append(_record(1))
     first.extra["policy"] = "sync"
     assert second == History()
 
 
-def test_repr_says_passes_losses_and_time(history: History) -> None:
+def test_repr_shows_passes_losses_and_time(history: History) -> None:
     assert repr(history) == "<History: 3 passes, loss 1 -> 0.25, 1.5 s>"
     assert repr(History([_record(1)])) == "<History: 1 pass, loss 1, 0.5 s>"
 
@@ -74,7 +74,7 @@ def test_rows_per_second_is_nan_where_no_time_passed() -> None:
     assert math.isnan(second)
 
 
-def test_it_pickles_and_copies(history: History) -> None:
+def test_history_can_be_pickled_and_copied(history: History) -> None:
     assert pickle.loads(pickle.dumps(history)) == history
     assert copy.deepcopy(history) == history
 
@@ -143,6 +143,6 @@ def test_plot_without_matplotlib_names_the_remedy(
         history.plot()
 
 
-def test_passes_without_a_loss_show_none() -> None:
+def test_passes_without_a_loss_are_shown_without_one() -> None:
     record = {"pass": 1, "loss": float("nan"), "rows": 10, "seconds": 0.5}
     assert repr(History([record])) == "<History: 1 pass, 0.5 s>"

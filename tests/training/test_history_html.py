@@ -1,4 +1,4 @@
-"""The history as HTML: whole, with the numbers of its records."""
+"""The history as HTML contains curves and all numbers of its records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _texts(history: History) -> tuple[list[str], dict[str, str]]:
     )
 
 
-def test_curves_and_facts() -> None:
+def test_html_shows_curves_and_summary() -> None:
     extra = {
         "policy": "ssp", "n_lanes": 3, "n_servers": 0, "lost_rows": 7,
         "generations": [{"generation": 1, "reason": "<tcp> lost"}],
@@ -57,7 +57,7 @@ def test_curves_and_facts() -> None:
      [_record(n, loss=float(n % 7)) for n in range(1, 3000)]],
     ids=["none", "one", "nan", "many"],
 )  # fmt: skip
-def test_whatever_the_records(records: list[dict[str, Any]]) -> None:
+def test_html_is_well_formed_for_any_records(records: list[dict[str, Any]]) -> None:
     text = History(records)._repr_html_()
     ET.fromstring(text)
     assert "nan" not in text
@@ -69,7 +69,7 @@ def test_whatever_the_records(records: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     "estimator", [SGDClassifier(max_iter=2, tol=None), LogisticRegression(), GaussianNB()]
 )
-def test_an_estimator_shows_it_after_a_fit(estimator: Any) -> None:
+def test_a_fitted_estimator_includes_its_history_in_html(estimator: Any) -> None:
     assert "daskml-history" not in estimator._repr_html_()
     estimator.fit(X, Y)
     assert estimator._repr_html_().endswith(estimator.history_._repr_html_())

@@ -1,4 +1,4 @@
-"""Threads that race on one array (``"hogwild"``): what they may lose, and what must not happen."""
+"""Threads that race on one array (``"hogwild"``) lose few updates and never diverge."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from tests.rules import one_group
 EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
 
-def _seldom(n_rows: int, n_features: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Rows of three classes whose features are zero mostly, some nearly always.
+def _rare_features(n_rows: int, n_features: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return rows of three classes with sparse features, some of which are nearly always zero.
 
     A second moment lost at such a feature's first gradient leaves a division by nearly zero.
     """
@@ -41,18 +41,18 @@ def _seldom(n_rows: int, n_features: int) -> tuple[NDArray[np.float32], NDArray[
     often = 10.0 ** rng.uniform(-3, -0.3, n_features)
     y = rng.integers(0, 3, n_rows)
     often = often * (0.4 + 1.2 * (rng.random((3, n_features)) < 0.5)[y])
-    # None is tiny: in "nag"'s units such a feature's first gradient alone may lead far.
+    # No value is tiny: "nag" divides by the scale, so the first gradient would be huge.
     values = (1 + rng.random((n_rows, n_features), np.float32)) / 2
     return np.where(rng.random((n_rows, n_features)) < often, values, np.float32(0)), y
 
 
 def _dense() -> tuple[Any, Any]:
-    return _seldom(1_000, 400)
+    return _rare_features(1_000, 400)
 
 
 def _sparse() -> tuple[Any, Any]:
-    X, y = _seldom(400, 4_096)
-    # What keeps steps at coordinates: rows that touch few of them.
+    X, y = _rare_features(400, 4_096)
+    # Rows that touch few coordinates, so that steps update only these.
     X[np.random.default_rng(1).random(X.shape) < 0.95] = 0
     return sparse.csr_array(X), y
 
@@ -75,8 +75,8 @@ def _largest(X: Any, y: Any, **params: Any) -> float:
     return float(max(abs(clf.coef_).max(), abs(clf.intercept_).max()))
 
 
-def _in_turn(X: Any, y: Any, optimizer: str, batch_size: Any) -> float:
-    """Largest parameter after as many steps, made one after the other."""
+def _largest_in_sequence(X: Any, y: Any, optimizer: str, batch_size: Any) -> float:
+    """Return the largest parameter after the same number of sequential steps."""
     batch_size = 1 if batch_size == "auto" else batch_size
     return _largest(
         X, y, policy="sync", run=Run(n_lanes=1), optimizer=optimizer, batch_size=batch_size
@@ -99,14 +99,14 @@ QUICK = {"dense": set(OPTIMIZERS), "sparse": {"sgd", "adagrad", "adam"}, "rows":
 def test_parameters_stay_as_large_as_those_of_steps_in_turn(kind: str, optimizer: str) -> None:
     make, batch_size = KINDS[kind]
     X, y = make()
-    most = 2 * _in_turn(X, y, optimizer, batch_size)
+    most = 2 * _largest_in_sequence(X, y, optimizer, batch_size)
     params = {"optimizer": optimizer, "batch_size": batch_size, "run": Run(n_lanes=2)}
     assert _largest(X, y, policy="hogwild", **params) < most
 
 
 @pytest.fixture(scope="module", params=[(1, 6), (2, 3)], ids=["1x6", "2x3"])
 def racing(request: pytest.FixtureRequest) -> Iterator[Client]:
-    """Worker processes, and threads of each: more than many a machine has cores."""
+    """Worker processes, and threads of each: usually more than there are cores."""
     n_workers, threads = request.param
     with (
         LocalCluster(
@@ -119,7 +119,7 @@ def racing(request: pytest.FixtureRequest) -> Iterator[Client]:
 
 
 def _assert_bounded_in_twenty_fits(X: Any, y: Any, **params: Any) -> None:
-    most = 2 * _in_turn(X, y, params["optimizer"], params["batch_size"])
+    most = 2 * _largest_in_sequence(X, y, params["optimizer"], params["batch_size"])
     size = -(-len(y) // 6)
     blocks = [
         da.from_delayed(delayed(X[at : at + size]), (len(y[at : at + size]), X.shape[1]), X.dtype)
@@ -161,7 +161,7 @@ def test_mnist_in_twenty_fits(racing: Client, mnist: Any, optimizer: str) -> Non
 
 
 class _Watched(SGD):
-    """SGD that leaves others time to come in between, and tells who did."""
+    """SGD that yields to other threads during an update and counts interleaved updates."""
 
     to_coordinates = threading.Lock()
 
@@ -179,19 +179,19 @@ class _Watched(SGD):
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_threads_take_turns_in_an_update(kind: str) -> None:
+def test_updates_of_threads_are_not_interleaved(kind: str) -> None:
     make, _ = KINDS[kind]
     X, y = make()
     watched = _Watched()
     params: dict[str, Any] = {"max_iter": 2, "tol": None, "batch_size": 20, "random_state": 0}
-    params["learning_rate"] = 0.05  # no pilot takes steps
+    params["learning_rate"] = 0.05  # so that the pilot makes no steps
     SGDClassifier(policy="hogwild", run=Run(n_lanes=2), optimizer=watched, **params).fit(X, y)
     assert watched.alone == [True] * len(watched.alone)
     assert watched.steps == list(range(1, len(watched.steps) + 1))
 
 
-def test_nobody_writes_over_what_is_added_alone() -> None:
-    """Rows under way write what they read before; others' changes are added in between."""
+def test_exclusive_additions_are_not_overwritten() -> None:
+    """A row update in progress writes values that it read before exclusive changes are added."""
     turns, counts, ended = SharedOrAlone(), np.zeros(2), threading.Event()
 
     def rows() -> None:
@@ -213,7 +213,7 @@ def test_nobody_writes_over_what_is_added_alone() -> None:
     assert counts[1] == 20
 
 
-def test_who_waits_to_be_alone_comes_before_others() -> None:
+def test_a_waiting_exclusive_section_precedes_new_shared_ones() -> None:
     turns, order = SharedOrAlone(), []
 
     def alone() -> None:
@@ -252,7 +252,7 @@ class _Servers:
 
 def _trainer(number: int, n_trainers: int, penalty: Penalty, servers: _Servers) -> SharedReplica:
     rule = one_group(Adagrad(), Constant(0.1), penalty, 2, 1.0, coordinates=True)
-    steps = SimpleNamespace(rule=rule, policy=SimpleNamespace(meet_every=0), single_rows=True)
+    steps = SimpleNamespace(rule=rule, policy=SimpleNamespace(exchange_every=0), single_rows=True)
     start = ShardState(servers.w.copy(), {"accumulator": np.full((3, 1), 4.0)})
     fit = SimpleNamespace(
         rows=SimpleNamespace(lane_rows=(10,) * n_trainers),

@@ -1,4 +1,4 @@
-"""Round solvers that begin again from what trainers remember, to the same bits."""
+"""Round solvers resume from the sums that trainers remember, with the same bits."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ SOLVERS: dict[str, tuple[Solver, Loss, Any]] = {
 
 
 class LostError(CommunicationError):
-    """A trainer is gone."""
+    """Error that stands for a lost trainer."""
 
 
 class _FrailLane(Lane):
-    """Fails in the sum of a number."""
+    """Lane that fails in the sum with the given index."""
 
     fails_at = 0
 
@@ -73,7 +73,7 @@ class _FrailLane(Lane):
 
 @dataclass
 class _Ledger:
-    """Takes the reports of the first trainer."""
+    """Ledger that receives the reports of the first trainer."""
 
     sums: list[Any] = field(default_factory=list)
 
@@ -87,7 +87,7 @@ class _Ledger:
 
 @dataclass
 class _Fit:
-    """A fit of two lanes, by one trainer or two."""
+    """Fit of two lanes by one or two trainers."""
 
     fit: FitSpec
     lanes: list[LaneSpec]
@@ -96,7 +96,7 @@ class _Fit:
 
     @classmethod
     def of(cls, solver: Solver, loss: Loss, y: Any) -> _Fit:
-        """A fit of a solver of those above."""
+        """Return a fit with one of the solvers above."""
         engine = InProcessEngine(as_collection(X, y, classification=y is not RAW))
         summary = DataSummary(engine.inspect_blocks(2))
         classes = None if y is RAW else np.unique(y)
@@ -111,7 +111,7 @@ class _Fit:
         self, memory: dict[str, Any], generation: int, fails_at: int = 0,
         communicator: Communicator | None = None,
     ) -> Solution | None:  # fmt: skip
-        """One trainer's part of a generation."""
+        """Run one trainer's part of a generation."""
         peers = communicator or SoloCommunicator()
         own = tuple(self.lanes[peers.rank :: peers.size])
         spec = TrainerSpec(
@@ -132,7 +132,7 @@ class _Fit:
         return found
 
 
-def _calm(name: str) -> tuple[Solution, int]:
+def _undisturbed(name: str) -> tuple[Solution, int]:
     fit, memory = _Fit.of(*SOLVERS[name]), dict[str, Any]()
     found = fit.run(memory, 0)
     assert found is not None
@@ -148,14 +148,14 @@ def _check(found: Solution | None, calm: Solution) -> None:
 
 @pytest.mark.parametrize("much", [0, 2**24], ids=["kept", "replayed"])
 @pytest.mark.parametrize("name", SOLVERS)
-def test_a_solver_goes_on_to_the_same_digits(
+def test_a_solver_resumes_to_the_same_digits(
     name: str, much: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "REPLACED_FROM_BYTES", much)
-    calm, n_sums = _calm(name)
+    calm, n_sums = _undisturbed(name)
     assert n_sums > 8
     fit, memory = _Fit.of(*SOLVERS[name]), dict[str, Any]()
-    # Lost again and again, each time a little later.
+    # A trainer is lost repeatedly, each time a few sums later.
     for generation, at in enumerate([1, *range(3, n_sums, max(4, n_sums // 16))]):
         with pytest.raises(LostError):
             fit.run(memory, generation, fails_at=at)
@@ -163,12 +163,12 @@ def test_a_solver_goes_on_to_the_same_digits(
     assert len(fit.ledger.sums) == n_sums
     log = memory["log"]
     assert log.is_whole
-    if name != "lbfgs":  # SciPy's course cannot be gone on with
+    if name != "lbfgs":  # SciPy's solver state cannot be resumed
         assert (len(log.sums) < 4 + n_sums / 2) == (much == 0)
 
 
-def test_sums_that_are_too_many_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    calm, n_sums = _calm("lbfgs")
+def test_sums_beyond_the_memory_limit_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm, n_sums = _undisturbed("lbfgs")
     monkeypatch.setattr(rounds, "MAX_REMEMBERED_BYTES", 1000)
     fit, memory = _Fit.of(*SOLVERS["lbfgs"]), dict[str, Any]()
     with pytest.raises(LostError):
@@ -180,9 +180,11 @@ def test_sums_that_are_too_many_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", ["orthant-wise", "newton", "lbfgs"])
 @pytest.mark.parametrize("lost", [0, 1], ids=["who leads", "who follows"])
-def test_another_trainer_leads_on(name: str, lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_solver_resumes_if_another_trainer_leads(
+    name: str, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rounds, "REPLACED_FROM_BYTES", 400)
-    calm, n_sums = _calm(name)
+    calm, n_sums = _undisturbed(name)
     fit = _Fit.of(*SOLVERS[name])
     memories: list[dict[str, Any]] = [{}, {}]
 
@@ -199,7 +201,7 @@ def test_another_trainer_leads_on(name: str, lost: int, monkeypatch: pytest.Monk
         ranks.close()
         if at:
             assert any(isinstance(one, LostError) for one in found)
-            # Another comes, who knows nothing; who is left may lead or follow.
+            # A new trainer without remembered sums joins; the survivor may lead or follow.
             left = memories[1 - lost]
             memories = [left, {}] if generation % 2 else [{}, left]
     _check(found[0], calm)
@@ -211,7 +213,7 @@ def test_another_trainer_leads_on(name: str, lost: int, monkeypatch: pytest.Monk
 
 @dataclass(frozen=True)
 class Visits(RowState):
-    """How often each row was seen."""
+    """Row memory that counts the visits of each row."""
 
     name = "visits"
     n: int
@@ -224,7 +226,7 @@ class Visits(RowState):
 
 @dataclass(frozen=True)
 class Visit(Statistic):
-    """Visits of all rows so far; the first of these are `n`."""
+    """Statistic that sums the visits of all rows so far; at first `n`."""
 
     n: int
 
@@ -242,14 +244,14 @@ class Visit(Statistic):
 
 
 class VisitAgain(Visit):
-    """The same, and nobody remembers the sum."""
+    """The same statistic, whose sum is not remembered."""
 
     remembered = False
 
 
 @dataclass(frozen=True)
 class Visitor(Solver):
-    """Looks at the rows twelve times."""
+    """Solver that sums over the rows twelve times."""
 
     name = "visitor"
     max_passes = 12
@@ -259,7 +261,7 @@ class Visitor(Solver):
         return Solution(np.array(seen))
 
 
-def test_the_memory_of_rows_is_held_and_made_again_where_it_must() -> None:
+def test_row_memory_is_kept_and_rebuilt_only_after_a_loss() -> None:
     fit, memory = _Fit.of(Visitor(), LogLoss(), LABELS), dict[str, Any]()
     truth = 240.0 * np.arange(1, 13)
     Visits.made.clear()
@@ -277,7 +279,7 @@ def test_the_memory_of_rows_is_held_and_made_again_where_it_must() -> None:
     assert sorted(set(Visits.made)) == [1, 4, 7, 10]
 
 
-def test_what_does_not_fit_is_made_again() -> None:
+def test_row_memory_that_does_not_fit_is_rebuilt() -> None:
     states, visits = RowStates(8 * 5), Visits(3)
     rows = [BatchRows(X[:5], RAW[:5], block=0), BatchRows(X[5:9], RAW[5:9], block=1)]
     for number, made in ((1, [3, 3]), (2, [3])):
@@ -285,7 +287,7 @@ def test_what_does_not_fit_is_made_again() -> None:
         for some in rows:
             with states.lend_state(visits, number - 1, number, None, some, None):
                 some.state += 1
-        assert Visits.made == made  # the larger block's is held
+        assert Visits.made == made  # the larger block's memory is kept
     with pytest.raises(LostError), states.lend_state(visits, 2, 3, None, rows[0], None):
         raise LostError("half written")
     Visits.made.clear()

@@ -1,4 +1,4 @@
-"""Answers that a trainer in lock-step takes late: in which order, and where a fit then ends."""
+"""Deferred replies to a lock-step trainer: their order, and the pass in which the fit stops."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from daskml_dist.training.worker.loops.replicas import DelayedAnswers
 
 
 class Ledger:
-    """Connection to a ledger that is told to stop in pass `stops`; it notes what it hears."""
+    """Connection to a ledger that stops the fit in pass `stops`; records all calls."""
 
     def __init__(self, stops: int | None = None, slow: str = "") -> None:
         self.heard: list[str] = []
         self._open: dict[str, dict[str, bool]] = {}
         self._stops = stops
-        #: What is answered last, however early it was sent.
+        #: Calls that are answered last, however early they were sent.
         self._slow = slow
 
     def send_call(self, op: str, **payload: Any) -> None:
@@ -49,11 +49,11 @@ def _answers(ledger: Any, tol: float | None = None, alone: bool = False) -> Dela
 
 
 def _passes(answers: DelayedAnswers) -> int:
-    """Passes up to the end of the fit."""
+    """Return the number of passes up to the end of the fit."""
     return next(n for n in range(1, 7) if answers.report(n, [], lambda: None))
 
 
-def test_reports_and_snapshots_wait_for_their_own_answers_alone() -> None:
+def test_reports_and_snapshots_wait_only_for_their_own_replies() -> None:
     ledger = Ledger(slow="store")
     answers = _answers(ledger)
     assert not answers.report(1, [], lambda: None)
@@ -67,7 +67,7 @@ def test_reports_and_snapshots_wait_for_their_own_answers_alone() -> None:
 
 
 @pytest.mark.parametrize("slow", ["report", "store"])
-def test_all_answers_are_taken_by_the_end(slow: str) -> None:
+def test_all_replies_are_received_by_the_end(slow: str) -> None:
     ledger = Ledger(stops=1, slow=slow)
     answers = _answers(ledger, tol=1e-3)
     answers.store(10, {})
@@ -76,22 +76,22 @@ def test_all_answers_are_taken_by_the_end(slow: str) -> None:
 
 
 @pytest.mark.parametrize("stops", [None, 1, 3, 4])
-def test_a_fit_that_is_told_to_stop_makes_the_pass_that_it_has_begun(stops: int | None) -> None:
+def test_a_stopped_fit_completes_the_pass_in_progress(stops: int | None) -> None:
     ledger = Ledger(stops)
     assert _passes(_answers(ledger)) == (5 if stops is None else stops + 1)
     assert ledger.heard[-2:] == ["report answered", "turn"]
 
 
 @pytest.mark.parametrize("options", [{"tol": 1e-3}, {"alone": True}], ids=str)
-def test_an_answer_that_may_end_the_fit_is_waited_for(options: dict[str, Any]) -> None:
+def test_a_reply_that_may_stop_the_fit_is_waited_for(options: dict[str, Any]) -> None:
     ledger = Ledger(stops=3)
     assert _passes(_answers(ledger, **options)) == 3
     heard = [(f"report {n}", "report answered", "turn") for n in (1, 2, 3)]
     assert ledger.heard == [word for words in heard for word in words]
 
 
-def test_a_record_that_was_told_gets_what_the_very_end_adds() -> None:
-    """Bytes of the lanes' last mean; a pass that was made again, at another time, is told anew."""
+def test_a_reported_record_is_completed_at_the_end_of_the_fit() -> None:
+    """Bytes of the lanes' last mean; a repeated pass has another time and is reported again."""
     told: list[Any] = []
     view: Any = SimpleNamespace(n_passes=0)
     callbacks: Any = SimpleNamespace(on_pass_end=lambda view, record: told.append(record))

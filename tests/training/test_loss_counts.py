@@ -1,4 +1,4 @@
-"""When a fit that loses workers is given up."""
+"""When a fit that repeatedly loses workers fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_losses_without_progress_end_a_fit() -> None:
         _lose(counts, 1)
 
 
-def test_progress_between_losses_lets_it_go_on() -> None:
+def test_a_fit_that_progresses_between_losses_continues() -> None:
     counts = LossCounts(0.0)
     for clock in range(1, 5 * MANY_LOSSES):
         _lose(counts, 1)
@@ -33,8 +33,8 @@ def test_progress_between_losses_lets_it_go_on() -> None:
         _lose(counts, 1)
 
 
-def test_a_fit_that_began_anew_is_judged_from_there() -> None:
-    """It had come to 1,000 steps, and comes on from none while further workers are lost."""
+def test_progress_of_a_restarted_fit_counts_from_its_restart() -> None:
+    """It had made 1,000 steps, restarts at none, and progresses while further workers are lost."""
     counts = LossCounts(0.0)
     counts.note_recovery(1_000)
     counts.note_full_restart()
@@ -43,7 +43,7 @@ def test_a_fit_that_began_anew_is_judged_from_there() -> None:
         counts.note_recovery(clock)
 
 
-def test_to_lose_all_for_ever_ends_a_fit() -> None:
+def test_repeatedly_losing_all_workers_ends_a_fit() -> None:
     counts = LossCounts(1e9)
     for _ in range(MANY_LOSSES + 1):
         _lose(counts, 1)
@@ -53,7 +53,7 @@ def test_to_lose_all_for_ever_ends_a_fit() -> None:
         _lose(counts, 1)
 
 
-def test_messages_without_a_meaning_end_it_soon() -> None:
+def test_repeated_invalid_messages_end_a_fit() -> None:
     counts = LossCounts(1e9)
     _lose(counts, MANY_GARBLED - 1, "a message of -1 bytes")
     with pytest.raises(MessageError, match="-1 bytes"):

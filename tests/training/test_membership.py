@@ -1,4 +1,4 @@
-"""Which workers count as silent, by heartbeats, by what others tell, and by their nannies."""
+"""Which workers count as silent, by heartbeats, reports of other workers, and nannies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.training.recovery.strikes import hold_lock, release_lock
 def _make_roll(
     monkeypatch: pytest.MonkeyPatch, *addresses: str
 ) -> tuple[SimpleNamespace, dict[str, dict[str, Any]], Membership]:
-    """A clock that stands still, what the scheduler lists, and the roll; "ours" is at work."""
+    """Return a stopped clock, the scheduler's listing, and a roll in which "ours" has lanes."""
     clock = SimpleNamespace(now=100.0)
     workers = {a: {"last_seen": 1.0, "nthreads": 1, "status": "running"} for a in addresses}
     for name in ("monotonic", "time"):
@@ -38,10 +38,10 @@ def _make_roll(
     return clock, workers, members
 
 
-def test_a_suspicion_shortens_no_lease_of_a_worker_that_imports(
+def test_suspicion_does_not_shorten_the_lease_of_an_importing_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its event loop does nothing else meanwhile, and it has no part that others wait for."""
+    """Its event loop is blocked by the import, and no other worker waits for it yet."""
     clock, workers, members = _make_roll(monkeypatch, "ours", "new")
     members.call()
     clock.now += 1.5
@@ -59,7 +59,7 @@ def test_a_suspicion_shortens_no_lease_of_a_worker_that_imports(
 def test_silence_counts_from_the_heartbeat_not_from_the_roll_call(
     monkeypatch: pytest.MonkeyPatch, beat: float, after: float
 ) -> None:
-    """The scheduler's clock dates it, but never before the last roll call or after this one."""
+    """Its time is of the scheduler's clock, but not before the last roll call or after this one."""
     clock, workers, members = _make_roll(monkeypatch, "ours")
     members.call()
     members.suspect_silence()
@@ -74,8 +74,8 @@ def test_silence_counts_from_the_heartbeat_not_from_the_roll_call(
     assert members.find_silent(["ours"]) == ["ours"]
 
 
-def test_clocks_that_were_set_back_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheduler's by its heartbeats, the client's beside one that nobody sets; no other."""
+def test_clocks_that_were_set_back_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler's clock is checked by heartbeats, the client's by a monotonic clock."""
     now, wall, renewed = 100.0, 5_000.0, []
     workers = {"ours": {"last_seen": 1.0, "nthreads": 1, "status": "running"}}
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
@@ -88,7 +88,7 @@ def test_clocks_that_were_set_back_are_noticed(monkeypatch: pytest.MonkeyPatch) 
     for beat, ahead in [(1.0, 0.0), (1.5, 0.5), (1.4, 0.4), (3_601.4, 3_600.4)]:
         now, wall, workers["ours"]["last_seen"] = now + 0.5, 5_000.0 + ahead, beat
         members.call()
-    assert renewed == []  # a clock that is put forward, or corrected a little
+    assert renewed == []  # a clock that is set forward, or slightly corrected
     wall -= 3_600
     members.call()
     assert renewed == ["renew_client_timers"]
@@ -103,7 +103,7 @@ def test_clocks_that_were_set_back_are_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 
 class _Loop:
-    """A client whose event loop runs while it is asked."""
+    """Client whose event loop runs only during `sync`."""
 
     def __init__(self) -> None:
         self.running = asyncio.new_event_loop()
@@ -113,10 +113,10 @@ class _Loop:
         return self.running.run_until_complete(function(*args))
 
 
-def test_a_busy_worker_is_waited_for_as_long_as_for_anything(
+def test_a_busy_worker_is_kept_until_the_general_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody waits for the answer of one that was busy a moment ago."""
+    """Calls do not wait for a reply of a worker that was busy a moment ago."""
     now, sign, pauses = 100.0, Sign.BUSY, []
     answered = asyncio.Event()
     answered.set()
@@ -136,10 +136,10 @@ def test_a_busy_worker_is_waited_for_as_long_as_for_anything(
         for _ in range(3):
             now += 99.0
             assert probes.probe(["a"]) == {"a": Sign.BUSY}
-        assert len(pauses) == 2  # one question is open
+        assert len(pauses) == 2  # one request is pending
         now += 4.0
         assert probes.probe(["a"]) == {"a": Sign.NONE}
-        # One that sends heartbeats again is asked as if for the first time.
+        # A worker that sends heartbeats again is treated as new.
         probes.forget_others(set())
         sign = Sign.ANSWERS
         answered.set()
@@ -151,7 +151,7 @@ def test_a_busy_worker_is_waited_for_as_long_as_for_anything(
 
 @pytest.fixture
 def signs(monkeypatch: pytest.MonkeyPatch) -> list[Sign]:
-    """Signs of life that workers have given, in turn."""
+    """Record the signs of life of workers, in order."""
     given: list[Sign] = []
     find = module._find_sign
 
@@ -164,7 +164,7 @@ def signs(monkeypatch: pytest.MonkeyPatch) -> list[Sign]:
 
 
 def _look_until(members: Membership, address: str, is_over: Callable[[], bool]) -> set[str]:
-    """Take the roll until something is so, or the worker is lost; return it if it is."""
+    """Call the roll until a condition holds or the worker is lost; return the worker if lost."""
     deadline = time.monotonic() + 200
     gone: set[str] = set()
     while not (gone or is_over()):
@@ -175,7 +175,7 @@ def _look_until(members: Membership, address: str, is_over: Callable[[], bool]) 
 
 
 def _watch(client: Client, address: str) -> Membership:
-    """Return the roll of a cluster, on which a worker has a part."""
+    """Return the roll of a cluster in which one worker has an assignment."""
     members = Membership(client, lease=1.0)
     members.note_work_begun(address)
     return members
@@ -205,7 +205,7 @@ def test_a_worker_that_holds_pythons_lock_is_kept_and_a_stopped_one_evicted(
 def test_a_busy_worker_that_is_stopped_is_evicted(
     whole_host: bool, signs: list[Sign], tmp_path: Path
 ) -> None:
-    """Also where its nanny does not answer either, as of a host that is gone."""
+    """Also if its nanny does not reply either, as on a lost host."""
     told = tmp_path / "told"
     told.write_bytes(b"\0")
     options: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": ":0", "silence_logs": 50}

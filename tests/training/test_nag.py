@@ -1,4 +1,4 @@
-"""`optimizer="nag"`: what a feature is measured in does not matter."""
+"""`optimizer="nag"`: results do not depend on the units of features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits in one process need nothing that Linux alone has: what other systems lack is taken away."""
+"""Fits in one process need no Linux-only feature: features that other systems lack are removed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: What a system lacks, as a script takes it away before the package is loaded. Libraries that it
-#: calls are loaded first: they look at the system themselves.
+#: Features that a system lacks, removed by a script before the package is loaded. Libraries that it
+#: calls are loaded first, since they inspect the system themselves.
 LACKS = {
     "darwin": """
         lacking = {

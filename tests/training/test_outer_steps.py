@@ -1,4 +1,4 @@
-"""Outer steps of local SGD: from average to average by an optimizer."""
+"""Outer steps of local SGD: an optimizer updates the average of the lanes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _fit(policy: Policy, rows: Any = None, **params: Any) -> SGDRegressor:
 
 
 def _descended(rate: float, momentum: float) -> NDArray[Any]:
-    """Gradient descent of each half, and SGD with Nesterov's momentum over their means."""
+    """Return gradient descent of each half, with Nesterov SGD over their means."""
     velocity = np.zeros(4)
 
     def step(w: NDArray[Any], gradient: NDArray[Any], number: int) -> NDArray[Any]:
@@ -59,7 +59,7 @@ def _descended(rate: float, momentum: float) -> NDArray[Any]:
 
 
 def _descend_by(step: Callable[[Any, Any, int], NDArray[Any]]) -> NDArray[Any]:
-    """Gradient descent of each half, and a step from each meeting to the next."""
+    """Return gradient descent of each half, with an outer step at each averaging."""
     w = np.zeros(4)
     for number in range(1, STEPS // EVERY + 1):
         ends = []
@@ -73,7 +73,7 @@ def _descend_by(step: Callable[[Any, Any, int], NDArray[Any]]) -> NDArray[Any]:
 
 
 def _descended_by_adam(rate: float, beta: float) -> NDArray[Any]:
-    """Adam of Kingma and Ba over the means of the halves, with FedAdam's decay and epsilon."""
+    """Return Adam over the means of the halves, with FedAdam's decay and epsilon."""
     m, v = np.zeros(4), np.zeros(4)
 
     def step(w: NDArray[Any], gradient: NDArray[Any], number: int) -> NDArray[Any]:
@@ -86,7 +86,7 @@ def _descended_by_adam(rate: float, beta: float) -> NDArray[Any]:
 
 
 @pytest.mark.parametrize(("rate", "momentum"), [(1.0, 0.0), (0.7, 0.6), (1.3, 0.0)])
-def test_the_recursion(rate: float, momentum: float) -> None:
+def test_nesterov_equals_the_plain_recursion(rate: float, momentum: float) -> None:
     reg = _fit(LocalSGD(EVERY, outer_rate=rate, outer_momentum=momentum))
     np.testing.assert_allclose(reg.coef_, _descended(rate, momentum), rtol=1e-10)
 
@@ -94,7 +94,7 @@ def test_the_recursion(rate: float, momentum: float) -> None:
 @pytest.mark.parametrize(("given", "rate", "beta"), [
     ({}, 0.01, 0.9), ({"outer_rate": 0.1, "outer_momentum": 0.5}, 0.1, 0.5),
 ])  # fmt: skip
-def test_the_recursion_of_adam(given: dict[str, Any], rate: float, beta: float) -> None:
+def test_adam_equals_the_plain_recursion(given: dict[str, Any], rate: float, beta: float) -> None:
     reg = _fit(LocalSGD(EVERY, outer="adam", **given))
     np.testing.assert_allclose(reg.coef_, _descended_by_adam(rate, beta), rtol=1e-10)
 
@@ -102,7 +102,7 @@ def test_the_recursion_of_adam(given: dict[str, Any], rate: float, beta: float) 
 def _descended_by_delayed_nesterov(
     rate: float, beta: float, every: int, activation: float
 ) -> NDArray[Any]:
-    """Algorithm 3 of Liu et al. 2024 over the means of the halves."""
+    """Return algorithm 3 of Liu et al. (2024) over the means of the halves."""
     momentum, gathered = np.zeros(4), np.zeros(4)
 
     def step(w: NDArray[Any], gradient: NDArray[Any], number: int) -> NDArray[Any]:
@@ -120,7 +120,7 @@ def _descended_by_delayed_nesterov(
 
 @pytest.mark.parametrize("quorum", [None, 2])
 @pytest.mark.parametrize(("every", "activation"), [(2, 0.0), (3, 0.2)])
-def test_the_recursion_of_delayed_nesterov(
+def test_delayed_nesterov_equals_the_plain_recursion(
     every: int, activation: float, quorum: int | None
 ) -> None:
     outer = DelayedNesterov(0.6, every, activation)
@@ -134,8 +134,8 @@ def test_nesterov_without_delay_is_nesterov() -> None:
     np.testing.assert_allclose(reg.coef_, _descended(0.7, 0.6), rtol=1e-10)
 
 
-def test_steps_of_delayed_nesterov_come_to_those_of_nesterov() -> None:
-    """Along a constant gradient: each second state is that of Nesterov's steps."""
+def test_delayed_nesterov_catches_up_with_nesterov() -> None:
+    """Along a constant gradient every second state equals that of Nesterov steps."""
     found, expected = np.ones(3), np.ones(3)
     delayed, plain = DelayedNesterov(0.9, every=2), Nesterov(0.9)
     own, usual = delayed.init(found), plain.init(expected)
@@ -150,7 +150,7 @@ def test_steps_of_delayed_nesterov_come_to_those_of_nesterov() -> None:
     ({"every": 0}, "integer >= 1"), ({"every": 1.5}, "integer >= 1"), ({"momentum": 1}, "< 1"),
     ({"every": 4, "activation": 0.3}, "1 / every"), ({"activation": -0.1}, "1 / every"),
 ])  # fmt: skip
-def test_delays_that_make_no_sense_are_refused(bad: dict[str, Any], words: str) -> None:
+def test_invalid_delays_are_refused(bad: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidParameterError, match=words):
         DelayedNesterov(**bad)
 
@@ -163,13 +163,15 @@ def test_delays_that_make_no_sense_are_refused(bad: dict[str, Any], words: str) 
     ({"outer": "muon"}, {"outer": Muon(0.9), "outer_rate": 0.01}),
     ({"outer": "delayed_nesterov", "outer_momentum": 0.5}, {"outer": DelayedNesterov(0.5)}),
 ])  # fmt: skip
-def test_names_stand_for_objects(given: dict[str, Any], same: dict[str, Any]) -> None:
+def test_names_of_optimizers_equal_their_objects(
+    given: dict[str, Any], same: dict[str, Any]
+) -> None:
     ours, theirs = (_fit(LocalSGD(EVERY, **one), rows=(X, Y)).coef_ for one in (given, same))
     np.testing.assert_allclose(ours, theirs, rtol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_nesterov_s_step_is_to_the_bit_that_of_its_formula(dtype: str) -> None:
+def test_nesterov_step_equals_its_formula_bit_for_bit(dtype: str) -> None:
     draw = np.random.default_rng(1)
     outer = OuterStep.of(OUTER, Parameters((Part("w", (50,)),)))
     assert outer is not None
@@ -185,7 +187,7 @@ def test_nesterov_s_step_is_to_the_bit_that_of_its_formula(dtype: str) -> None:
         np.testing.assert_array_equal(w, origin)
 
 
-def test_muon_makes_matrices_orthogonal_and_leaves_running_means() -> None:
+def test_muon_orthogonalises_matrices_but_not_running_means() -> None:
     draw = np.random.default_rng(1)
     parts = Part("a", (8, 5)), Part("b", (5,)), Part("kernels", (4, 3, 2, 2)), Part("c", ())
     more = Part("mean", (5,), buffer=True), Part("counts", (2,), additive=True)
@@ -205,21 +207,21 @@ def test_muon_makes_matrices_orthogonal_and_leaves_running_means() -> None:
         left, _, right = np.linalg.svd(way, full_matrices=False)
         cosine = np.sum(step * (left @ right)) / np.linalg.norm(step) / np.linalg.norm(left @ right)
         assert cosine > 0.96
-    for name in ("b", "c"):  # one row: normalised
+    for name in ("b", "c"):  # a single row is normalised
         way = np.asarray(ways[name])
         np.testing.assert_allclose(steps[name], way / np.sqrt(np.mean(way**2)), rtol=1e-12)
     for name in ("mean", "counts"):
         np.testing.assert_array_equal(parameters.views(w)[name], parameters.views(mean)[name])
 
 
-def test_a_standstill_is_no_step_of_muon() -> None:
+def test_muon_makes_no_step_along_a_zero_gradient() -> None:
     w, velocity = np.ones((3, 2)), {"velocity": np.zeros((3, 2))}
     Muon().update(w, np.zeros((3, 2)), velocity, 0.1, 1)
     np.testing.assert_array_equal(w, np.ones((3, 2)))
 
 
 @pytest.mark.parametrize("outer", quick(["adam", "muon", "adagrad"], "adam", "muon"))
-def test_networks_of_two_workers_are_those_of_this_process(client: Client, outer: str) -> None:
+def test_networks_of_two_workers_equal_those_in_process(client: Client, outer: str) -> None:
     settings: dict[str, Any] = {
         "policy": LocalSGD(EVERY, outer=outer), "max_iter": 3, "batch_size": 8, "tol": None,
         "run": Run(n_lanes=2, deterministic=True), "random_state": 0,
@@ -232,11 +234,11 @@ def test_networks_of_two_workers_are_those_of_this_process(client: Client, outer
         assert np.isfinite(a).all()
 
 
-def test_two_workers_make_the_same(client: Client) -> None:
+def test_two_workers_equal_one(client: Client) -> None:
     np.testing.assert_allclose(_fit(OUTER).coef_, _descended(0.7, 0.6), rtol=1e-10)
     batches: dict[str, Any] = {"batch_size": 8, "run": Run(n_lanes=2, deterministic=True)}
     two = _fit(OUTER, **batches)
-    one = _fit(OUTER, rows=(X, Y), **batches)  # of this process
+    one = _fit(OUTER, rows=(X, Y), **batches)  # threads of this process
     np.testing.assert_array_equal(two.coef_, one.coef_)
 
 
@@ -259,8 +261,8 @@ _OTHERS: list[Any] = ["sync", LocalSGD(EVERY, outer="adagrad"), LocalSGD(EVERY)]
 
 
 @pytest.mark.parametrize("between", quick(_OTHERS, *_OTHERS[1:2]))
-def test_after_another_policy_outer_steps_begin_anew(between: Any) -> None:
-    """From where that policy ended, not from the last meeting before it."""
+def test_outer_momentum_is_reset_after_another_policy(between: Any) -> None:
+    """They start from the last parameters, not from the last average before the other policy."""
     warm = _fit(LocalSGD(EVERY, outer="adam"), warm_start=True)
     warm.set_params(policy=between).fit(*_blocks())
     begun = warm.coef_.copy()
@@ -270,7 +272,7 @@ def test_after_another_policy_outer_steps_begin_anew(between: Any) -> None:
 
 @pytest.mark.parametrize("bad", [{"outer_rate": 0}, {"outer_rate": True}, {"outer_rate": np.inf},
                                  {"outer_momentum": 1}, {"outer_momentum": -0.1}])  # fmt: skip
-def test_what_makes_no_sense_is_refused(bad: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameterError, match=rf"LocalSGD\({next(iter(bad))}=.*: give a"):
         LocalSGD(**bad)
 
@@ -282,19 +284,19 @@ def test_other_optimizers_are_refused(outer: Any) -> None:
 
 
 @pytest.mark.parametrize("outer", ["sgd", "adagrad", SGD(), Adam()])
-def test_momentum_is_for_names_of_optimizers_that_have_it(outer: Any) -> None:
+def test_momentum_is_refused_by_optimizers_without_momentum(outer: Any) -> None:
     with pytest.raises(InvalidParameterError, match=r"outer_momentum is for .* Leave it"):
         LocalSGD(outer=outer, outer_momentum=0.5)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", Muon()])
-def test_muon_makes_no_other_steps(optimizer: str | Optimizer) -> None:
+def test_muon_is_refused_outside_outer_steps(optimizer: str | Optimizer) -> None:
     assert get_optimizer(optimizer) == Muon()
     with pytest.raises(InvalidParameterError, match=r'whole matrices.*LocalSGD\(outer="muon"\)'):
         _fit(LocalSGD(EVERY), optimizer=optimizer)
 
 
-def test_policies_without_meetings_refuse_it() -> None:
+def test_policies_without_averaging_refuse_outer_steps() -> None:
     class Mine(ModelAveraging):
         outer_momentum = 0.5
 

@@ -34,7 +34,7 @@ EXACT = ["sync", "allreduce", "local", "average"]
 
 @cache
 def make_classes() -> tuple[type[StepModel], type[BaseSteps]]:
-    """The model and its estimator; made in a function, so that they travel to workers whole."""
+    """Return the model and its estimator, as local classes that are pickled by value."""
 
     class TwoLayers(StepModel):
         """``softmax(max(X @ W1 + b1, 0) @ W2 + b2)``, with dropout in the hidden layer."""
@@ -154,7 +154,7 @@ def make_classes() -> tuple[type[StepModel], type[BaseSteps]]:
 
 
 def _rows() -> tuple[Any, Any]:
-    """Classes that no line divides."""
+    """Return classes that are not linearly separable."""
     X = np.random.default_rng(0).normal(size=(N_ROWS, N_FEATURES))
     return X, np.digitize((X[:, :2] ** 2).sum(axis=1), [0.8, 2.2])
 
@@ -194,7 +194,7 @@ def test_trains_on_workers_under_every_policy(client: Client, policy: str) -> No
 
 @pytest.fixture(scope="module")
 def one_worker() -> Iterator[Client]:
-    """A client of one worker in this process."""
+    """Provide a client of one worker in this process."""
     with (
         LocalCluster(
             n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
@@ -205,8 +205,8 @@ def one_worker() -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("policy", quick(EXACT, "sync", "local"))
-def test_one_worker_and_two_to_the_bit(client: Client, one_worker: Client, policy: str) -> None:
-    """Random masks are the lanes' too, and not the workers'; without them it is another model."""
+def test_two_workers_equal_one_bit_for_bit(client: Client, one_worker: Client, policy: str) -> None:
+    """Random masks depend on lanes, not workers; a fit without masks differs."""
     params = {"policy": policy, "max_iter": 3, "dropout": 0.3, "micro_batch_size": 12}
     one, two = (_classifier(**params).fit(*_lazy(), client=c) for c in (one_worker, client))
     np.testing.assert_array_equal(one.w_, two.w_)
@@ -215,14 +215,14 @@ def test_one_worker_and_two_to_the_bit(client: Client, one_worker: Client, polic
 
 
 class _Slow:
-    """Makes the steps of a fit last long enough that one can do something meanwhile."""
+    """Callback that slows the steps of a fit."""
 
     def on_step_end(self, step: Any) -> None:
         time.sleep(0.003)
 
 
 class _Kill:
-    """Ends a worker by SIGKILL, once, when the fit has gone on for a while."""
+    """Callback that ends a worker by SIGKILL once, after some time."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -277,7 +277,7 @@ def test_micro_batches_sum_to_their_batch() -> None:
     np.testing.assert_allclose(cut.w_, whole.w_, rtol=1e-9)
 
 
-def test_the_last_fit_goes_on() -> None:
+def test_partial_fit_continues_the_last_fit() -> None:
     first = _classifier(max_iter=2, warm_start=True).fit(*_rows())
     before = first.history_.records[-1]["loss"]
     assert first.fit(*_rows()).history_.records[-1]["loss"] < before
@@ -291,7 +291,7 @@ def test_attributes_that_the_constructor_lacks_count_as_parameters() -> None:
             self.n_hidden, self.dropout, self.max_iter = n_hidden, 0.0, 3
 
         def shuffle(self) -> None:
-            """Of a parameter's name, and none."""
+            """Method with the name of a parameter."""
 
     found = clone(Few()).fit(*_rows())
     assert found.n_iter_ == 3
@@ -307,12 +307,12 @@ def test_held_out_rows_stop_the_fit() -> None:
 
 
 def _begun(found: Any) -> Any:
-    """Parameters that a fit began with."""
+    """Return the initial parameters of a fit."""
     return found.model_.init(seed_of(found.random_state), np.float64)
 
 
 @pytest.mark.parametrize("policy", ["sync", "allreduce"])
-def test_clipped_steps_are_no_longer_than_asked(policy: str) -> None:
+def test_clipped_steps_do_not_exceed_the_given_norm(policy: str) -> None:
     once = {"max_iter": 1, "batch_size": None, "optimizer": "sgd", "policy": policy, "clip": 0.02}
     found = _classifier(**once, learning_rate=1.0).fit(*_rows())
     begun = _begun(found)
@@ -323,7 +323,7 @@ def test_clipped_steps_are_no_longer_than_asked(policy: str) -> None:
         _classifier(clip=0).fit(*_rows())
 
 
-def test_groups_of_parts_have_their_own_rates_and_optimizers() -> None:
+def test_parameter_groups_have_separate_rates_and_optimizers() -> None:
     frozen = {"hidden.*": GroupOptions(rate=0.0), "out.bias": GroupOptions(get_optimizer("sgd"))}
     found = _classifier(groups=frozen, max_iter=1).fit(*_rows())
     views, begun = (found.model_.parameters.views(w) for w in (found.w_, _begun(found)))
@@ -334,9 +334,9 @@ def test_groups_of_parts_have_their_own_rates_and_optimizers() -> None:
 
 
 @pytest.mark.parametrize("policy", quick(EXACT, "sync", "allreduce"))
-def test_a_buffer_is_the_mean_of_what_all_lanes_saw(policy: str) -> None:
+def test_a_buffer_is_averaged_over_all_lanes(policy: str) -> None:
     class Seen(StepModel):
-        """Nothing but the mean of the features of each batch."""
+        """Model whose buffer is the mean of the features of each batch."""
 
         parameters = Parameters((Part("mean", (N_FEATURES,), buffer=True),))
 
@@ -375,7 +375,7 @@ class _Steps:
             raise ValueError("this is enough")
 
 
-def test_callbacks_hear_of_every_step() -> None:
+def test_on_step_end_is_called_for_every_step() -> None:
     steps = _Steps()
     _classifier(max_iter=2, callbacks=[steps], policy="sync").fit(*_rows())
     assert sum(step.n_rows for step in steps.seen) == 2 * N_ROWS
@@ -389,12 +389,12 @@ def test_callbacks_hear_of_every_step() -> None:
     assert losses / N_ROWS == pytest.approx(clf.history_.records[-1]["loss"])
 
 
-def test_what_a_callback_of_steps_raises_ends_the_fit(client: Client) -> None:
+def test_an_error_in_on_step_end_ends_a_cluster_fit(client: Client) -> None:
     with pytest.raises(TrainingError, match="this is enough") as told:
         _classifier(callbacks=[_Steps(5)]).fit(*_lazy())
     assert isinstance(told.value.__cause__, ValueError)
 
 
-def test_what_a_callback_of_steps_raises_here_is_raised_as_it_is() -> None:
+def test_an_error_in_on_step_end_is_raised_unchanged_in_process() -> None:
     with pytest.raises(ValueError, match="this is enough"):
         _classifier(callbacks=[_Steps(5)]).fit(*_rows())

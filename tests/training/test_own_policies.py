@@ -1,6 +1,6 @@
-"""A user's own policy trains under every loop that its data names.
+"""A custom policy selects each of the training loops by its declared data.
 
-The classes are made inside the tests, as in a notebook: no worker could import them.
+The classes are defined inside the tests, as in a notebook: no worker can import them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from daskml_dist.policies import AllReduce, ArrivalGate, Gate, LocalSGD, Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 N_ROWS = 2_000
-N_STEPS = 16  # of each of the two lanes in a pass
+N_STEPS = 16  # steps of each of the two lanes in a pass
 
 
 def _fit(policy: str | Policy) -> SGDClassifier:
-    """A fit on both workers, the same to the bit where its policy is in lock-step."""
+    """Fit on both workers; if the policy is in lock-step, check that the bits equal."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(N_ROWS, 8))
     y = X[:, 0] + 0.3 * rng.normal(size=N_ROWS) > 0
@@ -45,7 +45,7 @@ def _fit(policy: str | Policy) -> SGDClassifier:
     return clf
 
 
-def test_averaging_at_an_interval_of_its_class(client: Client) -> None:
+def test_policy_with_an_averaging_interval_of_the_class(client: Client) -> None:
     class EverySeven(Policy):
         name = "every seven"
         loop = "replicas"
@@ -56,7 +56,7 @@ def test_averaging_at_an_interval_of_its_class(client: Client) -> None:
     np.testing.assert_array_equal(clf.coef_, _fit(LocalSGD(7)).coef_)
 
 
-def test_averaging_at_an_interval_that_its_user_gives(client: Client) -> None:
+def test_policy_with_an_averaging_interval_of_the_instance(client: Client) -> None:
     @dataclass(frozen=True)
     class Mine(Policy):
         name = "mine"
@@ -66,7 +66,7 @@ def test_averaging_at_an_interval_that_its_user_gives(client: Client) -> None:
     np.testing.assert_array_equal(_fit(Mine(7)).coef_, _fit(LocalSGD(7)).coef_)
 
 
-def test_averaging_once_is_what_nobody_says_otherwise(client: Client) -> None:
+def test_policy_without_an_interval_averages_once(client: Client) -> None:
     class Alone(Policy):
         name = "alone"
         loop = "replicas"
@@ -74,7 +74,7 @@ def test_averaging_once_is_what_nobody_says_otherwise(client: Client) -> None:
     np.testing.assert_array_equal(_fit(Alone()).coef_, _fit("average").coef_)
 
 
-def test_gradients_summed(client: Client) -> None:
+def test_policy_that_sums_gradients(client: Client) -> None:
     class Summed(Policy):
         name = "summed"
         loop = "replicas"
@@ -83,7 +83,7 @@ def test_gradients_summed(client: Client) -> None:
     np.testing.assert_array_equal(_fit(Summed()).coef_, _fit(AllReduce()).coef_)
 
 
-def test_free_lanes(client: Client) -> None:
+def test_policy_with_free_running_lanes(client: Client) -> None:
     @dataclass(frozen=True)
     class Bundled(Policy):
         name = "bundled"
@@ -100,7 +100,7 @@ def test_free_lanes(client: Client) -> None:
     assert applied == 4 * Bundled().applies_per_pass(N_STEPS, 2) == 4 * 2 * N_STEPS / 4
 
 
-def test_rounds(client: Client) -> None:
+def test_policy_with_rounds(client: Client) -> None:
     class Lockstep(Policy):
         name = "lockstep"
         loop = "bulk"
@@ -108,7 +108,7 @@ def test_rounds(client: Client) -> None:
     np.testing.assert_array_equal(_fit(Lockstep()).coef_, _fit("sync").coef_)
 
 
-def test_threads_of_one_array(client: Client) -> None:
+def test_policy_with_threads_on_one_array(client: Client) -> None:
     class Racing(Policy):
         name = "racing"
         loop = "shared"
@@ -120,20 +120,20 @@ def test_threads_of_one_array(client: Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["push_every", "pull_every", "average_every"])
-def test_cadence_of_a_class_is_checked(name: str) -> None:
+def test_invalid_cadence_of_a_class_is_refused(name: str) -> None:
     kind: Any = type("Mine", (Policy,), {"name": "mine", "loop": "free", name: -1})
     with pytest.raises(InvalidParameterError, match=rf"Mine\({name}=-1\): give an integer >= "):
         kind()
 
 
 @pytest.mark.parametrize("data", [{}, {"name": "mine"}, {"name": "mine", "loop": "replica"}])
-def test_policy_without_a_loop_is_refused(data: dict[str, Any]) -> None:
+def test_policy_without_a_training_loop_is_refused(data: dict[str, Any]) -> None:
     kind: Any = type("Mine", (Policy,), data)
     with pytest.raises(InvalidParameterError, match="Mine needs a `name`, and a `loop` out of"):
         kind()
 
 
-def test_fields_that_are_no_integers_are_the_policy_s_own() -> None:
+def test_non_integer_fields_of_a_policy_are_not_checked() -> None:
     @dataclass(frozen=True)
     class Mine(Policy):
         name = "mine"
@@ -146,8 +146,8 @@ def test_fields_that_are_no_integers_are_the_policy_s_own() -> None:
 # --- the package -----------------------------------------------------------------------------
 
 
-def test_nobody_asks_for_a_policy_s_class() -> None:
-    """All that a fit needs to know is data, which a new class can have as well."""
+def test_package_never_checks_the_class_of_a_policy() -> None:
+    """The package must read a policy's declared data only, so that custom classes work."""
     exports = vars(daskml_dist.policies)
     classes = {n for n, v in exports.items() if isinstance(v, type) and issubclass(v, Policy)}
     classes -= {"Policy"}
@@ -166,7 +166,7 @@ def test_nobody_asks_for_a_policy_s_class() -> None:
     assert asked == []
 
 
-def test_policy_of_the_documentation(client: Client) -> None:
+def test_policy_in_the_documentation_trains(client: Client) -> None:
     page = (ROOT / "docs" / "policies.md").read_text()
     section = page.partition("## A policy of your own")[2]
     [code] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)

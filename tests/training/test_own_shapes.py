@@ -27,10 +27,10 @@ N_ROWS, SIDE, N_TOKENS, LENGTH = 1_200, 8, 30, 12
 
 @cache
 def make_classes() -> tuple[type[BaseSteps], type[BaseSteps]]:
-    """Estimators of images and of tokens; made in a function, so that they travel whole."""
+    """Return estimators of images and of tokens, as local classes that are pickled by value."""
 
     class Softmax(StepModel):
-        """Classes of what is made of the rows, :meth:`inner`; the gradient goes back to it."""
+        """Softmax over features of :meth:`inner`, to which the gradient is propagated back."""
 
         def encode(self, y: Any, classes: Any, dtype: Any) -> Any:
             return np.searchsorted(classes, y)
@@ -62,7 +62,7 @@ def make_classes() -> tuple[type[BaseSteps], type[BaseSteps]]:
             return {"parts": [part.shape for part in self.parameters.parts]}
 
     class Images(Softmax):
-        """A hidden layer over the pixels, which stay bytes until a batch is worked on."""
+        """Hidden layer over pixels, which stay bytes until a batch is processed."""
 
         def __init__(self, shape: tuple[int, ...], n_classes: int, seen: list[Any]) -> None:
             size = int(np.prod(shape))
@@ -140,7 +140,7 @@ def make_classes() -> tuple[type[BaseSteps], type[BaseSteps]]:
 
 
 def _images() -> tuple[Any, Any]:
-    """Images whose brightest quarter is their class."""
+    """Return images labelled by their brightest quarter."""
     rng = np.random.default_rng(0)
     X = rng.integers(0, 160, size=(N_ROWS, SIDE, SIDE), dtype=np.uint8)
     y = rng.integers(4, size=N_ROWS)
@@ -152,7 +152,7 @@ def _images() -> tuple[Any, Any]:
 
 
 def _tokens() -> tuple[Any, Any]:
-    """Sequences whose class is that of most of their tokens."""
+    """Return sequences labelled by the majority class of their tokens."""
     X = np.random.default_rng(0).integers(N_TOKENS, size=(N_ROWS, LENGTH)).astype(np.int32)
     return X, (X < N_TOKENS // 2).mean(axis=1) > 0.5
 
@@ -165,8 +165,8 @@ def _chunked(X: Any, chunks: Any) -> Any:
     return da.from_array(X, chunks=chunks)
 
 
-def _unknown(X: Any) -> Any:
-    """Chunks whose rows Dask does not know."""
+def _chunks_of_unknown_size(X: Any) -> Any:
+    """Return chunks of unknown sizes."""
     lazy = _chunked(X, (400, *(5,) * (X.ndim - 1)))
     return lazy[da.from_array(np.ones(len(X), bool), chunks=400)]
 
@@ -178,20 +178,20 @@ def _delayed(X: Any) -> Any:
 LAZY = {
     "rows": lambda X: _chunked(X, (400, *X.shape[1:])),
     "every dimension": lambda X: _chunked(X, (400, *(5,) * (X.ndim - 1))),
-    "unknown": _unknown,
+    "unknown": _chunks_of_unknown_size,
     "delayed": _delayed,
 }
 
 
 @pytest.fixture(scope="module")
 def fitted() -> Any:
-    """Fitted in this process, without a cluster."""
+    """Return estimators fitted to arrays in this process, without a cluster."""
     return _images_of().fit(*_images())
 
 
 @pytest.fixture(scope="module")
 def alone() -> Any:
-    """Fitted to chunks in one process, where no client is."""
+    """Return estimators fitted to chunks in this process, without a client."""
     return _images_of().fit(*map(LAZY["rows"], _images()))
 
 
@@ -206,7 +206,7 @@ def test_images_stay_bytes(fitted: Any) -> None:
     assert fitted.score(X, y) > 0.95
 
 
-def test_images_in_memory_go_to_workers(client: Client) -> None:
+def test_images_in_memory_are_sent_to_workers(client: Client) -> None:
     found = _images_of().fit(*_images())
     assert {info.dtype for info in found.summary_.infos} == {"uint8"}
     assert len(found.summary_.infos) == 2
@@ -214,8 +214,8 @@ def test_images_in_memory_go_to_workers(client: Client) -> None:
 
 
 @pytest.mark.parametrize("kind", quick(LAZY, "every dimension", "unknown"))
-def test_lazy_images(alone: Any, client: Client, kind: str) -> None:
-    """Blocks are the same however Dask has them, and so is all that is made of them, anywhere."""
+def test_lazy_images_give_the_same_fit(alone: Any, client: Client, kind: str) -> None:
+    """Results do not depend on how Dask holds the blocks, nor on where they are computed."""
     X, y = _images()
     lazy, labels = LAZY[kind](X), LAZY[kind](y)
     found = _images_of().fit(lazy, labels)
@@ -227,15 +227,15 @@ def test_lazy_images(alone: Any, client: Client, kind: str) -> None:
     assert found.score(lazy, labels) == found.score(X, y) > 0.95
 
 
-def test_rows_that_nobody_can_join_are_refused(fitted: Any) -> None:
+def test_rows_that_cannot_be_concatenated_are_refused(fitted: Any) -> None:
     X = LAZY["every dimension"](_images()[0])
     some = X[:, da.from_array(np.ones(SIDE, bool), chunks=5)]
     with pytest.raises(InvalidDataError, match=r"unknown sizes .* Call X.compute_chunk_sizes"):
         fitted.predict(some)
 
 
-def test_streamed_images(client: Client) -> None:
-    """Blocks are counted as bytes, and made again as such."""
+def test_streamed_images_give_the_same_fit(client: Client) -> None:
+    """Blocks are counted and read again as bytes."""
     size, chunks = (N_ROWS, SIDE, SIDE), (200, SIDE, SIDE)
     lazy = da.random.default_rng(0).integers(0, 255, size=size, dtype=np.uint8, chunks=chunks)
     labels = lazy[:, :4].sum(axis=(1, 2)) > lazy[:, 4:].sum(axis=(1, 2))
@@ -304,7 +304,7 @@ def test_round_estimators_take_images(client: Client) -> None:
     assert found.row_shape_ == (SIDE, SIDE)
 
 
-def test_chunks_of_several_dtypes_are_brought_to_one() -> None:
+def test_chunks_of_several_dtypes_are_cast_to_one() -> None:
     X, y = _tokens()
     mixed = [dask.delayed(X[:600].astype(np.uint8)), dask.delayed(X[600:])]
     labels = [dask.delayed(y[:600]), dask.delayed(y[600:])]
@@ -334,7 +334,7 @@ def test_rows_of_another_shape_are_refused(fitted: Any) -> None:
         _images_of().fit(shapes, [dask.delayed(y[:600]), dask.delayed(y[600:])])
 
 
-def test_what_is_no_number_is_refused() -> None:
+def test_non_numeric_rows_are_refused() -> None:
     X, y = _images()
     bad = X.astype(np.float32)
     bad[700, 3, 2] = np.nan
@@ -347,7 +347,7 @@ def test_what_is_no_number_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [SGDClassifier, LogisticRegression])
-def test_linear_models_take_vectors_alone(kind: Any) -> None:
+def test_linear_models_accept_only_vectors(kind: Any) -> None:
     X, y = _images()
     fitted = kind(max_iter=100).fit(X.reshape(N_ROWS, -1)[:, :3] / 255.0, y)
     for rows in (X, LAZY["rows"](X)):

@@ -1,4 +1,4 @@
-"""Fits of models over ids under a policy for each part."""
+"""Fits of embedding models with a separate policy for each part of the parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BY_PART = {"embeddings": "async", "dense": "allreduce"}
 
 
 def _rows() -> tuple[Any, Any]:
-    """Rows of a user and an item each, whose sides decide; every third row has no ids at all."""
+    """Return rows of a user and an item each, labelled by both ids; every third row has no ids."""
     rng = np.random.default_rng(0)
     users, items = rng.integers(N_IDS // 2, size=(2, N_ROWS))
     X = sparse.lil_array((N_ROWS, N_IDS))
@@ -53,7 +53,7 @@ def _machine(policy: Any, *callbacks: Any, **params: Any) -> FactorizationMachin
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("hidden", [None, (8,)])
-def test_one_lane_makes_the_steps_of_sync(optimizer: str, hidden: Any) -> None:
+def test_one_lane_equals_sync(optimizer: str, hidden: Any) -> None:
     X, y = _rows()
 
     def fit(policy: Any) -> Any:
@@ -73,8 +73,8 @@ def test_one_lane_makes_the_steps_of_sync(optimizer: str, hidden: Any) -> None:
     assert found.intercept_ == truth.intercept_
 
 
-#: Rows without ids, whose predictions are the intercept alone, and a loss under which it has to be
-#: found; full batches, so that the order of the rows is of no account.
+#: Rows without ids, whose predictions are the intercept alone, and a loss that determines it;
+#: full batches, so that the order of the rows does not matter.
 EMPTY = sparse.csr_array((N_ROWS, N_IDS))
 WHOLE: dict[str, Any] = {
     "loss": "squared_hinge", "tol": None, "batch_size": None, "optimizer": "sgd",
@@ -101,7 +101,7 @@ def _follow_intercept(y: Any, passes: int, optimizer: str, rate: float = 0.05) -
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_fits_that_go_on_make_the_steps_of_one(optimizer: str, tmp_path: Any) -> None:
+def test_continued_fits_equal_one_fit(optimizer: str, tmp_path: Any) -> None:
     y, policy = _rows()[1], _with_adam(0.05) if optimizer == "adam" else BY_PART
     truth = _follow_intercept(y, 8, optimizer)
     once = _machine(policy, max_iter=8, **WHOLE).fit(EMPTY, y)
@@ -114,15 +114,15 @@ def test_fits_that_go_on_make_the_steps_of_one(optimizer: str, tmp_path: Any) ->
     assert resumed.intercept_ == pytest.approx(truth, rel=1e-7)
 
 
-def test_what_all_batches_touch_is_summed_over_all_lanes(client: Client) -> None:
-    # Rows without ids, so that nothing depends on which lane's push comes first.
+def test_dense_parameters_are_summed_over_all_lanes(client: Client) -> None:
+    # Rows without ids, so that the order of the lanes' pushes does not matter.
     y = _rows()[1]
     found = _machine(BY_PART, max_iter=5, **WHOLE).fit(*_lazy(EMPTY, y))
     assert found.intercept_ == pytest.approx(_follow_intercept(y, 5, "sgd"), rel=1e-9)
 
 
 @pytest.mark.parametrize("role", quick(["server", "trainer", "both"], "both"))
-def test_a_killed_worker_takes_no_step_and_repeats_none(crew_client: Client, role: str) -> None:
+def test_a_killed_worker_neither_loses_nor_repeats_steps(crew_client: Client, role: str) -> None:
     X, y = _rows()
 
     def fit(*callbacks: Any, **params: Any) -> Any:
@@ -133,14 +133,14 @@ def test_a_killed_worker_takes_no_step_and_repeats_none(crew_client: Client, rol
     assert strike.struck
     np.testing.assert_array_equal(struck.ids_, calm.ids_)
     assert struck.score(X, y) > 0.75
-    # Each row is counted once a pass, whoever made the step.
+    # Each row is counted once a pass, whichever trainer made the step.
     assert all(record["rows"] == N_ROWS for record in struck.history_.records)
 
 
 def test_rows_without_ids_follow_gradient_descent_through_a_kill(crew_client: Client) -> None:
-    # Nothing depends on the embeddings: each step on the intercept is to be made once.
+    # The loss depends on the intercept alone, each of whose steps must be made once.
     y, passes, strike = _rows()[1], 400, make_strike(crew_client, "both")
-    # Slow enough that it is still on its way at the end.
+    # Slow enough that the intercept has not converged at the end.
     found = _machine(_with_adam(1e-3), strike, max_iter=passes, **WHOLE).fit(*_lazy(EMPTY, y))
     assert strike.struck
     assert len(found.history_.records) == passes
@@ -158,12 +158,12 @@ def test_rows_without_ids_follow_gradient_descent_through_a_kill(crew_client: Cl
         ({"embeddings": "never", "dense": "allreduce"}, "Unknown policy"),
     ],
 )
-def test_parts_that_cannot_be_updated_so_are_refused(policy: Any, said: str) -> None:
+def test_unsupported_policies_of_parts_are_refused(policy: Any, said: str) -> None:
     with pytest.raises(InvalidParameterError, match=said):
         get_policy(policy)
 
 
-def test_names_are_for_a_mapping() -> None:
+def test_names_of_parts_outside_a_mapping_are_refused() -> None:
     with pytest.raises(InvalidParameterError, match="a mapping of names"):
         PolicyByPart("async", "allreduce")  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Phases of fits: which there are, in which order, and an end of them whatever happens."""
+"""Phases of fits: their order, and a final one however the fit ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ESTIMATORS = {
 
 
 class Recorder:
-    """Notes the phases, and raises at one of them."""
+    """Callback that records the phases and raises at one of them."""
 
     def __init__(self, raises_at: str = "") -> None:
         self.raises_at = raises_at
@@ -66,7 +66,7 @@ def _rows(n_blocks: int = 0) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
-def test_a_fit_in_one_process_tells_its_phases(kind: str) -> None:
+def test_a_fit_in_one_process_reports_its_phases(kind: str) -> None:
     recorder = Recorder()
     ESTIMATORS[kind](recorder).fit(*_rows())
     assert recorder.phases == HERE[kind]
@@ -75,7 +75,7 @@ def test_a_fit_in_one_process_tells_its_phases(kind: str) -> None:
 
 @pytest.mark.parametrize("persisted", [False, True])
 @pytest.mark.parametrize("kind", ESTIMATORS)
-def test_a_fit_on_a_cluster_tells_its_phases(client: Client, kind: str, persisted: bool) -> None:
+def test_a_fit_on_a_cluster_reports_its_phases(client: Client, kind: str, persisted: bool) -> None:
     recorder = Recorder()
     X, y = _rows(n_blocks=4)
     if persisted:
@@ -87,7 +87,7 @@ def test_a_fit_on_a_cluster_tells_its_phases(client: Client, kind: str, persiste
     assert {total for _, total in read} == {None, 4}
 
 
-def test_parts_of_a_fit_and_looks_beside_it_are_of_one(tmp_path: Any) -> None:
+def test_checkpointed_parts_and_summaries_report_phases_of_one_fit(tmp_path: Any) -> None:
     recorder = Recorder()
     clf = ESTIMATORS["steps"](recorder).set_params(checkpoint=Checkpoint(tmp_path / "fit.npz"))
     clf.fit(*_rows())
@@ -98,7 +98,7 @@ def test_parts_of_a_fit_and_looks_beside_it_are_of_one(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("on_cluster", [False, True])
-def test_a_fit_that_never_begins_has_an_end(client: Client, on_cluster: bool) -> None:
+def test_phases_end_if_a_fit_fails_before_its_start(client: Client, on_cluster: bool) -> None:
     def unreadable(block: Any) -> Any:
         raise ValueError("no such file")
 
@@ -116,7 +116,7 @@ def test_a_fit_that_never_begins_has_an_end(client: Client, on_cluster: bool) ->
 
 
 @pytest.mark.parametrize("phase", ["reading", "placing", "training", "gathering", "end"])
-def test_what_a_callback_raises_comes_as_it_is(client: Client, phase: str) -> None:
+def test_an_error_in_on_phase_is_raised_unchanged(client: Client, phase: str) -> None:
     recorder = Recorder(phase)
     with pytest.raises(OSError, match="no disk") as caught:
         ESTIMATORS["steps"](recorder).fit(*_rows(n_blocks=4))
@@ -124,7 +124,7 @@ def test_what_a_callback_raises_comes_as_it_is(client: Client, phase: str) -> No
     assert recorder.phases[-1] == "end"
 
 
-def test_a_wait_for_workers_is_told_and_no_other() -> None:
+def test_only_waits_for_workers_are_reported_as_phases() -> None:
     waits: list[str] = []
     looks = iter([[], [], [{"status": "running"}]])
     client: Any = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Defaults need no tuning: a pilot on a sample finds where a fit starts, and how fast it goes."""
+"""A pilot fit on a sample finds initial coefficients and a learning rate without tuning."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _model(n_classes: int, d: int = 5) -> LinearModel:
     return LinearModel(loss or get_loss("squared_error", "regression"), d, n_classes, True)
 
 
-# --- what it is for --------------------------------------------------------------------------
+# --- purpose ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -66,12 +66,12 @@ def test_targets_in_any_unit_give_the_same_fit() -> None:
 
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-def test_no_optimizer_loses_what_was_found(optimizer: str) -> None:
+def test_every_optimizer_keeps_the_accuracy_of_the_pilot(optimizer: str) -> None:
     model = SGDClassifier(optimizer=optimizer, random_state=0).fit(X, RAW > 0)
     assert model.score(X, RAW > 0) > 0.8
 
 
-def test_a_rate_that_is_given_is_obeyed_from_zero() -> None:
+def test_a_given_rate_is_used_from_zero_coefficients() -> None:
     params: dict[str, Any] = {"random_state": 0, "max_iter": 1, "tol": None}
     given = SGDClassifier(learning_rate=1e-9, **params).fit(PLAIN, RAW > 0)
     assert given.history_.records[0]["loss"] == pytest.approx(np.log(2), rel=1e-4)
@@ -79,7 +79,7 @@ def test_a_rate_that_is_given_is_obeyed_from_zero() -> None:
     assert found.history_.records[0]["loss"] < 0.5
 
 
-def test_going_on_stays_in_the_units_of_the_features() -> None:
+def test_continued_fits_keep_the_feature_units() -> None:
     y = RAW > 0
     model = SGDClassifier(random_state=0).fit(X, y)
     before = model.score(X, y)
@@ -90,7 +90,7 @@ def test_going_on_stays_in_the_units_of_the_features() -> None:
     assert again.score(X, y) >= before - 0.01
 
 
-def test_rows_that_are_not_settled_warn() -> None:
+def test_fits_that_have_not_converged_warn() -> None:
     X, y = datasets.make_classification(20_000, 300, n_informative=200, n_classes=8, random_state=0)
     with pytest.warns(ConvergenceWarning, match="max_iter=2"):
         SGDClassifier(random_state=0, max_iter=2).fit(X.astype("f4"), y)
@@ -107,12 +107,12 @@ def test_losses_below_zero_and_with_kinks_are_minimised_too() -> None:
     assert off <= 1.001 * least
 
 
-def test_perceptrons_go_on_at_their_own_rate() -> None:
-    """Nothing is the best that their loss knows, so that it tells of no rate."""
+def test_perceptrons_keep_their_default_rate() -> None:
+    """Zero coefficients minimise their loss, so the pilot finds no rate."""
     assert SGDClassifier(loss="perceptron", random_state=0).fit(PLAIN, RAW > 0).coef_.any()
 
 
-def test_features_that_are_too_large_are_told_of() -> None:
+def test_features_that_are_too_large_raise_diverged_error() -> None:
     with pytest.raises(DivergedError, match="Scale the features"):
         SGDClassifier(random_state=0).fit(X * 1e200, RAW > 0)
 
@@ -132,7 +132,7 @@ def _sampled(n_lanes: int | None, cuts: list[int], n: int, held_out: float = 0.0
     return draw_sample_rows(engine, lanes, n, 0, held_out)
 
 
-def test_the_sample_depends_on_no_cut() -> None:
+def test_the_sample_does_not_depend_on_the_blocks() -> None:
     whole = _sampled(1, [], 100)
     assert len(np.unique(whole.rows[:, 0])) == 100
     for lanes, cuts in ((3, []), (1, [1_000, 1_007]), (4, [500, 2_000])):
@@ -140,7 +140,7 @@ def test_the_sample_depends_on_no_cut() -> None:
     np.testing.assert_array_equal(_sampled(2, [50], 5_000).y, RAW)
 
 
-def test_no_row_is_sampled_that_is_held_out() -> None:
+def test_held_out_rows_are_never_sampled() -> None:
     engine = InProcessEngine(as_collection(X, RAW))
     engine.inspect_blocks()
     lanes = engine.choose_lanes(2, share=None, passes=1)
@@ -152,7 +152,7 @@ def test_no_row_is_sampled_that_is_held_out() -> None:
     assert not np.isin(RAW[held], sample.y).any()
 
 
-def test_of_streamed_blocks_few_are_read() -> None:
+def test_few_streamed_blocks_are_read_for_the_sample() -> None:
     seen: list[int] = []
 
     def look(function: Any, arguments: dict[int, Any]) -> list[Any]:
@@ -173,7 +173,7 @@ def test_of_streamed_blocks_few_are_read() -> None:
 
 @pytest.mark.parametrize("lay", [np.asarray, sparse.csr_array], ids=["dense", "sparse"])
 @pytest.mark.parametrize("turned", [True, False])
-def test_coordinates_change_no_prediction(lay: Any, turned: bool) -> None:
+def test_change_of_coordinates_keeps_predictions(lay: Any, turned: bool) -> None:
     places = Coordinates.of(lay(X), RNG.random(len(X)), centred=True, turned=turned, least=1e-3)
     w = RNG.normal(size=(6, 2))
     Z, v = places.rows(lay(X)), places.to_coordinates(w)
@@ -182,7 +182,7 @@ def test_coordinates_change_no_prediction(lay: Any, turned: bool) -> None:
 
 
 @pytest.mark.parametrize("penalty", [Penalty(0.0, 1e-2), Penalty(1e-2, 0.0), Penalty(5e-3, 5e-3)])
-def test_the_minimum_is_that_of_a_solver(penalty: Penalty) -> None:
+def test_the_pilot_reaches_the_minimum_of_a_solver(penalty: Penalty) -> None:
     y = np.where(RAW > 0, 1.0, -1.0)
     strength = penalty.l1 + penalty.l2
     exact = peers.LogisticRegression(
@@ -206,7 +206,7 @@ def test_rates_that_diverge_are_dropped() -> None:
     assert factor < 0.1
 
 
-def test_sums_of_squares_are_those_of_the_samples_batches() -> None:
+def test_sums_of_squares_equal_those_of_batches_of_the_sample() -> None:
     pilot = Pilot(_model(0), PLAIN, RAW.copy(), None, Penalty(0.0, 0.0), 0)
     w = RNG.normal(size=(6, 1))
     opt_state = pilot.warm_optimizer(Adagrad(), w, Adagrad().init(w), 3_000)
@@ -215,7 +215,7 @@ def test_sums_of_squares_are_those_of_the_samples_batches() -> None:
     np.testing.assert_allclose(opt_state["accumulator"][:, 0], gradient**2)
 
 
-def test_of_more_columns_than_rows_the_minimum_is_found_to_the_end() -> None:
+def test_the_minimum_is_found_with_more_columns_than_rows() -> None:
     X, y = datasets.make_classification(80, 300, n_informative=20, random_state=0)
     exact = peers.LogisticRegression(C=1 / (1e-4 * 80), tol=1e-10, max_iter=5_000).fit(X, y)
     pilot = Pilot(_model(2, 300), X, np.where(y > 0, 1.0, -1.0), None, Penalty(0.0, 1e-4), 0)
@@ -225,7 +225,7 @@ def test_of_more_columns_than_rows_the_minimum_is_found_to_the_end() -> None:
     assert np.linalg.norm(w[:300]) <= 1.05 * np.linalg.norm(best[:300])
 
 
-def test_few_rows_of_many_columns_end_at_the_only_minimum() -> None:
+def test_few_rows_of_many_columns_reach_the_unique_minimum() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(100, 6)) @ rng.normal(size=(6, 400)) + rng.normal(size=(100, 400)) + 3
     y, weight = X[:, :9].sum(axis=1), rng.random(100) * np.r_[0.0, np.ones(99)]
@@ -238,21 +238,21 @@ def test_few_rows_of_many_columns_end_at_the_only_minimum() -> None:
     assert w[400, 0] == pytest.approx(exact.intercept_, abs=1e-3)
 
 
-def test_few_rows_in_units_far_apart_keep_their_columns() -> None:
+def test_few_rows_of_very_different_units_keep_all_columns() -> None:
     X = np.random.default_rng(0).normal(size=(20, 400)) * np.geomspace(1e-2, 1e2, 400)
     pilot = Pilot(_model(0, 400), X, X[:, 0].copy(), None, Penalty(0.0, 1e-4), 0)
     assert pilot._coordinates.n_coordinates == 400
 
 
 @pytest.mark.parametrize("n_columns", [3, 400])
-def test_rows_that_touch_no_column_have_an_intercept(n_columns: int) -> None:
+def test_all_zero_rows_determine_an_intercept(n_columns: int) -> None:
     y = (np.arange(600) % 4 == 0).astype(int)
     model = SGDClassifier(random_state=0, max_iter=30).fit(sparse.csr_array((600, n_columns)), y)
     assert not model.coef_.any()
     assert model.intercept_[0] == pytest.approx(np.log(1 / 3), abs=0.3)
 
 
-def test_samples_hold_more_rows_of_labels_that_are_rare() -> None:
+def test_samples_overrepresent_rare_labels() -> None:
     even, rare, few = (
         choose_sample_size(n, _model(2, 28), rarest_share)
         for n, rarest_share in ((1_000_000, 0.5), (1_000_000, 0.01), (500, 0.01))

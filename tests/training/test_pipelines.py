@@ -1,4 +1,4 @@
-"""Pipelines: a chain of layers over several trainers makes the steps of one that holds them all."""
+"""Pipelines: layers split over several trainers make the same steps as one trainer."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ N_ROWS, SIZES = 1_200, (6, 12, 10, 8, 1)
 
 @cache
 def make_estimator() -> Any:
-    """An estimator of a chain of layers, made in a function so that it travels to workers whole."""
+    """Return an estimator of a chain of layers, as a local class that is pickled by value."""
 
     class Chain(StagedModel):
-        """Layers of ``tanh(x @ W + b)``, the last one without; dropout before the second."""
+        """Layers of ``tanh(x @ W + b)``, the last one without tanh; dropout before the second."""
 
         def __init__(self, sizes: tuple[int, ...], dropout: float, slow: float) -> None:
             self.sizes, self.dropout, self.slow = sizes, dropout, slow
@@ -163,7 +163,7 @@ def regressor(**params: Any) -> Any:
 
 @contextlib.contextmanager
 def threads(n_workers: int) -> Iterator[Client]:
-    """A client of workers in this process."""
+    """Provide a client of workers in this process."""
     with (
         LocalCluster(
             n_workers=n_workers, threads_per_worker=1, processes=False, dashboard_address=":0"
@@ -174,39 +174,41 @@ def threads(n_workers: int) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def four() -> Iterator[Client]:
-    """A client of four workers."""
+def four_workers_client() -> Iterator[Client]:
+    """Provide a client of four_workers_client workers."""
     with threads(4) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[Client]:
-    """A client of a worker whose trainer holds all layers."""
+    """Provide a client of one worker, whose trainer holds all layers."""
     with threads(1) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def alone(one: Client) -> Any:
-    """The same micro-batches by one trainer."""
+    """Return a fit of the same micro-batches by one trainer."""
     return regressor().fit(*lazy(), client=one)
 
 
 @pytest.mark.parametrize("stages", quick([2, 3, 4], 3))
-def test_stages_make_the_steps_of_one_trainer(four: Client, alone: Any, stages: int) -> None:
-    """Of two pipelines side by side, one that another trainer feeds, and one of all."""
-    found = regressor(pipeline=Pipeline(stages, 3)).fit(*lazy(), client=four)
+def test_pipeline_stages_equal_one_trainer(
+    four_workers_client: Client, alone: Any, stages: int
+) -> None:
+    """Two parallel pipelines, one that is fed by another trainer, and one over all trainers."""
+    found = regressor(pipeline=Pipeline(stages, 3)).fit(*lazy(), client=four_workers_client)
     np.testing.assert_array_equal(found.w_, alone.w_)
     assert found.history_.records[-1]["loss"] == pytest.approx(alone.history_.records[-1]["loss"])
     assert {record["rows"] for record in found.history_.records} == {N_ROWS}
-    summed = regressor(pipeline=Pipeline(stages, 3), run=Run(n_lanes=4)).fit(*lazy(), client=four)
+    summed = regressor(pipeline=Pipeline(stages, 3), run=Run(n_lanes=4)).fit(
+        *lazy(), client=four_workers_client
+    )
     np.testing.assert_allclose(summed.w_, alone.w_, rtol=1e-10, atol=1e-12)
 
 
-def test_two_processes_make_the_steps_of_plain_gradients(
-    client: Client, one: Client, alone: Any
-) -> None:
+def test_two_processes_equal_plain_gradients(client: Client, one: Client, alone: Any) -> None:
     plain = regressor(pipeline=None).fit(*lazy(), client=one)
     for policy in ("allreduce", "sync"):
         found = regressor(policy=policy).fit(*lazy(), client=client)
@@ -214,12 +216,12 @@ def test_two_processes_make_the_steps_of_plain_gradients(
         np.testing.assert_allclose(found.w_, plain.w_, rtol=1e-10, atol=1e-12)
 
 
-def test_large_activations_do_not_wait_for_each_other(four: Client, one: Client) -> None:
-    """Messages larger than what the system holds between two sockets."""
+def test_large_activations_do_not_deadlock(four_workers_client: Client, one: Client) -> None:
+    """Messages exceed the socket buffers: blocking sends in both directions would deadlock."""
     sizes, big = (6, 4_000, 8, 1), {"batch_size": 300, "max_iter": 1}
     params = {"sizes": sizes, **big, "pipeline": Pipeline(3, 2)}
     found, calm = (
-        regressor(**params).fit(*lazy(), client=four),
+        regressor(**params).fit(*lazy(), client=four_workers_client),
         regressor(**params).fit(*lazy(), client=one),
     )
     np.testing.assert_array_equal(found.w_, calm.w_)
@@ -236,7 +238,7 @@ def test_dropout_averages_and_held_out_rows(client: Client, one: Client) -> None
 
 
 def test_a_killed_stage_changes_nothing(crew: LocalCluster, one: Client) -> None:
-    """A stage is lost, then all layers are spread over those that are left."""
+    """After the loss of a stage, all layers are spread over the remaining trainers."""
 
     class Kill:
         struck = False
@@ -275,13 +277,13 @@ def test_a_killed_stage_changes_nothing(crew: LocalCluster, one: Client) -> None
         (lambda: regressor(pipeline=2), r"Pipeline\(stages=2\)"),
     ],
 )
-def test_what_is_not_for_pipelines_says_so(model: Callable[[], Any], message: str) -> None:
+def test_unsupported_settings_are_refused(model: Callable[[], Any], message: str) -> None:
     with pytest.raises(InvalidParameterError, match=message):
         model().fit(*rows())
 
 
 @pytest.mark.parametrize("value", [0, 2.5, True])
-def test_numbers_of_a_pipeline_are_checked(value: Any) -> None:
+def test_invalid_pipeline_parameters_are_refused(value: Any) -> None:
     with pytest.raises(InvalidParameterError, match="stages"):
         Pipeline(stages=value)
     assert "pipeline" not in SGDRegressor().get_params()
@@ -297,7 +299,7 @@ def test_numbers_of_a_pipeline_are_checked(value: Any) -> None:
         ([1, 2, 3], 3, (0, 1, 2, 3)),
     ],
 )
-def test_stages_take_as_long_as_each_other(
+def test_layers_are_split_into_stages_of_equal_time(
     seconds: list[float], n_stages: int, cuts: tuple[int, ...]
 ) -> None:
     found = cut_layers_evenly(seconds, n_stages)
@@ -308,7 +310,7 @@ def test_stages_take_as_long_as_each_other(
 
 
 @pytest.mark.parametrize("size", range(1, 8))
-def test_every_lane_is_fed_to_one_pipeline_of_all_stages(size: int) -> None:
+def test_each_lane_feeds_exactly_one_complete_pipeline(size: int) -> None:
     cuts = tuple(range(min(3, size) + 1))
     every = [Stages(rank, size, cuts) for rank in range(size)]
     pipelines = {seen.pipeline: seen.members for seen in every}

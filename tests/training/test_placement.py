@@ -1,4 +1,4 @@
-"""Placement: rows are split exactly once and evenly; lanes go where their rows lie."""
+"""Placement: lanes cover every row once and evenly, on workers that hold their rows."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_split_covers_every_row_once(seed: int, n_lanes: int, snap: float) -> No
     assert len(lanes) == n_lanes
     _assert_exactly_once(lanes, sizes)
     rows, share = _n_rows(lanes), sum(sizes.values()) / n_lanes
-    # Without snapping as even as whole rows allow; each boundary may move by `snap` of a lane.
+    # Without snapping, lane sizes differ by at most 1; each boundary may move by `snap` of a lane.
     assert max(rows) - min(rows) <= 1 + 4 * snap * share
     assert all(abs(n - share) < 1 + 2 * snap * share for n in rows)
-    # Lanes follow each other.
+    # Lanes are contiguous.
     order = [(s.block, s.start) for lane in lanes for s in lane]
     assert order == sorted(order)
 
@@ -93,7 +93,7 @@ def test_a_lane_has_a_row_at_least(sizes: list[int], n_lanes: int, rows: list[in
     assert len(place_lanes(blocks, holders, {"w": 1}, n_lanes).lanes) == len(rows)
 
 
-# --- lanes where the rows lie ----------------------------------------------------------------
+# --- lanes on the workers that hold their rows -----------------------------------------------
 
 
 def _random_cluster(
@@ -159,7 +159,7 @@ def test_given_lanes_do_not_depend_on_the_workers(seed: int, n_lanes: int) -> No
     assert len(found[0]) == n_lanes
     assert all(lanes == found[0] for lanes in found)
     _assert_exactly_once([lane.segments for lane in found[0]], sizes)
-    # Nor on the order in which blocks were listed.
+    # The result does not depend on the order in which blocks were listed either.
     again = place_lanes(dict(reversed(sizes.items())), holders, threads, n_lanes)
     assert again.lanes == found[0]
 
@@ -168,7 +168,7 @@ def test_given_lanes_go_to_the_workers_that_hold_them() -> None:
     sizes = dict.fromkeys(range(4), 10)
     holders = {0: ["b"], 1: ["b"], 2: ["a"], 3: ["a"]}
     assert place_lanes(sizes, holders, {"a": 1, "b": 1}, 4).workers == ["b", "b", "a", "a"]
-    # Too few lanes for all workers: those with rows take them.
+    # Fewer lanes than workers: workers that hold rows get them.
     threads = {"a": 1, "b": 1, "0": 8, "1": 8}
     assert place_lanes(sizes, holders, threads, 2).workers == ["b", "a"]
 
@@ -187,7 +187,7 @@ def _info(index: int, n_rows: int) -> BlockInfo:
     return BlockInfo(index, n_rows, (1,), None, "float64", False, n_rows, nbytes=8 * n_rows)
 
 
-def test_what_a_move_gains_and_costs() -> None:
+def test_gain_and_cost_of_a_move() -> None:
     rows = {0: 100, 1: 100, 2: 100, 3: 100}
     holders = {i: ["a"] for i in rows}
     threads = {"a": 1, "b": 1}

@@ -1,4 +1,4 @@
-"""Differentially private fits: steps of the plain formula on any worker, and what is refused."""
+"""Differentially private fits: steps equal the plain formula; unsafe settings are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _classifier(**params: Any) -> SGDClassifier:
 
 
 def _plain_fit(X: NDArray[Any], y: NDArray[Any], n_steps: int, passes: int) -> NDArray[Any]:
-    """DP-SGD of one lane by the plain formula: coefficients and intercept."""
+    """Return coefficients and intercept of DP-SGD of one lane by the plain formula."""
     steps = BUDGET.plan(n_steps, passes)
     rows = PoissonRows(LaneSpec(0, (Segment(0, 0, len(X)),)), n_steps, steps.batch_seed)
     noise, w, t = steps.noise.open(np.zeros((X.shape[1] + 1, 1))), np.zeros(X.shape[1] + 1), 0
@@ -63,8 +63,8 @@ def _plain_fit(X: NDArray[Any], y: NDArray[Any], n_steps: int, passes: int) -> N
 
 @pytest.mark.parametrize("policy", ["sync", "allreduce"])
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_steps_are_those_of_the_plain_formula(policy: str, kind: str) -> None:
-    """Copied and compiled ones alike."""
+def test_steps_equal_the_plain_formula(policy: str, kind: str) -> None:
+    """Both copied and compiled batches."""
     X, y = _rows()
     given = X if kind == "dense" else sparse.csr_matrix(X)
     clf = _classifier(policy=policy).fit(given, y)
@@ -73,7 +73,7 @@ def test_steps_are_those_of_the_plain_formula(policy: str, kind: str) -> None:
     assert clf.score(X, y) > 0.9
 
 
-def test_what_was_spent_is_told() -> None:
+def test_spent_budget_is_reported() -> None:
     X, y = _rows()
     clf = _classifier().fit(X, y)
     spent = clf.privacy_spent_
@@ -82,15 +82,15 @@ def test_what_was_spent_is_told() -> None:
     passes = [record["epsilon"] for record in clf.history_]
     assert passes == sorted(set(passes))
     assert passes[-1] == spent.epsilon
-    # Sums over rows without noise are not told: no losses, and no sizes of batches.
+    # Sums over rows without noise are not reported: neither losses nor batch sizes.
     assert np.isnan([record["loss"] for record in clf.history_]).all()
     assert [record["rows"] for record in clf.history_] == [3000] * 4
     assert clf.t_ == 12_000
-    # A later fit without a budget has spent nothing that could be told.
+    # A later fit without a budget has no privacy loss to report.
     assert not hasattr(clf.set_params(privacy=None, max_iter=1).fit(X, y), "privacy_spent_")
 
 
-def test_an_interrupted_fit_has_spent_the_steps_that_it_made() -> None:
+def test_an_interrupted_fit_reports_the_budget_of_its_steps() -> None:
     class Stops:
         def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
             if record["pass"] == 2:
@@ -124,10 +124,10 @@ def test_noise_and_batches_differ_from_fit_to_fit_whatever_the_random_state() ->
     ],
     ids=repr,
 )
-def test_nothing_of_the_rows_decides_the_plan(
+def test_the_plan_does_not_depend_on_the_rows(
     estimator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the scale of the features, nor the targets' mean and spread."""
+    """Neither the scale of the features nor the targets' mean and spread, which would leak rows."""
     planned: list[StepWork] = []
     train = InProcessEngine.train
 
@@ -171,11 +171,11 @@ def test_networks() -> None:
     assert reg.score(X, X[:, 0] * X[:, 1]) > 0.2
 
 
-def test_scores_of_rows_of_the_users_own() -> None:
+def test_scores_on_separate_validation_rows() -> None:
     X, y = _rows()
     clf = _classifier().fit(X, y, eval_set=(X[:100], y[:100]))
     assert [record["eval_score"] > 0.5 for record in clf.history_] == [True] * 4
-    # In parts, after each of which the parameters are scored: the same batches and noise.
+    # The fit is split where the parameters are scored; batches and noise stay the same.
     np.testing.assert_array_equal(clf.coef_, _classifier().fit(X, y).coef_)
 
 
@@ -187,18 +187,18 @@ def test_lanes_on_a_cluster_make_the_same_steps(client: Client) -> None:
     run = Run(n_lanes=3, deterministic=True)
     calm = _on_cluster("allreduce", run)
     np.testing.assert_array_equal(_on_cluster("sync", run).coef_, calm.coef_)
-    # Noise is added once, not once a lane: the scores are those of one lane.
+    # Noise is added once, not once a lane: the scores equal those of one lane.
     X, y = (array.compute() for array in lazy_rows())
     inline = _classifier(max_iter=14, run=Run(n_lanes=3, deterministic=True), policy="allreduce")
     inline.fit(X, y, client="inline")
     assert calm.score(X, y) == pytest.approx(inline.score(X, y), abs=0.02)
-    # Each server has the noise of its own parameters.
+    # Each server adds the noise of the parameters that it holds.
     several = _on_cluster("sync", Run(n_lanes=3, n_servers=2))
     assert several.privacy_spent_ == calm.privacy_spent_
     assert several.score(X, y) == pytest.approx(calm.score(X, y), abs=0.02)
 
 
-def test_a_search_fits_each_candidate_by_itself() -> None:
+def test_a_search_fits_private_candidates_separately() -> None:
     X, y = _rows(600)
     search = GridSearchCV(_classifier(max_iter=2), {"learning_rate": [0.1, 0.5]}, cv=2).fit(X, y)
     assert search.best_estimator_.privacy_spent_.epsilon <= 3.0
@@ -234,23 +234,23 @@ def test_a_search_fits_each_candidate_by_itself() -> None:
         ({"device": "gpu"}, 'device="gpu"'),
     ],
 )
-def test_what_would_tell_of_rows_is_refused(params: dict[str, Any], names: str) -> None:
+def test_settings_that_leak_rows_are_refused(params: dict[str, Any], names: str) -> None:
     X, y = _rows(100)
     with pytest.raises(InvalidParameterError, match=names):
         _classifier(**params).fit(X, y)
 
 
-def test_a_fit_that_goes_on_from_another_is_refused() -> None:
+def test_continuing_another_fit_is_refused() -> None:
     X, y = _rows(100)
     clf = _classifier(warm_start=True, max_iter=1).fit(X, y)
     with pytest.raises(InvalidParameterError, match="warm_start=True with privacy="):
         clf.fit(X, y)
-    # A start that is public costs nothing.
+    # A public start has no privacy cost.
     start = clf.set_params(warm_start=False).fit(X, y, coef_init=np.ones((1, 6)))
     assert (start.coef_ > 0).all()
 
 
-def test_weights_and_rows_that_come_later_are_refused() -> None:
+def test_weights_and_partial_fit_are_refused() -> None:
     X, y = _rows(100)
     with pytest.raises(InvalidParameterError, match="sample_weight with privacy="):
         _classifier().fit(X, y, sample_weight=np.ones(100))
@@ -272,7 +272,7 @@ def test_weights_and_rows_that_come_later_are_refused() -> None:
         ({"early_stopping": True}, "early_stopping=True"),
     ],
 )
-def test_networks_refuse_what_would_tell_of_rows(params: dict[str, Any], names: str) -> None:
+def test_networks_refuse_settings_that_leak_rows(params: dict[str, Any], names: str) -> None:
     X, y = _rows(100)
     with pytest.raises(InvalidParameterError, match=names):
         MLPClassifier(privacy=BUDGET, **params).fit(X, y)
@@ -285,7 +285,7 @@ def test_rows_that_do_not_fit_in_memory_are_refused(client: Client) -> None:
         clf.fit(X, (X[:, 0] > 0).astype(int))
 
 
-def test_eval_monitors_see_private_parameters_alone() -> None:
+def test_eval_monitors_receive_private_parameters_only() -> None:
     X, y = _rows()
     monitor = EvalMonitor((X[:200], y[:200]))
     clf = _classifier(callbacks=[monitor]).fit(X, y)
@@ -293,8 +293,8 @@ def test_eval_monitors_see_private_parameters_alone() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["skops", "safetensors"])
-def test_saved_models_tell_what_was_spent(tmp_path: Path, suffix: str) -> None:
-    """And not the seeds of their noise."""
+def test_saved_models_contain_the_spent_budget(tmp_path: Path, suffix: str) -> None:
+    """But they do not contain the seeds of the noise."""
     X, y = _rows(300)
     clf = _classifier(max_iter=1, privacy=DP(3.0, 1e-5)).fit(X, y)
     save(clf, path := tmp_path / f"model.{suffix}")

@@ -1,4 +1,4 @@
-"""The progress of a fit, drawn into strings: live in a terminal, lines elsewhere."""
+"""Progress display of a fit, rendered into strings: live in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def _fit(progress: Progress, run: Any = RUN, passes: int = 2) -> None:
     progress.on_fit_end(run)
 
 
-def _assert_calm(console: Console) -> None:
-    """The cursor is back after the last live display."""
+def _assert_cursor_restored(console: Console) -> None:
+    """Assert that the cursor is visible again after the last live display."""
     text = _text(console)
     assert text.count(HIDE_CURSOR) == text.count(SHOW_CURSOR) > 0
     assert text.rindex(HIDE_CURSOR) < text.rindex(SHOW_CURSOR)
@@ -109,26 +109,28 @@ def test_the_validation_score_is_shown_where_there_is_one(plain: Console) -> Non
         (10, 0.0, "- rows/s"),
     ],
 )
-def test_rows_per_second_have_a_unit(plain: Console, rows: int, seconds: float, shown: str) -> None:
+def test_rows_per_second_are_shown_with_a_unit(
+    plain: Console, rows: int, seconds: float, shown: str
+) -> None:
     progress = Progress(plain, verbose=2)
     progress.on_fit_begin(RUN)
     progress.on_pass_end(RUN, _record(1, rows=rows, seconds=seconds))
     assert f"  {shown}  " in _text(plain)
 
 
-def test_max_iter_overrides_that_of_the_run(plain: Console) -> None:
+def test_max_iter_of_the_callback_overrides_that_of_the_run(plain: Console) -> None:
     _fit(Progress(plain, max_iter=7, verbose=2))
     assert "pass 1/7" in _text(plain)
 
 
-def test_the_number_of_passes_may_be_open(plain: Console) -> None:
+def test_the_planned_number_of_passes_may_be_unknown(plain: Console) -> None:
     _fit(Progress(plain, verbose=2), run=SimpleNamespace(**vars(RUN) | {"max_iter": None}))
     opening, first, *_ = _text(plain).splitlines()
     assert opening.endswith("fit begins")
     assert first.startswith("pass 1  ")
 
 
-# Passes are planned where the user has said how many there may be: of steps, and trees.
+# The number of passes is planned if the user limits it: for steps and for trees.
 PLANNED = {
     "SGDClassifier": (linear_model.SGDClassifier(max_iter=2, tol=None), 2),
     "MLPClassifier": (neural_network.MLPClassifier((2,), solver="sgd", max_iter=2, tol=0.0), 2),
@@ -148,7 +150,7 @@ PLANNED = {
 
 
 @pytest.mark.parametrize("name", PLANNED)
-def test_the_bound_of_a_solver_is_no_plan(name: str, plain: Console) -> None:
+def test_max_iter_of_a_solver_is_not_shown_as_planned(name: str, plain: Console) -> None:
     told: list[dict[str, Any]] = []
 
     class Tell:
@@ -178,7 +180,7 @@ def test_wrong_parameters_are_refused(wrong: dict[str, Any], remedy: str) -> Non
         Progress(**wrong)
 
 
-def test_an_event_is_a_line_and_no_markup(plain: Console) -> None:
+def test_an_event_is_printed_as_a_line_without_markup(plain: Console) -> None:
     progress = Progress(plain)
     progress.on_fit_begin(RUN)
     progress.on_generation(RUN, "[red]tcp://[::1]:80[/red] left")
@@ -190,7 +192,7 @@ def test_a_fit_that_failed_before_a_pass_has_a_summary(plain: Console) -> None:
     assert "0 passes in " in _text(plain).splitlines()[-1]
 
 
-def test_a_second_end_says_nothing(plain: Console) -> None:
+def test_a_second_on_fit_end_prints_nothing(plain: Console) -> None:
     progress = Progress(plain)
     _fit(progress)
     before = _text(plain)
@@ -198,7 +200,7 @@ def test_a_second_end_says_nothing(plain: Console) -> None:
     assert _text(plain) == before
 
 
-def test_hooks_outside_a_fit_say_nothing(plain: Console) -> None:
+def test_hooks_outside_a_fit_print_nothing(plain: Console) -> None:
     progress = Progress(plain)
     progress.on_pass_end(RUN, _record(1))
     progress.on_generation(RUN, "a worker left")
@@ -215,7 +217,7 @@ def test_a_terminal_gets_a_live_line_and_a_summary_in_its_place(terminal: Consol
     assert "ssp, 4 lanes, 1 server: 2 passes in " in summary
     assert summary.count("\n") == 1
     assert (sys.stdout, sys.stderr) == streams
-    _assert_calm(terminal)
+    _assert_cursor_restored(terminal)
 
 
 def test_an_event_is_a_line_above_the_live_one(terminal: Console) -> None:
@@ -227,10 +229,10 @@ def test_an_event_is_a_line_above_the_live_one(terminal: Console) -> None:
 
 
 @pytest.mark.parametrize("width", [8, 20, 40])
-def test_a_narrow_terminal_is_fine(width: int, terminal: Console) -> None:
+def test_a_narrow_terminal_is_supported(width: int, terminal: Console) -> None:
     terminal.width = width
     _fit(Progress(terminal))
-    _assert_calm(terminal)
+    _assert_cursor_restored(terminal)
 
 
 def test_an_event_that_cannot_be_shown_leaves_no_live_display(terminal: Console) -> None:
@@ -243,9 +245,9 @@ def test_an_event_that_cannot_be_shown_leaves_no_live_display(terminal: Console)
     progress.on_fit_begin(RUN)
     with pytest.raises(KeyboardInterrupt):
         progress.on_generation(RUN, Event())
-    progress.on_fit_end(RUN)  # as CallbackList does, whatever raised
+    progress.on_fit_end(RUN)  # as CallbackList does after any error
     assert (sys.stdout, sys.stderr) == streams
-    _assert_calm(terminal)
+    _assert_cursor_restored(terminal)
 
 
 def test_a_record_that_cannot_be_shown_leaves_no_live_display(terminal: Console) -> None:
@@ -256,14 +258,14 @@ def test_a_record_that_cannot_be_shown_leaves_no_live_display(terminal: Console)
         progress.on_pass_end(RUN, {})
     progress.on_fit_end(RUN)
     assert (sys.stdout, sys.stderr) == streams
-    _assert_calm(terminal)
+    _assert_cursor_restored(terminal)
 
 
-def test_a_new_fit_ends_the_display_of_one_that_died(terminal: Console) -> None:
+def test_a_new_fit_ends_the_display_of_an_unfinished_one(terminal: Console) -> None:
     progress = Progress(terminal)
     progress.on_fit_begin(RUN)
     _fit(progress, passes=1)
-    _assert_calm(terminal)
+    _assert_cursor_restored(terminal)
     assert "1 pass in " in _text(terminal)
 
 
@@ -287,7 +289,7 @@ def test_a_dumb_terminal_gets_a_line() -> None:
 
 
 class Handle:
-    """What IPython's display gives back."""
+    """Stand-in for the handle that IPython's display returns."""
 
     def __init__(self, first: Any) -> None:
         self.shown = [first]

@@ -1,4 +1,4 @@
-"""What progress shows of the phases of a fit: by whom it is read, and who is told when."""
+"""Display of a fit's phases in terminals, logs and notebooks, and its timing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORD = {
 
 
 class Timers:
-    """Timers whose time comes when the test says so."""
+    """Timers that the test fires."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -65,7 +65,7 @@ def _lines(console: Console) -> list[str]:
         (("training", 0, None), "pass 0/20"),
     ],
 )
-def test_a_phase_has_its_words(phase: tuple[str, int, int | None], shown: str) -> None:
+def test_each_phase_has_its_text(phase: tuple[str, int, int | None], shown: str) -> None:
     status = Status(20)
     status.enter(*phase)
     assert status.position() == shown
@@ -74,8 +74,8 @@ def test_a_phase_has_its_words(phase: tuple[str, int, int | None], shown: str) -
     assert status.metrics().endswith("  ETA <= 0:00:38")
 
 
-def test_a_bound_far_away_tells_no_time() -> None:
-    """Of a solver it counts every line search that could fail."""
+def test_no_remaining_time_is_shown_for_a_distant_bound() -> None:
+    """A solver's bound counts every line search that could fail, far more than it makes."""
     status = Status(15_050)
     for number, told in ((1, False), (150, False), (151, True)):
         status.add(RECORD | {"pass": number})
@@ -83,7 +83,7 @@ def test_a_bound_far_away_tells_no_time() -> None:
 
 
 @pytest.mark.parametrize(("verbose", "seconds", "passes"), [(1, 5.0, ["pass 1/3"]), (2, 1.0, [])])
-def test_a_log_is_told_of_what_lasts_less_and_less_often(
+def test_a_log_gets_lines_about_a_long_phase_less_and_less_often(
     plain: Console, timers: Timers, verbose: int, seconds: float, passes: list[str]
 ) -> None:
     progress = Progress(plain, verbose=verbose)
@@ -94,11 +94,11 @@ def test_a_log_is_told_of_what_lasts_less_and_less_often(
     progress.on_phase("reading", 13, 40)
     timers.ring()
     progress.on_phase("placing", 0, None)
-    early()  # its thread was on the way
+    early()  # its thread had already started
     progress.on_fit_begin(RUN)
     progress.on_phase("training", 0, None)
     progress.on_pass_end(RUN, RECORD)
-    timers.ring()  # where each pass has its line, that is enough
+    timers.ring()  # a log with a line for each pass needs no further lines
     progress.on_fit_end(RUN)
     timers.ring()
     progress.on_phase("end", 0, None)
@@ -110,7 +110,7 @@ def test_a_log_is_told_of_what_lasts_less_and_less_often(
     assert timers.seconds[:4] == [seconds, 2 * seconds, 4 * seconds, seconds]
 
 
-def test_what_lasts_for_hours_is_told_every_ten_minutes(plain: Console, timers: Timers) -> None:
+def test_phases_of_hours_are_logged_every_ten_minutes(plain: Console, timers: Timers) -> None:
     progress = Progress(plain)
     progress.on_phase("reading", 0, 40)
     for _ in range(10):
@@ -119,7 +119,7 @@ def test_what_lasts_for_hours_is_told_every_ten_minutes(plain: Console, timers: 
     progress.on_phase("end", 0, None)
 
 
-def test_a_fit_that_never_begins_leaves_the_terminal_as_it_was() -> None:
+def test_a_fit_that_fails_before_its_start_restores_the_terminal() -> None:
     terminal = Console(
         file=io.StringIO(), force_terminal=True, width=80, _environ={"TERM": "xterm-256color"}
     )

@@ -1,4 +1,4 @@
-"""Solvers whose vectors lie in ranges, one a process: the optimum of whole vectors."""
+"""Solvers with vectors split into ranges over processes reach the optimum of whole vectors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IRIS = (scale(load_iris().data), load_iris().target)
 
 
 class _Process:
-    """One of several that solve together, in threads: rows and ranges are shared out."""
+    """One of several threads that solve together, each with a part of the rows and a range."""
 
     n_done = 0
     should_stop = False
@@ -110,7 +110,7 @@ def test_ranges_find_the_optimum_of_whole_vectors(n: int, penalty: Penalty, rows
     best = np.vstack([whole.coef_.T, whole.intercept_])
     np.testing.assert_allclose(w.reshape(best.shape), best, atol=1e-5)
     assert {(f.n_iter, f.converged) for f in found} == {(found[0].n_iter, True)}
-    # Not many more than SciPy needs.
+    # Not many more iterations than SciPy.
     assert found[0].n_iter <= 1.5 * whole.n_iter_[0] + 5
     assert all(p.iterations == list(range(1, found[0].n_iter + 1)) for p in processes)
 
@@ -145,7 +145,9 @@ def _whole(estimator: Any, *data: Any) -> Any:
     [(np.asarray, CANCER, "l2"), (sparse.csr_array, IRIS, "l2"), (sparse.csr_array, CANCER, "l1")],
     ids=["dense", "sparse", "l1"],
 )
-def test_workers_hold_ranges(client: Client, container: Any, rows: Any, penalty: str) -> None:
+def test_workers_hold_only_their_ranges(
+    client: Client, container: Any, rows: Any, penalty: str
+) -> None:
     X, y = (da.from_array(part, chunks=(50, -1)[: part.ndim]) for part in rows)
     X = X.map_blocks(container)
     params: dict[str, Any] = {"penalty": penalty, "C": 0.3, "tol": 1e-8, "max_iter": 500}
@@ -173,7 +175,7 @@ def test_other_losses_weights_and_warm_starts(client: Client) -> None:
     assert reg.fit(*data).n_iter_ <= 1
 
 
-def test_it_stops_where_it_is_told_to(client: Client) -> None:
+def test_a_callback_stops_the_solver(client: Client) -> None:
     X, y = (da.from_array(part, chunks=(50, -1)[: part.ndim]) for part in CANCER)
 
     class Stop:
@@ -182,14 +184,14 @@ def test_it_stops_where_it_is_told_to(client: Client) -> None:
                 run.stop()
 
     clf = LogisticRegression(tol=0, max_iter=10**6, C=1e6, callbacks=[Stop()]).fit(X, y)
-    # Left alone it makes more than 6,000; how soon it hears of the end is up to the machine.
+    # Without the stop it makes more than 6,000; the delay of the stop depends on the machine.
     assert 3 <= len(clf.history_.records) < 3_000
     with pytest.warns(ConvergenceWarning, match="limit of 2 iterations"):
         clf = LogisticRegression(max_iter=2).fit(X, y)
     assert clf.n_iter_[0] == 2
 
 
-def test_in_the_order_of_lanes_vectors_are_whole(client: Client) -> None:
+def test_deterministic_sums_use_whole_vectors(client: Client) -> None:
     X, y = (da.from_array(part, chunks=(50, -1)[: part.ndim]) for part in CANCER)
     clf = LogisticRegression(run=Run(deterministic=True, n_lanes=4)).fit(X, y)
     whole = _whole(LogisticRegression(run=Run(deterministic=True, n_lanes=4)), X, y)

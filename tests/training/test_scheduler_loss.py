@@ -1,4 +1,4 @@
-"""The scheduler is lost: the fit says so at once, and another cluster goes on with it."""
+"""Loss of the scheduler: the fit fails promptly and is resumed on another cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _start(part: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def _cluster(folder: Path) -> Iterator[tuple[Client, subprocess.Popen[bytes]]]:
-    """A scheduler and two workers, each a process of its own, as on an HPC site."""
+    """Start a scheduler and two workers as separate processes, as on an HPC site."""
     file = ["--scheduler-file", str(folder / "scheduler.json")]
     scheduler = _start("scheduler", *file, "--port", "0")
     worker = [*file, "--nthreads", "1", "--death-timeout", "60"]
@@ -75,7 +75,7 @@ class _Passes:
         self.seen.append(record["pass"])
 
 
-def test_a_fit_outlives_its_scheduler(tmp_path: Path) -> None:
+def test_a_fit_is_resumed_after_the_loss_of_its_scheduler(tmp_path: Path) -> None:
     X, y = _rows()
     path = str(tmp_path / "checkpoint")
     lazy = da.from_array(X, chunks=(2_000, -1)), da.from_array(y, chunks=2_000)

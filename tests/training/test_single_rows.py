@@ -1,4 +1,4 @@
-"""Sparse rows as steps of their own, under policies whose trainers go at their own pace."""
+"""Single-row steps on sparse rows, under policies with free-running trainers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _fit(policy: str | Policy, **params: Any) -> SGDClassifier:
     ],
 )
 @pytest.mark.parametrize("n_lanes", [2, pytest.param(5, marks=pytest.mark.slow)])
-def test_rows_step_one_by_one(client: Client, policy: str | Policy, n_lanes: int) -> None:
+def test_each_sparse_row_is_a_step(client: Client, policy: str | Policy, n_lanes: int) -> None:
     clf = _fit(policy, run=Run(n_lanes=n_lanes))
     records = clf.history_.records
     assert [record["rows"] for record in records] == [N_ROWS] * 6
@@ -62,7 +62,7 @@ def test_rows_step_one_by_one(client: Client, policy: str | Policy, n_lanes: int
     ],
     ids=["async", "ssp", "batches", "pushes", "staleness"],
 )
-def test_who_asks_for_batches_gets_them(
+def test_explicit_batches_replace_single_row_steps(
     policy: str | Policy, params: dict[str, Any], by_rows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps, usual = [], RowByRow.step

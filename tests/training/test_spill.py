@@ -1,4 +1,4 @@
-"""Room for what is made of rows: in memory, then in mapped files whose pages are let go."""
+"""SpillStore: data derived from rows are in memory, then in mapped files with released pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_mapped(array: Any) -> bool:
     return array is not None
 
 
-def test_files_hold_what_memory_may_not() -> None:
+def test_data_beyond_the_memory_limit_are_stored_in_files() -> None:
     rooms = SpillStore(1_000)
     first = rooms.zeros((100,), np.int64)
     second = rooms.zeros((10, 30), np.int32)
@@ -36,7 +36,7 @@ def test_files_hold_what_memory_may_not() -> None:
     view = first[:10]
     del first
     gc.collect()
-    assert is_mapped(rooms.zeros((100,), np.int64))  # a part is still held
+    assert is_mapped(rooms.zeros((100,), np.int64))  # a part is still referenced
     del view
     gc.collect()
     assert not is_mapped(rooms.zeros((100,), np.int64))
@@ -44,7 +44,7 @@ def test_files_hold_what_memory_may_not() -> None:
 
 
 @pytest.mark.skipif(not module._STATM.exists(), reason="no /proc to read the pages from")
-def test_pages_are_let_go_and_keep_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_released_pages_keep_their_contents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LEAST_MAPPED_BYTES", 2**20)
     rooms = SpillStore(0)
     array = rooms.zeros((2**21,), np.int64)
@@ -61,7 +61,7 @@ def test_pages_are_let_go_and_keep_what_was_written(monkeypatch: pytest.MonkeyPa
     rooms.end()
 
 
-def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

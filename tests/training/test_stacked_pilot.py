@@ -1,4 +1,4 @@
-"""Pilots that are columns of one matrix find what each finds alone."""
+"""Pilot fits batched as columns of one matrix equal separate pilot fits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.training.pilot import Pilot, StackedPilot
 
 
-def test_columns_find_what_pilots_alone_find() -> None:
+def test_batched_pilots_equal_separate_pilots() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(800, 6)) * [1, 10, 1, 1e-2, 1, 1] + 3
     y = np.where(X[:, 0] + X[:, 1] / 10 + rng.logistic(size=800) > 3.5, 1.0, -1.0)

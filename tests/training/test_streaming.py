@@ -1,4 +1,4 @@
-"""Blocks that do not fit in memory together are read in each pass, ahead of time, and dropped."""
+"""Blocks that do not fit in memory together are prefetched in each pass and then dropped."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def _frame(parquet: str) -> tuple[Any, Any]:
     return frame[[f"x{i}" for i in range(D)]], frame["y"]
 
 
-# Two blocks of the largest size on a worker, out of six.
+# A worker may hold two of six blocks of the largest size.
 SMALL = 2 * 800 * (D + 1) * 8
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_what_a_gpu_cannot_hold_is_streamed(
+def test_rows_larger_than_gpu_memory_are_streamed(
     parquet: str, client: Client, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where Dask knows of GPUs, by the memory of the smallest, unless the fit is the CPU's."""
+    """The memory of the smallest GPU known to Dask is the limit, unless the fit uses the CPU."""
     listed = membership.list_workers
 
     def with_gpus(client: Client) -> Any:
@@ -80,10 +80,10 @@ def test_what_a_gpu_cannot_hold_is_streamed(
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_workers_of_one_gpu_divide_its_memory(
+def test_workers_that_share_a_gpu_divide_its_memory(
     parquet: str, client: Client, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All rows are three times SMALL; two workers may have 4.8 times, or of one GPU 2.4 times."""
+    """All rows take 3 * SMALL; two workers may use 4.8 * SMALL, or 2.4 * SMALL on one GPU."""
     listed, asked = membership.list_workers, gpu_sharing.call_workers
 
     def with_gpus(client: Client) -> Any:
@@ -115,7 +115,7 @@ def test_a_worker_uses_the_first_gpu_that_it_sees(
     assert gpu_sharing.first_visible_gpu() == gpu
 
 
-# --- the whole way ---------------------------------------------------------------------------
+# --- whole fits ------------------------------------------------------------------------------
 
 
 def _full_batch(**more: Any) -> SGDClassifier:
@@ -124,7 +124,7 @@ def _full_batch(**more: Any) -> SGDClassifier:
     )
 
 
-def test_streamed_full_batches_are_gradient_descent(
+def test_streamed_full_batches_equal_gradient_descent(
     parquet: str, rows: tuple[np.ndarray, np.ndarray], client: Client
 ) -> None:
     streamed = _full_batch(run=Run(memory_budget=SMALL)).fit(*_frame(parquet))
@@ -145,7 +145,9 @@ def test_every_policy_learns_from_a_stream(policy: str, parquet: str, client: Cl
     assert streamed.score(X, y) > 0.9
 
 
-def test_two_streams_are_equal_and_lanes_do_not_matter(parquet: str, client: Client) -> None:
+def test_streamed_fits_are_reproducible_and_independent_of_lanes(
+    parquet: str, client: Client
+) -> None:
     def fit(**more: Any) -> Any:
         model = SGDClassifier(
             run=Run(memory_budget=SMALL, n_lanes=2, deterministic=True), random_state=3, **more
@@ -155,7 +157,7 @@ def test_two_streams_are_equal_and_lanes_do_not_matter(parquet: str, client: Cli
     np.testing.assert_array_equal(fit(), fit())
 
 
-def test_a_large_budget_keeps_the_blocks(parquet: str, client: Client) -> None:
+def test_a_large_budget_keeps_blocks_in_memory(parquet: str, client: Client) -> None:
     kept = _full_batch(run=Run(memory_budget="1 GiB")).fit(*_frame(parquet))
     assert not kept.history_.extra["streamed"]
 
@@ -180,7 +182,7 @@ def test_persisted_rows_are_streamed_from_their_workers(
     streamed = _full_batch(run=Run(memory_budget=SMALL)).fit(*persisted)
     assert streamed.history_.extra["streamed"]
     np.testing.assert_allclose(streamed.coef_, _full_batch().fit(X, y).coef_, rtol=1e-10)
-    assert client.who_has(persisted[0])  # still there
+    assert client.who_has(persisted[0])  # still in memory
 
 
 def test_a_shuffle_is_not_repeated_in_each_pass(parquet: str, client: Client) -> None:
@@ -192,16 +194,14 @@ def test_a_shuffle_is_not_repeated_in_each_pass(parquet: str, client: Client) ->
     np.testing.assert_allclose(streamed.coef_, truth.coef_, rtol=1e-9)
 
 
-def test_regression_streams_too(parquet: str, client: Client) -> None:
+def test_streamed_regression_reaches_the_optimum(parquet: str, client: Client) -> None:
     X, y = _frame(parquet)
     model = SGDRegressor(run=Run(memory_budget=SMALL), max_iter=3, random_state=0).fit(X, y)
     assert model.history_.extra["streamed"]
     assert model.score(X, y) > 0.3
 
 
-def test_a_checkpointed_stream_goes_on_where_it_was(
-    parquet: str, tmp_path: Path, client: Client
-) -> None:
+def test_a_checkpointed_stream_resumes(parquet: str, tmp_path: Path, client: Client) -> None:
     options: dict[str, Any] = {"run": Run(memory_budget=SMALL), "random_state": 0, "tol": None}
     whole = SGDClassifier(max_iter=4, **options).fit(*_frame(parquet))
     path = str(tmp_path / "fit.npz")
@@ -242,7 +242,7 @@ def _computed(rows: Any, parquet: str) -> tuple[Any, Any]:
     return X.map_blocks(np.negative), y
 
 
-#: Rows of every way to come to a fit, in blocks of 500 rows and more.
+#: Rows in every accepted kind of collection, in blocks of 500 rows and more.
 ROWS_OF_KINDS: dict[str, Any] = {
     "Parquet": lambda rows, parquet: _frame(parquet),
     "persisted Parquet": lambda rows, parquet: dask.persist(*_frame(parquet)),
@@ -261,7 +261,7 @@ ROWS_OF_KINDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", ROWS_OF_KINDS)
-def test_a_block_larger_than_the_budget_is_told(
+def test_a_block_larger_than_the_budget_is_refused(
     kind: str, rows: tuple[np.ndarray, np.ndarray], parquet: str, client: Client
 ) -> None:
     X, y = ROWS_OF_KINDS[kind](rows, parquet)
@@ -269,10 +269,10 @@ def test_a_block_larger_than_the_budget_is_told(
         _full_batch(run=Run(memory_budget=10_000)).fit(X, y)
 
 
-def test_a_block_larger_than_the_budget_is_told_where_all_blocks_would_fit(
+def test_a_block_larger_than_one_workers_budget_is_refused(
     rows: tuple[np.ndarray, np.ndarray], client: Client
 ) -> None:
-    """One worker would have more than it may, though all workers together would not."""
+    """One worker would exceed its budget, although all workers together would not."""
     X, y = (da.from_array(values) for values in rows)
     nbytes = N * (D + 1) * 8
     with pytest.raises(InvalidDataError, match=rf"Block 0 takes {nbytes:,} bytes, more than the"):
@@ -280,16 +280,16 @@ def test_a_block_larger_than_the_budget_is_told_where_all_blocks_would_fit(
     assert not _full_batch(run=Run(memory_budget=nbytes)).fit(X, y).history_.extra["streamed"]
 
 
-def test_rows_in_memory_larger_than_the_budget_are_told(
+def test_rows_in_memory_larger_than_the_budget_are_refused(
     rows: tuple[np.ndarray, np.ndarray], client: Client
 ) -> None:
-    nbytes = N * (D + 1) * 8 // 2  # of each of two workers
+    nbytes = N * (D + 1) * 8 // 2  # budget of each of two workers
     with pytest.raises(InvalidDataError, match=r"arrays? .*dask.array.from_array.*memory_budget"):
         _full_batch(run=Run(memory_budget=nbytes - 1)).fit(*rows, client=client)
     _full_batch(run=Run(memory_budget=nbytes)).fit(*rows, client=client)
 
 
-def test_trees_leave_half_of_the_budget_to_their_bins(
+def test_trees_reserve_half_of_the_budget_for_bins(
     rows: tuple[np.ndarray, np.ndarray], client: Client
 ) -> None:
     block = 500 * (D + 1) * 8
@@ -300,7 +300,7 @@ def test_trees_leave_half_of_the_budget_to_their_bins(
     assert model.history_.extra["streamed"]
 
 
-def test_a_file_that_changes_during_the_fit_is_told(tmp_path: Path, client: Client) -> None:
+def test_a_file_that_changes_during_the_fit_raises(tmp_path: Path, client: Client) -> None:
     for i in range(6):
         pd.DataFrame({"x": np.arange(800.0), "y": np.arange(800) % 2}).to_parquet(
             tmp_path / f"{i}.parquet"
@@ -326,7 +326,7 @@ def test_a_file_that_changes_during_the_fit_is_told(tmp_path: Path, client: Clie
 # --- recipes ---------------------------------------------------------------------------------
 
 
-def test_a_recipe_makes_the_block_again(parquet: str) -> None:
+def test_a_recipe_recomputes_the_block(parquet: str) -> None:
     X, y = _frame(parquet)
     lazy = as_collection(X, y, classification=True).delayed_blocks()
     expected = dask.compute(*lazy)
@@ -341,7 +341,7 @@ def test_a_recipe_makes_the_block_again(parquet: str) -> None:
         np.testing.assert_array_equal(block.y, expected[i].y)
 
 
-def test_a_shared_task_is_repeated_work() -> None:
+def test_shared_tasks_count_as_repeated_work() -> None:
     pieces = [dask.delayed(np.arange)(i) for i in range(20)]
     blocks = [dask.delayed(np.add)(dask.delayed(np.concatenate)(pieces), i) for i in range(8)]
     assert make_recipes(blocks).repeated_work > 3
@@ -351,7 +351,7 @@ def test_a_shared_task_is_repeated_work() -> None:
 
 
 class _Reader:
-    """Counts reads and how many blocks are alive."""
+    """Reader that counts reads and live blocks."""
 
     def __init__(self) -> None:
         self.passes_to_read: list[int] = []
@@ -382,7 +382,7 @@ def test_a_stream_reads_each_block_once_a_pass(ahead: int) -> None:
     assert reader.passes_to_read == [3, 1, 0, 4, 2] * 3
 
 
-def test_a_stream_keeps_no_more_than_the_group_and_what_is_ahead() -> None:
+def test_a_stream_holds_only_the_group_and_prefetched_blocks() -> None:
     stream = _stream(_Reader(), [[i] for i in range(50)], ahead=3)
     stream.seek(1)
     for n in range(50):
@@ -400,7 +400,7 @@ def test_a_stream_skips_to_a_later_group() -> None:
     assert stream[0] == 0  # the next pass
 
 
-def test_a_read_that_fails_is_told_where_the_block_is_used() -> None:
+def test_a_failed_read_raises_where_the_block_is_used() -> None:
     def broken(number: int) -> int:
         if number == 2:
             raise OSError("interrupted")
@@ -413,7 +413,7 @@ def test_a_read_that_fails_is_told_where_the_block_is_used() -> None:
         stream[2]
 
 
-def test_a_read_that_never_ends_is_given_up() -> None:
+def test_a_hanging_read_times_out() -> None:
     release = threading.Event()
 
     def check(since: float) -> None:

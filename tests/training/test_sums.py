@@ -1,4 +1,4 @@
-"""Sums of round solvers: which are reported when, and what is remembered of them."""
+"""Reduce requests of round solvers: when they are reported, and which results are remembered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CANCER = (scale(load_breast_cancer().data), load_breast_cancer().target)
 
 
 class _Ledger:
-    """A connection that keeps what is reported, and says to stop from a sum on."""
+    """Connection that records reports and replies "stop" from a given sum on."""
 
     def __init__(self, last: int = 1000) -> None:
         self.calls: list[tuple[int, list[list[float]]]] = []
@@ -38,7 +38,7 @@ def _reports(ledger: _Ledger, size: int) -> SumReports:
     return SumReports(context, connection)
 
 
-def test_one_that_sums_alone_reports_each_sum_at_once() -> None:
+def test_a_single_trainer_reports_each_sum_immediately() -> None:
     ledger = _Ledger(last=2)
     reports = _reports(ledger, 1)
     for n in range(1, 4):
@@ -49,13 +49,15 @@ def test_one_that_sums_alone_reports_each_sum_at_once() -> None:
     assert len(ledger.calls) == 3
 
 
-def test_where_others_wait_sums_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_reported_in_batches_if_other_trainers_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(rounds, "REPORT_INTERVAL_SECONDS", 1e6)
     ledger = _Ledger(last=2)
     reports = _reports(ledger, 2)
     for n in range(1, 51):
         reports.add(np.full(4, float(n)))
-    assert len(ledger.calls) == 1  # a progress bar sees the first pass at once
+    assert len(ledger.calls) == 1  # the first pass is reported immediately, for progress bars
     assert not reports.should_stop
     reports.send()
     (_, (one,)), (first, rest) = ledger.calls
@@ -71,7 +73,7 @@ def test_where_others_wait_sums_are_reported_together(monkeypatch: pytest.Monkey
     assert len(ledger.calls) == 5
 
 
-def test_what_is_remembered_is_nobodys_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_sums_are_not_changed_by_their_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "MAX_REMEMBERED_BYTES", 3 * 8 * 200_000)
     log = SumLog(10)
     given = []
@@ -83,7 +85,7 @@ def test_what_is_remembered_is_nobodys_to_change(monkeypatch: pytest.MonkeyPatch
     for number, room in enumerate(given, 1):
         with pytest.raises(ValueError, match="read-only"):
             room[0] = 7
-        assert (room == number).all()  # none lies over another
+        assert (room == number).all()  # no two share memory
         assert log.get(number) is room
     other = SumLog(10)
     other.replace_by(log.packed())
@@ -95,7 +97,7 @@ def test_what_is_remembered_is_nobodys_to_change(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_a_round_solver_among_workers_stops_where_it_is_told_to(client: Client) -> None:
+def test_a_callback_stops_a_round_solver_on_a_cluster(client: Client) -> None:
     X, y = (da.from_array(part, chunks=(100, -1)[: part.ndim]) for part in CANCER)
 
     class Stop:

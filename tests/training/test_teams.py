@@ -1,4 +1,4 @@
-"""Fits whose trainers make many steps in one loop: as step by step, to the bit."""
+"""Trainers that fuse many steps into one loop equal single steps, bit for bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _rows() -> tuple[Any, Any]:
 
 
 def _counts_steps(client: Client, by_loop: bool) -> None:
-    """Let trainers count the steps that they make in a loop, or make none there."""
+    """Let trainers count the steps of their fused loop, or disable the loop."""
 
     def switch() -> None:
         from daskml_dist.training.worker.loops.replicas import ReplicaTeamSteps
@@ -47,7 +47,7 @@ def _counts_steps(client: Client, by_loop: bool) -> None:
     client.run(switch)
 
 
-def _taken(client: Client) -> list[int]:
+def _counted_steps(client: Client) -> list[int]:
     def taken() -> int:
         from daskml_dist.training.worker.loops.replicas import ReplicaTeamSteps
 
@@ -79,7 +79,7 @@ def _equal(ours: Any, theirs: Any, exact: bool) -> None:
 @pytest.mark.parametrize("penalty", quick(["l2", "elasticnet"], "l2"))
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("n_lanes", [2, 5])
-def test_the_loop_makes_the_same_steps(
+def test_the_fused_loop_equals_single_steps(
     client: Client, n_lanes: int, deterministic: bool, penalty: str
 ) -> None:
     run, told = Run(n_lanes=n_lanes, deterministic=deterministic), []
@@ -98,18 +98,18 @@ def test_the_loop_makes_the_same_steps(
                 learning_rate=0.05, callbacks=[Notes()],
             ).fit(*_rows())  # fmt: skip
             steps = sum(record["steps"] for record in clf.history_.records)
-            assert _taken(client) == [steps if by_loop else 0] * 2
+            assert _counted_steps(client) == [steps if by_loop else 0] * 2
         finally:
             _restore(client)
         fits.append(clf)
     ours, theirs = fits
-    # Which lanes share a worker, and so what is added up first, may change between fits.
+    # Which lanes share a worker, and so the order of sums, may change between fits.
     exact = deterministic or n_lanes == 2
     _equal(ours.coef_, theirs.coef_, exact)
     _equal(ours.intercept_, theirs.intercept_, exact)
     for name in ("loss", "rows", "steps", "val_score"):
         _equal(*([record[name] for record in clf.history_.records] for clf in fits), exact)
-    if not deterministic:  # in the first pass, trainers agree on the loop too
+    if not deterministic:  # trainers also agree on the loop in the first pass
         sent = [[record["bytes_pushed"] for record in clf.history_.records[1:]] for clf in fits]
         assert sent[0] == sent[1]
     assert told == [*range(1, 6)] * 2
@@ -131,7 +131,9 @@ def _sparse_rows() -> tuple[Any, Any]:
         pytest.param("allreduce", "elasticnet", marks=pytest.mark.slow),
     ],
 )
-def test_sparse_rows_take_the_same_steps(client: Client, policy: str, penalty: str | None) -> None:
+def test_the_fused_loop_equals_single_steps_on_sparse_rows(
+    client: Client, policy: str, penalty: str | None
+) -> None:
     run, fits = Run(n_lanes=3, deterministic=True), []
     for by_loop in (True, False):
         _counts_steps(client, by_loop)
@@ -141,7 +143,7 @@ def test_sparse_rows_take_the_same_steps(client: Client, policy: str, penalty: s
                 random_state=0, run=run,
             ).fit(*_sparse_rows())  # fmt: skip
             steps = sum(record["steps"] for record in clf.history_.records)
-            assert _taken(client) == [steps if by_loop else 0] * 2
+            assert _counted_steps(client) == [steps if by_loop else 0] * 2
         finally:
             _restore(client)
         fits.append(clf)
@@ -156,8 +158,10 @@ def test_sparse_rows_take_the_same_steps(client: Client, policy: str, penalty: s
 
 # Batches large enough that no step copies its rows before the loop is loaded.
 @pytest.mark.parametrize("batch_size", quick([400, 5_000], 5_000))
-def test_the_loop_reads_blocks_that_come_and_go(client: Client, batch_size: int) -> None:
-    """Many streamed blocks, of which trainers hold a few: as step by step, to the bit."""
+def test_the_fused_loop_equals_single_steps_on_streamed_blocks(
+    client: Client, batch_size: int
+) -> None:
+    """Many streamed blocks, few of them in memory: the bits equal those of single steps."""
 
     def make(block_info: Any = None) -> Any:
         seed = block_info[None]["chunk-location"][0]
@@ -175,7 +179,7 @@ def test_the_loop_reads_blocks_that_come_and_go(client: Client, batch_size: int)
                 ).fit(X, X[:, 0] > 0)
             )  # fmt: skip
             steps = sum(record["steps"] for record in fits[-1].history_.records)
-            assert _taken(client) == [steps if by_loop else 0] * 2
+            assert _counted_steps(client) == [steps if by_loop else 0] * 2
         finally:
             _restore(client)
     ours, theirs = fits
@@ -216,14 +220,16 @@ def test_trainers_share_the_cores_of_their_host(
     assert [choose_core_share(rank, seats) for rank in range(len(seats))] == shares
 
 
-def test_siblings_of_a_core_stay_together(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hyperthreads_of_a_core_go_to_one_trainer(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(4):
         (tmp_path / str(number)).write_text(f"{number % 2},{number % 2 + 2}\n")
     monkeypatch.setattr("daskml_dist.training.worker.cores._CORE", str(tmp_path / "{}"))
     assert [choose_core_share(rank, _seats(4, 4)) for rank in (0, 1)] == [{0, 2}, {1, 3}]
 
 
-def test_processors_are_given_back() -> None:
+def test_processor_affinity_is_restored() -> None:
     before = os.sched_getaffinity(0)
     with pin_to_processors(frozenset([min(before)])):
         assert os.sched_getaffinity(0) == {min(before)}

@@ -1,4 +1,4 @@
-"""A fit that outlives every worker of a cluster with walltimes, as a user would run it."""
+"""A fit survives the end of every worker of a cluster with walltimes, run as a user would."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "walltime.py"
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("policy", ["sync", "async", "average"])
 def test_a_fit_outlives_its_workers(policy: str) -> None:
-    """Workers of 30 s, give or take 5; a fit of a minute."""
+    """Workers live for 30 s, give or take 5; the fit takes a minute."""
     pytest.importorskip("dask_jobqueue")
     options = ["--lifetime", "30", "--seconds", "60", "--policy", policy]
     command = [sys.executable, str(EXAMPLE), *options]

@@ -1,4 +1,4 @@
-"""What a user reads while a fit starts or goes on: neither alarming nor wrong."""
+"""Messages while a fit starts or resumes are neither alarming nor wrong."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from daskml_dist.training.client.cluster_run import GenerationEvent
     ("options", "told_at"),
     [({}, 2.0), ({"tell_after": FIRST_TASK_NOTICE_SECONDS}, 21.0), ({"tell_after": 60.0}, 51.0)],
 )
-def test_a_start_that_compiles_is_no_warning(
+def test_a_compiling_start_logs_no_warning(
     options: dict[str, Any],
     told_at: float,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A wait tells of itself after its own time, and within half of its timeout."""
+    """A wait is logged after its own delay, at the latest at half of its timeout."""
     clock = [0.0]
     monkeypatch.setattr(computing.time, "monotonic", lambda: clock[0])
     patience = Deadline("workers to begin their parts", 100.0, **options)
@@ -44,7 +44,7 @@ def test_a_start_that_compiles_is_no_warning(
         (True, 3, "continues from the state saved after pass 3"),
     ],
 )
-def test_a_fit_with_a_checkpoint_does_not_start_again(
+def test_a_fit_with_a_checkpoint_is_not_said_to_restart(
     restarted: bool, from_pass: int, words: str
 ) -> None:
     event = GenerationEvent(1, "worker u was lost", 7, restarted, 0.1, from_pass)

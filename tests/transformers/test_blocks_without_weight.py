@@ -1,4 +1,4 @@
-"""A block whose rows all weigh 0 changes nothing: a fit equals that of the rows without it."""
+"""A block of zero-weight rows changes nothing: a fit equals that without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of categories: pandas' own categories and dummies, of all rows at once."""
+"""Categorical columns equal pandas' categories and dummies over all rows."""
 
 from __future__ import annotations
 

@@ -140,13 +140,13 @@ def test_pandas_output() -> None:
     assert len(computed) == N
 
 
-def test_a_transformer_that_knows_no_dask_is_told() -> None:
+def test_a_transformer_without_dask_support_is_refused() -> None:
     ours = make_column_transformer((PCA(1), ["age"]))
     with pytest.raises(InvalidParameterError, match=r"PCA .* cannot be fitted .* Blockwise"):
         ours.fit(_lazy(FRAME))
 
 
-def test_a_column_that_is_not_there_is_told() -> None:
+def test_a_missing_column_is_refused() -> None:
     with pytest.raises(InvalidDataError, match=r"Columns \['nothing'\] are not in X"):
         make_column_transformer((StandardScaler(), ["nothing"])).fit(_lazy(FRAME))
 
@@ -216,7 +216,7 @@ def test_transformers_that_have_no_meaning(transformers: Any, message: str) -> N
         ColumnTransformer(transformers).fit(_lazy(FRAME))
 
 
-def test_what_is_lazy_does_not_change_with_a_later_fit() -> None:
+def test_lazy_results_do_not_change_with_a_later_fit() -> None:
     ours, theirs = _both([("n", StandardScaler(), ["age"])])
     lazy = ours.fit_transform(_lazy(FRAME))
     ours.fit(_lazy(FRAME.assign(age=FRAME.age * 100)))
@@ -249,7 +249,7 @@ def test_a_fitted_transformer_by_the_block() -> None:
     np.testing.assert_allclose(found.compute(), fitted.transform(X))
 
 
-def test_a_transformer_that_learns_is_told() -> None:
+def test_a_stateful_transformer_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match="StandardScaler learns from rows"):
         Blockwise(sklearn.preprocessing.StandardScaler()).fit(da.ones((4, 2)))
 
@@ -301,7 +301,7 @@ def test_a_parameter_of_the_lifted_transformer() -> None:
     assert lifted.fit_transform(da.ones((4, 3))).shape == (4, 20)
 
 
-def test_a_sample_for_what_dask_cannot_tell() -> None:
+def test_a_sample_provides_meta_that_dask_cannot_infer() -> None:
     encoder = sklearn.preprocessing.OneHotEncoder().fit(FRAME[["job"]])
     with pytest.raises(InvalidParameterError, match=r"(?s)cannot transform .*sample=rows"):
         Blockwise(encoder).fit_transform(_lazy(FRAME[["job"]]))

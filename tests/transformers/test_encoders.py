@@ -150,7 +150,7 @@ def test_given_categories_keep_their_order_and_their_rows(options: dict[str, Any
     _assert_same(ours.fit(lazy), theirs.fit(frame), lazy, frame)
 
 
-def test_what_is_lazy_does_not_change_with_a_later_fit() -> None:
+def test_lazy_results_do_not_change_with_a_later_fit() -> None:
     frame = pd.DataFrame({"a": COLUMNS["str"]})
     encoder = preprocessing.OneHotEncoder().fit(_lazy(frame))
     lazy = encoder.transform(_lazy(frame))

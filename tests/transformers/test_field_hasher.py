@@ -44,7 +44,7 @@ def in_this_thread():
 
 
 def mix(number: int) -> int:
-    """Mixed 54 bits of a number of 64, as the class's notes tell."""
+    """Return the mixed 54 bits of a 64-bit number, as in the class's notes."""
     x = number & MASK ^ number >> BITS
     x = (x ^ x >> 27) * 0xBF58476D1CE4E5B9 & MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
@@ -52,7 +52,7 @@ def mix(number: int) -> int:
 
 
 def unmix(mixed: int) -> int:
-    """Number below 2**54 whose mixed bits these are."""
+    """Return the number below 2**54 with the given mixed bits."""
     x = mixed ^ mixed >> 27
     for factor in (0x94D049BB133111EB, 0xBF58476D1CE4E5B9):
         x = x * pow(factor & MASK, -1, 2**54) & MASK
@@ -130,7 +130,7 @@ def test_mixing_is_one_to_one():
     assert mixed.tolist() == [mix(int(n)) for n in numbers]
     assert [unmix(int(m)) for m in mixed] == numbers.tolist()
     assert mixed.max() <= MASK
-    # Ids that follow each other go anywhere: in buckets of high and low bits alike.
+    # Consecutive ids are spread evenly over buckets of both high and low bits.
     for bits in (mixed[:5000] >> np.uint64(48), mixed[:5000] & np.uint64(63)):
         counts = np.bincount(bits.astype(int), minlength=64)
         assert ((counts - 5000 / 64) ** 2 / (5000 / 64)).sum() < 120  # chi-squared of 63
@@ -283,7 +283,7 @@ def test_bags_of_ids(make, bags):
     assert_rows(found, expected_rows(BAGS, bags=bags))
 
 
-def test_missing_values_have_an_id_of_their_own():
+def test_missing_values_have_a_separate_id():
     plain = {
         "user": [1, None, 3],
         "site": ["a", None, None],
@@ -324,7 +324,7 @@ def test_numbers_and_columns_that_are_named():
 
 
 def test_hashes_of_vowpal_wabbit():
-    """The hashes are those of `NamespaceHasher`, whose rows are Vowpal Wabbit's."""
+    """Hashes equal those of `NamespaceHasher`, whose rows equal Vowpal Wabbit's."""
     plain = {"user": [17, 4], "site": ["news", "shop"], "tags": [["a", "b"], ["b"]], "age": [2, 3]}
     frame = pd.DataFrame(plain).astype({"age": "float32"})
     matrix = FieldHasher(hashing="vowpal").fit_transform(frame)

@@ -52,7 +52,7 @@ def test_equals_scikit_learn(labels: str, kind: str) -> None:
     np.testing.assert_array_equal(again.transform(y), theirs.transform(y))
 
 
-def test_what_is_lazy_does_not_change_with_a_later_fit() -> None:
+def test_lazy_results_do_not_change_with_a_later_fit() -> None:
     y = da.from_array(LABELS["words"], chunks=40)
     encoder = LabelEncoder()
     codes = encoder.fit_transform(y)

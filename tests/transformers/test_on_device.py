@@ -1,4 +1,4 @@
-"""Transformers of CuPy rows, which stay on the GPU with the values that they have on the host.
+"""Transformers keep CuPy rows on the GPU, with the same values as on the host.
 
 Stand-ins for CuPy's arrays, which NumPy may not read, tell how much was copied; on a machine with a
 GPU the same tests run on CuPy too.

@@ -1,4 +1,4 @@
-"""Bins and quantiles of Dask collections: methods, weights, sketches beyond what is exact."""
+"""Bins and quantiles of Dask collections: methods, weights, and sketches for many values."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_beyond_the_sketch_ranks_keep_their_bound() -> None:
     assert len(sketch_column(column[:, 0], np.ones(60_000)).values) <= SKETCH_SIZE
 
 
-def test_warnings_tell_what_a_fit_made_of_its_parameters() -> None:
+def test_warnings_name_adjusted_parameters() -> None:
     with pytest.warns(UserWarning, match="n_quantiles is set to n_samples"):
         assert QuantileTransformer().fit(_lazy()).n_quantiles_ == 500
     with pytest.warns(UserWarning, match="takes effect only with sparse"):

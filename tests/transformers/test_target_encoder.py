@@ -62,7 +62,7 @@ def test_encodings_equal_scikit_learn(kind: str, smooth: Any) -> None:
 
 
 def test_rows_are_encoded_by_the_other_folds() -> None:
-    """A category of one row says nothing of itself: its row gets the mean of the others."""
+    """A category with one row is not encoded by its own target, but by the mean of the others."""
     y = TARGETS["continuous"]
     encoder = TargetEncoder(smooth=0.0, cv=4, random_state=0)
     encoded = encoder.fit_transform(_lazy(FRAME), _lazy(y)).compute()
@@ -71,7 +71,7 @@ def test_rows_are_encoded_by_the_other_folds() -> None:
     assert encoder.transform(FRAME[95:96])[0, 0] == pytest.approx(y[95])
     again = TargetEncoder(smooth=0.0, cv=4, random_state=0)
     np.testing.assert_array_equal(again.fit_transform(_lazy(FRAME), _lazy(y)).compute(), encoded)
-    # Noise that a category knows by heart is gone, what it has in common stays.
+    # Memorised noise of categories is removed; the common signal remains.
     noise = np.random.default_rng(1).normal(size=N)
     ids = pd.DataFrame({"id": np.arange(N) % 200})
     leak = np.corrcoef(

@@ -212,7 +212,7 @@ def test_pandas_output_is_a_dask_dataframe(name: str) -> None:
     pd.testing.assert_frame_equal(found.compute(), theirs.transform(in_memory))
 
 
-def test_what_is_lazy_does_not_change_with_a_later_fit() -> None:
+def test_lazy_results_do_not_change_with_a_later_fit() -> None:
     X = _numbers(missing=False)
     scaler = preprocessing.StandardScaler().fit(_array(X))
     lazy = scaler.transform(_array(X))
@@ -239,7 +239,7 @@ def test_weights_of_a_scaler() -> None:
 
 
 @pytest.mark.parametrize("name", ["StandardScaler", "MinMaxScaler", "MaxAbsScaler"])
-def test_going_on_with_more_rows(name: str) -> None:
+def test_partial_fit_with_more_rows(name: str) -> None:
     X = _numbers(missing=True)
     ours, theirs = (getattr(module, name)() for module in (preprocessing, sklearn.preprocessing))
     for rows in (X, X * 3, X - 1):
@@ -346,7 +346,7 @@ def test_arrays_of_objects_with_missing_values() -> None:
         assert [str(c) for c in encoder.categories_[0]] == ["a", "b", "nan"]
 
 
-def test_what_scikit_learn_cannot_take_is_told() -> None:
+def test_inputs_that_scikit_learn_refuses_raise() -> None:
     mixed = da.from_array(np.array([["a"], [1]], dtype=object), chunks=2)
     with pytest.raises(InvalidTypeError, match=r"Block 0 of X: .*strings or numbers"):
         preprocessing.OneHotEncoder().fit(mixed)

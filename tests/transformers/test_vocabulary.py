@@ -104,7 +104,7 @@ def test_on_worker_processes(client: Client) -> None:
 
 @NAMES
 @pytest.mark.parametrize("wrong", [None, np.nan, 7])
-def test_what_is_no_text_names_its_block(name: str, wrong: Any) -> None:
+def test_a_non_string_document_names_its_block(name: str, wrong: Any) -> None:
     lazy = KINDS["delayed"]([*TEXTS, wrong])
     model = getattr(feature_extraction, name)()
     said = r"Block 1 of X: .*document.*Texts must be strings"

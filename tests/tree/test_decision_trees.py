@@ -116,7 +116,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("params", "word"), BAD, ids=str)
-def test_what_is_refused_is_named(params: dict[str, Any], word: str) -> None:
+def test_refused_parameters_are_named(params: dict[str, Any], word: str) -> None:
     with pytest.raises(InvalidParameterError, match=word):
         DecisionTreeRegressor(**params).fit(X[:50], Y[:50])
 
@@ -150,8 +150,8 @@ def test_labels_of_two_types_are_named() -> None:
         DecisionTreeClassifier().fit(X[:50], mixed)
 
 
-def test_rows_of_which_little_is_told() -> None:
-    """All are fitted, and the answers are finite."""
+def test_uninformative_rows() -> None:
+    """All can be fitted, and predictions are finite."""
     constant, missing = np.ones((20, 2)), np.full((20, 2), np.nan)
     for rows in (constant, missing, X[:20, [0] * 300], X[:20] * 1e37, X[:20] > 0):
         for model, y in ((DecisionTreeRegressor(), Y[:20]), (DecisionTreeClassifier(), CLASS[:20])):
@@ -177,7 +177,7 @@ def test_pruning_paths_are_those_of_scikit_learn(y: Any) -> None:
     np.testing.assert_allclose(a.impurities, b.impurities, atol=1e-9)
 
 
-def test_old_names_are_told_of() -> None:
+def test_deprecated_names_warn() -> None:
     with pytest.warns(FutureWarning, match="friedman_mse"):
         tree = DecisionTreeRegressor(criterion="friedman_mse", max_depth=3).fit(X, Y).tree_
     plain = DecisionTreeRegressor(max_depth=3).fit(X, Y).tree_

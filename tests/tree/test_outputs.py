@@ -75,7 +75,7 @@ def _both(y: Any, params: dict[str, Any]) -> tuple[Any, Any]:
     return DecisionTreeRegressor(**params), peers.DecisionTreeRegressor(random_state=0, **params)
 
 
-def test_outputs_are_the_same_whoever_grows_them(client: Client) -> None:
+def test_outputs_do_not_depend_on_the_trainers(client: Client) -> None:
     rows, y = client.persist([da.from_array(X, chunks=(250, -1)), da.from_array(Y, chunks=250)])
     few = {"n_estimators": 3, "random_state": 0, "max_depth": 5}
     calm = RandomForestRegressor(**few).fit(X, Y).predict(X)
@@ -104,7 +104,7 @@ def test_sparse_rows_are_dense_ones(client: Client) -> None:
     assert (found.decision_path(SPARSE)[0] != calm.decision_path(dense)[0]).nnz == 0
 
 
-def test_more_columns_than_are_made_dense_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_columns_than_one_dense_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forest_rows, "_MAX_TILE_ENTRIES", 2**18)
     monkeypatch.setattr(tree_models, "_ENTRIES_AT_ONCE", 2**18)
     wide = sp.random(300, 4_000, density=0.01, random_state=0, format="csr", dtype=np.float32)

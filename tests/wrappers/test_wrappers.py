@@ -158,7 +158,7 @@ def test_blocks_are_learned_in_their_order(shuffled, make):
     np.testing.assert_array_equal(found.predict(make(X)).compute(), expected.predict(X))
 
 
-def test_it_goes_on_and_begins_anew():
+def test_partial_fit_continues_and_fit_restarts():
     model = Incremental(SGDRegressor(random_state=0), shuffle_blocks=False)
     model.partial_fit(lazy(X), lazy(Y)).partial_fit(lazy(X), lazy(Y))
     twice = blockwise(SGDRegressor(random_state=0), [*range(5), *range(5)], X, Y)
@@ -170,8 +170,8 @@ def test_it_goes_on_and_begins_anew():
     np.testing.assert_array_equal(in_memory.coef_, expected.coef_)
 
 
-def test_what_blocks_sum_up_to_is_all_rows():
-    """Moments and counts of all blocks are the ones of all rows, whatever the order."""
+def test_merged_blocks_equal_all_rows():
+    """Merged moments and counts of blocks equal those of all rows in any order."""
     weight = RNG.random(60)
     frame = dd.from_pandas(FRAME.assign(label=LABELS, w=weight), npartitions=3)
     found = Incremental(GaussianNB()).fit(

@@ -1,4 +1,4 @@
-"""Connections by the thousand, half and repeated ones, and a system that lacks descriptors."""
+"""Thousands of connections, incomplete and repeated ones, and exhausted file descriptors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.comm.attacks.served import HOST, KEY, PATIENCE, SECRET, Served, is_cl
 def _open_channel(
     endpoint: Endpoint, credentials: Credentials, role: bytes, name: bytes
 ) -> Channel:
-    for _ in range(20):  # within the listener's patience a machine under load may not come to it
+    for _ in range(20):  # a busy machine may exceed the listener's timeout
         with suppress(CommunicationError):
             call = module._ListenerCall(endpoint, replace(credentials, patience=20), role, name)
             call.offer()
@@ -35,12 +35,14 @@ def _open_channel(
 
 @pytest.mark.parametrize(
     "credentials",
-    [False, pytest.param(True, marks=pytest.mark.slow)],  # they say nothing, under TLS, too
+    [False, pytest.param(True, marks=pytest.mark.slow)],  # silent connections, also under TLS
     ids=["tcp", "tls"],
     indirect=True,
 )
-def test_a_thousand_connections(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silent connections delay the fit's own no longer than their grace, and all are forgotten."""
+def test_a_thousand_silent_connections_do_not_block_the_fit(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silent connections delay those of the fit at most by their timeout, and all are dropped."""
     monkeypatch.setattr(module, "_GRACE_SECONDS", 0.1)
     listener, welcome, lock = served.listener, served.listener._authenticate, threading.Lock()
     under_way = most = 0
@@ -69,7 +71,7 @@ def test_a_thousand_connections(served: Served, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("fault", ["descriptors", "threads"])
-def test_the_listener_outlives_what_the_system_lacks(
+def test_the_listener_survives_exhausted_system_resources(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = 5
@@ -110,7 +112,7 @@ def test_half_a_connection_expires(served: Served) -> None:
     try:
         assert is_closed(up.sock)
         until(lambda: not listener._half_connections and not listener._open)
-        # The other half that comes too late finds nothing.
+        # The other half arrives after the first has expired.
         late = _open_channel(endpoint, credentials, handshake.DOWN, b"n" * NAME_BYTES)
         until(lambda: not listener._half_connections and not listener._open)
         late.close()
@@ -119,7 +121,7 @@ def test_half_a_connection_expires(served: Served) -> None:
     served.works()
 
 
-def test_two_channels_of_one_direction_are_no_connection(served: Served) -> None:
+def test_two_channels_of_one_direction_are_refused(served: Served) -> None:
     with ExitStack() as stack:
         for _ in range(2):
             channel = _open_channel(served.endpoint, served.credentials, UP, b"n" * NAME_BYTES)
@@ -129,7 +131,7 @@ def test_two_channels_of_one_direction_are_no_connection(served: Served) -> None
     served.works()
 
 
-def test_a_rank_comes_once() -> None:
+def test_a_rank_that_connects_twice_is_refused() -> None:
     listener = PeerListener(HOST, Credentials(SECRET), KEY)
     first = call_peer(listener.endpoint, Credentials(SECRET), 1)
     inbox = listener.open_inbox(1, WaitBound(20))
@@ -143,7 +145,7 @@ def test_a_rank_comes_once() -> None:
         end.close()
 
 
-def test_closed_connections_are_forgotten(served: Served) -> None:
+def test_closed_connections_are_dropped(served: Served) -> None:
     for _ in range(3):
         served.works()
     until(lambda: not served.listener._open and not served.listener._pending)

@@ -1,4 +1,4 @@
-"""Frames without meaning, of those who are in, and snapshots that travel as data."""
+"""Malformed frames of authenticated peers, and snapshots sent as data without pickles."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def inner() -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("frame", MALFORMED.values(), ids=list(MALFORMED))
-def test_a_frame_without_meaning_ends_its_connection_alone(inner: Served, frame: bytes) -> None:
+def test_a_malformed_frame_closes_only_its_connection(inner: Served, frame: bytes) -> None:
     up, down = call_listener(inner.endpoint, inner.credentials)
     with closing(up), closing(down):
         with suppress(OSError):
@@ -148,7 +148,7 @@ def _frames() -> list[bytes]:
 
 
 def _fuzz(seed: int, count: int) -> None:
-    """Frames with some bytes changed or cut off are read, or refused with an error of the tree."""
+    """Frames with changed or missing bytes are read, or refused with an error of the package."""
     rng, frames = np.random.default_rng(seed), _frames()
     for _ in range(count):
         data = bytearray(frames[rng.integers(len(frames))])
@@ -172,7 +172,7 @@ def test_many_changed_frames(seed: int) -> None:
     _fuzz(seed, 20_000)
 
 
-def test_snapshots_travel_whole_and_as_data() -> None:
+def test_snapshots_are_sent_unchanged_and_as_data() -> None:
     reader = FrameReader(_Bytes(_frames()[2]), BOUNDS)
     found = reader.read()
     assert isinstance(found, dict)
@@ -181,7 +181,7 @@ def test_snapshots_travel_whole_and_as_data() -> None:
     assert snapshot.shard is not None
     assert (snapshot.loss, snapshot.steps, snapshot.shard.rate_sum) == (1.5, 3, 0.5)
     np.testing.assert_array_equal(snapshot.shard.opt_state["m"], np.ones((8, 1)))
-    snapshot.shard.w[0] = 5  # its own, to be written to
+    snapshot.shard.w[0] = 5  # a writable copy
     thing = {"a": [1, (2.5, None)], "b": {3}, 4: np.arange(3), "inf": float("inf")}
     again = unpack_object(pack_object(thing, {}), {})
     np.testing.assert_array_equal(again.pop(4), thing.pop(4))
@@ -193,7 +193,7 @@ def test_snapshots_travel_whole_and_as_data() -> None:
 
 
 @pytest.mark.parametrize("rows", [3, 9])
-def test_an_answer_that_nobody_asked_for_ends_the_connection(rows: int) -> None:
+def test_an_unrequested_reply_closes_the_connection(rows: int) -> None:
     def answer(up: Any, down: Any) -> None:
         with suppress(CommunicationError):
             out = down.open_outbox(WaitBound(20))
@@ -212,8 +212,8 @@ def test_an_answer_that_nobody_asked_for_ends_the_connection(rows: int) -> None:
 
 
 @pytest.mark.parametrize("length", [-1, 1 << 60])
-def test_a_trainer_that_announces_too_much(length: int) -> None:
-    """Nothing is made room for before it has come."""
+def test_announced_sizes_do_not_allocate_memory(length: int) -> None:
+    """Memory is allocated only for bytes that have arrived."""
     credentials = Credentials(SECRET)
     listeners = [PeerListener(HOST, credentials, f"{KEY}-{rank}") for rank in range(2)]
     endpoints = [listener.endpoint for listener in listeners]

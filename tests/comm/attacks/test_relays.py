@@ -1,4 +1,4 @@
-"""Parties that hear a handshake, and repeat it elsewhere or later: it is worth nothing there."""
+"""Handshakes that an eavesdropper relays, replays or reflects are refused."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def _as_channel(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("change", [_as_rank(7), _as_channel, bytes], ids=["rank", "role", "port"])
-def test_a_relayed_proof_is_worth_nothing(change: Callable[[bytes], bytes]) -> None:
-    """With another rank or role, or to another listener than the one that was called."""
+def test_a_relayed_proof_is_refused(change: Callable[[bytes], bytes]) -> None:
+    """The proof is bound to rank, role and listener."""
     came: list[int] = []
     with peer_listener(came) as listener:
         relay = Relay(listener.endpoint, change)
@@ -64,7 +64,7 @@ def test_a_relayed_proof_is_worth_nothing(change: Callable[[bytes], bytes]) -> N
 
 
 def test_a_call_meant_for_another_listener_is_refused() -> None:
-    """The same port, but a listener of another name: it was another rank's, or another run's."""
+    """The port is right, but the listener's name is that of another rank or run."""
     came: list[int] = []
     with peer_listener(came) as listener:
         other = replace(listener.endpoint, key="run-0-2")
@@ -76,7 +76,7 @@ def test_a_call_meant_for_another_listener_is_refused() -> None:
 def test_a_replayed_handshake_is_refused() -> None:
     came: list[int] = []
     with peer_listener(came) as listener:
-        # The caller is told the relay's address as the listener's own: it stands in the path.
+        # The caller is given the relay's address as the listener's: a man in the middle.
         relay = Relay(listener.endpoint)
         listener.endpoint = replace(listener.endpoint, port=relay.port)
         try:
@@ -91,14 +91,14 @@ def test_a_replayed_handshake_is_refused() -> None:
 
 
 def test_reflected_proofs_are_refused() -> None:
-    """What a caller says, or its own listener answers, is no proof of the side it faces."""
+    """Neither an echo of the caller's messages nor replies of its own listener prove the peer."""
 
     def echo(server: socket.socket) -> None:
         sock, _ = server.accept()
         with sock:
             sock.settimeout(20)
             hello = sock.recv(1 << 16)
-            # Its nonce as ours, and then whatever it says as ours.
+            # Echo its nonce, and then all of its messages.
             sock.sendall(hello[-32:] + hello[-32:])
             with suppress(OSError):
                 sock.sendall(sock.recv(1 << 16))
@@ -120,7 +120,7 @@ def test_reflected_proofs_are_refused() -> None:
     assert came == []
 
 
-def test_a_listener_on_all_addresses_goes_by_the_name_that_is_announced() -> None:
+def test_a_listener_on_all_addresses_uses_its_announced_name() -> None:
     came: list[int] = []
     with peer_listener(came, announced="localhost") as listener:
         assert listener.endpoint.host == "localhost"

@@ -1,4 +1,4 @@
-"""Strangers, who know no secret: refused in bounded time, while the fit's own get through."""
+"""Clients without the secret are refused in bounded time, while those of the fit are served."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GARBAGE = [
 ]
 
 
-def test_garbage_is_refused_and_others_are_served(served: Served) -> None:
+def test_garbage_is_refused_while_others_are_served(served: Served) -> None:
     with ExitStack() as stack:
         socks = [stack.enter_context(closing(served.dial())) for _ in GARBAGE]
         for sock, words in zip(socks, GARBAGE, strict=True):
@@ -46,7 +46,7 @@ def test_garbage_is_refused_and_others_are_served(served: Served) -> None:
     served.works()
 
 
-def test_a_byte_now_and_then_does_not_prolong_a_handshake(served: Served) -> None:
+def test_slowly_sent_bytes_do_not_prolong_a_handshake(served: Served) -> None:
     with closing(socket.create_connection((HOST, served.endpoint.port), timeout=60)) as sock:
         since = time.monotonic()
         with suppress(OSError):
@@ -57,7 +57,7 @@ def test_a_byte_now_and_then_does_not_prolong_a_handshake(served: Served) -> Non
 
 
 def test_the_listener_proves_itself_first() -> None:
-    """A rogue on a port that a worker had gets a nonce, and nothing of the fit."""
+    """A rogue server on a former port of a worker gets a nonce, and no data of the fit."""
     heard: list[bytes] = []
 
     def answer(server: socket.socket, words: bytes) -> None:
@@ -83,7 +83,7 @@ def test_the_listener_proves_itself_first() -> None:
 
 
 def test_a_certificate_alone_is_not_enough(served: Served) -> None:
-    """Nor is the secret alone, where the cluster has certificates."""
+    """Nor is the secret alone, if the cluster has certificates."""
     others = [replace(served.credentials, secret=b"other")]
     if served.credentials.connect is not None:
         others.append(Credentials(SECRET, patience=PATIENCE))
@@ -93,7 +93,7 @@ def test_a_certificate_alone_is_not_enough(served: Served) -> None:
     served.works()
 
 
-def test_a_rogue_without_a_certificate_hears_nothing(
+def test_a_rogue_without_a_certificate_receives_nothing(
     contexts: dict[bool, dict[str, ssl.SSLContext]],
 ) -> None:
     heard: list[bytes] = []
@@ -110,14 +110,14 @@ def test_a_rogue_without_a_certificate_hears_nothing(
     assert handshake._PROTOCOL not in heard[0]
 
 
-def test_a_listener_that_says_nothing_is_left() -> None:
+def test_a_silent_listener_times_out() -> None:
     with socket.create_server((HOST, 0)) as server:
         endpoint = Endpoint(KEY, HOST, server.getsockname()[1])
         with pytest.raises(CommunicationError, match="timed out"):
             call_peer(endpoint, Credentials(SECRET, patience=0.2), 0)
 
 
-def test_an_empty_secret_opens_nothing() -> None:
+def test_an_empty_secret_is_refused() -> None:
     with closing(Listener(HOST, Credentials(b""))) as listener:
         with pytest.raises(CommunicationError, match="Cannot connect"):
             call_peer(listener.endpoint, Credentials(b"", patience=PATIENCE), 4)

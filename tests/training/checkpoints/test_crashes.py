@@ -1,4 +1,4 @@
-"""Crashes amid a save leave a whole file."""
+"""A crash during a save leaves a complete file."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.training.checkpoints.saves import check_whole, make_state
 
 
 class Crash(BaseException):
-    """The process ends."""
+    """Error that stands for the end of the process."""
 
 
 class FragileFileSystem(MemoryFileSystem):  # type: ignore[misc]
-    """No operation is atomic: the one that crashes does half its work, later ones do nothing."""
+    """File system of non-atomic operations: the one that crashes is half done, later ones fail."""
 
     protocol = "fragile"
     store: ClassVar[dict[str, Any]] = {}
@@ -65,7 +65,9 @@ def fragile() -> Iterator[str]:
 @pytest.mark.parametrize("keep", [1, 2, 3])
 @pytest.mark.parametrize("second", range(1, 9, 3))
 @pytest.mark.parametrize("first", range(1, 14))
-def test_a_crash_at_any_operation(fragile: str, first: int, second: int, keep: int) -> None:
+def test_a_crash_at_any_operation_leaves_a_whole_file(
+    fragile: str, first: int, second: int, keep: int
+) -> None:
     """Also a second crash, in the save after the first."""
     saved = Checkpoint(fragile, keep=keep)
     for step in range(1, 5):
@@ -82,7 +84,7 @@ def test_a_crash_at_any_operation(fragile: str, first: int, second: int, keep: i
     assert check_whole(saved) == last + 1
 
 
-# Forks writers, kills each at a moment drawn from a seed, and looks at what it left.
+# Forks writers, kills each at a random moment, and checks the remaining file.
 KILLER = """
 import os, random, signal, struct, sys, time
 from daskml_dist.training.checkpoint import Checkpoint

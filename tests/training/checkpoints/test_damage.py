@@ -1,4 +1,4 @@
-"""Files cut short or with changed bits: refused, or the one before is taken."""
+"""Truncated or corrupted files are refused, or the previous version is used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.training.checkpoints.saves import PARAMS, X, Y, check_whole, expect_r
 
 
 @pytest.mark.parametrize("scheme", ["", "memory://"])
-def test_a_damaged_file_gives_way_to_the_one_before(tmp_path: Path, scheme: str) -> None:
+def test_a_damaged_file_is_replaced_by_the_previous_version(tmp_path: Path, scheme: str) -> None:
     saved = Checkpoint(f"{scheme}{tmp_path}/c", resume=True)
     params = {**PARAMS, "max_iter": 6}
     undisturbed = SGDClassifier(**params).fit(X, Y)
@@ -37,7 +37,7 @@ def test_a_damaged_file_gives_way_to_the_one_before(tmp_path: Path, scheme: str)
 
 
 @pytest.mark.parametrize("cut", [0.0, 0.1, 0.5, 0.9, 0.999])
-def test_a_file_cut_short(saved: Checkpoint, cut: float) -> None:
+def test_a_truncated_file_is_refused(saved: Checkpoint, cut: float) -> None:
     path = Path(saved.path)
     data = path.read_bytes()
     path.write_bytes(data[: int(cut * len(data))])
@@ -54,7 +54,7 @@ def test_flipped_bits_are_refused_or_change_nothing(tmp_path: Path) -> None:
         changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(changed)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # NumPy's, on a strange header
+            warnings.simplefilter("ignore")  # NumPy's, about an unknown header
             try:
                 assert check_whole(saved) == 3
             except CheckpointError:
@@ -62,7 +62,7 @@ def test_flipped_bits_are_refused_or_change_nothing(tmp_path: Path) -> None:
     assert refused > 300
 
 
-def test_arrays_that_are_not_those_of_the_facts(tmp_path: Path) -> None:
+def test_arrays_that_contradict_the_metadata_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "c"
     Checkpoint(path).save(make_state(3), {})
     with np.load(path) as file:

@@ -1,4 +1,4 @@
-"""Files on any file system: versions, owners, full disks, and nothing but regular ones."""
+"""Checkpoint files: versions, permissions, full disks, and refusal of special files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def _no_space(*args: Any, **kwargs: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["", "memory://"])
-def test_a_full_disk(tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_previous_version(
+    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class FillDisk(Count):
         def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
             super().on_pass_end(run, record)
@@ -82,7 +84,7 @@ def _device(path: Path) -> None:
     ],
     ids=["pipe", "folder", "link"],
 )
-def test_only_regular_files(
+def test_special_files_are_refused(
     tmp_path: Path, suffix: str, make: Callable[[Path], None], kind: str
 ) -> None:
     strange = tmp_path / f"c{suffix}"
@@ -99,8 +101,8 @@ def test_only_regular_files(
     assert strange.is_symlink() or not strange.is_file()
 
 
-def test_a_device_is_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    for change in ("replace", "remove", "rename", "unlink"):  # the machine has but this one
+def test_a_device_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for change in ("replace", "remove", "rename", "unlink"):  # the only file system of this machine
         monkeypatch.setattr(os, change, None)
     expect_refusal(Checkpoint("/dev/null"), "is a device, but checkpoints must be regular files")
     with pytest.raises(CheckpointError, match="a device"):
@@ -116,7 +118,7 @@ def test_only_the_owner_may_read(tmp_path: Path) -> None:
     finally:
         os.umask(umask)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
-    # What lies under the name of a new one is written anew, not written into.
+    # An existing file under the new name is replaced, not written into.
     other.write_bytes(b"mine")
     os.link(other, tmp_path / "c.new")
     saved.save(make_state(3), {})

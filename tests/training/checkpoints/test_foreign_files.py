@@ -1,4 +1,4 @@
-"""Files that others made: facts that cannot be true, strange states, traps."""
+"""Untrusted files: impossible metadata, invalid states, pickles and zip bombs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.training.checkpoints.saves import expect_refusal
 
 
 def _replaced(saved: Checkpoint, state: ShardState | None = None, **facts: Any) -> None:
-    """Write a whole checkpoint again with some facts, or another state."""
+    """Rewrite a complete checkpoint with changed metadata or another state."""
     old, found = saved.load()
     path = Path(saved.path)
     path.write_bytes(module.encode_checkpoint(old if state is None else state, {**found, **facts}))
@@ -52,51 +52,61 @@ def _record(number: int, **changed: Any) -> dict[str, Any]:
         ("its shape is", {"shape": {}}),
     ],
 )
-def test_facts_that_cannot_be_true(saved: Checkpoint, match: str, facts: dict[str, Any]) -> None:
+def test_impossible_metadata_is_refused(
+    saved: Checkpoint, match: str, facts: dict[str, Any]
+) -> None:
     _replaced(saved, **facts)
     expect_refusal(saved, match + ".*set resume=False")
 
 
-def _with(state: ShardState, **changed: Any) -> ShardState:
+def _with_state(state: ShardState, **changed: Any) -> ShardState:
     return dataclasses.replace(state, **changed)
 
 
 @pytest.mark.parametrize(
     ("match", "change"),
     [
-        ("and .'accumulator'. is needed", lambda s: _with(s, opt_state={})),
+        ("and .'accumulator'. is needed", lambda s: _with_state(s, opt_state={})),
         (
             "and .'accumulator'. is needed",
-            lambda s: _with(s, opt_state={**s.opt_state, "more": s.w}),
+            lambda s: _with_state(s, opt_state={**s.opt_state, "more": s.w}),
         ),
         (
             "accumulator in the shape",
-            lambda s: _with(s, opt_state={"accumulator": s.w.repeat(2, 1)}),
+            lambda s: _with_state(s, opt_state={"accumulator": s.w.repeat(2, 1)}),
         ),
-        ("parameters of shape", lambda s: _with(s, w=s.w[1:], opt_state={"accumulator": s.w[1:]})),
-        ("does not belong", lambda s: _with(s, opt_state={"accumulator": s.w[1:]})),
-        ("does not belong", lambda s: _with(s, opt_state={"accumulator": s.w.astype("f4")})),
+        (
+            "parameters of shape",
+            lambda s: _with_state(s, w=s.w[1:], opt_state={"accumulator": s.w[1:]}),
+        ),
+        ("does not belong", lambda s: _with_state(s, opt_state={"accumulator": s.w[1:]})),
+        ("does not belong", lambda s: _with_state(s, opt_state={"accumulator": s.w.astype("f4")})),
         (
             "and dtype float32",
-            lambda s: _with(s, w=s.w.astype("f4"), opt_state={"accumulator": s.w.astype("f4")}),
+            lambda s: _with_state(
+                s, w=s.w.astype("f4"), opt_state={"accumulator": s.w.astype("f4")}
+            ),
         ),
-        ("w is not finite", lambda s: _with(s, w=s.w * np.nan)),
-        ("w is not finite", lambda s: _with(s, w=s.w + np.inf)),
+        ("w is not finite", lambda s: _with_state(s, w=s.w * np.nan)),
+        ("w is not finite", lambda s: _with_state(s, w=s.w + np.inf)),
         (
             "slot_accumulator is not finite",
-            lambda s: _with(s, opt_state={"accumulator": s.w * np.nan}),
+            lambda s: _with_state(s, opt_state={"accumulator": s.w * np.nan}),
         ),
-        ("has no parameters", lambda s: _with(s, w=s.w[:, 0])),
-        ("has no parameters", lambda s: _with(s, w=s.w.astype(int))),
-        ("passes, and no step", lambda s: _with(s, step=0)),
-        ("no numbers of steps", lambda s: _with(s, step=-1)),
-        ("no numbers of steps", lambda s: _with(s, step="1")),
-        ("no number of rows", lambda s: _with(s, rows=float("nan"))),
-        ("it has no average", lambda s: _with(s, n_averaged=3)),
-        ("average has another shape", lambda s: _with(s, average=s.w.repeat(2, 1), n_averaged=1)),
+        ("has no parameters", lambda s: _with_state(s, w=s.w[:, 0])),
+        ("has no parameters", lambda s: _with_state(s, w=s.w.astype(int))),
+        ("passes, and no step", lambda s: _with_state(s, step=0)),
+        ("no numbers of steps", lambda s: _with_state(s, step=-1)),
+        ("no numbers of steps", lambda s: _with_state(s, step="1")),
+        ("no number of rows", lambda s: _with_state(s, rows=float("nan"))),
+        ("it has no average", lambda s: _with_state(s, n_averaged=3)),
+        (
+            "average has another shape",
+            lambda s: _with_state(s, average=s.w.repeat(2, 1), n_averaged=1),
+        ),
     ],
 )
-def test_states_that_a_fit_cannot_go_on_from(
+def test_invalid_states_are_refused(
     saved: Checkpoint, match: str, change: Callable[[ShardState], ShardState]
 ) -> None:
     _replaced(saved, change(saved.load()[0]))
@@ -123,7 +133,7 @@ def _npz(**arrays: Any) -> bytes:
 
 
 class _Trap:
-    """Raises where somebody unpickles it."""
+    """Object that raises when unpickled."""
 
     def __reduce__(self) -> Any:
         return exec, ("raise SystemExit('a pickle was loaded')",)
@@ -144,8 +154,8 @@ class _Trap:
     ],
     ids=["bomb", "huge", "overflow", "objects", "many", "nested", "list", "trap", "pickle"],
 )
-def test_hostile_files(saved: Checkpoint, make: Callable[[Path], Any]) -> None:
-    """Nothing is unfolded, allocated or run that the file's own bytes do not hold."""
+def test_hostile_files_are_refused(saved: Checkpoint, make: Callable[[Path], Any]) -> None:
+    """Reading must not unpickle, or decompress or allocate more than the file's size justifies."""
     make(Path(saved.path))
     tracemalloc.start()
     try:
@@ -156,7 +166,7 @@ def test_hostile_files(saved: Checkpoint, make: Callable[[Path], Any]) -> None:
         tracemalloc.stop()
 
 
-def test_a_file_larger_than_the_fit_s_own(saved: Checkpoint) -> None:
+def test_a_file_larger_than_expected_is_refused(saved: Checkpoint) -> None:
     with open(saved.path, "r+b") as file:
-        file.truncate(1 << 34)  # a hole: it takes no room on the disk
+        file.truncate(1 << 34)  # a sparse file, which takes no disk space
     expect_refusal(saved, "has 17179869184 bytes, but checkpoints of this fit have")

@@ -1,4 +1,4 @@
-"""Fits in parts, and fits that go on from a file: the coefficients of an undisturbed one."""
+"""Fits in parts and fits resumed from a file equal an uninterrupted fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.training.checkpoints.saves import PARAMS, Count, X, Y
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_parts_look_like_one_fit(tmp_path: Path, policy: str) -> None:
+def test_fits_in_parts_equal_one_fit(tmp_path: Path, policy: str) -> None:
     count = Count()
     clf = SGDClassifier(
         max_iter=5,
@@ -38,7 +38,7 @@ def test_parts_look_like_one_fit(tmp_path: Path, policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["sync", "allreduce"])
 @pytest.mark.parametrize("average", [False, True])
-def test_a_resumed_fit_equals_an_undisturbed_one(
+def test_a_resumed_fit_equals_an_uninterrupted_one(
     tmp_path: Path, policy: str, average: bool
 ) -> None:
     params = {**PARAMS, "policy": policy, "max_iter": 7, "average": average}
@@ -54,7 +54,7 @@ def test_a_resumed_fit_equals_an_undisturbed_one(
     np.testing.assert_array_equal(again.coef_, resumed.coef_)
 
 
-def test_the_stopping_rule_goes_on(tmp_path: Path) -> None:
+def test_the_stopping_rule_keeps_its_state(tmp_path: Path) -> None:
     params: dict[str, Any] = {"random_state": 0, "max_iter": 200, "tol": 1e-2}
     whole = SGDClassifier(**params).fit(X, Y)
     parts = SGDClassifier(checkpoint=Checkpoint(tmp_path / "c", every=3), **params).fit(X, Y)
@@ -62,13 +62,13 @@ def test_the_stopping_rule_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop_at", [3, 4])
-def test_a_callback_may_stop_it(tmp_path: Path, stop_at: int) -> None:
+def test_a_callback_stops_a_checkpointed_fit(tmp_path: Path, stop_at: int) -> None:
     saved = Checkpoint(tmp_path / "c", every=2)
     clf = SGDClassifier(max_iter=50, callbacks=Count(stop_at=stop_at), checkpoint=saved, **PARAMS)
     assert clf.fit(X, Y).n_iter_ <= stop_at + 1
 
 
-def test_on_a_cluster(client: Client, tmp_path: Path) -> None:
+def test_a_resumed_cluster_fit_equals_an_uninterrupted_one(client: Client, tmp_path: Path) -> None:
     rows, labels = da.from_array(X, chunks=(100, -1)), da.from_array(Y, chunks=100)
     params = {**PARAMS, "max_iter": 4}
     plain = SGDClassifier(**params).fit(rows, labels)
@@ -78,7 +78,7 @@ def test_on_a_cluster(client: Client, tmp_path: Path) -> None:
 
 
 def _interrupted(path: Any, **params: Any) -> Checkpoint:
-    """The checkpoint of a fit that Ctrl-C ended in pass 5; passes 1 to 4 are saved."""
+    """Return the checkpoint of a fit that Ctrl-C ended in pass 5; passes 1 to 4 are saved."""
     saved = Checkpoint(path, every=2, resume=True)
     count = Count(raise_at=5, error=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -90,7 +90,7 @@ def _interrupted(path: Any, **params: Any) -> Checkpoint:
 
 @pytest.mark.parametrize("path", ["local", "memory"])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_after_an_interrupt_sync_equals_an_undisturbed_fit(
+def test_an_interrupted_sync_fit_resumes_to_equal_an_uninterrupted_one(
     tmp_path: Path, path: str, optimizer: str
 ) -> None:
     params = {**PARAMS, "max_iter": 8, "batch_size": 32, "optimizer": optimizer}
@@ -114,10 +114,10 @@ def test_after_an_interrupt_sync_equals_an_undisturbed_fit(
     ids=str,
 )
 @pytest.mark.parametrize("turned", [False, True])
-def test_the_same_maths_goes_on_with_others(
+def test_a_fit_may_resume_with_other_lanes_and_policies(
     tmp_path: Path, changed: dict[str, Any], turned: bool
 ) -> None:
-    """Full batches: every synchronous fit is gradient descent, however it is spread."""
+    """With full batches, every synchronous fit is gradient descent, however lanes are placed."""
     before: dict[str, Any] = {**PARAMS, "max_iter": 8, "batch_size": None, "optimizer": "momentum"}
     undisturbed = SGDClassifier(**before).fit(X, Y)
     after = {**before, **changed}
@@ -130,7 +130,7 @@ def test_the_same_maths_goes_on_with_others(
 
 @pytest.mark.parametrize("after", POLICIES)
 @pytest.mark.parametrize("before", ["sync", "async"])
-def test_any_policy_goes_on(tmp_path: Path, before: str, after: str) -> None:
+def test_any_policy_resumes(tmp_path: Path, before: str, after: str) -> None:
     params = {**PARAMS, "max_iter": 8}
     saved = _interrupted(tmp_path / "c", policy=before, **params)
     several = params | {"run": Run(n_lanes=2, n_servers=2)}
@@ -139,7 +139,7 @@ def test_any_policy_goes_on(tmp_path: Path, before: str, after: str) -> None:
     assert resumed.score(X, Y) > 0.8
 
 
-def test_an_average_is_left_behind_where_none_is_asked_for(tmp_path: Path) -> None:
+def test_a_saved_average_is_dropped_if_average_is_false(tmp_path: Path) -> None:
     params = {**PARAMS, "max_iter": 8}
     undisturbed = SGDClassifier(**params).fit(X, Y)
     saved = _interrupted(tmp_path / "c", average=True, **params)
@@ -156,7 +156,7 @@ def test_labels_of_any_kind(tmp_path: Path, labels: Any) -> None:
         assert fitted.n_iter_ == max_iter
 
 
-def test_a_loss_of_the_user_s_own(tmp_path: Path) -> None:
+def test_a_custom_loss_resumes(tmp_path: Path) -> None:
     class Own(LogLoss):
         __repr__ = object.__repr__
 

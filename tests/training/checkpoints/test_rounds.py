@@ -1,4 +1,4 @@
-"""Fits by round solvers that save themselves, end or are ended, and go on to the same digits."""
+"""Checkpointed fits of round solvers that were stopped resume to the same digits."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SOLVERS: dict[str, dict[str, Any]] = {
 
 
 class Ended(Exception):
-    """The client is gone."""
+    """Error that stands for a lost client."""
 
 
 class End:
-    """Ends a fit with a pass."""
+    """Callback that ends a fit at a pass."""
 
     def __init__(self, at: int, stop: bool = False) -> None:
         self.at, self.stop, self.begun = at, stop, 0
@@ -61,24 +61,24 @@ def _same(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_fit_goes_on_from_its_file(solver: str, tmp_path: Path) -> None:
+def test_a_fit_resumes_from_its_file(solver: str, tmp_path: Path) -> None:
     calm, path = _fit(solver=solver), tmp_path / "c"
     watch = End(0)
     _same(_fit(Checkpoint(path, every=2), watch, solver=solver), calm)
     assert watch.begun == 1
     with pytest.raises(Ended):
         _fit(Checkpoint(path, every=2), End(5), solver=solver)
-    resumed = End(3)  # a pass that is not made again
+    resumed = End(3)  # a pass that is not repeated
     _same(_fit(Checkpoint(path, every=3, resume=True), resumed, solver=solver), calm)
 
 
-def test_a_fit_that_its_user_ends_stays_ended(tmp_path: Path) -> None:
+def test_a_callback_stops_a_checkpointed_fit(tmp_path: Path) -> None:
     for every in (1, 2, 3):
         ended = _fit(Checkpoint(tmp_path / "c", every=every), End(4, stop=True))
         assert 4 <= len(ended.history_) <= 6 < len(_fit().history_)
 
 
-def test_a_cluster_goes_on_where_a_process_ended(client: Client, tmp_path: Path) -> None:
+def test_a_cluster_resumes_a_fit_of_one_process(client: Client, tmp_path: Path) -> None:
     lazy = {"X": da.from_array(X, chunks=(200, -1)), "y": da.from_array(Y, chunks=200)}
     checkpoint = Checkpoint(tmp_path / "c", every=6, resume=True)
     with pytest.raises(Ended):

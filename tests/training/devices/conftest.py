@@ -22,7 +22,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class _Emulated(EmulatedCupy):
-    """Emulated GPU that is always available, with rows that NumPy may not read."""
+    """Emulated GPU that is always available, with rows that NumPy cannot read."""
 
     @classmethod
     def problem(cls) -> str | None:

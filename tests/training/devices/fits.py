@@ -1,4 +1,4 @@
-"""Rows, targets, and stand-ins for a GPU: fits on them must end where the CPU's do."""
+"""Rows, targets, and stand-ins for a GPU, on which fits must equal those of the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient boosting on a GPU: the trees of the CPU, to the last bit."""
+"""Gradient boosting on a GPU grows the same trees as on the CPU, bit for bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SMALL: dict[str, Any] = {"max_iter": 3, "max_leaf_nodes": 8, "early_stopping": F
 
 
 def arrays(model: Any) -> dict[str, bytes]:
-    """All that a fit found, to the bit."""
+    """Return all fitted arrays, for bitwise comparison."""
     scores = {"train": model.train_score_, "held": model.validation_score_}
     found = {**model._trees.packed(), **scores, "baseline": model._baseline}
     return {name: array.tobytes() for name, array in found.items()}
@@ -49,7 +49,7 @@ def arrays(model: Any) -> dict[str, bytes]:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Names of the kernels of trees that were launched."""
+    """Record the names of launched tree kernels."""
     names: set[str] = set()
     launch = cupy_trees.TreeCalls._tree
 
@@ -101,7 +101,9 @@ CASES: dict[str, tuple[type, Any, dict[str, Any]]] = {
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("case", CASES)
-def test_trees_are_the_cpus(case: str, launched: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_equal_those_of_the_cpu(
+    case: str, launched: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     make, y, given = CASES[case]
     given = {**SMALL, "random_state": 0, **given}
     weight = WEIGHT if given.pop("weighted", False) else None
@@ -116,7 +118,7 @@ def test_trees_are_the_cpus(case: str, launched: set[str], monkeypatch: pytest.M
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", ["medians", "categories", "held out", "lanes", "dropped trees"])
-def test_rows_on_a_gpu_are_put_into_bins_there(
+def test_rows_on_a_gpu_are_binned_there(
     case: str, dtype: str, kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
@@ -128,9 +130,9 @@ def test_rows_on_a_gpu_are_put_into_bins_there(
     assert not DeviceArray.copied
     there = make(**given).fit(kernels(rows), y, weight)
     assert arrays(there) == arrays(cpu)
-    # The sample, of which a few rows more are drawn, and values of categories.
+    # The sample, drawn with a few rows to spare, and values of categories.
     assert DeviceArray.copied < 2 * 60 * X.shape[1]
-    # Bins that CPUs go on from.
+    # Bins from which CPUs continue.
     there.set_params(warm_start=True, max_iter=5).fit(kernels(rows), y, weight)
     cpu.set_params(warm_start=True, max_iter=5).fit(rows, y, weight)
     assert arrays(there) == arrays(cpu)
@@ -148,11 +150,13 @@ def test_labels_beside_rows_on_a_gpu(
     there = make().fit(kernels(X), kernels(labels))
     assert arrays(there) == arrays(cpu)
     np.testing.assert_array_equal(there.classes_, cpu.classes_)
-    # A byte for each label, beside the sample.
+    # One byte for each label, in addition to the sample.
     assert DeviceArray.copied < 2 * 60 * X.shape[1] + len(X)
 
 
-def test_rows_on_a_gpu_whose_trees_cpus_grow(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_on_a_gpu_with_trees_grown_on_the_cpu(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
     y = np.column_stack([Y, X[:, 0] > 0])
     make = partial(HistGradientBoostingRegressor, multi_strategy="multi_output_tree", **SMALL)
@@ -164,8 +168,8 @@ def test_rows_on_a_gpu_whose_trees_cpus_grow(kernels: Any, monkeypatch: pytest.M
     assert DeviceArray.copied < 2 * 60 * X.shape[1]
 
 
-def test_lanes_of_blocks_of_both_kinds(kernels: Any) -> None:
-    """Such as rows on a GPU that are not in C order, which make blocks of the host."""
+def test_a_lane_may_hold_blocks_of_gpu_and_host(kernels: Any) -> None:
+    """For instance, rows on a GPU that are not in C order are binned on the host."""
     bins = Bins(tuple(np.sort(rng.normal(size=(6, 20)))), 255, np.zeros(6, bool))
     numbers, found = np.arange(len(X)), []
     for blocks in ([X], [X[:200], kernels(X[200:])], [kernels(X[:200]), X[200:]]):
@@ -181,7 +185,7 @@ def test_lanes_of_blocks_of_both_kinds(kernels: Any) -> None:
             np.testing.assert_array_equal(other, one)
 
 
-def test_bins_that_a_gpu_has_no_room_for_are_named(
+def test_bins_that_exceed_gpu_memory_raise_with_a_remedy(
     kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> Any:
@@ -195,7 +199,7 @@ def test_bins_that_a_gpu_has_no_room_for_are_named(
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("n_lanes", [1, 3])
-def test_trees_that_rank_are_the_cpus(n_lanes: int) -> None:
+def test_ranking_trees_equal_those_of_the_cpu(n_lanes: int) -> None:
     given = {**SMALL, "random_state": 0, "early_stopping": True, "run": Run(n_lanes=n_lanes)}
     gpu, cpu = (
         HistGradientBoostingRanker(device=device, **given).fit(X, THREE, group=np.arange(500) // 9)
@@ -221,7 +225,7 @@ def test_lanes_of_a_trainer_share_each_launch(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("kernels")
-def test_a_fit_goes_on_where_another_device_began() -> None:
+def test_a_fit_continues_on_another_device() -> None:
     models = [
         HistGradientBoostingRegressor(device=first, warm_start=True, **SMALL)
         .fit(X, Y)
@@ -234,7 +238,7 @@ def test_a_fit_goes_on_where_another_device_began() -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-def test_who_goes_on_after_a_loss_makes_raw_predictions_anew(
+def test_raw_predictions_are_recomputed_after_a_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rooms: list[Any] = []
@@ -259,7 +263,9 @@ def test_who_goes_on_after_a_loss_makes_raw_predictions_anew(
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("call", ["rows", "histograms"])
-def test_memory_that_runs_out_is_named(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_gpu_memory_raises_with_a_remedy(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any, **__: Any) -> Any:
         raise MemoryError("no more")
 
@@ -271,7 +277,7 @@ def test_memory_that_runs_out_is_named(call: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", ["auto", "14 KiB"], ids=["kept", "streamed"])
-def test_blocks_on_gpus_of_workers_are_put_into_bins_there(
+def test_blocks_on_gpus_of_workers_are_binned_there(
     budget: str, kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import dask.array as da
@@ -284,7 +290,7 @@ def test_blocks_on_gpus_of_workers_are_put_into_bins_there(
         lambda at: kernels(X[at]), chunks=(numbers.chunks[0], (6,)), new_axis=[1],
         meta=np.empty((0, 0)),
     )  # fmt: skip
-    # In this process, where a GPU is emulated.
+    # In this process, since the GPU is emulated.
     with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster:
         with Client(cluster):
             model = HistGradientBoostingClassifier(run=Run(memory_budget=budget), **given)
@@ -295,11 +301,11 @@ def test_blocks_on_gpus_of_workers_are_put_into_bins_there(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
-def test_workers_sum_what_their_gpus_have_summed(launched: set[str]) -> None:
+def test_workers_sum_the_histograms_of_their_gpus(launched: set[str]) -> None:
     import dask.array as da
 
     cpu = HistGradientBoostingClassifier(device="cpu", **SMALL).fit(X, THREE)
-    # In this process, where a GPU is emulated.
+    # In this process, since the GPU is emulated.
     with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster:
         with Client(cluster):
             rows = da.from_array(X, chunks=(125, 6)), da.from_array(THREE, chunks=125)

@@ -1,4 +1,4 @@
-"""Fits of lanes that hold columns, on a device."""
+"""Feature-sharded fits on a device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_first_layers(gpu: None) -> None:
 
 
 def test_sparse_rows_of_which_steps_touch_few_columns(kernels: None) -> None:
-    """The parameters are the host's, and the rows the device's."""
+    """Parameters stay on the host, rows on the device."""
     few = sparse.random(240, 3_000, 0.005, format="csr", random_state=0)
     model = SGDClassifier(run=Run(shard="features", n_lanes=3), early_stopping=True, **STEPS)
     there, here = (

@@ -1,4 +1,4 @@
-"""Forests and decision trees on a GPU: the trees of the CPU, to the last bit."""
+"""Forests and decision trees on a GPU equal those of the CPU, bit for bit."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ FEW: dict[str, Any] = {"n_estimators": 3, "max_depth": 5, "random_state": 0}
 
 
 def arrays(model: Any) -> dict[str, bytes]:
-    """All that a fit found, to the bit."""
+    """Return all fitted arrays, for bitwise comparison."""
     found = {**model._trees.packed(), "impurity": model._impurity}
     return {name: array.tobytes() for name, array in found.items()}
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Names of the kernels of forests that were launched."""
+    """Record the names of launched forest kernels."""
     names: set[str] = set()
     launch = cupy_forests.ForestCalls._forest
 
@@ -89,7 +89,7 @@ CASES: dict[str, tuple[type, Any, dict[str, Any]]] = {
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("case", CASES)
-def test_trees_are_the_cpus(case: str, launched: set[str]) -> None:
+def test_trees_equal_those_of_the_cpu(case: str, launched: set[str]) -> None:
     make, y, given = CASES[case]
     given = dict(given)
     features = np.where(np.isnan(X), 0.0, X) if "poisson" in case else X
@@ -104,10 +104,10 @@ def test_trees_are_the_cpus(case: str, launched: set[str]) -> None:
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("case", ["balanced", "squares", "lanes", "drawn cuts"])
-def test_trees_of_all_trainers_are_the_cpus(
+def test_trees_of_several_trainers_equal_those_of_the_cpu(
     case: str, launched: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Some nodes are split by all, in parts of few histograms, and some small ones together.
+    # Some nodes are split by all trainers, a few histograms at a time, and small ones together.
     monkeypatch.setattr(forest_joint_growth, "SMALL_NODE_ROWS", 60)
     monkeypatch.setattr(forest_joint_growth, "_MESSAGE_BYTES", 2**15)
     monkeypatch.setattr(forest_joint_growth, "_HISTOGRAM_BYTES", 2**15)
@@ -123,7 +123,7 @@ def test_trees_of_all_trainers_are_the_cpus(
 @pytest.mark.parametrize("how", ["functional", "data"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", ["balanced", "poisson", "drawn cuts", "lanes", "tree"])
-def test_rows_on_a_gpu_are_put_into_bins_there(
+def test_rows_on_a_gpu_are_binned_there(
     case: str, dtype: str, how: str, kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
@@ -141,7 +141,9 @@ def test_rows_on_a_gpu_are_put_into_bins_there(
     assert DeviceArray.copied < 2 * 60 * X.shape[1]
 
 
-def test_rows_on_a_gpu_whose_trees_cpus_grow(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_on_a_gpu_with_trees_grown_on_the_cpu(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
     given = {**FEW, "n_estimators": 25, "criterion": "absolute_error", "oob_score": True}
     there = RandomForestRegressor(**given).fit(kernels(X), Y)
@@ -152,7 +154,7 @@ def test_rows_on_a_gpu_whose_trees_cpus_grow(kernels: Any, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("kernels")
-def test_nodes_look_at_more_features_until_one_varies(launched: set[str]) -> None:
+def test_nodes_try_further_features_until_one_varies(launched: set[str]) -> None:
     # Of 40 features two vary, and a node draws one.
     few = np.zeros((200, 40))
     few[:, 7], few[:, 33] = X[:200, 3], X[:200, 4]
@@ -168,7 +170,9 @@ def test_nodes_look_at_more_features_until_one_varies(launched: set[str]) -> Non
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("call", ["rows", "histograms"])
-def test_memory_that_runs_out_is_named(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_gpu_memory_raises_with_a_remedy(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any, **__: Any) -> Any:
         raise MemoryError("no more")
 
@@ -179,7 +183,7 @@ def test_memory_that_runs_out_is_named(call: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("kernels")
-def test_rows_that_a_gpu_has_no_room_for_stay_where_they_are(
+def test_rows_that_exceed_gpu_memory_stay_on_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     how: list[str] = []
@@ -195,13 +199,13 @@ def test_rows_that_a_gpu_has_no_room_for_stay_where_they_are(
     assert how == ["_make_apart_grower", "_make_joint_grower", "_make_apart_grower"]
 
 
-def test_medians_are_the_cpus() -> None:
+def test_medians_equal_those_of_the_cpu() -> None:
     with pytest.raises(InvalidParameterError, match=r"absolute_error.*only the CPU.*device="):
         RandomForestRegressor(criterion="absolute_error", device="gpu").fit(X, Y)
 
 
 @pytest.mark.usefixtures("kernels")
-def test_medians_are_found_by_the_cpu_where_it_may_choose() -> None:
+def test_medians_are_computed_by_the_cpu_with_device_auto() -> None:
     given = {**FEW, "criterion": "absolute_error"}
     models = [RandomForestRegressor(device=on, **given).fit(X, Y) for on in ("auto", "cpu")]
     assert arrays(models[0]) == arrays(models[1])
@@ -218,7 +222,7 @@ def test_workers_grow_the_same_trees(
     monkeypatch.setattr(forest_joint_growth, "SMALL_NODE_ROWS", 60)
     monkeypatch.setattr(forest_joint_growth, "_MESSAGE_BYTES", 2**15)
     cpu = ExtraTreesClassifier(device="cpu", **FEW).fit(X, THREE)
-    # In this process, where a GPU is emulated.
+    # In this process, since the GPU is emulated.
     with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster:
         with Client(cluster):
             rows = da.from_array(X, chunks=(100, 6)), da.from_array(THREE, chunks=100)

@@ -1,4 +1,4 @@
-"""Moves of rows to a device, once, and the errors where it is missing or full."""
+"""Rows are moved to a device once; a missing or full device raises."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tests.training.devices.fits import TARGETS, CountedMoves, MissingDevice, X
 
 
 class _Full(StrictBackend):
-    """A device without memory for a second array."""
+    """Device without memory for a second array."""
 
     def to_device(self, array: Any) -> Any:
         raise MemoryError("out of memory allocating 8 bytes")
 
 
-def test_auto_is_the_gpu_where_there_is_one_and_rows_are_many(
+def test_auto_selects_an_available_gpu_for_many_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plug_in(CountedMoves, monkeypatch)
@@ -56,7 +56,7 @@ def test_auto_is_the_gpu_where_there_is_one_and_rows_are_many(
 
 
 @pytest.mark.parametrize("model", [LinearRegression(), RidgeCV(cv=2)], ids=["fit", "stack"])
-def test_one_lane_fills_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_lane_uses_a_whole_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plug_in(CountedMoves, monkeypatch)
     monkeypatch.setattr(in_process, "count_cores", lambda: 4)
     monkeypatch.setattr(job, "SUM_BYTES_PER_LANE", 1)
@@ -84,7 +84,7 @@ def test_blocks_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
             device="gpu", policy="allreduce", max_iter=passes, tol=None, batch_size=240
         ).fit(X, TARGETS["two"])
         moved.append(CountedMoves.moved)
-    # What a step moves is its rows' numbers alone, never the block or the parameters.
+    # A step moves only its row indices, never the block or the parameters.
     assert moved[1] <= moved[0] + 19
 
 
@@ -97,8 +97,8 @@ def _fit_on_device(model: Any, dtype: str, rows_dtype: str) -> Any:
     )
 
 
-def test_rows_that_lie_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are checked there too; only a fit of another dtype has them made anew."""
+def test_rows_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are also checked there; only a fit of another dtype copies them."""
     plug_in(FakeCupy, monkeypatch)
     monkeypatch.setattr(DeviceArray, "copied", 0)
     there = DeviceArray(X)
@@ -118,16 +118,14 @@ def test_rows_that_lie_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPat
 
 
 class _AsTheyAre(LinearModel):
-    """Reads rows in their own dtype."""
+    """Model that reads rows in their original dtype."""
 
     def prepare(self, X: Any, dtype: Any) -> Any:
         return X
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "float16"])
-def test_tensors_that_lie_on_the_device_stay_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
+def test_tensors_on_the_device_are_not_copied(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     plug_in(FakeCupy, monkeypatch)
     monkeypatch.setattr(DeviceArray, "copied", 0)
     there = DeviceArray(np.ones((6, 3, 4, 2), dtype))
@@ -139,7 +137,7 @@ def test_tensors_that_lie_on_the_device_stay_as_they_are(
     assert make_block(3, DeviceArray(np.ones((6, 3), dtype))).on_device is None
 
 
-def test_sparse_rows_of_many_features_stay_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_rows_of_many_features_stay_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """With "auto"; the fake device has no sparse arrays, and would raise."""
     plug_in(CountedMoves, monkeypatch)
     monkeypatch.setattr(dataset_info, "DEVICE_ENTRIES", 0)
@@ -147,14 +145,14 @@ def test_sparse_rows_of_many_features_stay_with_the_host(monkeypatch: pytest.Mon
     SGDClassifier(max_iter=1, tol=None).fit(rows, TARGETS["two"])
 
 
-def test_no_silent_move_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_raises_instead_of_using_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     plug_in(MissingDevice, monkeypatch)
     with pytest.raises(DeviceUnavailableError, match="Plug something in"):
         SGDClassifier(device="gpu").fit(X, TARGETS["two"])
 
 
 class _SecondGpu(CountedMoves):
-    """A device that is the second of its process."""
+    """Second device of a process."""
 
     def check_current_device(self) -> None:
         device = SimpleNamespace(id=1)
@@ -175,13 +173,13 @@ def test_the_second_gpu_of_a_process_is_refused(
 
 
 class _TorchsError(RuntimeError):
-    """What torch raises, which is no MemoryError."""
+    """Torch's out-of-memory error, which is no MemoryError."""
 
 
 _TorchsError.__name__ = "OutOfMemoryError"
 
 
-def test_torchs_full_memory_is_told_with_the_remedy_and_other_errors_stay() -> None:
+def test_torchs_out_of_memory_error_names_the_remedy() -> None:
     with pytest.raises(DeviceMemoryError, match=r"A step did not fit .*Take less"):
         with device_memory("A step", "Take less."):
             raise _TorchsError("CUDA out of memory. Tried to allocate 20 MiB")

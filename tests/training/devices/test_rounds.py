@@ -65,7 +65,7 @@ ROUNDS = [
     (ElasticNetCV(alphas=5, cv=2), "numbers"),
     (LogisticRegressionCV(Cs=3, cv=2, tol=1e-6), "two"),
 ]
-#: Candidates that are fitted as one, by the names of a parameter and of targets.
+#: Candidates that are fitted together, by the names of a parameter and of targets.
 SEARCHED = [
     (LogisticRegression(tol=1e-6), "C", "two"),
     (LogisticRegression(tol=1e-6), "C", "three"),
@@ -79,7 +79,7 @@ SEARCHED = [
 @pytest.mark.parametrize(
     ("model", "target"), ROUNDS, ids=[f"{type(m).__name__}-{i}" for i, (m, _) in enumerate(ROUNDS)]
 )
-def test_every_round_solver(gpu: None, model: Any, target: str) -> None:
+def test_every_round_solver_equals_the_cpu(gpu: None, model: Any, target: str) -> None:
     check_device(model, TARGETS[target], rtol=1e-5)
     check_device(model, TARGETS[target], rtol=1e-5, sample_weight=WEIGHT)
 
@@ -89,7 +89,9 @@ def test_every_round_solver(gpu: None, model: Any, target: str) -> None:
     SEARCHED,
     ids=[f"{type(m).__name__}-{y}" for m, _, y in SEARCHED],
 )
-def test_candidates_of_a_search(gpu: None, model: Any, parameter: str, target: str) -> None:
+def test_search_candidates_equal_the_cpu(
+    gpu: None, model: Any, parameter: str, target: str
+) -> None:
     scores = [
         model_selection.GridSearchCV(
             clone(model).set_params(device=device), {parameter: [0.1, 1]}, cv=2
@@ -102,7 +104,7 @@ def test_candidates_of_a_search(gpu: None, model: Any, parameter: str, target: s
 
 
 def test_parameters_are_moved_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for each of ten blocks, whose rows and targets are moved at first."""
+    """They are not moved for each of ten blocks, whose rows and targets are moved only once."""
     plug_in(CountedMoves, monkeypatch)
     CountedMoves.moved = 0
     rows, y = da.from_array(X, chunks=(24, 5)), da.from_array(TARGETS["two"], chunks=24)

@@ -1,4 +1,4 @@
-"""Fits by steps on a device: policies, optimizers, losses, going on.
+"""Step fits on a device: policies, optimizers, losses, continued fits.
 
 On a machine with a GPU the same tests run on CuPy too.
 """
@@ -51,7 +51,7 @@ def test_every_policy(gpu: None, policy: str, n_lanes: int) -> None:
 )
 def test_gradients_are_packed_on_the_host(gpu: None, policy: str, compression: str) -> None:
     model = SGDClassifier(policy=policy, run=Run(n_lanes=2, compression=compression), **STEPS)
-    # A rounding that differs may end at another level.
+    # Different rounding may select another quantisation level.
     check_device(model, TARGETS["three"], rtol=1e-2)
 
 
@@ -78,7 +78,7 @@ def test_every_optimizer(gpu: None, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["allreduce", "local"])
-def test_several_targets_at_rates_of_their_own(gpu: None, policy: str) -> None:
+def test_several_targets_with_separate_rates(gpu: None, policy: str) -> None:
     y = TARGETS["columns"] * [1, 10]
     params = STEPS | {"learning_rate": "auto", "penalty": "elasticnet", "policy": policy}
     for optimizer in ("adagrad", "adam"):
@@ -107,8 +107,8 @@ def test_full_batches_of_either_dtype(gpu: None, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "average"])
-def test_fits_go_on(gpu: None, policy: str) -> None:
-    """By partial_fit and warm_start: the state comes from the host, and goes back there."""
+def test_fits_continue(gpu: None, policy: str) -> None:
+    """By partial_fit and warm_start: the state is moved from the host and back."""
     ends = []
     for device in ("gpu", "cpu"):
         clf = SGDClassifier(device=device, policy=policy, warm_start=True, average=50, **STEPS)
@@ -118,7 +118,7 @@ def test_fits_go_on(gpu: None, policy: str) -> None:
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6)
 
 
-def test_a_snapshot_of_what_lies_on_a_device_is_the_hosts_and_restores_it() -> None:
+def test_snapshots_of_device_state_are_on_the_host_and_restore_it() -> None:
     backend = StrictBackend()
     rule = one_group(get_optimizer("adam"), Constant(0.1), Penalty(0.0, 0.1), 3, 10.0, 0)
 
@@ -157,7 +157,7 @@ def test_kernels_under_every_policy(kernels: None, policy: str) -> None:
 def test_rows_of_several_blocks(
     kernels: None, policy: str, runs: int, held_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chosen where they lie: runs of neighbours, row by row, or from what is not held out."""
+    """Batches are gathered on the device: consecutive rows, single rows, or rows not held out."""
     monkeypatch.setattr(batches, "RUNS_PER_BATCH", runs)
     steps = {**STEPS, "max_iter": 4}
     rows = da.from_array(X, chunks=((100, 7, 133), 5))
@@ -199,10 +199,10 @@ def test_sparse_rows_of_many_features(kernels: None, policy: str) -> None:
 
 
 @pytest.mark.parametrize(("policy", "n_lanes"), [("local", 2), ("average", 1), ("allreduce", 1)])
-def test_steps_at_columns_are_recorded(
+def test_steps_on_touched_columns_are_recorded(
     kernels: None, policy: str, n_lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under Adagrad, without a penalty; the replica then lies on the device."""
+    """Under Adagrad without a penalty, the replica is on the device."""
     recorded, run = [], RecordedSteps.__call__
 
     def counted(self: Any, batches: Any, steps: Any) -> Any:
@@ -220,7 +220,7 @@ def test_steps_at_columns_are_recorded(
         for _ in range(2):
             clf.fit(rows, TARGETS["two"], sample_weight=WEIGHT)
         ends.append(clf)
-        # The CPU's steps are none of them.
+        # Steps on the CPU are not recorded.
         assert sum(recorded) >= 2 * 3 * 240 * 0.9 // 32
     np.testing.assert_allclose(ends[0].coef_, ends[1].coef_, rtol=1e-6, atol=1e-9)
     losses = [[record["loss"] for record in end.history_.records] for end in ends]
@@ -228,7 +228,7 @@ def test_steps_at_columns_are_recorded(
 
 
 def test_lanes_without_rows_step_on_a_device() -> None:
-    """Their batches touch the intercept's row, which must not be gathered there."""
+    """Their empty batches touch the intercept's row, which must not be gathered on the device."""
     backend = StrictBackend()
     parts = get_optimizer("adagrad"), Constant(0.1), Penalty(0.0, 0.0)
     rule = one_group(*parts, 3, 10.0, coordinates=True)

@@ -42,7 +42,7 @@ STORED_FITS = [
 
 @pytest.mark.parametrize(("model", "target"), STORED_FITS)
 def test_features_in_half_precision(kernels: None, stored: str, model: Any, target: str) -> None:
-    """Nothing is lost but what the rows themselves lose; the arithmetic is float32."""
+    """Only the rows lose precision; the arithmetic is float32."""
     y = TARGETS[target]
     there = clone(model).set_params(device="gpu", run__compute_dtype=stored).fit(X, y)
     here = clone(model).set_params(device="cpu").fit(_rounded(X, stored), y)
@@ -57,11 +57,9 @@ def _rounded(rows: NDArray[Any], stored: str) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("intercept", [False, True])
-def test_rows_in_half_precision_that_no_kernel_takes(
-    kernels: None, stored: str, intercept: bool
-) -> None:
-    """Rows too wide for it."""
-    wide = (RNG.normal(size=(240, 2100)) / 10).astype(np.float32)  # rounded once, in both
+def test_half_precision_rows_without_a_kernel(kernels: None, stored: str, intercept: bool) -> None:
+    """Rows too wide for the kernel."""
+    wide = (RNG.normal(size=(240, 2100)) / 10).astype(np.float32)  # rounded once in both fits
     model = SGDClassifier(fit_intercept=intercept, **STEPS)
     there = (
         clone(model).set_params(device="gpu", run__compute_dtype=stored).fit(wide, TARGETS["two"])
@@ -71,7 +69,7 @@ def test_rows_in_half_precision_that_no_kernel_takes(
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_rows_longer_than_half_precision_holds(kernels: None, stored: str) -> None:
+def test_sums_over_features_may_exceed_half_precision(kernels: None, stored: str) -> None:
     """Sums over features are float32, whatever the rows are stored in."""
     large = X * (5e4 / np.abs(X).max())
     assert np.abs(large).sum(axis=1).max() > np.finfo(np.float16).max
@@ -83,7 +81,7 @@ def test_rows_longer_than_half_precision_holds(kernels: None, stored: str) -> No
     np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-3)
 
 
-def test_sparse_rows_are_stored_whole(kernels: None, stored: str) -> None:
+def test_sparse_rows_are_not_stored_in_half_precision(kernels: None, stored: str) -> None:
     rows = sparse.csr_array(np.where(np.abs(X) > 1, X, 0).astype(np.float32))
     model = SGDClassifier(**STEPS)
     there = (
@@ -93,10 +91,10 @@ def test_sparse_rows_are_stored_whole(kernels: None, stored: str) -> None:
     np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-4, atol=1e-5)
 
 
-def test_features_too_large_for_half_precision_are_told(kernels: None, stored: str) -> None:
+def test_features_too_large_for_half_precision_are_refused(kernels: None, stored: str) -> None:
     number = devices.stored_dtype(stored).type
     largest = float(np.nextafter(number(np.inf), number(0)))
-    # Of float32 too, and nearer to the next power of two than to the largest number.
+    # Also for float32: above the largest number, nearer to the next power of two.
     rows = X / np.abs(X).max() * (largest * 1.003)
     with pytest.raises(
         InvalidDataError, match=rf"X .*{stored}.* {re.escape(f'{largest:g}')} at most"

@@ -1,4 +1,4 @@
-"""Histograms of trees that the GPUs of a host sum among themselves."""
+"""Histograms of trees are summed directly between the GPUs of a host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from daskml_dist.solvers import forest_joint_growth
 from daskml_dist.training.worker.loops.own_rows import _TrainerRows
 from tests.training.devices.test_forests import FEW, THREE, WEIGHT, X, Y
 
-#: On 4 workers and 3 features: one has none of its own in boosting.
+#: On 4 workers and 3 features, so that in boosting one worker owns no feature.
 MODELS: dict[str, tuple[type, Any, dict[str, Any]]] = {
     "boosting": (
         HistGradientBoostingClassifier,
@@ -30,7 +30,7 @@ MODELS: dict[str, tuple[type, Any, dict[str, Any]]] = {
 
 
 class _Meeting:
-    """Where the threads that stand for the GPUs of a host add up their arrays."""
+    """Shared sums of the threads that stand for the GPUs of a host."""
 
     def __init__(self, size: int) -> None:
         self.parts: list[Any] = [None] * size
@@ -38,7 +38,7 @@ class _Meeting:
 
 
 class _Group:
-    """What stands for NCCL between the GPUs of a host; NumPy's arrays go the host's way before."""
+    """Stand-in for NCCL between the GPUs of a host; NumPy arrays do not use it."""
 
     bytes_moved = 0
 
@@ -52,7 +52,7 @@ class _Group:
         total = parts[0].copy()
         for part in parts[1:]:
             total += part
-        barrier.wait()  # until all have read them, parts are not written to
+        barrier.wait()  # parts are not overwritten until all have read them
         return total
 
     def abort(self) -> None:
@@ -62,7 +62,7 @@ class _Group:
 
 
 def _groups(size: int) -> Callable[[int, int, bytes, Any], _Group]:
-    """Return what makes the groups of so many ranks, which all meet in one place."""
+    """Return a factory of groups of `n` ranks that share their sums."""
     meeting = _Meeting(size)
 
     def make(rank: int, n_ranks: int, identifier: bytes, wait: Any) -> _Group:
@@ -75,7 +75,7 @@ def _groups(size: int) -> Callable[[int, int, bytes, Any], _Group]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("model", MODELS)
-def test_sums_of_gpus_stay_there(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_histograms_are_summed_on_gpus(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import dask.array as da
 
     make, y, given = MODELS[model]
@@ -108,7 +108,7 @@ def test_sums_of_gpus_stay_there(model: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class _Device:
-    """An array that is not the host's."""
+    """Array that is not in host memory."""
 
     def __init__(self, values: Any) -> None:
         self.values, self.shape = values, values.shape
@@ -120,7 +120,7 @@ class _Device:
         return _Device(self.values.copy())
 
 
-def test_what_a_gpu_has_summed_is_not_brought_to_the_host() -> None:
+def test_reduced_device_arrays_are_not_copied_to_the_host() -> None:
     class Communicator:
         rank, size = 1, 2
 

@@ -1,4 +1,4 @@
-"""The Ctrl-C handler that tests begin and end with."""
+"""Restores the Ctrl-C handler around each test."""
 
 from __future__ import annotations
 

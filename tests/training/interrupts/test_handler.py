@@ -1,4 +1,4 @@
-"""Ctrl-C in the handler: the first is raised, between two steps, and no later one."""
+"""The Ctrl-C handler raises the first interrupt, between two steps, and no later one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from daskml_dist.training.interrupts import Interrupts
 from tests.training.interrupts.endless import press
 
 
-def test_the_first_is_raised_and_later_ones_are_not() -> None:
+def test_only_the_first_interrupt_is_raised() -> None:
     with Interrupts():
         with pytest.raises(KeyboardInterrupt):
             press()
         press()
 
 
-def test_one_that_is_held_is_raised_at_the_end() -> None:
+def test_a_deferred_interrupt_is_raised_at_the_end() -> None:
     told = []
 
     def run() -> None:
@@ -33,7 +33,7 @@ def test_one_that_is_held_is_raised_at_the_end() -> None:
     assert told == ["whole", "after"]
 
 
-def test_one_that_comes_in_a_step_is_raised_between_two() -> None:
+def test_an_interrupt_during_a_step_is_raised_after_it() -> None:
     with Interrupts() as interrupts, interrupts.between_steps():
         interrupts.raise_pending()
         press()
@@ -42,7 +42,7 @@ def test_one_that_comes_in_a_step_is_raised_between_two() -> None:
         assert interrupts.was_pending(caught.value)
 
 
-def test_a_second_one_waits_for_no_step() -> None:
+def test_a_second_interrupt_is_raised_within_the_step() -> None:
     with Interrupts() as interrupts, interrupts.between_steps():
         press()
         with pytest.raises(KeyboardInterrupt) as caught:
@@ -50,7 +50,7 @@ def test_a_second_one_waits_for_no_step() -> None:
         assert not interrupts.was_pending(caught.value)
 
 
-def test_one_in_a_users_own_code_is_raised_at_once() -> None:
+def test_an_interrupt_in_user_code_is_raised_immediately() -> None:
     with Interrupts() as interrupts, interrupts.between_steps(), interrupts.at_once():
         with pytest.raises(KeyboardInterrupt):
             press()
@@ -69,7 +69,7 @@ def test_a_users_own_handler_is_called() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_threads_have_none() -> None:
+def test_threads_install_no_handler() -> None:
     def run() -> None:
         with Interrupts() as interrupts, interrupts.between_steps():
             interrupts.raise_pending()

@@ -1,4 +1,4 @@
-"""Ctrl-C in a fit of this process: it keeps whole steps."""
+"""Ctrl-C in a fit of this process: the estimator keeps the parameters of whole steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_fit_in_memory_keeps_whole_steps(policy: str, monkeypatch: pytest.Monk
     update = SGD.update
 
     def interrupted(self: SGD, w: Any, *args: Any) -> None:
-        if next(count) == 100:  # threads race under "hogwild"
+        if next(count) == 100:  # racing threads of "hogwild" give different results
             press()
         update(self, w, *args)
         steps.append(w.copy())
@@ -95,8 +95,8 @@ def test_an_interrupted_fit_without_targets_can_be_used(model: Any, after: int) 
 
 
 @pytest.mark.parametrize("estimator", [LogisticRegression, PoissonRegressor, LinearSVC])
-def test_an_interrupted_round_fit_has_what_a_whole_one_has(estimator: Any) -> None:
-    """Every attribute, in its shape."""
+def test_an_interrupted_round_fit_has_all_attributes(estimator: Any) -> None:
+    """It has every attribute, in the usual shape."""
     X, y = make_rows()
     tight = {"tol": 1e-9, "max_iter": 1000}
     whole, cut = estimator(**tight).fit(X, y), estimator(callbacks=At(6), **tight)
@@ -110,7 +110,9 @@ def test_an_interrupted_round_fit_has_what_a_whole_one_has(estimator: Any) -> No
     assert shapes[1] == shapes[0] | {"history_": np.shape(cut.history_)}
 
 
-def test_before_the_first_step_nothing_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_before_the_first_step_leaves_the_estimator_unfitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clf = endless("sync")
     monkeypatch.setattr(InProcessEngine, "inspect_blocks", lambda *_: press())
     with pytest.raises(KeyboardInterrupt):
@@ -118,7 +120,7 @@ def test_before_the_first_step_nothing_is_fitted(monkeypatch: pytest.MonkeyPatch
     assert not hasattr(clf, "coef_")
 
 
-def test_one_that_comes_when_all_is_done_leaves_a_whole_fit(
+def test_an_interrupt_at_the_end_leaves_a_complete_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(InProcessEngine, "close", lambda *_: press())
@@ -130,7 +132,7 @@ def test_one_that_comes_when_all_is_done_leaves_a_whole_fit(
 
 
 @pytest.mark.parametrize("when", ["in a part", "as it is saved"])
-def test_a_fit_with_checkpoints_keeps_what_it_had(
+def test_an_interrupted_checkpointed_fit_keeps_its_last_pass(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     callback, saved = At(5), Checkpoint(tmp_path / "fit.npz", every=2)

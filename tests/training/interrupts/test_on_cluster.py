@@ -1,4 +1,4 @@
-"""Ctrl-C in a fit on a cluster: the estimator keeps what the fit had come to."""
+"""Ctrl-C in a fit on a cluster: the estimator keeps the parameters of the last pass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.training.interrupts.endless import (
 
 
 @pytest.mark.parametrize("policy", quick(POLICIES, "sync", "async", "hogwild"))
-def test_a_fit_on_a_cluster_keeps_what_it_had(client: Client, policy: str) -> None:
+def test_an_interrupted_cluster_fit_keeps_its_parameters(client: Client, policy: str) -> None:
     X, y = lazy_rows()
     callback = At(3)
     clf = endless(policy, callbacks=callback, run=Run(n_lanes=2, n_servers=2))
@@ -44,10 +44,10 @@ def test_a_fit_on_a_cluster_keeps_what_it_had(client: Client, policy: str) -> No
     "policy",
     quick(["sync", "average", "async", "allreduce"], "average"),
 )
-def test_a_fit_whose_workers_are_lost_keeps_the_clients_snapshots(
+def test_an_interrupted_fit_without_workers_keeps_the_clients_snapshot(
     client: Client, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a user who does not want to wait for others."""
+    """As if the user does not want to wait for new workers."""
     saved, put = [], SavedSnapshots.put
 
     def note(self: SavedSnapshots, snapshots: list[Saved], on_disk: bool) -> None:
@@ -75,7 +75,7 @@ def test_a_fit_whose_workers_are_lost_keeps_the_clients_snapshots(
     check_goes_on(clf, X, y)
 
 
-def test_another_one_during_the_clean_up_changes_nothing(
+def test_a_second_interrupt_during_the_cleanup_changes_nothing(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clean_up = RunEnding.clean_up
@@ -90,7 +90,7 @@ def test_another_one_during_the_clean_up_changes_nothing(
     with pytest.raises(KeyboardInterrupt):
         clf.fit(*lazy_rows())
     check_kept(clf, 2)
-    # The fixture sees that nothing is left.
+    # The fixture checks that nothing is left on the cluster.
 
 
 def test_a_round_solver_on_a_cluster_keeps_its_last_iterate(client: Client) -> None:
@@ -160,7 +160,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_ctrl_c_of_a_terminal_spares_the_workers() -> None:
-    """It goes to the whole process group, as JupyterLab's button does."""
+    """The signal is sent to the whole process group, as by JupyterLab's stop button."""
     told = []
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT],

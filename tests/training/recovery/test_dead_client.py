@@ -14,13 +14,13 @@ from distributed import Client, LocalCluster
 
 
 def _make_traces() -> Callable[..., dict[str, Any]]:
-    """Made in a function, so that it travels whole.
+    """Return a local function, which is pickled by value.
 
-    A worker that had to import this module first would not answer meanwhile, and be cast out.
+    A worker that had to import this module would not reply meanwhile, and be evicted.
     """
 
     def traces(dask_worker: Any) -> dict[str, Any]:
-        """Traces of a run in a worker's process."""
+        """Return what a run left in a worker's process."""
         import threading
 
         from daskml_dist.training.worker import control as orders
@@ -38,7 +38,7 @@ def _make_traces() -> Callable[..., dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
-def test_a_client_that_dies_leaves_nothing(
+def test_a_killed_client_leaves_nothing_on_the_cluster(
     crew: LocalCluster, crew_client: Client, policy: str
 ) -> None:
     traces = _make_traces()

@@ -1,4 +1,4 @@
-"""Rows of lost workers: sent or read again, or told of."""
+"""Rows of lost workers are sent or read again, or reported as lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.training.recovery.strikes import (
 
 
 @pytest.mark.slow
-def test_rows_in_the_clients_memory_are_sent_again(crew_client: Client) -> None:
+def test_lost_rows_in_the_clients_memory_are_sent_again(crew_client: Client) -> None:
     strike = Strike(lambda run: kill_worker(crew_client, workers_of(run, "trainer").pop()))
     X, y = make_rows()
     calm = make_classifier("sync").fit(X, y)
@@ -40,7 +40,7 @@ def test_rows_in_the_clients_memory_are_sent_again(crew_client: Client) -> None:
 
 
 @pytest.mark.slow
-def test_persisted_rows_are_read_again(crew_client: Client) -> None:
+def test_lost_persisted_rows_are_recomputed(crew_client: Client) -> None:
     X, y = (part.persist() for part in lazy_rows())
     wait([X, y])
     strike = Strike(lambda run: kill_worker(crew_client, workers_of(run, "trainer").pop()))
@@ -50,7 +50,7 @@ def test_persisted_rows_are_read_again(crew_client: Client) -> None:
 
 
 def _scattered(client: Client) -> tuple[Any, Any]:
-    """Rows without a recipe, each block with one worker."""
+    """Return scattered rows that cannot be recomputed, each block on one worker."""
     X, y = make_rows()
     workers = sorted(list_workers(client))
     parts = []
@@ -63,7 +63,7 @@ def _scattered(client: Client) -> tuple[Any, Any]:
 
 
 @pytest.mark.slow
-def test_clients_whose_rows_are_lost_are_drawn_no_more(crew_client: Client) -> None:
+def test_federated_clients_with_lost_rows_are_not_sampled(crew_client: Client) -> None:
     wait_for_three(crew_client)
     X, y = _scattered(crew_client)
     strike = Strike(lambda run: kill_worker(crew_client, workers_of(run, "trainer").pop()))
@@ -77,7 +77,7 @@ def test_clients_whose_rows_are_lost_are_drawn_no_more(crew_client: Client) -> N
 
 
 @pytest.mark.parametrize("policy", first_of("allreduce", "sync", "async"))
-def test_rows_lost_for_good_are_told_or_skipped(crew_client: Client, policy: str) -> None:
+def test_permanently_lost_rows_raise_or_are_skipped(crew_client: Client, policy: str) -> None:
     for mode in ("raise", "skip"):
         wait_for_three(crew_client)
         X, y = _scattered(crew_client)
@@ -88,10 +88,10 @@ def test_rows_lost_for_good_are_told_or_skipped(crew_client: Client, policy: str
                 clf.fit(X, y)
             continue
         clf.fit(X, y)
-        # One of the two blocks may have a copy where it was used.
+        # One of the two blocks may have a copy on a worker that used it.
         lost = clf.history_.extra["lost_rows"]
         assert lost in (1_000, 2_000)
-        # A fit that has no standby yet, as on a busy machine, begins anew without them.
+        # A fit without a standby yet, as on a busy machine, restarts without the lost rows.
         at_first = N_ROWS - lost if strike.events[0].restarted else N_ROWS
         assert clf.history_.records[0]["rows"] == at_first
         assert clf.history_.records[-1]["rows"] == N_ROWS - lost

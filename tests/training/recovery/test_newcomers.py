@@ -1,4 +1,4 @@
-"""Workers that join a fit: others step on until they have imported what it needs."""
+"""Workers that join a fit do not delay others while they import its modules."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from daskml_dist.training.client import membership_changes as reasons
 from daskml_dist.training.client.membership_changes import Newcomers
 from tests.training.recovery.strikes import lazy_rows
 
-#: Seconds after which an import ends that nobody has let end: then a test fails.
+#: Seconds after which a blocked import ends by timeout, so that the test fails.
 PATIENCE = 60.0
-#: Passes meanwhile: they take longer than two roll calls, at each of which a worker could join.
+#: Passes during the import: longer than two roll calls, at each of which a worker could join.
 MANY = 100
-#: A module whose import waits for a file, and says who waits for it.
+#: Module whose import waits for a file, and records the waiting processes.
 SLOW_PART = """
 import os, time
 from pathlib import Path
@@ -41,7 +41,7 @@ class Resting:
 
 @pytest.fixture
 def slow_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a module `slow_part`, on the path of this process and of workers to come."""
+    """Provide the folder of a module `slow_part` on the path of this process and new workers."""
     (tmp_path / "slow_part.py").write_text(SLOW_PART)
     (tmp_path / "go").touch()
     monkeypatch.syspath_prepend(tmp_path)
@@ -52,12 +52,12 @@ def slow_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker has been there for long enough as soon as it is seen."""
+    """Let new workers be admitted as soon as they are seen."""
     monkeypatch.setattr(reasons, "SETTLED", -1.0)
 
 
 class _Joins:
-    """Lets a worker join after the first pass, and its import end some passes later."""
+    """Callback that adds a worker after the first pass and ends its import some passes later."""
 
     def __init__(self, cluster: LocalCluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
@@ -86,7 +86,7 @@ class _Joins:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("settled")
-def test_others_step_on_while_a_worker_that_joins_imports_what_the_fit_needs(
+def test_other_workers_continue_while_a_new_one_imports(
     slow_part: Path,
 ) -> None:
     import slow_part as user_module  # type: ignore[import-not-found]
@@ -122,11 +122,11 @@ def test_others_step_on_while_a_worker_that_joins_imports_what_the_fit_needs(
     assert joins.passes_meanwhile == MANY
 
 
-# --- who is ready ---------------------------------------------------------------------------
+# --- ready workers --------------------------------------------------------------------------
 
 
 class _Tasks:
-    """A fleet whose tasks stand as they are told."""
+    """Actor pool whose tasks have the states that the test sets."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, Any] = {}
@@ -140,15 +140,15 @@ class _Tasks:
         self.let_go.extend(futures)
 
 
-def _some(*addresses: str) -> tuple[Any, _Tasks, Newcomers]:
+def _make_pool(*addresses: str) -> tuple[Any, _Tasks, Newcomers]:
     there: Any = SimpleNamespace(ready=dict.fromkeys(addresses, 1))
     fleet: Any = _Tasks()
     return there, fleet, Newcomers(there, fleet)
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_newcomer_is_ready_once_its_task_has_ended() -> None:
-    _, fleet, found = _some("old", "new")
+def test_a_new_worker_is_ready_once_its_import_task_has_ended() -> None:
+    _, fleet, found = _make_pool("old", "new")
     assert found.ready({"old"}) == []
     assert list(fleet.tasks) == ["new"]
     fleet.tasks["new"].status = "finished"
@@ -158,8 +158,8 @@ def test_a_newcomer_is_ready_once_its_task_has_ended() -> None:
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_task_goes_with_its_worker_and_is_begun_again_where_dask_lost_it() -> None:
-    there, fleet, found = _some("new")
+def test_an_import_task_is_dropped_with_its_worker_and_repeated_if_lost() -> None:
+    there, fleet, found = _make_pool("new")
     found.ready(set())
     first = fleet.tasks["new"]
     first.status = "lost"
@@ -172,10 +172,10 @@ def test_a_task_goes_with_its_worker_and_is_begun_again_where_dask_lost_it() -> 
 
 
 @pytest.mark.usefixtures("settled")
-def test_who_cannot_load_the_fit_takes_no_part_and_the_user_hears_of_it_once(
+def test_a_worker_that_cannot_load_the_fit_is_skipped_with_one_warning(
     told: pytest.LogCaptureFixture,
 ) -> None:
-    _, fleet, found = _some("new")
+    _, fleet, found = _make_pool("new")
     found.ready(set())
     fleet.tasks["new"].status = "error"
     fleet.tasks["new"].exception = lambda: ModuleNotFoundError("No module named 'mine'")

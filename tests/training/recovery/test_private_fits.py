@@ -1,4 +1,4 @@
-"""Private fits that lose workers: steps that are made again have the same batches and noise."""
+"""Private fits that lose workers repeat steps with the same batches and noise."""
 
 from __future__ import annotations
 

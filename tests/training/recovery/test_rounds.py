@@ -1,4 +1,4 @@
-"""Round solvers that lose workers go on from what others remember."""
+"""Round solvers that lose workers resume from the sums that others remember."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.mixture import GaussianMixture
 from tests.training.recovery.strikes import Strike, first_of, make_killer
 
-#: So many that a fit lasts longer than it takes to kill somebody.
+#: Enough rows for a fit to last longer than killing a worker takes.
 N_ROWS = 1_000_000
 
 
 def _unequal_columns(low: float, high: float, of: int, n_rows: int = N_ROWS) -> tuple[Any, Any]:
-    """Rows whose columns are of sizes from 10**low to 10**high, and labels by one of them."""
+    """Return rows with columns scaled from 10**low to 10**high, labelled by one column."""
     rng = da.random.default_rng(0)
     X = rng.normal(size=(n_rows, 20), chunks=(n_rows // 10, -1)) * np.logspace(low, high, 20)
     return X, X[:, of] + rng.normal(size=n_rows, chunks=n_rows // 10) > 0
@@ -30,8 +30,8 @@ def _unequal_columns(low: float, high: float, of: int, n_rows: int = N_ROWS) -> 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("role", first_of("both", "trainer", "server"))
-def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, role: str) -> None:
-    # A fit cannot end without whom it has lost, so it need not last long.
+def test_a_round_solver_resumes_from_remembered_sums(crew_client: Client, role: str) -> None:
+    # The fit cannot end without the lost worker, so it need not last long.
     X, y = _unequal_columns(-2, 2, of=3, n_rows=N_ROWS // 4)
 
     def fit(*callbacks: Any) -> LogisticRegression:
@@ -40,7 +40,7 @@ def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, r
         )
         return clf.fit(X, y)
 
-    # Not of the first passes: on a busy machine others may not have come to remember them.
+    # Not in the first passes, which others may not remember yet on a busy machine.
     calm, strike = fit(), Strike(make_killer(crew_client, role), after=0, passes=5)
     clf = fit(strike)
     assert strike.events
@@ -55,7 +55,7 @@ def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, r
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_a_mixture_goes_on_from_what_others_remember(crew_client: Client) -> None:
+def test_a_mixture_resumes_from_remembered_sums(crew_client: Client) -> None:
     X, _ = _unequal_columns(0, 1, of=3)
     X = X[: N_ROWS // 4].rechunk((N_ROWS // 40, -1))
     start = {"means_init": X[:4].compute(), "weights_init": [0.25] * 4}
@@ -77,8 +77,8 @@ def test_a_mixture_goes_on_from_what_others_remember(crew_client: Client) -> Non
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("role", ["both", "trainer", "server"])
-def test_a_solver_in_ranges_goes_on_from_the_last_point(crew_client: Client, role: str) -> None:
-    """It forgets the curvature, so it takes other steps to the same optimum."""
+def test_a_range_solver_resumes_from_the_last_iterate(crew_client: Client, role: str) -> None:
+    """The curvature is lost, so it takes other steps to the same optimum."""
     X, y = _unequal_columns(-1, 1, of=10)
 
     def fit(*callbacks: Any) -> LogisticRegression:
@@ -96,13 +96,13 @@ def test_a_solver_in_ranges_goes_on_from_the_last_point(crew_client: Client, rol
     records = clf.history_.records
     assert [record["pass"] for record in records] == list(range(1, len(records) + 1))
     assert {record["rows"] for record in records} == {len(X)}
-    # Less than a fit that began anew.
+    # Fewer than a restarted fit needs.
     assert clf.n_iter_ < 2 * calm.n_iter_
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["both", "trainer"])
-def test_documents_begin_alike_on_other_workers(crew_client: Client, role: str) -> None:
+def test_initial_topics_do_not_depend_on_the_worker(crew_client: Client, role: str) -> None:
     X = da.random.default_rng(0).poisson(0.2, size=(20_000, 100), chunks=(2_000, -1))
 
     def fit(*callbacks: Any) -> LatentDirichletAllocation:
@@ -122,7 +122,9 @@ def test_documents_begin_alike_on_other_workers(crew_client: Client, role: str) 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["both", "trainer"])
 @pytest.mark.parametrize("solver", ["cd", "mu"])
-def test_parts_of_lost_rows_are_made_again(crew_client: Client, solver: str, role: str) -> None:
+def test_derived_data_of_lost_rows_are_recomputed(
+    crew_client: Client, solver: str, role: str
+) -> None:
     X = abs(da.random.default_rng(0).normal(size=(200_000, 40), chunks=(20_000, -1)))
 
     def fit(*callbacks: Any) -> NMF:
@@ -139,8 +141,8 @@ def test_parts_of_lost_rows_are_made_again(crew_client: Client, solver: str, rol
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["both", "trainer"])
-def test_what_was_remembered_of_lost_rows_changes_no_centre(crew_client: Client, role: str) -> None:
-    """Rows that move to another trainer are looked at as if nothing were known of them."""
+def test_lost_bounds_of_rows_change_no_centroid(crew_client: Client, role: str) -> None:
+    """Rows that move to another trainer start without remembered distance bounds."""
     X = da.random.default_rng(0).normal(size=(N_ROWS, 10), chunks=(N_ROWS // 10, -1))
 
     def fit(*callbacks: Any) -> KMeans:
@@ -158,8 +160,8 @@ def test_what_was_remembered_of_lost_rows_changes_no_centre(crew_client: Client,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["both", "trainer"])
-def test_lost_rows_find_their_leaves_again(crew_client: Client, role: str) -> None:
-    """Rows that move to another trainer go down the tree that was grown so far."""
+def test_lost_rows_are_assigned_to_their_leaves_again(crew_client: Client, role: str) -> None:
+    """Rows that move to another trainer descend the tree that was grown so far."""
     X = da.random.default_rng(0).normal(size=(N_ROWS, 10), chunks=(N_ROWS // 10, -1))
 
     def fit(*callbacks: Any) -> BisectingKMeans:
@@ -176,7 +178,7 @@ def test_lost_rows_find_their_leaves_again(crew_client: Client, role: str) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["both", "trainer"])
 @pytest.mark.parametrize("policy", ["allreduce", "local"])
-def test_steps_along_batches_go_on(crew_client: Client, role: str, policy: str) -> None:
+def test_mini_batch_steps_resume(crew_client: Client, role: str, policy: str) -> None:
     X = da.random.default_rng(0).normal(size=(N_ROWS, 10), chunks=(N_ROWS // 10, -1))
 
     def fit(*callbacks: Any) -> MiniBatchKMeans:

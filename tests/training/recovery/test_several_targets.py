@@ -1,4 +1,4 @@
-"""Fits of several targets go on after a loss, by steps and by rounds."""
+"""Fits of several targets resume after a loss, by steps and by rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.training.recovery.strikes import Strike, lazy_rows, make_killer
 
 
 class _Resting:
-    """Lets each step take a millisecond longer, so that the fit lasts until somebody strikes."""
+    """Callback that slows each step by a millisecond, so that the fit lasts until the fault."""
 
     def on_step_end(self, step: Any) -> None:
         time.sleep(1e-3)

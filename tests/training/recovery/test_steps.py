@@ -1,4 +1,4 @@
-"""Fits by steps that lose workers: every row counts once, the result is an undisturbed fit's."""
+"""Step fits that lose workers count every row once and equal an undisturbed fit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.training.recovery.strikes import (
 
 
 def _cases() -> Iterator[Any]:
-    """Each policy with each role; by default, one; `chaos` kills under the others."""
+    """Return each policy with each role; one by default, since `chaos` covers the others."""
     quick = {("sync", "both")}
     for policy in POLICIES:
         for role in ("both", "trainer", "server"):
@@ -76,10 +76,10 @@ def test_a_killed_worker_changes_nothing_of_sparse_rows(crew_client: Client, pol
 @pytest.mark.parametrize(
     ("outer", "compression"), [("nesterov", None), ("nesterov", "8bit"), ("adam", None)]
 )
-def test_outer_steps_go_on_from_their_momentum(
+def test_outer_steps_resume_with_their_momentum(
     outer: str, compression: str | None, crew_client: Client
 ) -> None:
-    """And from what lanes had yet to send."""
+    """Also from the residuals that lanes had not sent yet."""
     policy = LocalSGD(7, outer=outer, outer_momentum=0.5)
     params = {"run": Run(n_lanes=3, compression=compression)}
     calm = make_classifier(policy, **params).fit(*lazy_rows())
@@ -91,7 +91,7 @@ def test_outer_steps_go_on_from_their_momentum(
 
 @pytest.mark.parametrize("case", first_of((None, "trainer"), ("adam", "server"), ("muon", "both")))
 def test_a_killed_worker_changes_no_round_of_clients(crew_client: Client, case: Any) -> None:
-    """Neither who is drawn, nor a bit."""
+    """Neither the sampled clients nor any bit."""
     outer, role = case
     policy = FederatedAveraging(0.4, local_epochs=2, proximal=0.1, outer=outer)
     params: dict[str, Any] = {"run": Run(deterministic=True), "max_iter": 8}
@@ -110,7 +110,7 @@ def test_a_killed_worker_changes_no_round_of_clients(crew_client: Client, case: 
     [TopK(0.2), OneBit(4, momentum=0.5), EF21(0.2, momentum=0.5)],
     ids=lambda compression: compression.name,
 )
-def test_a_compressed_allreduce_goes_on_from_what_lanes_left_out(
+def test_a_compressed_allreduce_resumes_with_residuals(
     compression: Any, crew_client: Client
 ) -> None:
     params = {"run": Run(n_lanes=3, compression=compression, deterministic=True)}
@@ -123,10 +123,10 @@ def test_a_compressed_allreduce_goes_on_from_what_lanes_left_out(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["allreduce", "sync", "async"])
-def test_without_a_standby_yet_the_fit_begins_anew(
+def test_the_fit_restarts_if_there_is_no_standby_yet(
     crew_client: Client, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On a busy machine a first pass takes longer than until there are standbys.
+    # On a busy machine standbys may exist before the first pass ends.
     monkeypatch.setattr("daskml_dist.training.client.cluster_run._STANDBY_AFTER", 60.0)
     strike = Strike(lambda run: kill_worker(crew_client, run.server_addresses[0]), after=0)
     clf = make_classifier(policy, strike).fit(*lazy_rows())
@@ -137,7 +137,9 @@ def test_without_a_standby_yet_the_fit_begins_anew(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["sync", "average"])
-def test_all_workers_lost_at_once(crew_client: Client, policy: str) -> None:
+def test_a_fit_survives_the_simultaneous_loss_of_all_workers(
+    crew_client: Client, policy: str
+) -> None:
     def kill_all(run: Any) -> None:
         for pid in crew_client.run(os.getpid).values():
             os.kill(pid, signal.SIGKILL)
@@ -148,7 +150,7 @@ def test_all_workers_lost_at_once(crew_client: Client, policy: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most_in_memory", [2**25, 0], ids=["memory", "disk"])
-def test_the_only_worker_is_lost(
+def test_a_fit_survives_the_loss_of_its_only_worker(
     most_in_memory: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("daskml_dist.training.client.generations._MOST_SAVED", most_in_memory)
@@ -179,7 +181,7 @@ def test_the_only_worker_is_lost(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_servers", [2, 3])
-def test_servers_go_back_to_a_place_that_all_know(crew_client: Client, n_servers: int) -> None:
+def test_servers_return_to_a_common_snapshot(crew_client: Client, n_servers: int) -> None:
     strike = Strike(lambda run: kill_worker(crew_client, run.server_addresses[1]))
     clf = make_classifier("sync", strike, run=Run(n_lanes=3, n_servers=n_servers)).fit(*lazy_rows())
     check_fit(clf, "sync")
@@ -187,9 +189,9 @@ def test_servers_go_back_to_a_place_that_all_know(crew_client: Client, n_servers
     assert strike.events[0].lost_versions <= 64
 
 
-@pytest.mark.slow  # chaos stops processes too
+@pytest.mark.slow  # chaos also stops processes
 @pytest.mark.parametrize("policy", ["async", "sync"])
-def test_a_stopped_process_is_found(crew_client: Client, policy: str) -> None:
+def test_a_stopped_process_is_replaced(crew_client: Client, policy: str) -> None:
     stopped: list[int] = []
 
     def stop(run: Any) -> None:
@@ -208,7 +210,7 @@ def test_a_stopped_process_is_found(crew_client: Client, policy: str) -> None:
 def test_a_busy_worker_is_not_lost(
     crew_client: Client, role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It holds Python's lock until it was found busy, and again since."""
+    """It holds the GIL until it was found busy, and again afterwards."""
     told = tmp_path / "told"
     told.write_bytes(b"\0")
     signs: list[membership.Sign] = []
@@ -243,8 +245,10 @@ def test_a_busy_worker_is_not_lost(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["trainer", "server", "both"])
-def test_a_compressed_fit_drops_what_waits_and_goes_on(crew_client: Client, role: str) -> None:
-    """No residual is applied twice; what a new generation drops hardly shows in the loss."""
+def test_an_asynchronous_compressed_fit_drops_residuals_and_resumes(
+    crew_client: Client, role: str
+) -> None:
+    """No residual is applied twice; dropping the old generation's hardly changes the loss."""
 
     strike = make_strike(crew_client, role)
     plain: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05}
@@ -260,7 +264,7 @@ def test_a_compressed_fit_drops_what_waits_and_goes_on(crew_client: Client, role
 
 
 def _slow_down(seconds: float) -> None:
-    """Let every gradient of this process take longer."""
+    """Slow every gradient of this process down."""
     make = Lane.add_gradient
 
     def add_gradient(self: Lane, *args: Any) -> None:
@@ -273,7 +277,7 @@ def _slow_down(seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_worker_gives_lanes_to_others(crew_client: Client) -> None:
+def test_lanes_of_a_slow_worker_move_to_others(crew_client: Client) -> None:
     def slow_down(run: Any) -> None:
         victims = list(workers_of(run, "trainer"))
         crew_client.run(_slow_down, 0.02, workers=victims)

@@ -1,4 +1,4 @@
-"""Fits of growing tables that lose workers: no row is lost, and none is made twice."""
+"""Fits of growing embedding tables that lose workers neither lose nor duplicate table rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N_ROWS, N_IDS = 1_200, 400
 
 
 def _lazy_rows() -> tuple[Any, Any]:
-    """Rows of a user and an item each, whose sides decide, in blocks."""
+    """Return rows of a user and an item each, labelled by both ids, in blocks."""
     rng = np.random.default_rng(0)
     users, items = rng.integers(N_IDS // 2, size=(2, N_ROWS))
     at = np.stack([users, N_IDS // 2 + items], axis=1).ravel()
@@ -32,7 +32,7 @@ def _lazy_rows() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("role", quick(["server", "trainer", "two"], "server"))
-def test_a_killed_worker_changes_no_row(crew_client: Client, role: str) -> None:
+def test_a_killed_worker_changes_no_table_row(crew_client: Client, role: str) -> None:
     X, y = _lazy_rows()
 
     def fit(*callbacks: Any) -> Any:
@@ -50,8 +50,8 @@ def test_a_killed_worker_changes_no_row(crew_client: Client, role: str) -> None:
     np.testing.assert_array_equal(struck.vectors_, calm.vectors_)
 
 
-def test_servers_that_met_on_a_worker_lose_nothing(crew_client: Client) -> None:
-    """Whether or not one of them moves on, which the standbys' workers decide."""
+def test_servers_that_share_a_worker_after_a_loss_lose_nothing(crew_client: Client) -> None:
+    """Whether one of them moves on depends on the workers of the standbys."""
     X, y = _lazy_rows()
 
     def fit(*callbacks: Any, max_iter: int = 10**6) -> Any:
@@ -70,7 +70,7 @@ def test_servers_that_met_on_a_worker_lose_nothing(crew_client: Client) -> None:
                     run.stop()
 
     struck = fit(strike, UntilSpread())
-    # Of four servers on three workers, all are on the two that were left.
+    # The four servers of three workers are now on the two remaining ones.
     assert 2 in seen
     assert not any(event.restarted for event in strike.events), strike.events
     calm = fit(max_iter=len(struck.history_.records))
@@ -80,7 +80,7 @@ def test_servers_that_met_on_a_worker_lose_nothing(crew_client: Client) -> None:
 
 @pytest.mark.slow
 def test_a_killed_worker_changes_no_tower(crew_client: Client) -> None:
-    """Rows of a frame are hashed again, and make the same batches of negatives."""
+    """Rows of a frame are hashed again and give the same batches of negatives."""
     rng = np.random.default_rng(0)
     users, items = rng.integers(60, size=(2, N_ROWS))
     chosen = pd.DataFrame({"user": users, "item": [f"item {i}" for i in items]})
