@@ -49,6 +49,67 @@ def copy_held_rows(held: HeldRows) -> HeldRows:
     return replace(held, w=held.w.copy(), opt_state=opt_state)
 
 
+@dataclass(frozen=True, eq=False)
+class MostlyEqualRows:
+    """Matrix of which all rows but a few are equal, so that only those few are sent and stored.
+
+    A slice of its rows is an array.
+
+    Parameters
+    ----------
+    n_rows : int
+    numbers : ndarray of int64 of shape (n_stored,)
+        Sorted numbers of the stored rows.
+    rows : ndarray of shape (n_stored, width)
+    other : ndarray of shape (width,)
+        Each of the other rows.
+    """
+
+    n_rows: int
+    numbers: NDArray[np.int64]
+    rows: NDArray[Any]
+    other: NDArray[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that are stored."""
+        return self.numbers.nbytes + self.rows.nbytes
+
+    def part(self, rows: slice) -> MostlyEqualRows:
+        """Return a slice of rows that shares the memory."""
+        start, stop, _ = rows.indices(self.n_rows)
+        first, last = np.searchsorted(self.numbers, (start, stop))
+        return MostlyEqualRows(
+            max(stop - start, 0),
+            self.numbers[first:last] - start,
+            self.rows[first:last],
+            self.other,
+        )
+
+    def __getitem__(self, at: Any) -> NDArray[Any]:
+        """Return a slice of rows as a new array."""
+        rows = at[0] if isinstance(at, tuple) else at
+        part = self.part(rows)
+        found = np.empty((part.n_rows, len(self.other)), self.rows.dtype)
+        found[...] = self.other
+        found[part.numbers] = part.rows
+        return found
+
+
+def pack_rows(array: NDArray[Any], numbers: NDArray[Any]) -> Any:
+    """Return an array as `MostlyEqualRows` where all rows but half, at `numbers`, are equal."""
+    n_rows = len(array)
+    if len(numbers) > n_rows // 2:
+        return array
+    is_other = np.ones(n_rows, bool)
+    is_other[numbers] = False
+    other = array[int(is_other.argmax())].copy()
+    equals = (array == other).all(axis=1)
+    if not (equals | ~is_other).all():
+        return array
+    return MostlyEqualRows(n_rows, np.asarray(numbers, np.int64), array[numbers], other)
+
+
 @dataclass
 class ShardState:
     """State from which a later fit continues; its arrays are of shape (n_rows, width)."""
@@ -131,6 +192,19 @@ class ShardState:
             self.n_averaged,
             self.n_outer_steps,
             None if ids is None else ids[rows].copy(),
+        )
+
+    def view(self, rows: slice) -> ShardState:
+        """Return a slice of the rows of a matrix, which shares the memory."""
+
+        def cut(array: Any) -> Any:
+            return array.part(rows) if isinstance(array, MostlyEqualRows) else array[rows, ...]
+
+        return replace(
+            self,
+            w=cut(self.w),
+            opt_state={name: cut(array) for name, array in self.opt_state.items()},
+            average=None if self.average is None else cut(self.average),
         )
 
     @staticmethod

@@ -27,7 +27,7 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers.adagrad import NAG, Adagrad
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.ps.rule import UpdateRule
-from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.shard_state import ShardState, pack_rows
 from daskml_dist.schedules import Constant
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.pilot import (
@@ -527,9 +527,12 @@ class CalibrationTask:
             ),
             schedule=Constant(self.base_rate * factor),
         )
-        return fit.replace_work(
-            initial=ShardState(start.w, opt_state if own else {}), rule=rule, stopping=stopping
+        # Every process gets the start: of a model of millions of parameters, few are touched.
+        initial = ShardState(
+            pack_rows(start.w, columns),
+            {name: pack_rows(array, columns) for name, array in opt_state.items()} if own else {},
         )
+        return fit.replace_work(initial=initial, rule=rule, stopping=stopping)
 
 
 def is_narrow_dense_fit(fit: FitSpec) -> bool:

@@ -445,7 +445,8 @@ class StepWork(FitWork):
     seed : int
     shuffle : bool
     initial : ShardState or None
-        Parameters, and optimizer state if any, to begin with; None: the model's initial parameters.
+        Parameters, and optimizer state if any, to begin with (arrays, or `MostlyEqualRows`, of
+        which `make_start_state` makes arrays); None: the model's initial parameters.
     first_pass : int, default=0
     single_rows : bool, default=False
         Whether each row of a batch is a step of its own.
@@ -593,8 +594,8 @@ class StepWork(FitWork):
             return self
         model: Any = self.model
         part = model.of_columns(*self.columns[lane : lane + 2])
-        # A lane steps the parameters of its own columns alone.
-        initial = None if self.initial is None else self.initial.part(self.rows_of(lane))
+        # A lane steps the parameters of its own columns alone; `make_start_state` copies them.
+        initial = None if self.initial is None else self.initial.view(self.rows_of(lane))
         # The loss of a step is counted by the last lane only, so only that lane calls the step
         # callbacks.
         callbacks = self.step_callbacks if lane == len(self.columns) - 2 else ()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Backend, SparseRows
 from daskml_dist.backends.devices import device_memory, get_backend, stored_dtype
-from daskml_dist.backends.namespace import is_host, namespace
+from daskml_dist.backends.namespace import is_host, namespace, scalar, total
 from daskml_dist.backends.row_slices import Draw
 from daskml_dist.data.batches import LaneRows, RowRuns
 from daskml_dist.data.blocks import Block, check_finite_rows, encode_small
@@ -302,21 +302,24 @@ class BatchReader:
 
     def sum_weights(self) -> float:
         """Return the sum of the weights of the training rows, which are in memory."""
-        total = 0.0
+        sums = 0.0
         for number, at in self._rows.training:
             rows = self._backend.row_numbers(at)
             weight = self._backend.rows(cast(Any, self._blocks[number].weight), rows)
-            total += float(weight.sum(dtype=np.float64))
-        return total
+            sums += float(scalar(total(weight, dtype=namespace(weight).float64)))
+        return sums
 
     def divide_weights(self, divisor: float) -> None:
-        """Divide the weights of the training rows, before anything reads them."""
+        """Divide the weights of the training rows, before the first step."""
         numbers = {number for number, _ in self._rows.training}
         blocks = {number: self._blocks[number] for number in numbers}
         self._blocks = {
             number: replace(block, weight=cast(Any, block.weight) / divisor)
             for number, block in blocks.items()
         }
+        # On a GPU a gather exists by now, made to find out where the replica will be.
+        for name in ("kept", "gather"):
+            vars(self).pop(name, None)
 
     @functools.cached_property
     def kept(self) -> list[ReadyBlock]:
