@@ -973,6 +973,18 @@ def _holds_texts(X: Any) -> bool:
     return isinstance(first, str | bytes)
 
 
+def check_class_labels(labels: NDArray[Any]) -> NDArray[Any]:
+    """Return distinct labels unchanged; raise if one is missing or continuous."""
+    if labels.dtype.kind == "f":
+        if not np.isfinite(labels).all():
+            raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
+        if (labels % 1).any():
+            raise InvalidDataError(
+                "Unknown label type: continuous. Use a regressor for a continuous target."
+            )
+    return labels
+
+
 def check_no_missing(values: NDArray[Any], name: str, index: int | None = None) -> None:
     """Check that objects or dates hold no None, NaN, NaT or pandas.NA; numbers are let through."""
     if values.dtype.kind in "mM":

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from daskml_dist.data.conversion import load_pandas
-from daskml_dist.datasets._generated import UNIT_ENTRIES, make_streams
+from daskml_dist.datasets._generated import UNIT_ENTRIES, check_counts, make_streams
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.parameters.checks import check_count, check_number
+from daskml_dist.parameters.checks import check_number
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -111,13 +111,10 @@ def make_clicks(
     >>> bool(abs(frame["label"].mean().compute() - 0.25) < 0.05)
     True
     """
-    for name, value in (("n_rows", n_rows), ("n_ids", n_ids), ("n_factors", n_factors)):
-        check_count(name, value)
-    check_count("n_fields", n_fields)
-    check_count("n_numeric", n_numeric, least=0)
-    # Arithmetic with integers of NumPy could overflow.
-    n_rows, n_fields, n_ids = int(n_rows), int(n_fields), int(n_ids)
-    n_numeric, n_factors = int(n_numeric), int(n_factors)
+    n_rows, n_ids, n_factors, n_fields = check_counts(
+        n_rows=n_rows, n_ids=n_ids, n_factors=n_factors, n_fields=n_fields
+    )
+    (n_numeric,) = check_counts(0, n_numeric=n_numeric)
     check_number("zipf", zipf)
     check_number("drift", drift)
     check_number("click_rate", click_rate, lambda v: 0 < v < 1, "between 0 and 1")

@@ -105,14 +105,14 @@ def make_classification(
     >>> X.numblocks, X.dtype, y.dtype
     ((4, 1), dtype('float64'), dtype('int64'))
     """
-    n_samples, n_features, n_informative, n_classes, n_clusters_per_class = _check_counts(
+    n_samples, n_features, n_informative, n_classes, n_clusters_per_class = check_counts(
         n_samples=n_samples,
         n_features=n_features,
         n_informative=n_informative,
         n_classes=n_classes,
         n_clusters_per_class=n_clusters_per_class,
     )
-    n_redundant, n_repeated = _check_counts(0, n_redundant=n_redundant, n_repeated=n_repeated)
+    n_redundant, n_repeated = check_counts(0, n_redundant=n_redundant, n_repeated=n_repeated)
     check_number("flip_y", flip_y, lambda v: 0 <= v <= 1, "of [0, 1]")
     for name, number in (("class_sep", class_sep), ("shift", shift), ("scale", scale)):
         check_number(name, number, _is_any, "that is finite")
@@ -279,10 +279,10 @@ def make_regression(
     >>> bool(abs(LinearRegression().fit(X, y).coef_ - coef).max() < 1e-6)
     True
     """
-    n_samples, n_features, n_targets = _check_counts(
+    n_samples, n_features, n_targets = check_counts(
         n_samples=n_samples, n_features=n_features, n_targets=n_targets
     )
-    (n_informative,) = _check_counts(0, n_informative=n_informative)
+    (n_informative,) = check_counts(0, n_informative=n_informative)
     check_number("noise", noise, lambda v: v >= 0, "that is not negative")
     check_number("bias", bias, _is_any, "that is finite")
     rng, seed = make_streams(random_state)
@@ -351,8 +351,8 @@ def make_counts(
     >>> PoissonRegressor(alpha=0).fit(X, y).coef_.shape
     (5,)
     """
-    n_samples, n_features = _check_counts(n_samples=n_samples, n_features=n_features)
-    (n_informative,) = _check_counts(0, n_informative=n_informative)
+    n_samples, n_features = check_counts(n_samples=n_samples, n_features=n_features)
+    (n_informative,) = check_counts(0, n_informative=n_informative)
     check_number("scale", scale, lambda v: v >= 0, "that is not negative")
     rng, seed = make_streams(random_state)
     true_coef = np.zeros(n_features)
@@ -421,7 +421,7 @@ def make_blobs(
     >>> sorted(KMeans(2, random_state=0).fit(X).cluster_centers_.round().tolist())
     [[0.0, 0.0], [9.0, 9.0]]
     """
-    n_samples, n_features = _check_counts(n_samples=n_samples, n_features=n_features)
+    n_samples, n_features = check_counts(n_samples=n_samples, n_features=n_features)
     rng, seed = make_streams(random_state)
     n_centers = 3 if centers is None else centers
     if isinstance(n_centers, int | np.integer):
@@ -454,7 +454,7 @@ def _draw_blobs(
 # --- rows of units -------------------------------------------------------------------------------
 
 
-def _check_counts(least: int = 1, **counts: Any) -> list[int]:
+def check_counts(least: int = 1, **counts: Any) -> list[int]:
     """Return parameters as Python's integers; raise if one is no integer or less than `least`."""
     for name, value in counts.items():
         check_count(name, value, least=least)

@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.collective import RankGroup
-from daskml_dist.data.conversion import check_no_missing, convert_object_values
+from daskml_dist.data.conversion import (
+    check_class_labels,
+    check_no_missing,
+    convert_object_values,
+)
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 #: Names of the arrays in a block, in their order; arrays that were not given are left out.
@@ -125,14 +129,7 @@ def _find_own_labels(labels: NDArray[Any]) -> NDArray[Any]:
         found = np.unique(convert_object_values(labels))
     except TypeError as error:
         raise _make_mixed_error() from error
-    if found.dtype.kind == "f":
-        if not np.isfinite(found).all():
-            raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
-        if (found % 1).any():
-            raise InvalidDataError(
-                "Unknown label type: continuous. Use a regressor for a continuous target."
-            )
-    return found
+    return check_class_labels(found)
 
 
 def _merge_labels(parts: list[NDArray[Any]]) -> NDArray[Any]:

@@ -36,6 +36,7 @@ from daskml_dist.data.collection import (
 from daskml_dist.data.computing import compute_with_retries
 from daskml_dist.data.conversion import as_column as column_of
 from daskml_dist.data.conversion import (
+    check_class_labels,
     check_no_missing,
     check_unique_names,
     convert_object_values,
@@ -297,14 +298,14 @@ def count_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the sorted labels and how many rows have each, in one pass."""
     if not is_dask(y):
         labels, counts = np.unique(np.asarray(y), return_counts=True)
-        return _check_labels(labels), counts
+        return check_class_labels(labels), counts
     # Passes read blocks of two-dimensional rows, so the targets are also passed as the rows.
     table = y.to_frame("y") if is_series_like(y) else y
     if getattr(table, "ndim", 2) == 1:
         table = table[:, np.newaxis]
     columns = as_collection(table, y, numeric=False, classification=True)
     labels, counts = reduce_parts(columns, _count_block_labels, _merge_label_counts)
-    return _check_labels(labels), counts
+    return check_class_labels(labels), counts
 
 
 def _count_block_labels(
@@ -326,18 +327,6 @@ def _merge_label_counts(
     labels, at = np.unique(np.concatenate([own for own, _ in filled]), return_inverse=True)
     counts = np.bincount(at, np.concatenate([n for _, n in filled]), len(labels))
     return labels, counts.astype(np.int64)
-
-
-def _check_labels(labels: NDArray[Any]) -> NDArray[Any]:
-    """Check that no label is missing or continuous, and return the labels."""
-    if labels.dtype.kind == "f":
-        if not np.isfinite(labels).all():
-            raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
-        if (labels % 1).any():
-            raise InvalidDataError(
-                "Unknown label type: continuous. Use a regressor for a continuous target."
-            )
-    return labels
 
 
 def check_indicators(y: Any) -> int:

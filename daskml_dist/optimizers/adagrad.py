@@ -83,8 +83,7 @@ class Adagrad(Optimizer):
 
     def step_sizes(self, opt_state: OptimizerState) -> Any:
         """Return each parameter's step along a gradient of 1 at a rate of 1."""
-        root = namespace(opt_state["accumulator"]).sqrt(opt_state["accumulator"])
-        return 1 / (root + self.coefficients(1)[0])
+        return _adagrad_step_sizes(self, opt_state)
 
 
 @dataclass(frozen=True)
@@ -173,8 +172,7 @@ class NAG(Optimizer):
 
     def step_sizes(self, opt_state: OptimizerState) -> Any:
         """Return each parameter's step along a gradient of 1 at a rate of 1."""
-        root = namespace(opt_state["accumulator"]).sqrt(opt_state["accumulator"])
-        return 1 / (root + self.coefficients(1)[0]) / opt_state["scale"] ** 2
+        return _adagrad_step_sizes(self, opt_state) / opt_state["scale"] ** 2
 
 
 @dataclass(frozen=True)
@@ -192,6 +190,12 @@ class _SparseAdagrad(FTRL):
         opt_state = super().init(w)
         opt_state["n"] += self.initial_accumulator
         return opt_state
+
+
+def _adagrad_step_sizes(optimizer: Optimizer, opt_state: OptimizerState) -> Array:
+    """Return the inverse roots of the summed squared gradients, bounded by Adagrad's epsilon."""
+    root = namespace(opt_state["accumulator"]).sqrt(opt_state["accumulator"])
+    return 1 / (root + optimizer.coefficients(1)[0])
 
 
 def _adagrad_contraction(before: OptimizerState, opt_state: OptimizerState, lr: float) -> Array:

@@ -176,9 +176,10 @@ _SAMPLE_WORK = 1 << 22
 SAMPLE_SHARE = 1 / 8
 #: Rows of a sample at most, and entries (64 MiB in float64): the client holds it in memory.
 MAX_SAMPLE_ROWS, MAX_SAMPLE_ENTRIES = 1 << 16, 1 << 23
-#: Rows that suffice, in all, per coefficient, and of the rarest label, whichever is most: the first
-#: steps of the fit reach the precision that a larger sample would add as fast.
+#: Rows that suffice, in all and per coefficient, whichever is more: the first steps of the fit
+#: reach the precision that a larger sample would add as fast.
 _SUFFICIENT_ROWS, _SUFFICIENT_ROWS_PER_COEFFICIENT = 1 << 14, 256
+#: Rows of the rarest label that suffice: with fewer, its share in a half is off by several percent.
 _SUFFICIENT_ROWS_OF_A_LABEL = 1 << 11
 #: Entries of sparse rows that suffice, each read twice in a pass: a pilot of 0.2 s.
 _SUFFICIENT_SPARSE_ENTRIES = 1 << 20
