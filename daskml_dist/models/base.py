@@ -86,12 +86,17 @@ class Part:
         Whether the penalty applies to it.
     buffer : bool, default=False
         Whether it is a running mean instead of a trained parameter (the statistics of batch
-        normalisation). A model's "gradient" of a buffer is ``rows * (old - new)``, so that a step
-        of rate 1 by the mean gradient of a row replaces it by the mean of the rows' new values,
-        under any policy. No penalty and no learning rate apply.
+        normalisation). A model's "gradient" of a buffer is ``rows * (retention * old - new)``, and
+        a step multiplies it by its retention and subtracts the mean gradient of a row, which gives
+        the mean of the rows' new values. No penalty and no learning rate apply.
     additive : bool, default=False
         Whether it is a running sum over the rows of all steps (counts). A model's "gradient" is
         minus the rows' terms, which every policy adds up. No penalty and no learning rate apply.
+    retention : float, default=1.0
+        Factor between 0 and 1 by which each batch multiplies a buffer's old value: 0.9 for
+        ``new = 0.9 * old + 0.1 * mean``. The gradient then does not depend on the old value, so
+        that a batch that was computed from an outdated one (``"async"``, ``"hogwild"``) does not
+        move the mean beyond what the batches held.
 
     Examples
     --------
@@ -105,6 +110,7 @@ class Part:
     penalised: bool = True
     buffer: bool = False
     additive: bool = False
+    retention: float = 1.0
 
 
 @dataclass(frozen=True)

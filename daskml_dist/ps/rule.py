@@ -47,6 +47,8 @@ class ParameterGroup:
     rates : tuple of float, default=()
         Further factors on the learning rate, one for each column of the parameters; empty if there
         are none.
+    retention : float, default=1.0
+        For running means, factor by which a step multiplies them first.
     """
 
     start: int
@@ -58,6 +60,7 @@ class ParameterGroup:
     buffer: bool = False
     additive: bool = False
     rates: tuple[float, ...] = ()
+    retention: float = 1.0
 
     @property
     def descends(self) -> bool:
@@ -147,6 +150,7 @@ def make_parameter_groups(
             own.rate if descends else 1.0,
             part.buffer,
             part.additive,
+            retention=part.retention if part.buffer else 1.0,
         )
         # Neighbours with the same update make one step together, in one kernel or pass.
         last = groups[-1] if groups else None
@@ -287,7 +291,13 @@ class UpdateRule:
         nothing = Penalty(0.0, 0.0)
         groups = tuple(
             replace(
-                g, optimizer=outer.optimizer, penalty=nothing, n_penalised=0, rate=1.0, rates=()
+                g,
+                optimizer=outer.optimizer,
+                penalty=nothing,
+                n_penalised=0,
+                rate=1.0,
+                rates=(),
+                retention=1.0,
             )
             for g in self.groups
         )

@@ -647,9 +647,9 @@ class ServerState:
         # For a sparse batch, only its own rows were pulled.
         moved = (shard.w if index is None else shard.w[index]) - old
         # For a sum of n gradients with mean g: n (g + c g * g * moved).
-        push.values = push.values + self._policy.delay_compensation / push.rows * (
-            push.values * push.values * moved
-        )
+        correction = push.values * push.values * moved
+        shard.clear_means_and_sums(correction, index)
+        push.values = push.values + self._policy.delay_compensation / push.rows * correction
         push.owned = True
 
     def _accept_change(self, request: ServerRequest) -> None:
@@ -661,6 +661,7 @@ class ServerState:
         staleness = shard.version - request.version
         if self._ledger is not None:
             self._ledger.observe_staleness(staleness)
+        n_steps = 0
         for lane, (clock, rows, loss) in zip(request.lanes, progress.tolist(), strict=True):
             # Hogwild: one message reports the steps of several lanes in a shared replica. Steps
             # that an earlier message reported do not count again.
@@ -668,10 +669,11 @@ class ServerState:
             if steps <= 0:
                 continue
             self._gate.join(lane, int(clock))
+            n_steps += steps
             if self._ledger is not None:
                 self._ledger.count(self._find_pass(int(clock)), rows, loss, steps)
         with flush_denormals(shard.rule.flushes):
-            shard.add(request.values, request.rows, request.index)
+            shard.add(request.values, request.rows, request.index, n_steps)
         self._snapshot_when_due(shard.version)
 
     def _find_pass(self, clock: int) -> int:

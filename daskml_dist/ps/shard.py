@@ -113,6 +113,8 @@ class _GroupSteps:
         group = self.group
         # Buffers are running means, additive rows are sums; neither is updated by an optimizer.
         if group.buffer:
+            if group.retention != 1:
+                self._w *= group.retention
             self._w -= grad / n_rows
             return
         if group.additive:
@@ -191,7 +193,7 @@ def _is_builtin_optimizer(optimizer: Optimizer) -> bool:
     return type(optimizer) is OPTIMIZERS.get(optimizer.name)
 
 
-def _find_group_rows(group: ParameterGroup, index: NDArray[np.int64]) -> slice:
+def find_group_rows(group: ParameterGroup, index: NDArray[np.int64]) -> slice:
     """Return the slice of a sorted array of row numbers that falls into the group."""
     start, stop = np.searchsorted(index, (group.start, group.stop)).tolist()
     return slice(start, stop)
@@ -243,11 +245,13 @@ class TouchedRowSteps:
         group = self._group
         # Keep only the rows of this group.
         if not self._covers_shard:
-            own = _find_group_rows(group, index)
+            own = find_group_rows(group, index)
             grad, index = grad[own], index[own] - group.start
             if not len(index):
                 return
         if group.buffer:
+            if group.retention != 1:
+                self._w[index] *= group.retention
             self._w[index] -= grad / n_rows
             return
         if group.additive:
@@ -592,7 +596,7 @@ class Shard:
         xp = namespace(grad)
         # Running means and sums are not gradients, and do not count in the norm.
         own = [group for group in self._groups if group.descends]
-        at = [group.rows if index is None else _find_group_rows(group, index) for group in own]
+        at = [group.rows if index is None else find_group_rows(group, index) for group in own]
         parts = [grad[some, ...] for some in at]
         total = sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)
         # The gradient is a sum over rows; the norm of its mean is bounded.
@@ -602,8 +606,22 @@ class Shard:
             for part in parts:
                 part *= self.rule.clip / norm
 
-    def add(self, delta: NDArray[Any], rows: float, index: NDArray[np.int64] | None = None) -> None:
-        """Add the changes of another process (``"hogwild"``), of all rows or of distinct ones."""
+    def add(
+        self,
+        delta: NDArray[Any],
+        rows: float,
+        index: NDArray[np.int64] | None = None,
+        steps: int = 0,
+    ) -> None:
+        """Add the changes that another process made in some steps (``"hogwild"``).
+
+        They are of all rows or of distinct sorted ones. Running means are first multiplied by their
+        retention in these steps.
+        """
+        for group in self._groups:
+            if group.retention != 1:
+                at: Any = group.rows if index is None else index[find_group_rows(group, index)]
+                self.w[at] *= group.retention**steps
         if index is None:
             self.w += delta
         else:
@@ -612,6 +630,12 @@ class Shard:
         self.version += 1
         self._published = None
         self._add_to_average()
+
+    def clear_means_and_sums(self, values: NDArray[Any], index: NDArray[np.int64] | None) -> None:
+        """Set rows of running means and sums to zero in `values`, which has some rows or all."""
+        for group in self._groups:
+            if not group.descends:
+                values[group.rows if index is None else find_group_rows(group, index)] = 0
 
     def apply_pending_penalty(self, by_optimizer: bool = False) -> None:
         """Apply the pending penalty of untouched rows (coordinates only).

@@ -13,6 +13,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from daskml_dist import Run
+from daskml_dist.models.torch_modules.flat import lay_out_parameters
 from daskml_dist.neural_network import TorchClassifier
 from daskml_dist.parameters.checks import seed_of
 from daskml_dist.policies import POLICIES, FederatedAveraging, LocalSGD, Policy
@@ -140,6 +141,29 @@ def test_late_dropout_masks_depend_on_lanes(client: Client, one_worker: Client) 
     for name, value in one.state_dict().items():
         assert torch.equal(value, two.state_dict()[name]), name
     assert one.module_.calls > 20
+
+
+def test_layout_has_the_retention_of_running_statistics() -> None:
+    class Frozen(make_net()):  # type: ignore[misc]
+        """Net that keeps its statistics as they are."""
+
+        def train(self, mode: bool = True) -> Any:
+            super().train(mode)
+            self.norm.eval()
+            return self
+
+    def retention(module: Any) -> list[float]:
+        return [part.retention for part in lay_out_parameters(module).parts if part.buffer]
+
+    assert retention(make_net()()) == [0.9, 0.9, 1.0]
+    assert retention(Frozen()) == [1.0, 1.0, 1.0]
+
+
+def test_racing_threads_count_every_batch() -> None:
+    """A batch's change is measured from the parameters that it read, not those of another step."""
+    found = classifier(policy="hogwild", max_iter=6).fit(*rows())
+    # Two lanes of 600 rows, in batches of 64.
+    assert int(found.module_.norm.num_batches_tracked) == 2 * 10 * 6
 
 
 @pytest.mark.parametrize("policy", quick(POLICIES, "sync", "async", "hogwild", "local"))

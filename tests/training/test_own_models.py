@@ -24,7 +24,7 @@ from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.models import BatchRows, Parameters, Part, StepModel
 from daskml_dist.optimizers import GroupOptions, get_optimizer
 from daskml_dist.parameters.checks import seed_of
-from daskml_dist.policies import POLICIES
+from daskml_dist.policies import POLICIES, Asynchronous, Policy
 from daskml_dist.training.checkpoint import Checkpoint
 from tests.quick import quick
 
@@ -333,31 +333,62 @@ def test_parameter_groups_have_separate_rates_and_optimizers() -> None:
         _classifier(groups={"layer9": GroupOptions()}).fit(*_rows())
 
 
-@pytest.mark.parametrize("policy", quick(EXACT, "sync", "allreduce"))
-def test_a_buffer_is_averaged_over_all_lanes(policy: str) -> None:
-    class Seen(StepModel):
-        """Model whose buffer is the mean of the features of each batch."""
+@cache
+def _make_running_mean() -> Any:
+    """Return an estimator of a running mean of features, as a local class, pickled by value."""
 
-        parameters = Parameters((Part("mean", (N_FEATURES,), buffer=True),))
+    class Seen(StepModel):
+        """Model whose buffer keeps some of its value and adds the rest of the batch's mean."""
+
+        def __init__(self, kept: float) -> None:
+            self.kept = kept
+            mean = Part("mean", (N_FEATURES,), buffer=True, retention=kept)
+            self.parameters = Parameters((mean,))
 
         def encode(self, y: Any, classes: Any, dtype: Any) -> Any:
             return np.searchsorted(classes, y)
 
         def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Any) -> float:
-            old = self.parameters.views(w)["mean"]
-            self.parameters.views(out)["mean"][...] += len(rows.X) * old - rows.X.sum(axis=0)
+            # Minus the new value, without the part that a step keeps of the old one.
+            self.parameters.views(out)["mean"][...] -= (1 - self.kept) * rows.X.sum(axis=0)
             return 0.0
 
         def identity(self) -> dict[str, Any]:
             return {}
 
     class Mean(make_classes()[1]):  # type: ignore[misc]
+        kept = 0.0
+
         def _model(self, rows: Any, last: Any) -> StepModel:
-            return Seen()
+            return Seen(self.kept)
 
         def _set_parameters(self, w: Any, model: Any, rows: Any) -> None:
             self.n_features_in_, self.w_ = N_FEATURES, w
 
+    return Mean
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps_per_round"),
+    [("sync", 1), ("async", 3), (Asynchronous(delay_compensation=2.0), 3), ("hogwild", 3)],
+)
+def test_a_running_mean_is_that_of_all_steps_in_sequence(
+    client: Client, policy: str | Policy, steps_per_round: int
+) -> None:
+    """Lanes that began at the same value do not move it twice."""
+    X = da.full((240, N_FEATURES), 3.0, chunks=(40, N_FEATURES))
+    y = da.from_array(np.arange(240) % 2, chunks=40)
+    mean = _make_running_mean()(max_iter=2, batch_size=20, policy=policy, run=Run(n_lanes=3))
+    mean.kept = 0.8
+    found = mean.fit(X, y)
+    # Two passes of 240 / 3 rows per lane, in batches of 20.
+    n = 2 * 4 * steps_per_round
+    np.testing.assert_allclose(found.w_[:, 0], 3 * (1 - 0.8**n), rtol=1e-12)
+
+
+@pytest.mark.parametrize("policy", quick(EXACT, "sync", "allreduce"))
+def test_a_buffer_is_averaged_over_all_lanes(policy: str) -> None:
+    Mean = _make_running_mean()
     found = Mean(max_iter=1, batch_size=None, policy=policy, run=Run(n_lanes=3)).fit(*_rows())
     np.testing.assert_allclose(found.w_[:, 0], _rows()[0].mean(axis=0), rtol=1e-12)
     with pytest.raises(InvalidParameterError, match=r"has no score .* early_stopping=False"):

@@ -28,14 +28,18 @@ def lay_out_parameters(module: Any, beside_table: bool = False) -> Parameters:
 
     `beside_table`: rows of a table are trained, and there may be no more.
     """
-    named = named_tensors(module)
+    # As in a fit: a module may keep the statistics of some layers as they are (`retention`).
+    named = named_tensors(module.train())
     if not beside_table and not any(n.trained for n in named):
         raise InvalidParameterError(
             f"{type(module).__name__} has no parameters to train. Create layers in its __init__ "
             "and keep them as attributes."
         )
     return Parameters(
-        tuple(Part(n.name, tuple(n.tensor.shape), buffer=not n.trained) for n in named)
+        tuple(
+            Part(n.name, tuple(n.tensor.shape), buffer=not n.trained, retention=n.retention)
+            for n in named
+        )
     )
 
 
@@ -107,6 +111,10 @@ class FlatModule:
         self._gradient: Any = torch.zeros_like(self._flat) if trained else None
         self.gradient: Any = share_memory(self._gradient, like) if trained else None
         self._bind(named)
+        #: Slices of the vector without gradients (running means and other buffers), and the factor
+        #: by which a batch multiplies their old values; and these values.
+        self._means = _find_means(parameters)
+        self._old_means: list[Any] = []
         #: Kernels stored outside the vector, and their slices in it.
         self._kernels: list[tuple[Any, Any, Any]] = []
         if pixelwise and self.device is None:
@@ -120,11 +128,7 @@ class FlatModule:
         self._buffers: list[tuple[dict[str, Any], str, Any]] = []
         #: Slices of the vector, and tensors of another dtype (integers) that hold their values.
         self._beside: list[tuple[Any, Any]] = []
-        #: Slices of the vector without gradients (running means and other buffers).
-        self.means: list[slice] = []
         for rows, alike in _group_adjacent(named):
-            if not alike[0].trained:
-                self._add_mean(rows)
             values = self._get_memory(rows, alike[0].tensor.dtype)
             at = 0
             for n in alike:
@@ -133,12 +137,6 @@ class FlatModule:
                     n, values[at : at + size], slice(rows.start + at, rows.start + at + size)
                 )
                 at += size
-
-    def _add_mean(self, rows: slice) -> None:
-        # Adjacent slices become one.
-        if self.means and self.means[-1].stop == rows.start:
-            rows = slice(self.means.pop().start, rows.stop)
-        self.means.append(rows)
 
     def _get_memory(self, rows: slice, dtype: Any) -> Any:
         """Return the memory of tensors of a dtype: a slice of the vector, or a separate tensor."""
@@ -186,6 +184,8 @@ class FlatModule:
     def enter(self, w: Any) -> None:
         """Set parameters and buffers to those of a matrix."""
         self.flat[...] = namespace(w).reshape(w, (-1,)) if not is_host(w) else w.reshape(-1)
+        # Copied: other threads may change `w` before the batch is done.
+        self._old_means = [self._flat[at].clone() for at, _ in self._means]
         # Integers are means over lanes: rounded.
         for values, store in self._beside:
             store.copy_(values.round())
@@ -201,6 +201,18 @@ class FlatModule:
                 owned[key] = view
         for values, store in self._beside:
             values.copy_(store)
+
+    def mean_gradients(self, n_rows: float) -> list[tuple[slice, Any]]:
+        """Return the "gradients" of the buffers after a batch, by slices; see `Part.buffer`."""
+        return [
+            (at, n_rows * (retention * old - self._flat[at]))
+            for (at, retention), old in zip(self._means, self._old_means, strict=True)
+        ]
+
+    def write_mean_gradients(self, gradients: list[tuple[slice, Any]]) -> None:
+        """Write what :meth:`mean_gradients` returned into the vector of gradients."""
+        for at, gradient in gradients:
+            self._gradient[at] = gradient
 
     def is_bound(self) -> bool:
         """Return whether parameters and their gradients are still those that were bound."""
@@ -226,6 +238,19 @@ def _group_adjacent(named: Sequence[NamedTensor]) -> Iterator[tuple[slice, list[
 def share_memory(tensor: Any, like: Any) -> Any:
     """Return an array of the library of another array that shares a tensor's memory."""
     return tensor.numpy() if is_host(like) else namespace(like).from_dlpack(tensor)
+
+
+def _find_means(parameters: Parameters) -> list[tuple[slice, float]]:
+    """Return the slices of the buffers with their retention; equal neighbours are joined."""
+    means: list[tuple[slice, float]] = []
+    for part in parameters.parts:
+        if not part.buffer:
+            continue
+        rows = parameters.rows[part.name]
+        if means and means[-1][0].stop == rows.start and means[-1][1] == part.retention:
+            rows = slice(means.pop()[0].start, rows.stop)
+        means.append((rows, part.retention))
+    return means
 
 
 def _check_same_layout(module: Any, named: Sequence[NamedTensor], parameters: Parameters) -> None:

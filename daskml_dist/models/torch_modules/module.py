@@ -237,7 +237,7 @@ class _Lane(FlatModule):
             add = partial(self._add_clipped, rows, self.model.row_clip)
             self._drawing.call(add, lambda: self.enter(w))
             self.gather()
-            return self._gradient_at(w, rows.X.shape[0]), 0.0
+            return self._shape_gradient(w), 0.0
         with on_stream_of(w, self.device), torch.enable_grad():
             self.enter(w)
             self.zero_gradients()
@@ -251,6 +251,7 @@ class _Lane(FlatModule):
                     "computing. Create them in __init__, and let only training change them."
                 )
             self.collect()
+            self.write_mean_gradients(self.mean_gradients(rows.X.shape[0]))
             # On a GPU the loss stays there: reading it would wait for the step. Two small copies
             # take the host less time than a new exchange of memory between the libraries.
             if self.device is not None:
@@ -262,7 +263,7 @@ class _Lane(FlatModule):
         if self._steps % _STEPS_PER_COPY == 0 and is_host(w):
             self._last_finite = w.copy()
         self._steps += 1
-        return self._gradient_at(w, rows.X.shape[0]), found
+        return self._shape_gradient(w), found
 
     def _backward(self, loss: Any) -> None:
         """Run the backward pass into the vector of gradients.
@@ -353,15 +354,9 @@ class _Lane(FlatModule):
             )
         return compute_row_losses(self.criterion, output, y[None], name).sum()
 
-    def _gradient_at(self, w: Any, n_rows: int) -> Any:
-        """Return the whole gradient, of the shape of `w`.
-
-        For a buffer it is ``rows * (old - new)``: see `Part.buffer`.
-        """
+    def _shape_gradient(self, w: Any) -> Any:
+        """Return the gradient in the shape of `w`."""
         xp = np if is_host(w) else namespace(w)
-        before = xp.reshape(w, (-1,))
-        for at in self.means:
-            self.gradient[at] = n_rows * (before[at] - self.flat[at])
         return xp.reshape(self.gradient, w.shape)
 
     def outputs(self, w: Any, rows: BatchRows) -> NDArray[Any]:

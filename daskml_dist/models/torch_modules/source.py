@@ -54,6 +54,17 @@ class NamedTensor:
         """Return whether it is a buffer, which a forward pass may change."""
         return self.key in self.owner._buffers
 
+    @property
+    def retention(self) -> float:
+        """Return the factor by which a batch multiplies its old value; 1 unless it is known."""
+        norm = load_torch().nn.modules.batchnorm._NormBase
+        is_mean = isinstance(self.owner, norm) and self.key in {"running_mean", "running_var"}
+        if not is_mean or not self.owner.training:
+            return 1.0
+        # Without a momentum it is the mean of all batches, whose factor changes with their number.
+        momentum = self.owner.momentum
+        return 1.0 if momentum is None else 1.0 - float(momentum)
+
 
 @dataclass(frozen=True, eq=False)
 class ModuleSource:

@@ -148,8 +148,7 @@ class _Stage(FlatModule):
         self.collect()
         # Buffers (running means) as gradients, see `Part.buffer`. Taken now: the next micro-batch's
         # forward pass changes them again.
-        n_rows, flat = x.shape[0], namespace(w).reshape(w, (-1,))
-        by_buffer = [n_rows * (flat[at] - self.flat[at]) for at in self.means]
+        by_buffer = self.mean_gradients(x.shape[0])
         return _to_library_of(output.detach(), w), (leaf, output, by_buffer)
 
     def _apply_layers(self, value: Any, key: tuple[int, ...], seed: Seed) -> Any:
@@ -180,8 +179,7 @@ class _Stage(FlatModule):
         if output.requires_grad:
             output.backward(to_tensor(gradient))
             self.gather()
-        for at, change in zip(self.means, by_buffer, strict=True):
-            self.gradient[at] = change
+        self.write_mean_gradients(by_buffer)
         out += namespace(out).reshape(self.gradient, out.shape)
         if leaf is None:
             return None

@@ -17,6 +17,12 @@ and each trainer damps its changes by how close they came to the minimum (`_damp
 parameter has nearly converged in every trainer, the changes are averaged; if it has only begun to
 move, they are added.
 
+Running means (the statistics of batch normalisation) are not sent as differences: each of several
+trainers that began at the same value would move them by nearly the whole distance, and their sum
+would end beyond what any batch held, such as at a negative variance. A step multiplies them by
+their retention q and adds its batch's part. Of k steps a trainer sends the sum of the parts, and
+servers multiply by q^k and add it: as if all steps were made in sequence.
+
 Before each exchange, trainers apply the pending penalties of parameters that their rows did not
 touch. Each trainer applies the penalties of its own steps, and a parameter that only one trainer's
 rows have would otherwise be nearly unpenalised until the end, when all the others would shrink it
@@ -28,8 +34,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -39,7 +45,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.ps.rule import UpdateRule
-from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard import Shard, find_group_rows
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.lane import Lane
@@ -131,6 +137,8 @@ class SharedReplica:
         self._steps = self._steps_exchanged = 0
         self._stopped = self._has_sent_all = False
         self._exchange_every = fit.steps.policy.exchange_every
+        #: Groups of running means whose retention is known.
+        self._means = [g for g in self.replica.rule.groups if g.retention != 1]
         self._lead = min(_LEAD, self._exchange_every or _LEAD)
         self._rows: _DampedRowSteps | None = None
         if fit.steps.single_rows:
@@ -198,14 +206,18 @@ class SharedReplica:
             grad = lane.compute_gradient(w, batch)
             with self._turns.alone():
                 replica.apply(grad, batch.n_rows, batch.index)
-            n_rows = batch.n_rows
+                # Within the lock, so that changes are read with the number of their steps.
+                self._count_step(lane, batch.n_rows)
         else:
             with self._turns.together():
                 n_rows = self._rows.step(lane)
+            self._count_step(lane, n_rows)
+        self._steps += 1
+
+    def _count_step(self, lane: Lane, n_rows: float) -> None:
         lane.clock += 1
         _, rows, loss = self._done[lane.number]
         self._done[lane.number] = lane.clock, rows + n_rows, loss + lane.last_batch_loss
-        self._steps += 1
 
     def _is_exchange_due(self) -> bool:
         """Return whether the trainer should exchange changes with the servers."""
@@ -231,9 +243,16 @@ class SharedReplica:
         if self.has_others and self.replica.rule.penalty_is_lazy:
             with self._turns.alone():
                 self.replica.apply_pending_penalty(by_optimizer=self._rows is not None)
-        # Clock of each lane, with rows and loss since the last exchange. The server counts rows and
-        # losses when it applies the changes.
-        before, self._reported = self._reported, dict(self._done)
+        with self._turns.alone() if self._means else nullcontext():
+            # Clock of each lane, with rows and loss since the last exchange. The server counts rows
+            # and losses when it applies the changes.
+            before, self._reported = self._reported, dict(self._done)
+            # Memory is reused: the first write to new memory takes longer than the sums.
+            if index is None:
+                delta = np.subtract(self.replica.w, self._base, out=self._delta)
+            else:
+                delta = self.replica.w[index] - self._base
+        sent = self._leave_out_retained(delta, _count_steps(before, self._reported), index)
         progress = np.array(
             [
                 (
@@ -244,11 +263,6 @@ class SharedReplica:
                 for n in self._lanes
             ]
         )
-        # Memory is reused: the first write to new memory takes longer than the sums.
-        if index is None:
-            delta = np.subtract(self.replica.w, self._base, out=self._delta)
-        else:
-            delta = self.replica.w[index] - self._base
         if self._rows is not None:
             self._rows.damp_changes(delta)
         self._clock += 1
@@ -270,7 +284,13 @@ class SharedReplica:
             # `delta`.
             delta += self._base
             others = np.subtract(pulled.w, delta, out=delta)
+            for group, values in zip(self._means, sent, strict=True):
+                others[group.rows] = pulled.w[group.rows] - values
             with self._turns.alone():
+                # What threads retained of the values since they were sent.
+                steps = _count_steps(self._reported, self._done)
+                for group in self._means:
+                    others[group.rows] *= group.retention**steps
                 self.replica.w += others
         # The next exchange measures changes from here.
         self._base = pulled.w
@@ -278,6 +298,21 @@ class SharedReplica:
         self._last_exchange = time.perf_counter()
         self._exchange_seconds = self._last_exchange - since
         return pulled.w
+
+    def _leave_out_retained(
+        self, delta: NDArray[Any], steps: int, index: NDArray[np.int64] | None
+    ) -> list[NDArray[Any]]:
+        """Leave only the batches' parts in the changes of running means; return their values.
+
+        `delta` are changes of all rows, or of those in `index`, in some steps.
+        """
+        values = []
+        for group in self._means:
+            at = group.rows if index is None else find_group_rows(group, index)
+            values.append(delta[at] + self._base[at])
+            # With value = base * q^k + parts: parts = (value - base) + (1 - q^k) * base.
+            delta[at] += (1 - group.retention**steps) * self._base[at]
+        return values
 
     def pull_parameters(self, index: NDArray[np.int64] | None = None) -> None:
         """Replace the replica's parameters, or some rows of them, by the servers'."""
@@ -317,6 +352,13 @@ class SharedReplica:
             if not self._has_sent_all:
                 self._send_last_changes()
             self._connection.call_all("leave", lanes=self._lanes)
+
+
+def _count_steps(
+    before: Mapping[int, tuple[int, float, float]], now: Mapping[int, tuple[int, float, float]]
+) -> int:
+    """Return the number of steps that all lanes made between two records of their clocks."""
+    return sum(clock - before[number][0] for number, (clock, _, _) in now.items())
 
 
 class _DampedRowSteps:
