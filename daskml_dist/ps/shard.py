@@ -193,8 +193,10 @@ def _is_builtin_optimizer(optimizer: Optimizer) -> bool:
     return type(optimizer) is OPTIMIZERS.get(optimizer.name)
 
 
-def find_group_rows(group: ParameterGroup, index: NDArray[np.int64]) -> slice:
-    """Return the slice of a sorted array of row numbers that falls into the group."""
+def find_group_rows(group: ParameterGroup, index: NDArray[np.int64] | None) -> slice:
+    """Return the slice of a sorted array of row numbers (None: of all) that is in the group."""
+    if index is None:
+        return group.rows
     start, stop = np.searchsorted(index, (group.start, group.stop)).tolist()
     return slice(start, stop)
 
@@ -620,8 +622,8 @@ class Shard:
         """
         for group in self._groups:
             if group.retention != 1:
-                at: Any = group.rows if index is None else index[find_group_rows(group, index)]
-                self.w[at] *= group.retention**steps
+                at = find_group_rows(group, index)
+                self.w[at if index is None else index[at]] *= group.retention**steps
         if index is None:
             self.w += delta
         else:
@@ -635,7 +637,7 @@ class Shard:
         """Set rows of running means and sums to zero in `values`, which has some rows or all."""
         for group in self._groups:
             if not group.descends:
-                values[group.rows if index is None else find_group_rows(group, index)] = 0
+                values[find_group_rows(group, index)] = 0
 
     def apply_pending_penalty(self, by_optimizer: bool = False) -> None:
         """Apply the pending penalty of untouched rows (coordinates only).

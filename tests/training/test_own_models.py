@@ -340,27 +340,28 @@ def _make_running_mean() -> Any:
     class Seen(StepModel):
         """Model whose buffer keeps some of its value and adds the rest of the batch's mean."""
 
-        def __init__(self, kept: float) -> None:
-            self.kept = kept
-            mean = Part("mean", (N_FEATURES,), buffer=True, retention=kept)
+        def __init__(self, kept: float, retention: float) -> None:
+            self.kept, self.retention = kept, retention
+            mean = Part("mean", (N_FEATURES,), buffer=True, retention=retention)
             self.parameters = Parameters((mean,))
 
         def encode(self, y: Any, classes: Any, dtype: Any) -> Any:
             return np.searchsorted(classes, y)
 
         def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Any) -> float:
-            # Minus the new value, without the part that a step keeps of the old one.
-            self.parameters.views(out)["mean"][...] -= (1 - self.kept) * rows.X.sum(axis=0)
+            old, n = self.parameters.views(w)["mean"], len(rows.X)
+            new = self.kept * old + (1 - self.kept) * rows.X.mean(axis=0)
+            self.parameters.views(out)["mean"][...] += n * (self.retention * old - new)
             return 0.0
 
         def identity(self) -> dict[str, Any]:
             return {}
 
     class Mean(make_classes()[1]):  # type: ignore[misc]
-        kept = 0.0
+        kept, retention = 0.0, 1.0
 
         def _model(self, rows: Any, last: Any) -> StepModel:
-            return Seen(self.kept)
+            return Seen(self.kept, self.retention)
 
         def _set_parameters(self, w: Any, model: Any, rows: Any) -> None:
             self.n_features_in_, self.w_ = N_FEATURES, w
@@ -379,7 +380,7 @@ def test_a_running_mean_is_that_of_all_steps_in_sequence(
     X = da.full((240, N_FEATURES), 3.0, chunks=(40, N_FEATURES))
     y = da.from_array(np.arange(240) % 2, chunks=40)
     mean = _make_running_mean()(max_iter=2, batch_size=20, policy=policy, run=Run(n_lanes=3))
-    mean.kept = 0.8
+    mean.kept = mean.retention = 0.8
     found = mean.fit(X, y)
     # Two passes of 240 / 3 rows per lane, in batches of 20.
     n = 2 * 4 * steps_per_round

@@ -112,8 +112,8 @@ class FlatModule:
         self.gradient: Any = share_memory(self._gradient, like) if trained else None
         self._bind(named)
         #: Slices of the vector without gradients (running means and other buffers), and the factor
-        #: by which a batch multiplies their old values; and these values.
-        self._means = _find_means(parameters)
+        #: by which a batch multiplies their old values; and these values. For training only.
+        self._means = _find_means(parameters) if trained else []
         self._old_means: list[Any] = []
         #: Kernels stored outside the vector, and their slices in it.
         self._kernels: list[tuple[Any, Any, Any]] = []

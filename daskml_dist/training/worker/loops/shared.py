@@ -215,6 +215,7 @@ class SharedReplica:
         self._steps += 1
 
     def _count_step(self, lane: Lane, n_rows: float) -> None:
+        """Count a step of a lane, with its rows and loss."""
         lane.clock += 1
         _, rows, loss = self._done[lane.number]
         self._done[lane.number] = lane.clock, rows + n_rows, loss + lane.last_batch_loss
@@ -308,7 +309,7 @@ class SharedReplica:
         """
         values = []
         for group in self._means:
-            at = group.rows if index is None else find_group_rows(group, index)
+            at = find_group_rows(group, index)
             values.append(delta[at] + self._base[at])
             # With value = base * q^k + parts: parts = (value - base) + (1 - q^k) * base.
             delta[at] += (1 - group.retention**steps) * self._base[at]
