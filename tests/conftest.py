@@ -97,7 +97,7 @@ def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def user_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """Return the log messages for the user, also while a cluster silences its logs."""
     caplog.handler.setLevel(logging.WARNING)
     return caplog

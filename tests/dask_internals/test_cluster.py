@@ -114,13 +114,13 @@ def test_a_running_task_knows_whether_it_is_wanted(client: Client) -> None:
             time.sleep(0.02)
         worker.log_event("canary", "unwanted" if time.monotonic() < deadline else "wanted")
 
-    def told() -> list[Any]:
+    def user_log() -> list[Any]:
         return [event for _, event in client.get_events("canary")]
 
     future = client.submit(until_unwanted, "begun", pure=False)
-    assert _until(lambda: "begun" in told())
+    assert _until(lambda: "begun" in user_log())
     future.cancel()
-    assert _until(lambda: "unwanted" in told())
+    assert _until(lambda: "unwanted" in user_log())
 
 
 def test_data_is_asked_for_by_its_key(client: Client) -> None:
@@ -297,19 +297,19 @@ def test_the_log_message_of_a_failed_heartbeat_is_unchanged() -> None:
     assert HEARTBEAT_FAILED in inspect.getsource(distributed.Worker.heartbeat)
 
 
-def test_a_private_event_loop_ends_without_warnings(told: pytest.LogCaptureFixture) -> None:
+def test_a_private_event_loop_ends_without_warnings(user_log: pytest.LogCaptureFixture) -> None:
     """For example while tornado's `Event.wait` times out, whose waiter is never notified."""
     gc.collect()  # warnings left by other tests have been issued
-    told.clear()
+    user_log.clear()
     engine = ClusterEngine.on_own_cluster(as_collection(np.zeros((2, 1)), np.zeros(2)))
     loop = engine._client.loop.asyncio_loop  # type: ignore[attr-defined]
     engine.close()
-    for error in (TimeoutError("Timeout"), OSError("told")):
+    for error in (TimeoutError("Timeout"), OSError("user_log")):
         loop.create_future().set_exception(error)
     gc.collect()
-    messages = [record.getMessage() for record in told.records if record.name == "asyncio"]
+    messages = [record.getMessage() for record in user_log.records if record.name == "asyncio"]
     assert len(messages) == 1
-    assert "told" in messages[0]
+    assert "user_log" in messages[0]
 
 
 def test_clusters_of_our_own_are_silent_in_whatever_order_they_end() -> None:

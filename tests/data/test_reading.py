@@ -210,7 +210,7 @@ def test_a_paused_worker_is_avoided(crew_client: Client, tmp_path: Path, persist
 def test_a_fit_waits_while_all_workers_are_paused(
     crew_client: Client,
     tmp_path: Path,
-    told: pytest.LogCaptureFixture,
+    user_log: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(computing, "_NOTICE_SECONDS", 0.1)
@@ -221,7 +221,8 @@ def test_a_fit_waits_while_all_workers_are_paused(
         with short, pytest.raises(TrainingError, match="0 of 3: 3 at their memory limit"):
             _classifier().fit(*_lazy(tmp_path))
         assert any(
-            m.startswith("waiting for workers (0 of 3: 3 at their memory") for m in told.messages
+            m.startswith("waiting for workers (0 of 3: 3 at their memory")
+            for m in user_log.messages
         )
     finally:
         crew_client.run(_pause, 0.8)
@@ -251,7 +252,7 @@ def test_a_fit_makes_an_adaptive_cluster_grow(kind: str, tmp_path: Path) -> None
 
 
 def test_waiting_for_workers_is_logged_once(
-    told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    user_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(computing, "_NOTICE_SECONDS", 0.1)
     with (
@@ -263,7 +264,7 @@ def test_waiting_for_workers_is_logged_once(
             _classifier().fit(*_rows())
         with pytest.raises(TrainingError, match=r"within 0.4 s \(0\)"):
             StandardScaler().fit(da.zeros((4, 2), chunks=2))
-    assert [m[:34] for m in told.messages if m.startswith("waiting")] == [
+    assert [m[:34] for m in user_log.messages if m.startswith("waiting")] == [
         "waiting for workers (0; 0.4 s). Sc"
     ] * 2
 
@@ -326,7 +327,7 @@ def test_a_fit_without_a_client_leaves_nothing_in_the_process(tmp_path: Path) ->
 
 @SLOW
 def test_compute_raises_when_all_workers_are_lost(
-    tmp_path: Path, told: pytest.LogCaptureFixture
+    tmp_path: Path, user_log: pytest.LogCaptureFixture
 ) -> None:
     """Dask itself would wait forever without a message."""
     with (
@@ -351,17 +352,17 @@ def test_compute_raises_when_all_workers_are_lost(
             StandardScaler().fit(_lazy(tmp_path, seconds=60, read=read)[0])
         leaver.join()
         _until(lambda: not client.futures)
-    assert any(m.startswith("waiting for workers (0; 2 s)") for m in told.messages)
+    assert any(m.startswith("waiting for workers (0; 2 s)") for m in user_log.messages)
 
 
 def test_a_watch_cancels_tasks_without_workers(
-    client: Client, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
+    client: Client, monkeypatch: pytest.MonkeyPatch, user_log: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(computing, "_NOTICE_SECONDS", 0.02)
     nowhere = client.submit(bool, workers=["tcp://127.0.0.1:1"], pure=False)
     gone = pytest.raises(TrainingError, match=r"No worker accepted work within 0.1 s \(0\)")
     with gone, computing.watch_workers(client, list, 0.1, nowhere.key):
         nowhere.result(timeout=200)
-    assert any(m.startswith("waiting for workers (0; 0.1 s)") for m in told.messages)
+    assert any(m.startswith("waiting for workers (0; 0.1 s)") for m in user_log.messages)
     with computing.watch_workers(client, lambda: [{"status": "running"}], 0.1, nowhere.key):
         time.sleep(0.3)  # no task is cancelled while there is a worker

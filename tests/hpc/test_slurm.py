@@ -126,14 +126,14 @@ def _n_workers(client: Client) -> int:
     return len(client.scheduler_info(n_workers=-1)["workers"])
 
 
-def test_cancelled_jobs_change_nothing(slurm: Path, told: pytest.LogCaptureFixture) -> None:
+def test_cancelled_jobs_change_nothing(slurm: Path, user_log: pytest.LogCaptureFixture) -> None:
     """Of two jobs one is cancelled, and then the one that has taken its place, or the other."""
     X, y = _rows()
     cancelled: list[str] = []
     with _cluster() as (cluster, client):
         cluster.adapt(minimum_jobs=2, maximum_jobs=2, interval="200ms")
         client.wait_for_workers(2, timeout=60)
-        told.handler.setLevel(logging.WARNING)  # which the cluster has made an error's
+        user_log.handler.setLevel(logging.WARNING)  # which the cluster has made an error's
 
         def cancel(events: list[Any]) -> bool:
             if len(cancelled) < 2 and len(events) >= len(cancelled) and _n_workers(client) == 2:
@@ -149,17 +149,19 @@ def test_cancelled_jobs_change_nothing(slurm: Path, told: pytest.LogCaptureFixtu
     assert len(set(cancelled)) == 2
     for job in cancelled:
         assert any(f"job {job} of Slurm was cancelled" in reason for reason in reasons), reasons
-        assert f"job {job} of Slurm was cancelled" in told.text
+        assert f"job {job} of Slurm was cancelled" in user_log.text
     assert {record["rows"] for record in struck.history_} == {N_ROWS}
     np.testing.assert_array_equal(struck.coef_, calm.coef_)
 
 
-def test_a_walltime_error_names_all_workers(slurm: Path, told: pytest.LogCaptureFixture) -> None:
+def test_a_walltime_error_names_all_workers(
+    slurm: Path, user_log: pytest.LogCaptureFixture
+) -> None:
     """Slurm checks limits twice a minute, and ends both jobs simultaneously."""
     with _cluster(walltime="00:01:00") as (cluster, client):
         cluster.adapt(minimum_jobs=2, maximum_jobs=2, interval="200ms")
         client.wait_for_workers(2, timeout=60)
-        told.handler.setLevel(logging.WARNING)
+        user_log.handler.setLevel(logging.WARNING)
         addresses = set(client.scheduler_info(n_workers=-1)["workers"])
         until = _Until(lambda events: any("walltime" in event.reason for event in events))
         X, y = _rows()
@@ -169,7 +171,7 @@ def test_a_walltime_error_names_all_workers(slurm: Path, told: pytest.LogCapture
     assert "of Slurm reached the walltime of 00:01:00" in reasons
     assert {record["rows"] for record in fitted.history_} == {N_ROWS}
     assert "Time limit exhausted for JobId=1" in (slurm / "s" / "slurmctld.log").read_text()
-    warnings = [m for m in told.messages if "--lifetime" in m]
+    warnings = [m for m in user_log.messages if "--lifetime" in m]
     assert warnings
     assert all(any(address in message for message in warnings) for address in addresses)
 

@@ -127,7 +127,7 @@ def test_a_new_version_is_swapped_in(tmp_path: Path) -> None:
 
 
 def test_loaded_models_are_served_without_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_log: pytest.LogCaptureFixture
 ) -> None:
     """Loaded models stay in service if the folder is gone, empty, or unreadable."""
     folder = registry(tmp_path / "models", 1)
@@ -153,7 +153,7 @@ def test_loaded_models_are_served_without_the_folder(
         with monkeypatch.context() as away:
             away.setattr(Path, "iterdir", _raising(OSError(number, os.strerror(number))))
             assert models.refresh() == models.refresh() == []
-    assert told.text.count("Cannot check") == 2  # once for each reason
+    assert user_log.text.count("Cannot check") == 2  # once for each reason
     publish(model(2), folder, "m")
     assert models.refresh() == ["m"]
 
@@ -166,7 +166,7 @@ def _raising(error: Exception) -> Callable[..., Any]:
 
 
 def test_a_pointer_to_a_missing_version_changes_nothing(
-    tmp_path: Path, told: pytest.LogCaptureFixture
+    tmp_path: Path, user_log: pytest.LogCaptureFixture
 ) -> None:
     """The served version stays: a newer one may not be released."""
     folder = registry(tmp_path / "models", 1)
@@ -180,11 +180,11 @@ def test_a_pointer_to_a_missing_version_changes_nothing(
         (folder / "m" / "current").write_text(held)
         for _ in range(2):
             models.refresh()
-        assert told.text.count(f"{words}; version 1 is still served") == 1
+        assert user_log.text.count(f"{words}; version 1 is still served") == 1
         # A server that starts now finds no version and says so.
         metrics = Metrics()
         assert numbers(Models(folder, metrics=metrics)) == 2.0
-        assert told.text.count(f"{words}; the newest complete version is served") == number + 1
+        assert user_log.text.count(f"{words}; the newest complete version is served") == number + 1
         assert b'daskml_dist_load_failures_total{model="m"} 1' in metrics.render()
         assert numbers(models) == 1.0
     for number in (1, 2):  # a repeated problem is logged again
@@ -193,7 +193,7 @@ def test_a_pointer_to_a_missing_version_changes_nothing(
         assert numbers(models) == 2.0
         (folder / "m" / "current").write_text("")
         models.refresh()
-        assert told.text.count(f"{words}; version 2 is still served") == number
+        assert user_log.text.count(f"{words}; version 2 is still served") == number
 
 
 def test_changes_are_watched(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def _end_of_thread() -> None:
             thread.join(20)
 
 
-def test_a_walltime_names_all_workers_and_the_remedy(told: pytest.LogCaptureFixture) -> None:
+def test_a_walltime_names_all_workers_and_the_remedy(user_log: pytest.LogCaptureFixture) -> None:
     jobs = _jobs("TIMEOUT")
     reason = jobs.name(f"worker {A} was lost", {A, B})
     assert reason == (
@@ -45,17 +45,17 @@ def test_a_walltime_names_all_workers_and_the_remedy(told: pytest.LogCaptureFixt
         "01:00:00"
     )
     _end_of_thread()
-    assert f"lost {A}, {B}: job 7, 8 of Slurm reached the walltime" in told.text
-    assert "--lifetime" in told.text
+    assert f"lost {A}, {B}: job 7, 8 of Slurm reached the walltime" in user_log.text
+    assert "--lifetime" in user_log.text
     assert jobs.describe_losses().startswith(f" Lost with their jobs: {A}, {B} (job 7, 8 of Slurm")
 
 
-def test_a_completing_job_is_queried_again(told: pytest.LogCaptureFixture) -> None:
+def test_a_completing_job_is_queried_again(user_log: pytest.LogCaptureFixture) -> None:
     jobs = _jobs("RUNNING", "COMPLETING", "CANCELLED")
     jobs.note_lost_workers({A})
     _end_of_thread()
     assert jobs.describe_losses() == f" Lost with their jobs: {A} (job 7 of Slurm was cancelled)."
-    assert "--lifetime" not in told.text
+    assert "--lifetime" not in user_log.text
 
 
 def test_workers_without_jobs_are_named_alone() -> None:
@@ -65,8 +65,8 @@ def test_workers_without_jobs_are_named_alone() -> None:
     assert jobs.describe_losses() == ""
 
 
-def test_no_cause_is_given_if_slurm_reports_no_state(told: pytest.LogCaptureFixture) -> None:
+def test_no_cause_is_given_if_slurm_reports_no_state(user_log: pytest.LogCaptureFixture) -> None:
     jobs = _jobs("")
     assert jobs.name(f"worker {A} was lost", {A}) == f"worker {A} was lost"
     _end_of_thread()
-    assert "Slurm" not in told.text
+    assert "Slurm" not in user_log.text

@@ -173,7 +173,7 @@ def test_an_import_task_is_dropped_with_its_worker_and_repeated_if_lost() -> Non
 
 @pytest.mark.usefixtures("settled")
 def test_a_worker_that_cannot_load_the_fit_is_skipped_with_one_warning(
-    told: pytest.LogCaptureFixture,
+    user_log: pytest.LogCaptureFixture,
 ) -> None:
     _, fleet, found = _make_pool("new")
     found.ready(set())
@@ -181,6 +181,6 @@ def test_a_worker_that_cannot_load_the_fit_is_skipped_with_one_warning(
     fleet.tasks["new"].exception = lambda: ModuleNotFoundError("No module named 'mine'")
     for _ in range(3):
         assert found.ready(set()) == []
-    (record,) = (one for one in told.records if one.name.startswith("daskml_dist"))
+    (record,) = (one for one in user_log.records if one.name.startswith("daskml_dist"))
     assert "'mine'" in record.getMessage()
     assert "packages" in record.getMessage()
