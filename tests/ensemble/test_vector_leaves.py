@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from typing import Any
 
@@ -57,10 +58,11 @@ def kind_of(classes: bool) -> tuple[Any, Any]:
 # --- trees --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("classes", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("categories", [None, [4]])
-def test_trees_equal_plain_numpy(classes: bool, weighted: bool, categories: Any) -> None:
+@pytest.mark.parametrize(
+    ("targets", "categories"), in_turn(itertools.product([False, True], repeat=2), [None, [4]])
+)
+def test_trees_equal_plain_numpy(targets: tuple[bool, bool], categories: Any) -> None:
+    classes, weighted = targets
     kind, y = kind_of(classes)
     weight = WEIGHT if weighted else np.ones(len(X))
     model = kind(

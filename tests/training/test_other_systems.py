@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.quick import quick
+
 ROOT = Path(__file__).parents[2]
 
 #: Features that a system lacks, removed by a script before the package is loaded. Libraries that it
@@ -108,7 +110,8 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("system", LACKS)
+# Windows lacks nearly all that macOS lacks.
+@pytest.mark.parametrize("system", quick(LACKS, "win32"))
 def test_fits_of_one_process_need_no_linux(system: str, tmp_path: Path) -> None:
     lacks = textwrap.dedent(LACKS[system])
     script = textwrap.dedent(SCRIPT).format(lacks=lacks)

@@ -28,6 +28,7 @@ from daskml_dist.solvers.binning import BinnedRows
 from daskml_dist.solvers.boosting_scores import RowBoostLoss
 from daskml_dist.solvers.gradient_boosting import _BoostingRun
 from tests.fake_cupy import DeviceArray
+from tests.quick import in_turn
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(500, 6))
@@ -116,8 +117,12 @@ def test_trees_equal_those_of_the_cpu(
     assert launched == {function for name in names for function in of_cuda.FUNCTIONS[name]}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", ["medians", "categories", "held out", "lanes", "dropped trees"])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    in_turn(
+        ["medians", "categories", "held out", "lanes", "dropped trees"], ["float32", "float64"]
+    ),
+)
 def test_rows_on_a_gpu_are_binned_there(
     case: str, dtype: str, kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

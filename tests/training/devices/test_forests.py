@@ -22,6 +22,7 @@ from daskml_dist.solvers import binning, forest_joint_growth
 from daskml_dist.solvers.forest import _ForestRun
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from tests.fake_cupy import DeviceArray
+from tests.quick import in_turn
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(400, 6))
@@ -120,9 +121,14 @@ def test_trees_of_several_trainers_equal_those_of_the_cpu(
     assert "forest_histograms" in launched
 
 
-@pytest.mark.parametrize("how", ["functional", "data"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", ["balanced", "poisson", "drawn cuts", "lanes", "tree"])
+@pytest.mark.parametrize(
+    ("case", "dtype", "how"),
+    in_turn(
+        ["balanced", "poisson", "drawn cuts", "lanes", "tree"],
+        ["float32", "float64"],
+        ["functional", "data"],
+    ),
+)
 def test_rows_on_a_gpu_are_binned_there(
     case: str, dtype: str, how: str, kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
