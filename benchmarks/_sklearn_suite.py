@@ -27,6 +27,7 @@ import sklearn
 
 ROOMS = (
     "linear_model", "svm", "naive_bayes", "preprocessing", "impute", "feature_extraction",
+    "feature_selection",
     "compose", "metrics", "neural_network", "cluster", "decomposition", "mixture", "ensemble",
     "model_selection", "tree",
 )  # fmt: skip

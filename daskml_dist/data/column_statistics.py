@@ -8,7 +8,7 @@ all rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
@@ -243,6 +243,30 @@ def compute_column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Number
         count[at] = together
     some = np.where(count > 0, count, np.nan)
     return count, np.where(count > 0, mean, np.nan), squares / some
+
+
+def merge_column_moments(parts: Sequence[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
+    """Merge means, variances and counts of columns; None for means or variances not needed.
+
+    Counts are one number, or one for each column; the mean of a column without values is NaN.
+    """
+    mean, var, n = parts[0]
+    for mean_b, var_b, n_b in parts[1:]:
+        # Pairwise update of mean and variance (Chan, Golub and LeVeque 1983).
+        total = n + n_b
+        if mean is not None:
+            # With s the second part's share of the rows and d = b - a the difference of the
+            # means: mean = a + s d, and var = (1 - s) va + s vb + s (1 - s) d^2.
+            share = np.divide(n_b, total, out=np.zeros(np.shape(total)), where=total > 0)
+            a, b = (np.where(count > 0, m, 0.0) for m, count in ((mean, n), (mean_b, n_b)))
+            if var is not None:
+                va = np.where(n > 0, var, 0.0)
+                vb = np.where(n_b > 0, var_b, 0.0)
+                var = va + share * (vb - va) + share * (1 - share) * (b - a) ** 2
+                var = np.where(total > 0, var, np.nan)
+            mean = np.where(total > 0, a + share * (b - a), np.nan)
+        n = total
+    return mean, var, n
 
 
 def check_no_infinity(values: NDArray[Any]) -> None:

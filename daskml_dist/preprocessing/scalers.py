@@ -25,6 +25,7 @@ from daskml_dist.data.column_statistics import (
     compute_column_moments,
     compute_column_ranges,
     compute_rank_error,
+    merge_column_moments,
     merge_column_sketches,
     sketch_columns,
 )
@@ -142,24 +143,7 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
         return mean, var if self.with_std else None, count
 
     def _merge(self, summaries: list[Any]) -> Any:
-        mean, var, n = summaries[0]
-        for mean_b, var_b, n_b in summaries[1:]:
-            # Pairwise update of mean and variance (Chan, Golub and LeVeque 1983).
-            total = n + n_b
-            if mean is not None:
-                # With s the second part's share of the rows and d = b - a the difference of the
-                # means: mean = a + s d, and var = (1 - s) va + s vb + s (1 - s) d^2.
-                share = np.divide(n_b, total, out=np.zeros(np.shape(total)), where=total > 0)
-                # The mean of a feature is NaN if all its values in a block are missing.
-                a, b = (np.where(count > 0, m, 0.0) for m, count in ((mean, n), (mean_b, n_b)))
-                if var is not None:
-                    va = np.where(n > 0, var, 0.0)
-                    vb = np.where(n_b > 0, var_b, 0.0)
-                    var = va + share * (vb - va) + share * (1 - share) * (b - a) ** 2
-                    var = np.where(total > 0, var, np.nan)
-                mean = np.where(total > 0, a + share * (b - a), np.nan)
-            n = total
-        return mean, var, n
+        return merge_column_moments(summaries)
 
     def _finish(self, summary: Any) -> None:
         self.mean_, self.var_, n = summary

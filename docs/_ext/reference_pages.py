@@ -32,8 +32,8 @@ GROUPS = {
         "wrappers",
     ],
     "Data, scores and searches": [
-        "preprocessing", "impute", "compose", "feature_extraction", "metrics", "metrics.pairwise",
-        "model_selection", "inspection", "inference", "datasets",
+        "preprocessing", "impute", "compose", "feature_extraction", "feature_selection",
+        "metrics", "metrics.pairwise", "model_selection", "inspection", "inference", "datasets",
     ],
     "How a fit is made": [
         "", "planning", "streaming", "collective", "integrations.xgboost", "integrations.lightgbm",

@@ -95,6 +95,8 @@ _turned = _of(("normal",), rtol=1e-6, twin_rtol=1e-5)
 _parts = partial(
     _of(("counts",), rtol=1e-6, twin=None), n_components=2, tol=0.0, max_iter=20, random_state=0
 )
+# scikit-learn's scores divide by the spread of constants, and lose digits to large means.
+_scored = _of(("normal", "counts", "mostly zero"), targets=("classes",), rtol=1e-7, twin_rtol=1e-7)
 _quantiles = _of(NUMBERS, rtol=1e-8, twin_rtol=1e-6)
 _binned = _of(("normal", "counts", "scales", "constant column"), rtol=1e-8, twin_rtol=1e-8)
 
@@ -243,6 +245,13 @@ SETTINGS: dict[str, list[Setting]] = {
         _scaled(strategy="median", add_indicator=True),
         _of((*WORDS, "missing"))(strategy="most_frequent"),
     ],
+    "VarianceThreshold": [_scaled(), _scaled(threshold=0.5)],
+    "SelectKBest": [_scored(k=2)],
+    "SelectPercentile": [_scored(percentile=50)],
+    "SelectFpr": [_scored(alpha=0.9)],
+    "SelectFdr": [_scored(alpha=0.9)],
+    "SelectFwe": [_scored(alpha=0.9)],
+    "GenericUnivariateSelect": [_scored(mode="k_best", param=1)],
     "TfidfTransformer": [_counts()],
     "VotingClassifier": [
         _iterative(estimators=_lines(linear_model.LogisticRegression, "C", **TIGHT), voting="soft"),

@@ -45,10 +45,13 @@ _OWN: dict[str, dict[str, Any]] = {
     "IncrementalPCA": {"batch_size": None},
     "LatentDirichletAllocation": {"max_iter": 3, "batch_size": 128},
     "MiniBatchKMeans": {"tol": 0.0, "max_no_improvement": None},
+    "GenericUnivariateSelect": {"mode": "k_best", "param": 2},
     "RidgeCV": {"alphas": [0.1, 1.0]},
     "RidgeClassifierCV": {"alphas": [0.1, 1.0]},
     "SGDClassifier": {"tol": None},
     "SGDRegressor": {"tol": None},
+    "SelectKBest": {"k": 2},
+    "SelectPercentile": {"percentile": 50},
 }
 #: Members of meta-estimators that need more than one line.
 _MEMBERS: dict[str, dict[str, Any]] = {
@@ -132,7 +135,7 @@ def rows_of(name: str) -> tuple[Any, Any]:
         return [{"a": float(row[0]), "b": float(row[1])} for row in _X], None
     if name == "NamespaceHasher":
         return [{"a": {"b": float(row[0])}, "c": str(row[1])} for row in _X], None
-    if name == "TargetEncoder":
+    if name == "TargetEncoder" or hasattr(model, "score_func"):
         return _X, _LABELS
     if name == "HistGradientBoostingRanker":
         return pd.DataFrame(_X, columns=list("abcd")).assign(qid=np.arange(_N_ROWS) // 7), _LABELS

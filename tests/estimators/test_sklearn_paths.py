@@ -65,10 +65,8 @@ NOT_OURS = {
         "ENGLISH_STOP_WORDS strip_accents_ascii strip_accents_unicode strip_tags"
     ),
     "feature_selection": (
-        "GenericUnivariateSelect RFE RFECV SelectFdr SelectFpr SelectFromModel SelectFwe "
-        "SelectKBest SelectPercentile SelectorMixin SequentialFeatureSelector VarianceThreshold "
-        "chi2 f_classif f_oneway f_regression mutual_info_classif mutual_info_regression "
-        "r_regression"
+        "RFE RFECV SelectFromModel SelectorMixin SequentialFeatureSelector f_oneway "
+        "mutual_info_classif mutual_info_regression"
     ),
     "frozen": ("FrozenEstimator"),
     "gaussian_process": ("GaussianProcessClassifier GaussianProcessRegressor"),

@@ -12,6 +12,7 @@ import daskml_dist
 from daskml_dist.errors import ExportError, ModelFileError
 from daskml_dist.inference import mlflow as flavor
 from daskml_dist.inference import to_onnx
+from daskml_dist.inference.saved.safetensors_file import code_of
 from tests.docs.blocks import ROOT
 from tests.inference.formats import NO_ONNX, NO_TENSORS, REST, SUBJECTS, firsts, found, table, tried
 from tests.inference.test_to_sklearn import _public
@@ -66,7 +67,7 @@ def test_files_of_safetensors(name: str, tmp_path: Path) -> None:
         return
     assert ours
     assert reason in ("", "with some settings")
-    _answers(model, daskml_dist.load(tmp_path / "a.safetensors"), rows)
+    _answers(model, daskml_dist.load(tmp_path / "a.safetensors", **code_of(model)), rows)
 
 
 @pytest.mark.slow

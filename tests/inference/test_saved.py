@@ -45,8 +45,8 @@ X = np.random.default_rng(0).normal(size=(60, 4))
 Y = (X[:, 0] > 0).astype(int)
 #: scikit-learn's classes that skops does not trust by itself.
 UNKNOWN_TO_SKOPS = (
-    "BisectingKMeans", "HistGradient", "KBins", "SimpleImputer", "Tweedie", "Voting", "bag",
-    "calibrated", "halving", "hyperband", "search", "stack", "vote",
+    "BisectingKMeans", "Generic", "HistGradient", "KBins", "Select", "SimpleImputer", "Tweedie",
+    "Voting", "bag", "calibrated", "halving", "hyperband", "search", "stack", "vote",
 )  # fmt: skip
 
 

@@ -28,8 +28,8 @@ from daskml_dist.errors import ModelFileError
 #: Subpackages whose classes hold data only, and are loaded without being listed as trusted.
 _TRUSTED_SUBPACKAGES = (
     "calibration", "cluster", "compose", "compression", "conformal", "decomposition",
-    "ensemble",
-    "feature_extraction", "frequent_patterns", "graph", "impute", "linear_model", "losses",
+    "ensemble", "feature_extraction", "feature_selection", "frequent_patterns", "graph", "impute",
+    "linear_model", "losses",
     "metrics", "mixture", "model_selection", "models", "naive_bayes", "neural_network",
     "optimizers", "parameters.run", "penalties", "policies", "preprocessing", "privacy",
     "ps.shard_state",
@@ -60,7 +60,11 @@ _TRUSTED_NAMES = frozenset(
         "sklearn.utils._bunch.Bunch",
     )
 )
-_SPLITTERS = "sklearn.model_selection._split."
+#: Modules of scikit-learn whose classes and functions all are splitters, and scores of features.
+_TRUSTED_MODULES = (
+    "sklearn.feature_selection._univariate_selection.",
+    "sklearn.model_selection._split.",
+)
 
 
 def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> list[str]:
@@ -107,7 +111,7 @@ def _is_known(name: str) -> bool:
     return (
         ours
         or name in _TRUSTED_NAMES
-        or name.startswith(_SPLITTERS)
+        or name.startswith(_TRUSTED_MODULES)
         or name in _list_score_functions()
     )
 
