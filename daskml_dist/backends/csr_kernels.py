@@ -223,6 +223,25 @@ def add_dense_squares(X: Any, at: Any, weight: Any, mean: Any, out: Any) -> None
 
 
 @_compile_gradient
+def add_sparse_squares(
+    indptr: Any, indices: Any, data: Any, rows: Any, at: Any, weight: Any, mean: Any, out: Any,
+    stored: Any,
+) -> None:  # fmt: skip
+    """Add ``weight[i] * (x - mean[at[i]]) ** 2`` of each stored entry to ``out[at[i]]``.
+
+    The weights of the entries are added to ``stored[at[i]]``.
+    """
+    for i in range(len(rows)):
+        row, to = rows[i], at[i]
+        scale = np.float64(weight[i]) if len(weight) else 1.0
+        for k in range(indptr[row], indptr[row + 1]):
+            column = indices[k]
+            apart = data[k] - mean[to, column]
+            out[to, column] += scale * (apart * apart)
+            stored[to, column] += scale
+
+
+@_compile_gradient
 def find_new_columns(indptr: Any, indices: Any, data: Any, rows: Any, seen: Any) -> Any:
     """Return the columns of rows that `seen` does not mark, in order of appearance; mark them.
 

@@ -517,5 +517,14 @@ class NumpyBackend(Backend):
         """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
         from daskml_dist.backends import csr_kernels
 
-        weight = np.empty(0) if weight is None else weight
-        csr_kernels.add_dense_squares(X, at, weight, mean, out)
+        given = np.empty(0) if weight is None else weight
+        if not isinstance(X, CSRRows):
+            csr_kernels.add_dense_squares(X, at, given, mean, out)
+            return
+        stored = np.zeros(out.shape)
+        csr_kernels.add_sparse_squares(
+            X.X.indptr, X.X.indices, X.X.data, X.rows, at, given, mean, out, stored
+        )
+        # Each entry that is not stored, a zero, is as far from the mean as 0 is.
+        whole = np.bincount(at, weight, minlength=len(out))
+        out += (whole[:, None] - stored) * mean**2

@@ -169,8 +169,9 @@ class GaussianNB(BaseNB):
 
     As in scikit-learn, except that :meth:`partial_fit` smooths with the variance of all rows so
     far, so that fits in parts give the same result as one fit. Variances are merged from those of a
-    few rows at a time (Chan, Golub and LeVeque), so a large mean loses no digits. Sparse rows are
-    made dense, a few at a time.
+    few rows at a time (Chan, Golub and LeVeque), so a large mean loses no digits. A fit reads only
+    the stored entries of sparse rows; on a GPU, and to predict, they are made dense, a few at a
+    time.
 
     Parameters
     ----------

@@ -76,10 +76,11 @@ class ClassMoments(Statistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         everything = slice(model.n_classes, model.n_classes + 1)
-        for at in row_tiles(rows.X, backend, dense=True, cached=_TILE_BYTES):
+        stays_sparse = is_sparse(rows.X) and backend.device == "cpu"
+        for at in row_tiles(rows.X, backend, dense=not stays_sparse, cached=_TILE_BYTES):
             part = rows.part(at, backend)
             # The host's kernels convert rows of any dtype as they read them.
-            plain = is_host(part.X) and not is_sparse(part.X)
+            plain = stays_sparse or (is_host(part.X) and not is_sparse(part.X))
             X, weight = part.X if plain else to_dense_float64(part.X), part.weight
             classes, code = _find_present_classes(part.y, model.n_classes)
             some = None if weight is None else cast(weight, out.dtype)
@@ -94,7 +95,7 @@ class ClassMoments(Statistic):
     def _merge_row_moments(
         self, X: Any, code: Any, weight: Any, out: Any, groups: Any, backend: Backend
     ) -> None:
-        xp, n_features = namespace(X), X.shape[1]
+        xp, n_features = namespace(out), X.shape[1]
         total = out[groups, ...]
         part = zeros(total.shape, out.dtype, like=out)
         count, mean, squares = part[:, :1], part[:, 1 : 1 + n_features], part[:, 1 + n_features :]

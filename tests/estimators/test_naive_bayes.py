@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 from scipy import sparse
 
 from daskml_dist import Run, naive_bayes
+from daskml_dist.backends.numpy_backend import CSRRows
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.naive_bayes import merge_moments
 from daskml_dist.naive_bayes import BernoulliNB, CategoricalNB, GaussianNB, MultinomialNB
@@ -100,6 +101,15 @@ def test_variances_keep_their_precision_with_a_large_mean(container: Any, weight
     exact = np.average((wide - mean) ** 2, axis=0, weights=share)
     assert_allclose(ours.var_[1] - ours.epsilon_, exact.astype(float), 1e-9, atol=1e-4)
     assert_allclose(ours.theta_[1], mean.astype(float), 1e-13)
+
+
+@WEIGHTS
+def test_a_fit_reads_only_stored_entries(weight: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    X = sparse.random_array((len(Y), 40), density=0.2, format="csr", rng=RNG)
+    dense = X.toarray()
+    monkeypatch.setattr(CSRRows, "toarray", None)
+    ours = GaussianNB(run=Run(n_lanes=2)).fit(X, Y, weight)
+    _assert_same("GaussianNB", ours, _peer("GaussianNB", dense, weight))
 
 
 def test_a_first_outlier_does_not_reduce_precision() -> None:
