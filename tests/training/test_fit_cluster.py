@@ -18,6 +18,7 @@ from daskml_dist import Run
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, Synchronous
+from daskml_dist.training.client import run_actors
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.run_actors import RunActors, WorkerUnreachableError
 from tests.quick import quick
@@ -317,3 +318,23 @@ def test_rows_on_one_worker_are_moved_to_others(client: Client) -> None:
     assert all(home in holders for holders in client.who_has(X).values())
     even = SGDClassifier(max_iter=2, random_state=0).fit(lazy.persist(), y)
     assert "skew" not in even.history_.extra
+
+
+def test_an_actor_that_no_server_takes_ends_at_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An actor starts while rows are read, but its server needs another if the state is large.
+
+    The end of a fit with standbys would wait for it.
+    """
+    monkeypatch.setattr(run_actors, "_MAX_INLINE_FIT_BYTES", -1)
+    seen: list[set[str]] = []
+
+    class SeeActors:
+        def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+            actors = client.run(lambda dask_worker: [*map(str, dask_worker.state.actors)])
+            seen.append({name for names in actors.values() for name in names if "daskml" in name})
+
+    SGDClassifier(max_iter=3, tol=None, callbacks=[SeeActors()]).fit(*_lazy())
+    assert seen[-1]
+    assert not any(name.endswith("early") for name in seen[-1])

@@ -250,6 +250,8 @@ class Generations:
             ServerPair(self._actors.start_host_actor(number, address, self.number, n_trainers))
             for number, address in enumerate(self.place_servers())
         ]
+        # No server has taken it if the state of the fit is large, or its worker is another one.
+        self._early.close()
         self._actors.wait_for_endpoints([server.host for server in self.servers])
 
     # -- rows and lanes ------------------------------------------------------------------------
