@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, optimize
 from scipy.linalg import lapack
+from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import cast, namespace, ones
@@ -42,6 +43,9 @@ MAX_REDUCTION_PASSES = 4
 #: to about 1e-5 (measured over condition numbers and offsets). For float64 the square root of `eps`
 #: is the larger bound.
 _MIN_EIGENVALUE_RATIO = 1e5
+#: Most features for which that ratio is enough; with more, it grows with the root of their number
+#: (measured likewise).
+_FEW_FEATURES = 50
 #: Relative precision of float64.
 _EPS = float(np.finfo(np.float64).eps)
 #: Least root mean square of a feature whose squares do not underflow, in float64 and float32.
@@ -190,25 +194,27 @@ def reduce_rows(
         # The Gram matrix is scaled to a diagonal of about 1; so is the penalty.
         penalised = seen.gram + l2 * seen.transform.T @ seen.transform
         # Smaller eigenvalues may be rounding errors of the products.
-        certain = max(_MIN_EIGENVALUE_RATIO * eps, np.sqrt(eps))
-        if _smallest_eigenvalue(penalised) >= certain:
+        n_features = len(penalised)
+        ratio = _MIN_EIGENVALUE_RATIO * max(1.0, np.sqrt(n_features / _FEW_FEATURES))
+        certain = max(ratio * eps, np.sqrt(eps))
+        if _is_well_conditioned(penalised, certain):
             floor = 0.0
             break
         floor = certain if cut else 0.0
-        # Too few digits: unless the uncertain directions are negligible, read the rows again.
+        is_last = n_looks == MAX_REDUCTION_PASSES or sums.should_stop
+        # Too few digits: unless the uncertain directions are negligible, read the rows again; first
+        # float32 rows in float64.
+        if eps > _EPS and not cut and not is_last:
+            seen, eps = _sum_plain_rows(model, sums, SecondMoments(seen.y_mean, seen.x_mean)), _EPS
+            continue
         values, vectors = linalg.eigh(penalised)
         # Shift by a bound on the eigenvalues' errors, the norm of errors `eps` of all entries.
         roots = np.sqrt(np.maximum(values, 0.0) + len(values) * eps)
         rows = roots[:, None] * (vectors.T @ seen.inverse)
         known = values > floor
         least = _DISTINCT_ROOTS * np.sqrt(len(values) * eps) if sparse and cut else 0.0
-        if (
-            n_looks == MAX_REDUCTION_PASSES
-            or sums.should_stop
-            or _are_negligible(rows, known, max(cut, least))
-        ):
+        if is_last or _are_negligible(rows, known, max(cut, least)):
             break
-        # First float32 rows in float64, then preconditioned rows.
         if eps > _EPS:
             seen, eps = _sum_plain_rows(model, sums, SecondMoments(seen.y_mean, seen.x_mean)), _EPS
         else:
@@ -325,13 +331,27 @@ def _centre_products(model: Any, total: Array) -> tuple[Array, Array, Array, Arr
     return moments[:d, :d], moments[:d, d + 1 :], y_squares, mean[:d], mean[d + 1 :]
 
 
-def _smallest_eigenvalue(gram: Array) -> float:
-    """Estimate the smallest eigenvalue by Cholesky; 0 if the matrix is not positive definite."""
+def _is_well_conditioned(gram: Array, certain: float) -> bool:
+    """Return whether all eigenvalues of a matrix are at least `certain`."""
     root, failed = lapack.dpotrf(gram)
     if failed:
-        return 0.0
+        return False
+    # A bound of the smallest eigenvalue, 1 / norm(inverse, 1), is too small by a factor of sqrt(n)
+    # at most; LAPACK's estimate of the norm, by a factor of about 3.
     size = float(linalg.norm(gram, 1))
-    return float(lapack.dpocon(root, size)[0]) * size
+    bound = float(lapack.dpocon(root, size)[0]) * size
+    if bound >= certain or 3 * np.sqrt(len(gram)) * bound < certain:
+        return bool(bound >= certain)
+    # Lanczos iterations with the inverse, whose largest eigenvalue converges first: a few products
+    # with the factor, far less than another pass over the rows.
+    inverse = LinearOperator(
+        gram.shape, lambda vector: linalg.cho_solve((root, False), vector), dtype=gram.dtype
+    )
+    start = np.random.default_rng(0).normal(size=len(gram))
+    with suppress(ArpackError):
+        (largest,) = eigsh(inverse, k=1, v0=start, tol=0.01, return_eigenvectors=False)
+        return bool(largest * certain <= 1)
+    return False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -13,6 +13,7 @@ import pytest
 from distributed import Client
 from scipy import linalg, sparse
 from sklearn import linear_model as peers
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist import Run, linear_model
@@ -211,6 +212,20 @@ def test_means_far_from_zero_keep_precision(dtype: str, offset: float) -> None:
         eps = np.finfo(dtype).eps * offset * np.abs(model.coef_).sum()
         assert abs(np.mean(residual) - model.intercept_) < 10 * eps + 1e-6
     assert LinearRegression().fit(X, y).rank_ == rank
+
+
+@pytest.mark.parametrize("model", [LinearRegression(), Ridge(alpha=1e-6)])
+def test_many_float32_features_are_read_again_only_if_needed(model: Any) -> None:
+    """Condition numbers decide, whose usual bounds grow with the number of features."""
+    rng = np.random.default_rng(0)
+    X = rng.random((2_000, 300)).astype(np.float32)
+    y = X @ rng.normal(size=300) + rng.normal(size=len(X))
+    for offset, n_passes, bound in ((0.25, 1, 1e-4), (0.72, 2, 1e-6)):
+        rows = X + np.float32(offset)
+        fitted = clone(model).fit(rows, y)
+        assert len(fitted.history_) == n_passes
+        expected = clone(model).fit(rows.astype(np.float64), y)
+        assert _differ(fitted.coef_, expected.coef_) < bound
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
