@@ -91,7 +91,7 @@ def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
         return list(client.scheduler_info(n_workers=-1)["workers"].values())
 
     # One bound for every wait of a fit; users can configure it.
-    timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
+    timeout = configured_timeout()
     wait_for_workers(client, workers, timeout)
     try:
         with watch_workers(
@@ -100,6 +100,26 @@ def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
             return compute(lazy, scheduler=client)[0]
     finally:
         flush_releases(client)
+
+
+def configured_timeout() -> float:
+    """Return the most seconds that any wait of a fit may take."""
+    return configured_number("daskml_dist.timeout", 300.0)
+
+
+def configured_number(name: str, default: float) -> float:
+    """Return a setting of Dask's configuration, the default if it is None; raise if no number."""
+    given = dask.config.get(name, None)
+    if given is None:
+        return default
+    # A string that reads as a number is one: files of settings may quote it.
+    with suppress(TypeError, ValueError):
+        if not isinstance(given, bool) and (number := float(given)) >= 0.0:
+            return number
+    raise InvalidParameterError(
+        f"{name} of Dask's configuration is {given!r}, but must be a number that is at least 0, "
+        f'without a unit: dask.config.set({{"{name}": {default:g}}}) is the default.'
+    )
 
 
 def _make_progress_look(client: Any, name: str, n_parts: int) -> Callable[[], None] | None:

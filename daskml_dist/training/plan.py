@@ -10,7 +10,6 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-import dask
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +19,7 @@ from daskml_dist.data.batches import (
     count_held_out_rows,
     count_pass_steps,
 )
+from daskml_dist.data.computing import configured_number
 from daskml_dist.data.feature_scales import FeatureScales
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses.base import Loss
@@ -641,7 +641,7 @@ def make_solver_fit(
         shape is not None
         and isinstance(solver, RangedSolver)
         and not run.deterministic
-        and prod(shape) >= int(dask.config.get("daskml_dist.ranges_from", _RANGES_FROM))
+        and prod(shape) >= configured_number("daskml_dist.ranges_from", _RANGES_FROM)
     )
     return FitSpec(
         spec,

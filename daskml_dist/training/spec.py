@@ -28,6 +28,7 @@ from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import ClientSteps, LaneSpec, count_held_out_rows
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.computing import configured_number, configured_timeout
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import LinearForm, Model, StepModel
 from daskml_dist.optimizers.base import GroupOptions, Optimizer
@@ -843,7 +844,7 @@ _SILENCE_SHARE = 1 / 3
 
 def configured_lease() -> float:
     """Return the seconds without a sign of life after which a worker counts as lost."""
-    return float(dask.config.get("daskml_dist.lease", 3.0))
+    return configured_number("daskml_dist.lease", 3.0)
 
 
 def configured_connections() -> ConnectionSettings:
@@ -889,7 +890,7 @@ class RunSpec:
         return cls(
             settings.deterministic,
             summary.device(settings.device, settings.deterministic),
-            float(dask.config.get("daskml_dist.timeout", 300.0)),
+            configured_timeout(),
             settings.on_lost_data,
             configured_connections(),
             settings.name,

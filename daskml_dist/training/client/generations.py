@@ -25,6 +25,7 @@ import numpy as np
 from distributed import Client
 
 from daskml_dist.dask_internals.cluster import flush_client
+from daskml_dist.data.computing import configured_number
 from daskml_dist.errors import DataLostError
 from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby_generation
 from daskml_dist.training.client.calls import call_workers
@@ -428,7 +429,7 @@ def _choose_snapshot_interval(fit: FitSpec) -> int:
     This is multiplied by the number of parameters divided by 16,384; by at most 32 if a step
     touches all parameters, since a step then takes longer by about as much.
     """
-    every = max(1, int(dask.config.get("daskml_dist.standby_lag", 64)) // 2)
+    every = max(1, int(configured_number("daskml_dist.standby_lag", 64)) // 2)
     if fit.work.remembers_course:
         return 2 * every
     policy = fit.steps.policy

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Set
 from enum import Enum
 from typing import Any
 
-import dask
-
 from daskml_dist.dask_internals.cluster import (
     evict_worker,
     is_process_busy,
@@ -23,6 +21,7 @@ from daskml_dist.data.computing import (
     ACCEPTING_STATUSES,
     FIRST_TASK_NOTICE_SECONDS,
     Deadline,
+    configured_timeout,
     wait_for_workers,
 )
 from daskml_dist.training.spec import configured_lease
@@ -179,7 +178,7 @@ class Membership:
     def __init__(self, client: Any, lease: float | None = None) -> None:
         self._client = client
         self._lease = lease or configured_lease()
-        self._probes = _Probes(client, float(dask.config.get("daskml_dist.timeout", 300.0)))
+        self._probes = _Probes(client, configured_timeout())
         self._seen: dict[str, tuple[float, float]] = {}
         self._last_call = -1e9
         #: Wall clock minus monotonic clock at the last roll call.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
-import dask
 from distributed import Client, LocalCluster
 
 from daskml_dist.dask_internals.cluster import (
@@ -27,6 +26,7 @@ from daskml_dist.data.batches import (
 )
 from daskml_dist.data.blocks import Block, BlockInfo, join_column_infos
 from daskml_dist.data.collection import Collection, cut_by_columns
+from daskml_dist.data.computing import configured_number
 from daskml_dist.data.feature_scales import FeatureScales
 from daskml_dist.data.keyed.collection import KeyedCollection
 from daskml_dist.data.value_blocks import LANES_PER_THREAD, ValueCollection
@@ -140,11 +140,9 @@ class ClusterEngine(Engine):
     @property
     def remote_key_bytes(self) -> int | None:
         """Return the bytes that a trainer may use for values of remote keys."""
-        given = dask.config.get("daskml_dist.touched", None)
+        given = int(configured_number("daskml_dist.touched", 0))
         limit = self._rows.least_memory_limit
-        return (
-            int(given) if given else None if math.isinf(limit) else int(limit * _KEY_MEMORY_SHARE)
-        )
+        return given or (None if math.isinf(limit) else int(limit * _KEY_MEMORY_SHARE))
 
     def map_kept_blocks(self, function: Callable[[Block], Any]) -> list[Any]:
         """Return the results of a function of each block, computed on its worker."""
@@ -267,7 +265,7 @@ class ClusterEngine(Engine):
         together = max(len(lanes) for lanes in self._placement.by_worker().values())
         blocks = self._rows.blocks_per_lane(together)
         group = min(blocks // 2, SHUFFLED_BLOCKS)
-        states = int(dask.config.get("daskml_dist.row_states", Streaming.states))
+        states = int(configured_number("daskml_dist.row_states", Streaming.states))
         dense = not any(info.sparse for info in self._rows.infos)
         return Streaming(group, min(blocks - group, SHUFFLED_BLOCKS), states, dense)
 
