@@ -15,7 +15,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from daskml_dist.errors import (
@@ -30,6 +30,7 @@ from daskml_dist.streaming.drift import DriftWatch, ProgressiveLoss
 from daskml_dist.streaming.rows import are_arrays, check_in_memory, has_no_rows
 from daskml_dist.streaming.sources import advance_position, check_position, is_past
 from daskml_dist.streaming.start import StartedStream, check_stream_settings
+from daskml_dist.training.job import leave_task_slot
 
 if TYPE_CHECKING:
     from daskml_dist.streaming.cluster.steps import ClusterSteps
@@ -206,6 +207,8 @@ class Session:
         self._progress = ProgressiveLoss()
         self._started: StartedStream | None = None
         self._guard = SingleThreadGuard()
+        #: Closed with the stream: what it entered when it was opened.
+        self._own = ExitStack()
         self._lanes: ClusterLanes | None = None  # where steps are made on a cluster
         self._is_open = self._is_over = False
         #: Names of the fitted attributes that :meth:`show` set; None: they are out of date. Copying
@@ -228,9 +231,14 @@ class Session:
         check_stream_settings(self.estimator)
         if self._client is not None:
             plan_lanes(self.estimator)
-        saved = None if self._saving is None else self._saving.load()
-        if saved is not None:
-            self._resume(saved)
+        with ExitStack() as stack:
+            if self._client is not None:
+                # A stream in a task waits for actors that may need the thread of this task.
+                stack.enter_context(leave_task_slot())
+            saved = None if self._saving is None else self._saving.load()
+            if saved is not None:
+                self._resume(saved)
+            self._own = stack.pop_all()
         self._is_open = True
         # While this is set, `BaseSteps.__getattr__` gets fitted attributes from the session.
         vars(self.estimator)["_stream"] = self
@@ -264,9 +272,10 @@ class Session:
         finally:
             self._is_open, self._is_over = False, True
             vars(self.estimator).pop("_stream", None)
-            if self._started is not None:
-                self._started.steps.close()
-                self.show()  # the last known state, if a second interrupt ended the wait
+            with self._own:
+                if self._started is not None:
+                    self._started.steps.close()
+                    self.show()  # the last known state, if a second interrupt ended the wait
 
     # -- learning ------------------------------------------------------------------------------
 

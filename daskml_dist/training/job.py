@@ -17,8 +17,8 @@ cluster that lives as long as the job.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -384,11 +384,7 @@ def _open_engine(collection: Collection, client: Any | None, run: RunSettings) -
         return ClusterEngine.on_own_cluster(collection, run.memory_budget, run.device)
     with ExitStack() as stack:
         if in_task:
-            from distributed import worker_client
-
-            # Leave the worker's thread pool until the stack closes: otherwise a fit in a task would
-            # wait for tasks that need the thread of this task.
-            found = stack.enter_context(worker_client())
+            found = stack.enter_context(leave_task_slot())
             client = found if client is None else client
         assert client is not None
         check_synchronous(client, "fit")
@@ -396,6 +392,22 @@ def _open_engine(collection: Collection, client: Any | None, run: RunSettings) -
         engine = ClusterEngine(collection, client, run.memory_budget, run.device)
         engine.close_with_engine(stack.pop_all())
     return engine
+
+
+@contextmanager
+def leave_task_slot() -> Iterator[Any | None]:
+    """Leave the worker's thread pool during the context, if the calling thread runs a Dask task.
+
+    Otherwise a fit in a task would wait for tasks that need the thread of this task. The value is
+    the client of the task, None outside of tasks.
+    """
+    if not _is_in_dask_task():
+        yield None
+        return
+    from distributed import worker_client
+
+    with worker_client() as client:
+        yield client
 
 
 def find_default_client(collection: Collection) -> Any | None:

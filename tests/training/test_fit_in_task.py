@@ -87,6 +87,15 @@ def lazy_by_rounds() -> bool:
     return accuracy_score(y, LogisticRegression().fit(Z, y).predict(Z)) > 0.9
 
 
+def stream_on_the_cluster() -> bool:
+    X, y = _rows()
+    clf = SGDClassifier(random_state=0)
+    with clf.stream(classes=[0, 1], client=get_client()) as session:
+        for rows in range(0, len(X), 100):
+            session.learn(X[rows : rows + 100], y[rows : rows + 100])
+    return bool(session.n_rows == len(X) and clf.score(X, y) > 0.8)
+
+
 FITS: list[Callable[[], bool]] = [
     in_memory,
     in_memory_beside_a_client,
@@ -95,6 +104,7 @@ FITS: list[Callable[[], bool]] = [
     lazy,
     lazy_beside_a_client,
     lazy_by_rounds,
+    stream_on_the_cluster,
 ]
 
 
@@ -130,6 +140,15 @@ def test_concurrent_fits_inside_tasks_end(client: Client) -> None:
     futures = [client.submit(fit, pure=False) for fit in (lazy, lazy, lazy_by_rounds, in_memory)]
     assert client.gather(futures) == [True] * 4
     # Every task has released its thread.
+    assert client.submit(lambda: 1, pure=False).result(timeout=200) == 1
+
+
+def test_streams_inside_tasks_of_all_threads_end(client: Client) -> None:
+    """Each waits for actors, which no thread would make if the tasks kept theirs."""
+    n_threads = sum(client.nthreads().values())
+    streams = [client.submit(stream_on_the_cluster, pure=False) for _ in range(n_threads)]
+    # A task that waits for a thread gives up after its timeout, longer than this one.
+    assert [stream.result(timeout=200) for stream in streams] == [True] * n_threads
     assert client.submit(lambda: 1, pure=False).result(timeout=200) == 1
 
 
