@@ -146,7 +146,11 @@ class RunView:
     def take_part_end(self, state: ShardState, fitted: Callable[[ShardState], Any] | None) -> None:
         """Store the state at the end of a part of the fit."""
         self._state, self._fitted = state, fitted
-        self._stop = _do_nothing  # the next part is not begun
+        self.forget_run()  # the next part is not begun
+
+    def forget_run(self) -> None:
+        """Make :meth:`stop` call nothing: the run has ended, and is not to be kept by this view."""
+        self._stop = _do_nothing
 
 
 def _do_nothing() -> None:

@@ -195,6 +195,7 @@ class InProcessEngine(Engine):
                 raise
             return kept
         finally:
+            trainer.close()
             forget_kept_values(run_id)
         callbacks.on_fit_end(view)
         return _make_result(fit, servers, result)

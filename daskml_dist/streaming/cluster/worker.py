@@ -465,6 +465,7 @@ def _run_trainer(trainer: _LaneTrainer, tasks: _LaneThreadQueue, worker: Any, ru
     except BaseException as error:
         tasks.ended.append(_as_package_error(error))
     finally:
+        trainer.close()
         tasks.ended.append(None)
         tasks.refuse_rest()
 

@@ -14,13 +14,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import dask
 import numpy as np
 from dask.delayed import delayed
 from distributed import Client, futures_of
 
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block
 from daskml_dist.data.collection import Collection
+from daskml_dist.data.computing import configured_timeout
 from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.feature_scales import (
     FeatureScales,
@@ -85,7 +85,7 @@ class ClusterRows:
         self._device = device
         #: Share of the budget that blocks may use.
         self.share = 1.0
-        self._timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
+        self._timeout = configured_timeout()
         self.membership = Membership(client)
         self.membership.on_wait = partial(report_phase, "waiting for workers")
         self._report_phase = report_phase
@@ -481,9 +481,15 @@ class ClusterRows:
         return int(max(2, min(available_bytes / max(largest, 1) / n_lanes, len(self.infos) + 1)))
 
     def release(self) -> None:
-        """Release the blocks, and the data from which they are made."""
+        """Release the blocks, and the data from which they are made; nothing can be read after it.
+
+        What reports progress refers back to these rows and to their engine. Without these cycles,
+        the rows in memory of this process are freed now, not by Python's garbage collector.
+        """
         self._held.close()
         self.parts.release()
+        self._report_phase = self.membership.on_wait = ignore_event
+        self._gathering.close()
 
 
 def apply_to_block(

@@ -207,6 +207,13 @@ class TrainingRun:
 
         An interrupted fit that has made a step returns its present result.
         """
+        try:
+            return self._run(callbacks)
+        finally:
+            self._view.forget_run()
+
+    def _run(self, callbacks: CallbackList) -> FitResult:
+        """Run the fit, as :meth:`run`."""
         self._callbacks = callbacks
         # Workers that exist from the beginning need no test of readiness.
         self._generations.assignments.dealt.update(

@@ -67,6 +67,10 @@ class Gathering:
         #: Workers that accepted work at the last check.
         self._ready: set[str] = set()
 
+    def close(self) -> None:
+        """Drop the functions of the caller, which may refer back to this object."""
+        self._held, self._on_done = tuple, None
+
     def results(
         self, start: StartTasks, numbers: Iterable[int], description: str
     ) -> dict[int, Any]:

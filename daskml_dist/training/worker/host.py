@@ -375,8 +375,10 @@ def run_trainer(
             # An abort ends the trainer without an error: it returns the present state of its lanes.
             if not (line.is_aborted() and is_consequence(error)):
                 raise
-        # Dask would log an exception on the worker, where notebooks show it.
-        return trainer.interrupted()
+            # Dask would log an exception on the worker, where notebooks show it.
+            return trainer.interrupted()
+        finally:
+            trainer.close()
 
 
 def _open_blocks(

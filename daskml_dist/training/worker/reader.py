@@ -267,22 +267,8 @@ class BatchReader:
     def seek(self, clock: int) -> None:
         """Move to a clock: the next batch is that of step ``clock % n_steps``."""
         self._clock = clock
-        self._draws = self._iterate_draws(clock)
+        self._draws = _iterate_draws(self._fit, self._rows, self._blocks, clock)
         self._ready.clear()
-
-    def _iterate_draws(self, clock: int) -> Iterator[Drawn]:
-        """Yield the drawn rows of each step from a clock on, then empty batches without end."""
-        passes, step = divmod(clock, self._fit.work.n_steps)
-        # A stream reads ahead in the order in which blocks will be drawn.
-        if isinstance(self._blocks, BlockStream):
-            self._blocks.seek(passes + 1)
-        while passes < self._fit.work.stopping.max_iter:
-            # The rest of the first pass, then whole passes.
-            yield from self._rows.batches(passes + 1, step)
-            passes, step = passes + 1, 0
-        # Loops draw one batch ahead, even after the last pass.
-        while True:
-            yield []
 
     def draw_batch_runs(self, count: int) -> tuple[list[Draw], list[int]]:
         """Return the rows of the next batches as runs, for a gather, and how many each has."""
@@ -492,6 +478,25 @@ class BatchReader:
     def _most_batch_rows(self) -> int:
         """Return the most rows of a batch."""
         return -(-self._rows.n_rows // self._rows.n_batches)
+
+
+def _iterate_draws(fit: FitSpec, rows: LaneRows, blocks: Blocks, clock: int) -> Iterator[Drawn]:
+    """Yield the drawn rows of each step from a clock on, then empty batches without end.
+
+    Not a method: the reader holds this generator, which is never exhausted. If it held the reader,
+    the blocks would stay until Python's garbage collector runs.
+    """
+    passes, step = divmod(clock, fit.work.n_steps)
+    # A stream reads ahead in the order in which blocks will be drawn.
+    if isinstance(blocks, BlockStream):
+        blocks.seek(passes + 1)
+    while passes < fit.work.stopping.max_iter:
+        # The rest of the first pass, then whole passes.
+        yield from rows.batches(passes + 1, step)
+        passes, step = passes + 1, 0
+    # Loops draw one batch ahead, even after the last pass.
+    while True:
+        yield []
 
 
 def _to_runs(drawn: Drawn) -> Draw:

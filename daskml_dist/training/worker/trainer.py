@@ -182,6 +182,15 @@ class Trainer:
             left=None if left is None else left(),
         )
 
+    def close(self) -> None:
+        """Drop what the loops kept: the rows and shared memory of a fit end with the fit.
+
+        A loop that is kept here refers to this memory itself. Without this, the blocks would stay
+        until Python's garbage collector runs, which may take many fits.
+        """
+        self._memory.clear()
+        self._at_work = []
+
     def facts(self) -> TrainerFacts:
         """Return facts about this moment; may be called in any thread."""
         # Bytes of all-reduces, and of messages to the servers, by transport.

@@ -402,8 +402,10 @@ class Context:
                 self._failed.set()
                 raise
 
-        aborted = self.wait.is_aborted
-        self.wait.is_aborted = lambda: aborted() or self._failed.is_set()
+        # The function must not refer to this object, which holds it: the rows would stay until
+        # Python's garbage collector runs.
+        aborted, failed = self.wait.is_aborted, self._failed
+        self.wait.is_aborted = lambda: aborted() or failed.is_set()
         futures = [self.pool.submit(guarded, group) for group in groups]
         try:
             # The trainer's own thread stays available for callbacks and Ctrl-C.
