@@ -277,7 +277,7 @@ class HeldBlocks:
             return None
         for future in (self._sources[key] for key in self._list_sources(number)):
             if future.status == "cancelled":
-                return "it was scattered, and was lost with its worker"
+                return "its data was cancelled, or was scattered and lost with its worker"
             if future.status == "error" and not is_dask_error(error := future.exception(timeout=5)):
                 return repr(error)
         return None
@@ -365,10 +365,11 @@ def describe_lost_blocks(causes: dict[int, str]) -> str:
     """Return the error message of a `DataLostError`."""
     some = "; ".join(f"block {i}: {causes[i]}" for i in sorted(causes)[:10])
     return (
-        f"{len(causes)} block(s) were lost with a worker and cannot be recomputed ({some}). Pass "
-        "fit a collection that can be recomputed: read it from storage, and persist() rather "
-        'than scatter() it; or keep copies (client.replicate); or set on_lost_data="skip" to '
-        "continue without rows lost during the fit."
+        f"{len(causes)} block(s) were lost with a worker or cancelled, and cannot be recomputed "
+        f"({some}). Cancel rows only after the fit. Pass fit a collection that can be recomputed: "
+        "read it from storage, and persist() rather than scatter() it; or keep copies "
+        '(client.replicate); or set on_lost_data="skip" to continue without rows lost during the '
+        "fit."
     )
 
 

@@ -76,6 +76,15 @@ def test_federated_clients_with_lost_rows_are_not_sampled(crew_client: Client) -
     assert clf.score(*make_rows()) > 0.85
 
 
+def test_rows_that_the_user_cancels_during_a_fit_are_named(crew_client: Client) -> None:
+    wait_for_three(crew_client)
+    X, y = crew_client.persist(list(_scattered(crew_client)))
+    wait([X, y])
+    strike = Strike(lambda run: crew_client.cancel([X, y], force=True))
+    with pytest.raises(DataLostError, match="cancelled, .* Cancel rows only after the fit"):
+        make_classifier("sync", strike).fit(X, y)
+
+
 @pytest.mark.parametrize("policy", first_of("allreduce", "sync", "async"))
 def test_permanently_lost_rows_raise_or_are_skipped(crew_client: Client, policy: str) -> None:
     for mode in ("raise", "skip"):
