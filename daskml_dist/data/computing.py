@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any
 from uuid import uuid4
+from weakref import WeakSet
 
 import dask
 from dask.base import compute, get_scheduler
@@ -55,6 +57,7 @@ def report_progress_to(listener: ProgressListener) -> Iterator[None]:
 
 def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
     """Return a value computed by Dask; start it again if workers are lost repeatedly."""
+    client = get_computing_client()
     # A new name for each attempt: the scheduler remembers the keys of tasks that it gave up.
     for left in reversed(range(_MAX_ATTEMPTS)):
         try:
@@ -62,6 +65,12 @@ def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
             return _compute_on_client(make(name), name, n_parts)
         except Exception as error:
             name = type(error).__name__
+            if name == "FutureCancelledError" and _is_client_cut_off(client, error):
+                raise SchedulerLostError(
+                    "The connection to the Dask scheduler was lost, or its client was closed, "
+                    "while rows were read. Start the cluster again, make a new Client, and repeat "
+                    "the call."
+                ) from error
             # The second message appears if the client that held rows is closed.
             if name == "FutureCancelledError" or str(error).startswith("Missing dependency"):
                 raise DataLostError(
@@ -74,6 +83,13 @@ def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
             if not left or name != "KilledWorker":
                 raise
     raise AssertionError
+
+
+def _is_client_cut_off(client: Any | None, error: Exception) -> bool:
+    """Return whether a cancellation means that the client has no scheduler any more."""
+    # Its client may have connected again by now, to a scheduler that knows no task.
+    lost = getattr(error, "reason", None) == "scheduler-connection-lost"
+    return lost or (client is not None and client.status != "running")
 
 
 def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
@@ -160,7 +176,39 @@ def check_client(client: Any, what: str = "fit", choices: str = _CLIENT_CHOICES)
             f"Client(address), and keep it open until {what} has ended."
         )
     check_synchronous(client, what)
+    check_not_inherited(client, what)
     return client
+
+
+#: Clients that this process was forked with. Their threads exist in the parent process only, so
+#: each call of them would wait for ever.
+_inherited_clients: WeakSet[Any] = WeakSet()
+
+
+def _note_inherited_clients() -> None:
+    """Remember the clients of the parent process, in a process that was just forked."""
+    if (distributed := sys.modules.get("distributed")) is not None:
+        _inherited_clients.update(distributed.Client._instances)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_inherited_clients)
+
+
+def is_inherited(client: Any) -> bool:
+    """Return whether a client belongs to the process that this one was forked from."""
+    return client in _inherited_clients
+
+
+def check_not_inherited(client: Any, what: str) -> None:
+    """Raise an error if a client belongs to the process that this one was forked from."""
+    if is_inherited(client):
+        raise InvalidParameterError(
+            f"{what} cannot use {client!r}: it belongs to the process that this one was forked "
+            'from. Start processes by another method, multiprocessing.get_context("spawn"), and '
+            "make a Client(address) in each; or call this on rows in memory, with "
+            "client='inline'."
+        )
 
 
 def check_synchronous(client: Any, what: str) -> None:
@@ -203,6 +251,8 @@ def get_computing_client(what: str = "this call") -> Any:
     except RuntimeError as error:  # newer versions of Dask refuse such a client
         raise _make_asynchronous_error(what) from error
     check_synchronous(client, what)
+    if client is not None:
+        check_not_inherited(client, what)
     return client if getattr(client, "status", "") == "running" else None  # else Dask reports it
 
 

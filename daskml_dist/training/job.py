@@ -28,7 +28,12 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.computing import check_client, check_synchronous
+from daskml_dist.data.computing import (
+    check_client,
+    check_not_inherited,
+    check_synchronous,
+    is_inherited,
+)
 from daskml_dist.data.keyed.collection import KeyedCollection
 from daskml_dist.data.keyed.cut import KeyedBlock
 from daskml_dist.data.keyed.ids import find_positions
@@ -388,6 +393,7 @@ def _open_engine(collection: Collection, client: Any | None, run: RunSettings) -
             client = found if client is None else client
         assert client is not None
         check_synchronous(client, "fit")
+        check_not_inherited(client, "fit")
         # On an error before `pop_all` the stack closes here, and the thread rejoins the pool.
         engine = ClusterEngine(collection, client, run.memory_budget, run.device)
         engine.close_with_engine(stack.pop_all())
@@ -451,6 +457,9 @@ def _current_client(in_task: bool, kind: str) -> Any | None:
 
     with suppress(ValueError):
         client = Client.current(allow_global=True)
+        # In a process forked from that of its client, rows in memory are trained without it.
+        if is_inherited(client) and kind == "memory":
+            return None
         # On a worker outside of a task (in a thread that a task has started), the fit would wait
         # for the thread of that task: rows in memory are trained in this process.
         if kind != "memory" or not is_client_of_worker(client):
