@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +77,23 @@ def test_staleness_stays_within_the_bound(client: Client, bound: int) -> None:
     n_lanes = clf.history_.extra["n_lanes"]
     largest = max(record["staleness_max"] for record in clf.history_.records)
     assert largest <= (n_lanes - 1) * (2 * bound + 1)
+
+
+def test_all_workers_of_one_process_forget_a_run() -> None:
+    def list_plugins(dask_worker: Any) -> list[str]:
+        return [name for name in dask_worker.plugins if name.startswith("daskml-")]
+
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        SGDClassifier(max_iter=2, tol=None, run=Run(n_lanes=2)).fit(*_lazy())
+        deadline = time.monotonic() + 100
+        while any((left := client.run(list_plugins)).values()):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("policy", quick(POLICIES, "sync", "local"))

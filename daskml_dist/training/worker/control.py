@@ -39,9 +39,9 @@ _orders: dict[str, dict[int, Order]] = {}
 _aborted: set[str] = set()
 _released: set[str] = set()
 _trainers: Counter[str] = Counter()
-#: Runs that will be forgotten soon, each with an event that is set when a part of the run has
-#: ended.
-_tidying: dict[str, asyncio.Event] = {}
+#: Runs that a worker will forget soon, by run and worker (a process may have several workers), each
+#: with an event that is set when a part of the run has ended.
+_tidying: dict[tuple[str, str], asyncio.Event] = {}
 _changed = threading.Condition()
 
 # -- called by the client, in the worker's process -------------------------------------------------
@@ -114,10 +114,14 @@ def forget_when_inactive(worker: Any, run_id: str) -> None:
 
     async def forget() -> None:
         """Wait until the run is inactive, then forget it."""
-        if run_id in _tidying:
-            _tidying[run_id].set()
+        # Several workers of one process share the run's parts, but each has its own plugin.
+        for (run, _), event in _tidying.items():
+            if run == run_id:
+                event.set()
+        name = run_id, worker.address
+        if name in _tidying:
             return
-        ended = _tidying[run_id] = asyncio.Event()
+        ended = _tidying[name] = asyncio.Event()
         try:
             # The client may be gone, so the trainers and servers themselves are polled.
             while _is_run_active(run_id):
@@ -126,7 +130,7 @@ def forget_when_inactive(worker: Any, run_id: str) -> None:
                 ended.clear()
             await forget_run(run_id, worker)
         finally:
-            del _tidying[run_id]
+            del _tidying[name]
 
     with suppress(Exception):  # the worker itself is closing
         worker.loop.add_callback(forget)
