@@ -81,7 +81,7 @@ def test_rows_that_the_user_cancels_during_a_fit_are_named(crew_client: Client) 
     X, y = crew_client.persist(list(_scattered(crew_client)))
     wait([X, y])
     strike = Strike(lambda run: crew_client.cancel([X, y], force=True))
-    with pytest.raises(DataLostError, match="cancelled, .* Cancel rows only after the fit"):
+    with pytest.raises(DataLostError, match=r"cancelled, .* Cancel rows only after the fit"):
         make_classifier("sync", strike).fit(X, y)
 
 
