@@ -18,12 +18,18 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils import get_tags
 
-from daskml_dist.data.conversion import check_unique_names, convert_foreign, convert_missing_to_nan
+from daskml_dist.data.conversion import (
+    canonicalize_sparse,
+    check_unique_names,
+    convert_foreign,
+    convert_missing_to_nan,
+)
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.estimators.estimator_mixin import EstimatorMixin
+from daskml_dist.estimators.transformer import writes_into_rows
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
 from daskml_dist.inference.fitted import is_fitted
 
@@ -187,7 +193,8 @@ class Blockwise(EstimatorMixin, BaseEstimator):
 
 def _transform_block(transformer: Any, X: Any) -> Any:
     """Return the transformed rows of a block."""
-    return transformer.transform(convert_missing_to_nan(X))
+    X = canonicalize_sparse(convert_missing_to_nan(X))
+    return transformer.transform(X.copy() if writes_into_rows(transformer) else X)
 
 
 def _has_learned(transformer: Any) -> bool:

@@ -238,7 +238,8 @@ def compute_column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Number
         together = count[at] + n
         share = n / np.maximum(together, 1)
         apart = m - mean[at]
-        squares[at] += s + apart**2 * count[at] * share
+        # Not the square first: it may overflow, and no rows times infinity are NaN.
+        squares[at] += s + apart * (apart * (count[at] * share))
         mean[at] += apart * share
         count[at] = together
     some = np.where(count > 0, count, np.nan)
@@ -262,7 +263,8 @@ def merge_column_moments(parts: Sequence[tuple[Any, Any, Any]]) -> tuple[Any, An
             if var is not None:
                 va = np.where(n > 0, var, 0.0)
                 vb = np.where(n_b > 0, var_b, 0.0)
-                var = va + share * (vb - va) + share * (1 - share) * (b - a) ** 2
+                # Not the square first: it may overflow, and a share of 0 times infinity is NaN.
+                var = va + share * (vb - va) + (b - a) * (share * (1 - share) * (b - a))
                 var = np.where(total > 0, var, np.nan)
             mean = np.where(total > 0, a + share * (b - a), np.nan)
         n = total

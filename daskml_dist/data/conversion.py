@@ -442,6 +442,8 @@ def as_rows(
             return _convert_frame(X, dtype, index, kept, any_order)
         X = entries
     # Of the sparse formats only CSR can be cut by rows.
+    if sparse.issparse(X):
+        check_sparse_structure(X, index)
     rows = X.tocsr() if hasattr(X, "tocsr") else convert_to_array(X, "X", index)
     check_dimensions(rows, index, tensors=tensors, given=X)
     wanted = dtype or kept(rows.dtype)
@@ -774,6 +776,60 @@ def convert_to_numbers(
             f"{describe_block(index)}{name} holds objects that are not numbers: {error}. Convert "
             "each to a number first."
         ) from error
+
+
+def check_sparse_structure(X: Any, index: int | None = None, *, entries: bool = True) -> None:
+    """Check that a CSR or CSC matrix stores its entries within its shape.
+
+    SciPy leaves this unchecked when a matrix is made, and compiled code reads and writes wherever
+    the indices point to. Without `entries` only the bounds of rows (of CSC, of columns) are
+    checked, by which matrices are cut.
+    """
+    if X.format not in ("csr", "csc"):
+        return  # SciPy checks the coordinates of the other formats, or converts them safely
+    is_csr = X.format == "csr"
+    n_lines, length = X.shape if is_csr else X.shape[::-1]
+    line, across = ("row", "column") if is_csr else ("column", "row")
+    indptr, indices = X.indptr, X.indices
+    n_stored = min(len(indices), len(X.data))
+    wrong = ""
+    if len(indptr) != n_lines + 1:
+        wrong = f"its indptr has {len(indptr)} entries instead of {n_lines + 1}"
+    elif indptr[0] != 0 or indptr[-1] > n_stored:
+        wrong = (
+            f"its indptr goes from {indptr[0]} to {indptr[-1]}, but {n_stored} entries are stored"
+        )
+    elif (indptr[1:] < indptr[:-1]).any():
+        at = int(np.argmax(indptr[1:] < indptr[:-1]))
+        wrong = f"its indptr decreases after {line} {at}"
+    elif entries and indptr[-1]:
+        # Without a sign, a negative index is larger than any shape: one pass finds both.
+        unsigned = indices[: indptr[-1]].view(f"u{indices.dtype.itemsize}")
+        if unsigned.max() >= length:
+            at = int(np.argmax(unsigned >= length))
+            whose = int(np.searchsorted(indptr, at, side="right")) - 1
+            wrong = f"{line} {whose} has an entry in {across} {indices[at]}, of {length} {across}s"
+    if wrong:
+        raise InvalidDataError(
+            f"{describe_block(index)}X is no valid {X.format.upper()} matrix: {wrong}. Pass SciPy "
+            "the shape that its entries need, shape=(n_rows, n_features), and call its "
+            "check_format() after changing indices or indptr."
+        )
+
+
+def canonicalize_sparse(X: Any, index: int | None = None) -> Any:
+    """Return a sparse matrix with one entry for each value, for compiled code that relies on it.
+
+    Anything but a CSR or CSC matrix stays as it is; one with unsorted or repeated entries is
+    copied.
+    """
+    if not sparse.issparse(X) or X.format not in ("csr", "csc"):
+        return X
+    check_sparse_structure(X, index)
+    if not X.has_canonical_format:
+        X = X.copy()  # the user's matrix is left alone
+        X.sum_duplicates()
+    return X
 
 
 def _canonicalize_csr(rows: Any, dtype: str, index: int | None) -> Any:

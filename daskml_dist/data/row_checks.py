@@ -22,6 +22,7 @@ from dask.base import is_dask_collection
 from dask.delayed import Delayed
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskml_dist.dask_internals.task_graphs import is_future
 from daskml_dist.data.conversion import (
@@ -29,6 +30,7 @@ from daskml_dist.data.conversion import (
     check_dimensions,
     check_numeric_columns,
     check_numeric_dtype,
+    check_sparse_structure,
     check_unique_names,
     convert_foreign,
     convert_object_columns,
@@ -70,6 +72,9 @@ def check_rows(
     # The remedy in an error depends on the object that the user passed, not on the converted array.
     given = X
     if hasattr(X, "tocsr"):
+        # Entries of CSR are checked block by block, when the blocks are read.
+        if sparse.issparse(X):
+            check_sparse_structure(X, entries=X.format != "csr")
         X = X.tocsr()  # the sparse format that can be sliced by rows
     elif not is_dask(X) and find_device(X) == "cpu":
         X = convert_to_array(X, "X", None)

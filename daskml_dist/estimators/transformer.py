@@ -27,6 +27,7 @@ from sklearn.utils.metaestimators import available_if
 from daskml_dist.backends.namespace import cast
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
 from daskml_dist.data.conversion import (
+    canonicalize_sparse,
     choose_float_dtype,
     convert_foreign,
     convert_missing_to_nan,
@@ -104,7 +105,9 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
 
     def _plain(self, X: Any) -> Any:
         """Return rows in memory in the form that scikit-learn's methods need."""
-        rows = convert_missing_to_nan(X)
+        # scikit-learn's compiled code trusts sparse matrices: repeated entries are counted as
+        # values of several rows, and PolynomialFeatures writes beyond its memory.
+        rows = canonicalize_sparse(convert_missing_to_nan(X))
         return convert_sparse_bools(rows) if self._numeric else rows
 
     def _rows_to_transform(self, X: Any) -> Any:
@@ -125,6 +128,10 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
 
     def _sample(self, X: Any) -> Any:
         """Return a valid row in memory with the columns of X, to find the type of the result."""
+        return make_sample_row(X)
+
+    def _sample_result(self, X: Any) -> Any:
+        """Return a valid row of results in memory, for `inverse_transform` of a collection X."""
         return make_sample_row(X)
 
     def _keep(self, X: Any) -> None:
@@ -347,9 +354,9 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
             X = convert_named_columns(X)  # so that scikit-learn finds the names in each block
         try:
             estimator = self._match_names(X) if is_forward else copy.copy(self)
-            function = _BlockMethod(estimator, method)
+            function = _BlockMethod(estimator, method, writes_into_rows(self))
             # The result for one row gives Dask the columns, the dtype and the container type.
-            meta = function(self._sample(X) if is_forward else make_sample_row(X))
+            meta = function(self._sample(X) if is_forward else self._sample_result(X))
         except (ValueError, TypeError) as error:
             raise as_ours(error) from error
         return map_blocks(function, X, meta=meta)
@@ -367,6 +374,18 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
             has_names = get_column_names(X) is not None
             check_feature_names(estimator, X[:0] if has_names else X, reset=True)
         return estimator
+
+
+def writes_into_rows(transformer: Any) -> bool:
+    """Return whether a transformer, or one of its parts, writes results into the rows it is given.
+
+    The user asks for it by ``copy=False``. Blocks of a Dask collection are values of tasks, which
+    other tasks may read as well, so such a transformer gets a copy of each.
+    """
+    if not hasattr(transformer, "get_params"):
+        return False
+    params = transformer.get_params()
+    return any(v is False and n.rpartition("__")[2] == "copy" for n, v in params.items())
 
 
 def fit_in_passes(estimator: Any, X: Any, y: Any = None) -> PassGenerator[Any]:
@@ -488,7 +507,8 @@ def answer_lazily(
 
 def _call_method(estimator: Any, name: str, params: dict[str, Any], X: Any) -> Any:
     """Return the result of an estimator's method for a block."""
-    return getattr(estimator, name)(X, **params)
+    X = canonicalize_sparse(X)
+    return getattr(estimator, name)(X.copy() if writes_into_rows(estimator) else X, **params)
 
 
 def append_remedy(message: str, remedy: str) -> str:
@@ -502,12 +522,15 @@ class _BlockMethod:
 
     estimator: Any
     method: str
+    copies: bool = False
 
     def __call__(self, X: Any) -> Any:
         """Return the method's result; an error includes the remedy of the transformer."""
         estimator, is_forward = self.estimator, self.method == "transform"
         prepare = estimator._rows_to_transform if is_forward else estimator._plain
         try:
+            if self.copies:
+                X = X.copy()
             return getattr(estimator, self.method)(prepare(X))
         except ValueError as error:
             raise ValueError(append_remedy(str(error), estimator._remedy)) from error

@@ -8,6 +8,7 @@ statistics of all rows, so that its attributes and its indicator are scikit-lear
 from __future__ import annotations
 
 from collections import Counter
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -187,13 +188,18 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
         columns, missing, dtypes, is_frame = summary
         if self.strategy == "median":
             self.rank_error_ = max(s.error / max(s.n_rows, 1) for s in columns)
-        made_up = {}
+        made_up, replaced = {}, {}
         for j, (own, lacks, dtype) in enumerate(zip(columns, missing, dtypes, strict=True)):
             value = self._compute_statistic(own)
             # Any value of the column's kind: the constant itself is a parameter.
             if self.strategy == "constant" and value is not None:
                 value = "" if dtype.kind not in "biuf" else 0
             gap = self.missing_values
+            # The rows must not look as if the column had no values: the mean of numbers may be the
+            # number that stands for missing ones.
+            if value is not None and isinstance(gap, Number | str) and value == gap:
+                replaced[j] = value
+                value = "a" if isinstance(gap, str) else value + 1
             first = gap if value is None else value
             # One value and one gap (if the column has any) have this statistic and this indicator.
             made_up[j] = load_pandas().Series(
@@ -207,3 +213,6 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
                 else range(len(columns))
             )
         impute.SimpleImputer.fit(self, frame if is_frame else frame.to_numpy())
+        if self.strategy != "constant":
+            for j, value in replaced.items():
+                self.statistics_[j] = value

@@ -15,11 +15,17 @@ import dask.array as da
 import numpy as np
 import sklearn.metrics.pairwise as theirs
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.dask_internals.task_graphs import ArrayBlockIdDep
 from daskml_dist.data.blocks import find_first_nonfinite
-from daskml_dist.data.conversion import are_device_numbers, convert_missing_to_nan, copy_to_host
+from daskml_dist.data.conversion import (
+    are_device_numbers,
+    canonicalize_sparse,
+    convert_missing_to_nan,
+    copy_to_host,
+)
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_column_chunks, join_delayed
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.errors.signatures import suggest_arguments
@@ -530,7 +536,11 @@ def _convert_to_row_blocks(rows: Any, name: str) -> da.Array:
     if is_dask_frame(rows):
         rows = rows.to_dask_array()
     if not isinstance(rows, da.Array):
-        rows = da.from_array(np.asarray(copy_to_host(rows)), chunks=-1)
+        rows = copy_to_host(rows)
+        if sparse.issparse(rows):
+            rows = da.from_array(rows.tocsr(), chunks=-1, asarray=False)
+        else:
+            rows = da.from_array(np.asarray(rows), chunks=-1)
     if rows.ndim != 2:
         raise InvalidDataError(
             f"Expected 2D array, got {rows.ndim}D array instead: {name} has the shape "
@@ -556,8 +566,10 @@ def _apply_to_block_pair(
         return cast(found, dtype)
     X, Y = map(copy_to_host, (X, Y))
     # scikit-learn refuses blocks without rows, as a filter may leave them.
-    if not len(X) or not len(Y):
-        return np.empty((len(X), len(Y)))
+    n_rows, n_others = X.shape[0], Y.shape[0]  # sparse blocks have no length
+    if not n_rows or not n_others:
+        return np.empty((n_rows, n_others))
+    X, Y = canonicalize_sparse(X), canonicalize_sparse(Y)
     try:
         # ``function(X)`` sets the diagonal to 0; ``function(X, X)`` may leave rounding errors.
         return function(X) if same else function(X, Y)

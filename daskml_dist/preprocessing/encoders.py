@@ -257,6 +257,9 @@ class OrdinalEncoder(CategoryEncoder, preprocessing.OrdinalEncoder):
 
     _summarises_on_device = True
 
+    def _sample_result(self, X: Any) -> Any:
+        return make_sample_row(X) * 0  # the code of a category that each column has
+
     def _apply_on_device(self, X: Any, undo: bool) -> Any:
         if undo or (codes := self._find_device_codes(X)) is None:
             return None

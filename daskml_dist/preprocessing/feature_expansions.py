@@ -34,6 +34,7 @@ from daskml_dist.data.reduce import PassGenerator
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.transformer import BlockTransformer
+from daskml_dist.inference.block_mapping import make_sample_row
 from daskml_dist.inference.few_transformed_rows import take_device_rows
 
 #: Smallest width of a bin, as in scikit-learn; narrower ones are joined with the next.
@@ -119,6 +120,10 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
             discretizer = copy.copy(self)
             discretizer._encoder = copy.copy(self._encoder)
         return super(KBinsDiscretizer, discretizer)._transformed(X, **options)
+
+    def _sample_result(self, X: Any) -> Any:
+        row = make_sample_row(X)
+        return row * 0 if self.encode == "ordinal" else row  # every feature has a bin 0
 
     def _apply_on_device(self, X: Any, undo: bool) -> Any:
         # Only the host makes sparse results.
@@ -220,6 +225,8 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
             method = "linear" if self.quantile_method == "warn" else self.quantile_method
             edges = sketch.quantile(shares, method)
         edges = edges[np.ediff1d(edges, to_begin=np.inf) > _MIN_BIN_WIDTH]
+        if len(edges) == 1:  # the whole range is narrower than a bin may be
+            edges = np.array([-np.inf, np.inf])
         if len(edges) <= n_bins:
             warnings.warn(
                 f"Bins whose width are too small (i.e., <= {_MIN_BIN_WIDTH:.0e}) in feature "

@@ -38,6 +38,9 @@ from daskml_dist.estimators.transformer import BlockTransformer, keeping_lazy
 from daskml_dist.inference.few_transformed_rows import take_device_rows
 from daskml_dist.sklearn_internals import is_constant_feature, replace_zero_scales
 
+#: Number of rows for which the rounding of a mean is allowed for, at least.
+_MIN_ROWS_FOR_ROUNDING = 10
+
 
 @keeping_lazy
 class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
@@ -135,7 +138,8 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
         X = as_rows(X, any_order=True, on_device=True) if sample_weight is None else X
         if sample_weight is not None or sparse.issparse(X):
             preprocessing.StandardScaler.fit(self, X, sample_weight=sample_weight)
-            return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
+            # One number for each feature, to tell missing values from rows that all have weight 0.
+            return self.mean_, self.var_, np.full(X.shape[1], self.n_samples_seen_)
         # Dense rows without weights: one compiled pass.
         count, mean, var = compute_column_moments(X)
         if not (self.with_mean or self.with_std):
@@ -157,7 +161,10 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
         self.scale_ = None
         if self.with_std:
             # The computed variance of a constant feature may be a rounding error: scale it by 1.
-            constant = is_constant_feature(self.var_, self.mean_, self.n_samples_seen_)
+            # The bound grows with the number of rows, which weights may make too small for the
+            # rounding errors of the means of blocks.
+            n_rows = np.maximum(self.n_samples_seen_, _MIN_ROWS_FOR_ROUNDING)
+            constant = is_constant_feature(self.var_, self.mean_, n_rows)
             self.scale_ = replace_zero_scales(
                 np.sqrt(self.var_), copy=False, constant_mask=constant
             )

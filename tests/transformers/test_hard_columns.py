@@ -1,0 +1,162 @@
+"""Columns and parameters at the edge of what transformers can fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy import sparse
+from sklearn import impute, preprocessing
+from sklearn.pipeline import make_pipeline
+
+from daskml_dist.compose import Blockwise, ColumnTransformer
+from daskml_dist.impute import SimpleImputer
+from daskml_dist.preprocessing import (
+    KBinsDiscretizer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    OrdinalEncoder,
+    QuantileTransformer,
+    RobustScaler,
+    StandardScaler,
+)
+from daskml_dist.wrappers import ParallelPostFit
+
+# Constant and huge features are what the tests are about; scikit-learn warns of them.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Feature 0 is constant:UserWarning"),
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+]
+ROWS = np.random.default_rng(0).normal(size=(12, 3))
+
+
+def _lazy(rows: Any, chunks: Any = 4) -> Any:
+    return da.from_array(rows, chunks=(chunks, -1), asarray=False)
+
+
+@pytest.mark.parametrize(
+    "transformer",
+    [
+        MaxAbsScaler(copy=False),
+        MinMaxScaler(copy=False),
+        QuantileTransformer(n_quantiles=5, copy=False),
+        RobustScaler(copy=False),
+        SimpleImputer(copy=False, missing_values=ROWS[2, 1]),
+        StandardScaler(copy=False),
+        ColumnTransformer([("all", StandardScaler(copy=False), slice(0, 3))]),
+        Blockwise(preprocessing.StandardScaler(copy=False).fit(ROWS)),
+        ParallelPostFit(make_pipeline(preprocessing.StandardScaler(copy=False))),
+    ],
+    ids=lambda t: type(t).__name__,
+)
+def test_lazy_blocks_are_left_unchanged(transformer: Any) -> None:
+    rows = ROWS.copy()
+    lazy = _lazy(rows)
+    found = transformer.fit(rows.copy() if isinstance(transformer, ParallelPostFit) else lazy)
+    found = found.transform(lazy)
+    first = found.compute(scheduler="synchronous")
+    assert_allclose(rows, ROWS, rtol=0)
+    # The second computation reads the same blocks.
+    assert_allclose(found.compute(scheduler="synchronous"), first, rtol=0)
+
+
+def test_lazy_results_are_left_unchanged_by_the_inverse() -> None:
+    scaled = np.random.default_rng(1).normal(size=(12, 3))
+    expected = scaled.copy()
+    scaler = StandardScaler(copy=False).fit(_lazy(ROWS))
+    scaler.inverse_transform(_lazy(scaled)).compute(scheduler="synchronous")
+    assert_allclose(scaled, expected, rtol=0)
+
+
+@pytest.mark.parametrize("encode", ["ordinal", "onehot", "onehot-dense"])
+def test_bins_of_a_constant_feature_are_undone(encode: str) -> None:
+    rows = np.c_[np.full(12, 7.0), ROWS]
+    own = KBinsDiscretizer(3, encode=encode, strategy="uniform").fit(_lazy(rows))
+    whole = preprocessing.KBinsDiscretizer(3, encode=encode, strategy="uniform").fit(rows)
+    codes = own.transform(_lazy(rows))
+    found = own.inverse_transform(codes).compute()
+    assert_allclose(found, whole.inverse_transform(whole.transform(rows)))
+
+
+def test_single_categories_are_undone() -> None:
+    rows = np.full((6, 2), 5.0)
+    encoder = OrdinalEncoder().fit(_lazy(rows))
+    found = encoder.inverse_transform(encoder.transform(_lazy(rows))).compute()
+    assert found.tolist() == rows.tolist()
+
+
+@pytest.mark.parametrize("strategy", ["uniform", "quantile", "kmeans"])
+def test_features_narrower_than_a_bin_have_one(strategy: str) -> None:
+    rows = np.c_[1e-300 * ROWS[:, 0], ROWS[:, 1]]
+    if strategy == "uniform":
+        rows[:, 0] = 0  # bins of equal width are never joined
+    with pytest.warns(UserWarning, match="constant|too small"):
+        binned = KBinsDiscretizer(3, encode="ordinal", strategy=strategy).fit(_lazy(rows))
+    assert binned.n_bins_.tolist() == [1, 3]
+    assert (binned.transform(_lazy(rows)).compute()[:, 0] == 0).all()
+
+
+@pytest.mark.parametrize("strategy", ["mean", "median", "constant"])
+@pytest.mark.parametrize("gap", [0, -1])
+def test_statistic_may_equal_the_mark_of_missing_values(strategy: str, gap: int) -> None:
+    rows = np.array([[gap - 2, 5.0], [gap + 2, 7.0], [gap, 1.0], [gap - 3, gap], [gap + 3, 6.0]])
+    options = {"strategy": strategy, "missing_values": gap, "fill_value": gap}
+    whole = impute.SimpleImputer(**options, add_indicator=True).fit(rows)
+    own = SimpleImputer(**options, add_indicator=True).fit(_lazy(rows, 2))
+    assert_allclose(own.statistics_.astype(float), whole.statistics_.astype(float))
+    assert_allclose(own.transform(_lazy(rows, 2)).compute(), whole.transform(rows))
+
+
+def test_constant_for_missing_texts_that_are_empty() -> None:
+    rows = np.array([["a", ""], ["b", "c"], ["", "d"]], dtype=object)
+    options = {"strategy": "constant", "missing_values": "", "fill_value": "none"}
+    whole = impute.SimpleImputer(**options).fit(rows)
+    own = SimpleImputer(**options).fit(_lazy(rows, 1))
+    assert own.transform(_lazy(rows, 1)).compute().tolist() == whole.transform(rows).tolist()
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 1), (3,)], ids=str)
+def test_huge_values_after_a_block_of_missing_ones(sizes: tuple[int, ...]) -> None:
+    rows = np.array([[np.nan, 1e300], [np.nan, 1e300], [1e300, 1e300]])
+    whole = preprocessing.StandardScaler().fit(rows)
+    own = StandardScaler().fit(_lazy(rows, (sizes,)[0]))
+    assert_allclose(own.var_, whole.var_)
+    assert_allclose(own.scale_, whole.scale_)
+
+
+def test_constant_feature_with_small_weights_is_not_scaled_up() -> None:
+    rows = np.c_[np.full(40, 0.1), np.arange(40.0)]
+    weights = np.random.default_rng(0).uniform(1e-4, 1e-3, 40)
+    lazy, lazy_weights = _lazy(rows, 3), da.from_array(weights, chunks=3)
+    own = StandardScaler().fit(lazy, sample_weight=lazy_weights)
+    assert own.scale_[0] == 1
+    assert_allclose(own.transform(lazy).compute()[:, 0], 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("with_std", [True, False])
+def test_weighted_features_may_be_missing_in_all_rows(with_std: bool) -> None:
+    rows = np.full((6, 1), np.nan)
+    weights = np.array([1.0, 2, 0, 0, 1, 1])
+    whole = preprocessing.StandardScaler(with_std=with_std).fit(rows, sample_weight=weights)
+    lazy = _lazy(rows, 2), None, da.from_array(weights, chunks=2)
+    own = StandardScaler(with_std=with_std).fit(*lazy)
+    assert np.isnan(own.mean_).all()
+    assert np.isnan(whole.mean_).all()
+
+
+def test_distances_of_sparse_blocks() -> None:
+    from daskml_dist.metrics import euclidean_distances, pairwise_distances_argmin
+
+    rows = sparse.random(12, 5, density=0.5, format="csr", random_state=0)
+    others = np.random.default_rng(0).random((3, 5))
+    dense = np.linalg.norm(rows.toarray()[:, None] - others, axis=2)
+    lazy = da.from_array(rows, chunks=((5, 0, 7), 5), asarray=False)
+    assert_allclose(euclidean_distances(lazy, others).compute(), dense)
+    assert_allclose(euclidean_distances(lazy, sparse.csr_matrix(others)).compute(), dense)
+    assert np.asarray(pairwise_distances_argmin(lazy, others)).tolist() == (
+        dense.argmin(axis=1).tolist()
+    )
