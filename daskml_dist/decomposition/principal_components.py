@@ -748,7 +748,14 @@ class PCA(BaseComponents):
         if self.n_components_ == 0:
             return np.eye(d) / noise
         if noise == 0:
-            return np.asarray(linalg.inv(self.get_covariance()))
+            try:
+                return np.asarray(linalg.inv(self.get_covariance()))
+            except linalg.LinAlgError as error:
+                raise InvalidDataError(
+                    "The covariance of the model is singular: the rows do not vary in all "
+                    "directions, so their likelihood is infinite. Fit fewer components "
+                    "(n_components), or more rows."
+                ) from error
         # Invert the eigenvalues of the covariance (the variances, at least the noise, and the
         # noise): no d x d system is solved.
         share = 1 / np.maximum(self.explained_variance_, noise) - 1 / noise

@@ -560,18 +560,17 @@ def _apply_to_block_pair(
     at: tuple[int],
     other: tuple[int],
 ) -> Any:
-    (X,), (Y,) = X, Y
+    (rows,), (others,) = X, Y
     same = of_itself and at == other
-    if (found := _compute_on_device(there, X, Y, same)) is not None:
+    if (found := _compute_on_device(there, rows, others, same)) is not None:
         return cast(found, dtype)
-    X, Y = map(copy_to_host, (X, Y))
-    # scikit-learn refuses blocks without rows, as a filter may leave them.
-    n_rows, n_others = X.shape[0], Y.shape[0]  # sparse blocks have no length
-    if not n_rows or not n_others:
-        return np.empty((n_rows, n_others))
-    X, Y = canonicalize_sparse(X), canonicalize_sparse(Y)
+    rows, others = (canonicalize_sparse(copy_to_host(of)) for of in (rows, others))
+    # scikit-learn refuses blocks without rows, as a filter may leave them; sparse ones have no
+    # length.
+    if not rows.shape[0] or not others.shape[0]:
+        return np.empty((rows.shape[0], others.shape[0]))
     try:
         # ``function(X)`` sets the diagonal to 0; ``function(X, X)`` may leave rounding errors.
-        return function(X) if same else function(X, Y)
+        return function(rows) if same else function(rows, others)
     except (ValueError, TypeError) as error:
         raise as_ours(error, f"Block {at[0]} of X, block {other[0]} of Y: ") from error

@@ -292,7 +292,7 @@ def brier_score_loss(
     if knows_labels and not has_lazy_input(*rows):
         score = PROBABILITY_COLUMNS.score_in_memory(metric, *rows, pos_label=pos_label, **more)
         if pos_label is not None:  # which scikit-learn does not look for among several columns
-            _resolve_positive_label(np.unique(y_true), pos_label)
+            _resolve_positive_label(np.unique(y_true if labels is None else labels), pos_label)
         return float(score)
     if scale_by_half not in ("auto", True, False):
         raise InvalidParameterError(f"scale_by_half={scale_by_half!r}: pass 'auto' or a bool.")

@@ -392,6 +392,11 @@ def _average_outputs(scores: Floats, multioutput: Any, variances: Floats | None 
             f"multioutput has weights of shape {weights.shape} for {len(scores)} targets. Pass one "
             "weight for each of several targets, or a word."
         )
+    if not weights.sum():
+        raise InvalidParameterError(
+            f"multioutput={weights.tolist()} sums to zero, so there is no mean of the targets. "
+            "Give some target a weight above 0."
+        )
     return float(np.average(scores, weights=weights))
 
 

@@ -187,6 +187,11 @@ def number_categories(rows: Any, categories: Any) -> tuple[list[NDArray[Any]], N
     return encoder.categories_, np.where(codes == -2, last, codes)
 
 
+def _lack_missing_value(categories: list[NDArray[Any]]) -> bool:
+    """Return whether the common dtype of categories is of whole numbers or bools."""
+    return bool(categories) and np.result_type(*categories).kind in "biu"
+
+
 def _make_frame(names: Any, columns: list[NDArray[Any]]) -> Any:
     """Return a frame of columns with their dtypes."""
     # Without a dtype, pandas would convert a column of objects to strings, and None to NaN.
@@ -258,7 +263,13 @@ class OrdinalEncoder(CategoryEncoder, preprocessing.OrdinalEncoder):
     _summarises_on_device = True
 
     def _sample_result(self, X: Any) -> Any:
-        return make_sample_row(X) * 0  # the code of a category that each column has
+        # The code of a category that each column has; or that of none, which becomes None.
+        holds_none = self.handle_unknown != "error" and _lack_missing_value(self.categories_)
+        code = self.unknown_value if holds_none else 0
+        row = make_sample_row(X)
+        if hasattr(row, "columns"):
+            return row.astype("float64") * 0 + code
+        return np.full(row.shape, code, np.float64)
 
     def _apply_on_device(self, X: Any, undo: bool) -> Any:
         if undo or (codes := self._find_device_codes(X)) is None:
@@ -308,6 +319,12 @@ class OneHotEncoder(CategoryEncoder, preprocessing.OneHotEncoder):
     """
 
     _summarises_on_device = True
+
+    def _sample_result(self, X: Any) -> Any:
+        row = make_sample_row(X)
+        # A row of zeros stands for unknown categories, which become None.
+        holds_none = self.handle_unknown != "error" and _lack_missing_value(self.categories_)
+        return row * 0 if holds_none else row
 
     def _apply_on_device(self, X: Any, undo: bool) -> Any:
         # Only the host makes sparse results.

@@ -31,7 +31,12 @@ from daskml_dist.backends.namespace import cast, namespace, ones
 from daskml_dist.errors import DivergedError, TrainingError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums, initial_parameters
-from daskml_dist.solvers.rows import request_finite_sum, row_tiles, to_dense_float64
+from daskml_dist.solvers.rows import (
+    check_squares_finite,
+    request_finite_sum,
+    row_tiles,
+    to_dense_float64,
+)
 
 #: Bytes of a tile of a dense block (2 MiB): it stays in a processor's cache with its product.
 _PIECE_BYTES = 2**21
@@ -193,6 +198,7 @@ def reduce_rows(
     for n_looks in range(1, MAX_REDUCTION_PASSES + 1):
         # The Gram matrix is scaled to a diagonal of about 1; so is the penalty.
         penalised = seen.gram + l2 * seen.transform.T @ seen.transform
+        check_squares_finite(penalised)
         # Smaller eigenvalues may be rounding errors of the products.
         n_features = len(penalised)
         ratio = _MIN_EIGENVALUE_RATIO * max(1.0, np.sqrt(n_features / _FEW_FEATURES))

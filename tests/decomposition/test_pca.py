@@ -196,3 +196,11 @@ def test_squares_that_vanish(kind: Any, exact: bool, monkeypatch: pytest.MonkeyP
             kind(2, **solver).fit(X * size)
     near, far = kind(2, **solver).fit(X), kind(2, **solver).fit(X * 2.0**-500)
     np.testing.assert_allclose(far.components_, near.components_, rtol=1e-9)
+
+
+@pytest.mark.parametrize("make", [np.asarray, da.from_array])
+def test_likelihood_under_a_singular_covariance_is_refused(make: Any) -> None:
+    rows = np.array([[100.0, -100.0], [-100.0, 100.0]])
+    model = PCA().fit(make(rows))
+    with pytest.raises(InvalidDataError, match="covariance of the model is singular"):
+        model.score_samples(make(rows))

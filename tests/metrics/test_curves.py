@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import dask.array as da
@@ -115,6 +116,19 @@ def test_top_k_accuracy_has_labels_in_the_order_of_columns(labels: list[int]) ->
     for make in (np.asarray, lazy):
         with pytest.raises(ValueError, match=r"'labels' must be (ordered|unique)"):
             metrics.top_k_accuracy_score(make(CLASSES), make(PROBA), labels=labels)
+
+
+def test_brier_score_of_several_columns_takes_any_of_the_given_labels() -> None:
+    if "labels" not in inspect.signature(sklearn.metrics.brier_score_loss).parameters:
+        pytest.skip("this scikit-learn knows no labels here")
+    truth, proba = np.array(["b", "c", "c"]), np.array([[0.2, 0.3, 0.5]] * 3)
+    options = {"labels": ["a", "b", "c"], "pos_label": "a"}
+    expected = sklearn.metrics.brier_score_loss(truth, proba, **options)
+    assert_equal(metrics.brier_score_loss(truth, proba, **options), expected)
+    blocks = da.from_array(truth, chunks=2), da.from_array(proba, chunks=(2, 3))
+    assert_equal(metrics.brier_score_loss(*blocks, **options), expected)
+    with pytest.raises(InvalidDataError, match="pos_label='d' is not a valid label"):
+        metrics.brier_score_loss(truth[:1], [[0.4, 0.6]], labels=["b", "c"], pos_label="d")
 
 
 def test_brier_score_of_named_labels() -> None:

@@ -45,6 +45,12 @@ def test_several_targets(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OF_TARGETS)
+def test_weights_of_targets_that_sum_to_zero(name: str) -> None:
+    with pytest.raises(InvalidParameterError, match=r"multioutput=.* sums to zero"):
+        METRICS[name](lazy(TRUTH), lazy(PREDICTED), multioutput=[0, 0, 0])
+
+
+@pytest.mark.parametrize("name", OF_TARGETS)
 def test_weights_of_targets_that_do_not_fit(name: str) -> None:
     with pytest.raises(InvalidParameterError, match=r"multioutput.*'each'"):
         METRICS[name](lazy(TRUTH), lazy(PREDICTED), multioutput="each")

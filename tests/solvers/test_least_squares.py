@@ -327,3 +327,15 @@ def test_squares_that_overflow_are_an_error_with_its_remedy() -> None:
     X, y = _data()
     with pytest.raises(DivergedError, match="Scale the features"):
         Ridge().fit(X * 1e200, y)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_products_that_overflow_once_scaled_are_told() -> None:
+    X = (
+        np.array([[1.35, 8.4, -1.48, 2.6], [5.3, 6.9, -8.9, 4.7], [-0.17, -6.0, -6.8, -2.3]])
+        * 1e149
+    )
+    y = np.array([1.7e300, 6.4e298, 7.7e299])
+    model = linear_model.ElasticNetCV(cv=2)
+    with pytest.raises(DivergedError, match="overflow"):
+        model.fit(X, y, sample_weight=np.array([0.0, 1.0, 0.0]))

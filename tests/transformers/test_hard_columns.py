@@ -18,6 +18,7 @@ from daskml_dist.preprocessing import (
     KBinsDiscretizer,
     MaxAbsScaler,
     MinMaxScaler,
+    OneHotEncoder,
     OrdinalEncoder,
     QuantileTransformer,
     RobustScaler,
@@ -87,6 +88,30 @@ def test_single_categories_are_undone() -> None:
     encoder = OrdinalEncoder().fit(_lazy(rows))
     found = encoder.inverse_transform(encoder.transform(_lazy(rows))).compute()
     assert found.tolist() == rows.tolist()
+
+
+@pytest.mark.parametrize("dtype", [bool, int, float, object])
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        OneHotEncoder(handle_unknown="ignore"),
+        OneHotEncoder(handle_unknown="ignore", sparse_output=False),
+        OneHotEncoder(handle_unknown="infrequent_if_exist"),
+        OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1),
+        OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=np.nan),
+    ],
+    ids=str,
+)
+def test_unknown_categories_are_undone_as_none(encoder: Any, dtype: Any) -> None:
+    rows = np.array([[1, 0], [0, 0], [1, 1], [0, 0]]).astype(dtype)
+    encoder.fit(_lazy(rows[1::2], 1))
+    found = encoder.inverse_transform(encoder.transform(_lazy(rows, 2))).compute()
+    known = rows[:1].tolist()[0][1:]
+    missing = np.nan if dtype is float else None
+    expected = [[missing, *known], [*known, *known], [missing, missing], [*known, *known]]
+    assert [[None if v != v else v for v in row] for row in found.tolist()] == [
+        [None if v != v else v for v in row] for row in expected
+    ]
 
 
 @pytest.mark.parametrize("strategy", ["uniform", "quantile", "kmeans"])
