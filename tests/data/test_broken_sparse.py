@@ -8,7 +8,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from dask import delayed
+from dask.delayed import delayed
 from scipy import sparse
 
 from daskml_dist.cluster import KMeans

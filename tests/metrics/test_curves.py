@@ -122,7 +122,7 @@ def test_brier_score_of_several_columns_takes_any_of_the_given_labels() -> None:
     if "labels" not in inspect.signature(sklearn.metrics.brier_score_loss).parameters:
         pytest.skip("this scikit-learn knows no labels here")
     truth, proba = np.array(["b", "c", "c"]), np.array([[0.2, 0.3, 0.5]] * 3)
-    options = {"labels": ["a", "b", "c"], "pos_label": "a"}
+    options: dict[str, Any] = {"labels": ["a", "b", "c"], "pos_label": "a"}
     expected = sklearn.metrics.brier_score_loss(truth, proba, **options)
     assert_equal(metrics.brier_score_loss(truth, proba, **options), expected)
     blocks = da.from_array(truth, chunks=2), da.from_array(proba, chunks=(2, 3))

@@ -148,7 +148,7 @@ def test_constant_for_missing_texts_that_are_empty() -> None:
 def test_huge_values_after_a_block_of_missing_ones(sizes: tuple[int, ...]) -> None:
     rows = np.array([[np.nan, 1e300], [np.nan, 1e300], [1e300, 1e300]])
     whole = preprocessing.StandardScaler().fit(rows)
-    own = StandardScaler().fit(_lazy(rows, (sizes,)[0]))
+    own: Any = StandardScaler().fit(_lazy(rows, sizes))
     assert_allclose(own.var_, whole.var_)
     assert_allclose(own.scale_, whole.scale_)
 
@@ -157,7 +157,7 @@ def test_constant_feature_with_small_weights_is_not_scaled_up() -> None:
     rows = np.c_[np.full(40, 0.1), np.arange(40.0)]
     weights = np.random.default_rng(0).uniform(1e-4, 1e-3, 40)
     lazy, lazy_weights = _lazy(rows, 3), da.from_array(weights, chunks=3)
-    own = StandardScaler().fit(lazy, sample_weight=lazy_weights)
+    own: Any = StandardScaler().fit(lazy, sample_weight=lazy_weights)
     assert own.scale_[0] == 1
     assert_allclose(own.transform(lazy).compute()[:, 0], 0, atol=1e-12)
 
