@@ -37,7 +37,8 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         ``"auto"`` as in :class:`~daskml_dist.linear_model.SGDClassifier`; `tol` is then relative to
         the loss of the best constant prediction. If a fit continues another, it is the
         optimizer's own rate; for :meth:`partial_fit` and :meth:`stream` with Adagrad half of the
-        classifier's, in units of the targets' standard deviation if the optimizer is adaptive. See
+        classifier's. If the optimizer is adaptive, these rates are in units of the standard
+        deviation of the targets of the first call in which they differ. See
         :mod:`daskml_dist.schedules`, and :class:`~daskml_dist.linear_model.SGDClassifier` for
         ``"adaptive"``.
     power_t : float, default=0.25

@@ -70,6 +70,8 @@ class EmbeddingModel(StepModel):
         Mean number of ids of a row.
     own_last : bool, default=False
         Whether the model's own rows follow the sorted ids that a batch uses.
+    target_unit : float or None
+        Spread of the first targets, in which automatic learning rates are; None: not measured.
     """
 
     loss: Loss
@@ -83,6 +85,7 @@ class EmbeddingModel(StepModel):
     activation: str = "relu"
     touches: float | None = field(default=1.0, compare=False)
     own_last: bool = field(default=False, compare=False)
+    target_unit: float | None = field(default=None, compare=False)
 
     starts_threads: ClassVar[bool] = False
     parameters: Parameters = field(init=False, repr=False, compare=False)

@@ -74,6 +74,9 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         Mean number of entries in a sparse row; None for dense rows.
     row_size : float or None
         Mean L1 norm of a row, for a learning rate that depends on it.
+    target_units : tuple of float
+        Unit of each target, by which automatic learning rates are multiplied: that of the first
+        rows, since a later call may hold one row, or equal targets. Empty: not measured.
     few_entries : bool, default=False
         Whether gradients of dense rows on the CPU are computed by NumPy rather than by a compiled
         kernel. The choice depends on the shape of the whole data set alone, so that any number of
@@ -94,6 +97,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     units: tuple[float, ...] = ()
     touches: float | None = field(default=None, compare=False)
     row_size: float | None = field(default=None, compare=False)
+    target_units: tuple[float, ...] = field(default=(), compare=False)
     few_entries: bool = field(default=False, compare=False, repr=False)
     row_clip: float | None = None
 

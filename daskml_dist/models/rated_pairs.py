@@ -146,6 +146,8 @@ class RatedPairs(StepModel):
         negatives (BPR), rather than of each prediction.
     n_drawn : int or None
         Negatives are drawn from this many first items; None: all.
+    target_unit : float or None
+        Spread of the first ratings, in which automatic learning rates are; None: not measured.
     """
 
     n_users: int
@@ -158,6 +160,7 @@ class RatedPairs(StepModel):
     negatives: int = 0
     pairwise: bool = False
     n_drawn: int | None = None
+    target_unit: float | None = field(default=None, compare=False)
 
     starts_threads: ClassVar[bool] = False
     parameters: Parameters = field(init=False, repr=False, compare=False)

@@ -19,7 +19,6 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
 from daskml_dist.backends.devices import get_backend
-from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection, take_named_columns
 from daskml_dist.data.computing import use_client
 from daskml_dist.data.field_hashing import N_COLUMNS
@@ -39,7 +38,7 @@ from daskml_dist.inference.table_fields import (
 )
 from daskml_dist.losses import get_loss
 from daskml_dist.losses.base import Loss
-from daskml_dist.models.base import BatchRows, GrowingTable
+from daskml_dist.models.base import BatchRows, GrowingTable, StepModel
 from daskml_dist.models.embeddings import (
     INTERCEPT_ID,
     MAX_FIELDS,
@@ -61,6 +60,7 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.recommender._table_frame import make_table_frame
 from daskml_dist.schedules import Constant
 from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.job import FitJob
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.spec import Settings
 
@@ -133,7 +133,7 @@ class BaseEmbeddings(BaseSteps):
         offset = self._best_constant(loss, rows) if last is None else last.offset
         model = self._make_model(loss, self._make_table(last), offset, rows)
         self._check_goes_on(model, last)
-        return model
+        return model if last is None else replace(model, target_unit=last.target_unit)
 
     @staticmethod
     def _check_goes_on(model: Any, last: Any) -> None:
@@ -185,20 +185,28 @@ class BaseEmbeddings(BaseSteps):
         shift = make_target_shift(loss, True, rows.summary)
         return shift[0] if shift else loss.constant(float(rows.summary.target_mean))
 
-    def _settings_for_lanes(
-        self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
-    ) -> Settings:
+    def _adapt_rate_to_rows(
+        self, job: FitJob, settings: Settings, model: StepModel
+    ) -> tuple[Settings, StepModel]:
+        """Choose a rate by the ids of a row and the first targets' spread, stored by the model."""
         if not settings.auto_rate or not settings.optimizer.adaptive:
-            return settings
+            return settings, model
+        assert isinstance(model, EmbeddingModel)
+        summary, unit = job.rows.summary, model.target_unit
+        if unit is None and model.loss.in_target_units:
+            unit = summary.target_spread
+            if summary.targets_differ:  # unlike the targets of a single row
+                model = replace(model, target_unit=unit)
         # First steps of an adaptive optimizer change each entry by the rate. The prediction for a
         # row of m ids changes by m * rate, and by rank * rate**2 for each pair of them: use the
         # largest rate for which it changes by at most the targets' spread.
-        m = count_ids(rows)
-        spread = rows.summary.target_spread if self._loss().in_target_units else 1.0
+        m = count_ids(job.rows)
+        spread = unit or 1.0
         pairs = max(self.rank * m * (m - 1) / 2, 1e-6)
         rate = (math.sqrt(m * m + 4 * pairs * spread) - m) / (2 * pairs)
         most = settings.optimizer.sparse_learning_rate or settings.optimizer.default_learning_rate
-        return replace(settings, schedule=Constant(min(rate, most * spread)), auto_rate=False)
+        settings = replace(settings, schedule=Constant(min(rate, most * spread)), auto_rate=False)
+        return settings, model
 
     # -- tables of ids ---------------------------------------------------------------------------
 

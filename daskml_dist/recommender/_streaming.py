@@ -121,7 +121,7 @@ class StreamedFactors(BaseSteps):
         )
         # The facts about the real first ratings, without the ids and sizes, which grow: `facts`
         # adds the current ones.
-        started.likeness = {name: likeness[name] for name in started.likeness}
+        started.likeness = {name: likeness.get(name) for name in started.likeness}
         return started
 
     def _plan_stream(

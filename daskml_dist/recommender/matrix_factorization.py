@@ -17,7 +17,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.keyed.collection import NumberedPairs, PairCollection
@@ -26,6 +25,7 @@ from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.losses import get_loss
 from daskml_dist.losses.base import LOSSES, Loss
+from daskml_dist.models.base import StepModel
 from daskml_dist.models.rated_pairs import RatedPairs
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.parameters.checks import check_count, check_flag, check_number
@@ -337,22 +337,29 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         n_users, n_items = map(len, self._ids)
         reg, biased = float(self.reg_param), bool(self.biases)
         drawn = (int(self.negatives), bool(self.pairwise)) if self.implicit else (0, False)
-        return RatedPairs(n_users, n_items, int(self.rank), loss, reg, biased, offset, *drawn)
+        model = RatedPairs(n_users, n_items, int(self.rank), loss, reg, biased, offset, *drawn)
+        return model if last is None else replace(model, target_unit=last.target_unit)
 
-    def _settings_for_lanes(
-        self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
-    ) -> Settings:
+    def _adapt_rate_to_rows(
+        self, job: FitJob, settings: Settings, model: StepModel
+    ) -> tuple[Settings, StepModel]:
+        """Choose a rate by the first ratings' standard deviation, stored by the model."""
         if not settings.auto_rate:
-            return settings
+            return settings, model
+        assert isinstance(model, RatedPairs)
         optimizer = settings.optimizer
         rate = optimizer.sparse_learning_rate or optimizer.default_learning_rate
         if optimizer.adaptive:
+            summary, unit = job.rows.summary, model.target_unit
+            if unit is None and model.loss.in_target_units:
+                unit = summary.target_spread
+                if summary.targets_differ:  # unlike the targets of a single row
+                    model = replace(model, target_unit=unit)
             # First steps of an adaptive optimizer change each factor by the rate, so they change
             # the prediction of a pair by about rank * rate**2: scaled to the ratings' standard
             # deviation.
-            spread = rows.summary.target_spread if self._loss().in_target_units else 1.0
-            rate *= (_REFERENCE_RANK * spread / self.rank) ** 0.5
-        return replace(settings, schedule=Constant(rate), auto_rate=False)
+            rate *= (_REFERENCE_RANK * (unit or 1.0) / self.rank) ** 0.5
+        return replace(settings, schedule=Constant(rate), auto_rate=False), model
 
     def _last_state(self, rows: DatasetInfo, settings: Settings) -> ShardState | None:
         """Return the last fit's state in the order of this fit's ids; new ids start afresh."""

@@ -24,6 +24,8 @@ from daskml_dist.training.in_parts import make_checkpoint_facts, resume_from_che
 from daskml_dist.training.spec import FitSpec
 
 # Texts of errors: why a stream cannot continue.
+#: Attributes of models with scales of the first rows, on which automatic rates depend.
+SCALES_OF_FIRST_ROWS = ("row_size", "target_units", "target_unit")
 CLOSED = "The stream is closed. Use it inside its context: with clf.stream(...) as s: ..."
 ENDED = "This stream has ended. Open another one: with clf.stream(...) as s: ..."
 TORN = (
@@ -183,12 +185,18 @@ class SavedStream:
         fit, _ = resume_from_checkpoint(fit, path, self.state, self.facts)
         likeness = self.stream["likeness"]
         rule = replace(fit.steps.rule, steps_per_pass=likeness["steps_per_pass"])
-        # The plan from rows of zeros has another schedule, automatic rate and mean row norm than
-        # the plan from the first rows, so all three are taken from the file.
+        # The plan from rows of zeros has another schedule, automatic rate and scales than the plan
+        # from the first rows, so all are taken from the file.
         rates = likeness["rates"]
-        if likeness.get("row_size") is not None:
+        scales = {name: likeness.get(name) for name in SCALES_OF_FIRST_ROWS}
+        found = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in scales.items()
+            if value is not None
+        }
+        if found:
             model: Any = fit.steps.model
-            fit = fit.replace_work(model=replace(model, row_size=likeness["row_size"]))
+            fit = fit.replace_work(model=replace(model, **found))
         return fit.replace_work(rule=rule if rates is None else rule.with_constant_rates(rates))
 
 

@@ -19,6 +19,7 @@ from daskml_dist.data.blocks import check_finite
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import BatchRows
+from daskml_dist.streaming.checkpoints import SCALES_OF_FIRST_ROWS
 from daskml_dist.streaming.rows import CallRowsMaker
 from daskml_dist.streaming.steps import InProcessSteps
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
@@ -233,7 +234,7 @@ def describe_first_rows(
         "targets": targets,
         "n_targets": summary.n_targets,
         "rates": rates,
-        "row_size": getattr(fit.steps.model, "row_size", None),
+        **{name: getattr(fit.steps.model, name, None) for name in SCALES_OF_FIRST_ROWS},
         "steps_per_pass": fit.steps.rule.steps_per_pass,
         "names": names,
     }

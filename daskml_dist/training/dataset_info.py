@@ -171,8 +171,16 @@ class DataSummary:
 
     @property
     def target_spread(self) -> float:
-        """Return the standard deviation of the targets; 1 where all are the same."""
-        return float(self.targets.deviation[0]) or 1.0
+        """Return the standard deviation of the targets; where all are the same, a guess.
+
+        That is their size, which targets in a large unit have, but at least 1.
+        """
+        return float(self.targets.deviation[0]) or max(1.0, abs(float(self.targets.mean[0])))
+
+    @property
+    def targets_differ(self) -> bool:
+        """Return whether each column of the targets has a spread, unlike the targets of one row."""
+        return bool((self.targets.deviation > 0).all())
 
     @cached_property
     def target_quartiles(self) -> NDArray[np.float64]:

@@ -387,15 +387,25 @@ def _automatic_learning_rates(
     """Return the rate of each target, in its units; None where the user's schedule sets it."""
     if not settings.auto_rate:
         return None
-    loss = None if model.linear is None else model.linear.loss
     default = settings.own_rate or _choose_default_rate(settings.optimizer, single_rows, is_indexed)
-    # Losses in units of the targets (absolute, Huber) need steps in those units too. The unit is a
-    # fact about the rows that no noise hides, so a private fit does not use it.
-    if settings.privacy is not None or not (
-        loss and loss.in_target_units and settings.optimizer.adaptive
-    ):
-        return [default]
-    return [default * _measure_target_unit(loss, one) for one in summary.of_each_target]
+    units = getattr(model, "target_units", ()) or measure_target_units(settings, model, summary)
+    return [default * unit for unit in units] or [default]
+
+
+def measure_target_units(
+    settings: Settings, model: StepModel, summary: DataSummary
+) -> tuple[float, ...]:
+    """Return the unit of each target that automatic rates are multiplied by; empty where none is.
+
+    Losses in units of the targets (absolute, Huber) need steps in those units too. The unit is a
+    fact about the rows that no noise hides, so a private fit does not use it.
+    """
+    loss = None if model.linear is None else model.linear.loss
+    if settings.privacy is not None or not settings.optimizer.adaptive:
+        return ()
+    if loss is None or not loss.in_target_units:
+        return ()
+    return tuple(_measure_target_unit(loss, one) for one in summary.of_each_target)
 
 
 def _measure_target_unit(loss: Loss, summary: DataSummary) -> float:

@@ -42,7 +42,7 @@ from daskml_dist.training.learning_rate_search import (
     measure_row_size,
     rate_for_row_size,
 )
-from daskml_dist.training.plan import make_target_shift
+from daskml_dist.training.plan import make_target_shift, measure_target_units
 from daskml_dist.training.spec import FitSpec, Settings
 
 #: Schedules that begin at the rate `eta0`.
@@ -247,6 +247,7 @@ class BaseSGD(BaseSteps, BaseLinear):
             # Noise changes all parameters.
             touches=summary.nonzeros_per_row if privacy is None else None,
             row_size=None if last is None else last.row_size,
+            target_units=() if last is None else last.target_units,
             few_entries=has_few_entries(summary.n_rows, summary.n_features),
             row_clip=None if privacy is None else float(privacy.clip),
         )
@@ -256,12 +257,17 @@ class BaseSGD(BaseSteps, BaseLinear):
     ) -> tuple[Settings, StepModel]:
         """Choose a rate by the scale of the first rows, stored by the model, if there is no pilot.
 
-        That is the case in ``partial_fit`` and in streams.
+        That is the case in ``partial_fit`` and in streams. The unit of the first targets is stored
+        by the model in any case, for calls that continue the fit: these may hold a single row.
         """
+        assert isinstance(model, LinearModel)
+        if settings.auto_rate and not model.target_units:
+            units = measure_target_units(settings, model, job.rows.summary)
+            if units and job.rows.summary.targets_differ:
+                model = replace(model, target_units=units)
         by_rows = settings.auto_rate and settings.optimizer.rates_by_rows
         if settings.calibrates or settings.privacy is not None or not by_rows:
             return settings, model
-        assert isinstance(model, LinearModel)
         if model.row_size is None:
             model = replace(model, row_size=measure_row_size(job.engine, job.lanes, settings.seed))
         return replace(settings, own_rate=rate_for_row_size(model)), model
