@@ -26,12 +26,15 @@ from daskml_dist.data.column_statistics import (
 )
 from daskml_dist.data.conversion import (
     as_rows,
+    convert_foreign,
     copy_to_host,
     densify_columns,
     find_device,
     load_pandas,
 )
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.inference.few_transformed_rows import take_device_rows
 from daskml_dist.sklearn_internals import is_scalar_nan
@@ -88,6 +91,40 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
             return None
         xp = namespace(rows)
         return xp.where(xp.isnan(rows), xp.asarray(filling.astype(rows.dtype)), rows)
+
+    def _inverse_transformed(self, X: Any, **options: Any) -> Any:
+        """Return the rows with their gaps, which the columns of the indicator show.
+
+        scikit-learn leaves out each column whose values are all missing in the given rows, as the
+        column may be in one block of many; here it is one that has no values in the fit.
+        """
+        check_fitted(self)
+        if not self.add_indicator:
+            raise InvalidParameterError(
+                "'inverse_transform' works only when 'SimpleImputer' is instantiated with "
+                f"'add_indicator=True'. Got 'add_indicator={self.add_indicator}' instead."
+            )
+        if is_dask(X := convert_foreign(X)):
+            return self._map("inverse_transform", X)
+        rows = np.asarray(copy_to_host(X))
+        rows = rows.astype(object) if rows.dtype.kind in "US" else rows
+        n_features, with_gaps = len(self.statistics_), self.indicator_.features_
+        n_kept = rows.shape[1] - len(with_gaps)
+        kept = np.arange(n_features)
+        if n_kept != n_features:
+            kept = np.flatnonzero([value == value for value in self.statistics_])  # not NaN
+        if n_kept != len(kept):
+            raise InvalidDataError(
+                f"X has {rows.shape[1]} features, but transform returns "
+                f"{len(kept) + len(with_gaps)}. Pass rows that transform has returned."
+            )
+        dtype = object if rows.dtype.kind == "O" else np.float64
+        original = np.full((len(rows), n_features), self.missing_values, dtype)
+        original[:, kept] = rows[:, :n_kept]
+        gaps = np.zeros(original.shape, dtype=bool)
+        gaps[:, with_gaps] = rows[:, n_kept:].astype(bool)
+        original[gaps] = self.missing_values
+        return original
 
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
         """Return for each column its summary and whether values are missing, dtypes, and kind."""

@@ -367,3 +367,41 @@ def test_columns_of_arrow_may_be_numbered() -> None:
     lazy = dd.from_pandas(words, npartitions=2)
     codes = preprocessing.OrdinalEncoder().fit_transform(lazy).compute()
     np.testing.assert_array_equal(codes, [[0, 0], [np.nan, 1], [1, np.nan]])
+
+
+@pytest.mark.parametrize("kind", ["numpy", "pandas", "array", "frame"])
+def test_gaps_of_a_column_without_values_in_a_block_come_back(kind: str) -> None:
+    X = _numbers(missing=True)  # a block has no value of the second column
+    model = impute.SimpleImputer(add_indicator=True)
+    if kind in ("pandas", "frame"):
+        model.set_output(transform="pandas")
+    given: Any = pd.DataFrame(X, columns=NAMES) if kind in ("pandas", "frame") else X
+    if kind == "array":
+        given = da.from_array(X, chunks=(30, 3))
+    elif kind == "frame":
+        given = dd.from_pandas(given, npartitions=4)
+    filled = model.fit(given).transform(given)
+    found = model.inverse_transform(filled)
+    assert hasattr(found, "dask") == (kind in ("array", "frame"))
+    np.testing.assert_array_equal(*dask.compute(found, X))
+
+
+def test_gaps_come_back_beside_a_column_that_was_left_out() -> None:
+    X = _numbers(missing=True)
+    X[:, 0] = np.nan
+    model = impute.SimpleImputer(add_indicator=True)
+    with pytest.warns(UserWarning, match="without any observed values"):
+        filled = model.fit(X).transform(X)
+    np.testing.assert_array_equal(model.inverse_transform(filled), X)
+    with pytest.raises(InvalidDataError, match="Pass rows that transform has returned"):
+        model.inverse_transform(X[:, :1])
+    with pytest.raises(InvalidParameterError, match="add_indicator=True"):
+        impute.SimpleImputer().fit(X[:, 1:]).inverse_transform(X[:, 1:])
+
+
+def test_gaps_of_texts_come_back() -> None:
+    X = np.array([["a", None], ["b", "c"], [None, "c"]], dtype=object)
+    model = impute.SimpleImputer(
+        missing_values=None, strategy="constant", fill_value="?", add_indicator=True
+    )
+    assert model.fit(X).inverse_transform(model.transform(X)).tolist() == X.tolist()
