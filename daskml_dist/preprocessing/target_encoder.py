@@ -33,6 +33,7 @@ from daskml_dist.data.conversion import (
     convert_missing_to_nan,
     convert_to_host,
     copy_to_host,
+    load_pandas,
 )
 from daskml_dist.data.lazy import has_fixed_row_order, is_dask
 from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation
@@ -332,6 +333,14 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
         if self.target_type == "auto" and target.dtype.kind in "iuf":
             if type_of_target(target) == "multiclass":
                 _warn_of_many_classes(np.unique(target))
+        if self.target_type in ("binary", "multiclass"):
+            # scikit-learn takes more labels for numbers, and has no second column of fewer.
+            n_labels = len(load_pandas().unique(target))
+            _check_number_of_labels(self.target_type, n_labels)
+            if self.target_type == "multiclass" and n_labels < 3:
+                raise InvalidParameterError(
+                    f'target_type="multiclass", but y has {n_labels} values. Use "binary".'
+                )
         return convert_missing_to_nan(X), target
 
     def _set_from_sums(self, sums: TargetSums | None, whole: Any) -> None:
@@ -429,11 +438,21 @@ def _find_target_type(target_type: str, sums: TargetSums) -> tuple[str, NDArray[
         raise InvalidDataError(
             f"Unknown label type: y is {kind!r}. Pass labels or numbers, or set target_type."
         )
-    if kind == "binary" and len(sums.labels) > 2:
-        raise InvalidParameterError(
-            f'target_type="binary", but y has {len(sums.labels)} values. Use "multiclass".'
+    if kind == "multiclass" and type_of_target(sums.labels) == "continuous":
+        raise InvalidDataError(
+            'Unknown label type: target_type="multiclass", but y is "continuous". Pass labels, or '
+            'set target_type="continuous".'
         )
+    _check_number_of_labels(kind, len(sums.labels))
     return kind, sums.labels
+
+
+def _check_number_of_labels(kind: str, n_labels: int) -> None:
+    """Raise if a binary target has more than two labels."""
+    if kind == "binary" and n_labels > 2:
+        raise InvalidParameterError(
+            f'target_type="binary", but y has {n_labels} values. Use "multiclass".'
+        )
 
 
 def _encode_by_numbers(

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import sklearn.preprocessing
 
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.preprocessing import TargetEncoder
 
 N = 400
@@ -88,3 +88,18 @@ def test_rows_are_encoded_by_the_other_folds() -> None:
 def test_without_a_target() -> None:
     with pytest.raises(InvalidDataError, match="requires y"):
         TargetEncoder().fit(_lazy(FRAME))
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_a_target_of_another_type_is_refused(is_lazy: bool) -> None:
+    make = _lazy if is_lazy else (lambda values: values)
+    X = make(FRAME)
+    with pytest.raises(InvalidParameterError, match="has 3 values"):
+        TargetEncoder(target_type="binary").fit(X, make(TARGETS["multiclass"]))
+    with pytest.raises(InvalidDataError, match="Unknown label type"):
+        TargetEncoder(target_type="multiclass").fit(X, make(TARGETS["continuous"]))
+
+
+def test_two_labels_in_memory_are_no_multiclass_target() -> None:
+    with pytest.raises(InvalidParameterError, match='Use "binary"'):
+        TargetEncoder(target_type="multiclass").fit_transform(FRAME, TARGETS["binary"])
