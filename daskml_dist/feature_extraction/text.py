@@ -14,6 +14,7 @@ C. D. Manning, P. Raghavan and H. Schütze, "Introduction to information retriev
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -64,6 +65,22 @@ class DocumentTransformer(BlockTransformer):
         if self.preprocessor is not None or not (self.lowercase or self.strip_accents):
             return preprocess
         return partial(_preprocess_text, preprocess)
+
+    def build_tokenizer(self) -> Callable[[str], Any]:
+        """Return scikit-learn's function that splits a text; `token_pattern` must be a pattern."""
+        try:
+            tokenize: Callable[[str], Any] = super().build_tokenizer()
+        except re.error as error:
+            raise InvalidParameterError(
+                f"token_pattern={self.token_pattern!r} is no regular expression: {error}. Correct "
+                "it, or pass a function as tokenizer."
+            ) from error
+        return tokenize
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if self.analyzer == "word" and self.tokenizer is None:
+            self.build_tokenizer()
 
     def _sample(self, X: Any) -> Any:
         return ["text"]  # one document, for any kind of collection
@@ -430,6 +447,7 @@ class HashingVectorizer(DocumentTransformer, text.HashingVectorizer):
         self
         """
         check_documents(X)
+        self._check_parameters()
         # scikit-learn's fit only checks the parameters, but does not accept lazy documents.
         text.HashingVectorizer.fit(self, ["text"] if is_dask(X) else X)
         return self

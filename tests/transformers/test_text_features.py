@@ -103,3 +103,12 @@ def test_namespaces_that_have_no_meaning() -> None:
         feature_extraction.NamespaceHasher(8, interactions=[("a", "b", "c")]).fit()
     with pytest.raises(InvalidDataError, match="A row is a str"):
         feature_extraction.NamespaceHasher(8).transform(["text"])
+
+
+@pytest.mark.parametrize("name", ["CountVectorizer", "TfidfVectorizer", "HashingVectorizer"])
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_a_token_pattern_that_is_none_is_refused(name: str, is_lazy: bool) -> None:
+    texts: Any = db.from_sequence(TEXTS, npartitions=2) if is_lazy else TEXTS
+    model = getattr(feature_extraction, name)(token_pattern="(")
+    with pytest.raises(InvalidParameterError, match=r"token_pattern='\('.*as tokenizer"):
+        model.fit_transform(texts)
