@@ -28,6 +28,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "Convert dates and time spans to numbers (X[name].dt.hour, X[name].dt.total_seconds()), "
         "or leave their columns out.",
     ),
+    ("average=None is not implemented", 'Use multi_class="ovr", or average="macro".'),
     ("should be a 1d array", "Pass one column, such as y[:, 0]."),
     ("must be an instance of 'list'", "Give a list."),
     # Every fitted estimator, given rows with another number of columns.

@@ -526,6 +526,8 @@ def call_sklearn_metric(metric: Callable[..., S], *args: Any, **options: Any) ->
         raise kind(add_remedy(str(error))) from error
     except TypeError as error:
         raise InvalidTypeError(add_remedy(str(error))) from error
+    except NotImplementedError as error:  # of options that have no meaning together
+        raise InvalidParameterError(add_remedy(str(error))) from error
 
 
 def _score_as_given(

@@ -193,6 +193,12 @@ def test_parameters_of_several_classes(options: dict[str, Any]) -> None:
         metrics.roc_auc_score(lazy(CLASSES), lazy(PROBA), **options)
 
 
+@pytest.mark.parametrize("make", [np.asarray, lazy])
+def test_pairs_of_classes_without_an_average_are_refused(make: Callable[[Any], Any]) -> None:
+    with pytest.raises(InvalidParameterError):
+        metrics.roc_auc_score(make(CLASSES), make(PROBA), multi_class="ovo", average=None)
+
+
 def test_scores_that_do_not_fit() -> None:
     fit = {"multi_class": "ovr", "labels": [0, 1, 2]}
     with pytest.raises(InvalidDataError, match=r"y_score\[:, 1\]"):
