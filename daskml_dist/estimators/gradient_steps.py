@@ -464,7 +464,9 @@ class BaseSteps(BaseOnRows):
         """Open a stream: rows are learned as they arrive, without setup between calls.
 
         The steps are those of ``partial_fit`` with the same batches and ``shuffle=False``; for
-        dense rows the results have the same bits. With ``batch_size="auto"`` or None a call is one
+        dense rows without weights the results have the same bits, but for the rounding of an
+        `average`. Weights of rows and classes are not divided by their mean in each call, as
+        ``partial_fit`` does. With ``batch_size="auto"`` or None a call is one
         step; a number cuts the rows of a call into batches (a call of MiniBatchKMeans is always
         one). The rate is that of ``partial_fit``: with ``learning_rate="auto"`` the optimizer's
         own, there is no pilot, and values that depend on the rows (units of the targets, their
@@ -542,6 +544,16 @@ class BaseSteps(BaseOnRows):
                 f"publish={publish!r}: give a function of a fitted estimator, or None."
             )
         check_count("publish_every", publish_every)
+        if checkpoint is None:
+            # Otherwise offsets would never be committed, without a word.
+            for name, value in (
+                ("checkpoint_seconds", checkpoint_seconds), ("on_checkpoint", on_checkpoint)
+            ):  # fmt: skip
+                if value is not None:
+                    raise InvalidParameterError(
+                        f"{name}={value!r} without a checkpoint: the stream is never saved. Set "
+                        f'checkpoint=Checkpoint("stream.npz"), or leave {name} out.'
+                    )
         saving = None if checkpoint is None else SavingSchedule(checkpoint, checkpoint_seconds)
         return Session(
             self, classes=classes, saving=saving, on_checkpoint=on_checkpoint,

@@ -176,6 +176,8 @@ def test_copies_are_published_during_the_stream_and_at_its_end():
         ({"drift": 3}, "PageHinkley"),
         ({"drift": PageHinkley(), "on_drift": "x"}, "rate"),
         ({"on_drift": "rate"}, "without a detector"),
+        ({"on_checkpoint": print}, "without a checkpoint"),
+        ({"checkpoint_seconds": 5.0}, "without a checkpoint"),
         ({"publish": print, "publish_every": 0}, "integer >= 1"),
     ],
 )
