@@ -391,6 +391,7 @@ class ElasticNetCV(LinearRegressor):
             model = model_of(batch.rows, bool(self.fit_intercept))
             solution, converged = self._choose_and_refit(batch, model)
             self._set_fitted(solution, model, batch.rows)
+            self.intercept_ = self.intercept_[0]  # a number, as in scikit-learn
             self._set_n_iter(solution)
             set_history_of_splits(self, batch)
         if not (solution.converged and converged):

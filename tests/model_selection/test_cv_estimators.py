@@ -134,7 +134,7 @@ def _assert_alike(ours: Any, theirs: Any, tol: float) -> None:
             if values.dtype.kind not in "fi":
                 assert np.array_equal(found[label], values)
                 continue
-            if name == "intercept_":  # scikit-learn's is 0.0 without an intercept
+            if name == "intercept_" and not ours.fit_intercept:  # scikit-learn's is 0.0
                 values = np.reshape(values, np.shape(found[label]))
             assert np.shape(found[label]) == values.shape, name
             np.testing.assert_allclose(found[label], values, rtol=tol, atol=tol, err_msg=name)
