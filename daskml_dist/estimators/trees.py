@@ -324,7 +324,7 @@ class BaseTrees(BaseRounds):
     Attributes
     ----------
     feature_importances_ : ndarray of float64 of shape (n_features,)
-        Mean decrease of impurity by each feature; their sum is 1.
+        Mean decrease of impurity by each feature; their sum is 1, or 0 without any split.
     n_outputs_ : int
     """
 
@@ -554,7 +554,7 @@ class BaseTrees(BaseRounds):
         Returns
         -------
         ndarray or lazy dask Array of int64
-            Of shape (n_rows, n_trees); for a single tree (n_rows,).
+            Of shape (n_rows, n_trees); of a decision tree (n_rows,).
         """
         self._check_fitted(X)
         return map_rows(

@@ -125,7 +125,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         Number of layers, including input and output.
     n_outputs_ : int
     out_activation_ : str
-    t_ : int
+    t_ : float
         Number of rows that the parameters were trained on.
     """
 

@@ -144,6 +144,8 @@ dtype, policy, random_state
         Names of the columns: the user's, then the item's.
     kinds_ : list of str
         What each holds, as in :class:`~daskml_dist.feature_extraction.FieldHasher`.
+    n_features_in_, feature_names_in_
+        Not set: rows are pairs of ids.
 
     References
     ----------
