@@ -340,7 +340,15 @@ class StratifiedShuffleSplit(_ShuffledSplitter, model_selection.StratifiedShuffl
                 "minimum number of groups for any class cannot be less than 2. Drop those rows, "
                 "or do not stratify."
             )
-        return self._spread(order, int(counts.sum()))
+        n_rows, n_labels = int(counts.sum()), counts.shape[1]
+        sizes = resolve_sizes(n_rows, self.test_size, self.train_size, self._default_test_size)
+        for side, size in zip(("train_size", "test_size"), sizes, strict=True):
+            if size < n_labels:
+                raise InvalidDataError(
+                    f"The {side} = {size} should be greater or equal to the number of classes = "
+                    f"{n_labels}. Raise it, or do not stratify."
+                )
+        return self._spread(order, n_rows)
 
 
 # --- one split ---------------------------------------------------------------------------------

@@ -302,3 +302,14 @@ def test_train_test_split_knows_its_chunk_sizes(
 def test_errors_name_the_remedy(call: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         list(call(*_lazy((50, 53))))
+
+
+@pytest.mark.parametrize("sizes", [{"test_size": 2}, {"train_size": 2, "test_size": 10}])
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_sides_smaller_than_the_number_of_labels_are_refused(sizes: Any, is_lazy: bool) -> None:
+    labels: Any = np.arange(30) % 3
+    labels = da.from_array(labels, chunks=8) if is_lazy else labels
+    with pytest.raises(InvalidDataError, match="number of classes = 3"):
+        next(model_selection.StratifiedShuffleSplit(**sizes).split(labels, labels))
+    with pytest.raises(InvalidDataError, match="number of classes = 3"):
+        model_selection.train_test_split(labels, stratify=labels, **sizes)
