@@ -46,7 +46,7 @@ from daskml_dist.diagnostics.operation_progress import (
     report_reading,
 )
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.sklearn_errors import translate_parameter_errors
+from daskml_dist.errors.sklearn_errors import check_fitted, translate_parameter_errors
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
@@ -186,6 +186,8 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             self._validate_params()
         X, y, weighted = prepare_lazy_inputs(X, y, {"sample_weight": sample_weight})
         member = self._get_estimator()
+        if isinstance(member, FrozenEstimator):
+            check_fitted(member)
         member_params, groups = self._route_params(member, weighted, fit_params)
         self.classes_, counts = count_labels(y)
         self._check_folds(counts)

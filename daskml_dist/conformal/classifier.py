@@ -21,6 +21,7 @@ from daskml_dist.conformal._score_tables import (
 from daskml_dist.conformal._scores import LABEL_SCORES, LabelScore, take_label_scores
 from daskml_dist.data.conversion import as_column
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.meta_estimators.members import count_labels
 from daskml_dist.model_selection import ShuffleSplit
@@ -192,7 +193,8 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
 
     def _prepare_target(self, X: Any, y: Any) -> Any:
         # A frozen classifier may know classes that no calibration row has.
-        is_frozen = isinstance(self.estimator, FrozenEstimator)
+        if is_frozen := isinstance(self.estimator, FrozenEstimator):
+            check_fitted(self.estimator)
         self.classes_ = np.asarray(self.estimator.classes_) if is_frozen else count_labels(y)[0]
         if len(self.classes_) < 2:
             raise InvalidDataError(

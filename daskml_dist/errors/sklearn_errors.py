@@ -166,6 +166,10 @@ def _wrap_call_errors(cls: type, name: str, method: Callable[..., Any]) -> None:
             if not is_signature_error(error):
                 raise
             raise _make_call_error(self, name, method, args, params) from None
+        except SklearnNotFittedError as error:  # of a part, such as a frozen estimator
+            if isinstance(error, NotFittedError):
+                raise
+            raise NotFittedError(str(error)) from error
 
     setattr(cls, name, wrapper)
 

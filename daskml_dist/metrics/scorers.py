@@ -22,6 +22,7 @@ from sklearn.base import is_classifier
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
+from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.metrics import classification, probabilities, regression
 from daskml_dist.metrics._columns import call_sklearn_metric
@@ -84,7 +85,13 @@ class Scorer(_SklearnScorer):
     def _score(self, method_caller: Any, estimator: Any, X: Any, y_true: Any, **kwargs: Any) -> Any:
         if not is_dask(X) and not is_dask(y_true):
             kwargs = self._make_label_arguments(self) | kwargs
-            return super()._score(method_caller, estimator, X, y_true, **kwargs)
+            try:
+                return super()._score(method_caller, estimator, X, y_true, **kwargs)
+            except AttributeError:
+                # scikit-learn reads `classes_` of a classifier before it asks for predictions.
+                if hasattr(estimator, "fit"):
+                    check_fitted(estimator)
+                raise
         scorer = self
         if self._name is not None:
             # A named scorer of scikit-learn's: this package has an equal one for collections.

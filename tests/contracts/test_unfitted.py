@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
 from sklearn.base import clone, is_classifier, is_regressor
+from sklearn.frozen import FrozenEstimator
 from sklearn.utils import get_tags
 
+from daskml_dist.calibration import CalibratedClassifierCV
+from daskml_dist.conformal import ConformalClassifier, ConformalRegressor
+from daskml_dist.ensemble import BaggingClassifier
 from daskml_dist.errors import InvalidDataError, NotFittedError
+from daskml_dist.metrics import get_scorer
+from daskml_dist.naive_bayes import GaussianNB
+from daskml_dist.wrappers import ParallelPostFit
 from tests.contracts.subjects import public_estimators
 
 ESTIMATORS = public_estimators()
@@ -103,3 +111,26 @@ def test_a_fit_without_its_target_is_refused(name: str, collect: Any) -> None:
         model.set_params(module=torch.nn.Linear, module__in_features=3, module__out_features=1)
     with pytest.raises(InvalidDataError, match="requires y"):
         model.fit(collect(X))
+
+
+@pytest.mark.parametrize("collect", [np.asarray, da.from_array], ids=["in memory", "Dask"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        CalibratedClassifierCV,
+        ConformalClassifier,
+        ConformalRegressor,
+        ParallelPostFit,
+        partial(BaggingClassifier, n_estimators=2),
+    ],
+)
+def test_a_frozen_estimator_that_is_not_fitted_is_refused(kind: Any, collect: Any) -> None:
+    with pytest.raises(NotFittedError, match="not fitted"):
+        kind(FrozenEstimator(GaussianNB())).fit(collect(X), collect(Y)).predict(collect(X))
+
+
+@pytest.mark.parametrize("collect", [np.asarray, da.from_array], ids=["in memory", "Dask"])
+@pytest.mark.parametrize("name", ["accuracy", "neg_log_loss"])
+def test_scores_of_a_classifier_that_is_not_fitted_are_refused(name: str, collect: Any) -> None:
+    with pytest.raises(NotFittedError, match="not fitted"):
+        get_scorer(name)(GaussianNB(), collect(X), collect(Y))
