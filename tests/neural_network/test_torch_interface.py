@@ -394,6 +394,15 @@ def test_other_refusals(client: Client) -> None:
         tokens.fit(da.from_array(np.arange(600)[:, None] % 7, chunks=(150, 1)), lazy[1])
 
 
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_rows_that_are_no_images_are_refused(is_lazy: bool) -> None:
+    X, y = rows()
+    if is_lazy:
+        X, y = da.from_array(X, chunks=(200, 6)), da.from_array(y, chunks=200)
+    with pytest.raises(InvalidParameterError, match=r"shape \(6,\).*images=None"):
+        classifier(images="channels_last").fit(X, y)
+
+
 def test_a_non_finite_loss_keeps_earlier_parameters(client: Client) -> None:
     class Breaks(make_net()):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:

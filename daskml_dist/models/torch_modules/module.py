@@ -466,6 +466,12 @@ class TorchInputs:
         return [_convert_input(rows, dtype)], {}
 
     def _image(self, rows: Any, dtype: Any) -> Any:
+        if rows.ndim < 3:
+            raise InvalidParameterError(
+                f"images={self.images!r}, but a row of X has the shape {tuple(rows.shape[1:])}. "
+                "Reshape X to (n_rows, height, width), with a dimension of channels if there are "
+                "several, or set images=None."
+            )
         if rows.ndim == 3:  # grey images without a channel dimension
             rows = rows[:, None]
         elif rows.ndim == 4 and self.images == "channels_last":
