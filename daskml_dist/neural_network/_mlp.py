@@ -93,6 +93,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         Only with ``solver="sgd"`` and a momentum.
     early_stopping : bool, default=False
         Whether to hold out rows and stop on their score; the parameters are those of the last pass.
+        Without effect for ``"lbfgs"``, as in scikit-learn.
     n_iter_no_change : int, default=10
         ``np.inf``: make all `max_iter` passes.
     max_fun : int, default=15000
@@ -113,7 +114,8 @@ class BaseMLP(BaseNetwork, BaseRounds):
     loss_ : float
         Mean loss of the rows in the last pass, without the penalty; for ``"lbfgs"`` with it.
     best_loss_ : float or None
-        The minimum of `loss_curve_`; None with `early_stopping`.
+        The minimum of `loss_curve_`; None with `early_stopping`. This attribute and the next three
+        are not set for ``"lbfgs"``.
     loss_curve_ : list of float
         Mean loss in each pass, without the penalty.
     validation_scores_ : list of float, or None
