@@ -234,11 +234,13 @@ class BaseSteps(BaseOnRows):
     def _train(
         self, X: Any, y: Any, sample_weight: Any, *, settings: Settings, client: Any,
         classes: Any = None, go_on: bool | None = None, start: Any = None, eval_set: Any = None,
-        scoring: Any = None,
+        scoring: Any = None, one_pass: bool = False,
     ) -> None:  # fmt: skip
         """Fit from zero or from the user's parameters, or continue from the last state.
 
-        With `go_on` of None, `warm_start` decides, unless there is a `start`.
+        With `go_on` of None, `warm_start` decides, unless there is a `start`. With `one_pass`, as
+        in ``partial_fit``, weights are not divided by the mean of these rows: other calls have
+        another, and the weight of a single row would have no effect.
         """
         self._check_no_stream("fit or partial_fit")
         if settings.privacy is not None and sample_weight is not None:
@@ -263,6 +265,9 @@ class BaseSteps(BaseOnRows):
             rows = job.rows = self._dataset_info(job, classes, settings.class_weight, weighted)
             model, initial = self._model_to_train(rows, settings, go_on, start)
             fit = self._plan_fit(job, settings, model, initial)
+            # Several lanes that are averaged by their weights have a mean weight of 1 within each.
+            if one_pass and not (fit.steps.policy.averages and len(fit.rows.lane_rows) > 1):
+                fit = self._use_weights_unscaled(fit)
             fit = self._ready(job, fit.replace_work(step_callbacks=callbacks.step_callbacks))
             # Callbacks that score held-out rows request a fitted estimator after a pass.
             callbacks.fitted = partial(self._fitted_copy, fit.steps.model, rows)
@@ -320,6 +325,10 @@ class BaseSteps(BaseOnRows):
     ) -> tuple[Settings, StepModel]:
         """Return settings and model, adapted to the scale of the rows; unchanged by default."""
         return settings, model
+
+    def _use_weights_unscaled(self, fit: FitSpec) -> FitSpec:
+        """Return the fit with weights that are used as they are, not divided by their mean."""
+        return dataclasses.replace(fit, rows=fit.rows.unscaled())
 
     def _calibrate_rates(self, job: FitJob, fit: FitSpec, settings: Settings) -> FitSpec:
         """Return the fit with a start and rates tuned to the rows; unchanged by default."""
@@ -417,7 +426,7 @@ class BaseSteps(BaseOnRows):
             settings = dataclasses.replace(settings, seed=settings.seed + state.step)
         self._train(
             X, y, sample_weight, settings=settings, client=client, classes=classes,
-            go_on=state is not None,
+            go_on=state is not None, one_pass=True,
         )  # fmt: skip
 
     def _last_state(self, rows: DatasetInfo, settings: Settings) -> ShardState | None:
@@ -464,13 +473,11 @@ class BaseSteps(BaseOnRows):
         """Open a stream: rows are learned as they arrive, without setup between calls.
 
         The steps are those of ``partial_fit`` with the same batches and ``shuffle=False``; for
-        dense rows without weights the results have the same bits, but for the rounding of an
-        `average`. Weights of rows and classes are not divided by their mean in each call, as
-        ``partial_fit`` does. With ``batch_size="auto"`` or None a call is one
-        step; a number cuts the rows of a call into batches (a call of MiniBatchKMeans is always
-        one). The rate is that of ``partial_fit``: with ``learning_rate="auto"`` the optimizer's
-        own, there is no pilot, and values that depend on the rows (units of the targets, their
-        mean) are computed from the first call's.
+        dense rows the results have the same bits, but for the rounding of an `average`. With
+        ``batch_size="auto"`` or None a call is one step; a number cuts the rows of a call into
+        batches (a call of MiniBatchKMeans is always one). The rate is that of ``partial_fit``: with
+        ``learning_rate="auto"`` the optimizer's own, there is no pilot, and values that depend on
+        the rows (units of the targets, their mean) are computed from the first call's.
 
         Parameters
         ----------

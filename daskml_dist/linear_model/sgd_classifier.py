@@ -60,7 +60,9 @@ class SGDClassifier(LinearClassifier, BaseSGD):
     -----
     Weights scale the loss of a row. With full batches (``batch_size=None``, or fewer rows than a
     batch holds) weighting a row equals repeating it; smaller batches are drawn by rows, so there
-    the two agree only in the mean.
+    the two agree only in the mean. A fit divides weights by their mean. :meth:`partial_fit` and
+    :meth:`stream` use them as they are, since the rows of a call may all have the same; but a call
+    whose lanes are averaged (``"local"``, ``"average"``) divides them if it has several lanes.
 
     Examples
     --------

@@ -213,6 +213,18 @@ class BaseMLP(BaseNetwork, BaseRounds):
         settings = super()._settings_for_lanes(settings, rows, lanes)
         return dataclasses.replace(settings, penalty=Penalty(0.0, alpha))
 
+    def _use_weights_unscaled(self, fit: FitSpec) -> FitSpec:
+        fit = super()._use_weights_unscaled(fit)
+        # The penalty was divided by the weight of a batch. Gradients are now larger by the mean
+        # weight, and so is the penalty beside them: `alpha` by the rows of a batch, as in streams.
+        groups = tuple(
+            dataclasses.replace(
+                group, penalty=Penalty(0.0, group.penalty.l2 * fit.rows.mean_weight)
+            )
+            for group in fit.steps.rule.groups
+        )
+        return fit.replace_work(rule=dataclasses.replace(fit.steps.rule, groups=groups))
+
     def _check_one_pass(self) -> None:
         """Raise for parameters that are impossible with a single pass or a stream."""
         if self._by_rounds:

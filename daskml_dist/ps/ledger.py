@@ -216,6 +216,8 @@ class PassLedger:
         Keys of the scores in pass reports; the first is also ``eval_score``.
     describe_pass : callable or None
         Returns further entries of the record of a pass, by its number, which may replace others.
+    mean_weight : float, default=1.0
+        Mean weight of the rows, by which the mean loss of a pass is divided.
     """
 
     def __init__(
@@ -229,8 +231,10 @@ class PassLedger:
         first_pass: int = 0,
         score_names: tuple[str, ...] = (),
         describe_pass: Callable[[int], PassRecord] | None = None,
+        mean_weight: float = 1.0,
     ) -> None:
         self.lanes = sorted(lanes)
+        self._mean_weight = mean_weight
         self._places = {lane: place for place, lane in enumerate(self.lanes)}
         self._all_lanes = (1 << len(self.lanes)) - 1
         self._describe_pass = describe_pass
@@ -381,7 +385,11 @@ class PassLedger:
         total, largest, *counts = self._staleness
         record: PassRecord = {
             "pass": number,
-            "loss": (reported.loss + counted.loss) / rows if rows else float("nan"),
+            "loss": (
+                (reported.loss + counted.loss) / (rows * self._mean_weight)
+                if rows
+                else float("nan")
+            ),
             "rows": round(rows),
             "steps": self._join_steps(reported.steps, counted.steps),
             "seconds": now - self._since,

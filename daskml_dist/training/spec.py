@@ -165,6 +165,8 @@ class RowsSpec:
         Rows held out; 0 without early stopping.
     compute_dtype : {"float16", "bfloat16"} or None
         Type in which a GPU stores the features of dense rows; None: `dtype`.
+    mean_weight : float
+        Mean of the weights, scaled by `weight_scale`: the mean loss of a pass is divided by it.
     """
 
     dtype: str
@@ -176,6 +178,13 @@ class RowsSpec:
     streaming: Streaming | None = None
     validation_fraction: float = 0.0
     compute_dtype: str | None = None
+    mean_weight: float = 1.0
+
+    def unscaled(self) -> RowsSpec:
+        """Return the same rows, whose weights are used as they are."""
+        if self.weight_scale is None:
+            return self
+        return replace(self, weight_scale=1.0, mean_weight=self.mean_weight / self.weight_scale)
 
     def weights(self, block: Block) -> NDArray[Any] | None:
         """Return the weights of a block's rows, class weights included; None where all are 1."""

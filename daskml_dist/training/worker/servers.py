@@ -75,6 +75,7 @@ def make_server(
             first_pass=fit.work.first_pass,
             score_names=fit.work.score_names,
             describe_pass=None if fit.work.privacy is None else _PrivatePasses(fit),
+            mean_weight=fit.rows.mean_weight,
         )
     return ShardServer(
         work, lanes, shard, ledger, n_trainers, generation, work.first_clock, work.n_steps,

@@ -244,9 +244,11 @@ class Context:
         """Return whether lanes are averaged by the weights of their rows, not their numbers."""
         fit = self.fit
         # The weights of streamed rows are not known before they are read; amounts that lanes add to
-        # sums count each row once in any case; private fits bound the rows by their weights.
+        # sums count each row once in any case; private fits bound the rows by their weights. A
+        # single lane has the mean weight of all rows.
         return not (
             fit.rows.weight_scale is None
+            or len(fit.rows.lane_rows) == 1
             or fit.rows.streaming is not None
             or fit.work.privacy is not None
             or any(group.additive for group in fit.steps.rule.groups)
