@@ -23,6 +23,7 @@ WITHOUT_WEIGHTS = {
     "neg_max_error",
     "neg_negative_likelihood_ratio",
     "positive_likelihood_ratio",
+    "roc_auc_ovo_weighted",
 }
 
 
