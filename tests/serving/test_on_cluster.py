@@ -62,10 +62,10 @@ def body(rows: Any, **more: Any) -> dict[str, Any]:
 def keys(client: Client) -> set[str]:
     """Return the package's keys on the scheduler."""
 
-    def told(dask_scheduler: Any) -> list[str]:
+    def user_log(dask_scheduler: Any) -> list[str]:
         return [key for key in dask_scheduler.tasks if str(key).startswith("daskml_dist-")]
 
-    return set(client.run_on_scheduler(told))
+    return set(client.run_on_scheduler(user_log))
 
 
 def fitted(shift: float = 0.0) -> LogisticRegression:
@@ -97,8 +97,8 @@ def test_cluster_replies_equal_those_of_the_process(client: Client) -> None:
             found, truth = ask(there, path, question), ask(here, path, question)
             assert (truth.status, found) == (200, truth)
         assert ask(there, INFER, body(X[:99])) == ask(here, INFER, body(X[:99]))
-        told = metrics.render().decode()
-        assert 'cluster_seconds_count{model="m",version="1"} 4\n' in told  # no small ones
+        user_log = metrics.render().decode()
+        assert 'cluster_seconds_count{model="m",version="1"} 4\n' in user_log  # no small ones
         wrong = body(X)
         wrong["inputs"][0]["data"][7] = None
         found, truth = ask(there, INFER, wrong), ask(here, INFER, wrong)
@@ -128,7 +128,7 @@ def test_a_version_is_stored_once_on_the_cluster_until_its_swap(client: Client) 
 
 
 def test_a_model_that_workers_cannot_load_is_tried_again(
-    client: Client, tmp_path: Path, told: Any
+    client: Client, tmp_path: Path, user_log: Any
 ) -> None:
     class Fragile:
         """Model that a worker can load only if a file exists."""
@@ -148,7 +148,7 @@ def test_a_model_that_workers_cannot_load_is_tried_again(
         reply = ask(app, INFER, body(X))
         assert (reply.status, reply.headers[b"retry-after"]) == (503, b"30")
         assert "install the same packages as on this server" in reply.json["error"]
-        assert "cannot load model m" in told.text
+        assert "cannot load model m" in user_log.text
         (tmp_path / "there").touch()
         assert ask(app, INFER, body(X)).json["outputs"][0]["data"] == X[:, 0].tolist()
 
@@ -208,7 +208,7 @@ def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_requests_of_a_lost_worker_are_repeated_elsewhere(
-    crew: LocalCluster, tmp_path: Path, told: Any
+    crew: LocalCluster, tmp_path: Path, user_log: Any
 ) -> None:
     class Waiting:
         """Model that records its process and waits for a file."""
@@ -268,7 +268,7 @@ def test_requests_of_a_lost_worker_are_repeated_elsewhere(
 
 
 @pytest.mark.slow
-def test_a_restarted_scheduler_is_reconnected(told: Any) -> None:
+def test_a_restarted_scheduler_is_reconnected(user_log: Any) -> None:
     """A new scheduler at the same address, with new workers."""
 
     def cluster(port: int = 0) -> LocalCluster:
@@ -292,7 +292,7 @@ def test_a_restarted_scheduler_is_reconnected(told: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_request_without_workers_times_out(told: Any) -> None:
+def test_a_request_without_workers_times_out(user_log: Any) -> None:
     with LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=":0") as empty:
         with reached(empty.scheduler_address, Models({"m": fitted()}), within=0.5) as (app, _):
             reply = ask(app, INFER, body(X))
@@ -302,7 +302,7 @@ def test_a_request_without_workers_times_out(told: Any) -> None:
 
 @pytest.mark.slow
 def test_a_cluster_with_certificates_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_log: Any
 ) -> None:
     """Certificates are from Dask's configuration; without them the cluster is unreachable."""
     pytest.importorskip("cryptography")
