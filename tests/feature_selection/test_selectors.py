@@ -20,6 +20,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.model_selection import GridSearchCV
 from tests.fake_cupy import DeviceArray
+from tests.quick import in_turn
 
 N, NAMES = 300, list("abcdef")
 CUTS = 100, 40, 0, 160
@@ -73,8 +74,7 @@ def _as_pair(found: Any) -> tuple[Any, Any]:
 
 @pytest.mark.filterwarnings("ignore:Features .* are constant:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*encountered in (true_)?divide:RuntimeWarning")
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(("name", "form"), in_turn(SCORES, FORMS))
 def test_scores_equal_scikit_learn(name: str, form: str) -> None:
     X, y = SCORES[name]
     expected = _as_pair(getattr(sklearns, name)(X, y))
@@ -132,8 +132,7 @@ def test_each_selector_is_tested() -> None:
 
 @pytest.mark.filterwarnings("ignore:Features .* are constant:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*encountered in (true_)?divide:RuntimeWarning")
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", SELECTORS)
+@pytest.mark.parametrize(("name", "form"), in_turn(SELECTORS, FORMS))
 def test_selections_equal_scikit_learn(name: str, form: str) -> None:
     params, rows = SELECTORS[name]
     X, y = SCORES[rows]
