@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import reduce, wraps
 from operator import add
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +35,32 @@ from daskml_dist.naive_bayes import GaussianNB, MultinomialNB
 from daskml_dist.sklearn_internals import is_constant_feature
 
 Array = NDArray[np.float64]
+Score = TypeVar("Score", bound=Callable[..., Any])
 
 #: Bytes of a piece of rows in float64, of which two copies are made (1 MiB: they stay in a cache).
 _PIECE_BYTES = 2**20
 
 
+def _leave_rows_in_memory_to(theirs: Callable[..., Any]) -> Callable[[Score], Score]:
+    """Return a decorator of scores of Dask collections: others are those of scikit-learn."""
+
+    def decorate(score: Score) -> Score:
+        @wraps(score)
+        def compute(X: Any, y: Any, **options: Any) -> Any:
+            X, y = convert_foreign(X), convert_foreign(y)
+            if is_dask(X) or is_dask(y):
+                return score(X, y, **options)
+            try:
+                return theirs(X, y, **options)
+            except (ValueError, TypeError) as error:
+                raise as_ours(error) from error
+
+        return cast("Score", compute)
+
+    return decorate
+
+
+@_leave_rows_in_memory_to(feature_selection.f_classif)
 def f_classif(X: Any, y: Any) -> tuple[Array, Array]:
     """Compute the F statistic of an analysis of variance between the classes, for each feature.
 
@@ -72,10 +93,6 @@ def f_classif(X: Any, y: Any) -> tuple[Array, Array]:
     >>> f_classif(X, y)[0].round(2)
     array([32.,  0.])
     """
-    X, y = convert_foreign(X), convert_foreign(y)
-    if not (is_dask(X) or is_dask(y)):
-        scores: tuple[Array, Array] = _of_rows_in_memory(feature_selection.f_classif, X, y)
-        return scores
     moments = GaussianNB(var_smoothing=0.0).fit(X, y)
     n, means = moments.class_count_[:, None], moments.theta_
     n_classes, n_rows = len(n), n.sum()
@@ -92,6 +109,7 @@ def f_classif(X: Any, y: Any) -> tuple[Array, Array]:
     return found, special.fdtrc(n_classes - 1, n_rows - n_classes, found)
 
 
+@_leave_rows_in_memory_to(feature_selection.chi2)
 def chi2(X: Any, y: Any) -> tuple[Array, Array]:
     """Compute the chi-squared statistic between each feature, of counts, and the classes.
 
@@ -121,10 +139,6 @@ def chi2(X: Any, y: Any) -> tuple[Array, Array]:
     >>> chi2(X, y)[0].round(2)
     array([4.57, 0.  ])
     """
-    X, y = convert_foreign(X), convert_foreign(y)
-    if not (is_dask(X) or is_dask(y)):
-        scores: tuple[Array, Array] = _of_rows_in_memory(feature_selection.chi2, X, y)
-        return scores
     counts = MultinomialNB().fit(X, y)
     observed = counts.feature_count_
     n_classes = len(observed)
@@ -136,6 +150,7 @@ def chi2(X: Any, y: Any) -> tuple[Array, Array]:
     return found, special.chdtrc(n_classes - 1, found)
 
 
+@_leave_rows_in_memory_to(feature_selection.r_regression)
 def r_regression(X: Any, y: Any, *, center: bool = True, force_finite: bool = True) -> Array:
     """Compute Pearson's correlation of each feature with the target.
 
@@ -167,14 +182,10 @@ def r_regression(X: Any, y: Any, *, center: bool = True, force_finite: bool = Tr
     >>> r_regression(X, da.arange(4, chunks=2)).round(2)
     array([0.98, 0.45])
     """
-    X, y = convert_foreign(X), convert_foreign(y)
-    options = {"center": center, "force_finite": force_finite}
-    if not (is_dask(X) or is_dask(y)):
-        found: Array = _of_rows_in_memory(feature_selection.r_regression, X, y, **options)
-        return found
-    return _correlate(_sum_comoments("r_regression", X, y), **options)
+    return _correlate(_sum_comoments("r_regression", X, y), center, force_finite)
 
 
+@_leave_rows_in_memory_to(feature_selection.f_regression)
 def f_regression(
     X: Any, y: Any, *, center: bool = True, force_finite: bool = True
 ) -> tuple[Array, Array]:
@@ -205,15 +216,8 @@ def f_regression(
     >>> f_regression(X, da.arange(4, chunks=2))[0].round(2)
     array([40.5,  0.5])
     """
-    X, y = convert_foreign(X), convert_foreign(y)
-    options = {"center": center, "force_finite": force_finite}
-    if not (is_dask(X) or is_dask(y)):
-        scores: tuple[Array, Array] = _of_rows_in_memory(
-            feature_selection.f_regression, X, y, **options
-        )
-        return scores
     moments = _sum_comoments("f_regression", X, y)
-    explained = _correlate(moments, **options) ** 2
+    explained = _correlate(moments, center, force_finite) ** 2
     n_free = moments.n_rows - (2 if center else 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         found = explained / (1 - explained) * n_free
@@ -222,14 +226,6 @@ def f_regression(
         # As in scikit-learn: only a perfect correlation is infinite here.
         found = np.where(np.isinf(found), np.finfo(np.float64).max, found)
     return found, p_values
-
-
-def _of_rows_in_memory(score: Callable[..., Any], X: Any, y: Any, **options: Any) -> Any:
-    """Return scikit-learn's scores of rows in memory, with errors of this package."""
-    try:
-        return score(X, y, **options)
-    except (ValueError, TypeError) as error:
-        raise as_ours(error) from error
 
 
 def _check_several_classes(n_classes: int) -> None:
