@@ -61,7 +61,7 @@ from daskml_dist.recommender._table_frame import make_table_frame
 from daskml_dist.schedules import Constant
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.job import FitJob
-from daskml_dist.training.plan import make_target_shift
+from daskml_dist.training.plan import make_target_shift, take_first_target_unit
 from daskml_dist.training.spec import Settings
 
 if TYPE_CHECKING:
@@ -192,16 +192,11 @@ class BaseEmbeddings(BaseSteps):
         if not settings.auto_rate or not settings.optimizer.adaptive:
             return settings, model
         assert isinstance(model, EmbeddingModel)
-        summary, unit = job.rows.summary, model.target_unit
-        if unit is None and model.loss.in_target_units:
-            unit = summary.target_spread
-            if summary.targets_differ:  # unlike the targets of a single row
-                model = replace(model, target_unit=unit)
+        spread, model = take_first_target_unit(model, job.rows.summary)
         # First steps of an adaptive optimizer change each entry by the rate. The prediction for a
         # row of m ids changes by m * rate, and by rank * rate**2 for each pair of them: use the
         # largest rate for which it changes by at most the targets' spread.
         m = count_ids(job.rows)
-        spread = unit or 1.0
         pairs = max(self.rank * m * (m - 1) / 2, 1e-6)
         rate = (math.sqrt(m * m + 4 * pairs * spread) - m) / (2 * pairs)
         most = settings.optimizer.sparse_learning_rate or settings.optimizer.default_learning_rate

@@ -38,7 +38,7 @@ from daskml_dist.recommender._streaming import StreamedFactors
 from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.job import FitJob
-from daskml_dist.training.plan import make_target_shift
+from daskml_dist.training.plan import make_target_shift, take_first_target_unit
 from daskml_dist.training.spec import Settings
 
 #: Options of `Run` that have no meaning here: `dtype` determines the arithmetic, and pairs have no
@@ -350,15 +350,11 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         optimizer = settings.optimizer
         rate = optimizer.sparse_learning_rate or optimizer.default_learning_rate
         if optimizer.adaptive:
-            summary, unit = job.rows.summary, model.target_unit
-            if unit is None and model.loss.in_target_units:
-                unit = summary.target_spread
-                if summary.targets_differ:  # unlike the targets of a single row
-                    model = replace(model, target_unit=unit)
+            spread, model = take_first_target_unit(model, job.rows.summary)
             # First steps of an adaptive optimizer change each factor by the rate, so they change
             # the prediction of a pair by about rank * rate**2: scaled to the ratings' standard
             # deviation.
-            rate *= (_REFERENCE_RANK * (unit or 1.0) / self.rank) ** 0.5
+            rate *= (_REFERENCE_RANK * spread / self.rank) ** 0.5
         return replace(settings, schedule=Constant(rate), auto_rate=False), model
 
     def _last_state(self, rows: DatasetInfo, settings: Settings) -> ShardState | None:

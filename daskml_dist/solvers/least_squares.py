@@ -209,18 +209,16 @@ def reduce_rows(
         floor = certain if cut else 0.0
         is_last = n_looks == MAX_REDUCTION_PASSES or sums.should_stop
         # Too few digits: unless the uncertain directions are negligible, read the rows again; first
-        # float32 rows in float64.
-        if eps > _EPS and not cut and not is_last:
-            seen, eps = _sum_plain_rows(model, sums, SecondMoments(seen.y_mean, seen.x_mean)), _EPS
-            continue
-        values, vectors = linalg.eigh(penalised)
-        # Shift by a bound on the eigenvalues' errors, the norm of errors `eps` of all entries.
-        roots = np.sqrt(np.maximum(values, 0.0) + len(values) * eps)
-        rows = roots[:, None] * (vectors.T @ seen.inverse)
-        known = values > floor
-        least = _DISTINCT_ROOTS * np.sqrt(len(values) * eps) if sparse and cut else 0.0
-        if is_last or _are_negligible(rows, known, max(cut, least)):
-            break
+        # float32 rows in float64, for which the directions themselves are not needed.
+        if eps <= _EPS or cut or is_last:
+            values, vectors = linalg.eigh(penalised)
+            # Shift by a bound on the eigenvalues' errors, the norm of errors `eps` of all entries.
+            roots = np.sqrt(np.maximum(values, 0.0) + len(values) * eps)
+            rows = roots[:, None] * (vectors.T @ seen.inverse)
+            known = values > floor
+            least = _DISTINCT_ROOTS * np.sqrt(len(values) * eps) if sparse and cut else 0.0
+            if is_last or _are_negligible(rows, known, max(cut, least)):
+                break
         if eps > _EPS:
             seen, eps = _sum_plain_rows(model, sums, SecondMoments(seen.y_mean, seen.x_mean)), _EPS
         else:

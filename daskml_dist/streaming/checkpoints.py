@@ -23,9 +23,9 @@ from daskml_dist.training.checkpoint import Checkpoint, CheckpointFiles
 from daskml_dist.training.in_parts import make_checkpoint_facts, resume_from_checkpoint
 from daskml_dist.training.spec import FitSpec
 
-# Texts of errors: why a stream cannot continue.
 #: Attributes of models with scales of the first rows, on which automatic rates depend.
 SCALES_OF_FIRST_ROWS = ("row_size", "target_units", "target_unit")
+# Texts of errors: why a stream cannot continue.
 CLOSED = "The stream is closed. Use it inside its context: with clf.stream(...) as s: ..."
 ENDED = "This stream has ended. Open another one: with clf.stream(...) as s: ..."
 TORN = (

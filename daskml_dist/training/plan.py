@@ -392,6 +392,20 @@ def _automatic_learning_rates(
     return [default * unit for unit in units] or [default]
 
 
+def take_first_target_unit(model: Any, summary: DataSummary) -> tuple[float, Any]:
+    """Return the unit of automatic rates, and the model, which keeps it for later calls.
+
+    That is the spread of the first targets that differ, unlike those of a single row; 1 if the loss
+    has no such unit.
+    """
+    unit = model.target_unit
+    if unit is None and model.loss.in_target_units:
+        unit = summary.target_spread
+        if summary.targets_differ:
+            model = replace(model, target_unit=unit)
+    return unit or 1.0, model
+
+
 def measure_target_units(
     settings: Settings, model: StepModel, summary: DataSummary
 ) -> tuple[float, ...]:
