@@ -183,6 +183,9 @@ _SUFFICIENT_ROWS, _SUFFICIENT_ROWS_PER_COEFFICIENT = 1 << 14, 256
 _SUFFICIENT_ROWS_OF_A_LABEL = 1 << 11
 #: Entries of sparse rows that suffice, each read twice in a pass: a pilot of 0.2 s.
 _SUFFICIENT_SPARSE_ENTRIES = 1 << 20
+#: Rows of more columns than `_SUFFICIENT_ROWS`: share of both numbers that suffices. Such a sample
+#: only finds the coefficients of frequent columns, for which fewer rows are enough.
+_WIDE_SHARE = 1 / 4
 #: Least rows of a sample that many fits share; and most, for pilots that are run one by one.
 SHARED_ROWS = 1 << 11
 #: Most parameters that a sample may touch: the client holds a pilot's vectors in memory.
@@ -313,7 +316,11 @@ def choose_sample_size(n_rows: int, model: LinearModel, rarest_share: float) -> 
     )
     sufficient = min(sufficient, MAX_SAMPLE_ROWS)
     # Up to twice as many rows are all taken: their minimum is the end of the fit.
-    sufficient = n_rows if n_rows <= 2 * sufficient else sufficient
+    if n_rows <= 2 * sufficient:
+        sufficient = n_rows
+    elif not is_dense and d > _SUFFICIENT_ROWS:
+        rarest = _SUFFICIENT_ROWS_OF_A_LABEL / rarest_share
+        sufficient = max(_WIDE_SHARE * sufficient, min(rarest, MAX_SAMPLE_ROWS))
     return max(
         1,
         int(

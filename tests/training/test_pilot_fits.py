@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -259,6 +260,15 @@ def test_samples_overrepresent_rare_labels() -> None:
     )
     assert even < rare <= 1 << 16
     assert few == 500
+
+
+def test_samples_of_wide_sparse_rows_are_small() -> None:
+    narrow, wide, few = (
+        choose_sample_size(n, replace(_model(2, d), touches=35), 0.5)
+        for n, d in ((1_000_000, 1 << 12), (1_000_000, 1 << 18), (30_000, 1 << 18))
+    )
+    assert 4 * wide <= narrow
+    assert few == 30_000
 
 
 def test_a_client_loads_no_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
