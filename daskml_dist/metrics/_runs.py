@@ -335,12 +335,14 @@ def score_ranked_labels(
     y_true: Any,
     y_score: Any,
     sample_weight: Any,
+    *,
+    columns: ScoredColumns = INDICATED_SCORES,
     **options: Any,
 ) -> tuple[Any, Any]:
     """Return a ranking metric of label indicators, and the bound of its error.
 
     `metric` is scikit-learn's function, which checks the `options`; `score` is the metric and its
-    bound of one label's run.
+    bound of one label's run. `columns` read the indicators.
     """
     two = np.eye(2, dtype=np.int64)
     each = partial(metric, average=average, **options)
@@ -348,12 +350,12 @@ def score_ranked_labels(
     call_sklearn_metric(each, two, two)
     if average == "samples":
         # The labels of each row are ranked separately, so a mean of blocks' means is exact.
-        means = average_block_means(each, INDICATED_SCORES, y_true, y_score, sample_weight)
+        means = average_block_means(each, columns, y_true, y_score, sample_weight)
         return float(means[0]), 0.0
-    collection = INDICATED_SCORES.align(y_true, y_score, sample_weight)
+    collection = columns.align(y_true, y_score, sample_weight)
     summarise = partial(_make_label_runs, limit=limit)
     merge = partial(merge_runs_by_class, limit=limit)
-    runs = INDICATED_SCORES.reduce(summarise, merge, collection)
+    runs = columns.reduce(summarise, merge, collection)
     if average == "weighted" and not any(_sum_positive_weight(run) for run in runs):
         return 0.0, 0.0  # scikit-learn's value for labels that no row has
     return average_class_scores(runs, average, score)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from typing import Any, Literal
@@ -41,6 +42,7 @@ from daskml_dist.metrics._columns import (
 )
 from daskml_dist.metrics._metric_functions import make_metric_function
 from daskml_dist.metrics._runs import (
+    INDICATED_SCORES,
     AverageOption,
     ScoreRun,
     average_class_scores,
@@ -207,15 +209,16 @@ def average_precision_score(
     Parameters
     ----------
     y_true : dask Array, Series or DataFrame, or array-like
-        One or two labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers.
-        Or indicators of several labels, of shape (n_rows, n_labels).
+        Labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers. Or indicators
+        of several labels, of shape (n_rows, n_labels).
     y_score : dask Array, Series or DataFrame, or array-like
-        In the shape of `y_true`, higher for the positive label.
+        Of shape (n_rows,), higher for the positive of two labels; or of shape (n_rows, n_labels),
+        for three labels or more (in their sorted order) or indicators, each higher for rows with
+        the label. Of a Dask collection the labels then need one more pass over `y_true`.
     average : {"macro", "weighted", "micro", "samples"} or None, default="macro"
-        For indicators, as in :func:`roc_auc_score`. Three labels or more in one column are scored
-        for rows in memory only, as in scikit-learn.
+        For several columns, as in :func:`roc_auc_score`.
     pos_label : label, default=1
-        The positive one; of indicators it is 1.
+        The positive one of two labels; for several columns it is 1.
     sample_weight, max_thresholds, return_bound
         As in :func:`roc_auc_score`.
     group : of one value a row, or sizes of queries, optional
@@ -224,7 +227,7 @@ def average_precision_score(
 
     Returns
     -------
-    score : float, or ndarray of shape (n_labels,) for indicators with ``average=None``
+    score : float, or ndarray of shape (n_labels,) for several columns with ``average=None``
         0.0, with scikit-learn's warning, if no row is positive.
     bound : like `score`
         With `return_bound`, as in :func:`roc_auc_score`.
@@ -263,10 +266,17 @@ def average_precision_score(
         score = SCORE_COLUMNS.score_in_memory(metric, *rows, **options)
         return _return_with_bound((score, 0.0), return_bound)
     _check_sklearn_options(metric, average=average)
+    columns = None
     if hold_indicators(y_true, y_score):
+        columns = INDICATED_SCORES
+    elif hold_indicators(y_score) and len(classes := find_all_labels(y_true)) != 2:
+        # Three labels or more: scored as indicators of each.
+        call_sklearn_metric(metric, [0, 1, 2], np.eye(3), pos_label=pos_label)
+        columns = replace(INDICATED_SCORES, read_true=partial(_read_class_indicators, classes))
+    if columns is not None:
         of_one = partial(_bound_average_precision, positive=True)
         found = score_ranked_labels(
-            metric, average, max_thresholds, of_one, *rows, pos_label=pos_label
+            metric, average, max_thresholds, of_one, *rows, columns=columns, pos_label=pos_label
         )
         return _return_with_bound(found, return_bound)
     run = reduce_to_run(SCORE_COLUMNS.align(*rows), max_thresholds)
@@ -300,18 +310,35 @@ def _check_sklearn_options(metric: Callable[..., Any], **options: Any) -> None:
 # --- runs of two labels ----------------------------------------------------------------------
 
 
-def reduce_to_run(collection: Collection, limit: int | None) -> ScoreRun:
-    """Return the run of all rows, of at most two labels; raise if their weights sum to 0."""
-    summarise, merge = partial(_make_block_run, limit=limit), partial(merge_score_runs, limit=limit)
+def reduce_to_run(collection: Collection, limit: int | None, pos_label: Any = None) -> ScoreRun:
+    """Return the run of all rows, of at most two labels; raise if their weights sum to 0.
+
+    With `pos_label` there may be any labels, and those of the run are booleans: True for that one.
+    """
+    summarise = partial(_make_block_run, limit=limit, pos_label=pos_label)
+    merge = partial(merge_score_runs, limit=limit)
     run: ScoreRun = SCORE_COLUMNS.reduce(summarise, merge, collection)
     check_weight_total(run.weights.sum())
     return run
 
 
-def _make_block_run(rows: ScoredRows, limit: int | None) -> ScoreRun:
+def _make_block_run(rows: ScoredRows, limit: int | None, pos_label: Any) -> ScoreRun:
     _check_one_column(rows.y_pred, "y_score")
     check_weights_nonnegative(rows.weights)
-    return make_score_run(rows.y_true, rows.y_pred, rows.weights, limit)
+    labels = rows.y_true
+    if pos_label is not None:
+        names, at = find_unique_labels(labels)
+        # As Python's values: NumPy compares strings and numbers in other ways in some versions.
+        labels = np.array([name == pos_label for name in names.tolist()])[at]
+    return make_score_run(labels, rows.y_pred, rows.weights, limit)
+
+
+def _read_class_indicators(
+    classes: NDArray[Any], values: Any, name: str, index: int | None
+) -> NDArray[np.bool_]:
+    """Return a column of labels of a block as indicators, a column for each of the classes."""
+    found: NDArray[np.bool_] = read_labels(values, name, index)[:, np.newaxis] == classes
+    return found
 
 
 def _check_one_column(scores: NDArray[Any], name: str) -> None:
@@ -409,7 +436,12 @@ def _reduce_curve(
     **options: Any,
 ) -> Any:
     check_max_thresholds(max_thresholds)
-    run = reduce_to_run(SCORE_COLUMNS.align(y_true, y_score, sample_weight), max_thresholds)
+    # scikit-learn counts all other labels as negative, except in `det_curve`, for two labels only.
+    pos_label = None if source is theirs.det_curve else options.get("pos_label")
+    rows = SCORE_COLUMNS.align(y_true, y_score, sample_weight)
+    run = reduce_to_run(rows, max_thresholds, pos_label)
+    if pos_label is not None:
+        options["pos_label"] = True
     # scikit-learn computes the curve of the run's entries, as weighted rows.
     return SCORE_COLUMNS.score_in_memory(source, *list_run_rows(run), **options)
 

@@ -141,3 +141,11 @@ def test_brier_score_of_named_labels() -> None:
             metrics.brier_score_loss(make(labels), make(SCORES))
         with pytest.raises(InvalidDataError, match="not a valid label"):
             metrics.brier_score_loss(make(labels), make(SCORES), pos_label="c")
+
+
+@pytest.mark.parametrize("name", ["precision_recall_curve", "roc_curve"])
+@pytest.mark.parametrize(("labels", "pos_label"), [(CLASSES, 1), (TEXT[CLASSES], "b"), (BINARY, 7)])
+@pytest.mark.filterwarnings("ignore:No positive")
+def test_curves_of_one_label_against_all_others(name: str, labels: Any, pos_label: Any) -> None:
+    expected = getattr(sklearn.metrics, name)(labels, SCORES, pos_label=pos_label)
+    assert_equal(METRICS[name](lazy(labels), lazy(SCORES), pos_label=pos_label), expected)

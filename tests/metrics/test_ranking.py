@@ -12,6 +12,7 @@ import sklearn.metrics
 from sklearn.exceptions import UndefinedMetricWarning
 
 from daskml_dist import metrics
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.metrics import METRICS
 from daskml_dist.metrics._runs import make_score_run, merge_score_runs
 from tests.metrics.rows import (
@@ -20,6 +21,7 @@ from tests.metrics.rows import (
     PROBA,
     RANKING,
     SCORES,
+    TEXT,
     WEIGHTS,
     N,
     assert_equal,
@@ -177,3 +179,25 @@ def test_one_class() -> None:
             assert math.isnan(metrics.roc_auc_score(make(ones), make(SCORES)))
         with pytest.warns(UserWarning, match="No positive class found"):
             assert metrics.average_precision_score(make(ones * 0), make(SCORES)) == 0.0
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("labels", [CLASSES, TEXT[CLASSES]], ids=["numbers", "text"])
+def test_average_precision_of_several_classes_equals_scikit_learn(
+    labels: Any, weights: str
+) -> None:
+    weight = WEIGHTS[weights]
+    for average in ("macro", "weighted", "micro", "samples", None):
+        expected = sklearn.metrics.average_precision_score(
+            labels, PROBA, average=average, sample_weight=weight
+        )
+        for make in (lazy, unknown):
+            found = metrics.average_precision_score(
+                make(labels), make(PROBA), average=average,
+                sample_weight=None if weight is None else make(weight),
+            )  # fmt: skip
+            assert_equal(found, expected)
+    with pytest.raises(InvalidDataError, match="pos_label is fixed to 1"):
+        metrics.average_precision_score(lazy(labels), lazy(PROBA), pos_label=2)
+    with pytest.raises(InvalidDataError, match="number of output"):
+        metrics.average_precision_score(lazy(labels), lazy(PROBA[:, :2]))
