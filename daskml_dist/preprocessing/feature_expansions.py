@@ -108,9 +108,27 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         X, sample_weight = convert_to_host(X, sample_weight)
         if is_dask(X) or is_dask(sample_weight):
             return self._fit_lazy(X, None, sample_weight)
-        preprocessing.KBinsDiscretizer.fit(self, self._plain(X), y, sample_weight)
+        try:
+            preprocessing.KBinsDiscretizer.fit(self, self._plain(X), y, sample_weight)
+        except IndexError:  # of its encoder, for a column without bins
+            if not self._give_every_column_a_bin():
+                raise
+        self._give_every_column_a_bin()
         self._keep(X)
         return self
+
+    def _give_every_column_a_bin(self) -> bool:
+        """Give a bin to columns in memory without; return whether there were any.
+
+        scikit-learn leaves none where all values of a column lie closer than a bin is wide.
+        """
+        narrow = np.flatnonzero(self.n_bins_ == 0)
+        for j in narrow:
+            self.bin_edges_[j], self.n_bins_[j] = np.array([-np.inf, np.inf]), 1
+        if len(narrow) and self.encode != "ordinal":
+            self._encoder.categories = [np.arange(n) for n in self.n_bins_]
+            self._encoder.fit(np.zeros((1, len(self.n_bins_))))
+        return len(narrow) > 0
 
     def _transformed(self, X: Any, **options: Any) -> Any:
         # scikit-learn's `transform` changes the dtype of its encoder while it runs, so each thread

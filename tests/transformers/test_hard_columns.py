@@ -123,6 +123,12 @@ def test_features_narrower_than_a_bin_have_one(strategy: str) -> None:
         binned = KBinsDiscretizer(3, encode="ordinal", strategy=strategy).fit(_lazy(rows))
     assert binned.n_bins_.tolist() == [1, 3]
     assert (binned.transform(_lazy(rows)).compute()[:, 0] == 0).all()
+    for encode in ("ordinal", "onehot", "onehot-dense"):
+        with pytest.warns(UserWarning, match="constant|too small"):
+            whole = KBinsDiscretizer(3, encode=encode, strategy=strategy).fit(rows)
+        assert whole.n_bins_.tolist() == [1, 3]
+        undone = whole.inverse_transform(whole.transform(rows))
+        assert_allclose(undone[:, 1], binned.inverse_transform(binned.transform(rows))[:, 1])
 
 
 @pytest.mark.parametrize("strategy", ["mean", "median", "constant"])
