@@ -258,7 +258,9 @@ class BaseBoosting(BaseRounds):
         self._fit_is_weighted = sample_weight is not None
         # A warm start keeps the categories and bins of the trees to which it adds.
         continues = self._continues_last_fit
-        if not continues:
+        if continues:
+            self._check_same_categories(X)
+        else:
             self._find_categories(X)
         reset = reset and not continues
         rows = self._encode_categories(X, known=not continues), y, sample_weight
@@ -288,6 +290,22 @@ class BaseBoosting(BaseRounds):
         self._is_category = find_categorical_features(X, self.categorical_features)
         if self._is_category is not None and is_dataframe_like(X):
             self._categories = find_categories(X, self._is_category, int(self.max_bins))
+
+    def _check_same_categories(self, X: Any) -> None:
+        """Raise if a warm start has other categorical features than the trees it adds to."""
+        X, old = _as_rows_or_columns(X), self._is_category
+        if old is None or getattr(X, "shape", (0, 0))[1:] != old.shape:
+            return  # a wrong shape is reported when rows are checked
+        new = find_categorical_features(X, self.categorical_features)
+        # By dtype, a column of the same values without a categorical dtype is encoded all the same.
+        by_dtype = isinstance(self.categorical_features, str)
+        if new is not None and ((new & ~old) | (old & ~new & (not by_dtype))).any():
+            raise InvalidParameterError(
+                f"categorical_features={self.categorical_features!r} with warm_start=True: these "
+                f"are the features {np.flatnonzero(new).tolist()}, and those of the fit before "
+                f"were {np.flatnonzero(old).tolist()}. Leave them as they were, or set "
+                "warm_start=False."
+            )
 
     def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
         """Return inputs in blocks of the same rows, with categories encoded (once)."""
@@ -598,8 +616,15 @@ class BaseBoosting(BaseRounds):
                 f"multi_strategy={self.multi_strategy!r} with warm_start=True: the fit before had "
                 "the other one. Leave it as it was, or set warm_start=False."
             )
-        # Scores by another scorer cannot be compared with the new ones.
-        is_same_score = self._scored_by == self._stop_scoring
+        new = _find_row_loss(loss)
+        if not _have_same_link(self._loss_of_fit, new):
+            raise InvalidParameterError(
+                f"loss={self.loss!r} with warm_start=True: its raw predictions have another link "
+                f"to the target than those of the fit before, by {self._loss_of_fit!r}, and the "
+                "trees of both would be added. Leave the loss as it was, or set warm_start=False."
+            )
+        # Scores by another scorer or loss cannot be compared with the new ones.
+        is_same_score = self._scored_by == (self._stop_scoring, new)
         scores = {
             name: vars(self)[f"{name}_"] if is_same_score else np.empty(0)
             for name in ("train_score", "validation_score")
@@ -667,7 +692,7 @@ class BaseBoosting(BaseRounds):
                 "what score() returns."
             )
         regressor: Any = self
-        inverse_link = regressor._inverse_link() if rows.classes is None else None
+        inverse_link = regressor._find_loss().inverse_link if rows.classes is None else None
         if rows.classes is not None and _is_own_loss(self.loss):
             inverse_link = self.loss.predict_proba
         return make_stopping_scorer(scoring, rows.classes, inverse_link)
@@ -678,8 +703,9 @@ class BaseBoosting(BaseRounds):
         self._value_unit = float(state["value_unit"][0])
         self.train_score_ = state["train_score"]
         self.validation_score_ = state["validation_score"]
+        self._loss_of_fit = _find_row_loss(self._make_boosting_loss(rows))
         # A warm start continues these scores only if the same scoring stops it.
-        self._scored_by = self._stop_scoring
+        self._scored_by = self._stop_scoring, self._loss_of_fit
         self.n_features_in_ = model.n_features
         categorical = self._trees.bins.categorical
         self.is_categorical_ = categorical if categorical.any() else None
@@ -735,6 +761,22 @@ class BaseBoosting(BaseRounds):
 def _as_rows_or_columns(X: Any) -> Any:
     """Return rows that have a shape or columns; lists of delayed blocks stay lazy."""
     return X if hasattr(X, "shape") or is_dataframe_like(X) or is_dask(X) else np.asarray(X)
+
+
+def _find_row_loss(loss: BoostLoss) -> Loss | None:
+    """Return the loss of a raw prediction; None for a ranking, whose loss is that of queries."""
+    return loss.loss if isinstance(loss, RowBoostLoss | CoxBoostLoss) else None
+
+
+def _have_same_link(first: Loss | None, second: Loss | None) -> bool:
+    """Return whether raw predictions by two losses mean the same targets or probabilities."""
+    if first is None or second is None:
+        return first is second
+    names = ("inverse_link", "predict_proba", "write_proba")
+    if any(getattr(type(first), name) is not getattr(type(second), name) for name in names):
+        return False
+    raw = np.linspace(-1.0, 1.0, 5)  # the same function may have other parameters (Tweedie)
+    return np.array_equal(first.inverse_link(raw), second.inverse_link(raw))
 
 
 def _is_own_loss(loss: Any) -> bool:
@@ -905,9 +947,9 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         ndarray or lazy dask Array of float64 of shape (n_rows, n_classes)
         """
         self._check_fitted(X)
-        n = len(self.classes_)
-        if _is_own_loss(self.loss):
-            return self._map_raw_predictions(self.loss.write_proba, X, np.float64, n)
+        n, loss = len(self.classes_), self._loss_of_fit
+        if _is_own_loss(loss):
+            return self._map_raw_predictions(loss.write_proba, X, np.float64, n)
         return self._map_raw_predictions(
             _write_two_shares if n == 2 else _write_shares, X, np.float64, n
         )
@@ -1161,7 +1203,8 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return the function that maps raw predictions to targets."""
-        return self._find_loss().inverse_link
+        loss: Loss = self._loss_of_fit or self._find_loss()
+        return loss.inverse_link
 
     def predict(self, X: Any) -> Any:
         """Predict targets.

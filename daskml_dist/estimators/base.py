@@ -103,6 +103,8 @@ class BaseOnRows(BaseEstimator):
     _multi_output: ClassVar[bool] = False
     #: Loss of censored times, for which `encode_times` encodes y; None for other losses.
     _survival_loss: Any = None
+    #: Loss of the last fit, by which it predicts even if the parameter `loss` is set to another.
+    _loss_of_fit: Any = None
     #: Whether y of one column stays two-dimensional, if y may have several.
     _keeps_single_column: ClassVar[bool] = False
     #: Whether rows may be arrays of any shape and real dtype, which are passed to the model

@@ -15,7 +15,7 @@ from daskml_dist.data.collection import take_named_columns
 from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.losses.base import Loss
-from daskml_dist.losses.survival import Cox
+from daskml_dist.losses.survival import AFT, Cox
 from daskml_dist.models.base import r2_of_sums
 from daskml_dist.parameters.checks import check_some_weight
 
@@ -40,8 +40,8 @@ def score_r2(self: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
         predicted exactly, else 0; with fewer than two rows it is NaN. For losses of censored times
         (:class:`daskml_dist.losses.AFT`) it is the concordance index.
     """
-    loss = getattr(self, "_survival_loss", None)
-    if loss is not None:
+    loss = getattr(self, "_loss_of_fit", None)
+    if isinstance(loss, AFT | Cox):
         return _score_concordance(self, loss, X, y, sample_weight)
     # The method `score` of every regressor; its `_inverse_link` turns raw predictions into targets.
     statistic = partial(_sum_squares, self._inverse_link())

@@ -106,7 +106,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
 
         Rows, targets and weights are as in :meth:`fit`. 1 is best; NaN if y is constant.
         """
-        statistic = partial(_sum_deviances, self._deviance())
+        statistic = partial(_sum_deviances, self._loss_of_fit or self._deviance())
         sums: _DevianceSums = self._sum_over_blocks(statistic, X, y, sample_weight)
         check_some_weight(sums.weight)
         return 1 - sums.deviance / sums.null if sums.null > 0 else float("nan")

@@ -357,6 +357,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         self.intercepts_ = [shift for _, shift in layers]
         self.n_features_in_, self.n_outputs_ = model.sizes[0], model.n_outputs
         self.n_layers_ = len(model.sizes)
+        self._loss_of_fit = model.loss
         self.out_activation_ = self._out_activation(model)
         if rows.classes is not None:
             self.classes_ = rows.classes

@@ -298,6 +298,7 @@ class BaseEmbeddings(BaseSteps):
 
     def _set_parameters(self, w: NDArray[Any], model: EmbeddingModel, rows: DatasetInfo) -> None:
         self._set_rows(w, model)
+        self._loss_of_fit = model.loss
         fields = self._fields
         self.n_features_in_ = rows.summary.n_features if fields is None else len(fields.names)
         if rows.classes is not None:
@@ -446,4 +447,5 @@ class EmbeddingClassifier(BaseClassifier, BaseEmbeddings):
         ndarray or lazy dask Array of shape (n_rows, 2)
         """
         self._check_fitted(X)
-        return self._map_raw_predictions(self._loss().write_proba, X, self.weights_.dtype, 2)
+        loss = self._loss_of_fit or self._loss()
+        return self._map_raw_predictions(loss.write_proba, X, self.weights_.dtype, 2)

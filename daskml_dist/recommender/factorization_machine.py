@@ -270,7 +270,8 @@ optimizer, warm_start, admit_after, expire_after, max_rows, dtype, policy, rando
     partial_fit = partial_fit
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        return self._loss().inverse_link
+        loss: Loss = self._loss_of_fit or self._loss()
+        return loss.inverse_link
 
     def _terms(self, rows: DatasetInfo) -> dict[str, Any]:
         return {"pairs": True}

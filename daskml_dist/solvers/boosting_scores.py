@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.trees import TreeRows, largest_sizes
-from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses.base import Loss
 from daskml_dist.models.bins import draw_by_hash
 from daskml_dist.solvers.binning import BinnedRows, iterate_tiles
@@ -585,7 +585,13 @@ class _ScoredPart:
             assert self._gathered is not None
             return self._gathered.score(scorer)
         loss, weight = sum_exactly(self._rows, self._binned_lanes, self._losses_of, 2)
-        return float(-loss / weight) if weight else 0.0
+        if not weight:
+            raise InvalidDataError(
+                "All weights of the rows that are scored after each iteration (held out, or of "
+                "X_val or eval_set) are zero. Give some a positive weight, or leave their weights "
+                "out."
+            )
+        return float(-loss / weight)
 
     def _losses_of(self, binned: BinnedRows, at: slice) -> list[Array]:
         """Return weighted losses and weights of some rows, as summands; 0 outside the range."""

@@ -17,6 +17,7 @@ from daskml_dist import Run
 from daskml_dist.callbacks import EarlyStopping
 from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.losses import Tweedie
 from daskml_dist.training.checkpoint import Checkpoint
 
 rng = np.random.default_rng(0)
@@ -85,6 +86,14 @@ def test_scores_cover_the_rows_of_all_workers(client: Client) -> None:
     for n_lanes in (None, 3):
         model = HistGradientBoostingClassifier(**given, run=Run(n_lanes=n_lanes)).fit(*lazy)
         assert trees(model) == trees(alone)
+
+
+@pytest.mark.parametrize("given", ["X_val", "eval_set"])
+def test_held_out_rows_without_weight_are_refused(given: str) -> None:
+    held = {"X_val": X[:9], "y_val": Y[:9], "sample_weight_val": np.zeros(9)}
+    held = held if given == "X_val" else {given: tuple(held.values())}
+    with pytest.raises(InvalidDataError, match="positive weight"):
+        HistGradientBoostingRegressor(**GIVEN).fit(X, Y, **held)
 
 
 def test_categories_only_in_held_out_rows_count_as_missing() -> None:
@@ -176,6 +185,31 @@ def test_a_warm_start_refuses_other_rows(first: Any, then: Any, match: str) -> N
     model = HistGradientBoostingClassifier(max_iter=1, warm_start=True).fit(*first)
     with pytest.raises(InvalidDataError, match=match):
         model.set_params(max_iter=2).fit(*then)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "match"),
+    [
+        ({}, {"loss": "poisson"}, "another link"),
+        ({"loss": Tweedie(1.5)}, {"loss": Tweedie(0, identity=True)}, "another link"),
+        ({"categorical_features": ["k"]}, {"categorical_features": None}, r"features \[\]"),
+        ({"categorical_features": None}, {"categorical_features": "from_dtype"}, r"features \[3\]"),
+    ],
+)
+def test_a_warm_start_refuses_trees_of_another_meaning(
+    first: dict[str, Any], then: dict[str, Any], match: str
+) -> None:
+    rows = FRAME.assign(k=np.arange(len(FRAME)) % 3)
+    model = HistGradientBoostingRegressor(max_iter=1, warm_start=True, **first).fit(rows, Y**2)
+    rows = rows.astype({"k": "category"}) if "categorical_features" in then else rows
+    with pytest.raises(InvalidParameterError, match=match):
+        model.set_params(max_iter=2, **then).fit(rows, Y**2)
+
+
+def test_a_warm_start_keeps_scores_of_the_same_loss_only() -> None:
+    model = HistGradientBoostingRegressor(**GIVEN, warm_start=True).fit(X, Y)
+    assert len(model.set_params(max_iter=5).fit(X, Y).train_score_) == 6
+    assert len(model.set_params(max_iter=7, loss="absolute_error").fit(X, Y).train_score_) == 3
 
 
 def test_several_sets_and_scores_are_watched() -> None:

@@ -11,9 +11,11 @@ import pytest
 import sklearn.linear_model as reference
 from distributed import Client
 from scipy import sparse
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist import linear_model
+from daskml_dist.ensemble import HistGradientBoostingRegressor
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import (
     GammaRegressor,
@@ -21,6 +23,8 @@ from daskml_dist.linear_model import (
     PoissonRegressor,
     TweedieRegressor,
 )
+from daskml_dist.neural_network import MLPRegressor
+from daskml_dist.recommender import FactorizationMachineRegressor
 from tests.quick import in_turn
 
 RNG = np.random.default_rng(0)
@@ -210,3 +214,28 @@ def test_huber_warm_start_keeps_the_scale() -> None:
 def test_huber_limit_of_iterations() -> None:
     with pytest.warns(ConvergenceWarning, match="max_iter"):
         HuberRegressor(max_iter=2).fit(X, LINE)
+
+
+@pytest.mark.parametrize(
+    ("reg", "other"),
+    [
+        (TweedieRegressor(power=1), {"power": 0}),
+        (linear_model.SGDRegressor("poisson"), {"loss": "squared_error"}),
+        (MLPRegressor("poisson", max_iter=2, tol=None), {"loss": "squared_error"}),
+        (HistGradientBoostingRegressor("poisson", max_iter=2), {"loss": "quantile"}),
+        (FactorizationMachineRegressor(loss="poisson", max_iter=1), {"loss": "squared_error"}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_predictions_are_by_the_loss_of_the_fit(reg: Any, other: dict[str, Any]) -> None:
+    reg = clone(reg).fit(X, COUNTS)
+    expected, score = reg.predict(X), reg.score(X, COUNTS)
+    reg.set_params(**other)
+    np.testing.assert_array_equal(reg.predict(X), expected)
+    assert reg.score(X, COUNTS) == score
+
+
+def test_probabilities_are_by_the_loss_of_the_fit() -> None:
+    model = linear_model.SGDClassifier("log_loss", random_state=0).fit(X, LINE > 0)
+    expected = model.predict_proba(X)
+    np.testing.assert_array_equal(model.set_params(loss="hinge").predict_proba(X), expected)

@@ -60,6 +60,7 @@ class BaseLinear(BaseOnRows):
         if not np.isfinite(w).all():
             raise DivergedError(f"The parameters became NaN or infinite. {remedy}")
         n_features = self.n_features_in_ = model.n_features
+        self._loss_of_fit = model.loss
         coef = w[:n_features].T
         intercept = w[n_features] if model.fit_intercept else np.zeros(model.width, dtype=w.dtype)
         if classes is not None:
@@ -101,7 +102,7 @@ class BaseLinear(BaseOnRows):
 def _has_proba(estimator: LinearClassifier) -> bool:
     """Return whether the loss has probabilities, else raise an AttributeError with the remedy."""
     try:
-        loss = estimator._loss()
+        loss = estimator._loss_of_fit or estimator._loss()
         if not loss.proba:
             loss.predict_proba(np.empty(0))
     except InvalidParameterError as error:
@@ -155,9 +156,8 @@ class LinearClassifier(BaseClassifier, BaseLinear):
             The loss has no probabilities.
         """
         self._check_fitted(X)
-        return self._map_raw_predictions(
-            self._loss().write_proba, X, self.coef_.dtype, len(self.classes_)
-        )
+        loss = self._loss_of_fit or self._loss()
+        return self._map_raw_predictions(loss.write_proba, X, self.coef_.dtype, len(self.classes_))
 
     @available_if(_has_proba)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Any:
@@ -177,7 +177,8 @@ class LinearRegressor(RegressorMixin, BaseLinear):
         return get_loss(self.loss, "regression")
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        return self._loss().inverse_link
+        loss: Loss = self._loss_of_fit or self._loss()
+        return loss.inverse_link
 
     score = score_r2
 
