@@ -40,6 +40,7 @@ from daskml_dist.errors.suggestions import suggest_parameter
 from daskml_dist.estimators import estimator_mixin
 from daskml_dist.estimators.inherited_docs import inherit_documentation
 from daskml_dist.inference.row_mapping import iterate_results, map_rows
+from daskml_dist.losses.base import Loss
 from daskml_dist.parameters.checks import check_flags, check_names, check_run, in_run
 from daskml_dist.parameters.run import Run
 from daskml_dist.training.callbacks import CallbackList
@@ -132,6 +133,13 @@ class BaseOnRows(BaseEstimator):
             check_n_positional(cls, args)
         made: Self = super().__new__(cls)
         return made
+
+    @property
+    def _prediction_loss(self) -> Loss:
+        """Return the loss of the last fit; before one, that of the parameter `loss`."""
+        own: Any = self
+        loss: Loss = self._loss_of_fit or own._loss()
+        return loss
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

@@ -135,8 +135,7 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
         return get_loss(self.loss, "regression")
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        loss: Loss = self._loss_of_fit or self._loss()
-        return loss.inverse_link
+        return self._prediction_loss.inverse_link
 
     def _n_outputs(self, rows: DatasetInfo) -> int:
         self._loss().check_target(rows.summary.target_range)

@@ -447,5 +447,5 @@ class EmbeddingClassifier(BaseClassifier, BaseEmbeddings):
         ndarray or lazy dask Array of shape (n_rows, 2)
         """
         self._check_fitted(X)
-        loss = self._loss_of_fit or self._loss()
-        return self._map_raw_predictions(loss.write_proba, X, self.weights_.dtype, 2)
+        write_proba = self._prediction_loss.write_proba
+        return self._map_raw_predictions(write_proba, X, self.weights_.dtype, 2)

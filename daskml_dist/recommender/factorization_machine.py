@@ -270,8 +270,7 @@ optimizer, warm_start, admit_after, expire_after, max_rows, dtype, policy, rando
     partial_fit = partial_fit
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        loss: Loss = self._loss_of_fit or self._loss()
-        return loss.inverse_link
+        return self._prediction_loss.inverse_link
 
     def _terms(self, rows: DatasetInfo) -> dict[str, Any]:
         return {"pairs": True}

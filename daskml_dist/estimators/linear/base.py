@@ -102,7 +102,7 @@ class BaseLinear(BaseOnRows):
 def _has_proba(estimator: LinearClassifier) -> bool:
     """Return whether the loss has probabilities, else raise an AttributeError with the remedy."""
     try:
-        loss = estimator._loss_of_fit or estimator._loss()
+        loss = estimator._prediction_loss
         if not loss.proba:
             loss.predict_proba(np.empty(0))
     except InvalidParameterError as error:
@@ -156,8 +156,9 @@ class LinearClassifier(BaseClassifier, BaseLinear):
             The loss has no probabilities.
         """
         self._check_fitted(X)
-        loss = self._loss_of_fit or self._loss()
-        return self._map_raw_predictions(loss.write_proba, X, self.coef_.dtype, len(self.classes_))
+        return self._map_raw_predictions(
+            self._prediction_loss.write_proba, X, self.coef_.dtype, len(self.classes_)
+        )
 
     @available_if(_has_proba)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Any:
@@ -177,8 +178,7 @@ class LinearRegressor(RegressorMixin, BaseLinear):
         return get_loss(self.loss, "regression")
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        loss: Loss = self._loss_of_fit or self._loss()
-        return loss.inverse_link
+        return self._prediction_loss.inverse_link
 
     score = score_r2
 

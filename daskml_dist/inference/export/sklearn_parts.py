@@ -247,7 +247,7 @@ def find_loss_name(loss: Loss) -> str | None:
 def _find_kind_of_sgd_classifier(estimator: Any) -> tuple[str, str] | None:
     """Return LogisticRegression for multinomial log loss, which scikit-learn's SGD lacks."""
     several = np.size(getattr(estimator, "intercept_", ())) > 1
-    if several and find_loss_name(estimator._loss_of_fit or estimator._loss()) == "log_loss":
+    if several and find_loss_name(estimator._prediction_loss) == "log_loss":
         return "linear_model", "LogisticRegression"
     return None
 
@@ -257,7 +257,7 @@ def _find_kind_of_sgd_regressor(estimator: Any) -> tuple[str, str] | None:
 
     scikit-learn's SGD has neither.
     """
-    loss = estimator._loss_of_fit or estimator._loss()
+    loss = estimator._prediction_loss
     if not loss.in_target_units and type(loss).inverse_link is not Loss.inverse_link:
         raise ExportError(
             f"scikit-learn's SGDRegressor has no loss={loss.name!r}, nor losses with a link "
