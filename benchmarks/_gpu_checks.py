@@ -77,10 +77,10 @@ def _need_gpu() -> Any:
 
 def _take_difference(found: Any, expected: Any, most: float) -> str:
     """Return the largest difference of two arrays; raise if it exceeds the limit."""
-    told = largest_difference(found, expected)
-    if not float(told) <= most:  # also true for NaN
-        raise AssertionError(f"differs by {told}, more than {most:g}")
-    return told
+    difference = largest_difference(found, expected)
+    if not float(difference) <= most:  # also true for NaN
+        raise AssertionError(f"differs by {difference}, more than {most:g}")
+    return difference
 
 
 def _time(work: Callable[[], Any]) -> tuple[str, Any]:
@@ -212,8 +212,8 @@ def _compare_fits(fit: Fit, tiny: bool) -> str:
     here = fit.make("cpu").fit(X, *given)
     worst, compared = 0.0, 0
     for name, value in _fitted_floats(here).items():
-        told = _take_difference(_fitted_floats(there)[name], value, fit.tolerance)
-        worst, compared = max(worst, float(told)), compared + 1
+        difference = _take_difference(_fitted_floats(there)[name], value, fit.tolerance)
+        worst, compared = max(worst, float(difference)), compared + 1
     assert compared
     if _device() == "gpu":
         _compare_rows_there(here, X)
@@ -447,8 +447,8 @@ def _compare_on_cluster(workers: int, tiny: bool) -> dict[str, str]:
             models[policy] = make, 0.5 if policy in _RACING else 2e-3
         for name, (make, most) in models.items():
             taken, there = _time(lambda make=make: make(_device()).fit(*blocks))
-            told = _take_difference(there.coef_, make("cpu").fit(*blocks).coef_, most)
-            found[name] = f"{told}, {taken}"
+            difference = _take_difference(there.coef_, make("cpu").fit(*blocks).coef_, most)
+            found[name] = f"{difference}, {taken}"
         make_trees = partial(ensemble.HistGradientBoostingClassifier, **_BOOSTING)
         _check_same_trees(*(make_trees(device=d).fit(*blocks) for d in (_device(), "cpu")))
     return found
@@ -517,12 +517,12 @@ def _run_two_ranks(dies: bool, tiny: bool) -> str:
             )
             for rank in range(2)
         ]
-        told = [rank.communicate(timeout=80)[0] for rank in ranks]
-    for number, text in enumerate(told):
+        outputs = [rank.communicate(timeout=80)[0] for rank in ranks]
+    for number, text in enumerate(outputs):
         print(f"-- rank {number}\n{text[-3000:]}")
     codes = [rank.returncode for rank in ranks]
     if codes != [0, 9 if dies else 0]:
-        raise AssertionError(f"the ranks ended with {codes}: {told[0][-300:]}")
+        raise AssertionError(f"the ranks ended with {codes}: {outputs[0][-300:]}")
     return f"the ranks ended with {codes}"
 
 
@@ -675,7 +675,9 @@ def run_checks(checks: list[Check], first: int, tiny: bool) -> None:
             traceback.print_exc(file=sys.stdout)
         found["seconds"] = round(time.perf_counter() - since, 2)
         print("RESULT " + json.dumps(found, default=str), flush=True)
-        if error is not None and any(told in f"{type(error).__name__} {error}" for told in _BROKEN):
+        if error is not None and any(
+            symptom in f"{type(error).__name__} {error}" for symptom in _BROKEN
+        ):
             os._exit(3)
     print("END", flush=True)
     os._exit(0)  # threads of an interrupted check would keep the process alive

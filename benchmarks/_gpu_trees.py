@@ -152,17 +152,17 @@ def _splits(on: Device) -> Measured:
     facts = SplitFacts(
         np.full(_D, 255, np.int32), none + 1, none, none.view(np.int8), 0.0, 1e-3, 20
     )
-    told = np.zeros((2, n, 12), np.int64)
+    splits = np.zeros((2, n, 12), np.int64)
     kinds = []
     for move in (on.backend.to_device, np.asarray):
         kinds.append(
             [SplitLeaf(move(h), none + 1, h[0].sum(axis=0), 0.0, -np.inf, np.inf) for h in hists]
         )
     gpu = CupyTrees(on.backend)
-    gpu.find_best_splits(kinds[0], 0, facts, scales, told[0])
-    HostTrees().find_best_splits(kinds[1], 0, facts, scales, told[1])
-    taken = on.milliseconds(lambda: gpu.find_best_splits(kinds[0], 0, facts, scales, told[0]))
-    return Measured(taken, hists.nbytes, "0" if (told[0] == told[1]).all() else "other splits")
+    gpu.find_best_splits(kinds[0], 0, facts, scales, splits[0])
+    HostTrees().find_best_splits(kinds[1], 0, facts, scales, splits[1])
+    taken = on.milliseconds(lambda: gpu.find_best_splits(kinds[0], 0, facts, scales, splits[0]))
+    return Measured(taken, hists.nbytes, "0" if (splits[0] == splits[1]).all() else "other splits")
 
 
 # -- fits ----------------------------------------------------------------------------------------

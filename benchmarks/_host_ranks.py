@@ -25,9 +25,9 @@ _MPI_STARTS = 3
 class LinePipe:
     """Pipe of JSON lines to the parent process, with the methods of a multiprocessing pipe."""
 
-    def send(self, told: Any) -> None:
+    def send(self, message: Any) -> None:
         """Send a line."""
-        print(json.dumps(told), flush=True)
+        print(json.dumps(message), flush=True)
 
     put = send  # the method name of a queue
 
@@ -36,14 +36,14 @@ class LinePipe:
         return json.loads(sys.stdin.readline())
 
 
-def all_hosts(network: HostNetwork, size: int, way: str, **told: Any) -> Any:
+def all_hosts(network: HostNetwork, size: int, way: str, **settings: Any) -> Any:
     """Return the measurements of rank 0 of `size` ranks, each on a host."""
     hosts = network.hosts[:size]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         ranks = []
         for rank, host in enumerate(hosts):
             said = {"way": way, "rank": rank, "size": size, "meeting": f"{folder}/meeting"}
-            said |= {"hosts": [h.address for h in hosts], **told}
+            said |= {"hosts": [h.address for h in hosts], **settings}
             command = [sys.executable, "-m", "benchmarks._host_ranks", json.dumps(said)]
             process = subprocess.Popen(
                 host.command(*command),
@@ -111,14 +111,14 @@ def _read(process: subprocess.Popen[str]) -> Any:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise RuntimeError("A rank ended before it told anything.")
+        raise RuntimeError("A rank ended before it sent anything.")
     return json.loads(line)
 
 
-def _write(process: subprocess.Popen[str], told: Any) -> None:
+def _write(process: subprocess.Popen[str], message: Any) -> None:
     """Write a line to a rank."""
     assert process.stdin is not None
-    process.stdin.write(json.dumps(told) + "\n")
+    process.stdin.write(json.dumps(message) + "\n")
     process.stdin.flush()
 
 

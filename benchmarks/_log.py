@@ -57,8 +57,8 @@ class RunLog:
 
 def _choices() -> str:
     """Return the assignments before the command; for a folder, only that it was set."""
-    told = {k: v for k, v in sorted(os.environ.items()) if k.startswith(CHOICES)}
-    return "".join(f"{k}={'FOLDER' if os.path.isabs(v) else v} " for k, v in told.items())
+    chosen = {k: v for k, v in sorted(os.environ.items()) if k.startswith(CHOICES)}
+    return "".join(f"{k}={'FOLDER' if os.path.isabs(v) else v} " for k, v in chosen.items())
 
 
 def _commit() -> str:

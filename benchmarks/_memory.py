@@ -10,7 +10,7 @@ __all__ = ["forget_peak", "memory_now", "memory_peak"]
 
 def memory_now() -> int:
     """Return the number of bytes that this process has in memory."""
-    return _told("VmRSS")
+    return _read_status("VmRSS")
 
 
 def memory_peak() -> int:
@@ -18,7 +18,7 @@ def memory_peak() -> int:
 
     `getrusage` would include the parent's memory in a spawned process.
     """
-    return _told("VmHWM")
+    return _read_status("VmHWM")
 
 
 def forget_peak() -> None:
@@ -30,7 +30,7 @@ def forget_peak() -> None:
         pass
 
 
-def _told(name: str) -> int:
+def _read_status(name: str) -> int:
     try:
         with open("/proc/self/status") as status:
             line = next(line for line in status if line.startswith(name))

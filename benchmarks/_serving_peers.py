@@ -36,9 +36,9 @@ class Peer(NamedTuple):
 
 def found_in(peer: Peer) -> str | None:
     """Return the Python path that a peer needs, or None if it is not installed."""
-    told = os.environ.get("DASKML_DIST_PEERS")
-    folder = Path(told or ".") / peer.modules[0]
-    if told and all((folder / name).exists() for name in peer.modules):
+    root = os.environ.get("DASKML_DIST_PEERS")
+    folder = Path(root or ".") / peer.modules[0]
+    if root and all((folder / name).exists() for name in peer.modules):
         return str(folder)
     return "" if all(find_spec(name) for name in peer.modules) else None
 
@@ -59,12 +59,12 @@ def _mlserver(
         settings = {"host": "127.0.0.1", "parallel_workers": 0, "debug": False, **ports}
         (folder / "settings.json").write_text(json.dumps(settings))
         (folder / "runtime.py").write_text(_RUNTIME)
-        told = {
+        model_settings = {
             "name": "m",
             "implementation": implementation,
             "parameters": {"uri": str(folder / "m.joblib"), **parameters},
         }
-        (folder / "model-settings.json").write_text(json.dumps(told))
+        (folder / "model-settings.json").write_text(json.dumps(model_settings))
         main = "import sys; from mlserver.cli import main; sys.argv[0] = 'mlserver'; main()"
         return [sys.executable, "-c", main, "start", str(folder)]
 
@@ -110,8 +110,8 @@ class Service:
 
 def _bentoml(folder: Path, port: int, free: Callable[[], int]) -> list[str]:
     (folder / "service.py").write_text(_BENTOML)
-    told = ["serve", "service:Service", "--host", "127.0.0.1", "--port", str(port)]
-    return [sys.executable, "-m", "bentoml", *told]
+    arguments = ["serve", "service:Service", "--host", "127.0.0.1", "--port", str(port)]
+    return [sys.executable, "-m", "bentoml", *arguments]
 
 
 _LITSERVE = """
@@ -179,8 +179,8 @@ def _ray(
 ) -> Callable[[Path, int, Callable[[], int]], list[str]]:
     def prepare(folder: Path, port: int, free: Callable[[], int]) -> list[str]:
         (folder / "on_ray.py").write_text(_RAY)
-        told = [str(port), str(folder / "m.joblib"), str(folder / "r")]
-        return ["env", *flags, sys.executable, "on_ray.py", *told]
+        arguments = [str(port), str(folder / "m.joblib"), str(folder / "r")]
+        return ["env", *flags, sys.executable, "on_ray.py", *arguments]
 
     return prepare
 
@@ -223,7 +223,7 @@ PEERS = (
         _mlserver("mlserver_sklearn.SKLearnModel", {"extra": {"predict_fn": "predict_proba"}}),
         _INFER,
         lambda row: {"inputs": [_tensor(row)]},
-        lambda told: told["outputs"][0]["data"],
+        lambda reply: reply["outputs"][0]["data"],
     ),
     Peer(
         "MLServer, runtime of two lines of NumPy",
@@ -231,18 +231,18 @@ PEERS = (
         _mlserver("runtime.Model", {}),
         _INFER,
         lambda row: {"inputs": [_tensor(row)]},
-        lambda told: told["outputs"][0]["data"],
+        lambda reply: reply["outputs"][0]["data"],
     ),
-    Peer("BentoML", ("bentoml",), _bentoml, "/predict", _rows, lambda told: told),
+    Peer("BentoML", ("bentoml",), _bentoml, "/predict", _rows, lambda reply: reply),
     Peer("LitServe", ("litserve",), _litserve, "/predict", _rows, lambda t: t["probabilities"]),
-    Peer("Ray Serve", ("ray",), _ray(), "/predict", _rows, lambda told: told["probabilities"]),
+    Peer("Ray Serve", ("ray",), _ray(), "/predict", _rows, lambda reply: reply["probabilities"]),
     Peer(
         "Ray Serve with its throughput flags",
         ("ray",),
         _ray(("RAY_SERVE_THROUGHPUT_OPTIMIZED=1", "RAY_SERVE_ENABLE_HA_PROXY=1")),
         "/predict",
         _rows,
-        lambda told: told["probabilities"],
+        lambda reply: reply["probabilities"],
     ),
     Peer(
         "KServe's SDK, scikit-learn model",
@@ -250,6 +250,6 @@ PEERS = (
         _kserve,
         _INFER,
         lambda row: {"inputs": [_tensor(row)]},
-        lambda told: told["outputs"][0]["data"],
+        lambda reply: reply["outputs"][0]["data"],
     ),
 )

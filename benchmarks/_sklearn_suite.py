@@ -87,8 +87,8 @@ def pytest_runtest_call(item):
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
-    told = report.outcome in ("passed", "failed") and not hasattr(report, "wasxfail")
-    if call.when == "call" and USED and told:
+    has_run = report.outcome in ("passed", "failed") and not hasattr(report, "wasxfail")
+    if call.when == "call" and USED and has_run:
         value = None if call.excinfo is None else call.excinfo.value
         error = "" if value is None else f"{type(value).__name__}: {value}"
         RESULTS.append([item.name, report.outcome, error[:400].replace("\\n", " ")])

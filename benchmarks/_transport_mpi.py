@@ -37,5 +37,5 @@ def measure(plan: list[tuple[int, int]]) -> list[float]:
 
 
 if __name__ == "__main__":
-    if told := measure(json.loads(sys.argv[1])):
-        print(json.dumps(told), flush=True)
+    if measured := measure(json.loads(sys.argv[1])):
+        print(json.dumps(measured), flush=True)

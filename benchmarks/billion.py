@@ -112,8 +112,8 @@ def _measure(
 
 def _from_storage(client: Client) -> int:
     """Return the number of bytes that the workers read from the disk, not from the page cache."""
-    told = client.run(lambda: psutil.Process().io_counters().read_bytes)
-    return sum(told.values())
+    bytes_read = client.run(lambda: psutil.Process().io_counters().read_bytes)
+    return sum(bytes_read.values())
 
 
 @contextlib.contextmanager

@@ -101,25 +101,25 @@ def _beside_peers(n: int, d: int, k: int) -> None:
     title = f"k-means of {n:,} x {d} float32, k={k}, persisted, 2 worker processes"
     _head(title, ["", "seconds of a fit", "steps", "inertia of 20,000 rows"])
 
-    def told(what: str, fit: Fit) -> None:
+    def add_row(what: str, fit: Fit) -> None:
         taken, model = seconds(fit)
         steps = getattr(model, "n_iter_", STEPS)
         _row(what, f"{taken:.2f}", steps, f"{_inertia(model, X):.4g}")
 
     # Before the cluster, whose scheduler runs in this process.
     peer = {"n_init": 1, "algorithm": "lloyd", **given}
-    told("same start, scikit-learn", lambda: Peer(k, init=init, **peer).fit(X))
-    told("default, scikit-learn", lambda: Peer(k, random_state=0).fit(X))
+    add_row("same start, scikit-learn", lambda: Peer(k, init=init, **peer).fit(X))
+    add_row("default, scikit-learn", lambda: Peer(k, random_state=0).fit(X))
     if importlib.util.find_spec("faiss"):
-        told("same start, faiss", lambda: _faiss(X, init))
+        add_row("same start, faiss", lambda: _faiss(X, init))
     with processes(2):
         lazy = persisted(X, BLOCKS)
         wait(lazy)
-        told("same start", lambda: KMeans(k, init=init, **given).fit(lazy))
-        told("default", lambda: KMeans(k, random_state=0).fit(lazy))
+        add_row("same start", lambda: KMeans(k, init=init, **given).fit(lazy))
+        add_row("default", lambda: KMeans(k, random_state=0).fit(lazy))
         once = {"random_state": 0, "max_iter": 1}
-        told("first centres and one step", lambda: KMeans(k, **once).fit(lazy))
-        told("one step", lambda: KMeans(k, init=init, max_iter=1).fit(lazy))
+        add_row("first centres and one step", lambda: KMeans(k, **once).fit(lazy))
+        add_row("one step", lambda: KMeans(k, init=init, max_iter=1).fit(lazy))
 
 
 def _beside_dask_ml(n: int, d: int, k: int) -> None:

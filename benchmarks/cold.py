@@ -48,8 +48,8 @@ def run(tiny: bool = False) -> str:
 
 def _in_new_process(name: str, cache: str) -> Figures:
     environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "benchmarks._cold_cases", name],
         cwd=_ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=_LIMIT,
     ).stdout  # fmt: skip
-    return Figures(**json.loads(told.splitlines()[-1]))
+    return Figures(**json.loads(output.splitlines()[-1]))

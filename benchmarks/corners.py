@@ -48,7 +48,7 @@ class Corner:
     rows : callable
         Function that returns X and y (or None), given the number of rows.
     sizes : tuple of int
-    told : callable
+    figure : callable
         Function that returns a figure of a fitted estimator, given X and y; both should be close.
     """
 
@@ -56,7 +56,7 @@ class Corner:
     theirs: Callable[[Any], Any]
     rows: Callable[[int], tuple[Any, Any]]
     sizes: tuple[int, ...]
-    told: Callable[[Any, Any, Any], float]
+    figure: Callable[[Any, Any, Any], float]
 
 
 @cache
@@ -221,7 +221,7 @@ def _print_row(name: str, corner: Corner, n: int, where: str, client: Any) -> No
                 times[side][1].append(_cpu(client) - cpu)
             if sum(sum(wall) for wall, _ in times) > LONG_PAIR:
                 break
-        figures = [corner.told(model, X, y) for model in models]
+        figures = [corner.figure(model, X, y) for model in models]
     (ours, cpu_ours), (theirs, cpu_theirs) = (map(statistics.median, of) for of in times)
     ratio = statistics.median(a / b for a, b in zip(times[0][0], times[1][0], strict=True))
     seconds = [f"{s:.4f}" for s in (first, ours, theirs)]

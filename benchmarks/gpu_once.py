@@ -66,12 +66,12 @@ def run(tiny: bool = False) -> str:
         run_together({"smoke": 1}, min(until - _BENCH, time.monotonic() + _SMOKE))
         run_together(_TOGETHER, until - _BENCH)
         run_together({"bench": 1}, until)
-        told = summarise({stage: found[stage] for stage in STAGES})
-        (folder / "summary.txt").write_text(told)
-    if "BAD " in told:
-        print(told, flush=True)
+        summary = summarise({stage: found[stage] for stage in STAGES})
+        (folder / "summary.txt").write_text(summary)
+    if "BAD " in summary:
+        print(summary, flush=True)
         raise AssertionError("checks failed: see the lines that begin with BAD")
-    return told
+    return summary
 
 
 def join_parts(parts: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -132,8 +132,8 @@ def run_stage(
 def _read_lines(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
     """Put the lines of a child into a queue, and None at their end."""
     assert child.stdout is not None
-    with child.stdout as told:
-        for line in told:
+    with child.stdout as output:
+        for line in output:
             lines.put(line)
     lines.put(None)
 
@@ -161,9 +161,9 @@ def summarise(found: dict[str, list[dict[str, Any]]]) -> str:
         counts = verdicts.count(True), verdicts.count(False), verdicts.count(None) - late, late
         rows.append([stage, *map(str, counts), f"{seconds:.0f}"])
         for result in results:
-            told = f"{stage}, {result['name']}: {result['value']}"
+            line = f"{stage}, {result['name']}: {result['value']}"
             if result["ok"]:
-                good.append(told[:250])
+                good.append(line[:250])
             elif result["ok"] is False:
-                bad.append(f"BAD {told[:400]}")
+                bad.append(f"BAD {line[:400]}")
     return "\n".join([markdown("Checks on a GPU", COLUMNS, rows), "", *bad, *good])

@@ -64,8 +64,8 @@ def growth(sizes: tuple[tuple[int, int], ...]) -> str:
             del edges
             _ours(lazy, 2)
             made, looped, _ = _ours(lazy, 20)
-        told = f"{made:.2f}", f"{looped:.2f}", f"{1e9 * (made + looped) / n:.0f}"
-        rows.append([f"{n:,}", workers, *told])
+        cells = f"{made:.2f}", f"{looped:.2f}", f"{1e9 * (made + looped) / n:.0f}"
+        rows.append([f"{n:,}", workers, *cells])
     head = ["edges", "workers", "building the graph, s", "20 iterations, s", "ns per edge"]
     return markdown("PageRank as the graph grows", head, rows)
 

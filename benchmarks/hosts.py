@@ -252,11 +252,11 @@ def _simulated(tiny: bool) -> Iterator[str]:
             latency += own.latency
             costs = replace(own, compute=compute, latency=latency, bandwidth=bandwidth)
             for (name, policy), real in zip(policies.items(), measured, strict=True):
-                told = simulate(
+                simulated = simulate(
                     policy, costs, SIMULATED_HOSTS, n_bytes=features * 8, steps=4 * pass_steps,
                     stragglers=Stragglers(0.1), colocated=True, fixed_shares=True,
                 ).rate  # fmt: skip
-                cells = [f"{told:,.0f}", f"{real:,.0f}", f"{told / real:.2f}"]
+                cells = [f"{simulated:,.0f}", f"{real:,.0f}", f"{simulated / real:.2f}"]
                 rows.append([str(cable), f"{8 * features:,}", name, *cells])
     columns = ["network", "bytes", "policy", "predicted", "measured", "predicted / measured"]
     title = (
@@ -347,11 +347,11 @@ def _sums_of(network: HostNetwork, size: int, plan: list[tuple[int, int]]) -> li
         mpi = mpi_on_hosts(network, size, plan)
     rows = []
     for i, (n, _) in enumerate(plan):
-        told = [
+        cells = [
             "not installed" if taken is None else f"{taken[i] / 1e3:.3g}"
             for taken in (ours, gloo, mpi)
         ]
-        rows.append([str(size), f"{4 * n:,}", *told])
+        rows.append([str(size), f"{4 * n:,}", *cells])
     return rows
 
 

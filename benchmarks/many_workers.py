@@ -125,12 +125,12 @@ def count_rendezvous() -> None:
     add_arrival = WaitingCallers.add_arrival
 
     def counted(self: Any, rank: int, info: Any, reply: Any, n_trainers: int) -> Any:
-        def told(answer: Any) -> None:
+        def note_and_reply(answer: Any) -> None:
             _note({"op": "rendezvous", "rank": rank, "info": info})
             _note(answer)
             reply(answer)
 
-        return add_arrival(self, rank, info, told, n_trainers)
+        return add_arrival(self, rank, info, note_and_reply, n_trainers)
 
     WaitingCallers.add_arrival = counted  # type: ignore[method-assign]
 

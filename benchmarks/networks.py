@@ -59,26 +59,26 @@ def run(tiny: bool = False) -> str:
             rates = [_ours(*case, n_rows) for case in cases]
             lines["TorchClassifier"] = _noted("TorchClassifier", rates)
         lines["MLPClassifier"] = [_mlp(*case, n_rows) for case in cases]
-    told = [[name, *map(_told, rates)] for name, rates in lines.items()] + missing
+    table = [[name, *map(_format_rate, rates)] for name, rates in lines.items()] + missing
     if DDP in lines:
         for name in ("TorchClassifier", "MLPClassifier"):
-            told.append([f"{name} / DDP", *map(_ratio, lines[name], lines[DDP])])
+            table.append([f"{name} / DDP", *map(_ratio, lines[name], lines[DDP])])
         for peer in alone:
             ratios = map(_ratio, lines["TorchClassifier"], lines[peer])
-            told.append([f"TorchClassifier / {peer}", *ratios])
+            table.append([f"TorchClassifier / {peer}", *ratios])
     else:
-        told.append(["PyTorch", *["not installed"] * len(cases)])
+        table.append(["PyTorch", *["not installed"] * len(cases)])
     title = "Steps per second, Adam, float32; columns: network, rows per step of both processes"
-    return markdown(title, ["", *columns], told)
+    return markdown(title, ["", *columns], table)
 
 
 def _noted(name: str, rates: Sequence[float | None]) -> list[float | None]:
     """Return rates, and print each line of them to stderr as soon as it is measured."""
-    print(name, *map(_told, rates), sep=" | ", file=sys.stderr, flush=True)
+    print(name, *map(_format_rate, rates), sep=" | ", file=sys.stderr, flush=True)
     return [*rates]
 
 
-def _told(rate: float | None) -> str:
+def _format_rate(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
 
 

@@ -149,11 +149,11 @@ def _seconds(choice: Choice, X: Any, y: Any) -> float:
 
 def _name(estimator: Any, n_rows: int, d: int, n_classes: int) -> str:
     params = estimator.get_params(deep=False)
-    told = [str(params["batch_size"])] if isinstance(params.get("batch_size"), int) else []
-    told += [f"rank {params['rank']}"] if "rank" in params else []
-    told += [f"{n_classes} classes"] if n_classes > 2 else []
+    details = [str(params["batch_size"])] if isinstance(params.get("batch_size"), int) else []
+    details += [f"rank {params['rank']}"] if "rank" in params else []
+    details += [f"{n_classes} classes"] if n_classes > 2 else []
     size = f"{n_rows:,} of {d:,} users" if "rank" in params else f"{n_rows:,} x {d:,}"
-    return ", ".join([type(estimator).__name__, size, *told])
+    return ", ".join([type(estimator).__name__, size, *details])
 
 
 def _cells(own: Sequence[Choice], seconds: Sequence[float]) -> list[str]:
@@ -180,11 +180,11 @@ def _summary(found: Sequence[tuple[str, Sequence[Choice], Sequence[float]]]) -> 
         if max(seconds) > CLEARLY * min(seconds):
             clear += 1
             right += min(own, key=_expected) is own[int(np.argmin(seconds))]
-    told = [
+    shares = [
         f"{sum(0.5 <= ratio <= 2 for ratio in some)} of {len(some)} {place}"
         for place, some in ratios.items()
     ]
     return (
-        f"Within a factor of two of fits of {LEAST * 1e3:.0f} ms and more: {', '.join(told)}. "
+        f"Within a factor of two of fits of {LEAST * 1e3:.0f} ms and more: {', '.join(shares)}. "
         f"The right place where they differ by more than {CLEARLY}: {right} of {clear}."
     )

@@ -55,8 +55,8 @@ def run(tiny: bool = False) -> str:
                     theirs = peer if implicit else (float("nan"),) * 2
                     kind = "implicit" if implicit else "explicit"
                     numbers = fit, theirs[0], theirs[0] / fit, sweep, theirs[1], theirs[1] / sweep
-                    told = ["" if np.isnan(n) else f"{n:.3g}" for n in numbers]
-                    table.append([f"{kind}, rank {rank}, {solver}", *told])
+                    cells = ["" if np.isnan(n) else f"{n:.3g}" for n in numbers]
+                    table.append([f"{kind}, rank {rank}, {solver}", *cells])
     head = ["", "fit, s", "implicit, s", "ratio", "sweep, s", "implicit, s", "ratio"]
     title = f"ALS of {len(values):,} ratings, {SWEEPS} sweeps, 2 processes ('implicit': 2 threads)"
     return markdown(title, head, table)

@@ -105,10 +105,10 @@ def _kill_rows(
     for _ in range(size.fits):
         for who, after in kinds:
             found[who, after].append(_lose(client, subject, rows, calm, who, after))
-    told = [_row(policy, "nobody", nobody)]
+    table = [_row(policy, "nobody", nobody)]
     for (who, after), losses in found.items():
-        told.append(_row(policy, who if after else f"{who}, immediately", losses))
-    return told
+        table.append(_row(policy, who if after else f"{who}, immediately", losses))
+    return table
 
 
 @dataclass

@@ -51,8 +51,8 @@ def run(tiny: bool = False) -> str:
     seconds = 1 if tiny else 5
     row, truth = X[0].tolist(), model.predict_proba(X[:1])
     rows, left_out = [], []
-    with tempfile.TemporaryDirectory() as told:
-        folder = Path(told)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
         for title, more in (("bit-identical answers", []), ("answered together", ["--together"])):
             with _ours(model, folder, more) as (port, server):
                 for kind, body, content_type in _bodies(X[0]):
@@ -93,8 +93,8 @@ def _kinds(X: Any, y: Any, tiny: bool) -> str:
     """Return the table of kinds of models, with separate and with shared calls."""
     body = json_request(X[0].tolist())
     rows = []
-    with tempfile.TemporaryDirectory() as told:
-        folder = Path(told)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
         script = wrk_script(body, "application/json", folder)
         for name in list(KINDS)[:1] if tiny else KINDS:
             row = [name]
@@ -164,8 +164,8 @@ def _ours(model: Any, folder: Path, more: Sequence[str]) -> Iterator[tuple[int, 
 
 @contextmanager
 def _served(peer: Peer, model: Any, where: str) -> Iterator[tuple[int, Path, int]]:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as told:
-        folder, port = Path(told), free_port()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        folder, port = Path(directory), free_port()
         joblib.dump(model, folder / "m.joblib")
         command = peer.prepare(folder, port, free_port)
         body = json.dumps(peer.body([0.0] * FEATURES)).encode()

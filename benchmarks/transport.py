@@ -174,11 +174,11 @@ def _allreduces(size: int, plan: peers.Plan, copies: list[float]) -> str:
     }
     rows = []
     for i, (n, _) in enumerate(plan):
-        told = [
+        cells = [
             _us(taken[i]) if taken is not None else "not installed" for taken in columns.values()
         ]
         ratios = [_ratio(taken[i], own[i]) for taken in others.values()]
-        rows.append([_size(n), *told, *ratios, _us(copies[i])])
+        rows.append([_size(n), *cells, *ratios, _us(copies[i])])
     head = ["bytes", *columns, *(f"{name} / shared memory" for name in others), "memory copy"]
     title = f"All-reduce of float32, {size} processes, us, medians of {peers.REPEATS}"
     return markdown(title, head, rows)

@@ -50,32 +50,32 @@ def run(tiny: bool = False) -> str:
     n, n_test, n_classes, rounds = TINY if tiny else SHAPE
     X, y = make_rows(n + n_test, n_classes)
     kinds = [
-        (name, told, strategy)
+        (name, label, strategy)
         for name in FITS
         if find_spec(MODULES[name])
-        for told, strategy in STRATEGIES.items()
+        for label, strategy in STRATEGIES.items()
     ]
     for name, _, strategy in kinds:
         FITS[name](X[:3_000], y[:3_000], strategy, 2)  # loads and compiles
     taken: dict[tuple[str, str], list[list[float]]] = {}
     models = {}
     for _ in range(1 if tiny else REPEATS):
-        for name, told, strategy in kinds:
+        for name, label, strategy in kinds:
             since = time.perf_counter(), time.process_time()
-            models[name, told] = FITS[name](X[:n], y[:n], strategy, rounds)
+            models[name, label] = FITS[name](X[:n], y[:n], strategy, rounds)
             seconds = [time.perf_counter() - since[0], time.process_time() - since[1]]
-            taken.setdefault((name, told), []).append(seconds)
-            print(name, told, *seconds, file=sys.stderr)
+            taken.setdefault((name, label), []).append(seconds)
+            print(name, label, *seconds, file=sys.stderr)
     found = []
-    for (name, told), model in models.items():
+    for (name, label), model in models.items():
         model.predict_proba(X[n:])  # compiles the loops for this number of rows
         since = time.perf_counter()
         proba = model.predict_proba(X[n:])
         each = 1e9 * (time.perf_counter() - since) / n_test
-        least = np.min(taken[name, told], axis=0)
+        least = np.min(taken[name, label], axis=0)
         found.append(
             [
-                name, told, *(f"{value:.2f}" for value in least), f"{log_loss(y[n:], proba):.4f}",
+                name, label, *(f"{value:.2f}" for value in least), f"{log_loss(y[n:], proba):.4f}",
                 f"{(proba.argmax(axis=1) == y[n:]).mean():.4f}", f"{each:.0f}",
             ]
         )  # fmt: skip

@@ -45,13 +45,13 @@ def run(tiny: bool = False) -> str:
             warnings.simplefilter("ignore")
             for policy in policies[:1] if tiny else policies:
                 measured = seconds_of_a_step(policy, workers, client)
-                told = simulate_step_seconds(
+                simulated = simulate_step_seconds(
                     policy, STEP, workers, (FEATURES + 1) * 8, LATENCY, BANDWIDTH,
                     stragglers=SIGMA,
                 )  # fmt: skip
                 rows.append(
-                    [repr(policy), workers, f"{told * 1e3:.1f}", f"{measured * 1e3:.1f}",
-                     f"{told / measured:.2f}"]
+                    [repr(policy), workers, f"{simulated * 1e3:.1f}", f"{measured * 1e3:.1f}",
+                     f"{simulated / measured:.2f}"]
                 )  # fmt: skip
     title = (
         f"A step of all workers, which sleep {STEP * 1e3:.0f} ms in the mean in each (lognormal, "

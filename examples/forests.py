@@ -58,8 +58,8 @@ def main() -> None:
             model.fit(X, y)
             seconds = time.perf_counter() - start
             shares[name] = model.predict_proba(X)[:, 1].compute()
-            told = f", {model.oob_score_:.4f} out of bag" if model.bootstrap else ""
-            print(f"{name}: {seconds:.1f} s, accuracy {model.score(X, y):.4f}{told}")
+            out_of_bag = f", {model.oob_score_:.4f} out of bag" if model.bootstrap else ""
+            print(f"{name}: {seconds:.1f} s, accuracy {model.score(X, y):.4f}{out_of_bag}")
         forest = models["random forest"]
         other = RandomForestClassifier(**{**forest.get_params(), "decomposition": "data"})
         same = np.array_equal(other.fit(X, y).apply(X).compute(), forest.apply(X).compute())

@@ -37,8 +37,8 @@ def learn(port: int, registry: Path, calls: int, every: int) -> None:
         assert version is not None
         answers = until(port, rows, version, "clicks")
         same = np.array_equal(answers, model.predict_proba(rows))
-        told = ", ".join(f"{share:.3f}" for share in answers[:, 1])
-        print(f"version {version}, {stream.n_rows} rows: {told} (to the bit: {same})")
+        shares = ", ".join(f"{share:.3f}" for share in answers[:, 1])
+        print(f"version {version}, {stream.n_rows} rows: {shares} (to the bit: {same})")
 
     clf = SGDClassifier()
     with clf.stream(

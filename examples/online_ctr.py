@@ -69,11 +69,11 @@ def learned(name: str, answer: Any, calls: int, path: Path | None) -> list[float
             seconds += time.perf_counter() - since
             if loss is not None:
                 losses.append(loss)
-    told = f"{len(losses)} calls of {ROWS} rows, {1e3 * seconds / max(calls, 1):.3f} ms each"
+    timing = f"{len(losses)} calls of {ROWS} rows, {1e3 * seconds / max(calls, 1):.3f} ms each"
     last = np.mean(losses[-calls // 4 :]) if losses else float("nan")
     print(
         f"{name}: progressive loss {stream.progressive_loss:.4f}, of the last quarter {last:.4f}; "
-        f"drifts at rows {stream.drifts}; {told}"
+        f"drifts at rows {stream.drifts}; {timing}"
     )
     return losses
 

@@ -68,10 +68,10 @@ def main() -> None:
         print(f"held-out RMSE {after:.3f}, of the mean rating {before:.3f}")
         users = held_out["user"].unique()[:3]
         for user, best in model.recommend(users, n=3).groupby("user", sort=False):
-            told = ", ".join(
+            jokes = ", ".join(
                 f"{joke} ({score:.1f})" for joke, score in best[["item", "score"]].values
             )
-            print(f"user {user}: {told}")
+            print(f"user {user}: {jokes}")
     if arguments.picture:
         draw(model, arguments.picture)
 

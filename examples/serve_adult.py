@@ -60,9 +60,9 @@ def ask(port: int, rows: NDArray[Any], name: str = "adult") -> tuple[str, NDArra
         headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=30) as answer:
-        told = json.load(answer)
-    output = told["outputs"][0]
-    return told["model_version"], np.reshape(output["data"], output["shape"])
+        reply = json.load(answer)
+    output = reply["outputs"][0]
+    return reply["model_version"], np.reshape(output["data"], output["shape"])
 
 
 def until(port: int, rows: NDArray[Any], version: str, name: str = "adult") -> NDArray[Any]:
@@ -85,8 +85,8 @@ def port_of(server: subprocess.Popen[str]) -> int:
     lines = []
     for line in server.stderr:
         lines.append(line)
-        if told := re.search(r"Serving at \S+:(\d+),", line):
-            return int(told[1])
+        if match := re.search(r"Serving at \S+:(\d+),", line):
+            return int(match[1])
     raise SystemExit("".join(lines))
 
 
@@ -117,8 +117,8 @@ def main() -> None:
                     publish(models[C], registry, "adult")
                 answers = until(port, rows, version)
                 same = np.array_equal(answers, models[C].predict_proba(rows))
-                told = ", ".join(f"{share:.3f}" for share in answers[:, 1])
-                print(f"version {version}: {told}  (predict_proba to the bit: {same})")
+                shares = ", ".join(f"{share:.3f}" for share in answers[:, 1])
+                print(f"version {version}: {shares}  (predict_proba to the bit: {same})")
             rollback(registry, "adult")
             until(port, rows, "1")
             print("version 1 again, after a rollback")

@@ -240,18 +240,18 @@ def assert_clean(client: Client, keep: Any = (), timeout: float = 200.0) -> None
     timeout : float
         Seconds to wait, since futures are released in the background.
     """
-    kept = {future.key for future in futures_of(keep)}
+    kept_keys = {future.key for future in futures_of(keep)}
     deadline = time.monotonic() + timeout
-    while left := _left_behind(client, kept):
+    while left := _left_behind(client, kept_keys):
         if time.monotonic() > deadline:
             pytest.fail(f"left behind on the cluster: {left}; {_holders(client, left)}")
         gc.collect()
         time.sleep(0.005)
 
 
-def _left_behind(client: Client, kept: set[Any]) -> dict[str, Any]:
+def _left_behind(client: Client, kept_keys: set[Any]) -> dict[str, Any]:
     found = client.run_on_scheduler(_scheduler_state)
-    found["tasks"] = sorted(set(found["tasks"]) - kept, key=str)
+    found["tasks"] = sorted(set(found["tasks"]) - kept_keys, key=str)
     actors: dict[str, list[Any]] = client.run(_worker_actors)
     found["actors"] = {address: keys for address, keys in actors.items() if keys}
     return {what: names for what, names in found.items() if names}

@@ -178,10 +178,10 @@ class _Module:
         assert name in _FUNCTIONS, name
         function = getattr(np, name)
 
-        def call(*given: Any, **named: Any) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
             with np.errstate(all="ignore"):  # CuPy warns of nothing
                 return _wrap(
-                    function(*map(_unpack, given), **{k: _unpack(v) for k, v in named.items()})
+                    function(*map(_unpack, args), **{k: _unpack(v) for k, v in named.items()})
                 )
 
         return call

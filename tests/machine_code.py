@@ -29,15 +29,15 @@ def drop_stale(package: Path) -> list[str]:
         return frozenset(_imported(source, package))
 
     dropped = []
-    for kept in sorted(package.rglob("__pycache__/*.nbc")):
-        source = kept.parent.parent / f"{kept.name.split('.')[0]}.py"
+    for path in sorted(package.rglob("__pycache__/*.nbc")):
+        source = path.parent.parent / f"{path.name.split('.')[0]}.py"
         try:
-            made = kept.stat().st_mtime
+            compiled_at = path.stat().st_mtime
         except FileNotFoundError:  # another session has just deleted it
             continue
-        if any(each.stat().st_mtime > made for each in _reached(source, imported)):
-            kept.unlink(missing_ok=True)
-            dropped.append(kept.name)
+        if any(each.stat().st_mtime > compiled_at for each in _reached(source, imported)):
+            path.unlink(missing_ok=True)
+            dropped.append(path.name)
     return dropped
 
 

@@ -97,9 +97,11 @@ def draw(figures: Figures, path: Path) -> None:
         title = "objective by time (measured, pulled at each step)"
         label(curves, title, "seconds", "loss above minimum", "bound")
         for found, style, colour, name in lines:
-            told = {"color": colour, "ms": 4, "label": name}
-            steps.plot(range(len(bounds)), [found[b].steps for b in bounds], style, **told)
-            seconds.plot(range(len(bounds)), [found[b].seconds for b in bounds], style, **told)
+            line_options = {"color": colour, "ms": 4, "label": name}
+            steps.plot(range(len(bounds)), [found[b].steps for b in bounds], style, **line_options)
+            seconds.plot(
+                range(len(bounds)), [found[b].seconds for b in bounds], style, **line_options
+            )
         for ax, what in ((steps, "steps of a worker"), (seconds, "seconds")):
             ax.set_xticks(range(len(bounds)), [str(b) for b in bounds])
             ax.set_ylim(0)

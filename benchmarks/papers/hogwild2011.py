@@ -169,11 +169,11 @@ def draw(figures: Figures, path: Path) -> None:
         title = "two threads over one (measured, real fits)"
         label(real, title, "a row touches one feature in", "speed-up", None)
         for scheme, colour in zip(SCHEMES, COLOURS, strict=False):
-            told = {"ms": 3, "color": colour, "label": scheme}
+            line_options = {"ms": 3, "color": colour, "label": scheme}
             found = [figures.schemes[scheme, c] for c in cores]
-            by_cores.plot(cores, found, "o-", **told)
+            by_cores.plot(cores, found, "o-", **line_options)
             found = [figures.gradients[scheme, g] for g in gradients]
-            by_length.semilogx([g * 1e6 for g in gradients], found, "o-", **told)
+            by_length.semilogx([g * 1e6 for g in gradients], found, "o-", **line_options)
         label(by_cores, "a gradient takes 1 us (simulated)", "cores", "speed-up")
         title = f"{cores[-1]} cores (simulated)"
         label(by_length, title, "a gradient, in microseconds", "speed-up", None)

@@ -143,8 +143,8 @@ class LeastSquares:
         - s)**2 - s**2``, since a pair without a rating has the loss ``s**2``.
         """
         kernels, by = _load_kernels(), by.padded(rows.dtype)
-        told, room = (self.implicit, self.alpha), np.zeros((1, by.width), rows.dtype)
-        kernels.add_row_errors(*ratings, by.factors, by.offsets, *told, room, rows, out)
+        settings, room = (self.implicit, self.alpha), np.zeros((1, by.width), rows.dtype)
+        kernels.add_row_errors(*ratings, by.factors, by.offsets, *settings, room, rows, out)
 
     def contributions(
         self, ratings: Ratings, by: Regressors, wanted: int, width: int
@@ -250,10 +250,16 @@ class LeastSquares:
         kernels, by = _load_kernels(), by.padded(dtype)
         failed, system = np.empty(at[1] - at[0], np.intp), _make_system(by, dtype)
         gram = by.gram.astype(dtype, copy=False)
-        told = self.implicit, self.alpha, self.reg, gram, *_SOLVE_LIMITS[np.dtype(dtype).itemsize]
+        settings = (
+            self.implicit,
+            self.alpha,
+            self.reg,
+            gram,
+            *_SOLVE_LIMITS[np.dtype(dtype).itemsize],
+        )
         room = _make_scratch(by, dtype)
         n = kernels.solve_rows(
-            *ratings, by.factors, by.offsets, *told, *system, *room, out, failed, at
+            *ratings, by.factors, by.offsets, *settings, *system, *room, out, failed, at
         )
         return failed[:n]
 
@@ -272,10 +278,10 @@ class LeastSquares:
         kernels, by = _load_kernels(), by.padded(out.dtype)
         vectors, room = np.zeros((4, 1, by.width), out.dtype), _make_scratch(by, out.dtype)
         gram = by.gram.astype(out.dtype, copy=False)
-        told = self.implicit, self.alpha, self.reg, gram, self.steps
+        settings = self.implicit, self.alpha, self.reg, gram, self.steps
         enough, (A, _) = _GRADIENT_TOLERANCES[out.itemsize], _make_system(by, out.dtype)
         kernels.conjugate_gradient_rows(
-            *ratings, by.factors, by.offsets, *told, enough, A, vectors, *room, out
+            *ratings, by.factors, by.offsets, *settings, enough, A, vectors, *room, out
         )
 
 

@@ -51,7 +51,7 @@ class ForestCalls(KernelCalls):
     """Calls of the kernels that grow forests, on one device."""
 
     #: The nodes that were last copied to the device.
-    _told: tuple[Any, Any, NodeTable] | None = None
+    _last_table: tuple[Any, Any, NodeTable] | None = None
 
     def table(self, nodes: GrowingNodes, firsts: Any = None, cuts: Any = None) -> NodeTable:
         """Copy the description of some nodes to the device, unless it is there already.
@@ -65,9 +65,9 @@ class ForestCalls(KernelCalls):
             As for `ForestLane.partition_nodes`.
         """
         # Several consecutive kernels use the same nodes: the last table is kept on the device.
-        told = self._told
-        if told and told[0] is nodes and cuts is None and (firsts is None or told[1] is firsts):
-            return told[2]
+        last = self._last_table
+        if last and last[0] is nodes and cuts is None and (firsts is None or last[1] is firsts):
+            return last[2]
         firsts = np.zeros(nodes.tree.max(initial=0) + 1, np.int64) if firsts is None else firsts
         table = np.zeros((len(nodes), _NUMBERS_PER_NODE), np.int64)
         first = firsts[nodes.tree]
@@ -83,7 +83,7 @@ class ForestCalls(KernelCalls):
         found = NodeTable(self.cupy.asarray(table), int(tiles.sum()))
         # A table with cuts is used for one partition only, after which the nodes change.
         if cuts is None:
-            self._told = nodes, firsts, found
+            self._last_table = nodes, firsts, found
         return found
 
     def count(self, numbers: Any, weight: Any, keys: Any, table: Any, counts: Any) -> None:
@@ -157,21 +157,21 @@ class ForestCalls(KernelCalls):
         `of_features`: signs, smallest and largest values of bins.
         """
         n, m = features.shape
-        told = self.cupy.zeros((n, m, N_CUT_FACTS + facts.n_sums + 1), np.int64)
+        cuts = self.cupy.zeros((n, m, N_CUT_FACTS + facts.n_sums + 1), np.int64)
         n_jobs = jobs.stop - jobs.start
         if n_jobs > 0:
             self._forest(
                 "forest_splits", "forest_cuts", n_jobs, table.nodes, features, hist, sums, of_trees,
-                *of_features, told, jobs.start, jobs.stop, m, facts.n_sums, of_trees.shape[1],
+                *of_features, cuts, jobs.start, jobs.stop, m, facts.n_sums, of_trees.shape[1],
                 int(facts.bounded),
             )  # fmt: skip
-        return told
+        return cuts
 
-    def best(self, told: Any, features: Any, one: bool) -> Any:
+    def best(self, cuts: Any, features: Any, one: bool) -> Any:
         """Return the best cut of each node."""
-        n, m, width = told.shape
+        n, m, width = cuts.shape
         best = self.cupy.empty((n, 1 + width), np.int64)
-        self._forest("forest_splits", "forest_best", n, told, features, best, n, m, width, int(one))
+        self._forest("forest_splits", "forest_best", n, cuts, features, best, n, m, width, int(one))
         return best
 
     def _forest(self, source: str, function: str, n: int, *arguments: Any) -> None:
@@ -247,9 +247,9 @@ class CupyForests:
             to_device(of_trees), facts, self._facts[1],
         )  # fmt: skip
 
-    def choose_best_cuts(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
+    def choose_best_cuts(self, cuts: Any, features: Any, one: bool) -> NDArray[np.int64]:
         """Return the best cut of each node."""
-        found = self._calls.best(told, features, one)
+        found = self._calls.best(cuts, features, one)
         best: NDArray[np.int64] = self._backend.to_numpy(found)
         return best
 

@@ -204,14 +204,14 @@ class TreeCalls(KernelCalls):
             Shape of a leaf's histogram.
         """
         (d, n_bins, channels), n = shape, len(leaves)
-        told = self.cupy.empty((n, d, _NUMBERS_PER_SPLIT), np.int64)
+        splits = self.cupy.empty((n, d, _NUMBERS_PER_SPLIT), np.int64)
         best = self.cupy.empty((n, _NUMBERS_PER_SPLIT), np.int64)
         self._tree(
-            "tree_splits", "tree_splits", n * d, leaves, allowed, *features, told, n, d,
+            "tree_splits", "tree_splits", n * d, leaves, allowed, *features, splits, n, d,
             n_bins - 1, channels, *scales, float(facts.l2), float(facts.least_hessian),
             int(facts.least_rows),
         )  # fmt: skip
-        self._tree("tree_splits", "tree_best", n, told, best, n, d)
+        self._tree("tree_splits", "tree_best", n, splits, best, n, d)
         return best
 
     def answer(self, raw: Any, index: Any, starts: Any, values: Any) -> None:
@@ -360,12 +360,12 @@ class CupyTrees:
 
     def find_best_splits(
         self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
-        scales: NDArray[np.float64], told: NDArray[np.int64],
+        scales: NDArray[np.float64], splits: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Find the best split of some leaves, with a warp per leaf and feature."""
         of = slice(first, first + leaves[0].hist.shape[0])
         if of.start == of.stop:  # more trainers than features
-            told[:, :1].view(np.float64)[:] = -1.0
+            splits[:, :1].view(np.float64)[:] = -1.0
             return
         if self._facts is None or self._facts[0] is not facts or self._facts[1] != of:
             arrays = facts.counts, facts.missing, facts.categorical, facts.monotonic_signs
@@ -383,9 +383,9 @@ class CupyTrees:
             on_device[0], on_device[1], self._facts[2], facts, scales.tolist(),
             leaves[0].hist.shape,
         )  # fmt: skip
-        told[:] = self._backend.to_numpy(found)
+        splits[:] = self._backend.to_numpy(found)
         # Features are numbered from the first that this trainer owns.
-        told[told[:, :1].view(np.float64)[:, 0] > 0, 1] += first
+        splits[splits[:, :1].view(np.float64)[:, 0] > 0, 1] += first
 
 
 class CupyTreeRows:

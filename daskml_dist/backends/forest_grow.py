@@ -133,18 +133,18 @@ def add_job_histograms(
 
 
 @_exact
-def choose_best_cuts(told: Any, worths: Any, features: Any, one: Any, out: Any) -> None:
+def choose_best_cuts(cuts: Any, worths: Any, features: Any, one: Any, out: Any) -> None:
     """Write the feature of each node's best cut (-1: none), and the facts of the cut.
 
     See `forests.ForestDevice.choose_best_cuts`.
     """
-    width = told.shape[2]
-    for q in range(len(told)):
+    width = cuts.shape[2]
+    for q in range(len(cuts)):
         out[q, 0] = -1
         best, varies, which = -np.inf, False, -1
-        for k in range(told.shape[1]):
+        for k in range(cuts.shape[1]):
             # Beyond the features that a node must draw (`one`), only the first that varies counts.
-            if told[q, k, 2] == 0 or (one and varies):
+            if cuts[q, k, 2] == 0 or (one and varies):
                 continue
             varies = True
             if worths[q, k] > best:
@@ -152,14 +152,14 @@ def choose_best_cuts(told: Any, worths: Any, features: Any, one: Any, out: Any) 
         if which >= 0:
             out[q, 0] = features[q, which]
             for v in range(width):
-                out[q, 1 + v] = told[q, which, v]
+                out[q, 1 + v] = cuts[q, which, v]
         out[q, 3] = varies
 
 
 @_exact
 def find_job_cuts(
     facts: Any, hist: Any, sums: Any, signs: Any, bounds: Any, low: Any, high: Any, paths: Any,
-    features: Any, told: Any,
+    features: Any, cuts: Any,
 ) -> None:  # fmt: skip
     """Write the facts of the best cut of each job.
 
@@ -171,7 +171,7 @@ def find_job_cuts(
     bounds : ndarray of float64 of shape (n, 3)
     paths : ndarray of uint64 of shape (n,)
     features : ndarray of int64 of shape (n,)
-    told : ndarray of int64 of shape (n, forests.TOLD + n_sums + 1)
+    cuts : ndarray of int64 of shape (n, forests.N_CUT_FACTS + n_sums + 1)
     """
     n_sums = hist.shape[2]
     places, work = np.zeros(256, np.int64), np.zeros((2, n_sums), np.int64)
@@ -186,16 +186,16 @@ def find_job_cuts(
             there = there or hist[q, missing, v] != 0
         real[0] = -np.inf
         if n + there > 1:
-            told[q, 2] = 1
+            cuts[q, 2] = 1
             real[0] = find_cut(
                 facts[q], hist[q], places, n, sums[q], signs[j], bounds[q], low, high, paths[q], j,
                 -np.inf, found, left, at, work,
             )  # fmt: skip
             # Worth and threshold are stored by their bits in an array of integers.
             real[1] = at[0]
-            copy_values(told[q, 3:6], found)
-            copy_values(told[q, 6:], left)
-        copy_values(told[q, :2], real.view(np.int64))
+            copy_values(cuts[q, 3:6], found)
+            copy_values(cuts[q, 6:], left)
+        copy_values(cuts[q, :2], real.view(np.int64))
 
 
 _inside = compiled_inside(error_model="numpy")

@@ -201,5 +201,5 @@ class ForestDevice(Protocol):
             See `forest_cuts`.
         """
 
-    def choose_best_cuts(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
+    def choose_best_cuts(self, cuts: Any, features: Any, one: bool) -> NDArray[np.int64]:
         """Return the best cut of each node; in ties, by the feature drawn first."""

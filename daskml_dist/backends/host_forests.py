@@ -60,25 +60,25 @@ class HostForests:
 
         # A job is a feature of a node; this trainer has the histograms of `jobs`.
         n, m = features.shape
-        told = np.zeros((n, m, N_CUT_FACTS + facts.n_sums + 1), np.int64)
+        cuts = np.zeros((n, m, N_CUT_FACTS + facts.n_sums + 1), np.int64)
         node = np.arange(jobs.start, jobs.stop) // m
         if len(node):
             find_job_cuts(
                 of_trees[nodes.tree[node]], hist, sums[node], facts.monotonic_signs,
                 nodes.bounds[node], facts.low, facts.high, nodes.path[node],
                 features.reshape(-1)[jobs],
-                told.reshape(n * m, -1)[jobs],
+                cuts.reshape(n * m, -1)[jobs],
             )  # fmt: skip
-        return told
+        return cuts
 
-    def choose_best_cuts(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
+    def choose_best_cuts(self, cuts: Any, features: Any, one: bool) -> NDArray[np.int64]:
         """Return the best cut of each node."""
         from daskml_dist.backends.forest_grow import choose_best_cuts
 
         # The gains, stored as the bits of float64 among integers, are read as float64 again.
-        found = np.zeros((len(features), 1 + told.shape[2]), np.int64)
+        found = np.zeros((len(features), 1 + cuts.shape[2]), np.int64)
         choose_best_cuts(
-            told, np.ascontiguousarray(told[:, :, 0]).view(np.float64), features, one, found
+            cuts, np.ascontiguousarray(cuts[:, :, 0]).view(np.float64), features, one, found
         )
         return found
 

@@ -52,16 +52,16 @@ class HostTrees:
 
     def find_best_splits(
         self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
-        scales: NDArray[np.float64], told: NDArray[np.int64],
+        scales: NDArray[np.float64], splits: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Find the best split of some leaves, one after the other."""
         if scales.ndim == 2:
-            self._find_best_vector_splits(leaves, first, facts, scales, told)
+            self._find_best_vector_splits(leaves, first, facts, scales, splits)
             return
         from daskml_dist.backends.tree_kernels import compiled_search
 
         best_split = compiled_search(bool(facts.categorical.any()))
-        for leaf, own in zip(leaves, told, strict=True):
+        for leaf, own in zip(leaves, splits, strict=True):
             of_leaf = np.array(
                 [leaf.value, leaf.low, leaf.high, facts.l2, facts.least_hessian, facts.least_rows]
             )
@@ -74,14 +74,14 @@ class HostTrees:
 
     def _find_best_vector_splits(
         self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
-        scales: NDArray[np.float64], told: NDArray[np.int64],
+        scales: NDArray[np.float64], splits: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Find the best split of leaves with several outputs, which share it."""
         from daskml_dist.backends.vector_tree_kernels import compiled_vector_search
 
         best_split = compiled_vector_search(bool(facts.categorical.any()))
         limits = np.array([facts.l2, facts.least_hessian, facts.least_rows])
-        for leaf, own in zip(leaves, told, strict=True):
+        for leaf, own in zip(leaves, splits, strict=True):
             own[:1].view(np.float64)[0] = best_split(
                 leaf.hist, first, facts.counts, facts.missing, facts.categorical, leaf.allowed,
                 leaf.totals, scales, np.array(leaf.value), limits, own[1:-4],

@@ -275,7 +275,7 @@ class TreeDevice(Protocol):
 
     def find_best_splits(
         self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
-        scales: NDArray[np.float64], told: NDArray[np.int64],
+        scales: NDArray[np.float64], splits: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Find the best split of some leaves.
 
@@ -287,7 +287,7 @@ class TreeDevice(Protocol):
         facts : SplitFacts
         scales : ndarray of float64 of shape (2,), or (2, n_outputs) of several outputs
             Units of gradients and of hessians.
-        told : ndarray of int64 of shape (n_leaves, 10 + 2 * n_outputs)
+        splits : ndarray of int64 of shape (n_leaves, 10 + 2 * n_outputs)
             Initially zeros. Set to the bits of the gain (-1.0 if there is no split), the results of
             `tree_kernels.find_best_split`, and the categories that go left.
         """

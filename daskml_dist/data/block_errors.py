@@ -150,7 +150,7 @@ def find_declared_numbers(values: Any, name: str) -> DeclaredNumbers | None:
 
 
 def call_on_declared_blocks(
-    told: Sequence[DeclaredNumbers | None],
+    declared: Sequence[DeclaredNumbers | None],
     blocks: Sequence[Any],
     index: int | None,
     function: Callable[[], Any],
@@ -163,7 +163,7 @@ def call_on_declared_blocks(
     try:
         return function()
     except Exception:
-        for one, block in zip(told, blocks, strict=True):
+        for one, block in zip(declared, blocks, strict=True):
             if one is not None and block is not None:
                 one.check_block(block, index)
         raise

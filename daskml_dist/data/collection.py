@@ -208,13 +208,13 @@ class Collection:
 
 
 def _make_declared_block(
-    told: tuple[DeclaredNumbers | None, ...], make: Callable[..., Block], index: int, X: Any,
+    declared: tuple[DeclaredNumbers | None, ...], make: Callable[..., Block], index: int, X: Any,
     y: Any = None, sample_weight: Any = None, **options: Any,
 ) -> Block:  # fmt: skip
     """Make a block; if that fails, raise the error of a part that contradicts Dask's metadata."""
     parts = (X, y, sample_weight)
     block: Block = call_on_declared_blocks(
-        told, parts, index, partial(make, index, *parts, **options)
+        declared, parts, index, partial(make, index, *parts, **options)
     )
     return block
 
@@ -459,9 +459,9 @@ def check_equal_lengths(inputs: dict[str, Any]) -> int | None:
 def check_same_length(lengths: dict[str, int], unit: str = "rows") -> None:
     """Raise if inputs have different numbers of rows (or of another `unit`)."""
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+        counts = ", ".join(f"{name} has {n}" for name, n in lengths.items())
         raise InvalidDataError(
-            f"Found input variables with inconsistent numbers of samples: {told} {unit}. Pass "
+            f"Found input variables with inconsistent numbers of samples: {counts} {unit}. Pass "
             "the same rows in each, in the same order."
         )
 

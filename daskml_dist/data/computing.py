@@ -313,7 +313,7 @@ class Deadline:
         self._timeout = timeout
         self._remedy = remedy
         self._since = time.monotonic()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def renew(self) -> None:
         """Restart the time limit after progress."""
@@ -322,8 +322,8 @@ class Deadline:
     def has_time_left(self, state: str = "") -> bool:
         """Return whether time is left; report the wait once it has lasted a moment."""
         waited = time.monotonic() - self._since
-        if waited > self._tell_after and state not in self._told:
-            self._told.add(state)
+        if waited > self._tell_after and state not in self._reported:
+            self._reported.add(state)
             bound = f"{state}; {self._timeout:g} s" if state else f"{self._timeout:g} s"
             logger.warning("%s", f"waiting for {self._what} ({bound}). {self._remedy}".strip())
         return waited <= self._timeout

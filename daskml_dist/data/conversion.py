@@ -931,19 +931,19 @@ def describe_shape_remedy(X: Any) -> str:
     """Return what to do about rows that have not two dimensions."""
     if is_series_like(X):
         column = "X.to_frame()" if X.name is None else f"df[[{X.name!r}]], or X.to_frame()"
-        told = f"A Series is one column: pass a frame, {column}; for a single row df.iloc[[0]]."
+        remedy = f"A Series is one column: pass a frame, {column}; for a single row df.iloc[[0]]."
     else:
-        told = ""
+        remedy = ""
     if _holds_texts(X):
         return (
-            f"{told} Convert texts to numbers with a vectorizer of "
+            f"{remedy} Convert texts to numbers with a vectorizer of "
             "daskml_dist.feature_extraction: make_pipeline(HashingVectorizer(), model). If they "
             "are the labels, pass them after the rows: fit(X, y)."
         ).lstrip()
     if isinstance(X, list | tuple) and X and isinstance(X[0], Mapping):
         return "Make a frame of the dicts: X = pandas.DataFrame(X)."
-    if told:
-        return told
+    if remedy:
+        return remedy
     if getattr(X, "ndim", 1) > 2:
         return (
             "Reshape your data: X.reshape(len(X), -1) makes one row of each entry. PyTorch "

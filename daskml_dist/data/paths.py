@@ -130,14 +130,14 @@ def _is_compressed(name: str) -> bool:
 def make_unread_error(path: Any, name: str) -> InvalidTypeError:
     """Return the error for an argument that is a text, but no path of a supported format."""
     path = os.fspath(path)
-    told = _REMEDIES.get(
+    remedy = _REMEDIES.get(
         _get_ending(os.fsdecode(path)),
         f"Read the files first, and pass what the reader returns, such as {name} = "
         f"dask.dataframe.read_parquet({path!r}).",
     )
     return InvalidTypeError(
         f"{name}={path!r} is a string, not rows. Paths that can be read end with "
-        f"{', '.join(_READERS)}, or name a folder of Parquet files. {told}"
+        f"{', '.join(_READERS)}, or name a folder of Parquet files. {remedy}"
     )
 
 

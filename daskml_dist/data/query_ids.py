@@ -144,10 +144,10 @@ def resolve_sizes(group: Any, n_rows: int | None, weight: Any, number: int) -> t
         return group, weight
     are_counts = sizes.dtype.kind in "iu" and not (sizes < 0).any()
     if not are_counts or int(sizes.sum()) != n_rows:
-        told = f"here it is {sizes.sum()}" if are_counts else f"here they are of {sizes.dtype}"
+        detail = f"here it is {sizes.sum()}" if are_counts else f"here they are of {sizes.dtype}"
         raise InvalidDataError(
             f"group has {len(sizes)} values for {n_rows} rows, so it holds the sizes of queries: "
-            f"whole numbers from 0 whose sum is {n_rows}; {told}. Give the sizes of queries with "
+            f"whole numbers from 0 whose sum is {n_rows}; {detail}. Give the sizes of queries with "
             "consecutive rows, or one id per row, in any order."
         )
     ids = np.repeat(_FIRST_OF_SIZES + (number << 40) + np.arange(len(sizes)), sizes)

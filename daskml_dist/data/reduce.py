@@ -278,13 +278,13 @@ def _wrap_for_blocks(
     place of numbers.
     """
     are_arrays = tuple(isinstance(values, da.Array) for values in collection.inputs)
-    told, names = collection.declared_numbers, collection.names
-    return partial(_call_on_declared_part, function, are_arrays, told, names, first)
+    declared, names = collection.declared_numbers, collection.names
+    return partial(_call_on_declared_part, function, are_arrays, declared, names, first)
 
 
 def _call_on_declared_part(
     function: Callable[..., Any], are_arrays: tuple[bool, ...],
-    told: tuple[DeclaredNumbers | None, ...], names: tuple[str, ...], first: int, *args: Any,
+    declared: tuple[DeclaredNumbers | None, ...], names: tuple[str, ...], first: int, *args: Any,
 ) -> Any:  # fmt: skip
     """Call a function on a part from Dask; see :func:`_wrap_for_blocks`."""
     # The number of the part precedes X, y and sample_weight; shared arguments follow them.
@@ -292,7 +292,7 @@ def _call_on_declared_part(
     kinds = zip(args[first:end], names, are_arrays, strict=True)
     part = [as_array_block(v, name, index) if is_array else v for v, name, is_array in kinds]
     call = partial(function, *args[:first], *part, *args[end:])
-    return call_on_declared_blocks(told, part, index, call)
+    return call_on_declared_blocks(declared, part, index, call)
 
 
 def _make_task(function: Callable[..., Any]) -> Any:

@@ -111,12 +111,14 @@ def check_row_shape(
     )
 
 
-def check_declared_shape(found: tuple[int, ...], told: RowShape, index: int | None = None) -> None:
+def check_declared_shape(
+    found: tuple[int, ...], declared: RowShape, index: int | None = None
+) -> None:
     """Check that a block has the columns that its collection declares."""
-    if told is not None and found != told:
+    if declared is not None and found != declared:
         raise InvalidDataError(
             f"{describe_block(index)}X has rows of shape {found}, but its collection declares "
-            f"{told}. Tell Dask what a function returns for a block, such as X.map_blocks(f, "
+            f"{declared}. Tell Dask what a function returns for a block, such as X.map_blocks(f, "
             f"chunks=(X.chunks[0], {found})), or make the function keep the columns."
         )
 
@@ -216,9 +218,9 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
         )
     # A frequent mistake: `fit(load_data, y)` for `fit(load_data(), y)`.
     if isinstance(values, type | ModuleType) or _is_function(values):
-        told = getattr(values, "__name__", kind)
+        own_name = getattr(values, "__name__", kind)
         raise InvalidTypeError(
-            f"{name} is {told}, a {kind}, which has no rows. Pass the array, dataframe or Dask "
+            f"{name} is {own_name}, a {kind}, which has no rows. Pass the array, dataframe or Dask "
             "collection that it returns or holds."
         )
 

@@ -235,9 +235,9 @@ def _resolve_cst_by_name(
         )
     numbers = {str(name): i for i, name in enumerate(names)}
     if strange := sorted(str(name) for name in given if name not in numbers):
-        told = [*strange[:5], "..."] if len(strange) > 5 else strange
+        shown = [*strange[:5], "..."] if len(strange) > 5 else strange
         raise InvalidParameterError(
-            f"monotonic_cst contains {len(strange)} unexpected feature names: {told}. X has "
+            f"monotonic_cst contains {len(strange)} unexpected feature names: {shown}. X has "
             f"{list(numbers)[:8]}."
         )
     signs = np.zeros(n_features, np.int8)

@@ -195,8 +195,10 @@ def _find_lazy_kinds(X: Any, names: Sequence[Any], reader: str) -> list[str]:
     known = [j for j in range(len(names)) if j not in unknown]
     found = ["missing"] * len(names)
     if known:
-        told = shown.iloc[:, known] if is_dataframe_like(X) else shown
-        for j, kind in zip(known, find_kinds(told, [names[j] for j in known]), strict=True):
+        known_columns = shown.iloc[:, known] if is_dataframe_like(X) else shown
+        for j, kind in zip(
+            known, find_kinds(known_columns, [names[j] for j in known]), strict=True
+        ):
             found[j] = kind
     if unknown:
         labels = [names[j] for j in unknown]

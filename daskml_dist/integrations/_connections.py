@@ -77,8 +77,8 @@ class LibraryConnections:
         if self._group.size == 1:
             return
         ends = {one: of for one in self._list_opened() if (of := _find_ends(one[0])) is not None}
-        told = {of for rank in self._group.allgather(list(ends.values())) for of in rank}
-        own = {one for one, (here, there) in ends.items() if (there, here) in told}
+        known_ends = {of for rank in self._group.allgather(list(ends.values())) for of in rank}
+        own = {one for one, (here, there) in ends.items() if (there, here) in known_ends}
         # Behind a translation of addresses, no rank sees the addresses that its peers see.
         self._own = own or None
 
@@ -209,10 +209,10 @@ def _meet_after_error(group: RankGroup, connections: LibraryConnections, error: 
     at = time.time()
     # The library then fails on the other ranks too, and they also arrive here.
     connections.shut()
-    told = group.allgather((at, f"{type(error).__name__}: {error}"))
-    first = min(range(group.size), key=lambda rank: told[rank][0])
+    failures = group.allgather((at, f"{type(error).__name__}: {error}"))
+    first = min(range(group.size), key=lambda rank: failures[rank][0])
     if first != group.rank:
-        raise RunAbortedError(f"Rank {first} failed first: {told[first][1]}") from error
-    for rank, (_, text) in enumerate(told):
+        raise RunAbortedError(f"Rank {first} failed first: {failures[first][1]}") from error
+    for rank, (_, text) in enumerate(failures):
         if rank != first:
             error.add_note(f"Rank {rank} then raised {text}")

@@ -113,12 +113,12 @@ def encode_rank_labels(y: Any, group: RankGroup) -> tuple[Any, NDArray[Any] | No
         except InvalidDataError as found:
             error = str(found)
     # Every rank takes part in the exchange, and so also learns of another rank's error.
-    told = group.allgather((labels.ndim, own, error))
-    if errors := [text for _, _, text in told if text is not None]:
+    exchanged = group.allgather((labels.ndim, own, error))
+    if errors := [text for _, _, text in exchanged if text is not None]:
         raise InvalidDataError(errors[0])
     if own is None:
         return labels, None
-    classes = _merge_labels([one for _, one, _ in told if len(one)])
+    classes = _merge_labels([one for _, one, _ in exchanged if len(one)])
     return encode_labels(labels, classes), classes
 
 

@@ -104,8 +104,8 @@ def fit(
     names, blocks = list_rows({"X": X, "y": y, "sample_weight": sample_weight, "qid": qid})
     check_eval_set(eval_set, X)
     train = _Training(copy.deepcopy(model), names, eval_set)
-    told = run_together(client, train, blocks, retries=retries, timeout=timeout)
-    text, classes, best = told[0]
+    results = run_together(client, train, blocks, retries=retries, timeout=timeout)
+    text, classes, best = results[0]
     booster = lightgbm.Booster(model_str=text)
     booster.best_iteration = best
     if classes is not None:
@@ -239,18 +239,18 @@ class _Saving:
         since = len(self._scores) - self.best_iteration
         return bool(self._patience and self._scores and since >= self._patience)
 
-    def __call__(self, told: Any) -> None:
+    def __call__(self, env: Any) -> None:
         """Save LightGBM's state after an iteration."""
         self.raise_failure()
-        if told.evaluation_result_list:
-            _, _, value, larger_is_better, *_ = told.evaluation_result_list[0]
+        if env.evaluation_result_list:
+            _, _, value, larger_is_better, *_ = env.evaluation_result_list[0]
             self._scores.append(float(value) if larger_is_better else -float(value))
         group = self._group
-        text = told.model.model_to_string(num_iteration=-1) if group.rank == 0 else None
+        text = env.model.model_to_string(num_iteration=-1) if group.rank == 0 else None
         group.save((text, self._scores))
         if self.has_stalled:
             raise self._lightgbm.callback.EarlyStopException(
-                self.best_iteration - 1, told.evaluation_result_list
+                self.best_iteration - 1, env.evaluation_result_list
             )
 
 

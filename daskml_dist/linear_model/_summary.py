@@ -929,5 +929,5 @@ def _join_columns(
 
 def _format(value: float, digits: int) -> str:
     """Return a number in statsmodels' form: with decimals if these suffice, else an exponent."""
-    is_told = value == 0 or 1e-4 <= abs(value) < 1e4
-    return f"{value:.{digits}f}" if is_told else f"{value:.{digits}g}"
+    has_enough_decimals = value == 0 or 1e-4 <= abs(value) < 1e4
+    return f"{value:.{digits}f}" if has_enough_decimals else f"{value:.{digits}g}"

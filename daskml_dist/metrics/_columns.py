@@ -410,10 +410,10 @@ class ScoredColumns:
             rows = as_collection(X, y_true, sample_weight, numeric=False, multi_output=self.several)
         except InvalidDataError as error:
             # Errors of `as_collection` name X and y, which here are y_pred and y_true.
-            told = "" if self.several else " Score one column at a time."
+            hint = "" if self.several else " Score one column at a time."
             said = str(error).replace("X has", f"{self.pred_name} has")
             said = said.replace("y has", "y_true has").replace("y should", "y_true should")
-            raise InvalidDataError(f"{said}{told}") from error
+            raise InvalidDataError(f"{said}{hint}") from error
         return replace(rows, names=(self.pred_name, "y_true", "sample_weight"))
 
     def read_block(
@@ -547,8 +547,8 @@ def _score_as_given(
     except InvalidParameterError:
         raise
     except InvalidDataError as error:
-        told = str(own) if str(error.__cause__) in str(own) else f"{own} ({error.__cause__})"
-        raise type(error)(told) from own
+        message = str(own) if str(error.__cause__) in str(own) else f"{own} ({error.__cause__})"
+        raise type(error)(message) from own
     # Where scikit-learn lets NaN pass, there is no score all the same.
     if isinstance(own, MissingValues):
         raise own

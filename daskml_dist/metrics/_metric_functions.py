@@ -86,14 +86,16 @@ def make_metric_function(
         return columns.score_in_memory(source, y_true, y_pred, weight, **options)
 
     # Options are only named: scikit-learn's documentation describes them.
-    told = "\n**options\n    As in scikit-learn: " + ", ".join(others) + "." if others else ""
+    options_text = (
+        "\n**options\n    As in scikit-learn: " + ", ".join(others) + "." if others else ""
+    )
     text = _METRIC_DOC.format(
         summary=summary,
         names=f"{first}, {second}",
         first=first,
         columns=of,
         source=f"{'sklearn.calibration' if 'calib' in name else 'sklearn.metrics'}.{name}",
-        options=told,
+        options=options_text,
         own="" if own is None else f"\n{own[0].name}\n    {own[1]}",
         notes=notes,
     ).rstrip("\n")

@@ -88,9 +88,9 @@ class LearningRates:
     n_rows: int
 
     def __repr__(self) -> str:
-        told = "none" if self.suggestion is None else f"{self.suggestion:.3g}"
+        suggested = "none" if self.suggestion is None else f"{self.suggestion:.3g}"
         span = f"{self.rates[0]:.3g} to {self.rates[-1]:.3g}"
-        return f"<LearningRates: {len(self.rates)} from {span}, suggestion {told}>"
+        return f"<LearningRates: {len(self.rates)} from {span}, suggestion {suggested}>"
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the losses; see :func:`daskml_dist.diagnostics.plots.learning_rates`.

@@ -629,10 +629,10 @@ def _list_splits(splitter: Any, X: Any, y: Any, groups: Any) -> list[tuple[Any, 
             "No fits were performed. Was the CV iterator empty? Were there no candidates? An "
             "iterator can only be used once: pass list(...) of it."
         )
-    n_told = splitter.get_n_splits(X, y, groups)
-    if n_told != len(splits):
+    n_declared = splitter.get_n_splits(X, y, groups)
+    if n_declared != len(splits):
         raise InvalidParameterError(
-            f"cv.split and cv.get_n_splits return inconsistent results. Expected {n_told} "
+            f"cv.split and cv.get_n_splits return inconsistent results. Expected {n_declared} "
             f"splits, got {len(splits)}. Correct one of these methods of "
             f"{type(splitter).__name__}."
         )

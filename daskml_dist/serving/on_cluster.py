@@ -186,12 +186,12 @@ class Cluster:
         import dask
 
         # Only the first failure of a series of attempts is logged.
-        was_told = False
+        has_failed = False
         # Dask warns of large graphs, but rows are used only once and so belong in their tasks.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"}):
             while not self._stop.is_set():
-                client = await self._connect(quiet=was_told)
-                was_told = client is None
+                client = await self._connect(quiet=has_failed)
+                has_failed = client is None
                 if client is not None:
                     await self._wait_until_lost(client)
                 else:

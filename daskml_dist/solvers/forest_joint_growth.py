@@ -120,8 +120,8 @@ class _LevelStore:
     best: list[Array] = field(default_factory=list)
     n: int = 0
 
-    def add(self, nodes: GrowingNodes, depth: Array, sums: Array, n_told: int) -> None:
-        """Add a level of leaves; `n_told` is the number of columns of `best`."""
+    def add(self, nodes: GrowingNodes, depth: Array, sums: Array, n_columns: int) -> None:
+        """Add a level of leaves; `best` has `n_columns` columns."""
         n = len(nodes)
         self.tree.append(nodes.tree)
         self.depth.append(depth)
@@ -129,7 +129,7 @@ class _LevelStore:
         self.bounds.append(nodes.bounds[:, :2])
         self.left.append(np.arange(self.n, self.n + n))
         self.gain.append(np.zeros(n))
-        self.best.append(np.full((n, n_told), -1, np.int64))
+        self.best.append(np.full((n, n_columns), -1, np.int64))
         self.n += n
 
     def split(self, which: Array, gain: Array, best: Array) -> None:

@@ -553,8 +553,8 @@ def _zero_constant_columns(reduced: ReducedProblem, n_rows: int) -> Array:
     remainder.
     """
     left = np.einsum("ij,ij->j", reduced.R, reduced.R)
-    told = left > SINGULAR_CUTOFF**2 * (left + n_rows * reduced.x_mean**2)
-    return np.where(told, reduced.R, 0.0)
+    varies = left > SINGULAR_CUTOFF**2 * (left + n_rows * reduced.x_mean**2)
+    return np.where(varies, reduced.R, 0.0)
 
 
 def solve_nonnegative(R: Array, z: Array) -> Array:

@@ -18,7 +18,7 @@ rng = np.random.default_rng(0)
 X = rng.normal(size=(6_000, 6))
 X[:, 3:] = X[:, :3] + 0.1 * rng.normal(size=(6_000, 3))  # said twice, which naive Bayes trusts
 y = (X[:, 0] - X[:, 1] + rng.logistic(size=6_000) > 0).astype(int)
-fit, told = slice(0, 4_000), slice(4_000, 6_000)
+fit, test = slice(0, 4_000), slice(4_000, 6_000)
 
 models = {
     "forest": RandomForestClassifier(20, max_depth=6, random_state=0),
@@ -26,9 +26,9 @@ models = {
     "naive Bayes, calibrated": CalibratedClassifierCV(GaussianNB(), method="isotonic", cv=3),
 }
 for name, model in models.items():
-    share = model.fit(X[fit], y[fit]).predict_proba(X[told])[:, 1]
-    often, given = calibration_curve(y[told], share, n_bins=8)
-    plt.plot(given, often, "o-", label=f"{name}, Brier {brier_score_loss(y[told], share):.3f}")
+    share = model.fit(X[fit], y[fit]).predict_proba(X[test])[:, 1]
+    often, given = calibration_curve(y[test], share, n_bins=8)
+    plt.plot(given, often, "o-", label=f"{name}, Brier {brier_score_loss(y[test], share):.3f}")
 plt.plot([0, 1], [0, 1], ":", color="grey")
 plt.xlabel("probability given")
 plt.ylabel("how often it comes")

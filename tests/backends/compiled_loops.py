@@ -33,20 +33,20 @@ def compiled_functions() -> dict[str, tuple[Callable[..., Any], bool]]:
     """
     found: dict[str, tuple[Callable[..., Any], bool]] = {}
     for module in pkgutil.iter_modules(backends.__path__):
-        here = importlib.import_module(f"{_HERE}.{module.name}")
-        for name, value in vars(here).items():
-            if hasattr(value, "py_func") and value.py_func.__module__ == here.__name__:
+        imported = importlib.import_module(f"{_HERE}.{module.name}")
+        for name, value in vars(imported).items():
+            if hasattr(value, "py_func") and value.py_func.__module__ == imported.__name__:
                 fast = value.targetoptions.get("fastmath", False)
                 reordered = fast is True or (isinstance(fast, set) and "reassoc" in fast)
                 found[f"{module.name}.{name}"] = value.py_func, reordered
-        for name, reordered in _bound_later(inspect.getsource(here)):
-            function = vars(here).get(name)
+        for name, reordered in _bound_later(inspect.getsource(imported)):
+            function = vars(imported).get(name)
             if inspect.isfunction(function):
-                own = function.__module__.removeprefix(f"{_HERE}.")
-                found[f"{own}.{function.__name__}"] = function, reordered
+                stem = function.__module__.removeprefix(f"{_HERE}.")
+                found[f"{stem}.{function.__name__}"] = function, reordered
     for function, options in INSIDE.items():
-        own = function.__module__.removeprefix(f"{_HERE}.")
-        found[f"{own}.{function.__name__}"] = function, "reassoc" in options.get("fastmath", ())
+        stem = function.__module__.removeprefix(f"{_HERE}.")
+        found[f"{stem}.{function.__name__}"] = function, "reassoc" in options.get("fastmath", ())
     return found
 
 
@@ -55,7 +55,7 @@ def _bound_later(source: str) -> Iterator[tuple[str, bool]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id == "compiled_with" and isinstance(node.args[0], ast.Name):
-                reordered = any(given.arg == "reassociates" for given in node.keywords)
+                reordered = any(keyword.arg == "reassociates" for keyword in node.keywords)
                 yield node.args[0].id, reordered
         # A table of functions that are compiled once a loss is known.
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):

@@ -96,18 +96,20 @@ def test_functions_exist_in_cupy() -> None:
 
 def test_namespace_of_arrays_without_the_standard_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """Like CuPy's arrays, whose functions also take no device."""
-    made: dict[str, Any] = {}
+    keywords_used: dict[str, Any] = {}
 
     class Silent:
         __module__ = "cupy.core"
 
     library = SimpleNamespace(
-        __name__="cupy", float32=np.float32, zeros=lambda shape, **keywords: made.update(keywords)
+        __name__="cupy",
+        float32=np.float32,
+        zeros=lambda shape, **keywords: keywords_used.update(keywords),
     )
     monkeypatch.setitem(sys.modules, "cupy", library)
     assert namespace.namespace(Silent()) is library
     namespace.zeros((2,), "float32", Silent())
-    assert made == {"dtype": np.float32}
+    assert keywords_used == {"dtype": np.float32}
 
 
 @DTYPES
@@ -144,24 +146,24 @@ def _draw(loss: Loss, width: int | None, dtype: Any) -> tuple[NDArray[Any], NDAr
 
 def _equal_on(loss: Loss, width: int | None, dtype: Any, other: Backend) -> None:
     y, raw = _draw(loss, width, dtype)
-    far = other.to_device(y), other.to_device(raw)
-    results = [loss.value_and_gradient(y, raw)], [loss.value_and_gradient(*far)]
+    device_arrays = other.to_device(y), other.to_device(raw)
+    results = [loss.value_and_gradient(y, raw)], [loss.value_and_gradient(*device_arrays)]
     if loss.has_hessian:
         results[0].append(loss.value_gradient_hessian(y, raw))
-        results[1].append(loss.value_gradient_hessian(*far))
+        results[1].append(loss.value_gradient_hessian(*device_arrays))
     for expected, found in zip(*results, strict=True):
         for a, b in zip(expected, found, strict=True):
             _same(b, a, other, 32)
-    _same(loss.inverse_link(far[1]), loss.inverse_link(raw), other)
+    _same(loss.inverse_link(device_arrays[1]), loss.inverse_link(raw), other)
     if loss.proba:
         proba = loss.predict_proba(raw)
-        _same(loss.predict_proba(far[1]), proba, other)
+        _same(loss.predict_proba(device_arrays[1]), proba, other)
         out = other.to_device(np.zeros_like(proba))
-        loss.write_proba(far[1], out)
+        loss.write_proba(device_arrays[1], out)
         _same(out, proba, other)
     # The arguments are unchanged.
-    assert np.array_equal(other.to_numpy(far[0]), y)
-    assert np.array_equal(other.to_numpy(far[1]), raw)
+    assert np.array_equal(other.to_numpy(device_arrays[0]), y)
+    assert np.array_equal(other.to_numpy(device_arrays[1]), raw)
 
 
 @DTYPES
@@ -219,13 +221,23 @@ def test_linear_model(
 ) -> None:
     for model in _models(name, intercept):
         w, X, y, weight = _rows(model, dtype)
-        near = w, X, y, weight if weighted else None
-        far = *map(other.to_device, (w, X, y)), other.to_device(weight) if weighted else None
-        _same(model.raw_prediction(*far[:2], other), model.raw_prediction(w, X, CPU), other, 32)
+        host_arrays = w, X, y, weight if weighted else None
+        device_arrays = (
+            *map(other.to_device, (w, X, y)),
+            other.to_device(weight) if weighted else None,
+        )
+        _same(
+            model.raw_prediction(*device_arrays[:2], other),
+            model.raw_prediction(w, X, CPU),
+            other,
+            32,
+        )
         for sums in {np.dtype(dtype), np.dtype(np.float64)}:
             out, far_out = np.zeros(w.shape, sums), other.to_device(np.zeros(w.shape, sums))
-            loss = model.add_gradient(w, BatchRows(*near[1:]), out, CPU)
-            far_loss = model.add_gradient(far[0], BatchRows(*far[1:]), far_out, other)
+            loss = model.add_gradient(w, BatchRows(*host_arrays[1:]), out, CPU)
+            far_loss = model.add_gradient(
+                device_arrays[0], BatchRows(*device_arrays[1:]), far_out, other
+            )
             assert isinstance(loss, float)
             assert far_loss.shape == ()  # not moved: reading it would wait for a device
             assert str(far_loss.dtype).endswith("float64")
@@ -234,11 +246,11 @@ def test_linear_model(
             assert other.to_numpy(far_out).dtype == sums
             np.testing.assert_allclose(other.to_numpy(far_out), out, **close)
         if model.n_targets is None:
-            stats = model.validation_sums(far[0], BatchRows(*far[1:]), other)
+            stats = model.validation_sums(device_arrays[0], BatchRows(*device_arrays[1:]), other)
             assert stats.dtype == np.float64
             assert stats.shape == ((2,) if model.n_classes else (4,))
             np.testing.assert_allclose(
-                stats, model.validation_sums(w, BatchRows(*near[1:]), CPU), **close
+                stats, model.validation_sums(w, BatchRows(*host_arrays[1:]), CPU), **close
             )
 
 
@@ -288,13 +300,13 @@ def test_curvature(name: str, intercept: bool, weighted: bool, dtype: Any, other
 def test_penalties(penalty: str | None, dtype: Any, other: Backend) -> None:
     w = np.random.default_rng(5).normal(size=(7, 2)).astype(dtype)
     term = get_penalty(penalty, 0.3, 0.4)
-    far = other.to_device(w)
-    assert term.value(far) == pytest.approx(term.value(w), rel=1e-6)
+    device_w = other.to_device(w)
+    assert term.value(device_w) == pytest.approx(term.value(w), rel=1e-6)
     strengths = np.full((7, 1), 0.5, dtype)
     for t in (0.25, strengths):
         soft_threshold(w, t)
-        soft_threshold(far, t if isinstance(t, float) else other.to_device(t))
-        _same(far, w, other)
+        soft_threshold(device_w, t if isinstance(t, float) else other.to_device(t))
+        _same(device_w, w, other)
     assert (w == 0).any()
 
 
@@ -305,16 +317,20 @@ def test_optimizers(name: str, l1: float, dtype: Any, other: Backend) -> None:
     rng = np.random.default_rng(6)
     w = rng.normal(size=(6, 2)).astype(dtype)
     optimizer = OPTIMIZERS[name]()
-    far, opt_state, strengths = other.to_device(w), optimizer.init(w), np.full((6, 1), l1, dtype)
+    device_w, opt_state, strengths = (
+        other.to_device(w),
+        optimizer.init(w),
+        np.full((6, 1), l1, dtype),
+    )
     before = {key: array.copy() for key, array in opt_state.items()}
-    far_state = optimizer.init(far)
+    far_state = optimizer.init(device_w)
     for step in range(1, 11):
         grad = rng.normal(size=w.shape).astype(dtype)
         far_grad = other.to_device(grad)
         optimizer.update(w, grad, opt_state, 0.1, step, strengths if l1 else 0.0)
         far_l1 = other.to_device(strengths) if l1 else 0.0
-        optimizer.update(far, far_grad, far_state, 0.1, step, far_l1)
-    _same(far, w, other, 64)
+        optimizer.update(device_w, far_grad, far_state, 0.1, step, far_l1)
+    _same(device_w, w, other, 64)
     assert opt_state.keys() == far_state.keys()
     for key, array in opt_state.items():
         _same(far_state[key], array, other, 64)
@@ -336,17 +352,17 @@ def test_shards(name: str, penalty: str | None, dtype: Any, other: Backend) -> N
     rate = InverseScaling(np.float64(0.1))
     rule = one_group(OPTIMIZERS[name](), rate, term, 5, 4.0, average_after=20)
     w = rng.normal(size=(6, 2)).astype(dtype)
-    near = Shard(rule, ShardState(w.copy(), {}))
-    far = Shard(rule, ShardState(other.to_device(w), {}))
+    on_host = Shard(rule, ShardState(w.copy(), {}))
+    on_device = Shard(rule, ShardState(other.to_device(w), {}))
     delta = rng.normal(size=w.shape).astype(dtype)
     for _ in range(2):
         for _ in range(6):
             grad = rng.normal(size=w.shape).astype(dtype)
-            far.apply(other.to_device(grad), 8.0, scale=0.5)
-            near.apply(grad, 8.0, scale=0.5)
-        near.add(delta, 3.0)
-        far.add(other.to_device(delta), 3.0)
-        a, b = near.state(), far.state()
+            on_device.apply(other.to_device(grad), 8.0, scale=0.5)
+            on_host.apply(grad, 8.0, scale=0.5)
+        on_host.add(delta, 3.0)
+        on_device.add(other.to_device(delta), 3.0)
+        a, b = on_host.state(), on_device.state()
         b = ShardState.join([b.part(slice(0, 4)), b.part(slice(4, 6))])
         assert (a.step, a.rows, a.n_averaged) == (b.step, b.rows, b.n_averaged)
         assert a.average is not None
@@ -355,10 +371,10 @@ def test_shards(name: str, penalty: str | None, dtype: Any, other: Backend) -> N
         for key, array in a.opt_state.items():
             _same(b.opt_state[key], array, other, 64)
         # Further steps do not change a state, from which another shard can resume.
-        near, far = Shard(rule, a), Shard(rule, b)
-    near.replace(delta)
-    far.replace(other.to_device(delta))
-    _same(far.w, near.w, other, 0)
+        on_host, on_device = Shard(rule, a), Shard(rule, b)
+    on_host.replace(delta)
+    on_device.replace(other.to_device(delta))
+    _same(on_device.w, on_host.w, other, 0)
 
 
 @DTYPES
@@ -372,22 +388,25 @@ def test_outer_steps_and_pulls_back(outer: str, dtype: Any, other: Backend) -> N
     step = OuterStep.of(LocalSGD(outer=outer), parameters)
     rule = UpdateRule(groups, Constant(0.1), 4.0, outer=step, proximal=0.3)
     w = rng.normal(size=parameters.shape).astype(dtype)
-    near = Shard(rule, ShardState(w.copy(), {}))
-    far = Shard(rule, ShardState(other.to_device(w), {}))
+    on_host = Shard(rule, ShardState(w.copy(), {}))
+    on_device = Shard(rule, ShardState(other.to_device(w), {}))
     for _ in range(3):
-        near.anchor, far.anchor = near.w.copy(), other.to_device(other.to_numpy(far.w).copy())
+        on_host.anchor, on_device.anchor = (
+            on_host.w.copy(),
+            other.to_device(other.to_numpy(on_device.w).copy()),
+        )
         for _ in range(2):
             grad = rng.normal(size=w.shape).astype(dtype)
-            far.apply(other.to_device(grad), 8.0)
-            near.apply(grad, 8.0)
-        mean = (near.w + rng.normal(size=w.shape) / 10).astype(dtype)
-        near.take_outer_step(mean)
-        far.take_outer_step(other.to_device(mean))
-        near.restart_optimizer()
-        far.restart_optimizer()
-        _same(far.w, near.w, other, 256)
-    for key, array in near.state().opt_state.items():
-        _same(far.opt_state[key], array, other, 256)
+            on_device.apply(other.to_device(grad), 8.0)
+            on_host.apply(grad, 8.0)
+        mean = (on_host.w + rng.normal(size=w.shape) / 10).astype(dtype)
+        on_host.take_outer_step(mean)
+        on_device.take_outer_step(other.to_device(mean))
+        on_host.restart_optimizer()
+        on_device.restart_optimizer()
+        _same(on_device.w, on_host.w, other, 256)
+    for key, array in on_host.state().opt_state.items():
+        _same(on_device.opt_state[key], array, other, 256)
 
 
 @pytest.mark.parametrize("start", [0, 3, 9])
@@ -395,8 +414,8 @@ def test_strengths_of_a_slice(start: int, other: Backend) -> None:
     """The l2 strength of a slice that is partly penalised."""
     rule = one_group(OPTIMIZERS["sgd"](), InverseScaling(0.1), Penalty(0.1, 0.1), 5, 4.0)
     w = np.ones((4, 1))
-    near = Shard(rule, ShardState(w.copy(), {}), start)
-    far = Shard(rule, ShardState(other.to_device(w), {}), start)
-    near.apply(np.ones((4, 1)), 1.0)
-    far.apply(other.to_device(np.ones((4, 1))), 1.0)
-    _same(far.w, near.w, other)
+    on_host = Shard(rule, ShardState(w.copy(), {}), start)
+    on_device = Shard(rule, ShardState(other.to_device(w), {}), start)
+    on_host.apply(np.ones((4, 1)), 1.0)
+    on_device.apply(other.to_device(np.ones((4, 1))), 1.0)
+    _same(on_device.w, on_host.w, other)

@@ -30,10 +30,10 @@ def test_both_ways_give_the_same_bins(dtype: Any, monkeypatch: pytest.MonkeyPatc
         for few in (binning._MAX_VALUES_IN_NUMPY, 0):
             monkeypatch.setattr(binning, "_MAX_VALUES_IN_NUMPY", few)
             rows, columns = np.zeros((n, 8), np.uint8), np.zeros((d, n), np.uint8)
-            seen = np.zeros(d, np.uint8)
-            binning.put_in_bins(X, table, n_edges, categorical, missing, rows, columns, seen)
+            has_missing = np.zeros(d, np.uint8)
+            binning.put_in_bins(X, table, n_edges, categorical, missing, rows, columns, has_missing)
             np.testing.assert_array_equal(columns.T, rows[:, :d])
-            found.append((rows, seen))
+            found.append((rows, has_missing))
             monkeypatch.undo()
         for by_numpy, by_loop in zip(*found, strict=True):
             np.testing.assert_array_equal(by_numpy, by_loop, f"{n} rows")

@@ -35,13 +35,13 @@ def test_dense(n: int, d: int, k: int, dtype: str, weighted: bool, backend: Back
         centroids[-1] = centroids[0]  # the first one counts; BLAS may round them differently
     scale = rng.random(n).astype(dtype) if weighted else np.ones(n, dtype)
     labels, squares, sums = _definition(X - shift, centroids, scale)
-    X, shift, centroids, there = (
+    X, shift, centroids, device_sums = (
         _put(backend, a) for a in (X, shift, centroids, np.zeros((k, 1 + d)))
     )
     weight = _put(backend, scale) if weighted else None
-    inertia = backend.assign(X, shift, centroids, weight, there)
+    inertia = backend.assign(X, shift, centroids, weight, device_sums)
     rtol = 1e-4 if dtype == "float32" else 1e-10
-    np.testing.assert_allclose(backend.to_numpy(there), sums, rtol, atol=rtol * n)
+    np.testing.assert_allclose(backend.to_numpy(device_sums), sums, rtol, atol=rtol * n)
     assert float(inertia) == pytest.approx(float(squares @ scale), rel=rtol)
     found, apart = (backend.to_numpy(array) for array in backend.nearest(X, shift, centroids))
     np.testing.assert_array_equal(found, labels)
@@ -54,9 +54,9 @@ def test_sparse(dtype: str, backend: Backend) -> None:
     centroids = X[:4].toarray() + np.asarray(0.1, dtype)
     labels, squares, sums = _definition(X.toarray(), centroids, np.ones(200))
     rows = backend.rows(_put(backend, X), slice(0, 200))
-    there = _put(backend, np.zeros((4, 31)))
-    inertia = backend.assign(rows, None, _put(backend, centroids), None, there)
-    np.testing.assert_allclose(backend.to_numpy(there), sums, 1e-4, atol=1e-5)
+    device_sums = _put(backend, np.zeros((4, 31)))
+    inertia = backend.assign(rows, None, _put(backend, centroids), None, device_sums)
+    np.testing.assert_allclose(backend.to_numpy(device_sums), sums, 1e-4, atol=1e-5)
     assert float(inertia) == pytest.approx(squares.sum(), rel=1e-4)
     found, apart = backend.nearest(rows, None, _put(backend, centroids))
     np.testing.assert_array_equal(backend.to_numpy(found), labels)

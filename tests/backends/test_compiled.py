@@ -17,10 +17,10 @@ from daskml_dist.backends.vector_tree_kernels import compiled_vector_search
 def test_one_process_compiles_while_others_wait(tmp_path: Path) -> None:
     """Locks of two open files exclude each other in one process as in two."""
     folder, events = str(tmp_path / "cache"), list[str]()
-    asked, first_left = threading.Event(), threading.Event()
+    second_waits, first_left = threading.Event(), threading.Event()
 
     def second() -> None:
-        asked.set()
+        second_waits.set()
         with _take_turn(folder):
             assert first_left.is_set()
             events.append("second")
@@ -28,7 +28,7 @@ def test_one_process_compiles_while_others_wait(tmp_path: Path) -> None:
     with _take_turn(folder):
         thread = threading.Thread(target=second)
         thread.start()
-        assert asked.wait(60)
+        assert second_waits.wait(60)
         events.append("first")
         first_left.set()
     thread.join(60)

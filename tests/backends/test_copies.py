@@ -75,9 +75,9 @@ def test_small_arrays_arrive_behind_queued_work() -> None:
             work = work @ work / 2000
         part = np.arange(k, k + 1000, dtype=np.int64)
         sent.append((k, backend.send_small([part.view(np.uint8)])))
-    for k, there in sent:
+    for k, device_array in sent:
         expected = np.arange(k, k + 1000)
-        np.testing.assert_array_equal(backend.to_numpy(there).view(np.int64), expected)
+        np.testing.assert_array_equal(backend.to_numpy(device_array).view(np.int64), expected)
 
 
 @pytest.mark.gpu

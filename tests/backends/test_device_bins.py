@@ -59,12 +59,12 @@ def _rows(rng, n, bins, dtype):
     for j, edges in enumerate(bins.edges):
         if len(edges):
             with np.errstate(over="ignore"):
-                near = rng.choice(edges, n).astype(dtype)
-            near = np.nextafter(near, rng.choice([-np.inf, np.inf], n).astype(dtype))
+                near_edges = rng.choice(edges, n).astype(dtype)
+            near_edges = np.nextafter(near_edges, rng.choice([-np.inf, np.inf], n).astype(dtype))
             with np.errstate(over="ignore"):
                 exact = rng.choice(edges, n).astype(dtype)
             kind = rng.random(n)
-            X[:, j] = np.where(kind < 0.3, exact, np.where(kind < 0.5, near, X[:, j]))
+            X[:, j] = np.where(kind < 0.3, exact, np.where(kind < 0.5, near_edges, X[:, j]))
     odd = [np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, -1e-45, 1e-39, np.finfo(dtype).max]
     at = rng.random(X.shape) < 0.2
     X[at] = rng.choice(np.array(odd, dtype), at.sum())
@@ -75,22 +75,22 @@ def _on_host(X, bins):
     """Return bins, and which features have missing values, by the compiled loop."""
     n, d = X.shape
     rows, columns = np.zeros((n, -(-d // 8) * 8), np.uint8), np.empty((d, n), np.uint8)
-    seen = np.zeros(d, np.uint8)
+    has_missing = np.zeros(d, np.uint8)
     write_bins(
-        X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, rows, columns, seen
+        X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, rows, columns, has_missing
     )  # fmt: skip
-    return rows, columns, seen
+    return rows, columns, has_missing
 
 
-def _check(made, X, bins):
+def _check(device_bins, X, bins):
     """Check that bins equal those of the host byte for byte."""
-    rows, columns, seen = _on_host(X, bins)
+    rows, columns, has_missing = _on_host(X, bins)
     found_rows, found_columns = np.zeros_like(rows), np.zeros_like(columns)
-    made.copy_rows(found_rows)
-    made.copy_columns(found_columns)
+    device_bins.copy_rows(found_rows)
+    device_bins.copy_columns(found_columns)
     np.testing.assert_array_equal(found_rows, rows)
     np.testing.assert_array_equal(found_columns, columns)
-    np.testing.assert_array_equal(made.fetch_missing(), seen)
+    np.testing.assert_array_equal(device_bins.fetch_missing(), has_missing)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -101,9 +101,9 @@ def test_bins_equal_those_of_the_host(dtype, max_bins, with_categories, backend)
     for n, d in ((1, 1), (7, 3), (1030, 8), (300, 28), (57, 33), (130, 70), (2111, 4)):
         bins = _bins(rng, d, max_bins, dtype, with_categories)
         X = _rows(rng, n, bins, dtype)
-        made = DeviceBins(bins, backend)
-        made.add(X)
-        _check(made, X, bins)
+        device_bins = DeviceBins(bins, backend)
+        device_bins.add(X)
+        _check(device_bins, X, bins)
 
 
 def test_each_number_of_features(backend):
@@ -111,9 +111,9 @@ def test_each_number_of_features(backend):
     for d in range(1, 71):
         bins = _bins(rng, d, 9, np.float32, with_categories=d % 2 == 0)
         X = _rows(rng, 40, bins, np.float32)
-        made = DeviceBins(bins, backend)
-        made.add(X)
-        _check(made, X, bins)
+        device_bins = DeviceBins(bins, backend)
+        device_bins.add(X)
+        _check(device_bins, X, bins)
 
 
 @pytest.mark.parametrize("n_edges", [0, 1, 2, 127, 128, 254, 255])
@@ -122,13 +122,13 @@ def test_each_bin_is_found(n_edges, backend):
     bins = Bins((edges,), 255, np.zeros(1, bool))
     X = np.repeat(np.arange(-1.0, n_edges + 1), 2).astype(np.float32)
     X[1::2] += 0.5
-    made = DeviceBins(bins, backend)
-    made.add(X[:, None])
+    device_bins = DeviceBins(bins, backend)
+    device_bins.add(X[:, None])
     found = np.empty((len(X), 8), np.uint8)
-    made.copy_rows(found)
+    device_bins.copy_rows(found)
     np.testing.assert_array_equal(found[:, 0], np.searchsorted(edges, X))
     # The last of 256 bins is for missing values.
-    assert made.fetch_missing()[0] == (n_edges == 255)
+    assert device_bins.fetch_missing()[0] == (n_edges == 255)
 
 
 @needs_compiler
@@ -144,11 +144,11 @@ def test_rows_of_any_layout_and_address(dtype, guarded):
         shifted[...] = X
         wide = np.zeros((90, 2 * d), dtype)
         wide[:, ::2] = X
-        made = DeviceBins(bins, backend)
+        device_bins = DeviceBins(bins, backend)
         for rows in (X[:0], X, shifted, np.asfortranarray(X), wide[:, ::2], X[5:, :]):
             if len(rows):
-                made.add(rows)
-        _check(made, np.concatenate([X, X, X, X, X[5:]]), bins)
+                device_bins.add(rows)
+        _check(device_bins, np.concatenate([X, X, X, X, X[5:]]), bins)
 
 
 def test_blocks_share_work_among_more_units_than_a_device_has(backend, monkeypatch):
@@ -159,19 +159,19 @@ def test_blocks_share_work_among_more_units_than_a_device_has(backend, monkeypat
     for dtype, d in ((np.float32, 100), (np.float64, 41)):
         bins = _bins(rng, d, 60, dtype, with_categories=True)
         X = _rows(rng, 411, bins, dtype)
-        made = DeviceBins(bins, backend)
-        made.widen_reach(made.add(X), None)
-        _check(made, X, bins)
-        _check_reach(made, [X], [None], bins)
+        device_bins = DeviceBins(bins, backend)
+        device_bins.widen_reach(device_bins.add(X), None)
+        _check(device_bins, X, bins)
+        _check_reach(device_bins, [X], [None], bins)
 
 
-def _check_reach(made, blocks, counts, bins):
+def _check_reach(device_bins, blocks, counts, bins):
     """Check that smallest and largest values equal those of the host."""
     low, high = np.full((bins.n_features, 256), np.inf), np.full((bins.n_features, 256), -np.inf)
     for X, which in zip(blocks, counts, strict=True):
         which = np.ones(len(X), bool) if which is None else which
         widen_bin_reach(X[which], _on_host(X, bins)[0][which], low, high)
-    found = made.fetch_reach()
+    found = device_bins.fetch_reach()
     np.testing.assert_array_equal(found[0], low)
     np.testing.assert_array_equal(found[1], high)
 
@@ -183,10 +183,10 @@ def test_smallest_and_largest_values_of_bins(dtype, backend):
         bins = _bins(rng, d, 20, dtype, with_categories=False)
         blocks = [_rows(rng, n, bins, dtype) for n in (300, 1, 17)]
         counts = [rng.random(300) < 0.5, None, np.zeros(17, bool)]
-        made = DeviceBins(bins, backend)
+        device_bins = DeviceBins(bins, backend)
         for X, which in zip(blocks, counts, strict=True):
-            made.widen_reach(made.add(X), which)
-        _check_reach(made, blocks, counts, bins)
+            device_bins.widen_reach(device_bins.add(X), which)
+        _check_reach(device_bins, blocks, counts, bins)
 
 
 def test_bins_of_lanes_are_joined_and_stored_once(backend):
@@ -194,15 +194,15 @@ def test_bins_of_lanes_are_joined_and_stored_once(backend):
     bins = _bins(rng, 5, 20, np.float32, with_categories=False)
     lanes, blocks = [], []
     for sizes in ([30, 4], [], [9]):
-        own = [_rows(rng, n, bins, np.float32) for n in sizes]
+        blocks_of_lane = [_rows(rng, n, bins, np.float32) for n in sizes]
         lane = ForestRows(
             None, np.zeros(sum(sizes), np.int64), None, None, np.zeros((5, 256)), None
         )  # fmt: skip
-        lane.device_bins = DeviceBins(bins, backend) if own else None
-        for X in own:
+        lane.device_bins = DeviceBins(bins, backend) if blocks_of_lane else None
+        for X in blocks_of_lane:
             lane.device_bins.add(X)
         lanes.append(lane)
-        blocks += own
+        blocks += blocks_of_lane
     # And one lane whose rows were binned by the host.
     X = _rows(rng, 6, bins, np.float32)
     lanes.append(
@@ -255,10 +255,10 @@ def test_exhausted_gpu_memory_names_its_purpose():
 def test_rows_needed_on_the_host_are_selected_on_the_device(monkeypatch):
     plug_in(FakeCupy, monkeypatch)
     X = np.array([[1.0, 3.0], [np.nan, 3.0], [2.0, 1.0], [1.0, np.nan]])
-    there = DeviceArray(X)
+    device_rows = DeviceArray(X)
     which = np.array([True, False, True, True])
     monkeypatch.setattr(DeviceArray, "copied", 0)
-    np.testing.assert_array_equal(take_rows(there, which).values, X[which])
-    assert take_rows(there, np.ones(4, bool)) is there
+    np.testing.assert_array_equal(take_rows(device_rows, which).values, X[which])
+    assert take_rows(device_rows, np.ones(4, bool)) is device_rows
     assert DeviceArray.copied == 0
-    np.testing.assert_array_equal(find_distinct_values(there[:, 0]), np.unique(X[:, 0]))
+    np.testing.assert_array_equal(find_distinct_values(device_rows[:, 0]), np.unique(X[:, 0]))

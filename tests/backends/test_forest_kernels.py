@@ -98,14 +98,14 @@ def test_rows_are_sampled_summed_and_partitioned(kind, n, n_outputs, table, devi
     assert counts[0] == counts[1]
     nodes = _roots(counts[0], rng, facts.bounded)
     for _ in range(3):
-        made = []
+        sums_and_reach = []
         for lane in lanes:
             sums = np.zeros((len(nodes), facts.n_sums + 2), np.int64)
             reach = np.full((len(nodes), 2 * n_outputs), -np.inf)
             lane.add_node_sums(nodes, sums, reach)
-            made.append((sums, reach))
-        np.testing.assert_array_equal(made[1][0], made[0][0])
-        np.testing.assert_array_equal(made[1][1], made[0][1])
+            sums_and_reach.append((sums, reach))
+        np.testing.assert_array_equal(sums_and_reach[1][0], sums_and_reach[0][0])
+        np.testing.assert_array_equal(sums_and_reach[1][1], sums_and_reach[0][1])
         for first, last in ((0, 2), (1, 5)):
             features = [where.draw_features(nodes, facts, first, last) for where in (host, device)]
             np.testing.assert_array_equal(features[1], features[0])
@@ -127,8 +127,8 @@ def test_rows_are_sampled_summed_and_partitioned(kind, n, n_outputs, table, devi
             nodes.bounds.repeat(2, axis=0), nodes.turn + 1,
         )  # fmt: skip
         for k in range(len(nodes)):
-            own = [_sorted(lane.copy_lines(nodes, k)) for lane in lanes]
-            np.testing.assert_array_equal(own[1], own[0])
+            lines_of_nodes = [_sorted(lane.copy_lines(nodes, k)) for lane in lanes]
+            np.testing.assert_array_equal(lines_of_nodes[1], lines_of_nodes[0])
 
 
 @pytest.mark.parametrize("drawn", [False, True], ids=["best", "drawn"])
@@ -143,22 +143,22 @@ def test_best_cuts(kind, drawn, n, n_outputs, device):
     sums, reach = np.zeros((2, facts.n_sums + 2), np.int64), np.full((2, 2 * n_outputs), -np.inf)
     lanes[0].add_node_sums(nodes, sums, reach)
     for jobs in (slice(0, 10), slice(3, 9), slice(4, 4)):
-        told = []
+        cuts = []
         for where, lane in zip((host, device), lanes, strict=True):
             features = where.draw_features(nodes, facts, 0, D)
             hist = lane.build_histograms(nodes, features).reshape(10, 256, facts.n_sums)[jobs]
             hist = np.ascontiguousarray(hist)
-            told.append(where.find_cuts(nodes, features, hist, jobs, sums, facts, of_trees))
-        worths = [np.ascontiguousarray(t[:, :, 0]).view(np.float64) for t in told]
+            cuts.append(where.find_cuts(nodes, features, hist, jobs, sums, facts, of_trees))
+        worths = [np.ascontiguousarray(t[:, :, 0]).view(np.float64) for t in cuts]
         np.testing.assert_array_equal(worths[1], worths[0])
-        np.testing.assert_array_equal(told[1][:, :, 2], told[0][:, :, 2])
-        found = (told[0][:, :, 2] > 0) & np.isfinite(worths[0])
-        np.testing.assert_array_equal(told[1][found], told[0][found])
+        np.testing.assert_array_equal(cuts[1][:, :, 2], cuts[0][:, :, 2])
+        found = (cuts[0][:, :, 2] > 0) & np.isfinite(worths[0])
+        np.testing.assert_array_equal(cuts[1][found], cuts[0][found])
         if jobs == slice(0, 10):
             assert found.sum() >= 3
-            assert not told[0][:, :, 2].all()  # one feature does not vary
+            assert not cuts[0][:, :, 2].all()  # one feature does not vary
             for one in (False, True):
-                best = [where.choose_best_cuts(told[0], features, one) for where in (host, device)]
+                best = [where.choose_best_cuts(cuts[0], features, one) for where in (host, device)]
                 np.testing.assert_array_equal(best[1], best[0])
 
 
@@ -173,16 +173,16 @@ def test_cuts_that_separate_missing_values(device):
     sums = np.tile([*hist[1, MISSING], total, 0], (2, 1))
     nodes = _roots([50, 50], np.random.default_rng(0), False)
     for drawn in (0, 1):
-        told = [
+        cuts = [
             where.find_cuts(
                 nodes, where.draw_features(nodes, facts, 0, 1), hist.copy(), slice(0, 2), sums,
                 facts, _facts_of(GINI, drawn),
             )
             for where in (host, device)
         ]  # fmt: skip
-        np.testing.assert_array_equal(told[1][0], told[0][0])
-        assert told[1][0, 0, 2:6].tolist() == [1, 6, -1, 0]
-        assert told[1][1, 0, 2] == told[0][1, 0, 2] == 0
+        np.testing.assert_array_equal(cuts[1][0], cuts[0][0])
+        assert cuts[1][0, 0, 2:6].tolist() == [1, 6, -1, 0]
+        assert cuts[1][1, 0, 2] == cuts[0][1, 0, 2] == 0
 
 
 def test_sortable_integers_keep_the_order_of_floats():
@@ -210,6 +210,6 @@ def test_logarithm():
         f"{text}{entry}for (long long i = 0; i < n; ++i) x[i] = logarithm(x[i]);\n}}", ()
     )
 
-    made = x.copy()
-    library.all(ctypes.c_void_p(made.ctypes.data), ctypes.c_longlong(len(made)))
-    np.testing.assert_array_equal(made, found)
+    logarithms = x.copy()
+    library.all(ctypes.c_void_p(logarithms.ctypes.data), ctypes.c_longlong(len(logarithms)))
+    np.testing.assert_array_equal(logarithms, found)

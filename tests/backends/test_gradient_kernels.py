@@ -39,14 +39,14 @@ def _check_linear_gradient(
     launch = replace(kernels.launch("linear_gradient", n, d, dtype, 2, alignment=alignment), grid=2)
     X, values, y, w, weight = make_problem(loss, n, d, dtype)
     w, weight = w[: d + intercept], weight if weighted else None
-    rows, addresses, count, given = guarded(X), None, None, n
+    rows, addresses, count, n_given = guarded(X), None, None, n
     if chosen:  # rows in another order; their number is on the device
         order = np.random.default_rng(1).permutation(n)
         addresses = guarded((rows.ctypes.data + order * rows.strides[0]).astype(np.uint64))
-        values, count, rows, given = values[order], guarded(np.array([float(n)])), None, 10**9
+        values, count, rows, n_given = values[order], guarded(np.array([float(n)])), None, 10**9
     arrays = rows, addresses, guarded(y), guarded(weight) if weighted else None, guarded(w)
     partials = guarded.unset((launch.grid, d + 2))
-    numbers = given, d, int(intercept), (*loss.parameters, 0.0)[0]
+    numbers = n_given, d, int(intercept), (*loss.parameters, 0.0)[0]
     run(library, "linear_gradient", launch, *arrays, partials, *numbers, count)
     expected, gradient, scale = true_sums(loss, values, y, w, weight, intercept)
     rtol = RTOL[dtype] if result == "float64" else RTOL["float32"]

@@ -59,11 +59,11 @@ def test_gradients_at_sizes_around_unrolled_loops(dtype: Any) -> None:
         (add_gradient,), out = gather([[(0, at, None)]]), np.ones_like(w)
         X, y, weight = (array[at].astype(float) for array in blocks[0])
         values, g = loss.value_and_gradient(y, X @ w[:d, 0] + w[d, 0])
-        told = f"{n} rows of {d}"
-        assert add_gradient(w, out) == pytest.approx(values @ weight, rel=rtol), told
+        case = f"{n} rows of {d}"
+        assert add_gradient(w, out) == pytest.approx(values @ weight, rel=rtol), case
         g *= weight
         expected = np.append(X.T @ g, g.sum())
-        np.testing.assert_allclose(out[:, 0] - 1, expected, rtol, rtol * n, err_msg=told)
+        np.testing.assert_allclose(out[:, 0] - 1, expected, rtol, rtol * n, err_msg=case)
 
 
 def test_loops_of_different_parts_have_different_names() -> None:
@@ -201,19 +201,19 @@ def _fits(policy: str, monkeypatch: pytest.MonkeyPatch, *data: Any, **params: An
     fits = []
     for gathered in (10**9, 37, 0):
         _set_gathered(gathered, monkeypatch)
-        given = {"policy": policy, "batch_size": 16, "random_state": 0, "tol": None, **params}
-        fits.append(SGDClassifier(max_iter=5, **given).fit(*data))
+        options = {"policy": policy, "batch_size": 16, "random_state": 0, "tol": None, **params}
+        fits.append(SGDClassifier(max_iter=5, **options).fit(*data))
     return fits
 
 
 @pytest.mark.parametrize("policy", ALONE)
 @pytest.mark.parametrize("held_out", [False, True])
 def test_fits_are_the_same(policy: str, held_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    n_steps_of_calls = []
     call = host_gather.BatchSteps.__call__
     monkeypatch.setattr(
         host_gather.BatchSteps, "__call__",
-        lambda self, draws, steps: made.append(len(steps)) or call(self, draws, steps),
+        lambda self, draws, steps: n_steps_of_calls.append(len(steps)) or call(self, draws, steps),
     )  # fmt: skip
     n_lanes = 1 if policy in ("sync", "allreduce") else 2
     weight = np.random.default_rng(2).random(len(Y))
@@ -222,7 +222,7 @@ def test_fits_are_the_same(policy: str, held_out: bool, monkeypatch: pytest.Monk
         n_iter_no_change=9,
     )  # fmt: skip
     steps = sum(record["steps"] for record in fits[0].history_.records)
-    assert sum(made) == n_lanes * (2 * steps - 37)
+    assert sum(n_steps_of_calls) == n_lanes * (2 * steps - 37)
     for fit in fits[1:]:
         np.testing.assert_allclose(fit.coef_, fits[0].coef_, rtol=1e-9)
         np.testing.assert_allclose(fit.intercept_, fits[0].intercept_, rtol=1e-9)

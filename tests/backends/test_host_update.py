@@ -90,9 +90,9 @@ def test_parameter_groups_of_a_shard_equal_array_updates(
         ParameterGroup(15, 20, Adam(), both, 0),
     )
     rule = UpdateRule(groups, InverseScaling(0.1), 5.0, clip=clip)
-    shards, made, update = [], [], host_update.Updates.__call__
+    shards, calls, update = [], [], host_update.Updates.__call__
     monkeypatch.setattr(
-        host_update.Updates, "__call__", lambda *a: made.append(a[-1]) or update(*a)
+        host_update.Updates, "__call__", lambda *a: calls.append(a[-1]) or update(*a)
     )
     for entries in (10**9, 40):
         _moved(entries, monkeypatch)
@@ -101,7 +101,7 @@ def test_parameter_groups_of_a_shard_equal_array_updates(
         for _ in range(5):
             shards[-1].apply(rng.normal(size=(20, 1)), 7.0)
     _equal(*[(shard.w, shard.opt_state) for shard in shards])
-    assert made == [3] * 3 + [4] * 3 + [5] * 3
+    assert calls == [3] * 3 + [4] * 3 + [5] * 3
 
 
 X = np.random.default_rng(0).normal(size=(120, 5))

@@ -1,7 +1,7 @@
 """Compiled loops that take several rows or entries at once, at sizes around their widths.
 
 Where such a loop begins, ends or pads a vector, a tile or an unrolled step wrongly, only some sizes
-show it: those just below, at and above a multiple of its width. Each kernel is told here beside its
+show it: those just below, at and above a multiple of its width. Each kernel stands here beside its
 formula, written down in NumPy in float64, over sizes and dtypes; `TABLES` names the table of every
 kernel that has a width, and a test finds those that have none. Sizes are looped over inside a test:
 numba compiles a kernel once for each dtype, not for each size.
@@ -58,11 +58,11 @@ def around(*widths: int) -> tuple[int, ...]:
     return tuple(sorted({*SIZES, *(n for w in widths for n in (w - 1, w, w + 1))}))
 
 
-def near(found: Any, expected: Any, dtype: str, told: str, digits: float = 1.0) -> None:
+def assert_near(found: Any, expected: Any, dtype: str, case: str, digits: float = 1.0) -> None:
     """Compare with a float64 reference, to the dtype's precision relative to the largest value."""
     rtol = digits * (2e-5 if dtype == "float32" else 1e-12)
     size = float(np.abs(expected).max(initial=0.0))
-    np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol * size, err_msg=told)
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol * size, err_msg=case)
 
 
 # --- topics -----------------------------------------------------------------------------------
@@ -88,11 +88,11 @@ def test_topics(dtype: str) -> None:
     dense, rows, prior, eps = X.toarray().astype(float), np.arange(len(SIZES) + 1), 0.3, 2.0**-52
     csr = X.indptr, X.indices, X.data, rows
     for k in SIZES:
-        told = f"{k} topics"
+        case = f"{k} topics"
         logs = log_expectations(rng.gamma(2.0, 1.0, (k, 40))).T.copy()
         parameters, found = rng.gamma(2.0, 1.0, (3, k)), np.empty((3, k))
         topic_kernels.write_log_expectations(parameters, found)
-        np.testing.assert_allclose(found, log_expectations(parameters), 1e-7, 1e-7, err_msg=told)
+        np.testing.assert_allclose(found, log_expectations(parameters), 1e-7, 1e-7, err_msg=case)
         topics, start = np.exp(logs), rng.gamma(100, 0.01, (len(rows), k))
         gamma, shares = start.copy(), np.empty_like(start)
         topic_kernels.fit_documents(*csr, topics, prior, 3, 0.0, gamma, shares)
@@ -101,12 +101,12 @@ def test_topics(dtype: str) -> None:
             share = np.exp(log_expectations(expected))
             expected = share * (dense / (share @ topics.T + eps) @ topics) + prior
         share = np.exp(log_expectations(expected))
-        np.testing.assert_allclose(gamma, expected, rtol=1e-7, err_msg=told)
-        np.testing.assert_allclose(shares, share, rtol=1e-6, err_msg=told)
+        np.testing.assert_allclose(gamma, expected, rtol=1e-7, err_msg=case)
+        np.testing.assert_allclose(shares, share, rtol=1e-6, err_msg=case)
         out = np.ones((40, k))
         topic_kernels.add_word_counts(*csr, topics, shares, out)
         words = (dense / (shares @ topics.T + eps)).T @ shares
-        np.testing.assert_allclose(out - 1, words, rtol=1e-9, atol=1e-12, err_msg=told)
+        np.testing.assert_allclose(out - 1, words, rtol=1e-9, atol=1e-12, err_msg=case)
         bound = np.empty((len(rows), 2))
         topic_kernels.write_bounds(*csr, logs, prior, gamma, bound)
         theta = log_expectations(gamma)
@@ -114,7 +114,7 @@ def test_topics(dtype: str) -> None:
         score = terms.sum(axis=1) + gammaln(prior * k) - gammaln(gamma.sum(axis=1))
         score += (dense * logsumexp(theta[:, None] + logs[None], axis=2)).sum(axis=1)
         expected = np.column_stack([score, dense.sum(axis=1)])
-        np.testing.assert_allclose(bound, expected, 1e-7, 1e-9, err_msg=told)
+        np.testing.assert_allclose(bound, expected, 1e-7, 1e-9, err_msg=case)
 
 
 # --- non-negative factors ---------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_nonnegative_factors(dtype: str) -> None:
     csr, of = (X.indptr, X.indices, X.data, rows), np.dtype(dtype).type
     l1, l2, least = 0.1, 0.2, of(1e-7)
     for k in SIZES:
-        told = f"{k} components"
+        case = f"{k} components"
         H = rng.gamma(2.0, 1.0, (40, k)).astype(dtype)
         W = rng.gamma(2.0, 1.0, (len(rows), k)).astype(dtype)
         exact_H, exact, start = H.astype(float), W.astype(float), W.copy()
@@ -139,15 +139,15 @@ def test_nonnegative_factors(dtype: str) -> None:
         nonnegative_kernels.multiply_weights(
             *csr, H, H.sum(axis=0), of(l1), of(l2), least, W, 2, 0.0
         )
-        near(W, exact, dtype, told)
+        assert_near(W, exact, dtype, case)
         share = dense / (start.astype(float) @ exact_H.T)
-        own, out = rng.random(W.shape).astype(dtype), np.ones((40, k))
-        nonnegative_kernels.add_component_shares(*csr, H, start, own, least, out)
-        near(out - 1, share.T @ own.astype(float), dtype, told)
+        factors, out = rng.random(W.shape).astype(dtype), np.ones((40, k))
+        nonnegative_kernels.add_component_shares(*csr, H, start, factors, least, out)
+        assert_near(out - 1, share.T @ factors.astype(float), dtype, case)
         losses = np.empty(len(rows))
         nonnegative_kernels.write_divergences(*csr, H, start, least, losses)
         expected = np.where(dense > 0, dense * np.log(np.where(dense > 0, share, 1)) - dense, 0)
-        near(losses, expected.sum(axis=1), dtype, told, 10)
+        assert_near(losses, expected.sum(axis=1), dtype, case, 10)
 
 
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
@@ -183,36 +183,36 @@ def bits_of(bought: Any, words: int) -> Array:
 def test_items_of_baskets() -> None:
     rng = np.random.default_rng(3)
     for n, m in itertools.product(BASKETS, (1, 9, 17)):
-        told, words = f"{n} rows, {m} items", 1 + n % 3
+        case, words = f"{n} rows, {m} items", 1 + n % 3
         bought = (rng.random((n, m)) < 0.5).astype(np.uint8)
         bought[:, 0] = 1  # in every row, so that a byte counter would overflow
         found = np.ones(m)
         itemset_kernels.count_items(bought, found)
-        np.testing.assert_array_equal(found - 1, bought.sum(axis=0, dtype=int), told)
+        np.testing.assert_array_equal(found - 1, bought.sum(axis=0, dtype=int), case)
         # All or only some columns are items, for which there are separate loops.
         for items in {(*range(m),), (*range(0, m, 2),)}:
-            held = np.ascontiguousarray(bought[:, list(items)])
-            expected = bits_of(held, words)
+            bought_items = np.ascontiguousarray(bought[:, list(items)])
+            expected = bits_of(bought_items, words)
             packed = np.zeros_like(expected)
             itemset_kernels.pack_rows(bought, np.array(items), 0, packed)
-            np.testing.assert_array_equal(packed, expected, told)
+            np.testing.assert_array_equal(packed, expected, case)
             X, rank = sparse.csr_matrix(bought), np.full(m, -1, np.int32)
             rank[list(items)] = np.arange(len(items))
             csr = X.indptr, X.indices, X.data, np.arange(n)
             packed[...] = 0
             itemset_kernels.pack_csr_rows(*csr, rank, packed)
-            np.testing.assert_array_equal(packed, expected, told)
-            sizes = held.sum(axis=1, dtype=int)
+            np.testing.assert_array_equal(packed, expected, case)
+            sizes = bought_items.sum(axis=1, dtype=int)
             assert (
                 itemset_kernels.count_row_pairs(*csr, rank) == (sizes * (sizes - 1) // 2).sum()
-            ), told
-            both, (a, b) = held.astype(int).T @ held, np.triu_indices(len(items), 1)
+            ), case
+            both, (a, b) = bought_items.astype(int).T @ bought_items, np.triu_indices(len(items), 1)
             pairs = np.zeros(len(a))
             itemset_kernels.count_pairs(*csr, rank, 0, len(items), len(items), pairs)
-            np.testing.assert_array_equal(pairs, both[a, b], told)
+            np.testing.assert_array_equal(pairs, both[a, b], case)
         counted = np.zeros(m)
         itemset_kernels.count_csr_items(*csr, counted)
-        np.testing.assert_array_equal(counted, bought.sum(axis=0, dtype=int), told)
+        np.testing.assert_array_equal(counted, bought.sum(axis=0, dtype=int), case)
 
 
 def test_supports_of_itemsets() -> None:
@@ -248,8 +248,8 @@ def test_ranks_and_labels_of_graphs() -> None:
             each = sent[indices[:m]] * (weights if weighted else 1)
             sums = np.bincount(of_row[:m], each, minlength=n)
             expected, before = 0.85 * (sums + 0.3 * spread) + fixed, ranks.copy()
-            given = indptr[: n + 1], indices[:m], weights, sent, fixed, spread, 0.85, 0.3, ranks
-            change = graph_kernels.update_ranks(*given)
+            arguments = indptr[: n + 1], indices[:m], weights, sent, fixed, spread, 0.85, 0.3, ranks
+            change = graph_kernels.update_ranks(*arguments)
             np.testing.assert_allclose(ranks, expected, rtol=1e-12, err_msg=f"{n} vertices")
             assert change == pytest.approx(np.abs(expected - before).sum(), rel=1e-10)
         labels, theirs = rng.integers(0, 99, n), rng.integers(0, 99, n_sources)
@@ -315,9 +315,9 @@ def test_expected_moments_of_mixtures(dtype: str, whole: bool) -> None:
                 shares[..., None] * apart**2).sum(axis=1)  # fmt: skip
             sums = (shares[..., None] * apart).sum(axis=1)
             expected = np.hstack([shares.sum(axis=1)[:, None], sums, seconds.reshape(k, -1)])
-            told = f"{n} rows of {d} features"
-            near(out, expected, dtype, told, 10)
-            assert found == pytest.approx(total @ weight, rel=1e-4), told
+            case = f"{n} rows of {d} features"
+            assert_near(out, expected, dtype, case, 10)
+            assert found == pytest.approx(total @ weight, rel=1e-4), case
 
 
 @dtypes
@@ -331,7 +331,7 @@ def test_nearest_centroids(dtype: str) -> None:
     shapes += [(130, d, 4) for d in SIZES] + [(130, 5, k) for k in SIZES]
     shapes += [(min(step, centroid_kernels._MAX_TILE_ROWS) + more, 33, 3) for more in (-1, 0, 1)]
     for n, d, k in shapes:
-        told = f"{n} rows, {d} features, {k} centroids"
+        case = f"{n} rows, {d} features, {k} centroids"
         X, shift = rng.normal(size=(n, d)).astype(dtype), rng.normal(size=d).astype(dtype)
         weight, before = rng.random(n).astype(dtype), None
         bounds = np.full((n, centroid_kernels.N_BOUNDS), -1, dtype)
@@ -344,14 +344,14 @@ def test_nearest_centroids(dtype: str) -> None:
             member = (apart.argmin(axis=1)[:, None] == np.arange(k)) * weight.astype(float)[:, None]
             sums = np.hstack([member.sum(axis=0)[:, None], member.T @ (X - shift).astype(float)])
             out = np.zeros((k, 1 + d))
-            given = X, shift, centroids, weight, out, scratch, bounds, before
-            inertia = centroid_kernels.add_to_nearest(*given)
-            near(out, sums, dtype, told)
-            assert inertia == pytest.approx(apart.min(axis=1) @ weight, rel=1e-4), told
-            np.testing.assert_array_equal(bounds[:, 0], apart.argmin(axis=1), told)
+            arguments = X, shift, centroids, weight, out, scratch, bounds, before
+            inertia = centroid_kernels.add_to_nearest(*arguments)
+            assert_near(out, sums, dtype, case)
+            assert inertia == pytest.approx(apart.min(axis=1) @ weight, rel=1e-4), case
+            np.testing.assert_array_equal(bounds[:, 0], apart.argmin(axis=1), case)
             labels, squares = centroid_kernels.nearest(X, shift, centroids, scratch)
-            np.testing.assert_array_equal(labels, apart.argmin(axis=1), told)
-            near(squares, apart.min(axis=1), dtype, told)
+            np.testing.assert_array_equal(labels, apart.argmin(axis=1), case)
+            assert_near(squares, apart.min(axis=1), dtype, case)
             before = centroids
             centroids = centroids + (0.1 * rng.normal(size=(k, d))).astype(dtype)
 
@@ -378,7 +378,7 @@ def test_products_of_pairs(dtype: str, biased: bool) -> None:
         for side, other in ((0, b), (1, a)):
             penalty = 0.1 * weight[:, None] * exact[at[:, side]]
             np.add.at(expected, at[:, side], slope * other + penalty)
-        near(out, expected, dtype, f"rank {rank}, {n} pairs", 3)
+        assert_near(out, expected, dtype, f"rank {rank}, {n} pairs", 3)
         assert found == pytest.approx((values * weight).sum(), rel=1e-4)
 
 
@@ -388,8 +388,8 @@ def test_distinct_numbers() -> None:
         first, second = (rng.integers(0, most, size) for size in (n, (n, 2)))
         index, places = pair_kernels.find_distinct([first, second])
         np.testing.assert_array_equal(index, np.unique(np.append(first, second)))
-        for given, place in zip((first, second), places, strict=True):
-            np.testing.assert_array_equal(index[place], given, f"{n} numbers below {most}")
+        for numbers, place in zip((first, second), places, strict=True):
+            np.testing.assert_array_equal(index[place], numbers, f"{n} numbers below {most}")
 
 
 def test_sorted_targets() -> None:
@@ -441,19 +441,19 @@ def test_gradients_of_sparse_rows(dtype: str) -> None:
     for n in around(8, csr_team._ENTRIES_AHEAD, csr_team._ENDS_AHEAD):
         X, y, weight = sparse_rows(rng, n, dtype)
         w = rng.normal(size=41).astype(dtype)
-        at, told = rng.permutation(n), f"{n} rows"
+        at, case = rng.permutation(n), f"{n} rows"
         loss, expected = log_gradient(X[at], y[at], weight[at], w)
         rows, touched = CSRRows(X, at), TouchedColumns()
         columns = touched.find([rows])
-        np.testing.assert_array_equal(columns, np.unique(X.indices), told)
+        np.testing.assert_array_equal(columns, np.unique(X.indices), case)
         used = [*columns, 40]
         out = np.zeros((len(used), 1), dtype)
-        own = np.ascontiguousarray(w[used][:, None])
+        w_used = np.ascontiguousarray(w[used][:, None])
         found = csr_rows.add_csr_gradient(
-            "log_loss", rows, touched, y[at], weight[at], own, out, ()
+            "log_loss", rows, touched, y[at], weight[at], w_used, out, ()
         )
-        assert found == pytest.approx(loss, rel=1e-5), told
-        near(out[:, 0], expected[used], dtype, told, 3)
+        assert found == pytest.approx(loss, rel=1e-5), case
+        assert_near(out[:, 0], expected[used], dtype, case, 3)
         # The same rows without gathering, for loops that make whole steps.
         gather = csr_team.CSRGather(LogLoss(), {0: (X, y, weight)}, n)
         index, values = np.empty(64, np.int32), np.empty(64, dtype)
@@ -461,11 +461,11 @@ def test_gradients_of_sparse_rows(dtype: str) -> None:
         runs = (at, None), (np.arange(n), np.ones(n, int)), (np.zeros(1, int), np.array([n]))
         for starts, counts in runs:
             parts = gather.parts([[(0, starts, counts)]])
-            given = gather.where, gather.like, parts, 0, w, index, values, 0, place, (), 40
-            loss_there, m, _ = gather.gradient(*given)
-            assert loss_there == pytest.approx(loss, rel=1e-5), told
-            assert sorted(index[:m]) == used, told
-            near(values[:m], expected[index[:m]], dtype, told, 3)
+            arguments = gather.where, gather.like, parts, 0, w, index, values, 0, place, (), 40
+            loss_there, m, _ = gather.gradient(*arguments)
+            assert loss_there == pytest.approx(loss, rel=1e-5), case
+            assert sorted(index[:m]) == used, case
+            assert_near(values[:m], expected[index[:m]], dtype, case, 3)
             assert (place == -1).all()
 
 
@@ -485,7 +485,7 @@ def test_steps_in_some_rows_of_the_parameters(dtype: str) -> None:
             since = np.where(at < n_rows - 1, number - last[at], 0)[:, None]
             expected[at] -= rate * (grad / 4.0 + l2 * since * expected[at])
             last[at] = number
-        near(w, expected, dtype, f"{n} rows of {width}")
+        assert_near(w, expected, dtype, f"{n} rows of {width}")
 
 
 # --- many models, losses of boosting -----------------------------------------------------------
@@ -505,7 +505,7 @@ def test_gradients_of_many_models(dtype: str) -> None:
     shapes += [(n, 2, 1025) for n in around(least)]
     shapes += [(70, d, 4) for d in SIZES] + [(70, 3, k) for k in SIZES]
     for n, d, k in shapes:
-        told = f"{n} rows, {d} features, {k} columns"
+        case = f"{n} rows, {d} features, {k} columns"
         X, w = rng.normal(size=(n, d)).astype(dtype), rng.normal(size=(d, k)).astype(dtype)
         bias, signs = rng.normal(size=k).astype(dtype), rng.choice([-1.0, 1.0], n).astype(dtype)
         stops, mask = np.array([k // 3, k]), (rng.random((n, 2)) < 0.6).astype(dtype)
@@ -514,19 +514,19 @@ def test_gradients_of_many_models(dtype: str) -> None:
         weight = np.repeat(mask, np.diff([0, *stops]), axis=1).astype(float)
         values, slope = log_losses(signs[:, None].astype(float), exact)
         losses, gradient = np.ones(k), np.ones((d + 1, k))
-        given = X, signs, mask, stops, w, bias
-        batched_log_loss.add_log_gradients(*given, losses, gradient)
-        near(losses - 1, (values * weight).sum(axis=0), dtype, told, 3)
+        arguments = X, signs, mask, stops, w, bias
+        batched_log_loss.add_log_gradients(*arguments, losses, gradient)
+        assert_near(losses - 1, (values * weight).sum(axis=0), dtype, case, 3)
         pull = slope * weight
         expected = np.vstack([X.astype(float).T @ pull, pull.sum(axis=0)])
         scale = np.abs(X).max() * np.abs(pull).sum()
         atol = (1e-6 if dtype == "float32" else 1e-14) * scale
-        np.testing.assert_allclose(gradient - 1, expected, atol=atol, err_msg=told)
+        np.testing.assert_allclose(gradient - 1, expected, atol=atol, err_msg=case)
         sums, positive = np.zeros((5, k)), (signs > 0)[:, None]
-        batched_log_loss.add_log_scores(*given, 2.0, sums)
+        batched_log_loss.add_log_scores(*arguments, 2.0, sums)
         right, capped = (exact > 0) == positive, np.minimum(values, 2.0)
         counted = [capped, ~positive, positive, ~positive & right, positive & right]
-        near(sums, [(each * weight).sum(axis=0) for each in counted], dtype, told)
+        assert_near(sums, [(each * weight).sum(axis=0) for each in counted], dtype, case)
 
 
 @pytest.mark.slow
@@ -538,7 +538,7 @@ def test_gradients_of_wide_models(dtype: str, intercept: bool) -> None:
     shapes = [(n, 5, 4) for n in around(together)]
     shapes += [(9, d, 4) for d in SIZES] + [(9, 5, k) for k in (*SIZES, 63, 65)]
     for n, d, k in shapes:
-        told, stops = f"{n} rows, {d} features, {k} columns", (k // 3, k)
+        case, stops = f"{n} rows, {d} features, {k} columns", (k // 3, k)
         X, y = rng.normal(size=(n, d)).astype(dtype), rng.choice([-1.0, 1.0], n)
         mask = rng.integers(0, 3, (n, 2)) / 2
         weight = rng.random(n).astype(dtype)
@@ -551,8 +551,8 @@ def test_gradients_of_wide_models(dtype: str, intercept: bool) -> None:
         rows = np.column_stack([X, np.ones(n)])[:, : d + intercept].astype(float)
         values, slope = log_losses(y[:, None], rows @ w[:-1].astype(float))
         scale = np.repeat(mask * weight[:, None], np.diff([0, *stops]), axis=1)
-        near(out[:-1], rows.T @ (slope * scale), dtype, told, 3)
-        near(-out[-1], (values * scale).sum(axis=0), dtype, told, 3)
+        assert_near(out[:-1], rows.T @ (slope * scale), dtype, case, 3)
+        assert_near(-out[-1], (values * scale).sum(axis=0), dtype, case, 3)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -714,8 +714,8 @@ def in_tables() -> dict[str, tuple[str, str]]:
     """Return the module and the name of the test of each kernel in `TABLES`."""
     found = {}
     for module, tests in TABLES.items():
-        for test, told in tests.items():
-            for part in told.split(";"):
+        for test, entries in tests.items():
+            for part in entries.split(";"):
                 kernels, names = part.split(":")
                 found |= {f"{kernels.strip()}.{name}": (module, test) for name in names.split()}
     return found
@@ -739,8 +739,8 @@ def test_each_kernel_with_a_width_has_a_table() -> None:
     root = Path(__file__).resolve().parents[2]
     for module in TABLES:
         whole = ast.parse(root.joinpath(*module.split(".")).with_suffix(".py").read_text())
-        there = {node.name for node in whole.body if isinstance(node, ast.FunctionDef)}
-        assert TABLES[module].keys() <= there, f"{module} has no such test"
+        test_names = {node.name for node in whole.body if isinstance(node, ast.FunctionDef)}
+        assert TABLES[module].keys() <= test_names, f"{module} has no such test"
 
 
 def _plain(n: int) -> int:

@@ -160,7 +160,7 @@ def _cupy(found: Any, libraries: Any = None, module: Any = None) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "message"),
     [
         (1, None),
         (0, r"no CUDA device here\. Check nvidia-smi"),
@@ -172,20 +172,20 @@ def _cupy(found: Any, libraries: Any = None, module: Any = None) -> Any:
     ],
 )
 def test_errors_of_the_driver_are_raised_with_a_remedy(
-    found: Any, told: str | None, monkeypatch: pytest.MonkeyPatch
+    found: Any, message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = cupy_backend._find_problem.__wrapped__
     monkeypatch.setitem(sys.modules, "cupy", _cupy(found))
     monkeypatch.setattr(cupy_backend.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(cupy_backend.ctypes, "CDLL", lambda name: object())
     problem = look()
-    assert problem is None if told is None else re.search(told, problem)
+    assert problem is None if message is None else re.search(message, problem)
     monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
     assert "Unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM" in look()
 
 
 @pytest.mark.parametrize(
-    ("lacks", "told"),
+    ("lacks", "message"),
     [
         (
             {"libraries": ImportError('no "libcublas.so"\n  listdir')},
@@ -198,13 +198,13 @@ def test_errors_of_the_driver_are_raised_with_a_remedy(
     ],
 )
 def test_a_cupy_without_libraries_raises_with_a_remedy(
-    lacks: dict[str, Exception], told: str | None, monkeypatch: pytest.MonkeyPatch
+    lacks: dict[str, Exception], message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", _cupy(1, **lacks))
     monkeypatch.setattr(cupy_backend.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(cupy_backend.ctypes, "CDLL", lambda name: object())
     problem = cupy_backend._find_problem.__wrapped__()
-    assert problem is None if told is None else re.search(told, problem)
+    assert problem is None if message is None else re.search(message, problem)
     assert "CuPy says" not in str(problem) or 'pip install "cupy-cuda13x[ctk]"' in problem
 
 

@@ -96,10 +96,12 @@ def test_rows_stored_in_half_precision(
     weight = np.abs(rng.normal(size=len(g))).astype(np.float32)
     rows, exact = backend.rows(backend.to_device(X), at), X[at].astype(np.float64)
     assert rows.dtype == X.dtype
-    there = [backend.to_device(a) for a in (w, g, weight, np.zeros((3, width)), np.zeros((3, 3)))]
-    backend.add_tdot(rows, there[1], there[3])
-    backend.add_gram(rows, there[2], there[4])
-    found = [backend.to_numpy(a) for a in (backend.dot(rows, there[0]), *there[3:])]
+    device_arrays = [
+        backend.to_device(a) for a in (w, g, weight, np.zeros((3, width)), np.zeros((3, 3)))
+    ]
+    backend.add_tdot(rows, device_arrays[1], device_arrays[3])
+    backend.add_gram(rows, device_arrays[2], device_arrays[4])
+    found = [backend.to_numpy(a) for a in (backend.dot(rows, device_arrays[0]), *device_arrays[3:])]
     expected = [exact @ w, exact.T @ g, exact.T * weight @ exact]
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b.reshape(a.shape), rtol=1e-5, atol=1e-5)

@@ -43,14 +43,14 @@ def test_discounts_equal_their_formula() -> None:
 
 @pytest.mark.parametrize("cutoff", [1, 5, ALL])
 def test_gains_of_the_order_of_scores(cutoff: int) -> None:
-    best, kept = np.zeros(N_QUERIES), np.zeros(N_QUERIES)
+    best, by_score = np.zeros(N_QUERIES), np.zeros(N_QUERIES)
     kernels.sum_best_gains(GAINS, STARTS, DISCOUNTS, cutoff, best)
-    given = SCORES, GAINS, STARTS, DISCOUNTS, cutoff, False
+    arguments = SCORES, GAINS, STARTS, DISCOUNTS, cutoff, False
     # In two ranges of queries, which are computed separately.
-    kernels.sum_ranked_gains(*given, 0, 9, kept)
-    kernels.sum_ranked_gains(*given, 9, N_QUERIES, kept)
+    kernels.sum_ranked_gains(*arguments, 0, 9, by_score)
+    kernels.sum_ranked_gains(*arguments, 9, N_QUERIES, by_score)
     for q, at in enumerate(queries()):
-        for found, scores in ((best, GAINS), (kept, SCORES)):
+        for found, scores in ((best, GAINS), (by_score, SCORES)):
             gains = GAINS[at][order_of(scores[at])][:cutoff]
             assert found[q] == pytest.approx(gains @ DISCOUNTS[: len(gains)], rel=1e-13)
 
@@ -62,9 +62,20 @@ def test_gradients_of_pairs(normalizes: bool, by_gain: bool, truncation: int) ->
     best, g, h = np.zeros(N_QUERIES), np.zeros(N), np.zeros(N)
     kernels.sum_best_gains(GAINS, STARTS, DISCOUNTS, truncation, best)
     inverse = np.divide(1.0, best, out=np.zeros_like(best), where=best > 0)
-    given = SCORES, GAINS, WEIGHT, STARTS, DISCOUNTS, inverse, truncation, 1.5, by_gain, normalizes
-    kernels.make_pair_gradients(*given, 0, 13, g, h)
-    kernels.make_pair_gradients(*given, 13, N_QUERIES, g, h)
+    arguments = (
+        SCORES,
+        GAINS,
+        WEIGHT,
+        STARTS,
+        DISCOUNTS,
+        inverse,
+        truncation,
+        1.5,
+        by_gain,
+        normalizes,
+    )
+    kernels.make_pair_gradients(*arguments, 0, 13, g, h)
+    kernels.make_pair_gradients(*arguments, 13, N_QUERIES, g, h)
     for q, at in enumerate(queries()):
         wanted = _pairs(SCORES[at], GAINS[at], inverse[q], truncation, 1.5, by_gain, normalizes)
         np.testing.assert_allclose([g[at], h[at]], WEIGHT[q] * wanted, rtol=1e-11, atol=1e-14)
@@ -101,8 +112,8 @@ def _pairs(
 def test_gradients_of_pairs_are_the_slopes_of_their_loss() -> None:
     scores, gains = RNG.normal(size=6), np.array([3.0, 0, 1, 7, 1, 0])
     starts, g, h = np.array([0, 6]), np.zeros(6), np.zeros(6)
-    given = np.ones(1), starts, DISCOUNTS, np.ones(1), ALL, 1.0, False, False, 0, 1
-    kernels.make_pair_gradients(scores, gains, *given, g, h)
+    arguments = np.ones(1), starts, DISCOUNTS, np.ones(1), ALL, 1.0, False, False, 0, 1
+    kernels.make_pair_gradients(scores, gains, *arguments, g, h)
 
     def loss(scores: Array) -> float:
         pairs = np.subtract.outer(scores, scores)[np.greater.outer(gains, gains)]
@@ -118,17 +129,17 @@ def test_gradients_of_pairs_are_the_slopes_of_their_loss() -> None:
 def test_gradients_of_far_scores_are_finite() -> None:
     scores = np.array([1e4, 0.0, -1e4, -1e4 - 1, 5.0])
     g, h = np.zeros(5), np.zeros(5)
-    given = np.ones(1), np.array([0, 5]), DISCOUNTS, np.ones(1), ALL, 1.0, True, True, 0, 1
-    kernels.make_pair_gradients(scores, np.arange(5.0), *given, g, h)
+    arguments = np.ones(1), np.array([0, 5]), DISCOUNTS, np.ones(1), ALL, 1.0, True, True, 0, 1
+    kernels.make_pair_gradients(scores, np.arange(5.0), *arguments, g, h)
     assert np.isfinite([g, h]).all()
     assert g.sum() == pytest.approx(0, abs=1e-12)
 
 
 def test_gradients_of_the_cross_entropy() -> None:
     targets, g, h = GAINS + RNG.random(N), np.zeros(N), np.zeros(N)
-    given = SCORES, targets, WEIGHT, STARTS
-    kernels.make_cross_entropy_gradients(*given, 0, 13, g, h)
-    kernels.make_cross_entropy_gradients(*given, 13, N_QUERIES, g, h)
+    arguments = SCORES, targets, WEIGHT, STARTS
+    kernels.make_cross_entropy_gradients(*arguments, 0, 13, g, h)
+    kernels.make_cross_entropy_gradients(*arguments, 13, N_QUERIES, g, h)
     for q, at in enumerate(queries()):
         share = np.exp(SCORES[at] - SCORES[at].max())
         share /= share.sum()

@@ -277,12 +277,12 @@ def test_regression_on_sparse_rows() -> None:
 
 
 def test_changes_of_coefficients_touched_by_all_trainers_are_averaged() -> None:
-    far = _damping_factor(np.array([0.0, 1e-4, 1.0, 50.0]), 0.5)
-    np.testing.assert_allclose(far[[0, 3]], [1, 0.5], rtol=1e-4)
-    assert (np.diff(far) <= 0).all()
+    factors = _damping_factor(np.array([0.0, 1e-4, 1.0, 50.0]), 0.5)
+    np.testing.assert_allclose(factors[[0, 3]], [1, 0.5], rtol=1e-4)
+    assert (np.diff(factors) <= 0).all()
     # On a quadratic, two halves of the steps, damped and added, equal all steps.
     half = 1 - np.exp(-1.0)
-    np.testing.assert_allclose(2 * far[2] * half, 1 - np.exp(-2.0), rtol=1e-12)
+    np.testing.assert_allclose(2 * factors[2] * half, 1 - np.exp(-2.0), rtol=1e-12)
     assert _damping_factor(np.inf, 0.25) == 0.25
     # Equal shares use a different code path with the same result.
     at = np.linspace(0.01, 3)

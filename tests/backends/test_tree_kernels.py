@@ -102,11 +102,11 @@ def _lane_rows(n, d, mode, seed=0, largest=False, n_bins=256, k=1, weighted=Fals
 
 def _both(room, shape, backend):
     """Return the same rows on the CPU and on the GPU."""
-    own = SimpleNamespace(**vars(room))
-    own.extra = {name: array.copy() for name, array in room.extra.items()}
-    (device,) = CupyTrees(backend).open_rows([own], shape)
+    device_room = SimpleNamespace(**vars(room))
+    device_room.extra = {name: array.copy() for name, array in room.extra.items()}
+    (device,) = CupyTrees(backend).open_rows([device_room], shape)
     device._packed[:] = room.extra["packed"]
-    return HostTrees().open_rows([room], shape)[0], device, own
+    return HostTrees().open_rows([room], shape)[0], device, device_room
 
 
 def _table(rng, share):
@@ -118,7 +118,7 @@ def _table(rng, share):
 def test_rows_are_partitioned_and_summed(mode, n, d, n_bins, backend, monkeypatch):
     room = _lane_rows(n, d, mode, n_bins=n_bins)
     shape = d, n_bins, 2 if mode == CONSTANT else 3
-    host, device, own = _both(room, shape, backend)
+    host, device, device_room = _both(room, shape, backend)
     few = host.build_root_histogram(mode, 0).copy()
     np.testing.assert_array_equal(device.build_root_histogram(mode, 0), few)
     monkeypatch.setattr(host_trees, "_MAX_ROWS_IN_NUMPY", 0)
@@ -150,9 +150,9 @@ def test_rows_are_partitioned_and_summed(mode, n, d, n_bins, backend, monkeypatc
     values = rng.normal(size=len(at))
     for lane in (host, device):
         lane.add_leaf_values(0, at, values)
-    assert "raw" not in own.extra  # the host's copy is outdated
+    assert "raw" not in device_room.extra  # the host's copy is outdated
     device.fetch_raw_predictions()
-    np.testing.assert_array_equal(own.extra["raw"], room.extra["raw"])
+    np.testing.assert_array_equal(device_room.extra["raw"], room.extra["raw"])
     np.testing.assert_array_equal(device.find_row_leaves(at), host.find_row_leaves(at))
 
 
@@ -222,13 +222,17 @@ def test_gradients(name, weighted, backend):
         with np.errstate(over="ignore"):
             largest = host.make_gradients(loss, constant)
         np.testing.assert_array_equal(device.make_gradients(loss, constant), largest)
-        given = room.extra["given"]
-        np.testing.assert_array_equal(device._g, given[0])
-        assert constant or (device._h == given[1]).all()
-        for made in (given[0], device._g, *((given[1], device._h) if not constant else ())):
-            made[~np.isfinite(made)] = 0  # such a fit ends before gradients are packed
+        gradients = room.extra["given"]
+        np.testing.assert_array_equal(device._g, gradients[0])
+        assert constant or (device._h == gradients[1]).all()
+        for values in (
+            gradients[0],
+            device._g,
+            *((gradients[1], device._h) if not constant else ()),
+        ):
+            values[~np.isfinite(values)] = 0  # such a fit ends before gradients are packed
         for c, mode in itertools.product(range(k), [CONSTANT] if constant else [EXACT, ROUNDED]):
-            most = [np.abs(made[c]).max(initial=1e-30) for made in given if len(made)]
+            most = [np.abs(values[c]).max(initial=1e-30) for values in gradients if len(values)]
             scales = [2.0 ** (12 - int(np.frexp(value)[1])) for value in (*most, 1.0)[:2]]
             sums = [
                 lane.pack_output_gradients(c, mode, *scales, 0x9E3779B9) for lane in (device, host)
@@ -261,9 +265,9 @@ def test_compiled_gradients_equal_those_of_the_loss(name, weighted, monkeypatch)
         part * (room.weight if weighted else 1.0)
         for part in loss.gradients(room.y, room.extra["raw"])
     ]
-    for made, part, most in zip(room.extra["given"], wanted, largest, strict=True):
-        np.testing.assert_array_equal(made, part.astype(np.float32))
-        assert most == np.abs(made).max()
+    for gradients, part, most in zip(room.extra["given"], wanted, largest, strict=True):
+        np.testing.assert_array_equal(gradients, part.astype(np.float32))
+        assert most == np.abs(gradients).max()
 
 
 def _histograms(rng, n_leaves, d, n_bins, counts, missing, channels, few):
@@ -308,16 +312,16 @@ def test_best_splits(n_bins, channels, few, backend):
             SplitLeaf(hist[:, k], allowed[k], totals[k], 0.01 * k, low, np.inf)
             for k in range(n_leaves)
         ]
-        told = np.zeros((2, n_leaves, 12), np.int64)
-        HostTrees().find_best_splits(leaves, 0, facts, scales, told[0])
-        CupyTrees(backend).find_best_splits(leaves, 0, facts, scales, told[1])
+        splits = np.zeros((2, n_leaves, 12), np.int64)
+        HostTrees().find_best_splits(leaves, 0, facts, scales, splits[0])
+        CupyTrees(backend).find_best_splits(leaves, 0, facts, scales, splits[1])
         # For numeric features the loop leaves the values of earlier categorical ones there.
-        told[:, :, 8:] *= told[:, :, 7:8]
-        np.testing.assert_array_equal(told[1], told[0])
-        gains = told[0, :, 0].view(np.float64)
+        splits[:, :, 8:] *= splits[:, :, 7:8]
+        np.testing.assert_array_equal(splits[1], splits[0])
+        gains = splits[0, :, 0].view(np.float64)
         assert gains[0] == -1
         assert (gains[[1, 3, 4]] > 0).any()
-        of_categories += told[0, :, 7].sum()
+        of_categories += splits[0, :, 7].sum()
     assert of_categories or n_bins > 90  # a category with too few rows
 
 
@@ -333,14 +337,14 @@ def test_splits_with_the_minimum_number_of_rows(feature, backend):
     facts = SplitFacts(counts, each, categorical, each.view(np.int8), 0.0, 1e-3, 45)
     allowed, totals = (np.arange(2) == feature).astype(np.uint8), np.array([-60, 90, 90])
     leaves = [SplitLeaf(hist[:, 0], allowed, totals, 0.0, -np.inf, np.inf)]
-    told = np.zeros((2, 1, 12), np.int64)
-    for device, own in zip((HostTrees(), CupyTrees(backend)), told, strict=True):
-        device.find_best_splits(leaves, 0, facts, np.ones(2), own)
-    np.testing.assert_array_equal(told[1], told[0])
+    splits = np.zeros((2, 1, 12), np.int64)
+    for device, splits_of_device in zip((HostTrees(), CupyTrees(backend)), splits, strict=True):
+        device.find_best_splits(leaves, 0, facts, np.ones(2), splits_of_device)
+    np.testing.assert_array_equal(splits[1], splits[0])
     expected = (
         [feature, 0, 0, -90, 45, 45, 1, 0b111] if feature == 0 else [1, 1, 0, -60, 45, 45, 0, 0]
     )
-    assert told[0, 0, 1:9].tolist() == expected
+    assert splits[0, 0, 1:9].tolist() == expected
 
 
 def _trees(rng, n_trees, d, n_values, with_categories):
@@ -350,7 +354,7 @@ def _trees(rng, n_trees, d, n_values, with_categories):
     if with_categories:
         categorical[1] = True
         edges[1] = np.array([-2.0, 0.0, 1.0, 3.0, 70.0])
-    made = []
+    trees = []
     for _ in range(n_trees):
         n_inner = int(rng.integers(0, 12))
         n = 2 * n_inner + 1
@@ -368,14 +372,14 @@ def _trees(rng, n_trees, d, n_values, with_categories):
             else:
                 bin_[node] = rng.integers(40)
                 threshold[node] = edges[j][bin_[node]]
-        made.append(
+        trees.append(
             Tree(
                 feature, bin_, threshold, left, rng.random(n) < 0.5, category,
                 rng.normal(size=(n, n_values)), np.zeros(n), np.ones(n, np.int64), np.ones(n),
                 np.full(n, 12, np.int32), np.array(bitsets, np.uint64).reshape(-1, 4),
             )
         )  # fmt: skip
-    return made, Bins(tuple(edges), 255, categorical)
+    return trees, Bins(tuple(edges), 255, categorical)
 
 
 def _rows(rng, n, bins, dtype):
@@ -392,8 +396,8 @@ def _rows(rng, n, bins, dtype):
 @pytest.mark.parametrize("n_outputs", [1, 3])
 def test_boosting_predicts(dtype, n_outputs, backend):
     rng = np.random.default_rng(n_outputs)
-    made, bins = _trees(rng, 6, 4, 1, with_categories=True)
-    raw = RawTrees(Trees.of(made, n_outputs, bins), rng.normal(size=n_outputs))
+    trees, bins = _trees(rng, 6, 4, 1, with_categories=True)
+    raw = RawTrees(Trees.of(trees, n_outputs, bins), rng.normal(size=n_outputs))
     X = _rows(rng, 300, bins, dtype)
     np.testing.assert_array_equal(raw.on_device(backend, dtype)(X), raw(X))
     np.testing.assert_array_equal(raw.on_device(backend, dtype)(X[:1]), raw(X[:1]))
@@ -403,13 +407,13 @@ def test_boosting_predicts(dtype, n_outputs, backend):
 @pytest.mark.parametrize("n_values", [1, 3])
 def test_forests_predict(dtype, n_values, backend):
     rng = np.random.default_rng(n_values)
-    made, bins = _trees(rng, 7, 4, n_values, with_categories=False)
-    raw = RawForest(Trees.of(made, 1, bins))
+    trees, bins = _trees(rng, 7, 4, n_values, with_categories=False)
+    raw = RawForest(Trees.of(trees, 1, bins))
     X = _rows(rng, 300, bins, dtype)
     np.testing.assert_array_equal(raw.on_device(backend, dtype)(X), raw(X))
 
 
 def test_nodes_take_16_bytes():
-    made, bins = _trees(np.random.default_rng(0), 2, 4, 1, with_categories=True)
-    trees = Trees.of(made, 1, bins)
+    tree_list, bins = _trees(np.random.default_rng(0), 2, 4, 1, with_categories=True)
+    trees = Trees.of(tree_list, 1, bins)
     assert pack_nodes(trees.nodes).nbytes == 16 * len(trees.nodes.feature)

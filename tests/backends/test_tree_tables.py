@@ -89,15 +89,15 @@ def test_boosting_at_numbers_of_rows_and_leaves_around_widths(n_outputs: int) ->
     left = ByValues(X, bins)
     # Leaves are bits of words of 32, or of one or several words of 64.
     for sizes in ((1, 2, 31, 32), (33, 63, 64, 5), (65, 127, 128, 129), (191, 192, 193, 256)):
-        made = [tree_of(rng, bins, m) for m in sizes]
-        raw = RawTrees(Trees.of(made, n_outputs, bins), np.zeros(n_outputs))
+        trees = [tree_of(rng, bins, m) for m in sizes]
+        raw = RawTrees(Trees.of(trees, n_outputs, bins), np.zeros(n_outputs))
         expected = np.zeros((len(X), n_outputs))
-        for t, tree in enumerate(made):
+        for t, tree in enumerate(trees):
             expected[:, t % n_outputs] += tree.value[leaves_of(tree, left), 0]
         for n in ROWS:
             for add in (raw._add_walked, raw._add_masked):
                 found = np.zeros((n, n_outputs))
-                add(X[:n].copy(), 0, len(made), found)
+                add(X[:n].copy(), 0, len(trees), found)
                 np.testing.assert_array_equal(found, expected[:n], f"{n} rows, leaves {sizes}")
 
 
@@ -108,11 +108,13 @@ def test_forests_at_numbers_of_rows_around_widths(dtype: str) -> None:
     X = rng.normal(size=(max(ROWS), 7)).astype(dtype)
     X[rng.random(X.shape) < 0.1] = np.nan
     for n_values in (1, 3):
-        made = [_numbers_alone(tree_of(rng, bins_of(rng, 40), m)) for m in (1, 2, 40)]
-        made = [replace(t, value=rng.normal(size=(len(t.feature), n_values))) for t in made]
-        trees = Trees.of(made, 1, bins)
-        leaves = np.stack([leaves_of(tree, ByValues(X, bins)) for tree in made], axis=1)
-        values = [tree.value[at] for tree, at in zip(made, leaves.T, strict=True)]
+        tree_list = [_numbers_alone(tree_of(rng, bins_of(rng, 40), m)) for m in (1, 2, 40)]
+        tree_list = [
+            replace(t, value=rng.normal(size=(len(t.feature), n_values))) for t in tree_list
+        ]
+        trees = Trees.of(tree_list, 1, bins)
+        leaves = np.stack([leaves_of(tree, ByValues(X, bins)) for tree in tree_list], axis=1)
+        values = [tree.value[at] for tree, at in zip(tree_list, leaves.T, strict=True)]
         assert tree_predict._ROWS_SIDE_BY_SIDE in SIZES
         for n in ROWS:
             found = RawForest(trees)(X[:n].copy())
@@ -140,15 +142,15 @@ def test_out_of_bag_predictions() -> None:
     bins = Bins(tuple(np.sort(rng.normal(size=40)) for _ in range(7)), missing, np.zeros(7, bool))
     rows = rng.integers(0, 41, (n, 8)).astype(np.uint8)
     rows[rng.random(rows.shape) < 0.1] = missing
-    made = [_numbers_alone(tree_of(rng, bins_of(rng, 40), m)) for m in (1, 9, 40)]
+    tree_list = [_numbers_alone(tree_of(rng, bins_of(rng, 40), m)) for m in (1, 9, 40)]
     nodes, keys = (
-        (trees := Trees.of(made, 1, bins)).nodes,
+        (trees := Trees.of(tree_list, 1, bins)).nodes,
         rng.integers(2**63, size=3, dtype=np.uint64),
     )
     table, numbers = np.array([2**62, 2**63], np.uint64), rng.permutation(10 * n)[:n]
     drawn = _draws(numbers, keys, table)
     expected, times = np.zeros((n, 1)), (drawn == 0).sum(axis=1)
-    for t, tree in enumerate(made):
+    for t, tree in enumerate(tree_list):
         answers = tree.value[leaves_of(tree, ByBins(rows, missing)), :]
         expected += np.where(drawn[:, t : t + 1] == 0, answers, 0)
     for m in around(n - 1):
@@ -197,8 +199,8 @@ def sums_of(lines: Array, at: Array, n_places: int, n_outputs: int, regression: 
         return found
     np.add.at(found, (at, lines[:, 0] >> 32), lines[:, 1])
     for k in range(2, lines.shape[1]):
-        there = lines[:, k] >= 0
-        np.add.at(found, (at[there], lines[there, k]), lines[there, 1])
+        has_bin = lines[:, k] >= 0
+        np.add.at(found, (at[has_bin], lines[has_bin, k]), lines[has_bin, 1])
     return found
 
 
@@ -208,30 +210,30 @@ def test_partition_of_the_rows_of_a_node(n_outputs: int, regression: bool) -> No
     rng, missing = np.random.default_rng(5), 255
     for n in around(forest_grow._MAX_SPARSE_ROWS):
         lines, rows = lines_of(rng, n, n_outputs, regression)
-        told, b = f"{n} rows", rows[:, 3].astype(int)
+        case, b = f"{n} rows", rows[:, 3].astype(int)
         hist = sums_of(lines, b, 256, n_outputs, regression)
         found, few = np.zeros_like(hist), np.zeros_like(hist)
         compiled(forest_kernels.add_lines)(rows, lines, 3, found)
-        np.testing.assert_array_equal(found, hist, told)
+        np.testing.assert_array_equal(found, hist, case)
         places = np.zeros(256, np.int64)
         m = compiled(forest_grow._add_few_rows)(rows, lines, 3, few, places, missing)
-        np.testing.assert_array_equal(few, hist, told)
-        np.testing.assert_array_equal(places[:m], np.unique(b[b != missing]), told)
+        np.testing.assert_array_equal(few, hist, case)
+        np.testing.assert_array_equal(places[:m], np.unique(b[b != missing]), case)
         whole = sums_of(lines, np.zeros(n, int), 1, n_outputs, regression)[0]
         sums, reach = np.zeros(len(whole) + 2, np.int64), np.full(2 * n_outputs, -np.inf)
         forest_kernels.add_node_sums(lines, sums, reach)
-        np.testing.assert_array_equal(sums[:-2], whole, told)
+        np.testing.assert_array_equal(sums[:-2], whole, case)
         assert sums[-2] == lines[:, 1].sum()
         if regression:
             y = lines[:, -n_outputs:].copy().view(float)
             ends = np.stack([-y.min(axis=0), y.max(axis=0)], axis=1).ravel()
-            np.testing.assert_array_equal(reach, ends, told)
+            np.testing.assert_array_equal(reach, ends, case)
             assert sums[-1] == lines[:, 2 + n_outputs].sum()
         goes = np.where(b == missing, True, b <= 100)
         parted, spare = lines.copy(), np.empty_like(lines)
         left = forest_kernels.partition_lines(rows, parted, 3, 100, missing, 1, spare)
         assert left == goes.sum()
-        np.testing.assert_array_equal(parted, np.concatenate([lines[goes], lines[~goes]]), told)
+        np.testing.assert_array_equal(parted, np.concatenate([lines[goes], lines[~goes]]), case)
 
 
 @pytest.mark.parametrize("regression", [False, True])
@@ -244,10 +246,10 @@ def test_rows_sampled_by_a_tree(regression: bool) -> None:
         slot, factor = (lines[:, 0] >> 32).astype(np.int32), np.array([1, 2, 5])
         times = _draws(numbers, np.array([key]), table)[:, 0]
         for drawn in (times, np.ones(n, int)):
-            given = table if drawn is times else np.empty(0, np.uint64)
+            thresholds = table if drawn is times else np.empty(0, np.uint64)
             room, more = np.empty_like(lines), np.ascontiguousarray(lines[:, 2:])
             m = forest_kernels.draw_tree_rows(
-                numbers, key, given, weight, factor, slot, more, 12, room
+                numbers, key, thresholds, weight, factor, slot, more, 12, room
             )
             (at,) = np.nonzero((weight > 0) & (drawn > 0))
             expected = lines[at].copy()

@@ -88,12 +88,12 @@ def test_csr_gradient_and_adagrad(dtype, index, chosen, weighted, guarded):
     csr.data[csr.indptr[4] : csr.indptr[5]] = 0
     order = rng.integers(n, size=n) if chosen else np.arange(n)
     _, _, y, w, weight = make_problem(loss, n, d, dtype)
-    parts, rows, count, given = csr_parts(guarded, csr, index), None, None, n
+    parts, rows, count, n_given = csr_parts(guarded, csr, index), None, None, n
     if chosen:  # listed individually; their number is on the device
         data, indices, _ = (part.ctypes.data for part in parts)
         first, sizes = csr.indptr[:-1].astype(np.uint64), np.diff(csr.indptr).astype(np.uint64)
         table = data + first * csr.data.itemsize, indices + first * np.dtype(index).itemsize, sizes
-        rows, given = guarded(np.stack(table, axis=1).astype(np.uint64)[order]), 10**9
+        rows, n_given = guarded(np.stack(table, axis=1).astype(np.uint64)[order]), 10**9
         count, parts = guarded(np.array([float(n)])), (None, None, None)
     options = kernels.options("csr_gradient", dtype, loss="log_loss", result=dtype, index=index)
     library = build("csr_gradient", options)
@@ -103,7 +103,7 @@ def test_csr_gradient_and_adagrad(dtype, index, chosen, weighted, guarded):
     run(library, "csr_clear", clear, gradient, d + 1)
     run(
         library, "csr_gradient", launch, *parts, rows, guarded(y),
-        guarded(weight) if weighted else None, ours, gradient, total, given, d, 1, 0.0, count,
+        guarded(weight) if weighted else None, ours, gradient, total, n_given, d, 1, 0.0, count,
     )  # fmt: skip
     values = csr.toarray()[order]
     expected, truth, scale = true_sums(loss, values, y, w, weight if weighted else None, True)

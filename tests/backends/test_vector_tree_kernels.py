@@ -117,16 +117,16 @@ def test_best_splits_equal_an_exhaustive_search(n_outputs: int, constant: bool) 
             2.0, 1e-3, 4,
         )  # fmt: skip
         scales = np.array([[0.5] * n_outputs, [1.0 if constant else 0.25] * n_outputs])
-        told = np.zeros((1, 10 + 2 * n_outputs), np.int64)
+        splits = np.zeros((1, 10 + 2 * n_outputs), np.int64)
         leaf = SplitLeaf(hist, np.ones(d, np.uint8), totals, [0.0] * n_outputs, -np.inf, np.inf)
-        HostTrees().find_best_splits([leaf], 0, facts, scales, told)
-        assert told[0, :1].view(float)[0] == pytest.approx(best), trial
+        HostTrees().find_best_splits([leaf], 0, facts, scales, splits)
+        assert splits[0, :1].view(float)[0] == pytest.approx(best), trial
         j, left, missing_left = where
-        assert told[0, 1] == j
+        assert splits[0, 1] == j
         np.testing.assert_array_equal(
-            told[0, 4 : 4 + n_outputs], hist[j, left].sum(axis=0)[:n_outputs]
+            splits[0, 4 : 4 + n_outputs], hist[j, left].sum(axis=0)[:n_outputs]
         )
-        assert told[0, 4 + 2 * n_outputs] == n[j, left].sum()
+        assert splits[0, 4 + 2 * n_outputs] == n[j, left].sum()
 
 
 def test_categories_around_whole_words() -> None:
@@ -152,11 +152,11 @@ def test_predictions_of_all_numbers_of_rows(dtype: str) -> None:
     X = rows_of(rng, bins, max(sizes)).astype(dtype)
     left = ByValues(X, bins)
     for n_outputs in (2, 5):
-        made = [tree_of(rng, bins, m) for m in (1, 2, 31, 70)]
-        made = [replace(t, value=rng.normal(size=(len(t.feature), n_outputs))) for t in made]
-        raw = RawTrees(Trees.of(made, 1, bins), np.arange(float(n_outputs)))
+        trees = [tree_of(rng, bins, m) for m in (1, 2, 31, 70)]
+        trees = [replace(t, value=rng.normal(size=(len(t.feature), n_outputs))) for t in trees]
+        raw = RawTrees(Trees.of(trees, 1, bins), np.arange(float(n_outputs)))
         expected = np.tile(np.arange(float(n_outputs)), (len(X), 1))
-        for tree in made:
+        for tree in trees:
             expected += tree.value[leaves_of(tree, left)]
         for n in sizes:
             np.testing.assert_array_equal(raw(X[:n].copy()), expected[:n], f"{n} rows")

@@ -27,7 +27,9 @@ def _run(name: str, *arguments: str) -> str:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def run_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
     """Return the output of an example run in this process, whose clusters fork their workers."""
 
     def run(name: str, *arguments: str) -> str:
@@ -39,8 +41,8 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run
 
 
-def test_quickstart_compares_policies_on_workers(here: Callable[..., str]) -> None:
-    output = here("quickstart.py", "--passes", "3", "--policy", "sync", "average")
+def test_quickstart_compares_policies_on_workers(run_example: Callable[..., str]) -> None:
+    output = run_example("quickstart.py", "--passes", "3", "--policy", "sync", "average")
     assert "digits: 1797 x 64, 2 workers" in output
     rows = [re.split(r"\s*│\s*", line)[1:-1] for line in output.splitlines() if "│" in line]
     (sync, average) = ({"policy": row[0], "last": row[3], "moved": row[6]} for row in rows)
@@ -53,7 +55,7 @@ def test_quickstart_compares_policies_on_workers(here: Callable[..., str]) -> No
 @pytest.mark.parametrize(
     "kind", ["csv", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("parquet", "svm"))]
 )
-def test_quickstart_reads_files(tmp_path: Path, kind: str, here: Callable[..., str]) -> None:
+def test_quickstart_reads_files(tmp_path: Path, kind: str, run_example: Callable[..., str]) -> None:
     X, y = load_iris(return_X_y=True)
     path = tmp_path / f"iris.{kind}"
     if kind == "svm":
@@ -63,7 +65,7 @@ def test_quickstart_reads_files(tmp_path: Path, kind: str, here: Callable[..., s
         frame = pd.DataFrame(X, columns=list("abcd")).assign(species=np.array(["i", "v", "w"])[y])
         frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
     options = ["--target", "species", "--workers", "0", "--policy", "sync", "--passes", "5"]
-    run = here if kind == "csv" else _run
+    run = run_example if kind == "csv" else _run
     output = run("quickstart.py", "--data", str(path), *options)
     assert f"iris.{kind}: 150 x 4, 0 workers" in output
 
@@ -99,13 +101,13 @@ def test_an_empty_folder_is_a_usage_error(
         monkeypatch.setattr(sys, "argv", [name, *option, str(folder)])
         with pytest.raises(SystemExit, match="2"):
             runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-        told = capsys.readouterr().err
-        assert "usage:" in told
-        assert str(folder) in told
-        assert ": name a" in told
+        output = capsys.readouterr().err
+        assert "usage:" in output
+        assert str(folder) in output
+        assert ": name a" in output
         if name not in {"quickstart.py", "rnn_text.py"}:  # which read a user's own files
-            assert "DASKML_DIST_DATA" in told
-            assert "examples/fetch.py" in told
+            assert "DASKML_DIST_DATA" in output
+            assert "examples/fetch.py" in output
 
 
 @pytest.mark.slow
@@ -132,9 +134,9 @@ def test_a_stream_example_serves_what_it_has_learned() -> None:
     for package in ("uvicorn", "uvloop", "httptools", "msgspec"):
         pytest.importorskip(package, reason="needs the extra serve")
     output = _run("learn_then_serve.py", "--calls", "400", "--publish-every", "100")
-    told = re.findall(r"version (\d), \d+ rows: (.*) \(to the bit: True\)", output)
-    assert [version for version, _ in told] == ["1", "2", "3", "4"]
-    assert len({answers for _, answers in told}) == 4
+    served = re.findall(r"version (\d), \d+ rows: (.*) \(to the bit: True\)", output)
+    assert [version for version, _ in served] == ["1", "2", "3", "4"]
+    assert len({answers for _, answers in served}) == 4
     assert "versions on disk: 2, 3, 4\n" in output
     assert output.endswith("status 0.\n")
 
@@ -142,7 +144,7 @@ def test_a_stream_example_serves_what_it_has_learned() -> None:
 def test_every_example_has_a_test() -> None:
     texts = "".join(path.read_text() for path in EXAMPLES.parent.glob("tests/*/test_*.py"))
     # A call, a path to it, or a row of a table of runs; a missing folder alone is no run.
-    runs = re.findall(r'(?:(?:run|here)\(|/ )"(\w+\.py)"|\("(\w+\.py)", 0', texts)
+    runs = re.findall(r'(?:run(?:_example)?\(|/ )"(\w+\.py)"|\("(\w+\.py)", 0', texts)
     names = {path.name for path in EXAMPLES.glob("*.py")} - {"fetch.py"}  # test_fetch.py
     assert names <= {name for pair in runs for name in pair}
 
@@ -156,12 +158,12 @@ def test_local_cuda_cluster_without_gpus() -> None:
     assert min(accuracy) > 0.8
 
 
-def test_local_cuda_cluster_names_missing_requirements(here: Callable[..., str]) -> None:
+def test_local_cuda_cluster_names_missing_requirements(run_example: Callable[..., str]) -> None:
     """Without dask-cuda or a GPU it prints one line that names the remedy."""
     if gpu_problem() is None:
         pytest.skip("there is a GPU here")
     with pytest.raises(SystemExit, match="try --cpu"):  # a text: status 1, and no traceback
-        here("local_cuda_cluster.py")
+        run_example("local_cuda_cluster.py")
 
 
 @pytest.mark.slow
@@ -173,11 +175,11 @@ def test_clusters_of_digits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_boosting(tmp_path: Path, rows: int, here: Callable[..., str]) -> None:
+def test_boosting(tmp_path: Path, rows: int, run_example: Callable[..., str]) -> None:
     pytest.importorskip("matplotlib")
     picture, few = tmp_path / "boosting.png", ["--iterations", "10", "--workers", "0"]
     few = few if rows < 20_000 else []
-    run = here if rows < 20_000 else _run
+    run = run_example if rows < 20_000 else _run
     output = run("boosting.py", "--rows", str(rows), *few, "--picture", str(picture))
     assert float(output.split("AUC ")[1].split(",")[0]) > 0.8
     # The uninformative feature comes last.
@@ -186,10 +188,10 @@ def test_boosting(tmp_path: Path, rows: int, here: Callable[..., str]) -> None:
 
 
 @pytest.mark.slow
-def test_clicks_on_ids_that_come_and_go(tmp_path: Path, here: Callable[..., str]) -> None:
+def test_clicks_on_ids_that_come_and_go(tmp_path: Path, run_example: Callable[..., str]) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "clicks.png"
-    output = here("growing_clicks.py", "--calls", "600", "--picture", str(picture))
+    output = run_example("growing_clicks.py", "--calls", "600", "--picture", str(picture))
     rows = [
         int(re.findall(r"([\d,]+) ids", line)[0].replace(",", "")) for line in output.splitlines()
     ]
@@ -199,36 +201,38 @@ def test_clicks_on_ids_that_come_and_go(tmp_path: Path, here: Callable[..., str]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_kinds_of_cells(tmp_path: Path, here: Callable[..., str]) -> None:
+def test_kinds_of_cells(tmp_path: Path, run_example: Callable[..., str]) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "cells.png"
     few = ["--cells", "3000", "--genes", "400", "--picture", str(picture)]
-    output = here("cell_counts.py", *few)
+    output = run_example("cell_counts.py", *few)
     assert "3,000 cells x 400 genes in 2 chunks" in output
     assert float(output.split("index ")[1]) > 0.9
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_map_of_land_cover(tmp_path: Path, here: Callable[..., str]) -> None:
+def test_a_map_of_land_cover(tmp_path: Path, run_example: Callable[..., str]) -> None:
     for package in ("matplotlib", "xarray"):
         pytest.importorskip(package, reason=f"{package} is not installed")
     picture = tmp_path / "cover.png"
-    output = here("land_cover.py", "--size", "60", "--picture", str(picture))
+    output = run_example("land_cover.py", "--size", "60", "--picture", str(picture))
     one, every = re.findall(r"(0\.\d+|1\.0+)", output)
     assert 0.7 < float(one) < float(every)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
-def test_clicks_that_drift(tmp_path: Path, here: Callable[..., str]) -> None:
+def test_clicks_that_drift(tmp_path: Path, run_example: Callable[..., str]) -> None:
     pytest.importorskip("matplotlib")
-    picture, given = tmp_path / "clicks.png", ["--calls", "1000"]
-    given += ["--checkpoint", str(tmp_path / "clicks.npz")]
-    output = here("online_ctr.py", *given, "--picture", str(picture))
+    picture, arguments = tmp_path / "clicks.png", ["--calls", "1000"]
+    arguments += ["--checkpoint", str(tmp_path / "clicks.npz")]
+    output = run_example("online_ctr.py", *arguments, "--picture", str(picture))
     loss = [float(line.split("loss ")[1].split(",")[0]) for line in output.splitlines()]
     assert loss[0] > loss[1] > loss[2]
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert here("online_ctr.py", *given).count("; 0 calls of") == 3  # all had been learned
+    assert (
+        run_example("online_ctr.py", *arguments).count("; 0 calls of") == 3
+    )  # all had been learned
 
 
 @pytest.mark.slow
@@ -245,18 +249,18 @@ def test_pictures_of_the_site(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-def test_forests(tmp_path: Path, here: Callable[..., str]) -> None:
+def test_forests(tmp_path: Path, run_example: Callable[..., str]) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "forests.png"
-    output = here("forests.py", "--rows", "3000", "--picture", str(picture))
+    output = run_example("forests.py", "--rows", "3000", "--picture", str(picture))
     assert "grows the same trees: True" in output
     assert float(output.split("accuracy ")[1].split(",")[0]) > 0.8
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
-def test_ensembles(here: Callable[..., str]) -> None:
-    rows = here("ensembles.py", "--rows", "4000").splitlines()[1:]
+def test_ensembles(run_example: Callable[..., str]) -> None:
+    rows = run_example("ensembles.py", "--rows", "4000").splitlines()[1:]
     brier = {row[:28].strip(): float(row.split()[-2]) for row in rows}
     assert len(brier) == 6
     assert brier["naive Bayes, calibrated"] < brier["naive Bayes"]
@@ -264,10 +268,10 @@ def test_ensembles(here: Callable[..., str]) -> None:
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("pruner", ["median", pytest.param("halving", marks=pytest.mark.slow)])
-def test_optuna_search(pruner: str, workers: int, here: Callable[..., str]) -> None:
+def test_optuna_search(pruner: str, workers: int, run_example: Callable[..., str]) -> None:
     pytest.importorskip("optuna", reason="Optuna is not installed")
     few = ["--rows", "2000", "--trials", "8", "--passes", "4", "--workers", str(workers)]
-    output = here("optuna_search.py", *few, "--pruner", pruner)
+    output = run_example("optuna_search.py", *few, "--pruner", pruner)
     assert 0 < int(output.split(" of 8 trials pruned")[0]) < 8
     assert int(output.split("pruned; ")[1].split(" of 32 passes")[0]) < 32
     assert float(output.split("accuracy ")[1].split()[0]) > 0.8
@@ -294,8 +298,8 @@ def test_nycflights(data_dir: Path) -> None:
     assert float(output.split("RMSE")[1].split()[0]) <= 17.95
 
 
-def test_actors_and_learners(here: Callable[..., str]) -> None:
-    output = here("actor_learner.py", "--workers", "2")
+def test_actors_and_learners(run_example: Callable[..., str]) -> None:
+    output = run_example("actor_learner.py", "--workers", "2")
     (steps,) = re.findall(r"after 300 pushes the way takes (\d+) steps", output)
     assert int(steps) < 10  # of 30 before
 
@@ -391,9 +395,9 @@ def test_columns_move_products_alone() -> None:
     assert by_columns < by_rows / 4
 
 
-def test_private_fits_cost_accuracy(here: Callable[..., str]) -> None:
+def test_private_fits_cost_accuracy(run_example: Callable[..., str]) -> None:
     options = ["--rows", "8000", "--passes", "4", "--seed", "0"]
-    output = here("private_fits.py", "--epsilon", "0.05", "8", *options)
+    output = run_example("private_fits.py", "--epsilon", "0.05", "8", *options)
     rows = [line.split() for line in output.splitlines()[1:]]
     assert [row[0] for row in rows] == ["0.05", "8", "none"]
     little, much, none = (float(row[1]) for row in rows)

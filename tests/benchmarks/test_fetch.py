@@ -76,7 +76,7 @@ def test_a_table_becomes_parquet(script: dict[str, Any], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("uri", "told"),
+    ("uri", "message"),
     [
         ("file:///none/such", "could not be fetched"),
         ("http://127.0.0.1:9/file.gz", "could not be fetched"),  # no server listens there
@@ -85,13 +85,13 @@ def test_a_table_becomes_parquet(script: dict[str, Any], tmp_path: Path) -> None
     ],
 )
 def test_failures_are_reported_with_a_remedy(
-    script: dict[str, Any], packed: Path, tmp_path: Path, uri: str, told: str
+    script: dict[str, Any], packed: Path, tmp_path: Path, uri: str, message: str
 ) -> None:
     folder = tmp_path / "data"
     (tmp_path / "cut.gz").write_bytes(packed.read_bytes()[:-9])
     uri = {"PACKED": packed.as_uri(), "CUT": (tmp_path / "cut.gz").as_uri()}.get(uri, uri)
     file = script["File"]("edges.txt", uri, _sha256(b"other"), script["_gunzip"])
-    with pytest.raises(SystemExit, match=told) as raised:
+    with pytest.raises(SystemExit, match=message) as raised:
         script["fetch"](file, folder)
     assert str(folder / "edges.txt") in str(raised.value) or "Try again" in str(raised.value)
     assert list(folder.iterdir()) == []

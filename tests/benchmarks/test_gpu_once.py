@@ -44,9 +44,9 @@ def test_each_check_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[3]["value"].startswith("no end after")
     assert found[4]["value"] == "the process ended with 11"
     assert log.getvalue().count("a log") == 4
-    told = gpu_once.summarise({"smoke": found})
-    assert "| smoke | 2 | 4 | 0 | 0 |" in told
-    assert told.count("BAD smoke") == 4
+    summary = gpu_once.summarise({"smoke": found})
+    assert "| smoke | 2 | 4 | 0 | 0 |" in summary
+    assert summary.count("BAD smoke") == 4
 
 
 def test_checks_without_time_left_are_reported() -> None:

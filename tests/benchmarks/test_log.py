@@ -22,5 +22,5 @@ def test_a_log_shows_how_to_repeat_a_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert "DASKML_DIST_BENCH=FOLDER " in head
     assert str(tmp_path) not in head
     assert "DASKML_DIST_LATER" not in head
-    for told in ("begun: ", "commit: ", "machine: ", "load average: ", "numpy ", "dask "):
-        assert told in head
+    for heading in ("begun: ", "commit: ", "machine: ", "load average: ", "numpy ", "dask "):
+        assert heading in head

@@ -66,8 +66,8 @@ def test_decoupled_lanes_wait_as_long_as_their_quorum() -> None:
     # With exchanges in the background no lane waits.
     behind = simulate(LocalSGD(10, quorum=3, fragments=2), costs, 4, steps=100, stragglers=slow)
     assert behind.seconds == pytest.approx(300 + 1)
-    calm = simulate(LocalSGD(10, fragments=1), costs, 4, steps=100)
-    assert calm.seconds == pytest.approx(100 + 1)
+    decoupled = simulate(LocalSGD(10, fragments=1), costs, 4, steps=100)
+    assert decoupled.seconds == pytest.approx(100 + 1)
     # A grace period includes slightly later lanes.
     late = Stragglers(slow_share=0.25, slow_factor=1.1)
     rounds = [

@@ -49,12 +49,12 @@ def _rows(kind: str, y: Any, weighted: bool) -> tuple[Any, Any, dict[str, Any], 
         rows = dd.from_pandas(frame.assign(w=WEIGHTS) if weighted else frame, npartitions=3)
         params = {"sample_weight": "w"} if weighted else {}
         return rows, "target", params, rows[list("abcd")]
-    rows, labels, given = (da.from_array(v, chunks=100) for v in (X, y, WEIGHTS))
+    rows, labels, weights = (da.from_array(v, chunks=100) for v in (X, y, WEIGHTS))
     rows = rows.rechunk((100, 4))
     if kind == "unknown chunks":
         all_rows = rows[:, 0] > -99
-        rows, labels, given = rows[all_rows], labels[all_rows], given[all_rows]
-    return rows, labels, {"sample_weight": given} if weighted else {}, rows
+        rows, labels, weights = rows[all_rows], labels[all_rows], weights[all_rows]
+    return rows, labels, {"sample_weight": weights} if weighted else {}, rows
 
 
 MEMBERS: dict[str, tuple[Any, Any, dict[str, Any], str, bool]] = {
@@ -102,8 +102,8 @@ def test_the_default_is_this_packages(client: Any) -> None:
     rows, labels, _, _ = _rows("array", TWO, False)
     ours = CalibratedClassifierCV(cv=3).fit(rows, labels)
     assert isinstance(ours.calibrated_classifiers_[0].estimator, LinearSVC)
-    here = CalibratedClassifierCV(cv=3).fit(X, TWO)
-    np.testing.assert_allclose(ours.predict_proba(X), here.predict_proba(X), atol=1e-6)
+    in_memory = CalibratedClassifierCV(cv=3).fit(X, TWO)
+    np.testing.assert_allclose(ours.predict_proba(X), in_memory.predict_proba(X), atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["sigmoid", "isotonic"])

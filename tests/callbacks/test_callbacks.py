@@ -91,10 +91,10 @@ def test_several_sets_and_scores() -> None:
     listed = _sgd(max_iter=2).fit(X, Y, eval_set=list(sets.values())).history_[-1]
     assert listed["eval_score_1"] == found["eval_score_held_accuracy"]
     assert listed["eval_score"] == listed["eval_score_0"]
-    own = {"half": lambda m, rows, labels: m.score(rows, labels) / 2}
+    scorers = {"half": lambda m, rows, labels: m.score(rows, labels) / 2}
     stopping = EarlyStopping("eval_score_held_half", patience=2)
     stopped = _sgd(learning_rate=3.0, max_iter=40, callbacks=[stopping])
-    stopped.fit(X, Y, eval_set=sets, scoring=own)
+    stopped.fit(X, Y, eval_set=sets, scoring=scorers)
     halves = [record["eval_score_held_half"] for record in stopped.history_]
     assert len(halves) == int(np.argmax(halves)) + 3 < 40
     assert halves[-1] == stopped.score(HELD, HELD_Y) / 2
@@ -102,17 +102,17 @@ def test_several_sets_and_scores() -> None:
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["in memory", "Dask"])
 def test_labels_that_the_fit_never_saw(lazy: bool) -> None:
-    held = da.from_array(HELD, chunks=(50, 8)) if lazy else HELD
+    rows = da.from_array(HELD, chunks=(50, 8)) if lazy else HELD
     labels = HELD_Y.astype(int)
     for strange in (labels + 5, labels.astype(str)):
-        given = da.from_array(strange, chunks=50) if lazy else strange
+        eval_labels = da.from_array(strange, chunks=50) if lazy else strange
         with pytest.raises(InvalidDataError, match=r"eval_set has labels.*the same encoder"):
-            _sgd(max_iter=2).fit(X, Y, eval_set=(held, given))
+            _sgd(max_iter=2).fit(X, Y, eval_set=(rows, eval_labels))
     labels[:3] = 9
-    given = da.from_array(labels, chunks=50) if lazy else labels
-    with pytest.warns(UserWarning, match=r"eval_set\['held'\] has labels .*\[9\].*leave") as told:
-        _sgd(max_iter=2).fit(X, Y, eval_set={"held": (held, given)})
-    assert [one.filename for one in told if "eval_set" in str(one.message)] == [__file__]
+    eval_labels = da.from_array(labels, chunks=50) if lazy else labels
+    with pytest.warns(UserWarning, match=r"eval_set\['held'\] has labels .*\[9\].*leave") as caught:
+        _sgd(max_iter=2).fit(X, Y, eval_set={"held": (rows, eval_labels)})
+    assert [one.filename for one in caught if "eval_set" in str(one.message)] == [__file__]
 
 
 @pytest.mark.parametrize("restore", [False, True])
@@ -138,8 +138,8 @@ def test_a_checkpoint_has_the_parameters_that_the_fit_ends_with(tmp_path: Path) 
     assert not np.array_equal(
         model.coef_, _sgd(learning_rate=3.0, max_iter=model.n_iter_).fit(X, Y).coef_
     )
-    again = _sgd(max_iter=model.n_iter_, **params).fit(X, Y)  # from the file
-    np.testing.assert_array_equal(again.coef_, model.coef_)
+    refitted = _sgd(max_iter=model.n_iter_, **params).fit(X, Y)  # from the file
+    np.testing.assert_array_equal(refitted.coef_, model.coef_)
 
 
 def test_early_stopping_by_the_loss_needs_no_parameters() -> None:
@@ -200,10 +200,10 @@ def test_a_csv_file_has_a_line_a_pass(tmp_path: Path) -> None:
 
 def test_a_csv_logger_does_not_take_the_number_of_an_open_file(tmp_path: Path) -> None:
     """It would write to that file, and close it: 1 is the standard output."""
-    with (tmp_path / "own.txt").open("w") as own:
+    with (tmp_path / "own.txt").open("w") as file:
         with pytest.raises(InvalidParameterError, match="Name a file"):
-            _sgd(callbacks=[CSVLogger(own.fileno())]).fit(X, Y)  # type: ignore[arg-type]
-        own.write("still open")
+            _sgd(callbacks=[CSVLogger(file.fileno())]).fit(X, Y)  # type: ignore[arg-type]
+        file.write("still open")
 
 
 @pytest.mark.parametrize("limit", [1e-9, "1 ns", timedelta(microseconds=1)])

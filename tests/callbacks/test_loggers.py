@@ -25,9 +25,9 @@ def test_tensorboard_reads_the_passes(tmp_path: Path) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     model = SGDClassifier(max_iter=3, tol=None, callbacks=[TensorBoard(tmp_path)]).fit(X, Y)
     read = events.EventAccumulator(str(tmp_path)).Reload()
-    told = [(event.step, event.value) for event in read.Scalars("loss")]
+    logged = [(event.step, event.value) for event in read.Scalars("loss")]
     expected = [(r["pass"], pytest.approx(r["loss"], rel=1e-6)) for r in model.history_]
-    assert told == expected
+    assert logged == expected
 
 
 def test_mlflow_has_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,5 +44,5 @@ def test_mlflow_has_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (run.info.status, failed.info.status) == ("FINISHED", "FAILED")
     assert run.info.run_name == "trial"
     assert run.data.params["max_iter"] == "3"
-    told = [metric.value for metric in client.get_metric_history(run.info.run_id, "loss")]
-    assert told == [record["loss"] for record in model.history_]
+    logged = [metric.value for metric in client.get_metric_history(run.info.run_id, "loss")]
+    assert logged == [record["loss"] for record in model.history_]

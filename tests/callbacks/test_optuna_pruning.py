@@ -35,11 +35,11 @@ def quiet() -> Iterator[None]:
 class Passes:
     """Passes that each trial has made."""
 
-    def __init__(self, made: dict[int, int], number: int) -> None:
-        self.made, self.number = made, number
+    def __init__(self, n_passes: dict[int, int], number: int) -> None:
+        self.n_passes, self.number = n_passes, number
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        self.made[self.number] = record["pass"]
+        self.n_passes[self.number] = record["pass"]
 
 
 def _searched(pruner: Any, rows: Any, labels: Any, **params: Any) -> tuple[Any, dict[int, int]]:
@@ -47,11 +47,11 @@ def _searched(pruner: Any, rows: Any, labels: Any, **params: Any) -> tuple[Any, 
     study = optuna.create_study(
         direction="maximize", pruner=pruner, sampler=optuna.samplers.GridSampler({"rate": RATES}, 0)
     )
-    made: dict[int, int] = {}
+    n_passes: dict[int, int] = {}
 
     def objective(trial: Any) -> float:
         rate = trial.suggest_float("rate", 1e-5, 1.0)
-        callbacks = [Passes(made, trial.number), OptunaPruning(trial)]
+        callbacks = [Passes(n_passes, trial.number), OptunaPruning(trial)]
         model = SGDClassifier(
             learning_rate=rate, tol=None, max_iter=PASSES, random_state=0, callbacks=callbacks,
             **params,
@@ -60,10 +60,10 @@ def _searched(pruner: Any, rows: Any, labels: Any, **params: Any) -> tuple[Any, 
         return float(model.history_[-1]["eval_score"])
 
     study.optimize(objective)
-    return study, made
+    return study, n_passes
 
 
-def _assert_pruned(study: Any, made: dict[int, int]) -> None:
+def _assert_pruned(study: Any, n_passes: dict[int, int]) -> None:
     states = {state: study.get_trials(states=(state,)) for state in optuna.trial.TrialState}
     pruned = states[optuna.trial.TrialState.PRUNED]
     complete = states[optuna.trial.TrialState.COMPLETE]
@@ -72,15 +72,15 @@ def _assert_pruned(study: Any, made: dict[int, int]) -> None:
     assert len(pruned) + len(complete) == len(RATES)
     for trial in pruned + complete:
         reports = trial.intermediate_values
-        assert sorted(reports) == list(range(1, made[trial.number] + 1))
-    assert all(made[trial.number] < PASSES for trial in pruned)
-    assert all(made[trial.number] == PASSES for trial in complete)
+        assert sorted(reports) == list(range(1, n_passes[trial.number] + 1))
+    assert all(n_passes[trial.number] < PASSES for trial in pruned)
+    assert all(n_passes[trial.number] == PASSES for trial in complete)
 
 
 def test_a_median_pruner_stops_inferior_trials() -> None:
     median = optuna.pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=1)
-    study, made = _searched(median, X, Y)
-    _assert_pruned(study, made)
+    study, n_passes = _searched(median, X, Y)
+    _assert_pruned(study, n_passes)
     whole, passes = _searched(optuna.pruners.NopPruner(), X, Y)
     assert set(passes.values()) == {PASSES}
     assert study.best_params == whole.best_params
@@ -88,8 +88,8 @@ def test_a_median_pruner_stops_inferior_trials() -> None:
     # A pruned trial has reported the same values as its complete fit would.
     by_rate = {trial.params["rate"]: trial.intermediate_values for trial in whole.trials}
     for trial in study.trials:
-        told = by_rate[trial.params["rate"]]
-        assert trial.intermediate_values.items() <= told.items()
+        scores = by_rate[trial.params["rate"]]
+        assert trial.intermediate_values.items() <= scores.items()
 
 
 @pytest.mark.parametrize("policy", ["sync", "allreduce"])

@@ -173,8 +173,8 @@ class NetworkArena(Arena):
 
     def _hosts(self, addresses: list[str]) -> list[Host]:
         """Return the hosts of some workers."""
-        there = {address.removeprefix("tcp://").rpartition(":")[0] for address in addresses}
-        return [host for host in self._network.hosts if host.address in there]
+        names = {address.removeprefix("tcp://").rpartition(":")[0] for address in addresses}
+        return [host for host in self._network.hosts if host.address in names]
 
     def _refill(self) -> None:
         self._host_cluster.refill()

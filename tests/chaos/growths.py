@@ -151,7 +151,7 @@ def _rows(strike: Strike, arena: Arena) -> list[Any]:
     classes = "Classifier" in kind or "Ranker" in kind
     times = isinstance(getattr(MODELS[strike.model], "loss", None), AFT | Cox)
 
-    def made(empty: Any, block_info: Any = None) -> Any:
+    def make_block(empty: Any, block_info: Any = None) -> Any:
         rng = np.random.default_rng(block_info[0]["chunk-location"][0])
         X = rng.standard_normal(empty.shape)
         X[:, 3] = np.round(X[:, 3])
@@ -169,7 +169,7 @@ def _rows(strike: Strike, arena: Arena) -> list[Any]:
         return 1 + np.abs(np.nan_to_num(X[:, 5]))
 
     empty = da.zeros((N_ROWS, FEATURES), chunks=(N_ROWS // N_BLOCKS, -1))
-    X = empty.map_blocks(made, dtype=float)
+    X = empty.map_blocks(make_block, dtype=float)
     found = [X, X.map_blocks(target, drop_axis=1, dtype=int if classes else float)]
     if weighted:
         found.append(X.map_blocks(weight, drop_axis=1, dtype=float))
@@ -256,8 +256,8 @@ class Kills:
 
 
 def _do(strike: Strike, arena: Arena) -> tuple[bool, float]:
-    taken, met = survive(strike, arena)
-    return bool(met), taken
+    seconds, met = survive(strike, arena)
+    return bool(met), seconds
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ def main() -> None:
     """Run a range of seeds."""
     of_seeds = parser(__doc__)
     of_seeds.add_argument("arena", choices=["processes", "network"], default="processes", nargs="?")
-    asked = of_seeds.parse_args()
-    on_network = asked.arena == "network"
+    options = of_seeds.parse_args()
+    on_network = options.arena == "network"
     make = NetworkArena if on_network else KilledArena
     kinds = NETWORK_TROUBLES if on_network else PROCESS_TROUBLES
-    run_seeds(asked, partial(draw_trouble, kinds=kinds), _do, make, 2 * BOUND)
+    run_seeds(options, partial(draw_trouble, kinds=kinds), _do, make, 2 * BOUND)
 
 
 if __name__ == "__main__":

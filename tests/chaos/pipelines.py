@@ -108,11 +108,11 @@ def outlast(ambush: Ambush, arena: Arena) -> tuple[float, int]:
         rows = _rows(ambush, arena)
         _fit(ambush, rows)  # loads the kernels
         since = time.monotonic()
-        calm = _fit(ambush, rows)
-        _calm[key] = time.monotonic() - since, calm
+        undisturbed = _fit(ambush, rows)
+        _calm[key] = time.monotonic() - since, undisturbed
         del rows
         check_clean(arena)
-    seconds, calm = _calm[key]
+    seconds, undisturbed = _calm[key]
     rows = _rows(ambush, arena)
     first, *others = ambush.waits
     killer = Kills(ambush.seed, arena, [first * seconds, *others], in_turn=True)
@@ -122,8 +122,8 @@ def outlast(ambush: Ambush, arena: Arena) -> tuple[float, int]:
         taken = time.monotonic() - since
     del rows
     assert taken < BOUND, f"took {taken:.1f} s"
-    np.testing.assert_allclose(found.coef_, calm.coef_, atol=1e-6, rtol=0)
-    np.testing.assert_allclose(found.intercept_, calm.intercept_, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(found.coef_, undisturbed.coef_, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(found.intercept_, undisturbed.intercept_, atol=1e-6, rtol=0)
     check_clean(arena)
     return taken, killer.met
 
@@ -152,13 +152,13 @@ def _fit(ambush: Ambush, frame: Any) -> Any:
     transformers = [TRANSFORMERS[name] for name in ambush.transformers]
     model = MODELS[ambush.model].set_params(run=run)
     columns = frame[["a", "b", "c"]]
-    made = make_pipeline(make_column_transformer(*transformers), model).fit(columns, frame["y"])
-    return made[-1]
+    pipeline = make_pipeline(make_column_transformer(*transformers), model).fit(columns, frame["y"])
+    return pipeline[-1]
 
 
 def _do(ambush: Ambush, arena: Arena) -> tuple[bool, float]:
-    taken, met = outlast(ambush, arena)
-    return met > 1, taken
+    seconds, met = outlast(ambush, arena)
+    return met > 1, seconds
 
 
 if __name__ == "__main__":

@@ -22,11 +22,13 @@ Do = Callable[[Any, Arena], tuple[bool, float]]
 
 def parser(about: str | None) -> argparse.ArgumentParser:
     """Return a parser for a range of seeds, and for the seconds in which new ones are started."""
-    made = argparse.ArgumentParser(description=about)
-    made.add_argument("first", type=int)
-    made.add_argument("stop", type=int)
-    made.add_argument("--seconds", type=float, default=float("inf"), help="no more begins then")
-    return made
+    arguments = argparse.ArgumentParser(description=about)
+    arguments.add_argument("first", type=int)
+    arguments.add_argument("stop", type=int)
+    arguments.add_argument(
+        "--seconds", type=float, default=float("inf"), help="no more begins then"
+    )
+    return arguments
 
 
 def _run(do: Do, trouble: Any, arena: Arena, hangs: float) -> tuple[str, float]:
@@ -53,7 +55,7 @@ def _run(do: Do, trouble: Any, arena: Arena, hangs: float) -> tuple[str, float]:
 
 
 def run_seeds(
-    asked: argparse.Namespace,
+    options: argparse.Namespace,
     draw: Callable[[int], Any],
     do: Do,
     make: Callable[[], Arena],
@@ -63,7 +65,7 @@ def run_seeds(
 
     Parameters
     ----------
-    asked : Namespace
+    options : Namespace
         Arguments parsed by `parser`.
     draw : callable
         Function that returns the fault of a seed.
@@ -78,8 +80,8 @@ def run_seeds(
     began, longest = time.monotonic(), 0.0
     arena = make()
     arena.start()
-    for seed in range(asked.first, asked.stop):
-        if time.monotonic() - began > asked.seconds:
+    for seed in range(options.first, options.stop):
+        if time.monotonic() - began > options.seconds:
             break
         trouble = draw(seed)
         outcome, seconds = _run(do, trouble, arena, hangs)

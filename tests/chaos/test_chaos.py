@@ -151,8 +151,8 @@ class TestProcesses:
             _, facts = file.load()
             assert facts["passes"] in {fill.after_pass - 2, fill.after_pass - 1}
             disk.make_room()
-            again = Checkpoint(file.path, every=passes, resume=True)
-            clf = classifier("sync", passes, checkpoint=again).fit(*_lazy())
+            resuming = Checkpoint(file.path, every=passes, resume=True)
+            clf = classifier("sync", passes, checkpoint=resuming).fit(*_lazy())
         _check_passes(clf, passes)
         _check_same(clf, expected("sync", passes), "sync")
 

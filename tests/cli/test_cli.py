@@ -66,9 +66,9 @@ FILES = [
 def test_files(rows: Path, file: str, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--set", "max_iter=5", "--set", "tol=None", "--policy", "local"]
     assert main(["fit", file, "--target", target, *options, "--output", "model.pkl"]) == 0
-    told = capsys.readouterr().out
-    assert "3 features" in told
-    assert "5 passes in" in told
+    output = capsys.readouterr().out
+    assert "3 features" in output
+    assert "5 passes in" in output
     model = pickle.loads(Path("model.pkl").read_bytes())
     assert type(model) is SGDClassifier
     assert (model.policy, model.max_iter, model.random_state) == ("local", 5, 0)
@@ -76,7 +76,7 @@ def test_files(rows: Path, file: str, target: str, capsys: pytest.CaptureFixture
     rows_in = FRAME[["age", "pay", "days"]] if "np" not in file else X
     assert model.score(rows_in, y) > 0.85
     if "np" not in file:
-        assert "left out, not numeric: job" in told
+        assert "left out, not numeric: job" in output
 
 
 FEW_PASSES = ["--set", "max_iter=3", "--set", "tol=None"]
@@ -105,12 +105,12 @@ def test_outputs_of_predictions(rows: Path, output: str) -> None:
     model = SGDClassifier(max_iter=3, tol=None, random_state=0).fit(FRAME[columns], FRAME["label"])
     joblib.dump(model, "m.pkl")
     read: dict[str, Any] = {"p.csv": pd.read_csv, "p.parquet": pd.read_parquet, "p.npy": np.load}
-    asked = ["predict", "rows.parquet", "--model", "m.pkl", "--output", output]
-    assert main([*asked, "--method", "predict_proba"]) == 0
+    arguments = ["predict", "rows.parquet", "--model", "m.pkl", "--output", output]
+    assert main([*arguments, "--method", "predict_proba"]) == 0
     found = read[output](output)
     np.testing.assert_array_equal(np.asarray(found), model.predict_proba(FRAME[columns]))
     assert list(getattr(found, "columns", [])) in ([], ["proba_no", "proba_yes"])
-    assert main(asked) == 0
+    assert main(arguments) == 0
     np.testing.assert_array_equal(np.ravel(read[output](output)), model.predict(FRAME[columns]))
 
 
@@ -123,9 +123,9 @@ def test_columns_of_texts(rows: Path, estimator: str, capsys: pytest.CaptureFixt
     frame.to_csv("texts.csv", index=False)
     columns = ["--categories", "job", "--text", "note", "--estimator", estimator]
     assert main(["fit", "texts.csv", "--target", "label", *columns, "--output", "m.joblib"]) == 0
-    told = capsys.readouterr().out
-    assert "3 features" in told
-    assert "score: train 1.0000, test 1.0000" in told
+    output = capsys.readouterr().out
+    assert "3 features" in output
+    assert "score: train 1.0000, test 1.0000" in output
     assert list(joblib.load("m.joblib").feature_names_in_) == ["age", "job", "note"]
     assert main(["predict", "texts.csv", "--target", "label", "--model", "m.joblib"]) == 0
     assert "score: 1.0000" in capsys.readouterr().err
@@ -180,12 +180,12 @@ def test_on_a_cluster(cluster: LocalCluster, capsys: pytest.CaptureFixture[str])
     options = ["--estimator", "LogisticRegression", "--features", "age,pay"]
     where = ["--scheduler", cluster.scheduler_address]
     assert main(["fit", "parts", "--target", "label", *options, *where]) == 0
-    told = capsys.readouterr().out
-    assert "2 features" in told
-    assert "test 0.9" in told or "test 1.0" in told
+    output = capsys.readouterr().out
+    assert "2 features" in output
+    assert "test 0.9" in output or "test 1.0" in output
     assert main(["fit", "gaps.csv", "--target", "label", *where]) == 1
-    assert "'pay', number 1, both counted from 0)" in (told := capsys.readouterr().err)
-    assert "leave such rows out with --drop-missing" in told
+    assert "'pay', number 1, both counted from 0)" in (output := capsys.readouterr().err)
+    assert "leave such rows out with --drop-missing" in output
 
 
 def test_a_checkpoint_is_gone_on_from(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,10 +307,10 @@ def test_mistakes(
         found = main(arguments)
     except SystemExit as error:
         found = int(error.code or 0)
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert found == status
-    assert words in told
-    assert "Traceback" not in told
+    assert words in output
+    assert "Traceback" not in output
 
 
 def test_rows_with_gaps_are_left_out_or_taken(
@@ -332,9 +332,9 @@ def test_rows_with_gaps_are_left_out_or_taken(
 def test_a_plan(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with dask.config.set({"daskml_dist.planning.cache": False}):
         assert main(["plan", "rows.parquet", "--target", "label"]) == 0
-    told = capsys.readouterr().out
-    assert "SGDClassifier, 120 rows x 3 features" in told
-    assert "Advice: inline" in told
+    output = capsys.readouterr().out
+    assert "SGDClassifier, 120 rows x 3 features" in output
+    assert "Advice: inline" in output
 
 
 def test_every_command_has_help() -> None:

@@ -63,7 +63,7 @@ def test_subjects_are_estimators(name: str) -> None:
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_another_process_compiles_nothing_more(name: str, dtype: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "daskml_dist", "warm", "--only", name, "--dtype", dtype]
-    told = [
+    outputs = [
         subprocess.run(
             command,
             env=environment() | {"NUMBA_CACHE_DIR": str(tmp_path)},
@@ -71,5 +71,5 @@ def test_another_process_compiles_nothing_more(name: str, dtype: str, tmp_path: 
         ).stdout
         for _ in range(2)
     ]  # fmt: skip
-    assert not told[0].startswith(f"{name}  {dtype}    0 functions")
-    assert told[1].startswith(f"{name}  {dtype}    0 functions")
+    assert not outputs[0].startswith(f"{name}  {dtype}    0 functions")
+    assert outputs[1].startswith(f"{name}  {dtype}    0 functions")

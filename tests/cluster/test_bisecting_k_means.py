@@ -87,8 +87,10 @@ def test_a_weight_is_a_repeated_row() -> None:
     repeated = BisectingKMeans(**params).fit(np.repeat(X, WEIGHT.astype(int), axis=0))
     np.testing.assert_allclose(weighted.cluster_centers_, repeated.cluster_centers_, rtol=1e-9)
     assert weighted.inertia_ == pytest.approx(repeated.inertia_, rel=1e-9)
-    far = np.vstack([X, np.full((5, D), 1e6)])
-    none = BisectingKMeans(K, random_state=0).fit(far, sample_weight=np.r_[np.ones(N), np.zeros(5)])
+    with_outliers = np.vstack([X, np.full((5, D), 1e6)])
+    none = BisectingKMeans(K, random_state=0).fit(
+        with_outliers, sample_weight=np.r_[np.ones(N), np.zeros(5)]
+    )
     assert abs(none.cluster_centers_).max() < 100
 
 
@@ -104,9 +106,9 @@ def _same(ours: BisectingKMeans, theirs: BisectingKMeans) -> None:
 
 
 def test_workers_change_nothing(alone: BisectingKMeans, client: Client) -> None:
-    far = BisectingKMeans(6, random_state=0, run=CALM).fit(HEAP, client=client)
-    _same(far, alone)
-    np.testing.assert_array_equal(far.labels_, alone.labels_)
+    on_cluster = BisectingKMeans(6, random_state=0, run=CALM).fit(HEAP, client=client)
+    _same(on_cluster, alone)
+    np.testing.assert_array_equal(on_cluster.labels_, alone.labels_)
 
 
 def test_streamed_rows(alone: BisectingKMeans) -> None:
@@ -133,9 +135,9 @@ def test_lazy_input_gives_lazy_output() -> None:
     for result in (ours.labels_, ours.predict(LAZY), ours.transform(LAZY)):
         assert is_dask_collection(result)
     np.testing.assert_array_equal(ours.labels_, ours.predict(X))
-    again = pickle.loads(pickle.dumps(ours))
-    assert not hasattr(again, "labels_")  # they hold the graph of all rows
-    np.testing.assert_array_equal(again.predict(X), ours.labels_)
+    unpickled = pickle.loads(pickle.dumps(ours))
+    assert not hasattr(unpickled, "labels_")  # they hold the graph of all rows
+    np.testing.assert_array_equal(unpickled.predict(X), ours.labels_)
     assert list(ours.get_feature_names_out()[:2]) == ["bisectingkmeans0", "bisectingkmeans1"]
 
 

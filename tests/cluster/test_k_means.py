@@ -58,19 +58,21 @@ def test_the_same_start_ends_as_scikit_learns(case: str) -> None:
 @pytest.mark.parametrize("size", [2.0**127, 2.0**400, 2.0**-400])
 @pytest.mark.parametrize("kind", [KMeans, MiniBatchKMeans, BisectingKMeans])
 def test_rows_beyond_float32(kind: Any, size: float) -> None:
-    near = kind(K, random_state=0).fit(X)
-    far = kind(K, random_state=0).fit(X * size)
-    np.testing.assert_allclose(far.cluster_centers_ / size, near.cluster_centers_, rtol=1e-5)
-    np.testing.assert_array_equal(far.predict(X * size), near.predict(X))
+    unscaled = kind(K, random_state=0).fit(X)
+    scaled = kind(K, random_state=0).fit(X * size)
+    np.testing.assert_allclose(scaled.cluster_centers_ / size, unscaled.cluster_centers_, rtol=1e-5)
+    np.testing.assert_array_equal(scaled.predict(X * size), unscaled.predict(X))
 
 
 def test_workers_change_nothing(client: Client) -> None:
     alone = KMeans(K, random_state=0, run=CALM).fit(LAZY.compute())
-    far = KMeans(K, random_state=0, run=CALM).fit(LAZY)
+    on_cluster = KMeans(K, random_state=0, run=CALM).fit(LAZY)
     # The same chunks on other lanes: random draws depend on rows only.
     other = KMeans(K, random_state=0, run=Run(n_lanes=2)).fit(LAZY)
-    np.testing.assert_allclose(other.cluster_centers_, far.cluster_centers_, rtol=1e-10)
-    assert alone.inertia_ == pytest.approx(far.inertia_, rel=0.05)  # in memory it is one chunk
+    np.testing.assert_allclose(other.cluster_centers_, on_cluster.cluster_centers_, rtol=1e-10)
+    assert alone.inertia_ == pytest.approx(
+        on_cluster.inertia_, rel=0.05
+    )  # in memory it is one chunk
     start = [KMeans(K, init=X[:K], run=CALM).fit(rows).cluster_centers_ for rows in (LAZY, LAZY)]
     np.testing.assert_array_equal(*start)
 
@@ -83,9 +85,9 @@ def test_first_centres_are_good(init: str) -> None:
 
 def test_weights_of_zero_are_no_rows() -> None:
     """However far away."""
-    far = np.vstack([X, np.full((5, D), 1e6)])
+    with_outliers = np.vstack([X, np.full((5, D), 1e6)])
     weight = np.r_[np.ones(N), np.zeros(5)]
-    ours = KMeans(K, random_state=0).fit(far, sample_weight=weight)
+    ours = KMeans(K, random_state=0).fit(with_outliers, sample_weight=weight)
     assert abs(ours.cluster_centers_).max() < 100
 
 
@@ -103,9 +105,9 @@ def test_lazy_input_gives_lazy_output() -> None:
         assert is_dask_collection(result)
         assert result.chunks[0] == LAZY.chunks[0]
     np.testing.assert_array_equal(ours.labels_, ours.predict(X))
-    again = pickle.loads(pickle.dumps(ours))
-    assert not hasattr(again, "labels_")  # they hold the graph of all rows
-    np.testing.assert_array_equal(again.predict(X), ours.labels_)
+    unpickled = pickle.loads(pickle.dumps(ours))
+    assert not hasattr(unpickled, "labels_")  # they hold the graph of all rows
+    np.testing.assert_array_equal(unpickled.predict(X), ours.labels_)
     assert list(ours.get_feature_names_out()[:2]) == ["kmeans0", "kmeans1"]
 
 
@@ -120,12 +122,12 @@ def test_frames_and_chunks_of_unknown_sizes() -> None:
 
 
 def test_streamed_rows() -> None:
-    held = KMeans(K, random_state=0, run=CALM).fit(LAZY)
+    in_memory = KMeans(K, random_state=0, run=CALM).fit(LAZY)
     streamed = KMeans(
         K, random_state=0, run=Run(n_lanes=3, deterministic=True, memory_budget=X.nbytes // 4)
     ).fit(LAZY)
     assert streamed.history_.extra["streamed"]
-    np.testing.assert_array_equal(streamed.cluster_centers_, held.cluster_centers_)
+    np.testing.assert_array_equal(streamed.cluster_centers_, in_memory.cluster_centers_)
 
 
 BAD: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {

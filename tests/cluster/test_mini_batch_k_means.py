@@ -87,10 +87,12 @@ def test_every_policy_counts_every_row(policy: str) -> None:
 
 def test_workers_change_nothing(client: Client) -> None:
     alone = MiniBatchKMeans(K, batch_size=100, random_state=0, run=CALM).fit(LAZY)
-    far = MiniBatchKMeans(K, batch_size=100, random_state=0, run=CALM).fit(LAZY, client=client)
-    np.testing.assert_array_equal(far.cluster_centers_, alone.cluster_centers_)
-    assert (far.inertia_, far.n_steps_) == (alone.inertia_, alone.n_steps_)
-    assert far.inertia_ < 1.01 * BEST
+    on_cluster = MiniBatchKMeans(K, batch_size=100, random_state=0, run=CALM).fit(
+        LAZY, client=client
+    )
+    np.testing.assert_array_equal(on_cluster.cluster_centers_, alone.cluster_centers_)
+    assert (on_cluster.inertia_, on_cluster.n_steps_) == (alone.inertia_, alone.n_steps_)
+    assert on_cluster.inertia_ < 1.01 * BEST
     little = Run(n_lanes=3, deterministic=True, memory_budget=X.nbytes // 4)
     streamed = MiniBatchKMeans(K, batch_size=100, random_state=0, run=little)
     streamed.fit(LAZY, client=client)
@@ -160,11 +162,11 @@ def test_lazy_input_gives_lazy_output() -> None:
     for result in (ours.labels_, ours.predict(LAZY), ours.transform(LAZY)):
         assert is_dask_collection(result)
     np.testing.assert_array_equal(ours.labels_, ours.predict(X))
-    again = pickle.loads(pickle.dumps(ours))
-    assert not hasattr(again, "labels_")  # they hold the graph of all rows
-    np.testing.assert_array_equal(again.predict(X), ours.labels_)
-    again.partial_fit(LAZY)
-    assert again.n_steps_ == ours.n_steps_ + 1
+    unpickled = pickle.loads(pickle.dumps(ours))
+    assert not hasattr(unpickled, "labels_")  # they hold the graph of all rows
+    np.testing.assert_array_equal(unpickled.predict(X), ours.labels_)
+    unpickled.partial_fit(LAZY)
+    assert unpickled.n_steps_ == ours.n_steps_ + 1
     assert list(ours.get_feature_names_out()[:2]) == ["minibatchkmeans0", "minibatchkmeans1"]
     bare = MiniBatchKMeans(K, compute_labels=False, random_state=0).fit(X)
     assert not hasattr(bare, "labels_")

@@ -40,16 +40,16 @@ def make_every_call(group: RankGroup, blocks: list[Any], state: Any) -> int:
     joined = group.allreduce(np.array([rank, rank]), lambda a, b: np.array([a[0], b[1]]))
     assert joined.tolist() == [0, size - 1]
     rows = np.arange(20.0).reshape(10, 2)
-    own = slice(10 * rank // size, 10 * (rank + 1) // size)
-    np.testing.assert_array_equal(group.reduce_scatter(rows), size * rows[own])
+    rows_of_rank = slice(10 * rank // size, 10 * (rank + 1) // size)
+    np.testing.assert_array_equal(group.reduce_scatter(rows), size * rows[rows_of_rank])
     group.barrier()
     return group.rank
 
 
 def add_up(group: RankGroup, blocks: list[Any], state: Any) -> tuple[Any, int]:
     """Return the sum of all blocks' entries, and the number of this rank's blocks."""
-    own = np.sum([np.sum(block) for block in blocks], dtype=float)
-    return float(group.allreduce(own)), len(blocks)
+    sum_of_rank = np.sum([np.sum(block) for block in blocks], dtype=float)
+    return float(group.allreduce(sum_of_rank)), len(blocks)
 
 
 def list_blocks(group: RankGroup, blocks: list[Any], state: Any) -> list[Any]:
@@ -66,8 +66,8 @@ def count_to_ten(group: RankGroup, blocks: list[Any], state: Any) -> tuple[int, 
     while n < 10:
         if group.rank == group.size - 1:
             obey(folder, n)
-        own = float(sum(np.sum(block) for block in blocks))
-        total += float(group.allreduce(own))
+        sum_of_rank = float(sum(np.sum(block) for block in blocks))
+        total += float(group.allreduce(sum_of_rank))
         n += 1
         group.save((folder, n, total))
     return n, total, group.generation

@@ -27,8 +27,8 @@ def test_the_code_of_the_page_runs(client: Client) -> None:
     np.testing.assert_allclose(results[0], X.mean(axis=0))
     centres, shift = X[:3], np.inf
     for _ in range(20):
-        near = ((X[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
-        moved = np.array([X[near == k].mean(axis=0) for k in range(3)])
+        nearest = ((X[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
+        moved = np.array([X[nearest == k].mean(axis=0) for k in range(3)])
         centres, shift = moved, np.abs(moved - centres).max()
         if shift < 1e-6:
             break

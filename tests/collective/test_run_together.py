@@ -63,15 +63,15 @@ COLLECTIONS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("persisted", [False, True])
 @pytest.mark.parametrize("kind", COLLECTIONS)
 def test_each_block_is_given_once(kind: str, persisted: bool, client: Client) -> None:
-    given = COLLECTIONS[kind]()
-    if persisted and hasattr(given, "persist"):
-        given = given.persist()
+    collection = COLLECTIONS[kind]()
+    if persisted and hasattr(collection, "persist"):
+        collection = collection.persist()
     elif persisted:
-        given = list(dask.persist(*given)) if isinstance(given, list) else given
-    totals, counts = zip(*run_together(client, add_up, given), strict=True)
+        collection = list(dask.persist(*collection)) if isinstance(collection, list) else collection
+    totals, counts = zip(*run_together(client, add_up, collection), strict=True)
     assert set(totals) == {45.0}
     assert sum(counts) >= 2
-    del given
+    del collection
 
 
 def test_blocks_of_several_collections_are_aligned(client: Client) -> None:
@@ -105,7 +105,7 @@ def test_without_blocks_each_worker_is_a_rank(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "error", "told"),
+    ("blocks", "error", "message"),
     [
         ([], InvalidDataError, "blocks is empty"),
         (np.empty((0, 3)), InvalidDataError, "no rows"),
@@ -120,9 +120,9 @@ def test_without_blocks_each_worker_is_a_rank(client: Client) -> None:
     ],
 )  # fmt: skip
 def test_arguments_without_blocks_are_refused(
-    blocks: Any, error: type[Exception], told: str
+    blocks: Any, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         run_together(None, add_up, blocks)
 
 
@@ -184,8 +184,8 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
 
 @pytest.mark.parametrize("kind", ERRORS)
 def test_errors_end_all_ranks_and_name_theirs(kind: str, client: Client) -> None:
-    function, error, told = ERRORS[kind]
-    with pytest.raises(error, match=told) as found:
+    function, error, message = ERRORS[kind]
+    with pytest.raises(error, match=message) as found:
         run_together(client, function)
     if error is FunctionError and kind == "raises":
         assert found.value.rank == 1  # type: ignore[attr-defined]
@@ -212,7 +212,7 @@ def test_a_sleeping_rank_is_named_in_the_timeout(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"function": 3}, "cannot be called"),
         ({"retries": -1}, "retries=-1"),
@@ -224,8 +224,8 @@ def test_a_sleeping_rank_is_named_in_the_timeout(client: Client) -> None:
         ({"client": "somewhere"}, "client="),
     ],
 )
-def test_invalid_arguments_are_refused(arguments: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidParameterError, match=told):
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
         run_together(**{"client": None, "function": add_up, "blocks": np.arange(3.0), **arguments})
 
 

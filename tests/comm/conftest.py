@@ -13,15 +13,15 @@ from tests.comm.ranks import PATIENCE, Ranks, host_number
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ranks]]:
     """Return a function that makes a communicator, given hosts and which ranks share memory."""
-    made: list[Ranks] = []
+    started: list[Ranks] = []
     monkeypatch.setattr("daskml_dist.comm.choosing_communicators.identify_machine", host_number)
 
     def make(
         *allowed: bool, wait: WaitBound | None = None, hosts: list[int] | None = None
     ) -> Ranks:
-        made.append(Ranks(list(allowed), wait or WaitBound(PATIENCE), hosts))
-        return made[-1]
+        started.append(Ranks(list(allowed), wait or WaitBound(PATIENCE), hosts))
+        return started[-1]
 
     yield make
-    for some in made:
+    for some in started:
         some.close()

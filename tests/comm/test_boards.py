@@ -73,18 +73,18 @@ def _step_plainly(lanes: list[list[int]], in_order: bool) -> Shard:
 
 def _together(group: Communicator, lanes: list[list[int]], in_order: bool, cut: int) -> Shard:
     """Return the steps of two calls with a collective between them."""
-    replica, own = _replica(), [_Lane(n) for n in lanes[group.rank]]
+    replica, lanes_of_rank = _replica(), [_Lane(n) for n in lanes[group.rank]]
     every = [_Lane(n) for some in lanes for n in some]
     board = group.board(D + 1, replica.w.dtype, lanes, in_order)
     assert board is not None
     optimizer = replica.rule.only_group.optimizer
-    gathers = [lane.gather for lane in own]
+    gathers = [lane.gather for lane in lanes_of_rank]
     steps = NumpyBackend().team_recorder(gathers, optimizer, replica.empty_step(), board)
     assert steps is not None
     for some in (range(cut), range(cut, N_STEPS)):
-        counts = np.array([[lane.sizes[b] for lane in own] for b in some], np.int64)
+        counts = np.array([[lane.sizes[b] for lane in lanes_of_rank] for b in some], np.int64)
         rows = [sum(lane.sizes[b] for lane in every) for b in some]
-        draws = [[lane.draws[b] for b in some] for lane in own]
+        draws = [[lane.draws[b] for b in some] for lane in lanes_of_rank]
         run = steps(draws, counts, replica.next_steps(rows))
         run.run()
         assert run.n_steps_made == len(some)

@@ -46,9 +46,9 @@ def some(request: pytest.FixtureRequest, ranks: Callable[..., Ranks]) -> Any:
     kind, hosts, n = LAYOUTS[request.param]
     if n == 1:
         return Alone()
-    made = ranks(*[hosts is not None] * n, hosts=hosts)
-    assert all(type(group) is kind for group in made.groups)
-    return made
+    started = ranks(*[hosts is not None] * n, hosts=hosts)
+    assert all(type(group) is kind for group in started.groups)
+    return started
 
 
 def _draw(rank: int, n: int, dtype: Any) -> Any:
@@ -73,15 +73,15 @@ def test_allreduce_and_reduce_scatter_equal_numpy(some: Any) -> None:
     def check(group: Communicator, n: int, dtype: Any, bounds: list[int] | None) -> None:
         parts = [_draw(r, n, dtype) for r in range(group.size)]
         truth = np.sum(parts, axis=0, dtype=dtype)
-        own, out = parts[group.rank].copy(), np.empty(n, dtype)
-        assert group.allreduce(own, out) is out
+        part, out = parts[group.rank].copy(), np.empty(n, dtype)
+        assert group.allreduce(part, out) is out
         _assert_close(out, truth)
-        mine = group.reduce_scatter(own, bounds)
-        np.testing.assert_array_equal(own, parts[group.rank])
+        mine = group.reduce_scatter(part, bounds)
+        np.testing.assert_array_equal(part, parts[group.rank])
         edges = group.bounds(n) if bounds is None else bounds
         _assert_close(mine, truth[edges[group.rank] : edges[group.rank + 1]])
-        assert not np.shares_memory(mine, own)
-        np.testing.assert_array_equal(group.allreduce(own), out)
+        assert not np.shares_memory(mine, part)
+        np.testing.assert_array_equal(group.allreduce(part), out)
 
     def act(group: Communicator) -> None:
         for k, n in enumerate(SIZES):
@@ -120,8 +120,8 @@ def test_non_sum_reductions_merge_in_the_order_of_ranks(some: Any) -> None:
         return [np.concatenate([lower[0], higher[0]]), depth]
 
     def act(group: Communicator) -> tuple[Any, int]:
-        own = [np.full(30_000 * group.rank, group.rank), np.array(0)]
-        joined, depth = group.reduce(own, join)
+        arrays = [np.full(30_000 * group.rank, group.rank), np.array(0)]
+        joined, depth = group.reduce(arrays, join)
         return joined, int(depth)
 
     found = some.each(act)
@@ -138,9 +138,9 @@ def test_broadcast_from_rank_0(some: Any) -> None:
 
     def act(group: Communicator) -> None:
         for n in (0, 5, 700_001):
-            heard = group.broadcast_bytes([b"so many: ", text[:n].data])
+            received = group.broadcast_bytes([b"so many: ", text[:n].data])
             truth = b"" if group.rank == 0 else b"so many: " + text[:n].tobytes()
-            assert heard.tobytes() == truth
+            assert received.tobytes() == truth
         assert not group.broadcast_bytes().size
 
     some.each(act)

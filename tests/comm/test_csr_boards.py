@@ -91,20 +91,22 @@ def _together(
     group: Communicator, lanes: list[list[int]], penalty: Penalty, cut: int
 ) -> tuple[Shard, dict[int, list[float]]]:
     """Return the steps of two calls with a collective between them."""
-    replica, own = _replica(penalty), [_Lane(n) for n in lanes[group.rank]]
+    replica, lanes_of_rank = _replica(penalty), [_Lane(n) for n in lanes[group.rank]]
     every = [_Lane(n) for some in lanes for n in some]
     board = group.board(None, replica.w.dtype, lanes, True)
     assert board is not None
     optimizer = replica.rule.only_group.optimizer
-    gathers = [lane.gather for lane in own]
+    gathers = [lane.gather for lane in lanes_of_rank]
     steps = NumpyBackend().team_recorder(gathers, optimizer, replica.empty_step(), board)
     assert steps is not None
     losses: dict[int, list[float]] = {lane: [] for lane in lanes[group.rank]}
     for some in (range(cut), range(cut, N_STEPS)):
-        counts = np.array([[lane.sizes[b] for lane in own] for b in some], np.int64)
+        counts = np.array([[lane.sizes[b] for lane in lanes_of_rank] for b in some], np.int64)
         rows = [sum(lane.sizes[b] for lane in every) for b in some]
         run = steps(
-            [[lane.draws[b] for b in some] for lane in own], counts, replica.next_steps(rows)
+            [[lane.draws[b] for b in some] for lane in lanes_of_rank],
+            counts,
+            replica.next_steps(rows),
         )
         run.run()
         assert run.n_steps_made == len(some)
@@ -119,7 +121,7 @@ def _check(
 ) -> None:
     expected, losses = _step_plainly(lanes, penalty)
     assert expected.w.any()
-    for replica, own in found:
+    for replica, losses_of_rank in found:
         np.testing.assert_array_equal(replica.w, expected.w)
         np.testing.assert_array_equal(
             replica.opt_state["accumulator"], expected.opt_state["accumulator"]
@@ -127,7 +129,7 @@ def _check(
         assert (replica.step, replica.rows, replica.rate_sum) == (
             expected.step, expected.rows, expected.rate_sum,
         )  # fmt: skip
-        assert own == {lane: losses[lane] for lane in own}
+        assert losses_of_rank == {lane: losses[lane] for lane in losses_of_rank}
 
 
 NONE, BOTH = Penalty(0.0, 0.0), Penalty(0.001, 0.01)

@@ -172,14 +172,14 @@ class _Ranks:
 @pytest.fixture
 def ranks() -> Iterator[Callable[..., _Ranks]]:
     pytest.importorskip("array_api_strict")
-    made: list[_Ranks] = []
+    started: list[_Ranks] = []
 
     def make(places: list[DevicePlace], wait: WaitBound | None = None, **options: Any) -> _Ranks:
-        made.append(_Ranks(places, wait or WaitBound(20), **options))
-        return made[-1]
+        started.append(_Ranks(places, wait or WaitBound(20), **options))
+        return started[-1]
 
     yield make
-    for each in made:
+    for each in started:
         each.close()
 
 
@@ -211,8 +211,8 @@ def test_sums_are_in_the_order_of_the_levels_bit_for_bit(
         for total in totals:  # to_numpy refuses arrays that are not on the device
             np.testing.assert_array_equal(four.backend.to_numpy(total), expected)
     # Only the first ranks of hosts exchange data; without NCCL all ranks do.
-    heard = {"one box": 0, "no NCCL": 3}.get(layout, 1)
-    assert four.communicators[0].bytes_sent == 2 * heard * _draw(0).nbytes
+    n_received = {"one box": 0, "no NCCL": 3}.get(layout, 1)
+    assert four.communicators[0].bytes_sent == 2 * n_received * _draw(0).nbytes
 
 
 def test_numpy_arrays_and_gathers_use_the_host_communicator(ranks: Callable[..., _Ranks]) -> None:
@@ -228,7 +228,7 @@ def test_numpy_arrays_and_gathers_use_the_host_communicator(ranks: Callable[...,
             assert number == rank
             np.testing.assert_array_equal(part, _draw(rank, rank))
     data = four.each(lambda c: c.broadcast_bytes([b"from ", b"the first"]))
-    assert [heard.tobytes() for heard in data] == [b"", *[b"from the first"] * 3]
+    assert [received.tobytes() for received in data] == [b"", *[b"from the first"] * 3]
 
 
 def test_closing_closes_every_group(ranks: Callable[..., _Ranks]) -> None:

@@ -32,8 +32,8 @@ def test_memory_is_recycled_after_the_last_view_is_gone() -> None:
 
 def test_the_pool_keeps_little_memory() -> None:
     pool = ReusedMemory()
-    held = [pool.empty(SIZE + 8 * k) for k in range(3 * memory._MAX_KEPT_BYTES // SIZE)]
-    held.clear()
+    arrays = [pool.empty(SIZE + 8 * k) for k in range(3 * memory._MAX_KEPT_BYTES // SIZE)]
+    arrays.clear()
     waiting = sum(size * len(some) for size, some in pool._free.items())
     assert 0 < waiting <= memory._MAX_KEPT_BYTES
     small = pool.empty(100)

@@ -56,13 +56,15 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def _reduce(group: NcclGroup, array: Any) -> Any:
     """Call allreduce without nccl4py's enumeration, which may not be installed."""
-    return group._call_and_wait(lambda own, a, s: own.allreduce(a, a, stream=s), array)
+    return group._call_and_wait(
+        lambda communicator, a, s: communicator.allreduce(a, a, stream=s), array
+    )
 
 
 def test_a_call_is_polled_until_it_is_done(done: list[bool]) -> None:
-    own = _Communicator(7, 7, 0)
-    group = NcclGroup(own, 2, WaitBound(110))
-    own.states = [7, 7, 0]
+    communicator = _Communicator(7, 7, 0)
+    group = NcclGroup(communicator, 2, WaitBound(110))
+    communicator.states = [7, 7, 0]
     array = np.ones(4)
     assert group.broadcast(array, 0) is array
     assert done == [True]
@@ -70,7 +72,7 @@ def test_a_call_is_polled_until_it_is_done(done: list[bool]) -> None:
     assert group.broadcast(np.ones(0), 0).size == 0
     group.close()
     group.close()
-    assert own.calls == ["broadcast", "allreduce", "finalize", "destroy"]
+    assert communicator.calls == ["broadcast", "allreduce", "finalize", "destroy"]
 
 
 @pytest.mark.parametrize(
@@ -87,34 +89,34 @@ def test_a_hanging_call_is_aborted(
     done: list[bool], states: list[int], finished: bool, wait: WaitBound, error: type[Exception]
 ) -> None:
     done[:] = [finished]
-    own = _Communicator(0)
-    group = NcclGroup(own, 2, wait)
-    own.states = list(states)
+    communicator = _Communicator(0)
+    group = NcclGroup(communicator, 2, wait)
+    communicator.states = list(states)
     since = time.monotonic()
     with pytest.raises(error, match=r"workers' logs|stopped|membership"):
         _reduce(group, np.ones(4))
     assert time.monotonic() - since < 55
-    assert own.calls == ["allreduce", "abort"]
+    assert communicator.calls == ["allreduce", "abort"]
     with pytest.raises(CommunicationError, match="given up"):
         _reduce(group, np.ones(4))
     group.abort()
     group.close()
-    assert own.calls == ["allreduce", "abort"]
+    assert communicator.calls == ["allreduce", "abort"]
 
 
 def test_a_rendezvous_without_all_ranks_times_out() -> None:
-    own = _Communicator(7)
+    communicator = _Communicator(7)
     with pytest.raises(WaitTimeoutError, match="the other GPUs"):
-        NcclGroup(own, 2, WaitBound(0.3))
-    assert own.calls == ["abort"]
+        NcclGroup(communicator, 2, WaitBound(0.3))
+    assert communicator.calls == ["abort"]
 
 
 def test_a_hanging_finalize_does_not_block(done: list[bool]) -> None:
     never = threading.Event()
-    own = _Communicator(0)
-    own.abort = never.wait  # type: ignore[attr-defined]
-    group = NcclGroup(own, 2, WaitBound(110))
-    own.states = [7]  # finalize does not end either
+    communicator = _Communicator(0)
+    communicator.abort = never.wait  # type: ignore[attr-defined]
+    group = NcclGroup(communicator, 2, WaitBound(110))
+    communicator.states = [7]  # finalize does not end either
     since = time.monotonic()
     group.close()
     assert time.monotonic() - since < 55

@@ -36,9 +36,9 @@ class _Server:
         self._said[rank] = words
         if self._all.wait(10) == 0:
             self.turns += 1
-        said = list(self._said)
+        messages = list(self._said)
         self._all.wait(10)
-        return said
+        return messages
 
 
 def _meet(
@@ -141,10 +141,10 @@ def test_a_killed_process_is_detected() -> None:
 
 
 def test_the_rendezvous_can_be_repeated() -> None:
-    callers, heard = WaitingCallers(), []
+    callers, answers = WaitingCallers(), []
     for turn in range(3):
         for rank in (1, 0):
-            for answer in callers.add_arrival(rank, [turn, rank], heard.append, 2):
+            for answer in callers.add_arrival(rank, [turn, rank], answers.append, 2):
                 answer()
-        assert [answer["peers"] for answer in heard] == [[[turn, 0], [turn, 1]]] * 2
-        heard.clear()
+        assert [answer["peers"] for answer in answers] == [[[turn, 0], [turn, 1]]] * 2
+        answers.clear()

@@ -66,8 +66,8 @@ def test_other_types_use_the_plain_encoding(thing: Any) -> None:
     packer = RepeatedObjects({})
     for _ in range(2):
         data = b"".join(packer.pack(thing))
-        again = packer.unpack(np.frombuffer(bytearray(data), np.uint8))
-        assert repr(again) == repr(thing)
+        unpacked = packer.unpack(np.frombuffer(bytearray(data), np.uint8))
+        assert repr(unpacked) == repr(thing)
 
 
 def test_the_cache_of_forms_is_bounded() -> None:

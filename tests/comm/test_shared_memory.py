@@ -240,13 +240,13 @@ def test_memory_is_not_overwritten_while_another_rank_reads(ranks: Callable[...,
 
     def run(group: Communicator) -> list[float]:
         rng = np.random.default_rng(2)
-        seen = []
+        sums = []
         for turn in range(300):
             n = int(rng.integers(1, 20_000))
             if turn % 3 == group.rank:
                 late.wait(1e-4)
-            seen.append(np.unique(group.allreduce(np.full(n, float(turn + group.rank)))).tolist())
-        return seen
+            sums.append(np.unique(group.allreduce(np.full(n, float(turn + group.rank)))).tolist())
+        return sums
 
     truth = [[3.0 * turn + 3.0] for turn in range(300)]
     assert some.each(run) == [truth] * 3
@@ -371,8 +371,8 @@ def test_descriptors_are_closed(boxes: Callable[..., Boxes]) -> None:
         RingOffer(allowed=True).close()
         offer = RingOffer(allowed=True)
         found, answer = accept_ring_offer(offer.data, allowed=True)
-        taken = offer.accept_answer(answer)
-        del offer, found, taken
+        mapped = offer.accept_answer(answer)
+        del offer, found, mapped
     until(lambda: count() <= before)
 
 
@@ -380,10 +380,10 @@ def test_a_segment_is_accessible_to_its_user_only() -> None:
     segment, descriptor = SharedSegment.make(100)
     try:
         assert os.fstat(descriptor).st_mode & 0o777 == 0o600
-        again = SharedSegment.find(os.getpid(), descriptor, 100)
-        again.data[7] = 42
+        found_segment = SharedSegment.find(os.getpid(), descriptor, 100)
+        found_segment.data[7] = 42
         assert segment.data[7] == 42
-        assert again.token == segment.token
+        assert found_segment.token == segment.token
         with pytest.raises(PermissionError):
             os.ftruncate(descriptor, 10)
         with pytest.raises(OSError, match="private segment"):

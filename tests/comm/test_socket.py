@@ -172,7 +172,7 @@ def test_ranks_add_large_arrays_under_tls() -> None:
         for size in (3, 2_000, 20_000, 2_000_000):
             arrays = np.random.default_rng(size).integers(0, 9, (3, size)).astype(float)
             total = arrays.sum(axis=0)
-            for found in ranks.each(lambda group, own=arrays: group.allreduce(own[group.rank])):
+            for found in ranks.each(lambda group, parts=arrays: group.allreduce(parts[group.rank])):
                 np.testing.assert_array_equal(found, total)
     finally:
         ranks.close()
@@ -203,16 +203,16 @@ def test_an_error_of_a_wait_is_raised_unchanged() -> None:
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux alone has it")
 def test_connections_are_probed() -> None:
     """While the peer's kernel acknowledges keepalive probes, no timeout is raised."""
-    told: list[bool] = []
+    reports: list[bool] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         sock = socket.create_connection(server.getsockname())
         other, _ = server.accept()
     tune_socket(sock, ConnectionSettings(silence=0.05))
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 500
-    wait = WaitBound(0.5, on_silence=lambda: told.append(True))
+    wait = WaitBound(0.5, on_silence=lambda: reports.append(True))
     with pytest.raises(WaitTimeoutError):
         Inbox(sock, wait).read_into(memoryview(bytearray(8)))
-    assert not told
+    assert not reports
     sock.close()
     other.close()

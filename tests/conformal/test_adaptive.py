@@ -50,18 +50,18 @@ def test_errors_keep_to_the_bound_of_the_paper(gamma: float) -> None:
 def test_levels_are_those_of_the_definition() -> None:
     model = AdaptiveConformalInference(FROZEN, gamma=0.05, window=100, update=False)
     model.partial_fit(X[:400], Y[:400])
-    level, kept, errors = 0.1, [], 0
+    level, last_scores, errors = 0.1, [], 0
     for score in np.abs(Y - FROZEN.predict(X))[:400]:
-        rank = len(kept) + 1 - int(np.floor(level * (len(kept) + 1) + 1e-9))
-        width = np.inf if level <= 0 or rank > len(kept) else sorted(kept)[rank - 1]
+        rank = len(last_scores) + 1 - int(np.floor(level * (len(last_scores) + 1) + 1e-9))
+        width = np.inf if level <= 0 or rank > len(last_scores) else sorted(last_scores)[rank - 1]
         errors += score > width
         level += 0.05 * (0.1 - (score > width))
-        kept = [*kept, score][-100:]
+        last_scores = [*last_scores, score][-100:]
     assert_allclose(model.level_, level)
     assert model.n_errors_ == errors
     rank = 101 - int(np.floor(level * 101 + 1e-9))
     low, high = model.predict_interval(X[:5]).T
-    assert_allclose((high - low) / 2, sorted(kept)[rank - 1])
+    assert_allclose((high - low) / 2, sorted(last_scores)[rank - 1])
 
 
 def test_batches_of_any_size_and_lazy_blocks_are_one_stream() -> None:

@@ -390,8 +390,8 @@ def test_sets_of_several_folds() -> None:
     expected = np.empty((50, 3), bool)
     for i, row in enumerate(NEW):
         for label in range(3):
-            own = np.array([1 - fit.predict_proba(row[None])[0, label] for fit in fits])[folds]
-            expected[i, label] = (scores < own).sum() < 0.9 * (N + 1)
+            score = np.array([1 - fit.predict_proba(row[None])[0, label] for fit in fits])[folds]
+            expected[i, label] = (scores < score).sum() < 0.9 * (N + 1)
     for rows, y in ((X, LABELS), (lazy(X), lazy(LABELS))):
         model = ConformalClassifier(GaussianNB(), cv=KFold(4)).fit(rows, y)
         assert_array_equal(model.predict_set(NEW), expected)

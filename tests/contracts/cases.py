@@ -57,8 +57,8 @@ class Case:
 
     def __str__(self) -> str:
         plainest = type(self)(self.subject)
-        told = dataclasses.asdict(self).items()
-        return str({n: v for n, v in told if n == "subject" or v != getattr(plainest, n)})
+        fields = dataclasses.asdict(self).items()
+        return str({n: v for n, v in fields if n == "subject" or v != getattr(plainest, n)})
 
     @property
     def of(self) -> Subject:
@@ -83,7 +83,7 @@ class Case:
 
 
 @st.composite
-def cases(draw: Any, *, subjects: Any = None, client: bool = False, **given: str) -> Case:
+def cases(draw: Any, *, subjects: Any = None, client: bool = False, **options: str) -> Case:
     """Return cases whose parts are compatible.
 
     Parameters
@@ -98,7 +98,7 @@ def cases(draw: Any, *, subjects: Any = None, client: bool = False, **given: str
     # Everything is drawn from one number: hypothesis would try small changes of a case, and simple
     # cases first, but as many different cases as possible are wanted.
     number = draw(st.integers(0, 2**32))
-    return _drawn(Random(f"{number} {given}"), list(subjects or SUBJECTS), client, **given)
+    return _drawn(Random(f"{number} {options}"), list(subjects or SUBJECTS), client, **options)
 
 
 def _drawn(
@@ -162,8 +162,8 @@ def is_ordered(steps: tuple[str, ...]) -> bool:
     """Return whether rows of a frame come in the same order each time."""
     ordered = True
     for step in steps:
-        made = FRAME_STEPS[step]
-        ordered = made.persists or (ordered and made.ordered)
+        frame_step = FRAME_STEPS[step]
+        ordered = frame_step.persists or (ordered and frame_step.ordered)
     return ordered
 
 
@@ -174,13 +174,13 @@ _SPARSE = {"sparse array", "CSR", "CSC"}
 
 def _holds(dtype: str, shape: str, container: str) -> bool:
     """Return whether a dtype can hold a shape of data in a container."""
-    held, data = DTYPES[dtype], SHAPES[shape]
+    values, data = DTYPES[dtype], SHAPES[shape]
     if container not in {"frame", "array of a frame", "pandas"} and dtype not in _PLAIN:
         return False
     if data.kind == "words":
-        return held.numbers if shape == "codes" else held.words
-    fits = held.missing or data.kind != "missing"
-    return held.numbers and fits and (held.wide or not data.wide)
+        return values.numbers if shape == "codes" else values.words
+    fits = values.missing or data.kind != "missing"
+    return values.numbers and fits and (values.wide or not data.wide)
 
 
 def _containers(subject: Subject) -> list[str]:

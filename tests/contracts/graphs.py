@@ -48,14 +48,14 @@ class Context:
     n_blocks, seed : int
     folder : Path
         Folder for files; new and empty.
-    kept : list
+    persisted : list
         Persisted collections that a graph refers to without holding their futures.
     """
 
     n_blocks: int
     seed: int
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="contracts-")))
-    kept: list[Any] = field(default_factory=list)
+    persisted: list[Any] = field(default_factory=list)
 
     def cuts(self, n_rows: int) -> list[int]:
         """Return the bounds of uneven blocks, one of them empty."""
@@ -191,8 +191,8 @@ def _halves(frame: Any, context: Context) -> Any:
 
 def _persisted_parts(collection: Any, context: Context) -> list[Any]:
     parts = np.ravel(collection.to_delayed()).tolist()
-    context.kept.append(dask.persist(*parts))
-    return list(context.kept[-1])
+    context.persisted.append(dask.persist(*parts))
+    return list(context.persisted[-1])
 
 
 def _parts_persisted(frame: Any, context: Context) -> Any:
@@ -416,12 +416,12 @@ def _array_transformed(array: Any) -> Any:
 
 
 def _arrays_fused(arrays: Arrays, context: Context) -> Arrays:
-    made = {}
+    fused = {}
     for name, array in arrays.items():
-        context.kept.append(array.persist())
-        mapped = context.kept[-1].map_blocks(_same, dtype=array.dtype).map_blocks(np.copy)
-        (made[name],) = dask.optimize(mapped)
-    return made
+        context.persisted.append(array.persist())
+        mapped = context.persisted[-1].map_blocks(_same, dtype=array.dtype).map_blocks(np.copy)
+        (fused[name],) = dask.optimize(mapped)
+    return fused
 
 
 def _column_chunks(arrays: Arrays, context: Context) -> Arrays:

@@ -23,8 +23,8 @@ from sklearn.base import is_classifier
 
 from tests.contracts.cases import Case, cases
 from tests.contracts.compare import Refusal, attempt, differences, plain
-from tests.contracts.results import Given
-from tests.contracts.same_rows import deliver, kept
+from tests.contracts.results import UserInput
+from tests.contracts.same_rows import deliver, select_determined
 from tests.contracts.subjects import SUBJECTS, Subject
 
 __all__ = ["RELATIONS", "Related", "Relation", "check", "related"]
@@ -58,9 +58,9 @@ class Relation:
         Weights that the rows must have: a name of `WEIGHTS`; "" for any.
     """
 
-    change: Callable[[Given, np.random.Generator], Given]
+    change: Callable[[UserInput, np.random.Generator], UserInput]
     applies: Callable[[Subject], bool]
-    expect: Callable[[Results, Given], Results] = lambda results, given: results
+    expect: Callable[[Results, UserInput], Results] = lambda results, user_input: results
     params: Callable[[dict[str, Any]], dict[str, Any]] = lambda params: {}
     rtol: float = 1e-7
     rtol32: float = 0.0
@@ -116,17 +116,17 @@ _moves_with_y = _either(
 # --- changes ---------------------------------------------------------------------------------
 
 
-def _take(given: Given, at: Any) -> Given:
-    X, y, row = given.X.iloc[at], given.y.iloc[at], given.row.iloc[at]
-    return Given(X, y, None if given.w is None else given.w.iloc[at], row)
+def _take(user_input: UserInput, at: Any) -> UserInput:
+    X, y, row = user_input.X.iloc[at], user_input.y.iloc[at], user_input.row.iloc[at]
+    return UserInput(X, y, None if user_input.w is None else user_input.w.iloc[at], row)
 
 
-def _permute(given: Given, rng: np.random.Generator) -> Given:
-    return _take(given, rng.permutation(len(given.row)))
+def _permute(user_input: UserInput, rng: np.random.Generator) -> UserInput:
+    return _take(user_input, rng.permutation(len(user_input.row)))
 
 
-def _reverse_columns(given: Given, rng: np.random.Generator) -> Given:
-    return replace(given, X=given.X[list(given.X.columns[::-1])])
+def _reverse_columns(user_input: UserInput, rng: np.random.Generator) -> UserInput:
+    return replace(user_input, X=user_input.X[list(user_input.X.columns[::-1])])
 
 
 def _params_reversed(params: dict[str, Any]) -> dict[str, Any]:
@@ -139,38 +139,44 @@ def _params_reversed(params: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _repeat(given: Given, rng: np.random.Generator) -> Given:
-    return replace(_take(given, _repeated(given)), w=None)
+def _repeat(user_input: UserInput, rng: np.random.Generator) -> UserInput:
+    return replace(_take(user_input, _repeated(user_input)), w=None)
 
 
-def _repeated(given: Given) -> Any:
-    return np.repeat(np.arange(len(given.row)), np.asarray(given.w))
+def _repeated(user_input: UserInput) -> Any:
+    return np.repeat(np.arange(len(user_input.row)), np.asarray(user_input.w))
 
 
-def _with_y(function: Callable[[Any], Any]) -> Callable[[Given, np.random.Generator], Given]:
-    return lambda given, rng: replace(given, y=pd.Series(function(plain(given.y).astype(float))))
+def _with_y(
+    function: Callable[[Any], Any],
+) -> Callable[[UserInput, np.random.Generator], UserInput]:
+    return lambda user_input, rng: replace(
+        user_input, y=pd.Series(function(plain(user_input.y).astype(float)))
+    )
 
 
-def _with_x(function: Callable[[Any], Any]) -> Callable[[Given, np.random.Generator], Given]:
-    return lambda given, rng: replace(given, X=function(given.X))
+def _with_x(
+    function: Callable[[Any], Any],
+) -> Callable[[UserInput, np.random.Generator], UserInput]:
+    return lambda user_input, rng: replace(user_input, X=function(user_input.X))
 
 
-def _rename(names: list[str]) -> Callable[[Given, np.random.Generator], Given]:
-    def change(given: Given, rng: np.random.Generator) -> Given:
-        labels = np.unique(np.concatenate([plain(v) for v in _labels(given)]))
+def _rename(names: list[str]) -> Callable[[UserInput, np.random.Generator], UserInput]:
+    def change(user_input: UserInput, rng: np.random.Generator) -> UserInput:
+        labels = np.unique(np.concatenate([plain(v) for v in _labels(user_input)]))
         new = dict(zip(labels, names[: len(labels)], strict=True))
-        renamed = [pd.Series([new[label] for label in plain(v)]) for v in _labels(given)]
+        renamed = [pd.Series([new[label] for label in plain(v)]) for v in _labels(user_input)]
         if len(renamed) == 2:
-            return replace(given, y=renamed[0], X=renamed[1])
-        return replace(given, y=renamed[0])
+            return replace(user_input, y=renamed[0], X=renamed[1])
+        return replace(user_input, y=renamed[0])
 
     return change
 
 
-def _labels(given: Given) -> list[Any]:
+def _labels(user_input: UserInput) -> list[Any]:
     """Return the targets, and the guesses if X holds guesses."""
-    guesses = isinstance(given.X, pd.Series) and given.X.dtype == given.y.dtype
-    return [given.y, given.X] if guesses else [given.y]
+    guesses = isinstance(user_input.X, pd.Series) and user_input.X.dtype == user_input.y.dtype
+    return [user_input.y, user_input.X] if guesses else [user_input.y]
 
 
 # --- expectations ----------------------------------------------------------------------------
@@ -180,12 +186,12 @@ def _is_of_rows(name: str, value: Any) -> bool:
     return name.endswith(")") and np.ndim(value) > 0
 
 
-def _only(*names: str) -> Callable[[Results, Given], Results]:
-    return lambda results, given: {n: v for n, v in results.items() if n in names}
+def _only(*names: str) -> Callable[[Results, UserInput], Results]:
+    return lambda results, user_input: {n: v for n, v in results.items() if n in names}
 
 
-def _without(*names: str) -> Callable[[Results, Given], Results]:
-    return lambda results, given: {n: v for n, v in results.items() if n not in names}
+def _without(*names: str) -> Callable[[Results, UserInput], Results]:
+    return lambda results, user_input: {n: v for n, v in results.items() if n not in names}
 
 
 _OF_ROWS = ("predict()", "predict_proba()", "decision_function()", "score()", "metric()")
@@ -195,7 +201,7 @@ _OF_ROWS = ("predict()", "predict_proba()", "decision_function()", "score()", "m
 _OF_COMPONENTS = ("explained_variance_", "explained_variance_ratio_", "singular_values_")
 
 
-def _columns_reversed(results: Results, given: Given) -> Results:
+def _columns_reversed(results: Results, user_input: UserInput) -> Results:
     found = {}
     for name, value in results.items():
         if name in {"transform()", "singular_"}:
@@ -216,12 +222,12 @@ def _columns_reversed(results: Results, given: Given) -> Results:
     return (
         found
         if "names" not in found or len(found["names"]) == 4
-        else _without("names")(found, given)
+        else _without("names")(found, user_input)
     )
 
 
-def _rows_repeated(results: Results, given: Given) -> Results:
-    at = _repeated(given)
+def _rows_repeated(results: Results, user_input: UserInput) -> Results:
+    at = _repeated(user_input)
     return {
         name: np.asarray(value)[at] if _is_of_rows(name, value) else value
         for name, value in results.items()
@@ -230,43 +236,43 @@ def _rows_repeated(results: Results, given: Given) -> Results:
     }
 
 
-def _y_moved(results: Results, given: Given, by: float) -> Results:
+def _y_moved(results: Results, user_input: UserInput, by: float) -> Results:
     moved = {"intercept_", "predict()"}
     return {name: value + by if name in moved else value for name, value in results.items()}
 
 
-def _y_scaled(results: Results, given: Given) -> Results:
+def _y_scaled(results: Results, user_input: UserInput) -> Results:
     powers = {"coef_": 1, "intercept_": 1, "predict()": 1, "metric()": 2, "score()": 0}
     return {n: v * SCALE ** powers[n] for n, v in results.items() if n in powers}
 
 
-def _mean_scaled(results: Results, given: Given) -> Results:
+def _mean_scaled(results: Results, user_input: UserInput) -> Results:
     """Predict the results of a model of the logarithm of the mean."""
-    found = _only("coef_", "score()")(results, given)
+    found = _only("coef_", "score()")(results, user_input)
     found["intercept_"] = results["intercept_"] + np.log(SCALE)
     found["predict()"] = results["predict()"] * SCALE
     return found
 
 
-def _x_scaled(results: Results, given: Given) -> Results:
-    found = _only(*_OF_ROWS, "intercept_", "transform()")(results, given)
+def _x_scaled(results: Results, user_input: UserInput) -> Results:
+    found = _only(*_OF_ROWS, "intercept_", "transform()")(results, user_input)
     if "coef_" in results:
         found["coef_"] = results["coef_"] / COLUMN_SCALES
     return found
 
 
-def _renamed(results: Results, given: Given) -> Results:
-    return _without("classes_", "predict()")(results, given)
+def _renamed(results: Results, user_input: UserInput) -> Results:
+    return _without("classes_", "predict()")(results, user_input)
 
 
-def _order_reversed(results: Results, given: Given) -> Results:
+def _order_reversed(results: Results, user_input: UserInput) -> Results:
     # Rows with equally likely classes get the first of them, so labels may change.
     at = "predict_proba()"
     return {at: results[at][:, ::-1]} if at in results else {}
 
 
-def _far(results: Results, given: Given) -> Results:
-    return _y_moved(results, given, 1e3)
+def _far(results: Results, user_input: UserInput) -> Results:
+    return _y_moved(results, user_input, 1e3)
 
 
 #: All relations. The mathematically required results are in `expect`.
@@ -286,7 +292,7 @@ RELATIONS: dict[str, Relation] = {
         weight="whole",
     ),
     "weights scaled": Relation(
-        lambda given, rng: replace(given, w=SCALE * given.w.astype(float)),
+        lambda user_input, rng: replace(user_input, w=SCALE * user_input.w.astype(float)),
         _either(
             lambda s: s.is_metric and s.name != "confusion_matrix",  # whose counts are weights
             _is("LinearRegression", "Lasso", "ElasticNet", *_GLM),
@@ -295,7 +301,7 @@ RELATIONS: dict[str, Relation] = {
         weight="float64",
     ),
     "y moved": Relation(
-        _with_y(lambda y: y + 2.5), _moves_with_y, lambda r, given: _y_moved(r, given, 2.5)
+        _with_y(lambda y: y + 2.5), _moves_with_y, lambda r, rows: _y_moved(r, rows, 2.5)
     ),
     "y moved far": Relation(
         _with_y(lambda y: y + 1e3), _moves_with_y, _far, rtol=1e-6, rtol32=1e-2
@@ -364,16 +370,16 @@ class Related(Case):
 def related(draw: Any, relation: str | None = None) -> Related:
     """Return cases of a relation."""
     name = relation or draw(st.sampled_from(list(RELATIONS)))
-    held = RELATIONS[name]
-    subjects = [s for s, subject in SUBJECTS.items() if held.applies(subject)]
+    chosen = RELATIONS[name]
+    subjects = [s for s, subject in SUBJECTS.items() if chosen.applies(subject)]
     case = draw(cases(subjects=subjects, container="pandas"))
     facts = {f.name: getattr(case, f.name) for f in fields(case)}
     tame = facts["shape"] not in {"far", "constant column"}
     # A column with mostly zeros has a quantile range of 0, which counts as 1 at any scale.
     tame &= not (facts["subject"].startswith("RobustScaler") and facts["shape"] == "mostly zero")
     facts |= {"n_rows": 60, "shape": facts["shape"] if tame else "normal"}
-    if held.weight:
-        facts["weight"] = held.weight
+    if chosen.weight:
+        facts["weight"] = chosen.weight
     if name.startswith(("X", "columns scaled")):
         facts["dtype"] = "float64"
     return Related(**facts, relation=name)
@@ -381,22 +387,22 @@ def related(draw: Any, relation: str | None = None) -> Related:
 
 def check(case: Related) -> list[str]:
     """Return the results of the changed rows that are not as expected, one line each."""
-    held = RELATIONS[case.relation]
+    relation = RELATIONS[case.relation]
     with warnings.catch_warnings(), TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
-        given = deliver(case, Path(folder))
-        changed = held.change(given, np.random.default_rng(case.seed))
-        before = attempt(case.of.results, given)
-        params = {} if case.of.model is None else held.params(case.of.model.get_params())
+        user_input = deliver(case, Path(folder))
+        changed = relation.change(user_input, np.random.default_rng(case.seed))
+        before = attempt(case.of.results, user_input)
+        params = {} if case.of.model is None else relation.params(case.of.model.get_params())
         after = attempt(partial(case.of.results, **params), changed)
     if isinstance(before, Refusal) and isinstance(after, Refusal):
         return []
     if isinstance(before, Refusal) or isinstance(after, Refusal):
         return [f"given rows: {_short(before)}; changed rows: {_short(after)}"]
-    expected = kept(case, held.expect(before, given))
-    rtol = max(held.rtol, case.of.setting.rtol, case.rtol)
+    expected = select_determined(case, relation.expect(before, user_input))
+    rtol = max(relation.rtol, case.of.setting.rtol, case.rtol)
     if case.dtype == "float32":
-        rtol = max(rtol, held.rtol32)
+        rtol = max(rtol, relation.rtol32)
     return differences(after, expected, rtol, whole=False)
 
 

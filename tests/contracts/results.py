@@ -16,7 +16,7 @@ from daskml_dist import metrics
 from tests.contracts.compare import plain
 
 __all__ = [
-    "Given",
+    "UserInput",
     "estimator_results",
     "fitted_numbers",
     "metric_results",
@@ -26,7 +26,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class UserInput:
     """A user's input.
 
     Parameters
@@ -48,7 +48,7 @@ class Given:
     ordered: bool = True
     whole: Any = None
 
-    def held(self) -> Given:
+    def in_memory(self) -> UserInput:
         """Return the same data in memory, computed together."""
         parts = [self.X, self.y, self.w, self.row]
         # Dask returns objects other than dataframes after dataframes, whatever the argument order.
@@ -59,7 +59,7 @@ class Given:
         X, y = parts[:2]
         if isinstance(y, str):
             X, parts[1] = X.drop(columns=[y]), X[y]
-        return Given(X, *parts[1:])
+        return UserInput(X, *parts[1:])
 
 
 def _joined(values: Any) -> Any:
@@ -86,13 +86,13 @@ def fitted_numbers(model: Any) -> dict[str, Any]:
 _OF_THE_WAY = {"n_iter_", "t_", "rank_error_", "outliers_", "dual_gap_", "labels_"}
 
 
-def _in_order(values: Any, given: Given) -> Any:
+def _in_order(values: Any, user_input: UserInput) -> Any:
     """Return results of rows in the order of their ids; sorted if rows have no order."""
-    [values], [row] = dask.compute(values), dask.compute(given.row)
+    [values], [row] = dask.compute(values), dask.compute(user_input.row)
     if isinstance(values, pd.DataFrame | pd.Series):
         values = plain(values.reset_index(drop=True))
     values = values.toarray() if sparse.issparse(values) else np.asarray(values)
-    if given.ordered:
+    if user_input.ordered:
         return values[np.argsort(np.asarray(_joined(row)), kind="stable")]
     return values
 
@@ -103,51 +103,51 @@ def _score_of_predictions(model: Any, rows: Any, y: Any) -> float:
     return metrics.METRICS[name](y, model.predict(rows))
 
 
-def estimator_results(model: Any, given: Given, **params: Any) -> dict[str, Any]:
+def estimator_results(model: Any, user_input: UserInput, **params: Any) -> dict[str, Any]:
     """Return fitted attributes, predictions and scores, by name."""
-    weights = {} if given.w is None else {"sample_weight": given.w}
-    model = clone(model).set_params(**params).fit(given.X, given.y, **weights)
+    weights = {} if user_input.w is None else {"sample_weight": user_input.w}
+    model = clone(model).set_params(**params).fit(user_input.X, user_input.y, **weights)
     found = fitted_numbers(model)
-    rows, y = given.X, given.y
+    rows, y = user_input.X, user_input.y
     if isinstance(y, str):
         rows, y = rows[[name for name in rows.columns if name != y]], rows[y]
     for method in ("predict", "predict_proba", "decision_function"):
         if hasattr(model, method):
-            found[f"{method}()"] = _in_order(getattr(model, method)(rows), given)
-    found["score()"] = model.score(given.X, given.y, **weights)
+            found[f"{method}()"] = _in_order(getattr(model, method)(rows), user_input)
+    found["score()"] = model.score(user_input.X, user_input.y, **weights)
     found["metric()"] = _score_of_predictions(model, rows, y)
     return found
 
 
-def transformer_results(model: Any, given: Given, **params: Any) -> dict[str, Any]:
+def transformer_results(model: Any, user_input: UserInput, **params: Any) -> dict[str, Any]:
     """Return fitted attributes, transformed rows and names of their columns, by name."""
-    weights = {} if given.w is None else {"sample_weight": given.w}
-    model = clone(model).set_params(**params).fit(given.X, given.y, **weights)
+    weights = {} if user_input.w is None else {"sample_weight": user_input.w}
+    model = clone(model).set_params(**params).fit(user_input.X, user_input.y, **weights)
     found = fitted_numbers(model)
-    found["transform()"] = _in_order(model.transform(given.X), given)
+    found["transform()"] = _in_order(model.transform(user_input.X), user_input)
     if hasattr(model, "get_feature_names_out"):
         found["names"] = list(model.get_feature_names_out())
     return found
 
 
-def metric_results(metric: Any, given: Given, **params: Any) -> dict[str, Any]:
+def metric_results(metric: Any, user_input: UserInput, **params: Any) -> dict[str, Any]:
     """Return the value, by name."""
-    return {"value": metric(given.y, given.X, sample_weight=given.w)}
+    return {"value": metric(user_input.y, user_input.X, sample_weight=user_input.w)}
 
 
-def plainly(results: Callable[..., dict[str, Any]], thing: Any) -> Callable[[Given], Any]:
+def plainly(results: Callable[..., dict[str, Any]], thing: Any) -> Callable[[UserInput], Any]:
     """Return the results of scikit-learn's equivalent, for inputs that it accepts."""
 
-    def of(given: Given) -> dict[str, Any]:
-        row, w = np.asarray(given.row), None if given.w is None else plain(given.w)
+    def of(user_input: UserInput) -> dict[str, Any]:
+        row, w = np.asarray(user_input.row), None if user_input.w is None else plain(user_input.w)
         w = None if w is None else np.asarray(w, dtype=float)
-        X = plain(given.X)
+        X = plain(user_input.X)
         if hasattr(thing, "predict"):
             # On sparse and float32 rows scikit-learn's solvers end further from the optimum; sums
             # of small integers overflow, and its sums of booleans (in a mixture) are booleans.
             X = X.toarray() if sparse.issparse(X) else X
             dtypes = list(X.dtypes) if isinstance(X, pd.DataFrame) else [X.dtype]
             X = X.astype(float) if all(dtype.kind in "biuf" for dtype in dtypes) else X
-        return results(thing, Given(X, np.asarray(plain(given.y)), w, row))
+        return results(thing, UserInput(X, np.asarray(plain(user_input.y)), w, row))
 
     return of

@@ -30,15 +30,15 @@ from tests.contracts.graphs import (
     junk,
 )
 from tests.contracts.inputs import TARGETS, make_table
-from tests.contracts.results import Given
+from tests.contracts.results import UserInput
 
-__all__ = ["check", "deliver", "kept"]
+__all__ = ["check", "deliver", "select_determined"]
 
 
 # --- delivery --------------------------------------------------------------------------------
 
 
-def deliver(case: Case, folder: Path) -> Given:
+def deliver(case: Case, folder: Path) -> UserInput:
     """Return a user's input."""
     table = make_table(
         case.shape, case.dtype, case.target, case.weight, case.n_rows, case.seed
@@ -60,7 +60,7 @@ def _columns(case: Case) -> list[str]:
     return case.of.columns(max(TARGETS[case.target].n_classes, 2))
 
 
-def _of_frames(case: Case, table: pd.DataFrame, context: Context) -> Given:
+def _of_frames(case: Case, table: pd.DataFrame, context: Context) -> UserInput:
     frame = FRAME_SOURCES[case.source](table, context)
     for step in case.steps:
         frame = FRAME_STEPS[step].make(frame, context)
@@ -77,13 +77,13 @@ def _of_frames(case: Case, table: pd.DataFrame, context: Context) -> Given:
     if case.of.is_metric and len(names) == 1 and case.container == "frame":
         X = X[names[0]]
     w = None if case.weight == "none" else w
-    return Given(X, y, w, row, is_ordered(case.steps), whole=context.kept)
+    return UserInput(X, y, w, row, is_ordered(case.steps), whole=context.persisted)
 
 
-def _of_arrays(case: Case, table: pd.DataFrame, context: Context) -> Given:
-    held = _arrays_of(case, table)
+def _of_arrays(case: Case, table: pd.DataFrame, context: Context) -> UserInput:
+    arrays_of_case = _arrays_of(case, table)
     source = ARRAY_SOURCES[case.source]
-    arrays = {name: source(values, context) for name, values in held.items()}
+    arrays = {name: source(values, context) for name, values in arrays_of_case.items()}
     for step in case.steps:
         arrays = ARRAY_STEPS[step].make(arrays, context)
     if case.container != "array" and arrays["X"].ndim == 2 and arrays["X"].numblocks[1] > 1:
@@ -91,10 +91,10 @@ def _of_arrays(case: Case, table: pd.DataFrame, context: Context) -> Given:
     if case.container == "sparse array":
         meta = sparse.csr_array((0, 0), dtype=arrays["X"].dtype)
         arrays["X"] = arrays["X"].map_blocks(sparse.csr_array, meta=meta)
-    whole = [arrays, context.kept]
+    whole = [arrays, context.persisted]
     if case.container == "list of delayed":
         arrays = {name: list(array.to_delayed().ravel()) for name, array in arrays.items()}
-    return Given(arrays["X"], arrays["y"], arrays.get("w"), arrays["row"], whole=whole)
+    return UserInput(arrays["X"], arrays["y"], arrays.get("w"), arrays["row"], whole=whole)
 
 
 def _arrays_of(case: Case, table: pd.DataFrame) -> dict[str, Any]:
@@ -102,23 +102,23 @@ def _arrays_of(case: Case, table: pd.DataFrame) -> dict[str, Any]:
     X = np.column_stack([plain(table[name]) for name in names])
     if len(names) == 1 and case.of.is_metric:
         X = plain(table[names[0]])
-    held = {"X": X, "y": plain(table["y"]), "row": table["row"].to_numpy()}
+    arrays = {"X": X, "y": plain(table["y"]), "row": table["row"].to_numpy()}
     if case.weight != "none":
-        held["w"] = plain(table["w"])
-    return held
+        arrays["w"] = plain(table["w"])
+    return arrays
 
 
-def _of_memory(case: Case, table: pd.DataFrame) -> Given:
+def _of_memory(case: Case, table: pd.DataFrame) -> UserInput:
     if case.container == "pandas":
         names = _columns(case)
         X = table[names[0]] if case.of.is_metric and len(names) == 1 else table[names]
         w = None if case.weight == "none" else table["w"]
-        return Given(X, table["y"], w, table["row"])
-    held = _arrays_of(case, table)
+        return UserInput(X, table["y"], w, table["row"])
+    arrays = _arrays_of(case, table)
     kinds = {"CSR": sparse.csr_array, "CSC": sparse.csc_matrix}
-    if case.container in kinds and held["X"].ndim == 2:
-        held["X"] = kinds[case.container](held["X"])
-    return Given(held["X"], held["y"], held.get("w"), held["row"])
+    if case.container in kinds and arrays["X"].ndim == 2:
+        arrays["X"] = kinds[case.container](arrays["X"])
+    return UserInput(arrays["X"], arrays["y"], arrays.get("w"), arrays["row"])
 
 
 # --- checking --------------------------------------------------------------------------------
@@ -134,31 +134,31 @@ def check(case: Case) -> list[str]:
     """
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        given = deliver(case, Path(folder))
-        held = attempt(given.held)
-        if isinstance(held, Refusal):
+        user_input = deliver(case, Path(folder))
+        in_memory = attempt(user_input.in_memory)
+        if isinstance(in_memory, Refusal):
             return []  # Dask itself cannot compute these rows
-        lines = [f"graph: {line}" for line in _wrong_rows(case, held)]
-        ours = attempt(case.of.results, held)
+        lines = [f"graph: {line}" for line in _wrong_rows(case, in_memory)]
+        ours = attempt(case.of.results, in_memory)
         if CONTAINERS[case.container] != "memory":
-            lazily = attempt(case.of.results, given)
-            lines += [f"lazily: {line}" for line in _compare(case, lazily, ours, given)]
-        if case.of.twin_results is not None and _has_twin(case, held):
+            lazily = attempt(case.of.results, user_input)
+            lines += [f"lazily: {line}" for line in _compare(case, lazily, ours, user_input)]
+        if case.of.twin_results is not None and _has_twin(case, in_memory):
             with warnings.catch_warnings():
                 # A division by zero makes the result useless, for example the weight of an empty
                 # class.
                 warnings.simplefilter("error", RuntimeWarning)
-                theirs = attempt(case.of.twin_results, held)
+                theirs = attempt(case.of.twin_results, in_memory)
             lines += [f"scikit-learn: {line}" for line in _compare_twin(case, ours, theirs)]
         elif isinstance(ours, Refusal) and case.n_rows > 40:
             # It is right to refuse what scikit-learn refuses even without weights.
             twin = case.of.twin_results
-            if twin is None or not isinstance(attempt(twin, replace(held, w=None)), Refusal):
+            if twin is None or not isinstance(attempt(twin, replace(in_memory, w=None)), Refusal):
                 lines.append(f"in memory: {ours}")
         return lines
 
 
-def _has_twin(case: Case, held: Given) -> bool:
+def _has_twin(case: Case, in_memory: UserInput) -> bool:
     if case.subject == "PCA" and case.container in ("CSR", "CSC"):
         return False  # scikit-learn's ARPACK does not find the last component of sparse rows
     if case.subject == "RidgeCV 1" and case.shape == "far":
@@ -167,29 +167,34 @@ def _has_twin(case: Case, held: Given) -> bool:
         return False
     if case.weight == "none":
         return True
-    if case.of.name == "KMeans" and not np.all(np.asarray(plain(held.w), float)):
+    if case.of.name == "KMeans" and not np.all(np.asarray(plain(in_memory.w), float)):
         return False  # its empty cluster moves to a row of weight 0, and stays empty
-    return case.of.setting.twin_is_weighted and not _has_class_without_weight(case, held)
+    return case.of.setting.twin_is_weighted and not _has_class_without_weight(case, in_memory)
 
 
-def _has_class_without_weight(case: Case, held: Given) -> bool:
+def _has_class_without_weight(case: Case, in_memory: UserInput) -> bool:
     """Return whether a class has no weight: its intercept has no optimum, but falls forever."""
     if "classes" not in case.of.targets or case.of.is_metric:
         return False
-    weight, labels = np.ravel(np.asarray(plain(held.w), float)), np.ravel(np.asarray(plain(held.y)))
+    weight, labels = (
+        np.ravel(np.asarray(plain(in_memory.w), float)),
+        np.ravel(np.asarray(plain(in_memory.y))),
+    )
     sums = pd.Series(weight).groupby(labels).sum()
     return bool((sums == 0).any())
 
 
-def _wrong_rows(case: Case, held: Given) -> list[str]:
+def _wrong_rows(case: Case, in_memory: UserInput) -> list[str]:
     """Return rows that the graph should have delivered but did not: a defect of it, or of Dask."""
-    found = np.sort(np.concatenate(held.row) if isinstance(held.row, list) else held.row)
+    found = np.sort(
+        np.concatenate(in_memory.row) if isinstance(in_memory.row, list) else in_memory.row
+    )
     if np.array_equal(found, np.arange(case.n_rows)):
         return []
     return [f"{len(found)} rows of {case.n_rows}: {found[:10]}"]
 
 
-def _compare(case: Case, lazily: Any, ours: Any, given: Given) -> list[str]:
+def _compare(case: Case, lazily: Any, ours: Any, user_input: UserInput) -> list[str]:
     if isinstance(lazily, Refusal) and isinstance(ours, Refusal):
         return [] if lazily.is_ours else [f"raises {lazily}; in memory: {ours}"]
     if isinstance(lazily, Refusal):
@@ -200,8 +205,8 @@ def _compare(case: Case, lazily: Any, ours: Any, given: Given) -> list[str]:
         # The dtype of delayed blocks is unknown before they are computed: float64 is declared and
         # returned.
         lazily = {**lazily, "transform()": lazily["transform()"].astype(ours["transform()"].dtype)}
-    both = [kept(case, results) for results in (lazily, ours)]
-    if not given.ordered:
+    both = [select_determined(case, results) for results in (lazily, ours)]
+    if not user_input.ordered:
         both = [{name: _sorted(name, value) for name, value in r.items()} for r in both]
     return differences(*both, max(case.of.setting.rtol, case.rtol), whole=True)
 
@@ -222,7 +227,9 @@ def _compare_twin(case: Case, ours: Any, theirs: Any) -> list[str]:
         return []  # scikit-learn has stopped early, by a loss on which both agree
     # The peer gets float64 rows.
     rtol = max(case.of.setting.twin_rtol, case.rtol, 1e-2 if case.dtype == "float32" else 0.0)
-    return differences(kept(case, ours), kept(case, theirs), rtol, whole=False)
+    return differences(
+        select_determined(case, ours), select_determined(case, theirs), rtol, whole=False
+    )
 
 
 #: Inputs that scikit-learn's transformers refuse for rows in memory but ours accept lazily, and
@@ -244,7 +251,7 @@ def _is_known(refusal: Refusal) -> bool:
     return any(text in str(refusal) for text in _KNOWN)
 
 
-def kept(case: Case, results: dict[str, Any]) -> dict[str, Any]:
+def select_determined(case: Case, results: dict[str, Any]) -> dict[str, Any]:
     """Return the results that the rows determine."""
     if _has_tie(results):
         results = {
@@ -263,9 +270,9 @@ def _has_tie(results: dict[str, Any]) -> bool:
     return bool((ordered[:, -1] - ordered[:, -2] < 1e-9).any())
 
 
-def replay(told: str) -> list[str]:
+def replay(text: str) -> list[str]:
     """Check a case given as a dict, on a new cluster if it had one."""
-    case = Case(**ast.literal_eval(told))
+    case = Case(**ast.literal_eval(text))
     if not case.client:
         return check(case)
     from distributed import Client

@@ -19,7 +19,7 @@ import daskml_dist
 from daskml_dist import compose, linear_model, preprocessing
 from tests.contracts.inputs import FEATURES
 from tests.contracts.results import (
-    Given,
+    UserInput,
     estimator_results,
     metric_results,
     plainly,
@@ -56,7 +56,7 @@ class Subject:
     name: str
     setting: Setting
     results: Callable[..., dict[str, Any]]
-    twin_results: Callable[[Given], dict[str, Any]] | None
+    twin_results: Callable[[UserInput], dict[str, Any]] | None
     targets: tuple[str, ...]
     weighted: bool = True
     model: Any = None
@@ -100,7 +100,7 @@ def public_estimators() -> dict[str, Any]:
 
     Estimators of PyTorch are left out if it is not installed.
     """
-    made = {}
+    estimators = {}
     has_torch = importlib.util.find_spec("torch") is not None
     for _, name, value in _public():
         if name.startswith("Torch") and not has_torch:
@@ -117,8 +117,8 @@ def public_estimators() -> dict[str, Any]:
             }
             parameters = signature(value).parameters
             needed = {n for n, p in parameters.items() if p.default is p.empty and n in others}
-            made[name] = value(**{name: others[name] for name in needed})
-    return made
+            estimators[name] = value(**{name: others[name] for name in needed})
+    return estimators
 
 
 def _twin(room: str, name: str, setting: Setting) -> Any:

@@ -73,31 +73,33 @@ def fitted(name: str, checkpoint: Checkpoint | None = None, *callbacks: Any, **h
         return small_estimator(name, **saving, **how).fit(X, y)
 
 
-def _same(name: str, found: Any, calm: Any) -> None:
+def _same(name: str, found: Any, undisturbed: Any) -> None:
     """Assert that a fit has the attributes and passes of one without a checkpoint."""
-    assert differences(fitted_numbers(found), fitted_numbers(calm), 0.0, whole=True) == []
+    assert differences(fitted_numbers(found), fitted_numbers(undisturbed), 0.0, whole=True) == []
     X, _ = rows_of(name)
     for method in ("predict", "transform"):
-        if isinstance(X, np.ndarray) and hasattr(calm, method):
-            np.testing.assert_array_equal(getattr(found, method)(X), getattr(calm, method)(X))
+        if isinstance(X, np.ndarray) and hasattr(undisturbed, method):
+            np.testing.assert_array_equal(
+                getattr(found, method)(X), getattr(undisturbed, method)(X)
+            )
     for key in ("pass", "loss", "rows"):
-        records = [[record[key] for record in fit.history_] for fit in (found, calm)]
+        records = [[record[key] for record in fit.history_] for fit in (found, undisturbed)]
         np.testing.assert_array_equal(*records)
 
 
 @pytest.mark.parametrize("name", each_base(SAVING))
 def test_checkpointed_fits_resume(name: str, tmp_path: Path) -> None:
-    path, calm = tmp_path / "fit.npz", fitted(name)
-    _same(name, fitted(name, Checkpoint(path)), calm)
+    path, undisturbed = tmp_path / "fit.npz", fitted(name)
+    _same(name, fitted(name, Checkpoint(path)), undisturbed)
     # A fit of a single sum has no state to resume from.
-    assert path.exists() or len(calm.history_) <= 2
+    assert path.exists() or len(undisturbed.history_) <= 2
     going_on = Checkpoint(path, resume=True)
-    _same(name, fitted(name, going_on), calm)
-    if len(calm.history_) > 2:
-        again = Checkpoint(tmp_path / "again.npz", resume=True)
+    _same(name, fitted(name, going_on), undisturbed)
+    if len(undisturbed.history_) > 2:
+        resuming = Checkpoint(tmp_path / "again.npz", resume=True)
         with pytest.raises(EndedError):
-            fitted(name, again, Leave(2))
-        _same(name, fitted(name, again), calm)
+            fitted(name, resuming, Leave(2))
+        _same(name, fitted(name, resuming), undisturbed)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSING))
@@ -134,9 +136,9 @@ def test_a_cluster_resumes_trees_of_one_process(name: str, client: Client, tmp_p
     checkpoint = Checkpoint(tmp_path / "fit.npz", resume=True)
     with pytest.raises(EndedError):
         fitted(name, checkpoint, Leave(2))
-    found, calm = fitted(name, checkpoint, lazy=True), fitted(name)
+    found, undisturbed = fitted(name, checkpoint, lazy=True), fitted(name)
     X, _ = rows_of(name)
-    np.testing.assert_array_equal(found.predict(X), calm.predict(X))
+    np.testing.assert_array_equal(found.predict(X), undisturbed.predict(X))
     assert len(found.history_) >= 2
 
 
@@ -183,10 +185,10 @@ def test_a_fit_resumes_after_a_killed_process(name: str, kind: str, tmp_path: Pa
         [sys.executable, "-c", _KILLED, name, str(path), kind],
         capture_output=True, text=True, timeout=280, cwd=ROOT, env=environment(),
     )  # fmt: skip
-    calm = fitted(name, lazy=lazy)
-    assert killed.returncode == (9 if len(calm.history_) > 2 else 0), killed.stderr
-    assert path.exists() or len(calm.history_) <= 3
+    undisturbed = fitted(name, lazy=lazy)
+    assert killed.returncode == (9 if len(undisturbed.history_) > 2 else 0), killed.stderr
+    assert path.exists() or len(undisturbed.history_) <= 3
     found = fitted(name, Checkpoint(path, resume=True), lazy=lazy)
     X, _ = rows_of(name)
-    if hasattr(calm, "predict") and isinstance(X, np.ndarray):
-        np.testing.assert_allclose(found.predict(X), calm.predict(X), rtol=1e-6)
+    if hasattr(undisturbed, "predict") and isinstance(X, np.ndarray):
+        np.testing.assert_allclose(found.predict(X), undisturbed.predict(X), rtol=1e-6)

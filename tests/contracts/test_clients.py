@@ -122,15 +122,21 @@ def test_fits_in_an_event_loop_name_the_required_client(other: LocalCluster) -> 
                 X, y = _lazy(name)
                 found[name] = attempt(lambda n, *rows: _fit(n, *rows), name, X, y)
                 if name in TAKE_A_CLIENT:
-                    given = attempt(lambda n, *rows: _fit(n, *rows, client=client), name, X, y)
-                    found[f"{name}, given"] = given
+                    with_client = attempt(
+                        lambda n, *rows: _fit(n, *rows, client=client), name, X, y
+                    )
+                    found[f"{name}, given"] = with_client
             return found
 
     found = asyncio.run(tried())
     wrong = {
-        name: str(said)
-        for name, said in found.items()
-        if not (isinstance(said, Refusal) and said.is_ours and "synchronous Client" in str(said))
+        name: str(outcome)
+        for name, outcome in found.items()
+        if not (
+            isinstance(outcome, Refusal)
+            and outcome.is_ours
+            and "synchronous Client" in str(outcome)
+        )
     }
     assert wrong == {}
 
@@ -189,12 +195,12 @@ def test_methods_work_on_the_given_client(
 ) -> None:
     """No work is sent to the current client if another one is given."""
     X, y = _lazy(name)
-    with Client(other, set_as_default=False) as given, Client(cluster) as current:
-        before, of_given = _tasks_of(current), _tasks_of(given)
+    with Client(other, set_as_default=False) as own_client, Client(cluster) as current:
+        before, of_given = _tasks_of(current), _tasks_of(own_client)
         for method in _methods_of(small_estimator(name)):
-            _call(name, method, X, y, given)
+            _call(name, method, X, y, own_client)
             assert _tasks_of(current) == before, method
-        assert _tasks_of(given) > of_given
+        assert _tasks_of(own_client) > of_given
 
 
 class _Largest(VertexProgram):
@@ -237,12 +243,12 @@ FUNCTIONS: dict[str, Any] = {
 
 
 def test_functions_work_on_the_given_client(other: LocalCluster, cluster: LocalCluster) -> None:
-    with Client(other, set_as_default=False) as given, Client(cluster) as current:
+    with Client(other, set_as_default=False) as own_client, Client(cluster) as current:
         before = _tasks_of(current)
         for name, call in FUNCTIONS.items():
-            call(given)
+            call(own_client)
             assert _tasks_of(current) == before, name
-        assert _tasks_of(given) > 0
+        assert _tasks_of(own_client) > 0
 
 
 def test_every_function_that_takes_a_client_is_in_the_table() -> None:

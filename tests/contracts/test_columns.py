@@ -10,5 +10,5 @@ from tests.quick import in_turn
 
 @pytest.mark.parametrize(("change", "frame"), in_turn(CHANGES, FRAMES))
 def test_columns_other_than_those_of_the_fit_are_refused(change: str, frame: str) -> None:
-    taken = {name: check(Other(name, change, frame)) for name in subjects()}
-    assert {name: lines for name, lines in taken.items() if lines} == {}
+    problems = {name: check(Other(name, change, frame)) for name in subjects()}
+    assert {name: lines for name, lines in problems.items() if lines} == {}

@@ -45,8 +45,8 @@ def copies(source: str) -> list[str]:
 def _compiled() -> Iterator[tuple[str, Any]]:
     """Return the functions of the backends that numba compiles directly."""
     for module in pkgutil.iter_modules(backends.__path__):
-        here = importlib.import_module(f"{backends.__name__}.{module.name}")
-        for name, value in vars(here).items():
+        imported = importlib.import_module(f"{backends.__name__}.{module.name}")
+        for name, value in vars(imported).items():
             if hasattr(value, "py_func") and value.py_func.__module__.endswith(f".{module.name}"):
                 yield f"{module.name}.{name}", value.py_func
     for function in INSIDE:
@@ -64,7 +64,7 @@ def test_no_compiled_function_assigns_arrays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "seen"),
+    ("line", "is_copy"),
     [
         ("a[:] = b", True),
         ("a[i, 2:] = b[j]", True),
@@ -79,5 +79,5 @@ def test_no_compiled_function_assigns_arrays() -> None:
         ("a = b[:2]", False),
     ],
 )
-def test_copies_are_recognised(line: str, seen: bool) -> None:
-    assert copies(line) == ([line] if seen else [])
+def test_copies_are_recognised(line: str, is_copy: bool) -> None:
+    assert copies(line) == ([line] if is_copy else [])

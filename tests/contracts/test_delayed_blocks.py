@@ -66,8 +66,8 @@ def test_fits_of_delayed_blocks(name: str, client: Client) -> None:
 
 def test_targets_of_delayed_blocks_have_a_shape() -> None:
     X, y = da.zeros((4, 2), chunks=2), da.zeros(4, chunks=2)
-    taken = take_named_columns(*(list(values.to_delayed().ravel()) for values in (X, y, y)))
-    assert [values.ndim for values in taken] == [2, 1, 1]
+    arrays = take_named_columns(*(list(values.to_delayed().ravel()) for values in (X, y, y)))
+    assert [values.ndim for values in arrays] == [2, 1, 1]
 
 
 def test_categories_of_an_unknown_number_of_columns_are_refused() -> None:

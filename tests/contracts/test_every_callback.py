@@ -54,7 +54,7 @@ class SmallFit:
         self.name, self.folder = name, folder
         self.trial, self.shown = Trial(), io.StringIO()
 
-    def made(self, callback: str) -> Any:
+    def make_callback(self, callback: str) -> Any:
         """Return a callback of the package by its name."""
         makers: dict[str, Callable[[], Any]] = {
             "CSVLogger": lambda: CSVLogger(self.folder / "passes.csv"),
@@ -73,7 +73,9 @@ class SmallFit:
         X, y = rows_of(self.name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return small_estimator(self.name, callbacks=list(map(self.made, names))).fit(X, y)
+            return small_estimator(self.name, callbacks=list(map(self.make_callback, names))).fit(
+                X, y
+            )
 
     def check(self, names: Sequence[str], passes: list[int]) -> None:
         """Assert that each callback has reported all passes."""

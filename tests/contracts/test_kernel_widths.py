@@ -57,9 +57,9 @@ def _labels(X: NDArray[Any], n_classes: int) -> NDArray[np.int64]:
 def test_k_means(size: int, dtype: str, varied: str) -> None:
     X = _rows(size if varied == "features" else 5, dtype)
     start = X[: 6 if varied == "features" else size].copy()
-    given: dict[str, Any] = {"n_clusters": len(start), "init": start, "max_iter": 3, "tol": 0}
-    ours = KMeans(**given).fit(X)
-    theirs = sklearn.cluster.KMeans(**{**given, "init": start.astype(float)}, n_init=1)
+    params: dict[str, Any] = {"n_clusters": len(start), "init": start, "max_iter": 3, "tol": 0}
+    ours = KMeans(**params).fit(X)
+    theirs = sklearn.cluster.KMeans(**{**params, "init": start.astype(float)}, n_init=1)
     theirs.fit(X.astype(float))
     tolerance = _tolerance(dtype)
     np.testing.assert_allclose(
@@ -74,12 +74,12 @@ def test_k_means(size: int, dtype: str, varied: str) -> None:
 @pytest.mark.slow
 def test_mixtures(size: int, dtype: str, kind: str) -> None:
     X = _rows(size, dtype)
-    given: dict[str, Any] = {
+    params: dict[str, Any] = {
         "n_components": 3, "covariance_type": kind, "max_iter": 2, "tol": 0, "random_state": 0,
         "weights_init": np.full(3, 1 / 3), "means_init": X[:3].astype(float),
         "precisions_init": np.ones((3, size)) if kind == "diag" else np.array([np.eye(size)] * 3),
     }  # fmt: skip
-    ours, theirs = GaussianMixture(**given), sklearn.mixture.GaussianMixture(**given)
+    ours, theirs = GaussianMixture(**params), sklearn.mixture.GaussianMixture(**params)
     ours.fit(X)
     theirs.fit(X.astype(float))
     tolerance = _tolerance(dtype)
@@ -97,9 +97,9 @@ def test_logistic_regression(size: int, dtype: str, layout: str) -> None:
     if layout == "sparse":
         X[np.random.default_rng(2).random(X.shape) < 0.5] = 0
     y = _labels(X, 2)
-    given: dict[str, Any] = {"C": 0.1, "max_iter": 200, "tol": 1e-8}
-    ours = LogisticRegression(**given).fit(sparse.csr_matrix(X) if layout == "sparse" else X, y)
-    theirs = sklearn.linear_model.LogisticRegression(**given).fit(X.astype(float), y)
+    params: dict[str, Any] = {"C": 0.1, "max_iter": 200, "tol": 1e-8}
+    ours = LogisticRegression(**params).fit(sparse.csr_matrix(X) if layout == "sparse" else X, y)
+    theirs = sklearn.linear_model.LogisticRegression(**params).fit(X.astype(float), y)
     atol = 1e-4 if dtype == "float64" else 2e-3
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=atol)
     np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=atol)
@@ -111,9 +111,9 @@ def test_logistic_regression(size: int, dtype: str, layout: str) -> None:
 def test_classes(size: int, dtype: str) -> None:
     X = _rows(6, dtype)
     y = _labels(X, max(size, 3))
-    given: dict[str, Any] = {"C": 0.01, "max_iter": 300, "tol": 1e-8}
-    ours = LogisticRegression(**given).fit(X, y)
-    theirs = sklearn.linear_model.LogisticRegression(**given).fit(X.astype(float), y)
+    params: dict[str, Any] = {"C": 0.01, "max_iter": 300, "tol": 1e-8}
+    ours = LogisticRegression(**params).fit(X, y)
+    theirs = sklearn.linear_model.LogisticRegression(**params).fit(X.astype(float), y)
     atol = 2e-4 if dtype == "float64" else 4e-3
     np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=atol)
 

@@ -10,8 +10,8 @@ from tests.machine_code import drop_stale
 
 def test_stale_machine_code_is_deleted(tmp_path: Path) -> None:
     package = tmp_path / "package"
-    rooms, kept = package / "room", package / "room" / "__pycache__"
-    kept.mkdir(parents=True)
+    rooms, cache = package / "room", package / "room" / "__pycache__"
+    cache.mkdir(parents=True)
     texts = {
         "inner": "log = 1\n",
         "middle": "from package.room.inner import log\n",
@@ -20,11 +20,11 @@ def test_stale_machine_code_is_deleted(tmp_path: Path) -> None:
     }
     for at, (name, text) in enumerate(texts.items()):
         (rooms / f"{name}.py").write_text(text)
-        (kept / f"{name}.f-3.py312.1.nbc").touch()
+        (cache / f"{name}.f-3.py312.1.nbc").touch()
         os.utime(rooms / f"{name}.py", (at, at))
-        os.utime(kept / f"{name}.f-3.py312.1.nbc", (100, 100))
+        os.utime(cache / f"{name}.f-3.py312.1.nbc", (100, 100))
     assert drop_stale(package) == []
     os.utime(rooms / "inner.py", (200, 200))
     stale = [f"{name}.f-3.py312.1.nbc" for name in ("inner", "middle", "outer")]
     assert drop_stale(package) == stale
-    assert [path.name for path in kept.iterdir()] == ["other.f-3.py312.1.nbc"]
+    assert [path.name for path in cache.iterdir()] == ["other.f-3.py312.1.nbc"]

@@ -75,8 +75,10 @@ def test_missing_classes_are_supported_or_refused(kind: str, name: str, labels: 
         pytest.importorskip("sklearn", "1.8", reason="it has no temperature scaling")
     y = LABELS[labels]
     X = np.random.default_rng(0).normal(size=(_N, 3)) + y[:, None]
-    given = (X, y) if kind == "memory" else (da.from_array(X, chunks=(30, 3)), da.from_array(y, 30))
-    found = attempt(_predicted, MODELS[name], *given)
+    arguments = (
+        (X, y) if kind == "memory" else (da.from_array(X, chunks=(30, 3)), da.from_array(y, 30))
+    )
+    found = attempt(_predicted, MODELS[name], *arguments)
     if isinstance(found, Refusal):
         # Only calibration may need each class in each fold.
         assert found.is_ours

@@ -84,12 +84,12 @@ def test_errors_of_calls_of_a_custom_class() -> None:
 
 
 def test_warnings_name_the_line_of_the_user() -> None:
-    with pytest.warns(ConvergenceWarning) as seen:
+    with pytest.warns(ConvergenceWarning) as caught:
         LogisticRegression(max_iter=1).fit(X, Y)
-    assert {warning.filename for warning in seen} == {__file__}
-    with pytest.warns(ConvergenceWarning) as seen:
+    assert {warning.filename for warning in caught} == {__file__}
+    with pytest.warns(ConvergenceWarning) as caught:
         KMeans(3).fit([[1.0, 1.0]] * 10)
-    assert {warning.filename for warning in seen} == {__file__}
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 @pytest.mark.parametrize("is_lazy", [False, True])
@@ -107,9 +107,9 @@ def test_the_target_among_the_columns_warns(is_lazy: bool) -> None:
 def test_many_whole_numbers_are_refused_as_classes_for_encoding() -> None:
     y = np.arange(80.0) % 60
     rows = pd.DataFrame({"a": ["b", "c"] * 40})
-    for given in ((rows, y), (lazy(rows), da.from_array(y, chunks=40))):
+    for data in ((rows, y), (lazy(rows), da.from_array(y, chunks=40))):
         with pytest.warns(UserWarning, match='60 different.*target_type="continuous"'):
-            TargetEncoder().fit(*given)
+            TargetEncoder().fit(*data)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         TargetEncoder(target_type="multiclass").fit(rows, y)

@@ -87,8 +87,8 @@ GENERATED: dict[Callable[..., Any], dict[str, float]] = {
 
 
 def _make_call(make: Callable[..., Any], name: str) -> Callable[[Any], Any]:
-    given = {key: v for key, v in GENERATED[make].items() if isinstance(v, int)}
-    return lambda value: make(**{**given, name: value}, chunks=10)
+    params = {key: v for key, v in GENERATED[make].items() if isinstance(v, int)}
+    return lambda value: make(**{**params, name: value}, chunks=10)
 
 
 CALLS: dict[str, tuple[Callable[[Any], Any], Any]] = {

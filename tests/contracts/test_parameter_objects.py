@@ -24,9 +24,9 @@ _CHECKED_LATER = {"Run", "GroupOptions", "RoundedTube"}
 
 
 def _list_classes(kind: type) -> Iterator[type]:
-    for made in kind.__subclasses__():
-        yield made
-        yield from _list_classes(made)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _list_classes(subclass)
 
 
 def _find_parameters() -> dict[str, tuple[type, str, Any]]:
@@ -60,11 +60,11 @@ def test_some_of_each_kind_are_found() -> None:
 def test_numpy_scalars_become_python_numbers(name: str) -> None:
     kind, parameter, default = PARAMETERS[name]
     scalar = np.asarray(default)[()]
-    made = kind(**{parameter: scalar})
+    instance = kind(**{parameter: scalar})
     assert isinstance(scalar, np.generic)
-    kept = vars(made).get(parameter, default)
-    assert type(kept) is type(default)
-    assert kept == default
+    stored = vars(instance).get(parameter, default)
+    assert type(stored) is type(default)
+    assert stored == default
 
 
 @pytest.mark.parametrize("name", [n for n in PARAMETERS if n.split(".")[0] not in _CHECKED_LATER])

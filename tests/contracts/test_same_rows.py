@@ -26,8 +26,8 @@ ARRAYS = [name for name, kind in CONTAINERS.items() if kind == "array"]
 IN_ARRAYS = [name for name in SUBJECTS if not SUBJECTS[name].needs_names]
 
 
-def _same(data: Any, **given: Any) -> None:
-    case = data.draw(cases(**given))
+def _same(data: Any, **options: Any) -> None:
+    case = data.draw(cases(**options))
     if check(case):
         fail_simplest(case, check, "tests.contracts.same_rows")
 

@@ -32,12 +32,12 @@ def test_signatures_equal_those_of_the_constructors() -> None:
     classes = _public_classes()
     assert len(classes) > 150
     for one in classes:
-        own = inspect.signature(one)
-        kinds = {p.kind for p in own.parameters.values()}
-        assert inspect.Parameter.VAR_POSITIONAL not in kinds, (one, own)
+        signature = inspect.signature(one)
+        kinds = {p.kind for p in signature.parameters.values()}
+        assert inspect.Parameter.VAR_POSITIONAL not in kinds, (one, signature)
         if inspect.isfunction(one.__init__):
             expected = list(inspect.signature(one.__init__).parameters)[1:]
-            assert list(own.parameters) == expected, one
+            assert list(signature.parameters) == expected, one
 
 
 def test_a_subclass_shows_its_own_parameters() -> None:

@@ -69,12 +69,12 @@ def _model(*callbacks: Any, **run: Any) -> SGDClassifier:
 
 
 def _check(case: Case, folder: Path, *callbacks: Any, n_workers: int = 2) -> None:
-    given = deliver(case, folder)
-    held = given.held()
-    assert sorted(held.row.tolist()) == list(range(N_ROWS))
-    truth = _model().fit(held.X, held.y)
+    user_input = deliver(case, folder)
+    in_memory = user_input.in_memory()
+    assert sorted(in_memory.row.tolist()) == list(range(N_ROWS))
+    truth = _model().fit(in_memory.X, in_memory.y)
     budget = BUDGET * 2 // n_workers
-    streamed = _model(*callbacks, memory_budget=budget).fit(given.X, given.y)
+    streamed = _model(*callbacks, memory_budget=budget).fit(user_input.X, user_input.y)
     assert streamed.history_.extra["streamed"]
     assert [record["rows"] for record in streamed.history_] == [N_ROWS] * 3
     np.testing.assert_allclose(streamed.coef_, truth.coef_, rtol=1e-9)

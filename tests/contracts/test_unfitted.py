@@ -68,10 +68,10 @@ CASES = [
 
 def _arguments(method: Any, path: Any) -> list[Any]:
     """Return one value for each required argument."""
-    given = {"y": Y, "path": path}
+    arguments = {"y": Y, "path": path}
     parameters = inspect.signature(method).parameters.values()
     needed = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    return [given.get(p.name, X) for p in needed]
+    return [arguments.get(p.name, X) for p in needed]
 
 
 def _called(method: Any, arguments: list[Any]) -> None:

@@ -112,10 +112,10 @@ def test_an_undocumented_name_is_there(name: str) -> None:
             found = getattr(import_module(module), kind)
         else:
             found = import_module(place)
-        there = hasattr(found, attribute) or bool(import_module(name))
+        exists = hasattr(found, attribute) or bool(import_module(name))
     except (ImportError, AttributeError):
-        there = False
-    assert there, f"Dask {dask.__version__} has no {name}: what needs it is {use}."
+        exists = False
+    assert exists, f"Dask {dask.__version__} has no {name}: what needs it is {use}."
 
 
 def test_no_other_room_imports_an_undocumented_name() -> None:

@@ -80,16 +80,16 @@ def test_callbacks_before_closing_are_registered_and_removed(client: Client) -> 
     def note() -> None:
         run_before_closing(get_worker(), "canary", _nothing)
 
-    def noted(dask_worker: Any) -> bool:
+    def is_registered(dask_worker: Any) -> bool:
         return "canary" in dask_worker.plugins
 
     async def forget(dask_worker: Any) -> None:
         await forget_before_closing(dask_worker, "canary")
 
     client.submit(note, pure=False).result(timeout=200)
-    assert _until(lambda: any(client.run(noted).values()))
+    assert _until(lambda: any(client.run(is_registered).values()))
     client.run(forget)
-    assert not any(client.run(noted).values())
+    assert not any(client.run(is_registered).values())
 
 
 def test_actors_of_a_run_are_counted(client: Client) -> None:
@@ -125,16 +125,16 @@ def test_a_running_task_knows_whether_it_is_wanted(client: Client) -> None:
 
 def test_data_is_asked_for_by_its_key(client: Client) -> None:
     first, second = sorted(list_workers(client))
-    held = client.submit(lambda: 7, workers=[first], pure=False)
+    future = client.submit(lambda: 7, workers=[first], pure=False)
 
     def fetch(key: str) -> int:
-        asked = request_data(get_client(), key)
-        value: int = asked.result(timeout=200)
-        asked.release()
+        requested = request_data(get_client(), key)
+        value: int = requested.result(timeout=200)
+        requested.release()
         return value
 
-    assert held.result(timeout=200) == 7
-    assert client.submit(fetch, held.key, workers=[second], pure=False).result(timeout=200) == 7
+    assert future.result(timeout=200) == 7
+    assert client.submit(fetch, future.key, workers=[second], pure=False).result(timeout=200) == 7
 
 
 def test_a_client_inside_a_task_is_recognised(client: Client) -> None:
@@ -220,7 +220,7 @@ def test_tasks_of_a_paused_worker_are_freed(client: Client) -> None:
         client.run(_pause, 0.8, workers=first)
 
 
-def _die_unless_told(file: str) -> int:
+def _die_unless_exists(file: str) -> int:
     if not os.path.exists(file):
         os.kill(os.getpid(), signal.SIGKILL)
     return 5
@@ -228,7 +228,7 @@ def _die_unless_told(file: str) -> int:
 
 @pytest.mark.slow
 def test_a_task_that_dask_gave_up_is_tried_again(tmp_path: Path) -> None:
-    file = tmp_path / "told"
+    file = tmp_path / "flag"
     with (
         dask.config.set(
             {
@@ -239,7 +239,7 @@ def test_a_task_that_dask_gave_up_is_tried_again(tmp_path: Path) -> None:
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
-        future = client.submit(_die_unless_told, str(file), pure=False)
+        future = client.submit(_die_unless_exists, str(file), pure=False)
         assert is_killed_worker(future.exception(timeout=200))
         file.touch()
         release_stuck_tasks(client, [future.key], [future.key])
@@ -264,7 +264,7 @@ def test_a_worker_is_evicted_and_another_retired() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "error", "told"),
+    ("name", "text", "error", "expected"),
     [
         ("worker", HEARTBEAT_FAILED, CommClosedError("closed"), "the scheduler is gone"),
         ("worker", HEARTBEAT_FAILED, ValueError("another"), "Traceback"),
@@ -274,7 +274,7 @@ def test_a_worker_is_evicted_and_another_retired() -> None:
     ],
 )
 def test_a_lost_scheduler_is_logged_in_one_line(
-    name: str, text: str, error: BaseException, told: str | None
+    name: str, text: str, error: BaseException, expected: str | None
 ) -> None:
     shorten_lost_connections()
     logger, stream = logging.getLogger(f"distributed.{name}"), io.StringIO()
@@ -287,10 +287,10 @@ def test_a_lost_scheduler_is_logged_in_one_line(
     finally:
         logger.removeHandler(handler)
     found = stream.getvalue()
-    assert (told or "") in found
-    assert ("Traceback" in found) == (told == "Traceback")
-    if told != "Traceback":
-        assert len(found.splitlines()) == (told is not None)
+    assert (expected or "") in found
+    assert ("Traceback" in found) == (expected == "Traceback")
+    if expected != "Traceback":
+        assert len(found.splitlines()) == (expected is not None)
 
 
 def test_the_log_message_of_a_failed_heartbeat_is_unchanged() -> None:

@@ -87,12 +87,12 @@ def test_every_reference_to_a_future_is_found(how: str, client: Client) -> None:
 def test_every_reference_of_a_collection_is_found(client: Client) -> None:
     """As Dask itself writes them, of which it has changed the format before."""
     future = client.submit(abs, -7, pure=False)
-    kept = dask.delayed(operator.neg)(3).persist()
-    lazy = dask.delayed(_first)([{"part": [future]}]) + kept + dask.delayed(future)
+    persisted = dask.delayed(operator.neg)(3).persist()
+    lazy = dask.delayed(_first)([{"part": [future]}]) + persisted + dask.delayed(future)
     recipes = make_recipes([lazy])
-    assert recipes.held == {future.key, kept.key}
+    assert recipes.held == {future.key, persisted.key}
     tasks = select_tasks(recipes.graph, [lazy.key])
-    data = {future.key: 7, kept.key: -3}
+    data = {future.key: 7, persisted.key: -3}
     assert run_tasks(tasks, data, lazy.key, []) == lazy.compute() == 11
 
 
@@ -114,15 +114,15 @@ def test_data_in_a_graph_is_no_task() -> None:
     assert run_tasks(tasks, {}, "out", []) == 3
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_a_task_that_fails_is_named(held: bool) -> None:
+@pytest.mark.parametrize("is_persisted", [False, True])
+def test_a_task_that_fails_is_named(is_persisted: bool) -> None:
     """The remedy is not to persist where that is done already."""
-    rows = Task(("read", 0), operator.getitem, TaskRef("table") if held else {}, "a")
+    rows = Task(("read", 0), operator.getitem, TaskRef("table") if is_persisted else {}, "a")
     block = Task("block", make_block, 0, TaskRef(("read", 0)), None)
     recipes = BlockRecipes(
         {0: "block"},
         {rows.key: rows, "block": block},
-        frozenset({"table"} if held else ()),
+        frozenset({"table"} if is_persisted else ()),
         {0: 1},
     )
     with pytest.raises(InvalidDataError) as caught:
@@ -133,4 +133,4 @@ def test_a_task_that_fails_is_named(held: bool) -> None:
         "KeyError('a')."
     )
     assert "file" not in message
-    assert (".persist()" in message) is not held
+    assert (".persist()" in message) is not is_persisted

@@ -69,21 +69,21 @@ def test_every_row_exactly_once_a_pass(
     blocks: str, n_lanes: int, n_steps: int, shuffle: bool, fraction: float
 ) -> None:
     trained: list[Counter[tuple[int, int]]] = [Counter(), Counter()]
-    held: Counter[tuple[int, int]] = Counter()
+    held_out: Counter[tuple[int, int]] = Counter()
     for spec in _lanes(blocks, n_lanes):
         rows = LaneRows(spec, n_steps, 0, shuffle, fraction)
-        held.update(_held_out(rows))
-        for pass_, seen in enumerate(trained, start=1):
+        held_out.update(_held_out(rows))
+        for pass_, rows_of_pass in enumerate(trained, start=1):
             steps = _steps(rows, pass_)
             assert len(steps) == n_steps
             sizes = [len(step) for step in steps]
             assert max(sizes) - min(sizes) <= 1
             assert sum(sizes) == rows.n_rows
-            seen.update(_flat(steps))
+            rows_of_pass.update(_flat(steps))
     everything = Counter((b, r) for b, size in enumerate(BLOCKS[blocks]) for r in range(size))
-    for seen in trained:
-        assert seen + held == everything
-    assert bool(held) == (fraction > 0 and blocks != "empty")
+    for rows_of_pass in trained:
+        assert rows_of_pass + held_out == everything
+    assert bool(held_out) == (fraction > 0 and blocks != "empty")
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3])
@@ -99,8 +99,8 @@ def test_runs_are_the_same_rows_in_the_same_order(
     for long in (1, 1000):
         monkeypatch.setattr(batches, "_LONG_RUN_ROWS", long)
         rows = LaneRows(spec, n_steps, 0, shuffle, fraction)
-        given = {type(at) for step in rows.batches(1) for _, at in step}
-        assert not given or (RowRuns in given) is (long == 1 and not all(rows._held))
+        kinds = {type(at) for step in rows.batches(1) for _, at in step}
+        assert not kinds or (RowRuns in kinds) is (long == 1 and not all(rows._held))
         found.append(_steps(rows))
     assert found[0] == found[1]
 
@@ -201,20 +201,22 @@ def test_only_one_group_of_blocks_is_visited_at_a_time() -> None:
 def test_held_out_rows_are_never_trained_on(n_steps: int, shuffle: bool) -> None:
     (spec,) = _lanes("uneven", 1)
     rows = LaneRows(spec, n_steps, 0, shuffle, 0.25)
-    held = set(_held_out(rows))
-    assert len(held) == sum(count_held_out_rows(s, 0.25) for s in spec.segments) > 20
+    held_out = set(_held_out(rows))
+    assert len(held_out) == sum(count_held_out_rows(s, 0.25) for s in spec.segments) > 20
     for pass_ in range(1, 6):
-        assert not held & set(_flat(_steps(rows, pass_)))
+        assert not held_out & set(_flat(_steps(rows, pass_)))
 
 
 def test_held_out_rows_depend_on_the_seed_and_the_segment() -> None:
     (spec,) = _lanes("uneven", 1)
-    held = _held_out(LaneRows(spec, 3, 0, True, 0.25))
-    assert _held_out(LaneRows(spec, 8, 0, False, 0.25)) == held
-    assert _held_out(LaneRows(spec, 3, 1, True, 0.25)) != held
+    held_out = _held_out(LaneRows(spec, 3, 0, True, 0.25))
+    assert _held_out(LaneRows(spec, 8, 0, False, 0.25)) == held_out
+    assert _held_out(LaneRows(spec, 3, 1, True, 0.25)) != held_out
     one = LaneSpec(4, spec.segments[1:2])
     block = spec.segments[1].block
-    assert _held_out(LaneRows(one, 3, 0, True, 0.25)) == [pair for pair in held if pair[0] == block]
+    assert _held_out(LaneRows(one, 3, 0, True, 0.25)) == [
+        pair for pair in held_out if pair[0] == block
+    ]
 
 
 @pytest.mark.parametrize(

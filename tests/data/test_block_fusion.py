@@ -85,9 +85,9 @@ def test_futures_and_annotations_are_kept(client: Client) -> None:
     lazy = _graph(Task("in", operator.neg, future), Task("out", operator.neg, TaskRef("in")))
     assert compute(*fuse_by_block("other", [[lazy("out")]])) == ([3],)
     with dask.annotate(priority=3):
-        told = total(parts[0][0])
-    (apart,) = fuse_by_block("third", [[told]])
-    assert told.key in apart.dask
+        annotated = total(parts[0][0])
+    (apart,) = fuse_by_block("third", [[annotated]])
+    assert annotated.key in apart.dask
     assert compute(apart) == ([8.0],)
 
 

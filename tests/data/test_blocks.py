@@ -67,14 +67,14 @@ TENSORS = {
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_tensors_keep_their_dtype_and_shape(name: str) -> None:
-    given, dtype = TENSORS[name]
-    block = make_block(0, given, tensors=True)
+    tensor, dtype = TENSORS[name]
+    block = make_block(0, tensor, tensors=True)
     info = inspect_block(block)
     assert (info.dtype, block.X.dtype) == (dtype, dtype)
-    assert (block.n_rows, *info.row_shape) == np.shape(given)
+    assert (block.n_rows, *info.row_shape) == np.shape(tensor)
     assert block.X.dtype.isnative
-    if isinstance(given, np.ndarray) and given.dtype == dtype:
-        assert block.X is given
+    if isinstance(tensor, np.ndarray) and tensor.dtype == dtype:
+        assert block.X is tensor
     values = block.X.data if sparse.issparse(block.X) else block.X
     assert info.nbytes >= values.nbytes == values.size * np.dtype(dtype).itemsize
 
@@ -146,9 +146,9 @@ def test_block_knows_its_size_and_pickles() -> None:
     values = sparse.csr_array(X)
     expected = values.data.nbytes + values.indices.nbytes + values.indptr.nbytes
     assert make_block(0, values, classification=False).nbytes == expected
-    again = pickle.loads(pickle.dumps(block))
-    np.testing.assert_array_equal(again.X, X)
-    assert again.n_rows == 4
+    unpickled = pickle.loads(pickle.dumps(block))
+    np.testing.assert_array_equal(unpickled.X, X)
+    assert unpickled.n_rows == 4
 
 
 @pytest.mark.parametrize(

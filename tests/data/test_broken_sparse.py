@@ -81,17 +81,17 @@ DAMAGE: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("damage", "told"), DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_message_tells_the_place(damage: Any, told: str, dtype: str) -> None:
+def test_message_tells_the_place(damage: Any, message: str, dtype: str) -> None:
     rows = _rows()
     rows.indices, rows.indptr = rows.indices.astype(dtype), rows.indptr.astype(dtype)
     check_sparse_structure(rows)
-    with pytest.raises(InvalidDataError, match=told):
+    with pytest.raises(InvalidDataError, match=message):
         check_sparse_structure(damage(rows))
 
 
-def test_csc_is_told_by_its_columns() -> None:
+def test_errors_of_csc_rows_name_the_column() -> None:
     rows = _rows("csc")
     check_sparse_structure(rows)
     rows.indices[0] = 99

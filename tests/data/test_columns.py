@@ -43,22 +43,22 @@ def test_statistics_equal_those_of_numpy(
     rows[rng.random(rows.shape) < missing] = np.nan
     rows[0] = 1e4
     rows[:, 0] = np.nan if missing else 3.0
-    given = lay(rows)
-    count, mean, var = compute_column_moments(given)
-    low, high = compute_column_ranges(given)
-    there = np.isfinite(rows).any(axis=0)
+    array = lay(rows)
+    count, mean, var = compute_column_moments(array)
+    low, high = compute_column_ranges(array)
+    has_values = np.isfinite(rows).any(axis=0)
     np.testing.assert_array_equal(count, np.isfinite(rows).sum(axis=0))
-    assert np.isnan(mean[~there]).all()
-    assert np.isnan(var[~there]).all()
-    assert np.isnan(low[~there]).all()
-    assert np.isnan(high[~there]).all()
-    some = rows[:, there].astype(np.float64)
-    np.testing.assert_allclose(mean[there], np.nanmean(some, axis=0), rtol=1e-13)
-    np.testing.assert_allclose(var[there], np.nanvar(some, axis=0), rtol=1e-9, atol=1e-20)
+    assert np.isnan(mean[~has_values]).all()
+    assert np.isnan(var[~has_values]).all()
+    assert np.isnan(low[~has_values]).all()
+    assert np.isnan(high[~has_values]).all()
+    some = rows[:, has_values].astype(np.float64)
+    np.testing.assert_allclose(mean[has_values], np.nanmean(some, axis=0), rtol=1e-13)
+    np.testing.assert_allclose(var[has_values], np.nanvar(some, axis=0), rtol=1e-9, atol=1e-20)
     assert low.dtype == high.dtype == dtype
-    np.testing.assert_array_equal(low[there], np.nanmin(some, axis=0))
-    np.testing.assert_array_equal(high[there], np.nanmax(some, axis=0))
-    np.testing.assert_array_equal(given, rows)
+    np.testing.assert_array_equal(low[has_values], np.nanmin(some, axis=0))
+    np.testing.assert_array_equal(high[has_values], np.nanmax(some, axis=0))
+    np.testing.assert_array_equal(array, rows)
 
 
 @LAYOUTS

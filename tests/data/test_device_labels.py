@@ -56,10 +56,10 @@ def test_labels_are_counted_and_encoded_on_their_device(
 ) -> None:
     plug_in(FakeCupy, monkeypatch)
     y, stays = LABELS[kind]
-    here = make_block(0, X, y, classification=True)
-    there = make_block(0, DeviceArray(X), DeviceArray(y), classification=True)
+    on_host = make_block(0, X, y, classification=True)
+    on_device = make_block(0, DeviceArray(X), DeviceArray(y), classification=True)
     monkeypatch.setattr(DeviceArray, "copied", 0)
-    found, expected = inspect_block(there), inspect_block(here)
+    found, expected = inspect_block(on_device), inspect_block(on_host)
     for name in ("labels", "label_weights", "label_rows"):
         a, b = getattr(found, name), getattr(expected, name)
         assert a.dtype == b.dtype
@@ -67,27 +67,27 @@ def test_labels_are_counted_and_encoded_on_their_device(
     assert (DeviceArray.copied < N) == stays
     classes = expected.labels
     assert classes is not None
-    codes = prepare_block(here, _fit_on("cpu", classes)).y
-    for block in (here, there):
+    codes = prepare_block(on_host, _fit_on("cpu", classes)).y
+    for block in (on_host, on_device):
         moved = prepare_block(block, _fit_on("gpu", classes)).y
         assert isinstance(moved, DeviceArray)
         assert moved.dtype == codes.dtype
         np.testing.assert_array_equal(moved.values, codes)
     assert (DeviceArray.copied < N) == stays
     # Other readers of the labels get a copy.
-    np.testing.assert_array_equal(there.y, y)
-    np.testing.assert_array_equal(prepare_block(there, _fit_on("cpu", classes)).y, codes)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(there)).target, y)
+    np.testing.assert_array_equal(on_device.y, y)
+    np.testing.assert_array_equal(prepare_block(on_device, _fit_on("cpu", classes)).y, codes)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(on_device)).target, y)
 
 
 def test_weighted_counts_of_labels_equal_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     plug_in(FakeCupy, monkeypatch)
     y, weight = LABELS["whole"][0], RNG.uniform(0.5, 2, N)
-    here = inspect_block(make_block(0, X, y, weight, classification=True))
-    there = inspect_block(
+    on_host = inspect_block(make_block(0, X, y, weight, classification=True))
+    on_device = inspect_block(
         make_block(0, DeviceArray(X), DeviceArray(y), weight, classification=True)
     )
-    np.testing.assert_array_equal(there.label_weights, here.label_weights)
+    np.testing.assert_array_equal(on_device.label_weights, on_host.label_weights)
 
 
 def test_a_label_that_is_not_finite_is_named_by_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,15 +114,15 @@ def test_labels_are_counted_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_labels_in_memory_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few labels are copied for scikit-learn's check; so are targets, and labels of host rows."""
     plug_in(FakeCupy, monkeypatch)
-    there, y = DeviceArray(X), DeviceArray(LABELS["whole"][0])
+    device_rows, y = DeviceArray(X), DeviceArray(LABELS["whole"][0])
 
     def take(model: Any, rows: Any, target: Any) -> Any:
         return model._make_collection(rows, target, None, reset=True).parts[0][1]
 
-    assert isinstance(take(LogisticRegression(), there, y), np.ndarray)
+    assert isinstance(take(LogisticRegression(), device_rows, y), np.ndarray)
     monkeypatch.setattr(base, "MAX_CHECKED_LABELS", N - 1)
-    assert take(LogisticRegression(), there, y) is y
-    assert isinstance(take(LinearRegression(), there, y), np.ndarray)
+    assert take(LogisticRegression(), device_rows, y) is y
+    assert isinstance(take(LinearRegression(), device_rows, y), np.ndarray)
     collection = LogisticRegression()._make_collection(X, y, None, reset=True)
     assert isinstance(collection.block_maker(0, *collection.parts[0]).target, np.ndarray)
 

@@ -121,12 +121,12 @@ def _duckdb(folder: Path) -> Any:
 
 def _zarr(folder: Path, values: Any, chunks: Any) -> Any:
     zarr = _load("zarr")
-    made = zarr.create_array(
+    array = zarr.create_array(
         str(folder / f"{len(chunks)}.zarr"), shape=values.shape, chunks=chunks, dtype=values.dtype,
         overwrite=True,
     )  # fmt: skip
-    made[:] = values
-    return made
+    array[:] = values
+    return array
 
 
 def _memory_path(folder: Path) -> str:
@@ -278,8 +278,8 @@ def _plain(model: Any, rows: Any) -> Any:
 def test_the_documented_table_has_every_input() -> None:
     text = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
     table = text.split("| tested |")[1].split("\n\n")[0].splitlines()[2:]
-    told = [name for line in table for name in re.findall(r"`([^`]+)`", line.split("|")[-2])]
-    assert sorted(told) == sorted(INPUTS)
+    documented = [name for line in table for name in re.findall(r"`([^`]+)`", line.split("|")[-2])]
+    assert sorted(documented) == sorted(INPUTS)
 
 
 LAZY_TABLES = [
@@ -319,20 +319,20 @@ def test_columns_of_numbers_need_no_frame(
 ) -> None:
     """Only the columns that a fit needs are read, directly into rows."""
     X, y, _ = take_named_columns(*INPUTS[name](tmp_path), None)
-    asked: list[list[str]] = []
+    columns_read: list[list[str]] = []
     for kind in (table_scans._PolarsScan, table_scans._ArrowFragments):
         read = kind.read_part
 
-        def noted(self: Any, part: Any, columns: list[str], read: Any = read) -> Any:
-            asked.append(columns)
+        def spy(self: Any, part: Any, columns: list[str], read: Any = read) -> Any:
+            columns_read.append(columns)
             return read(self, part, columns)
 
-        monkeypatch.setattr(kind, "read_part", noted)
+        monkeypatch.setattr(kind, "read_part", spy)
     monkeypatch.setattr(table_frames.TableRead, "__call__", None)
     blocks = dask.compute(*as_collection(X[["a", "c"]], y, classification=True).delayed_blocks())
     assert len(blocks) > 2
-    assert {tuple(sorted(columns)) for columns in asked} == {("a", "c", "label")}
-    assert len(asked) == len(blocks)
+    assert {tuple(sorted(columns)) for columns in columns_read} == {("a", "c", "label")}
+    assert len(columns_read) == len(blocks)
     np.testing.assert_array_equal(np.concatenate([b.X for b in blocks]), ROWS[:, [0, 2]])
 
 
@@ -399,13 +399,13 @@ def test_a_query_runs_once_and_its_rows_are_released_after_the_last_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders: list[str] = []
-    made = batch_files.RowsFolder.__init__
+    init = batch_files.RowsFolder.__init__
 
-    def noted(self: Any) -> None:
-        made(self)
+    def spy(self: Any) -> None:
+        init(self)
         folders.append(self.path)
 
-    monkeypatch.setattr(batch_files.RowsFolder, "__init__", noted)
+    monkeypatch.setattr(batch_files.RowsFolder, "__init__", spy)
     query, y = INPUTS["polars.LazyFrame"](tmp_path)
     model = SGDClassifier(random_state=0, max_iter=3).fit(query, y)
     assert len(folders) == 1
@@ -422,12 +422,12 @@ def test_a_query_runs_once_and_its_rows_are_released_after_the_last_reader(
 def test_files_invisible_to_a_worker_raise_with_a_remedy() -> None:
     folder = batch_files.RowsFolder()
     folder.write("X-0", ROWS)
-    there = pickle.loads(pickle.dumps(folder))
-    np.testing.assert_array_equal(there.read("X-0"), ROWS)
+    unpickled = pickle.loads(pickle.dumps(folder))
+    np.testing.assert_array_equal(unpickled.read("X-0"), ROWS)
     del folder
     gc.collect()
     with pytest.raises(InvalidDataError, match="temporary-directory"):
-        there.read("X-0")
+        unpickled.read("X-0")
 
 
 def test_changed_files_are_detected(tmp_path: Path) -> None:

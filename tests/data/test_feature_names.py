@@ -188,21 +188,23 @@ def test_rows_without_names_warn_as_in_scikit_learn(estimator: Any) -> None:
 
 
 REPEATED = FRAME.set_axis(list("abbd"), axis=1)
-TOLD = r"several columns of the dataframe are named \['b'\].*X.loc\[:, ~X.columns.duplicated"
+DUPLICATES_MESSAGE = (
+    r"several columns of the dataframe are named \['b'\].*X.loc\[:, ~X.columns.duplicated"
+)
 
 
 @pytest.mark.parametrize(("name", "lazy"), in_turn(sorted(PUBLIC), [False, True]))
 def test_columns_of_one_name_are_refused(name: str, lazy: bool) -> None:
     X = dd.from_pandas(REPEATED, npartitions=2) if lazy else REPEATED
-    with pytest.raises(InvalidDataError, match=TOLD):
+    with pytest.raises(InvalidDataError, match=DUPLICATES_MESSAGE):
         _fitted(name, X, dd.from_pandas(Y, npartitions=2) if lazy else Y)
     fitted = _fitted(name)
     for method in ("predict", "transform"):
         if hasattr(fitted, method):
-            with pytest.raises(InvalidDataError, match=TOLD):
+            with pytest.raises(InvalidDataError, match=DUPLICATES_MESSAGE):
                 getattr(fitted, method)(X)
 
 
 def test_a_target_of_two_columns_of_one_name_is_refused() -> None:
-    with pytest.raises(InvalidDataError, match=TOLD):
+    with pytest.raises(InvalidDataError, match=DUPLICATES_MESSAGE):
         LogisticRegression().fit(REPEATED, "b")

@@ -37,7 +37,7 @@ def test_suitable_csr_is_not_copied(container: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("dtype", "expected"),
     [
         ("float32", "float32"),
         ("float64", "float64"),
@@ -48,8 +48,8 @@ def test_suitable_csr_is_not_copied(container: Any) -> None:
         ("object", "float64"),
     ],
 )
-def test_dtype_of_dense_rows(given: str, expected: str) -> None:
-    assert make_block(0, X.astype(given), classification=False).X.dtype == expected
+def test_dtype_of_dense_rows(dtype: str, expected: str) -> None:
+    assert make_block(0, X.astype(dtype), classification=False).X.dtype == expected
 
 
 @DENSE_AND_SPARSE

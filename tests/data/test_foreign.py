@@ -156,10 +156,12 @@ def _check_names(fitted: Any, named: bool) -> None:
 
 
 #: scikit-learn's warning about such rows in memory.
-TOLD_OF_MIXED = pytest.mark.filterwarnings("ignore:pandas.DataFrame with sparse columns found")
+IGNORE_MIXED_COLUMNS = pytest.mark.filterwarnings(
+    "ignore:pandas.DataFrame with sparse columns found"
+)
 
 
-@TOLD_OF_MIXED
+@IGNORE_MIXED_COLUMNS
 @pytest.mark.parametrize("kind", KINDS)
 def test_estimators_take_rows_of_any_kind(kind: str) -> None:
     make, named = KINDS[kind]
@@ -202,16 +204,18 @@ def _is_sparse(rows: Any) -> bool:
     return "sparse" in type(block).__module__
 
 
-@TOLD_OF_MIXED
+@IGNORE_MIXED_COLUMNS
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_any_kind_are_split_and_scored(kind: str) -> None:
     rows = KINDS[kind][0]()
     y = _labels_beside(rows)
-    for (train, test), (_, held) in zip(
+    for (train, test), (_, expected_test) in zip(
         model_selection.KFold(3).split(rows, y), model_selection.KFold(3).split(ROWS), strict=True
     ):
         (test,) = dask.compute(test)
-        np.testing.assert_array_equal(np.flatnonzero(test) if len(test) == 60 else test, held)
+        np.testing.assert_array_equal(
+            np.flatnonzero(test) if len(test) == 60 else test, expected_test
+        )
         del train
     scores = model_selection.cross_val_score(Ridge(), rows, y, cv=model_selection.KFold(3))
     lazy = da.from_array(ROWS, chunks=(20, 3)), da.from_array(LABELS, chunks=20)
@@ -257,8 +261,8 @@ def test_texts_in_xarray_are_vectorized() -> None:
 def test_itemsets_of_sparse_columns(lazy: bool, dtype: str) -> None:
     baskets = (FRAME > 0).astype(dtype)
     columns = baskets.astype(pd.SparseDtype(dtype, np.dtype(dtype).type(0)))
-    given = dd.from_pandas(columns, npartitions=2) if lazy else columns
-    pd.testing.assert_frame_equal(frequent_itemsets(given), frequent_itemsets(baskets))
+    baskets_given = dd.from_pandas(columns, npartitions=2) if lazy else columns
+    pd.testing.assert_frame_equal(frequent_itemsets(baskets_given), frequent_itemsets(baskets))
 
 
 def test_sparse_columns_of_bool_are_numbers() -> None:
@@ -327,16 +331,16 @@ def test_masked_entries_are_missing(lazy: bool) -> None:
     for scaler in (StandardScaler(), SimpleImputer()):
         (scaled,) = dask.compute(scaler.fit_transform(rows))
         np.testing.assert_allclose(scaled, scaler.fit_transform(gaps))
-    given = da.from_array(ROWS, chunks=(20, 3)) if lazy else ROWS
+    unmasked = da.from_array(ROWS, chunks=(20, 3)) if lazy else ROWS
     for call in (
         lambda: Ridge().fit(rows, LABELS),
-        lambda: GaussianNB().fit(given, _masked(LABELS, lazy)),
-        lambda: GaussianNB().fit(given, _masked(LABELS.astype(str), lazy)),
-        lambda: Ridge().fit(given, LABELS, sample_weight=_masked(np.ones(60), lazy)),
+        lambda: GaussianNB().fit(unmasked, _masked(LABELS, lazy)),
+        lambda: GaussianNB().fit(unmasked, _masked(LABELS.astype(str), lazy)),
+        lambda: Ridge().fit(unmasked, LABELS, sample_weight=_masked(np.ones(60), lazy)),
         lambda: accuracy_score(_masked(LABELS, lazy), LABELS),
     ):
         with pytest.raises(InvalidDataError, match="contains NaN"):
             call()
     whole = np.ma.masked_array(LABELS, mask=False)
-    labels = GaussianNB().fit(given, da.from_array(whole, chunks=20) if lazy else whole).classes_
+    labels = GaussianNB().fit(unmasked, da.from_array(whole, chunks=20) if lazy else whole).classes_
     assert labels.dtype == LABELS.dtype

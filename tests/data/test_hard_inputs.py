@@ -101,14 +101,14 @@ COLUMNS: dict[str, tuple[Callable[[], Any], list[Any]]] = {
 
 def _makers(folder: Path, table: Any) -> dict[str, Any]:
     pa.parquet.write_table(table, folder / "t.parquet")
-    made = {"pyarrow": table, "dataset": pa.dataset.dataset(folder / "t.parquet")}
+    tables = {"pyarrow": table, "dataset": pa.dataset.dataset(folder / "t.parquet")}
     try:
         import polars
     except ImportError:
-        return made
+        return tables
     frame = polars.from_arrow(table)
     frame.write_parquet(folder / "p.parquet")
-    return {**made, "polars": frame, "scan": polars.scan_parquet(folder / "p.parquet")}
+    return {**tables, "polars": frame, "scan": polars.scan_parquet(folder / "p.parquet")}
 
 
 def _plain(value: Any) -> Any:
@@ -356,9 +356,9 @@ def test_targets_on_a_grid_are_aligned_with_its_cells(lazy: bool) -> None:
     weight = xarray.DataArray([1.0, 2.0, 3.0], dims="time")
     cube, target = (one.chunk({"time": 2, "x": 3}) if lazy else one for one in (cube, target))
     expected = np.column_stack([np.tile(ROWS[:20, 1], 3), ROWS])
-    for given in (target, target.values.transpose(2, 1, 0).ravel(), "cover"):
-        X = cube.assign(cover=target) if isinstance(given, str) else cube
-        rows, labels, _ = _read(X, given)
+    for y in (target, target.values.transpose(2, 1, 0).ravel(), "cover"):
+        X = cube.assign(cover=target) if isinstance(y, str) else cube
+        rows, labels, _ = _read(X, y)
         np.testing.assert_array_equal(rows, expected)
         np.testing.assert_array_equal(labels, LABELS)
     _, _, weights = _read(cube, target, weight)

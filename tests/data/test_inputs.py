@@ -284,9 +284,9 @@ def _array_parts(array: np.ndarray) -> list[da.Array]:
 def test_labels_of_object_dtype(labels: Any) -> None:
     """As produced by pandas from nullable columns."""
     y = np.array(labels, dtype=object)
-    held = SGDClassifier(**FULL_BATCH).fit(X0, y)
+    in_memory = SGDClassifier(**FULL_BATCH).fit(X0, y)
     lazy = SGDClassifier(**FULL_BATCH).fit(da.from_array(X0, 45), da.from_array(y, 45))
-    for model in held, lazy:
+    for model in in_memory, lazy:
         assert model.classes_.dtype == np.asarray(labels.tolist()).dtype
         _equal(model.coef_, TRUTH.coef_)
 

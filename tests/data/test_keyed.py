@@ -49,12 +49,12 @@ def blocks_of(collection: KeyedCollection) -> list[KeyedBlock]:
 @pytest.mark.parametrize("n_groups", quick([1, 3, 19], 3), ids="{} groups".format)
 def test_blocks_do_not_depend_on_how_parcels_are_sent(n_groups: int) -> None:
     columns = EntryColumns("user", "item", "rating")
-    here = KeyedCollection.of("memory", PARTS, columns, SIDES).cut(19)
+    in_process = KeyedCollection.of("memory", PARTS, columns, SIDES).cut(19)
     lazy = KeyedCollection.of("dask", [delayed(part) for part in PARTS], columns, SIDES)
     cut = lazy.cut(19, n_groups, Here)
     assert len(cut.bundles) == n_groups * len(SIDES)
     assert sorted(sum(cut.bundles, ())) == list(range(38))
-    for one, other in zip(blocks_of(cut), (X for X, _, _ in here.parts), strict=True):
+    for one, other in zip(blocks_of(cut), (X for X, _, _ in in_process.parts), strict=True):
         assert (one.index, one.lane, one.side) == (other.index, other.lane, other.side)
         for name in ("ids", "strengths", "indptr", "indices", "touched", "place", "values"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
@@ -63,13 +63,13 @@ def test_blocks_do_not_depend_on_how_parcels_are_sent(n_groups: int) -> None:
 def test_blocks_hold_all_entries_of_their_keys() -> None:
     columns = EntryColumns("user", "item", "rating")
     cut = KeyedCollection.of("memory", PARTS, columns, SIDES).cut(4)
-    for at, (own, other) in enumerate((("user", "item"), ("item", "user"))):
+    for at, (side, other) in enumerate((("user", "item"), ("item", "user"))):
         found = []
         for block in blocks_of(cut)[at::2]:
             ids = np.empty(len(block.touched), object)
             ids[block.place] = block.touched
             rows = np.repeat(block.ids, np.diff(block.indptr))
-            found.append(pd.DataFrame({own: rows, other: ids[block.indices]}))
+            found.append(pd.DataFrame({side: rows, other: ids[block.indices]}))
             found[-1]["rating"] = block.values
         whole = pd.concat(found)[["user", "item", "rating"]]
         expected = FRAME.sort_values(["user", "item", "rating"], ignore_index=True)

@@ -40,8 +40,8 @@ BAD = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_ids_are_numbered_in_order(name: str) -> None:
-    given, kind = GOOD[name]
-    ids = convert_ids(given, "user")
+    raw_ids, kind = GOOD[name]
+    ids = convert_ids(raw_ids, "user")
     assert ids.dtype.kind == kind
     distinct, (codes,) = factorize_columns([ids])
     assert (distinct[codes] == ids).all()
@@ -52,9 +52,9 @@ def test_ids_are_numbered_in_order(name: str) -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_ids_without_order_are_refused(name: str) -> None:
-    given, match = BAD[name]
+    raw_ids, match = BAD[name]
     with pytest.raises(InvalidDataError, match=match):
-        convert_ids(given, "user")
+        convert_ids(raw_ids, "user")
 
 
 @pytest.mark.parametrize("others", [np.array([0.5]), np.array([2**63 + 1], np.uint64)], ids=repr)

@@ -32,33 +32,35 @@ def parts() -> list[cut.NumberedEntries]:
 
 
 def test_blocks_need_one_extra_copy_of_their_entries() -> None:
-    given = parts()
-    assert given[0].values is not None
-    assert given[0].values.dtype == np.float32
-    cuts = cut.choose_cuts([cut.sample_ids(part, SIDES) for part in given], 1)
-    (whole,), taken = peak(
-        lambda: cut.make_parcels(range(N_PARTS), given, SIDES[0], cuts["user"], [range(1)])
+    keyed_parts = parts()
+    assert keyed_parts[0].values is not None
+    assert keyed_parts[0].values.dtype == np.float32
+    cuts = cut.choose_cuts([cut.sample_ids(part, SIDES) for part in keyed_parts], 1)
+    (whole,), peak_bytes = peak(
+        lambda: cut.make_parcels(range(N_PARTS), keyed_parts, SIDES[0], cuts["user"], [range(1)])
     )
     # Two codes per entry, whose value is in the part; and temporary memory of one part.
-    assert taken < 1.2 * 8 * N_PARTS * N
+    assert peak_bytes < 1.2 * 8 * N_PARTS * N
     make = [0, [whole], SIDES, cuts]
     cut.build_block(*make)  # type: ignore[arg-type]  # loads the loops
-    block, taken = peak(lambda: cut.build_block(*make))  # type: ignore[arg-type]
+    block, peak_bytes = peak(lambda: cut.build_block(*make))  # type: ignore[arg-type]
     assert block.n_rows == N_PARTS * N
     assert block.values.dtype == np.float32
     # The block's indices and values, and a reordered copy.
-    assert taken < 1.2 * 16 * N_PARTS * N
+    assert peak_bytes < 1.2 * 16 * N_PARTS * N
 
 
 def test_pieces_hold_no_ids_of_other_ranges() -> None:
-    given = parts()[:1]
-    cuts = cut.choose_cuts([cut.sample_ids(part, SIDES) for part in given], 10)
-    for parcel in cut.make_parcels([0], given, SIDES[0], cuts["user"], [range(1), range(1, 10)]):
+    keyed_parts = parts()[:1]
+    cuts = cut.choose_cuts([cut.sample_ids(part, SIDES) for part in keyed_parts], 10)
+    for parcel in cut.make_parcels(
+        [0], keyed_parts, SIDES[0], cuts["user"], [range(1), range(1, 10)]
+    ):
         for ((_, piece),) in parcel.pieces.values():
             assert piece.row_ids.base is None
             assert len(piece.row_ids) < 200
 
 
 def test_initial_factors_are_drawn_in_pieces() -> None:
-    factors, taken = peak(lambda: FactorModel(10).start(slice(0, 400_000), 0))
-    assert taken < 1.5 * factors.nbytes
+    factors, peak_bytes = peak(lambda: FactorModel(10).start(slice(0, 400_000), 0))
+    assert peak_bytes < 1.5 * factors.nbytes

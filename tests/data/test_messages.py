@@ -79,9 +79,9 @@ def test_rows_of_another_cluster_or_closed_client_raise(client: Client) -> None:
         Client(cluster, set_as_default=False) as other,
     ):
         rows, y = other.persist([da.from_array(X, chunks=(20, 3)), da.from_array(Y, chunks=20)])
-        for given in ((rows, y), (rows, Y), (da.from_array(X, chunks=(20, 3)), y)):
+        for data in ((rows, y), (rows, Y), (da.from_array(X, chunks=(20, 3)), y)):
             with pytest.raises(InvalidDataError, match=r"are on the cluster at .* client=client"):
-                SGDClassifier().fit(*given)
+                SGDClassifier().fit(*data)
         assert SGDClassifier(max_iter=1, tol=None).fit(rows, y, client=other).n_iter_ == 1
     for estimator in (SGDClassifier(), StandardScaler(), GaussianNB()):
         with pytest.raises(DataLostError, match=r"client[\s\S]*(storage|again)"):

@@ -43,7 +43,7 @@ def test_order_statistics_equal_those_of_sorted_columns(
     ranks = {0: [1, 2, 250, 499, 500], 1: [1, 100, 499], 2: [0, 10, 333, 900]}
     for X in (lazy, rows):
         found = select_ranks(as_collection(X), _read, dict(enumerate(sketches)), ranks)
-        for j, asked in ranks.items():
+        for j, ranks_of_column in ranks.items():
             ordered = np.sort(rows[:, j][~np.isnan(rows[:, j])])
-            for rank in asked:
+            for rank in ranks_of_column:
                 assert found[j][rank] == ordered[min(max(rank, 1), len(ordered)) - 1], (j, rank)

@@ -102,12 +102,12 @@ def test_blocks_equal_those_of_frames(
     by_columns: list[bool] = []
     arrays = parquet.ColumnRead._arrays
 
-    def noted(self: Any, part: Any) -> Any:
+    def spy(self: Any, part: Any) -> Any:
         found = arrays(self, part)
         by_columns.append(found is not None)
         return found
 
-    monkeypatch.setattr(parquet.ColumnRead, "_arrays", noted)
+    monkeypatch.setattr(parquet.ColumnRead, "_arrays", spy)
     blocks = _blocks(read(folder), names, target)
     assert (bool(by_columns) and all(by_columns)) is is_direct
     monkeypatch.setattr(collection, "read_columns", lambda parts: parts)

@@ -122,7 +122,9 @@ def test_a_repeatedly_lost_block_is_recomputed(crew_client: Client, tmp_path: Pa
     rows = ClusterRows(crew_client, as_collection(X, y, classification=True), None)
     rows.inspect_blocks()
     for _ in range(3):
-        holders = {address for held in rows.find_current_holders().values() for address in held}
+        holders = {
+            address for addresses in rows.find_current_holders().values() for address in addresses
+        }
         _kill(crew_client, sorted(holders)[:1])
         _until(lambda gone=holders: not gone <= set(list_workers(crew_client)))  # type: ignore[misc]
         assert rows.remake_lost_blocks() == {}
@@ -160,13 +162,13 @@ def test_a_failing_block_raises_with_its_cause(crew_client: Client, tmp_path: Pa
 def test_lost_rows_that_cannot_be_recomputed_raise(crew_client: Client) -> None:
     X, y = _rows()
     first = sorted(list_workers(crew_client))[0]
-    (held,) = crew_client.scatter([X], workers=[first], hash=False)
-    dX = da.from_delayed(dask.delayed(held), X.shape, dtype=X.dtype)
+    (future,) = crew_client.scatter([X], workers=[first], hash=False)
+    dX = da.from_delayed(dask.delayed(future), X.shape, dtype=X.dtype)
     rows = ClusterRows(
         crew_client, as_collection(dX, da.from_array(y, chunks=-1), classification=True), None
     )
     _kill(crew_client, [first])
-    _until(lambda: held.status == "cancelled")
+    _until(lambda: future.status == "cancelled")
     with pytest.raises(DataLostError, match="cannot be recomputed"):
         rows.inspect_blocks()
     rows.release()

@@ -313,14 +313,14 @@ def _with_predictions(frame: Any, way: str) -> Any:
 
 @pytest.mark.parametrize("way", ["persisted", "block by block"])
 def test_predictions_are_assigned_to_a_shuffled_frame(way: str, client: Client) -> None:
-    made = _with_predictions(_frame("shuffle"), way)
-    model = LinearRegression().fit(made[["p", "x1"]], made["y"])
+    predicted = _with_predictions(_frame("shuffle"), way)
+    model = LinearRegression().fit(predicted[["p", "x1"]], predicted["y"])
     np.testing.assert_allclose(model.coef_, [1, 0], atol=1e-9)
 
 
 def test_an_array_assigned_to_a_shuffled_frame_is_refused(client: Client) -> None:
     """Dask makes a graph without some tasks, and its error mentions lost dependencies."""
-    made = _with_predictions(_frame("shuffle"), "lazy")
+    predicted = _with_predictions(_frame("shuffle"), "lazy")
     for fit in (LinearRegression().fit, StandardScaler().fit):
         with pytest.raises(DataLostError, match=r"df\.persist\(\) .* block by block"):
-            fit(made[["p", "x1"]], made["y"])
+            fit(predicted[["p", "x1"]], predicted["y"])

@@ -39,10 +39,10 @@ def test_several_targets_by_name(in_memory: bool, client: Client) -> None:
 
 
 def test_class_weights_of_absent_labels() -> None:
-    labels, given = np.where(Y0 > 0, "b", "a"), {"a": 2.0, "b": 1.0}
+    labels, class_weight = np.where(Y0 > 0, "b", "a"), {"a": 2.0, "b": 1.0}
     found = [
         LogisticRegression(class_weight=weights).fit(X0, labels).coef_
-        for weights in (given, {**given, "c": 9.0})
+        for weights in (class_weight, {**class_weight, "c": 9.0})
     ]
     assert_allclose(*found)
     with pytest.raises(InvalidParameterError, match=r"\['a', 'b'\], are not in class_weight"):

@@ -24,20 +24,20 @@ UCX, TCP = ("cuda", "dask", "pickle", "error"), ("dask", "pickle", "error")
 def _sent(block: Block, serializers: tuple[str, ...]) -> tuple[list[Any], Block]:
     """Return the frames of a message with a block, and the block read from them."""
     frames = asyncio.run(to_frames({"block": to_serialize(block)}, serializers=serializers))
-    again = asyncio.run(from_frames(frames, deserializers=serializers))["block"]
-    return frames, again
+    received = asyncio.run(from_frames(frames, deserializers=serializers))["block"]
+    return frames, received
 
 
-def _device_block(there: Any) -> Block:
-    return make_block(3, there, np.arange(4), np.ones(4, "float32"), classification=True)
+def _device_block(device_rows: Any) -> Block:
+    return make_block(3, device_rows, np.arange(4), np.ones(4, "float32"), classification=True)
 
 
-def _check_sent(block: Block, again: Block, rows: NDArray[Any]) -> None:
-    np.testing.assert_array_equal(again.X, rows)
-    assert again.X.dtype == rows.dtype
-    np.testing.assert_array_equal(again.y, block.y)
-    np.testing.assert_array_equal(again.sample_weight, block.sample_weight)
-    assert (again.index, again.device) == (block.index, block.device)
+def _check_sent(block: Block, received: Block, rows: NDArray[Any]) -> None:
+    np.testing.assert_array_equal(received.X, rows)
+    assert received.X.dtype == rows.dtype
+    np.testing.assert_array_equal(received.y, block.y)
+    np.testing.assert_array_equal(received.sample_weight, block.sample_weight)
+    assert (received.index, received.device) == (block.index, block.device)
 
 
 def test_device_rows_are_sent_from_the_device_only_under_ucx(
@@ -48,15 +48,15 @@ def test_device_rows_are_sent_from_the_device_only_under_ucx(
     cuda_serialize.register(DeviceArray, lambda array: ({}, [array]))
     cuda_deserialize.register(DeviceArray, lambda _, frames: frames[0])
     block = _device_block(DeviceArray(X.astype("float32")))
-    frames, again = _sent(block, UCX)
+    frames, received = _sent(block, UCX)
     assert any(frame is block.rows for frame in frames)
-    assert again.rows is block.rows
+    assert received.rows is block.rows
     assert DeviceArray.copied == 0
-    _check_sent(block, again, X.astype("float32"))
-    frames, again = _sent(block, TCP)
+    _check_sent(block, received, X.astype("float32"))
+    frames, received = _sent(block, TCP)
     assert not any(isinstance(frame, DeviceArray) for frame in frames)
-    assert isinstance(again.rows, np.ndarray)
-    _check_sent(block, again, X.astype("float32"))
+    assert isinstance(received.rows, np.ndarray)
+    _check_sent(block, received, X.astype("float32"))
 
 
 @pytest.mark.parametrize("serializers", [UCX, TCP])
@@ -80,7 +80,7 @@ def test_cupy_rows_are_sent_from_the_device() -> None:
 
     rows = X.astype("float32")
     block = _device_block(cupy.asarray(rows))
-    frames, again = _sent(block, UCX)
+    frames, received = _sent(block, UCX)
     assert any(isinstance(frame, cupy.ndarray) for frame in frames)
-    assert isinstance(again.rows, cupy.ndarray)
-    _check_sent(block, again, rows)
+    assert isinstance(received.rows, cupy.ndarray)
+    _check_sent(block, received, rows)

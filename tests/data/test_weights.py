@@ -66,10 +66,10 @@ def test_only_the_ratios_of_weights_count_beside_rows_of_float32(
     name: str, is_lazy: bool, size: float
 ) -> None:
     def fit(weight: Any) -> Any:
-        given = X.astype(np.float32), Y, weight
+        arrays = X.astype(np.float32), Y, weight
         if is_lazy:
-            given = tuple(da.from_array(one, chunks=(10, *one.shape[1:])) for one in given)
-        return clone(FITS[name]).fit(*given[:2], sample_weight=given[2])
+            arrays = tuple(da.from_array(one, chunks=(10, *one.shape[1:])) for one in arrays)
+        return clone(FITS[name]).fit(*arrays[:2], sample_weight=arrays[2])
 
     # A power of two changes no bit of a weight's fraction.
     scaled, plain = fit(WEIGHTS * 2.0 ** round(np.log2(size))), fit(WEIGHTS)

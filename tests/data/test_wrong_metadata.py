@@ -46,8 +46,8 @@ def _array(values: Any) -> da.Array:
 def _frame() -> Any:
     """Return a frame whose second partition has strings in column "b"."""
     parts = [FRAME[:SIZE], FRAME[SIZE:].assign(b="word")]
-    made = [dask.delayed(part) for part in parts]
-    return dd.from_delayed(made, meta=FRAME[:0], verify_meta=False)
+    delayed_parts = [dask.delayed(part) for part in parts]
+    return dd.from_delayed(delayed_parts, meta=FRAME[:0], verify_meta=False)
 
 
 def _dated(block: Any, block_info: Any = None) -> Any:
@@ -104,9 +104,9 @@ def test_rows_that_contradict_dask_metadata_raise(use: str, kind: str, client: C
     _check_words(str(got.value))
 
 
-def _check_words(said: str) -> None:
-    assert "not those that Dask was told (its meta)" in said
-    assert "ncode" not in said
+def _check_words(message: str) -> None:
+    assert "not those that Dask was told (its meta)" in message
+    assert "ncode" not in message
 
 
 @pytest.mark.parametrize("fit", [SGDRegressor(max_iter=1, tol=None).fit, LinearRegression().fit])
@@ -139,10 +139,10 @@ def test_predictions_that_contradict_dask_metadata_raise(name: str, client: Clie
 def test_strings_that_agree_with_the_metadata_suggest_an_encoder(client: Client) -> None:
     """The remedy is then an encoder, not meta."""
     words = np.full((N, 2), "word", dtype=object)
-    told = da.from_array(words, chunks=(SIZE, 2))
+    strings = da.from_array(words, chunks=(SIZE, 2))
     blocks = [dask.delayed(words[:SIZE]), dask.delayed(words[SIZE:])]
     labels = (LAZY_Y > 0).astype(int)
-    for rows, y in ((told, labels), (blocks, list(labels.to_delayed()))):
+    for rows, y in ((strings, labels), (blocks, list(labels.to_delayed()))):
         with pytest.raises(InvalidDataError, match="Encode it first") as found:
             SGDClassifier(max_iter=1, tol=None).fit(rows, y)
         assert "meta" not in str(found.value)

@@ -73,20 +73,20 @@ def test_the_log_odds_are_those_of_a_factorization_machine():
         x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
         return x ^ x >> 31
 
-    def effect(term: int, own: int, number: int) -> float:
-        word = mixed(mixed(mixed(seed, term), own), number)
+    def effect(term: int, value: int, number: int) -> float:
+        word = mixed(mixed(mixed(seed, term), value), number)
         return ((word >> 11) / 2**53 - 0.5) * 12**0.5
 
-    for (_, row), told in zip(frame.iterrows(), p, strict=True):
-        own = [(int(row[f"C{j}"]), 1.0) for j in (1, 2, 3)]
-        own += [(0, float(row[f"I{j}"])) for j in (1, 2)]
+    for (_, row), probability in zip(frame.iterrows(), p, strict=True):
+        features = [(int(row[f"C{j}"]), 1.0) for j in (1, 2, 3)]
+        features += [(0, float(row[f"I{j}"])) for j in (1, 2)]
         total = model.intercept
-        for a, (first, x) in enumerate(own):
+        for a, (first, x) in enumerate(features):
             total += effect(a, first, 0) * x / 5**0.5
-            for b, (second, z) in enumerate(own[:a]):
+            for b, (second, z) in enumerate(features[:a]):
                 products = [effect(a, first, k) * effect(b, second, k) for k in (1, 2, 3)]
                 total += sum(products) * x * z / (10 * 3) ** 0.5
-        assert expit(total) == pytest.approx(told, rel=1e-9)
+        assert expit(total) == pytest.approx(probability, rel=1e-9)
 
 
 @pytest.mark.parametrize("zipf", [0.0, 1.0, 1.5])

@@ -39,12 +39,12 @@ def _clients(y: da.Array) -> list[Any]:
 ])  # fmt: skip
 @pytest.mark.parametrize("kind", ["numpy", "dask", "sparse", "list"])
 def test_every_row_has_one_client_and_its_label(part: Any, kind: str) -> None:
-    given: Any = {
+    arguments: Any = {
         "numpy": (X, Y), "list": (X.tolist(), Y.tolist()),
         "sparse": (scipy.sparse.csr_matrix(X), Y),
         "dask": (da.from_array(X, chunks=(50, 2)), da.from_array(Y, chunks=50)),
     }[kind]  # fmt: skip
-    rows, labels = part(*given)
+    rows, labels = part(*arguments)
     assert rows.numblocks == (labels.numblocks[0], 1)
     assert rows.chunks[0] == labels.chunks[0]
     blocks = [rows.blocks[k].compute(scheduler="sync") for k in range(rows.numblocks[0])]
@@ -66,8 +66,10 @@ def test_shards_of_classes() -> None:
     clients = _clients(y)
     assert {len(client) for client in clients} == {30}
     assert all(len(set(client)) <= 2 for client in clients)
-    _, again = partition_by_class(labels[:, None], labels, 20, random_state=1)
-    np.testing.assert_array_equal(np.concatenate(_clients(again)), np.concatenate(clients))
+    _, by_label_column = partition_by_class(labels[:, None], labels, 20, random_state=1)
+    np.testing.assert_array_equal(
+        np.concatenate(_clients(by_label_column)), np.concatenate(clients)
+    )
     _, other = partition_by_class(labels[:, None], labels, 20, random_state=2)
     assert (np.concatenate(_clients(other)) != np.concatenate(clients)).any()
 
@@ -101,14 +103,14 @@ def _frame() -> Any:
 def test_a_client_for_each_value_of_a_column(client: Client, npartitions: int) -> None:
     dd = pytest.importorskip("dask.dataframe")
     frame = _frame()
-    given = dd.from_pandas(frame, npartitions=npartitions) if npartitions else frame
-    clients = partition_by_column(given, "site")
+    rows = dd.from_pandas(frame, npartitions=npartitions) if npartitions else frame
+    clients = partition_by_column(rows, "site")
     assert clients.npartitions == 3
     assert list(clients.columns) == list(frame.columns)
     for k, site in enumerate(["east", "north", "south"]):
-        found, own = clients.partitions[k].compute(), frame[frame["site"] == site]
-        assert len(found) == len(own)
-        np.testing.assert_array_equal(np.sort(found["a"]), np.sort(own["a"]))
+        found, rows_of_site = clients.partitions[k].compute(), frame[frame["site"] == site]
+        assert len(found) == len(rows_of_site)
+        np.testing.assert_array_equal(np.sort(found["a"]), np.sort(rows_of_site["a"]))
         assert set(found["site"]) == {site}
     policy = FederatedAveraging(1.0)
     clf = SGDClassifier(policy=policy, max_iter=3, tol=None, random_state=0)
@@ -117,7 +119,7 @@ def test_a_client_for_each_value_of_a_column(client: Client, npartitions: int) -
     assert [record["rows"] for record in clf.history_] == [N] * 3
 
 
-@pytest.mark.parametrize(("part", "kind", "told"), [
+@pytest.mark.parametrize(("part", "kind", "message"), [
     (lambda: partition_by_class(X, Y, 0), InvalidParameterError, "n_clients=0"),
     (lambda: partition_by_class(X, Y, 200), InvalidParameterError, "400 shards.*230 rows"),
     (lambda: partition_by_class(X, Y, 3, classes_per_client=6), InvalidParameterError, "5 classes"),
@@ -132,6 +134,6 @@ def test_a_client_for_each_value_of_a_column(client: Client, npartitions: int) -
     (lambda: partition_by_column(X, "town"), InvalidParameterError, "partition_by_groups"),
     (lambda: partition_by_column(_frame().assign(site=None), "site"), InvalidDataError, "dropna"),
 ])  # fmt: skip
-def test_bad_input(part: Any, kind: type[Exception], told: str) -> None:
-    with pytest.raises(kind, match=told):
+def test_bad_input(part: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
         part()

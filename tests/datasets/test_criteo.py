@@ -27,13 +27,13 @@ def in_this_thread():
 def _lines(n: int, seed: int = 0) -> list[str]:
     """Lines with gaps, negative counts and ids of 1 to 8 digits."""
     rng = np.random.default_rng(seed)
-    made = []
+    lines = []
     for _ in range(n):
         counts = [str(rng.integers(-2, 5000)) for _ in NUMBERS]
         ids = [f"{rng.integers(0, 16 ** rng.integers(1, 9)):x}" for _ in IDS]
         cells = [c if rng.random() < 0.8 else "" for c in (*counts, *ids)]
-        made.append("\t".join([str(rng.integers(0, 2)), *cells]))
-    return made
+        lines.append("\t".join([str(rng.integers(0, 2)), *cells]))
+    return lines
 
 
 LINES = _lines(300)
@@ -187,5 +187,5 @@ def test_a_frame_of_clicks_is_hashed(tmp_path: Path):
     assert found.shape == (300, 2**62)
     assert (np.diff(found.indptr) == 39).all()
     numbers = _truth(LINES)["I1"].to_numpy()
-    own = found.data[(found.indices & 255) == 0]
-    np.testing.assert_array_equal(own, np.where(np.isnan(numbers), 1, numbers))
+    counts = found.data[(found.indices & 255) == 0]
+    np.testing.assert_array_equal(counts, np.where(np.isnan(numbers), 1, numbers))

@@ -34,8 +34,8 @@ CALM = Run(n_lanes=3, deterministic=True)
 def _documents() -> Any:
     """Counts of words that each document takes from a quarter of the vocabulary, nearly."""
     rng = np.random.default_rng(0)
-    own = np.arange(D) % K == rng.integers(0, K, N)[:, None]
-    return sparse.csr_array(rng.poisson(np.where(own, 1.5, 0.05)).astype(np.float64))
+    is_of_topic = np.arange(D) % K == rng.integers(0, K, N)[:, None]
+    return sparse.csr_array(rng.poisson(np.where(is_of_topic, 1.5, 0.05)).astype(np.float64))
 
 
 X = _documents()
@@ -160,8 +160,8 @@ def test_topics_are_found() -> None:
     topics = ours.transform(_lazy())
     assert topics.chunks[0] == _lazy().chunks[0]
     np.testing.assert_allclose(topics.compute(), ours.transform(X), rtol=1e-12)
-    again = pickle.loads(pickle.dumps(ours))
-    np.testing.assert_array_equal(again.transform(X), ours.transform(X))
+    unpickled = pickle.loads(pickle.dumps(ours))
+    np.testing.assert_array_equal(unpickled.transform(X), ours.transform(X))
     assert list(ours.get_feature_names_out()[:1]) == ["latentdirichletallocation0"]
     assert ours.perplexity(_lazy()) == pytest.approx(ours.bound_)
 

@@ -147,9 +147,9 @@ def test_lost_weights_are_made_again(loss: Any) -> None:
             step = MultiplicativeStep(across, StepWeights(K, beta=beta, history=None))
             out = backend.to_device(np.zeros(step.shape(model)))
             step.add(model, rows, out, backend)
-        again = StepWeights(K, fill=0.5, beta=beta, history=tuple(steps))
+        remade = StepWeights(K, fill=0.5, beta=beta, history=tuple(steps))
         np.testing.assert_array_equal(
-            backend.to_numpy(again.make(model, rows, backend)), backend.to_numpy(rows.state)
+            backend.to_numpy(remade.make(model, rows, backend)), backend.to_numpy(rows.state)
         )
         if backend.device == "cpu":
             truth = backend.to_numpy(rows.state)
@@ -195,9 +195,9 @@ BAD: dict[str, tuple[dict[str, Any], Any, dict[str, Any], type[Exception], str]]
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input(case: str) -> None:
-    params, rows, given, kind, message = BAD[case]
+    params, rows, fit_params, kind, message = BAD[case]
     with pytest.raises(kind, match=message):
-        NMF(**{"n_components": K} | params).fit(rows, **given)
+        NMF(**{"n_components": K} | params).fit(rows, **fit_params)
 
 
 def test_negative_rows_have_no_weights() -> None:

@@ -64,9 +64,9 @@ CASES: dict[str, tuple[dict[str, Any], Any, float]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_components_are_scikit_learns(case: str) -> None:
     params, rows, rtol = CASES[case]
-    given = rows.astype(np.float64)
+    doubles = rows.astype(np.float64)
     exact = {} if sparse.issparse(rows) else {"svd_solver": "full"}
-    peer, ours = Peer(**params | exact).fit(given), PCA(**params).fit(rows)
+    peer, ours = Peer(**params | exact).fit(doubles), PCA(**params).fit(rows)
     assert ours.n_components_ == peer.n_components_
     assert_alike(ours, peer, rtol)
     if not ours.n_components_:
@@ -74,13 +74,13 @@ def test_components_are_scikit_learns(case: str) -> None:
     some = rows[:50]
     found = ours.transform(some)
     assert found.dtype == rows.dtype
-    scale = abs(given[:50] - peer.mean_).max()
-    np.testing.assert_allclose(found, peer.transform(given[:50]), atol=rtol * scale * 10)
+    scale = abs(doubles[:50] - peer.mean_).max()
+    np.testing.assert_allclose(found, peer.transform(doubles[:50]), atol=rtol * scale * 10)
     np.testing.assert_allclose(
-        ours.inverse_transform(found), peer.inverse_transform(peer.transform(given[:50])),
+        ours.inverse_transform(found), peer.inverse_transform(peer.transform(doubles[:50])),
         rtol=1e-5,
     )  # fmt: skip
-    assert ours.n_samples_ == N or len(given.shape) == 2
+    assert ours.n_samples_ == N or len(doubles.shape) == 2
 
 
 def test_probabilities_are_scikit_learns() -> None:
@@ -108,14 +108,14 @@ def test_wide_rows_are_not_squared(solver: str, rows: Any, monkeypatch: pytest.M
 
 
 def test_workers_and_weights_change_nothing(client: Client) -> None:
-    alone, far = PCA(4, run=CALM).fit(X), PCA(4, run=CALM).fit(LAZY)
-    assert_alike(far, alone, 1e-10)
-    assert_alike(PCA(4, run=Run(n_lanes=2)).fit(LAZY), far, 1e-12)
-    again = PCA(4, run=CALM).fit(LAZY)
-    np.testing.assert_array_equal(again.components_, far.components_)
+    alone, on_cluster = PCA(4, run=CALM).fit(X), PCA(4, run=CALM).fit(LAZY)
+    assert_alike(on_cluster, alone, 1e-10)
+    assert_alike(PCA(4, run=Run(n_lanes=2)).fit(LAZY), on_cluster, 1e-12)
+    refitted = PCA(4, run=CALM).fit(LAZY)
+    np.testing.assert_array_equal(refitted.components_, on_cluster.components_)
     streamed = PCA(4, run=Run(n_lanes=3, deterministic=True, memory_budget=X.nbytes // 4)).fit(LAZY)
     assert streamed.history_.extra["streamed"]
-    np.testing.assert_array_equal(streamed.components_, far.components_)
+    np.testing.assert_array_equal(streamed.components_, on_cluster.components_)
     times = RNG.integers(0, 4, N)
     weighted = PCA(4).fit(LAZY, sample_weight=da.from_array(times, chunks=200))
     repeated = PCA(4).fit(np.repeat(X, times, axis=0))
@@ -194,8 +194,8 @@ def test_squares_that_vanish(kind: Any, exact: bool, monkeypatch: pytest.MonkeyP
     for size in (1e-160, 1e-300):
         with pytest.raises(DivergedError, match="Scale the features"):
             kind(2, **solver).fit(X * size)
-    near, far = kind(2, **solver).fit(X), kind(2, **solver).fit(X * 2.0**-500)
-    np.testing.assert_allclose(far.components_, near.components_, rtol=1e-9)
+    unscaled, scaled = kind(2, **solver).fit(X), kind(2, **solver).fit(X * 2.0**-500)
+    np.testing.assert_allclose(scaled.components_, unscaled.components_, rtol=1e-9)
 
 
 @pytest.mark.parametrize("make", [np.asarray, da.from_array])

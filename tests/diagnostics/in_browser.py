@@ -68,10 +68,10 @@ def open_proxy(to: str) -> tuple[HTTPServer, int]:
             return subprotocols[0] if subprotocols else None
 
         async def open(self, path: str) -> None:  # type: ignore[override]
-            given = self.request.headers.get("Sec-WebSocket-Protocol", "")
+            protocols = self.request.headers.get("Sec-WebSocket-Protocol", "")
             self._other = await websocket_connect(
                 f"ws://{to}/{path}?{self.request.query}",
-                subprotocols=[name.strip() for name in given.split(",")],
+                subprotocols=[name.strip() for name in protocols.split(",")],
                 on_message_callback=self._hand_on,
             )
 

@@ -60,15 +60,15 @@ def test_values_equal_the_history_also_after_a_loss(browser: Any, crew: LocalClu
     base = f"http://127.0.0.1:{crew.scheduler.http_server.port}"
     with Client(crew) as client:
         wait_for_three(client)
-        calm = make_classifier("async", early_stopping=True).fit(*lazy_rows())
+        undisturbed = make_classifier("async", early_stopping=True).fit(*lazy_rows())
         page = _open(browser)
         page.goto(f"{base}/status")
         page.get_by_role("link", name="Training").click()
-        shown = _check(page, calm, N_PASSES)
-        scores = [record["val_score"] for record in calm.history_]
+        shown = _check(page, undisturbed, N_PASSES)
+        scores = [record["val_score"] for record in undisturbed.history_]
         assert shown["val_score"] == scores
         # A busy machine may lose a worker without a kill.
-        changes = calm.history_.extra["generations"]
+        changes = undisturbed.history_.extra["generations"]
         assert len(columns(page, "lanes")["lane"]) == 3 * (1 + len(changes))
         # On the same page another fit appears, loses a worker and continues.
         strike = Strike(make_killer(client, "both"))

@@ -140,9 +140,9 @@ def test_errors_of_the_page_do_not_fail_a_fit(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", logger=feed.__name__)
-    told = FitFeed("SGDClassifier")
+    fit_feed = FitFeed("SGDClassifier")
     for hook, more in (("on_fit_begin", ()), ("on_pass_end", ({},)), ("on_fit_end", ())):
-        getattr(told, hook)(object(), *more)  # not a run
+        getattr(fit_feed, hook)(object(), *more)  # not a run
     assert "could not be updated" in caplog.text
     broken = SimpleNamespace(loop=client.loop, id="c", run_on_scheduler=None)
 
@@ -189,7 +189,7 @@ def fits(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     monkeypatch.setattr(plugin, "find_dashboard", lambda scheduler: scheduler)
     monkeypatch.setattr(plugin, "add_tab", lambda *args: opened.append(args))
 
-    def kept(dask_scheduler: Any) -> Any:
+    def read_fits(dask_scheduler: Any) -> Any:
         page = dask_scheduler.plugins.get(NAME)
         return (
             []
@@ -201,7 +201,7 @@ def fits(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         dask_scheduler.plugins.pop(NAME, None)
         dask_scheduler.handlers.pop(HANDLER, None)
 
-    yield lambda: client.run_on_scheduler(kept)
+    yield lambda: client.run_on_scheduler(read_fits)
     client.run_on_scheduler(forget)
     assert len(opened) == 1
 
@@ -227,9 +227,9 @@ def test_the_scheduler_has_the_values_of_the_history(
     with pytest.raises(RuntimeError):
         SGDClassifier(max_iter=3, callbacks=[Boom()]).fit(*_data())
     assert _until(lambda: len(fits()) == 3 and fits()[2][0].state != "running")
-    told = fits()
-    assert [fit.state for fit, _, _ in told] == ["ended", "ended", "failed: RuntimeError"]
-    for fitted, (fit, table, lanes) in zip((sgd, exact), told, strict=False):
+    shown_fits = fits()
+    assert [fit.state for fit, _, _ in shown_fits] == ["ended", "ended", "failed: RuntimeError"]
+    for fitted, (fit, table, lanes) in zip((sgd, exact), shown_fits, strict=False):
         assert fit.estimator == type(fitted).__name__
         assert fit.policy == fitted.history_.extra["policy"]
         counts = [list(record["staleness_counts"]) for record in fit.records]

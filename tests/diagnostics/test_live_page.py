@@ -32,7 +32,7 @@ def test_the_tab_shows_the_values_of_the_history() -> None:
     rows = rng.standard_normal((400, 3))
     X, y = da.from_array(rows, chunks=(100, 3)), da.from_array((rows[:, 0] > 0) * 1, chunks=100)
 
-    def kept(dask_scheduler: Any) -> list[str]:
+    def read_states(dask_scheduler: Any) -> list[str]:
         page = dask_scheduler.plugins.get(NAME)
         return [] if page is None else [fit.state for fit in page.fits.all()]
 
@@ -51,7 +51,7 @@ def test_the_tab_shows_the_values_of_the_history() -> None:
         for number in (1, 2):
             sgd = SGDClassifier(max_iter=4, tol=None, early_stopping=True).fit(X, y)
             deadline = time.monotonic() + 200
-            while client.run_on_scheduler(kept) != ["ended"] * number:
+            while client.run_on_scheduler(read_states) != ["ended"] * number:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
         assert client.run_on_scheduler(tabs) == 1
@@ -64,8 +64,8 @@ def test_the_tab_shows_the_values_of_the_history() -> None:
             document = session.document
             shown = document.select_one({"name": "passes"}).data
             for key in ("pass", "loss", "val_score", "staleness_mean", "staleness_max"):
-                told = [math.nan if r[key] is None else r[key] for r in sgd.history_]
-                np.testing.assert_array_equal(shown[key], told)
+                recorded = [math.nan if r[key] is None else r[key] for r in sgd.history_]
+                np.testing.assert_array_equal(shown[key], recorded)
             assert list(shown["rows_per_second"]) == sgd.history_.rows_per_second
             pushed = [record["bytes_pushed"] / 1e6 for record in sgd.history_]
             assert list(shown["mb_pushed"]) == pushed
@@ -93,7 +93,7 @@ def test_figures_without_values_show_the_reason() -> None:
     fits.take([{"fit": "a", "kind": "pass", "at": 1.0, "record": record}])
     document = Document()
     show(fits, {}, document)
-    told = {label.text for label in document.select({"type": Label}) if label.visible}
-    assert {text.split(":")[0] for text in told} == {
+    texts = {label.text for label in document.select({"type": Label}) if label.visible}
+    assert {text.split(":")[0] for text in texts} == {
         "No score recorded", "This fit applies no stale gradients.",
     }  # fmt: skip

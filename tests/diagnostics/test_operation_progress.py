@@ -69,13 +69,13 @@ def test_rungs_of_hyperband_are_on_the_screen_and_on_the_page(
     (fit,) = (one for one in fits.all() if one.estimator == "HyperbandSearchCV")
     assert fit.state == "ended"
     assert fit.phase == "fit of the best to all rows"
-    told = [(r["candidate"], r["bracket"], r["passes"], r["mean_test_score"])
+    expected = [(r["candidate"], r["bracket"], r["passes"], r["mean_test_score"])
             for r in search.history_]  # fmt: skip
-    assert list(fit.rungs) == told
+    assert list(fit.rungs) == expected
     lines = shown()
     rungs = [line for line in lines if line.startswith("bracket")]
     assert rungs[0].startswith("bracket 2 at pass 1: 9 candidates, best score ")
-    assert len(rungs) == len({(b, p) for _, b, p, _ in told})
+    assert len(rungs) == len({(b, p) for _, b, p, _ in expected})
     assert lines[-1].startswith("HyperbandSearchCV: ")
     table = make_rung_table(fit)
     best = max(zip(table["came_to"], table["candidate"], strict=True))
@@ -198,12 +198,12 @@ def test_blocks_are_counted_by_their_states_on_the_scheduler() -> None:
     }
     scheduler = SimpleNamespace(task_groups={"block-a": SimpleNamespace(states=states)})
     client = SimpleNamespace(run_on_scheduler=lambda function: function(scheduler))
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     assert computing._make_progress_look(client, "block-a", 8) is None  # no server listens there
-    with computing.report_progress_to(lambda done, total: told.append((done, total))):
+    with computing.report_progress_to(lambda done, total: reports.append((done, total))):
         for name in ("block-a", "not there yet"):
             look = computing._make_progress_look(client, name, 8)
             assert look is not None
             look()
         assert computing._make_progress_look(client, "block-a", 0) is None
-    assert told == [(5, 8), (0, 8)]
+    assert reports == [(5, 8), (0, 8)]

@@ -88,10 +88,10 @@ def test_a_nearly_constant_loss_is_drawn_flat() -> None:
 
 
 def test_learning_curves_of_fits_by_name(pyplot: Any) -> None:
-    _, given = pyplot.subplots()
+    _, own_axes = pyplot.subplots()
     model = SGDClassifier(max_iter=2, tol=None, early_stopping=True, random_state=0).fit(X, Y)
-    ax = plots.learning_curves({"mine": model}, "val_score", ax=given)
-    assert ax is given
+    ax = plots.learning_curves({"mine": model}, "val_score", ax=own_axes)
+    assert ax is own_axes
     (line,) = ax.lines
     assert (line.get_label(), ax.get_ylabel()) == ("mine", "validation score")
     assert _points(line) == [(r["pass"], r["val_score"]) for r in model.history_]
@@ -249,11 +249,11 @@ WRONG_AXES = {
 @pytest.mark.parametrize("name", [name for name in plots.__all__ if name != "rungs"])
 @pytest.mark.parametrize("wrong", WRONG_AXES)
 def test_invalid_axes_are_refused(name: str, wrong: str, pyplot: Any) -> None:
-    given: Any = _history(
+    subject: Any = _history(
         "ssp", extra={"seatings": [{"at": 0.0, "seconds": 0.0, "workers": ["a"]}], "seconds": 1.0}
     )
     if name in ("coefficients", "learning_rates", "search_results"):
-        given = {
+        subject = {
             "coefficients": lambda: LogisticRegression().fit(X, Y),
             "learning_rates": lambda: SimpleNamespace(
                 rates=[0.1, 1.0], losses=[1.0, 0.5], suggestion=0.1, best=0.1
@@ -263,4 +263,4 @@ def test_invalid_axes_are_refused(name: str, wrong: str, pyplot: Any) -> None:
             ).fit(X, Y),
         }[name]()
     with pytest.raises(InvalidParameterError, match="give matplotlib Axes"):
-        getattr(plots, name)(given, ax=WRONG_AXES[wrong](pyplot))
+        getattr(plots, name)(subject, ax=WRONG_AXES[wrong](pyplot))

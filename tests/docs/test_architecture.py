@@ -23,8 +23,8 @@ def test_each_subpackage_has_its_layer() -> None:
         {n for n in re.findall(r"`(\w+)`", rooms) if not n.startswith("_")}
         for rooms in re.findall(r"^\| \d+ \| ([^|]+) \|", PAGE, re.MULTILINE)
     ]
-    told = [room for floor in floors for room in floor]
-    assert sorted(told) == sorted(room for layer in layers for room in layer)
+    listed = [room for floor in floors for room in floor]
+    assert sorted(listed) == sorted(room for layer in layers for room in layer)
     floor_of = {room: i for i, floor in enumerate(floors) for room in floor}
     heights = [floor_of[room] for layer in layers for room in layer]
     assert heights == sorted(heights)

@@ -57,8 +57,8 @@ def test_each_name_stands_on_the_page(path: str) -> None:
     same, _, others = NAMES[path].partition(":")
     for name in [*same.split(), *others.split()]:
         assert name in page, name
-    own = importlib.import_module(f"daskml_dist.{path}")
-    assert [name for name in same.split() if not hasattr(own, name)] == []
+    module = importlib.import_module(f"daskml_dist.{path}")
+    assert [name for name in same.split() if not hasattr(module, name)] == []
 
 
 def test_counterparts_of_other_names_are_there() -> None:
@@ -70,7 +70,7 @@ def test_counterparts_of_other_names_are_there() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_the_names_are_those_of_dask_ml() -> None:
     theirs = pytest.importorskip("dask_ml", reason="dask-ml is not installed")
-    for path, told in NAMES.items():
+    for path, names in NAMES.items():
         module = importlib.import_module(f"{theirs.__name__}.{path}")
-        missing = [name for name in told.replace(":", " ").split() if not hasattr(module, name)]
+        missing = [name for name in names.replace(":", " ").split() if not hasattr(module, name)]
         assert missing == []

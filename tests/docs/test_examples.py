@@ -52,13 +52,13 @@ def run(names: list[str]) -> list[str]:
     public, failures = _public(), []
     parser = doctest.DocTestParser()
     for name in names:
-        told: list[str] = []
+        output: list[str] = []
         runner = doctest.DocTestRunner(optionflags=_FLAGS)
         text = inspect.getdoc(public[name]) or ""
         if "torch" in text.partition(">>> ")[2] and importlib.util.find_spec("torch") is None:
             continue
-        runner.run(parser.get_doctest(text, {}, name, None, None), out=told.append)
-        failures += ["".join(told)] if runner.failures else []
+        runner.run(parser.get_doctest(text, {}, name, None, None), out=output.append)
+        failures += ["".join(output)] if runner.failures else []
     return failures
 
 

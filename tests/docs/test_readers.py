@@ -32,8 +32,8 @@ def test_words_of_readers_are_on_their_page(words: str, page: str) -> None:
     assert words in (DOCS / page).read_text(encoding="utf-8").lower()
 
 
-def _defaults(made: Any) -> dict[str, Any]:
-    return {name: p.default for name, p in inspect.signature(made).parameters.items()}
+def _defaults(estimator_class: Any) -> dict[str, Any]:
+    return {name: p.default for name, p in inspect.signature(estimator_class).parameters.items()}
 
 
 def _differing_defaults() -> set[tuple[str, str]]:
@@ -49,11 +49,11 @@ def _differing_defaults() -> set[tuple[str, str]]:
                  "compose", "feature_extraction", "model_selection"):  # fmt: skip
         module = importlib.import_module(f"daskml_dist.{room}")
         for name in set(module.__all__) & theirs.keys():
-            own, other = _defaults(getattr(module, name)), _defaults(theirs[name])
-            for parameter in own.keys() & other.keys():
+            ours, other = _defaults(getattr(module, name)), _defaults(theirs[name])
+            for parameter in ours.keys() & other.keys():
                 gone = other[parameter] in ("deprecated", "warn")
-                if not gone and own[parameter] is not other[parameter]:
-                    if own[parameter] != other[parameter]:
+                if not gone and ours[parameter] is not other[parameter]:
+                    if ours[parameter] != other[parameter]:
                         found.add((name, parameter))
     return found
 
@@ -61,8 +61,8 @@ def _differing_defaults() -> set[tuple[str, str]]:
 def test_the_table_of_differing_defaults_is_that_of_the_code() -> None:
     page = (DOCS / "coming_from_sklearn.md").read_text(encoding="utf-8")
     table = page.split("## Defaults that differ")[1].split("##")[0]
-    told = set()
+    documented = set()
     for line in (line for line in table.splitlines() if line.startswith("| `")):
         classes, parameters = (re.findall(r"`(\w+)`", cell) for cell in line.split(" | ")[:2])
-        told |= {(name, parameter) for name in classes for parameter in parameters}
-    assert told == _differing_defaults()
+        documented |= {(name, parameter) for name in classes for parameter in parameters}
+    assert documented == _differing_defaults()

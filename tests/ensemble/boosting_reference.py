@@ -124,13 +124,13 @@ class Reference:
             rows, depth, path, _ = node
             for side in (0, 1):
                 mask = rows & ((self.bins[:, j] <= b) == (side == 0))
-                own = mask & used
-                value = -g[own].sum() / (h[own].sum() + self.l2)
+                used_rows = mask & used
+                value = -g[used_rows].sum() / (h[used_rows].sum() + self.l2)
                 child = (mask, depth + 1, 2 * path + side, value)
                 nodes.append(child)
                 found.append(search(child))
                 number_of.append(n_nodes + side)
-                self.counts[-1].append(int(own.sum()))
+                self.counts[-1].append(int(used_rows.sum()))
             n_nodes += 2
         answer = np.zeros(len(g))
         for rows, _, _, value in done:

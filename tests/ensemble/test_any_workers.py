@@ -153,11 +153,11 @@ def test_trees_of_any_number_of_workers(
     def lazy(array: Any) -> Any:
         empty = da.zeros(array.shape, chunks=(n, *array.shape[1:]), dtype=array.dtype)
 
-        def made(block: Any, block_info: Any = None) -> Any:  # pickled by value
+        def make_block(block: Any, block_info: Any = None) -> Any:  # pickled by value
             start = block_info[0]["array-location"][0][0]
             return array[start : start + len(block)]
 
-        return empty.map_blocks(made, dtype=array.dtype)
+        return empty.map_blocks(make_block, dtype=array.dtype)
 
     rows = [None if a is None else lazy(a) for a in (X, y, weight)]
     run = Run(memory_budget="40 kB") if streamed else Run()

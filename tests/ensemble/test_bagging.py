@@ -83,9 +83,9 @@ def test_members_equal_fits_to_their_samples(case: str, client: Any) -> None:
             alone.predict_proba(X[:, features]), member.predict_proba(X[:, features]), atol=1e-4
         )
     assert model.score(X, LABELS) > 0.5
-    again = pickle.loads(pickle.dumps(model))
-    assert again.predict(X).tolist() == model.to_sklearn().predict(X).tolist()
-    assert np.sort(again.estimators_samples_[0].compute()).tolist() == samples[0].tolist()
+    unpickled = pickle.loads(pickle.dumps(model))
+    assert unpickled.predict(X).tolist() == model.to_sklearn().predict(X).tolist()
+    assert np.sort(unpickled.estimators_samples_[0].compute()).tolist() == samples[0].tolist()
     if case == "pasted":
         assert all(len(np.unique(drawn)) == 100 for drawn in samples)
     if case == "counts":
@@ -192,7 +192,7 @@ def test_draws_are_poisson_and_differ_between_members() -> None:
 def test_invalid_sampling_settings_are_refused() -> None:
     rows, target, _ = _rows(70, LABELS)
     weights = da.from_array(WEIGHTS, chunks=70)
-    for options, given, text in [
+    for options, fit_params, text in [
         ({"bootstrap": False, "max_samples": 400}, {}, "must be <= n_samples=300"),
         ({"bootstrap": False, "oob_score": True}, {}, "only available if bootstrap=True"),
         ({"bootstrap": False}, {"sample_weight": weights}, "drawing with replacement"),
@@ -201,4 +201,4 @@ def test_invalid_sampling_settings_are_refused() -> None:
         ({"warm_start": True, "oob_score": True}, {}, "warm_start=False"),
     ]:
         with pytest.raises(InvalidParameterError, match=text):
-            BaggingClassifier(LOGISTIC, **options).fit(rows, target, **given)
+            BaggingClassifier(LOGISTIC, **options).fit(rows, target, **fit_params)

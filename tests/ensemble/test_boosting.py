@@ -39,14 +39,14 @@ def arrays(model: Any) -> dict[str, bytes]:
 @pytest.mark.parametrize("at_once", [1, 5, 10_000])
 def test_unbounded_trees_equal_those_with_a_large_bound(at_once: int, monkeypatch: Any) -> None:
     """Nodes have the same numbers and bits whether levels or a few leaves are split together."""
-    given: dict[str, Any] = {**GIVEN, "max_iter": 2, "min_samples_leaf": 3, "run": SHORT}
-    given["categorical_features"] = [4]
-    far = HistGradientBoostingRegressor(**given, max_leaf_nodes=5_000).fit(X, Y)
+    params: dict[str, Any] = {**GIVEN, "max_iter": 2, "min_samples_leaf": 3, "run": SHORT}
+    params["categorical_features"] = [4]
+    large_bound = HistGradientBoostingRegressor(**params, max_leaf_nodes=5_000).fit(X, Y)
     monkeypatch.setattr(tree_growth, "_MIN_SPLITS_AT_ONCE", at_once)
     monkeypatch.setattr(tree_growth, "_HISTOGRAM_BYTES", 0)
-    near = HistGradientBoostingRegressor(**given, max_leaf_nodes=None).fit(X, Y)
-    assert arrays(near) == arrays(far)
-    assert near._trees.tree(0).n_leaves > 200
+    unbounded = HistGradientBoostingRegressor(**params, max_leaf_nodes=None).fit(X, Y)
+    assert arrays(unbounded) == arrays(large_bound)
+    assert unbounded._trees.tree(0).n_leaves > 200
 
 
 @pytest.mark.parametrize(
@@ -67,20 +67,20 @@ def test_unbounded_trees_equal_those_with_a_large_bound(at_once: int, monkeypatc
         ({"categorical_features": [4]}, Y, None),
         ({"categorical_features": [False] * 4 + [True, False]}, Y, WEIGHT),
     ],
-    ids=lambda given: str(given) if isinstance(given, dict) else str(given is not None),
+    ids=lambda value: str(value) if isinstance(value, dict) else str(value is not None),
 )
 def test_regressors_equal_scikit_learn(params: dict[str, Any], y: Any, weight: Any) -> None:
-    given = {**GIVEN, **params}
-    peer = truth.HistGradientBoostingRegressor(**given).fit(X, y, weight)
-    model = HistGradientBoostingRegressor(**given, run=SHORT).fit(X, y, weight)
+    options = {**GIVEN, **params}
+    peer = truth.HistGradientBoostingRegressor(**options).fit(X, y, weight)
+    model = HistGradientBoostingRegressor(**options, run=SHORT).fit(X, y, weight)
     np.testing.assert_allclose(model.predict(X), peer.predict(X), rtol=1e-6)
     for (of_peer,), number in zip(peer._predictors, range(12), strict=False):
         nodes, tree = of_peer.nodes, model._trees.tree(number)
         splits = nodes[nodes["is_leaf"] == 0]
-        own = tree.feature >= 0
-        numbers, theirs = [tree.count[own]], [splits["count"]]
+        is_split = tree.feature >= 0
+        numbers, theirs = [tree.count[is_split]], [splits["count"]]
         if "categorical_features" not in params:  # scikit-learn moves these columns to the front
-            numbers, theirs = [*numbers, tree.feature[own]], [*theirs, splits["feature_idx"]]
+            numbers, theirs = [*numbers, tree.feature[is_split]], [*theirs, splits["feature_idx"]]
         assert sorted(zip(*numbers, strict=True)) == sorted(zip(*theirs, strict=True))
 
 
@@ -88,9 +88,9 @@ def test_regressors_equal_scikit_learn(params: dict[str, Any], y: Any, weight: A
 @pytest.mark.parametrize("class_weight", [None, "balanced"])
 def test_classifiers_equal_scikit_learn(n_classes: int, class_weight: Any) -> None:
     labels = np.array(["a", "b", "c"])[np.digitize(Y, [0.5] if n_classes == 2 else [-1, 1])]
-    given = {**GIVEN, "class_weight": class_weight}
-    peer = truth.HistGradientBoostingClassifier(**given).fit(X, labels)
-    model = HistGradientBoostingClassifier(**given, run=SHORT).fit(X, labels)
+    params = {**GIVEN, "class_weight": class_weight}
+    peer = truth.HistGradientBoostingClassifier(**params).fit(X, labels)
+    model = HistGradientBoostingClassifier(**params, run=SHORT).fit(X, labels)
     np.testing.assert_allclose(model.predict_proba(X), peer.predict_proba(X), atol=1e-6)
     np.testing.assert_allclose(model.decision_function(X), peer.decision_function(X), atol=1e-6)
     np.testing.assert_array_equal(model.predict(X), peer.predict(X))
@@ -99,22 +99,22 @@ def test_classifiers_equal_scikit_learn(n_classes: int, class_weight: Any) -> No
         np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_scores_and_early_stopping_equal_scikit_learn(held: bool) -> None:
-    given = {"max_iter": 60, "early_stopping": True, "tol": 0.02, "n_iter_no_change": 3}
-    more = {"X_val": X[:300], "y_val": Y[:300]} if held else {}
-    given |= {} if held else {"validation_fraction": None}
-    peer = truth.HistGradientBoostingRegressor(**given).fit(X, Y, **more)
-    model = HistGradientBoostingRegressor(**given).fit(X, Y, **more)
+@pytest.mark.parametrize("has_validation_set", [False, True])
+def test_scores_and_early_stopping_equal_scikit_learn(has_validation_set: bool) -> None:
+    params = {"max_iter": 60, "early_stopping": True, "tol": 0.02, "n_iter_no_change": 3}
+    more = {"X_val": X[:300], "y_val": Y[:300]} if has_validation_set else {}
+    params |= {} if has_validation_set else {"validation_fraction": None}
+    peer = truth.HistGradientBoostingRegressor(**params).fit(X, Y, **more)
+    model = HistGradientBoostingRegressor(**params).fit(X, Y, **more)
     assert model.n_iter_ == peer.n_iter_ < 60
     np.testing.assert_allclose(model.train_score_, peer.train_score_, rtol=1e-8)
     np.testing.assert_allclose(model.validation_score_, peer.validation_score_, rtol=1e-8)
 
 
 def test_a_warm_start_continues_bit_for_bit() -> None:
-    given = {"early_stopping": True, "random_state": 0, "max_features": 0.5}
-    whole = HistGradientBoostingRegressor(max_iter=8, **given).fit(X, Y)
-    warm = HistGradientBoostingRegressor(max_iter=3, warm_start=True, **given).fit(X, Y)
+    params = {"early_stopping": True, "random_state": 0, "max_features": 0.5}
+    whole = HistGradientBoostingRegressor(max_iter=8, **params).fit(X, Y)
+    warm = HistGradientBoostingRegressor(max_iter=3, warm_start=True, **params).fit(X, Y)
     warm.set_params(max_iter=8).fit(X, Y)
     assert arrays(warm) == arrays(whole)
     with pytest.raises(InvalidParameterError, match="max_iter=2 must be larger"):
@@ -122,25 +122,25 @@ def test_a_warm_start_continues_bit_for_bit() -> None:
 
 
 def test_the_same_trees_on_any_workers_and_lanes(client: Client) -> None:
-    given = {"max_iter": 6, "random_state": 0, "max_features": 0.6, "early_stopping": True}
-    alone = HistGradientBoostingRegressor(**given, run=SHORT).fit(X, Y, WEIGHT)
+    params = {"max_iter": 6, "random_state": 0, "max_features": 0.6, "early_stopping": True}
+    alone = HistGradientBoostingRegressor(**params, run=SHORT).fit(X, Y, WEIGHT)
     assert len(alone.validation_score_) == 7
     for chunks, n_lanes in ((500, None), (333, 5)):
         lazy = [da.from_array(a, chunks=(chunks, *a.shape[1:])) for a in (X, Y, WEIGHT)]
-        model = HistGradientBoostingRegressor(**given, run=Run(n_lanes=n_lanes)).fit(*lazy)
+        model = HistGradientBoostingRegressor(**params, run=Run(n_lanes=n_lanes)).fit(*lazy)
         assert arrays(model) == arrays(alone)
     found = model.predict(lazy[0])
     assert isinstance(found, da.Array)
     np.testing.assert_array_equal(found.compute(), alone.predict(X))
     many = HistGradientBoostingClassifier(max_iter=3).fit(lazy[0], lazy[1] // 1 % 3)
-    here = HistGradientBoostingClassifier(max_iter=3, run=Run(n_lanes=3)).fit(X, Y // 1 % 3)
-    assert arrays(many) == arrays(here)
+    in_process = HistGradientBoostingClassifier(max_iter=3, run=Run(n_lanes=3)).fit(X, Y // 1 % 3)
+    assert arrays(many) == arrays(in_process)
 
 
 @pytest.mark.parametrize("loss", ["squared_error", "absolute_error"])
 def test_streamed_rows_give_the_same_trees(client: Client, loss: str) -> None:
-    given = {"loss": loss, "max_iter": 3, "random_state": 0}
-    alone = HistGradientBoostingRegressor(**given, run=SHORT).fit(X, Y)
+    params = {"loss": loss, "max_iter": 3, "random_state": 0}
+    alone = HistGradientBoostingRegressor(**params, run=SHORT).fit(X, Y)
     empty = da.zeros((len(X), 6), chunks=(250, 6))
 
     def rows(block: Any, block_info: Any = None) -> Any:
@@ -150,7 +150,7 @@ def test_streamed_rows_give_the_same_trees(client: Client, loss: str) -> None:
     lazy = empty.map_blocks(rows, dtype=float)
     target = empty[:, 0].map_blocks(_targets(Y), dtype=float)
     run = Run(memory_budget="30 kB")  # half of it for a block of 14,000 bytes
-    model = HistGradientBoostingRegressor(**given, run=run).fit(lazy, target)
+    model = HistGradientBoostingRegressor(**params, run=run).fit(lazy, target)
     assert model.history_.extra["streamed"]
     assert arrays(model) == arrays(alone)
 
@@ -165,11 +165,11 @@ def _targets(y: Any) -> Any:
 
 def test_stochastic_rounding_keeps_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = Y > 0
-    given = {"max_iter": 20, "early_stopping": False, "random_state": 0}
-    exact = HistGradientBoostingClassifier(**given).fit(X, labels)
+    params = {"max_iter": 20, "early_stopping": False, "random_state": 0}
+    exact = HistGradientBoostingClassifier(**params).fit(X, labels)
     monkeypatch.setattr("daskml_dist.solvers.gradient_boosting.SAMPLE_ROWS", 1_000)
     found = [
-        HistGradientBoostingClassifier(**given, run=Run(n_lanes=n)).fit(X, labels) for n in (1, 3)
+        HistGradientBoostingClassifier(**params, run=Run(n_lanes=n)).fit(X, labels) for n in (1, 3)
     ]
     assert arrays(found[0]) == arrays(found[1]) != arrays(exact)
     given_shares, shares = exact.predict_proba(X)[:, 1], found[0].predict_proba(X)[:, 1]
@@ -181,9 +181,9 @@ def test_more_rows_than_a_sample_give_bins_of_the_same_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("daskml_dist.solvers.binning.SAMPLE_ROWS", 700)
-    given = {"max_iter": 2, "random_state": 0}
+    params = {"max_iter": 2, "random_state": 0}
     one, three = (
-        HistGradientBoostingRegressor(**given, run=Run(n_lanes=n)).fit(X, Y) for n in (1, 3)
+        HistGradientBoostingRegressor(**params, run=Run(n_lanes=n)).fit(X, Y) for n in (1, 3)
     )
     assert arrays(one) == arrays(three)
 
@@ -198,11 +198,11 @@ def test_categories_of_frames() -> None:
     strange = frame.assign(e="never seen")
     np.testing.assert_allclose(model.predict(strange), peer.predict(strange), rtol=1e-6)
     lazy = dd.from_pandas(frame.assign(y=Y), npartitions=3)
-    again = HistGradientBoostingRegressor(**GIVEN).fit(lazy, "y")
-    assert arrays(again) == arrays(model)
-    found = again.predict(lazy.drop(columns="y"))
+    refitted = HistGradientBoostingRegressor(**GIVEN).fit(lazy, "y")
+    assert arrays(refitted) == arrays(model)
+    found = refitted.predict(lazy.drop(columns="y"))
     np.testing.assert_array_equal(found.compute(), model.predict(frame))
-    assert again.score(lazy, "y") == pytest.approx(model.score(frame, Y))
+    assert refitted.score(lazy, "y") == pytest.approx(model.score(frame, Y))
 
 
 @pytest.mark.parametrize(
@@ -233,24 +233,24 @@ def test_bad_input_is_named(params: dict[str, Any], error: Any, match: str) -> N
 
 def test_odd_columns_and_targets() -> None:
     odd = np.column_stack([X[:, 0], np.ones(len(X)), np.full(len(X), np.nan)])
-    given = {**GIVEN, "max_iter": 3}
-    peer = truth.HistGradientBoostingRegressor(**given).fit(odd[:, :2], Y)
-    model = HistGradientBoostingRegressor(**given).fit(odd, Y)
+    params = {**GIVEN, "max_iter": 3}
+    peer = truth.HistGradientBoostingRegressor(**params).fit(odd[:, :2], Y)
+    model = HistGradientBoostingRegressor(**params).fit(odd, Y)
     np.testing.assert_allclose(model.predict(odd), peer.predict(odd[:, :2]), rtol=1e-6)
     with pytest.raises(InvalidDataError, match="only one class"):
         HistGradientBoostingClassifier().fit(X, np.zeros(len(X)))
     with pytest.raises(InvalidDataError, match="continuous"):
         HistGradientBoostingClassifier().fit(X, Y)
-    flat = HistGradientBoostingRegressor(**given).fit(X, np.ones(len(X)))
+    flat = HistGradientBoostingRegressor(**params).fit(X, np.ones(len(X)))
     np.testing.assert_array_equal(flat.predict(X), 1.0)
 
 
 @pytest.mark.parametrize("categories", [None, [4]])
 def test_apply_returns_the_leaves_of_rows(categories: Any) -> None:
     """Rows are in one leaf if scikit-learn's tree adds the same value to them."""
-    given = {**GIVEN, "max_iter": 3, "categorical_features": categories}
-    peer = truth.HistGradientBoostingRegressor(**given).fit(X, Y)
-    model = HistGradientBoostingRegressor(**given, run=SHORT).fit(X, Y)
+    params = {**GIVEN, "max_iter": 3, "categorical_features": categories}
+    peer = truth.HistGradientBoostingRegressor(**params).fit(X, Y)
+    model = HistGradientBoostingRegressor(**params, run=SHORT).fit(X, Y)
     leaves = model.apply(X)
     assert leaves.dtype == np.int64
     stages = np.column_stack([np.full(len(X), peer._baseline_prediction), *peer.staged_predict(X)])
@@ -261,7 +261,7 @@ def test_apply_returns_the_leaves_of_rows(categories: Any) -> None:
     assert lazy.shape == leaves.shape
     np.testing.assert_array_equal(lazy.compute(), leaves)
     labels = np.digitize(Y, [-1, 1])
-    several = HistGradientBoostingClassifier(**{**given, "max_iter": 2}, run=SHORT).fit(X, labels)
+    several = HistGradientBoostingClassifier(**{**params, "max_iter": 2}, run=SHORT).fit(X, labels)
     assert several.apply(X).shape == (len(X), 6)
 
 

@@ -53,10 +53,10 @@ def test_unusual_rows_are_handled_as_in_scikit_learn(rows: Any) -> None:
     np.testing.assert_allclose(model.predict(rows[0]), peer.predict(rows[0]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("given", [{}, {"categorical_features": [0]}], ids=str)
-def test_rows_of_missing_values_only_predict_the_mean(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("params", [{}, {"categorical_features": [0]}], ids=str)
+def test_rows_of_missing_values_only_predict_the_mean(params: dict[str, Any]) -> None:
     missing = np.full((50, 2), np.nan)
-    model = HistGradientBoostingRegressor(**GIVEN, **given).fit(missing, Y[:50])
+    model = HistGradientBoostingRegressor(**GIVEN, **params).fit(missing, Y[:50])
     np.testing.assert_allclose(model.predict([[np.nan, np.nan], [1, 2]]), Y[:50].mean())
 
 
@@ -70,9 +70,11 @@ def test_partitions_of_other_categories(declared: bool) -> None:
         with pytest.raises(InvalidDataError, match=r"'k' holds categories that .* not declare"):
             model.fit(lazy, "y")
         return
-    here = HistGradientBoostingRegressor(**GIVEN).fit(WHOLE.drop(columns="y"), WHOLE.y.to_numpy())
+    in_memory = HistGradientBoostingRegressor(**GIVEN).fit(
+        WHOLE.drop(columns="y"), WHOLE.y.to_numpy()
+    )
     found = model.fit(lazy, "y")._trees.packed()
-    for name, array in here._trees.packed().items():
+    for name, array in in_memory._trees.packed().items():
         np.testing.assert_array_equal(found[name], array)
 
 

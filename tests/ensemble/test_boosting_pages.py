@@ -12,9 +12,11 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_our_side_of_coming_from_trees() -> None:
-    _, here = re.findall(r"```python\n(.*?)```", (DOCS / "coming_from_trees.md").read_text(), re.S)
+    _, our_code = re.findall(
+        r"```python\n(.*?)```", (DOCS / "coming_from_trees.md").read_text(), re.S
+    )
     known: dict[str, Any] = {}
-    exec(here, known)
+    exec(our_code, known)
     model, X = known["model"], known["X"]
     assert isinstance(model.predict_proba(X), da.Array)
     assert model.score(known["X_val"], known["y_val"]) > 0.8

@@ -37,21 +37,21 @@ MODELS: dict[str, Callable[[], Any]] = {
 def test_everything_is_computed_by_the_given_client(
     name: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Client] = []
+    clients: list[Client] = []
     sent = Client._graph_to_futures
 
-    def noted(self: Client, *args: Any, **more: Any) -> Any:
-        asked.append(self)
+    def spy(self: Client, *args: Any, **more: Any) -> Any:
+        clients.append(self)
         return sent(self, *args, **more)
 
     with Client(client.scheduler.address, set_as_default=False) as other:
-        monkeypatch.setattr(Client, "_graph_to_futures", noted)
+        monkeypatch.setattr(Client, "_graph_to_futures", spy)
         model = MODELS[name]().fit(X, Y, client=other)
-        assert set(asked) == {other}
-        asked.clear()
+        assert set(clients) == {other}
+        clients.clear()
         assert default_client() is client
         expected = MODELS[name]().fit(X, Y)
-        assert set(asked) == {client}
+        assert set(clients) == {client}
     np.testing.assert_array_equal(np.asarray(model.predict(X)), np.asarray(expected.predict(X)))
 
 

@@ -40,19 +40,19 @@ def trees(model: Any) -> dict[str, bytes]:
 @pytest.mark.parametrize("scoring", [None, "neg_mean_absolute_error"])
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
 def test_scores_of_regressors_equal_scikit_learn(scoring: Any, weight: Any) -> None:
-    given = {**GIVEN, "scoring": scoring, "validation_fraction": None}
-    peer = truth.HistGradientBoostingRegressor(**given).fit(X, Y, weight)
-    model = HistGradientBoostingRegressor(**given).fit(X, Y, weight)
+    params = {**GIVEN, "scoring": scoring, "validation_fraction": None}
+    peer = truth.HistGradientBoostingRegressor(**params).fit(X, Y, weight)
+    model = HistGradientBoostingRegressor(**params).fit(X, Y, weight)
     np.testing.assert_allclose(model.train_score_, peer.train_score_, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("scoring", ["loss", "neg_log_loss"])
 def test_class_weights_do_not_count_held_out_rows(scoring: str) -> None:
     # No single row weighs as much as a bin, so bins equal scikit-learn's.
-    given = {**GIVEN, "scoring": scoring, "class_weight": "balanced", "max_bins": 64}
+    params = {**GIVEN, "scoring": scoring, "class_weight": "balanced", "max_bins": 64}
     more = {"X_val": X[:90], "y_val": LABELS[:90], "sample_weight_val": WEIGHT[:90]}
-    peer = truth.HistGradientBoostingClassifier(**given).fit(X, LABELS, **more)
-    model = HistGradientBoostingClassifier(**given, run=Run(n_lanes=2)).fit(X, LABELS, **more)
+    peer = truth.HistGradientBoostingClassifier(**params).fit(X, LABELS, **more)
+    model = HistGradientBoostingClassifier(**params, run=Run(n_lanes=2)).fit(X, LABELS, **more)
     np.testing.assert_allclose(model.train_score_, peer.train_score_, rtol=1e-6)
     np.testing.assert_allclose(model.validation_score_, peer.validation_score_, rtol=1e-6)
 
@@ -80,11 +80,11 @@ def test_the_same_rows_of_each_class_are_held_out_on_any_lanes() -> None:
 
 
 def test_scores_cover_the_rows_of_all_workers(client: Client) -> None:
-    given = {**GIVEN, "scoring": "accuracy", "class_weight": "balanced"}
-    alone = HistGradientBoostingClassifier(**given, run=Run(n_lanes=1)).fit(X, LABELS, WEIGHT)
+    params = {**GIVEN, "scoring": "accuracy", "class_weight": "balanced"}
+    alone = HistGradientBoostingClassifier(**params, run=Run(n_lanes=1)).fit(X, LABELS, WEIGHT)
     lazy = [da.from_array(a, chunks=(130, *a.shape[1:])) for a in (X, LABELS, WEIGHT)]
     for n_lanes in (None, 3):
-        model = HistGradientBoostingClassifier(**given, run=Run(n_lanes=n_lanes)).fit(*lazy)
+        model = HistGradientBoostingClassifier(**params, run=Run(n_lanes=n_lanes)).fit(*lazy)
         assert trees(model) == trees(alone)
 
 
@@ -103,10 +103,10 @@ def test_categories_only_in_held_out_rows_count_as_missing() -> None:
     np.testing.assert_allclose(model.validation_score_, peer.validation_score_, rtol=1e-8)
     assert model._categories["k"].tolist() == [f"k{i}" for i in range(5)]
     lazy = dd.from_pandas(FRAME.assign(y=Y), npartitions=2)
-    again = HistGradientBoostingRegressor(**GIVEN).fit(
+    refitted = HistGradientBoostingRegressor(**GIVEN).fit(
         lazy, "y", X_val=HELD.assign(y=Y[:90]), y_val="y"
     )
-    assert trees(again) == trees(model)
+    assert trees(refitted) == trees(model)
 
 
 def test_weights_of_held_out_rows_change_no_tree() -> None:
@@ -120,7 +120,7 @@ def test_weights_of_held_out_rows_change_no_tree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "held", "match"),
+    ("rows", "validation_set", "match"),
     [
         ((X, Y), (X[:9, :2], Y[:9]), "X_val has 2 features, but 3"),
         ((X, Y), (X[:9], Y[:8]), "X_val has 9, y_val has 8 rows"),
@@ -130,8 +130,8 @@ def test_weights_of_held_out_rows_change_no_tree() -> None:
         ((FRAME, Y), (HELD[["k", "a", "b", "c"]], Y[:90]), "feature names should match"),
     ],
 )
-def test_rows_that_cannot_be_held_out_are_named(rows: Any, held: Any, match: str) -> None:
-    X_val, y_val = held
+def test_rows_that_cannot_be_held_out_are_named(rows: Any, validation_set: Any, match: str) -> None:
+    X_val, y_val = validation_set
     with pytest.raises(InvalidDataError, match=match):
         HistGradientBoostingRegressor(**GIVEN).fit(*rows, X_val=X_val, y_val=y_val)
 
@@ -215,10 +215,10 @@ def test_a_warm_start_keeps_scores_of_the_same_loss_only() -> None:
 def test_several_sets_and_scores_are_watched() -> None:
     sets = {"train": (X, LABELS), "held": (X[:90], LABELS[:90], WEIGHT[:90])}
     scoring = ["loss", "accuracy"]
-    given = {"max_iter": 3, "random_state": 0}
-    plain = HistGradientBoostingClassifier(**given).fit(X, LABELS)
+    params = {"max_iter": 3, "random_state": 0}
+    plain = HistGradientBoostingClassifier(**params).fit(X, LABELS)
     models = [
-        HistGradientBoostingClassifier(**given, run=Run(n_lanes=n)).fit(
+        HistGradientBoostingClassifier(**params, run=Run(n_lanes=n)).fit(
             X, LABELS, eval_set=sets, scoring=scoring
         )
         for n in (1, 3)
@@ -247,11 +247,13 @@ def test_the_last_set_and_score_stop_unless_rows_are_held_out() -> None:
     more = {"X_val": X[:90], "y_val": Y[:90]}
     sets = [(X[90:], Y[90:]), (X[:90], Y[:90])]
     params = {**GIVEN, "max_iter": 60, "learning_rate": 0.9, "n_iter_no_change": 2}
-    held = HistGradientBoostingRegressor(**params, scoring="r2").fit(X[90:], Y[90:], **more)
+    with_validation_set = HistGradientBoostingRegressor(**params, scoring="r2").fit(
+        X[90:], Y[90:], **more
+    )
     last = HistGradientBoostingRegressor(**params).fit(
         X[90:], Y[90:], eval_set=sets, scoring=["neg_mean_absolute_error", "r2"]
     )
-    assert trees(last) == trees(held)
+    assert trees(last) == trees(with_validation_set)
     assert 2 < last.n_iter_ < 60
     np.testing.assert_array_equal(
         last.validation_score_[1:], [record["eval_score_1_r2"] for record in last.history_]
@@ -259,11 +261,11 @@ def test_the_last_set_and_score_stop_unless_rows_are_held_out() -> None:
     both = HistGradientBoostingRegressor(**params, scoring="r2").fit(
         X[90:], Y[90:], **more, eval_set=sets[0]
     )
-    assert trees(both) == trees(held)
+    assert trees(both) == trees(with_validation_set)
     # By default the loss of the first set decides.
     stopping = EarlyStopping("eval_score", min_delta=10.0, patience=2)
-    seen = HistGradientBoostingRegressor(max_iter=60, callbacks=stopping)
-    assert seen.fit(X[90:], Y[90:], eval_set=sets).n_iter_ < 6
+    stopped = HistGradientBoostingRegressor(max_iter=60, callbacks=stopping)
+    assert stopped.fit(X[90:], Y[90:], eval_set=sets).n_iter_ < 6
 
 
 def test_held_out_rows_are_not_trained_on_without_early_stopping() -> None:
@@ -275,10 +277,10 @@ def test_held_out_rows_are_not_trained_on_without_early_stopping() -> None:
 
 @pytest.mark.parametrize("kind", ["array", "frame", "unknown lengths"])
 def test_sets_on_dask_are_watched(client: Client, kind: str) -> None:
-    given = {"max_iter": 2, "random_state": 0}
+    params = {"max_iter": 2, "random_state": 0}
     scoring = ["loss", "neg_mean_absolute_error"]
     sets = [(X[:50], Y[:50]), (X[50:130], Y[50:130])]
-    known = HistGradientBoostingRegressor(**given).fit(X, Y, eval_set=sets, scoring=scoring)
+    known = HistGradientBoostingRegressor(**params).fit(X, Y, eval_set=sets, scoring=scoring)
     if kind == "frame":
         frame = FRAME[["a", "b", "c"]].assign(y=Y)
         rows: Any = dd.from_pandas(frame, npartitions=3), "y"
@@ -289,7 +291,7 @@ def test_sets_on_dask_are_watched(client: Client, kind: str) -> None:
         arrays = [da.from_array(a, chunks=(70, *a.shape[1:])) for a in (X, Y)]
         rows = [a[X[:, 0] < 9] for a in arrays] if kind == "unknown lengths" else arrays
         lazy = [(arrays[0][:50], arrays[1][:50]), sets[1]]
-    model = HistGradientBoostingRegressor(**given).fit(*rows, eval_set=lazy, scoring=scoring)
+    model = HistGradientBoostingRegressor(**params).fit(*rows, eval_set=lazy, scoring=scoring)
     assert trees(model) == trees(known)
     for found, expected in zip(model.history_, known.history_, strict=True):
         for key in (name for name in expected if name.startswith("eval_score")):

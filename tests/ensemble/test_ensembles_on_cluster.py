@@ -94,11 +94,11 @@ def test_a_killed_worker_changes_nothing(name: str, crew: LocalCluster, tmp_path
 
     with Client(crew) as client:
         client.wait_for_workers(3)
-        calm = MODELS[name]().fit(*rows(source_that_kills(None)))
+        undisturbed = MODELS[name]().fit(*rows(source_that_kills(None)))
         n_reads = len(list(reads.iterdir()))
         for one in reads.iterdir():
             one.unlink()
         client.wait_for_workers(3)
         struck = MODELS[name]().fit(*rows(source_that_kills(n_reads // 2)))
     assert list(kills.iterdir())
-    np.testing.assert_allclose(struck.predict_proba(X), calm.predict_proba(X), atol=1e-6)
+    np.testing.assert_allclose(struck.predict_proba(X), undisturbed.predict_proba(X), atol=1e-6)

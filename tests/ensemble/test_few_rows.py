@@ -68,8 +68,8 @@ def test_callbacks_of_members_are_called_in_this_process(
     client: Any, n_cluster_fits: list[int]
 ) -> None:
     Heard.n_passes = 0
-    told = LogisticRegression(callbacks=[Heard()])
-    VotingClassifier([("told", told), ("ridge", RidgeClassifier())]).fit(*lazy())
+    logistic = LogisticRegression(callbacks=[Heard()])
+    VotingClassifier([("logistic", logistic), ("ridge", RidgeClassifier())]).fit(*lazy())
     assert len(n_cluster_fits) == 1
     assert Heard.n_passes
 

@@ -65,19 +65,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_trees_do_not_depend_on_the_trainers(kind: str) -> None:
     model, y = KINDS[kind]
     model.set_params(n_estimators=3, decomposition="functional", run=Run(n_lanes=1))
-    calm = bits(model.fit(X, y, WEIGHT))
+    expected = bits(model.fit(X, y, WEIGHT))
     for lanes in (1, 3):
         model.set_params(decomposition="data", run=Run(n_lanes=lanes))
-        assert bits(model.fit(LAZY, da.from_array(y, chunks=500), WEIGHT)) == calm
+        assert bits(model.fit(LAZY, da.from_array(y, chunks=500), WEIGHT)) == expected
 
 
 def test_two_workers_grow_the_same_trees_as_one(client: Client) -> None:
     model = RandomForestClassifier(40, random_state=0, decomposition="functional", max_depth=5)
-    calm = bits(model.fit(X, CLASS))
+    expected = bits(model.fit(X, CLASS))
     rows, y = client.persist([LAZY, da.from_array(CLASS, chunks=500)])
     for decomposition in ("functional", "data"):
         model.set_params(decomposition=decomposition, oob_score=True)
-        assert bits(model.fit(rows, y)) == calm
+        assert bits(model.fit(rows, y)) == expected
         np.testing.assert_equal(model.oob_decision_function_.shape, (len(X), 3))
     found = model.predict_proba(rows)
     assert is_dask_collection(found)
@@ -88,10 +88,10 @@ def test_two_workers_grow_the_same_trees_as_one(client: Client) -> None:
 @pytest.mark.parametrize("decomposition", ["functional", "data"])
 def test_streamed_rows_grow_the_same_trees(client: Client, decomposition: str) -> None:
     model = RandomForestRegressor(4, random_state=0)
-    calm = bits(model.fit(X, Y))
+    expected = bits(model.fit(X, Y))
     little = Run(n_lanes=3, memory_budget=X.nbytes)
     model.set_params(run=little, decomposition=decomposition)
-    assert bits(model.fit(LAZY, da.from_array(Y, chunks=500))) == calm
+    assert bits(model.fit(LAZY, da.from_array(Y, chunks=500))) == expected
     assert model.history_.extra["streamed"]
 
 
@@ -134,7 +134,7 @@ def test_a_kill_changes_no_tree(
 ) -> None:
     params = {"random_state": 0, "oob_score": True, "run": Run(n_lanes=3)}
     model = RandomForestClassifier(40, decomposition=decomposition, **params)
-    calm = RandomForestClassifier(40, **params).fit(X, CLASS)
+    undisturbed = RandomForestClassifier(40, **params).fit(X, CLASS)
     problem = RandomForestClassifier._problem
 
     def struck(self: Any, rows: Any) -> Any:
@@ -147,8 +147,8 @@ def test_a_kill_changes_no_tree(
         model.fit(LAZY, da.from_array(CLASS, chunks=500))
     assert (tmp_path / "killed").exists()
     assert model.history_.extra["generations"]
-    assert bits(model) == bits(calm)
-    np.testing.assert_array_equal(model.oob_decision_function_, calm.oob_decision_function_)
+    assert bits(model) == bits(undisturbed)
+    np.testing.assert_array_equal(model.oob_decision_function_, undisturbed.oob_decision_function_)
 
 
 def test_out_of_bag_score_is_near_scikit_learn() -> None:

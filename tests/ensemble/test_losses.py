@@ -97,7 +97,7 @@ def test_a_killed_worker_changes_no_tree(
     with Client(crew) as client:
         client.wait_for_workers(3)
         model.fit(lazy, labels)
-        calm = {name: a.tobytes() for name, a in model._trees.packed().items()}
+        undisturbed = {name: a.tobytes() for name, a in model._trees.packed().items()}
         scores = model.validation_score_
         problem = type(model)._problem
 
@@ -110,5 +110,5 @@ def test_a_killed_worker_changes_no_tree(
     assert len(list(tmp_path.iterdir())) == len(at)
     assert model.history_.extra["generations"]
     assert model.n_iter_ == len(model.history_) == 10
-    assert {name: a.tobytes() for name, a in model._trees.packed().items()} == calm
+    assert {name: a.tobytes() for name, a in model._trees.packed().items()} == undisturbed
     np.testing.assert_array_equal(model.validation_score_, scores)

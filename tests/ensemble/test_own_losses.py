@@ -100,17 +100,17 @@ def bits(model: Any) -> list[bytes]:
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
 @pytest.mark.parametrize("loss", [Logistic(), Untyped(), ByArrays()], ids=lambda x: x.name)
 def test_trees_equal_those_of_the_built_in_loss(loss: Loss, weight: Any) -> None:
-    given = {**GIVEN, "early_stopping": True, "validation_fraction": None}
-    built_in = HistGradientBoostingClassifier(**given).fit(X, CLASS, weight)
-    own = HistGradientBoostingClassifier(loss, **given).fit(X, CLASS, weight)
+    params = {**GIVEN, "early_stopping": True, "validation_fraction": None}
+    built_in = HistGradientBoostingClassifier(**params).fit(X, CLASS, weight)
+    with_own_loss = HistGradientBoostingClassifier(loss, **params).fit(X, CLASS, weight)
     for name in ("feature", "bin", "left"):
-        found, expected = (getattr(m._trees.nodes, name) for m in (own, built_in))
+        found, expected = (getattr(m._trees.nodes, name) for m in (with_own_loss, built_in))
         np.testing.assert_array_equal(found, expected)
     np.testing.assert_allclose(
-        own.decision_function(X), built_in.decision_function(X), rtol=1e-6, atol=1e-8
+        with_own_loss.decision_function(X), built_in.decision_function(X), rtol=1e-6, atol=1e-8
     )
-    np.testing.assert_allclose(own.train_score_, built_in.train_score_, rtol=1e-6)
-    np.testing.assert_array_equal(own.predict(X), built_in.predict(X))
+    np.testing.assert_allclose(with_own_loss.train_score_, built_in.train_score_, rtol=1e-6)
+    np.testing.assert_array_equal(with_own_loss.predict(X), built_in.predict(X))
 
 
 def test_functions_are_compiled_if_possible() -> None:
@@ -119,12 +119,12 @@ def test_functions_are_compiled_if_possible() -> None:
 
 
 def test_the_same_trees_for_any_chunks_and_lanes(client: Client) -> None:
-    given = {**GIVEN, "early_stopping": True}
+    params = {**GIVEN, "early_stopping": True}
     for loss in (Logistic(), ByArrays()):
-        alone = HistGradientBoostingClassifier(loss, **given, run=Run(n_lanes=1)).fit(X, CLASS)
+        alone = HistGradientBoostingClassifier(loss, **params, run=Run(n_lanes=1)).fit(X, CLASS)
         for n, n_lanes in ((400, None), (333, 5)):
             rows = [da.from_array(a, chunks=(n, *a.shape[1:])) for a in (X, CLASS)]
-            model = HistGradientBoostingClassifier(loss, **given, run=Run(n_lanes=n_lanes))
+            model = HistGradientBoostingClassifier(loss, **params, run=Run(n_lanes=n_lanes))
             assert bits(model.fit(*rows)) == bits(alone)
         if loss.proba:
             lazy = model.predict_proba(rows[0])
@@ -163,8 +163,8 @@ def test_the_log_loss_takes_any_classes() -> None:
 
 @pytest.mark.parametrize("loss", [Huber(0.5), Tweedie(1.5)], ids=["huber", "tweedie"])
 def test_losses_of_linear_models_can_be_boosted(loss: Loss) -> None:
-    given = {**GIVEN, "max_iter": 40, "early_stopping": True, "validation_fraction": None}
-    model = HistGradientBoostingRegressor(loss, **given).fit(X, Y)
+    params = {**GIVEN, "max_iter": 40, "early_stopping": True, "validation_fraction": None}
+    model = HistGradientBoostingRegressor(loss, **params).fit(X, Y)
     raw = model._raw_prediction()(X)
     assert model.train_score_[-1] == pytest.approx(-loss.value(Y, raw).mean())
     assert model.train_score_[-1] > model.train_score_[0]
@@ -260,9 +260,9 @@ def test_custom_losses_are_not_exported() -> None:
 
 
 def test_scorers_use_the_probabilities_of_the_loss() -> None:
-    given = {**GIVEN, "early_stopping": True, "validation_fraction": None}
-    own, built_in = (
-        HistGradientBoostingClassifier(loss, **given, scoring="neg_log_loss").fit(X, CLASS)
+    params = {**GIVEN, "early_stopping": True, "validation_fraction": None}
+    with_own_loss, built_in = (
+        HistGradientBoostingClassifier(loss, **params, scoring="neg_log_loss").fit(X, CLASS)
         for loss in (Logistic(), "log_loss")
     )
-    np.testing.assert_allclose(own.train_score_, built_in.train_score_, rtol=1e-6)
+    np.testing.assert_allclose(with_own_loss.train_score_, built_in.train_score_, rtol=1e-6)

@@ -58,11 +58,11 @@ def mean_ndcg(scores: Any, at: Any, k: int) -> float:
     """Mean NDCG of the queries with rows in a mask, by scikit-learn, with exponential gains."""
     found = []
     for query in np.unique(QID[at]):
-        own = at & (QID == query)
-        gains = 2.0 ** Y[own] - 1
-        alone = own.sum() == 1  # scikit-learn accepts no query of one row
+        of_query = at & (QID == query)
+        gains = 2.0 ** Y[of_query] - 1
+        alone = of_query.sum() == 1  # scikit-learn accepts no query of one row
         found.append(
-            float(gains[0] > 0) if alone else sklearn_ndcg([gains], [scores[own]], k=k)
+            float(gains[0] > 0) if alone else sklearn_ndcg([gains], [scores[of_query]], k=k)
         )  # fmt: skip
     return float(np.mean(found))
 
@@ -71,11 +71,11 @@ def mean_ndcg(scores: Any, at: Any, k: int) -> float:
 def test_the_same_trees_for_any_chunks_and_lanes(
     client: Client, objective: str, cut: tuple[int, int | None]
 ) -> None:
-    given = {**GIVEN, "objective": objective, "early_stopping": True}
-    alone = HistGradientBoostingRanker(**given, run=ALONE).fit(X, Y, WEIGHT, group=QID)
+    params = {**GIVEN, "objective": objective, "early_stopping": True}
+    alone = HistGradientBoostingRanker(**params, run=ALONE).fit(X, Y, WEIGHT, group=QID)
     n, n_lanes = cut
     lazy_X, y, weight, qid = chunked(n, X, Y, WEIGHT, QID)
-    model = HistGradientBoostingRanker(**given, run=Run(n_lanes=n_lanes))
+    model = HistGradientBoostingRanker(**params, run=Run(n_lanes=n_lanes))
     assert bits(model.fit(lazy_X, y, weight, group=qid)) == bits(alone)
 
 
@@ -142,15 +142,15 @@ def test_rankings_improve(objective: str) -> None:
     assert mean_ndcg(model.predict(X), every, 10) > 0.9 > 0.7 > mean_ndcg(np.zeros(N), every, 10)
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_scores_equal_ndcg_of_whole_queries(held: bool) -> None:
-    given = {**GIVEN, "early_stopping": True, "ndcg_eval_at": 5}
-    given["validation_fraction"] = 0.3 if held else None
-    model = HistGradientBoostingRanker(**given).fit(X, Y, group=QID)
+@pytest.mark.parametrize("holds_out", [True, False])
+def test_scores_equal_ndcg_of_whole_queries(holds_out: bool) -> None:
+    params = {**GIVEN, "early_stopping": True, "ndcg_eval_at": 5}
+    params["validation_fraction"] = 0.3 if holds_out else None
+    model = HistGradientBoostingRanker(**params).fit(X, Y, group=QID)
     # Held-out queries are not trained on; they are identified by the scores.
     stages = [np.zeros(N), *model.staged_predict(X)]
     assert len(model.train_score_) == len(stages) == 7
-    if not held:
+    if not holds_out:
         wanted = [mean_ndcg(scores, np.ones(N, bool), 5) for scores in stages]
         np.testing.assert_allclose(model.train_score_, wanted, rtol=1e-12)
         assert not len(model.validation_score_)
@@ -167,18 +167,18 @@ def test_scores_equal_ndcg_of_whole_queries(held: bool) -> None:
 
 def test_validation_sets_are_scored_and_stop_the_fit(client: Client) -> None:
     at = np.isin(QID, np.unique(QID)[::3])
-    train, held = ((X[m], Y[m], QID[m]) for m in (~at, at))
-    given = {**GIVEN, "ndcg_eval_at": [3, 10, None]}
-    model = HistGradientBoostingRanker(**given, run=ALONE)
-    model.fit(*train[:2], group=train[2], eval_set={"held": held})
+    train, validation = ((X[m], Y[m], QID[m]) for m in (~at, at))
+    params = {**GIVEN, "ndcg_eval_at": [3, 10, None]}
+    model = HistGradientBoostingRanker(**params, run=ALONE)
+    model.fit(*train[:2], group=train[2], eval_set={"held": validation})
     keys = [key for key in model.history_.records[0] if key.startswith("eval_score_held")]
     assert keys == ["eval_score_held_ndcg@3", "eval_score_held_ndcg@10", "eval_score_held_ndcg"]
     for record, scores in zip(model.history_, model.staged_predict(X), strict=True):
         assert record["eval_score_held_ndcg@3"] == pytest.approx(mean_ndcg(scores, at, 3))
-    unwatched = HistGradientBoostingRanker(**given).fit(*train[:2], group=train[2])
+    unwatched = HistGradientBoostingRanker(**params).fit(*train[:2], group=train[2])
     assert bits(unwatched) == bits(model)
-    lazy_sets = [chunked(60, *rows) for rows in (train, held)]
-    lazy = HistGradientBoostingRanker(**given)
+    lazy_sets = [chunked(60, *rows) for rows in (train, validation)]
+    lazy = HistGradientBoostingRanker(**params)
     (lazy_X, y, qid), others = lazy_sets
     lazy.fit(lazy_X, y, group=qid, eval_set={"held": tuple(others)})
     assert bits(lazy) == bits(model)
@@ -186,17 +186,23 @@ def test_validation_sets_are_scored_and_stop_the_fit(client: Client) -> None:
         r["eval_score_held_ndcg"] for r in model.history_
     ]
     stopped = HistGradientBoostingRanker(
-        **{**given, "max_iter": 200}, early_stopping=True, n_iter_no_change=2, tol=0.01
-    ).fit(*train[:2], group=train[2], X_val=held[0], y_val=held[1], group_val=held[2])
+        **{**params, "max_iter": 200}, early_stopping=True, n_iter_no_change=2, tol=0.01
+    ).fit(
+        *train[:2],
+        group=train[2],
+        X_val=validation[0],
+        y_val=validation[1],
+        group_val=validation[2],
+    )
     assert stopped.n_iter_ < 200
     last = mean_ndcg(stopped.predict(X), at, 3)
     assert stopped.validation_score_[-1] == pytest.approx(last)
 
 
 def test_a_warm_start_continues_bit_for_bit() -> None:
-    given = {**GIVEN, "objective": "rank_xendcg"}
-    whole = HistGradientBoostingRanker(**given).fit(X, Y, group=QID)
-    warm = HistGradientBoostingRanker(**{**given, "max_iter": 2}, warm_start=True)
+    params = {**GIVEN, "objective": "rank_xendcg"}
+    whole = HistGradientBoostingRanker(**params).fit(X, Y, group=QID)
+    warm = HistGradientBoostingRanker(**{**params, "max_iter": 2}, warm_start=True)
     warm.fit(X, Y, group=QID).set_params(max_iter=6).fit(X, Y, group=QID)
     assert bits(warm) == bits(whole)
 
@@ -213,27 +219,27 @@ def test_gradients_of_few_bits_do_not_depend_on_lanes(monkeypatch: pytest.Monkey
 def test_a_weight_of_a_query_equals_its_repetition() -> None:
     times = np.where(np.arange(90) % 4 == 0, 2, 1)
     twice = np.concatenate([np.arange(N), np.flatnonzero(np.repeat(times, SIZES) == 2)])
-    again = QID[twice].copy()
-    again[N:] += 5_000
-    given = {"max_iter": 3, "min_samples_leaf": 1, "max_leaf_nodes": 4}
-    weighted = HistGradientBoostingRanker(**given).fit(X, Y, times, group=SIZES)
-    repeated = HistGradientBoostingRanker(**given).fit(X[twice], Y[twice], group=again)
+    ids = QID[twice].copy()
+    ids[N:] += 5_000
+    params = {"max_iter": 3, "min_samples_leaf": 1, "max_leaf_nodes": 4}
+    weighted = HistGradientBoostingRanker(**params).fit(X, Y, times, group=SIZES)
+    repeated = HistGradientBoostingRanker(**params).fit(X[twice], Y[twice], group=ids)
     np.testing.assert_allclose(weighted.predict(X), repeated.predict(X), rtol=1e-4, atol=1e-6)
 
 
 def test_searches_and_clones_keep_queries_together(client: Client) -> None:
     frame = pd.DataFrame(X, columns=list("abcde")).assign(qid=QID)
     ranker = HistGradientBoostingRanker(max_iter=3, random_state=0)
-    given = {"cv": GroupKFold(3), "groups": QID}
-    scores = cross_val_score(ranker, frame, Y, **given)
+    options = {"cv": GroupKFold(3), "groups": QID}
+    scores = cross_val_score(ranker, frame, Y, **options)
     search = GridSearchCV(ranker, {"max_leaf_nodes": [2, 31]}, cv=GroupKFold(3))
     search.fit(frame, Y, groups=QID)
     assert search.cv_results_["mean_test_score"][1] == pytest.approx(scores.mean())
     lazy = dd.from_pandas(frame.assign(y=Y), npartitions=4, sort=False)
-    again = cross_val_score(
+    scores_of_clone = cross_val_score(
         ranker, lazy.drop(columns="y"), lazy["y"], cv=GroupKFold(3), groups=lazy["qid"]
     )
-    np.testing.assert_allclose(again, scores)
+    np.testing.assert_allclose(scores_of_clone, scores)
     assert clone(ranker).get_params() == ranker.get_params()
 
 
@@ -241,9 +247,9 @@ def test_saved_and_loaded(tmp_path: Any) -> None:
     pytest.importorskip("skops")
     model = HistGradientBoostingRanker(**GIVEN).fit(X, Y, group=QID)
     model.save(tmp_path / "ranker.skops")
-    again = load(tmp_path / "ranker.skops")
-    np.testing.assert_array_equal(again.predict(X), model.predict(X))
-    assert again.score(X, Y, group=QID) == model.score(X, Y, group=QID)
+    loaded = load(tmp_path / "ranker.skops")
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    assert loaded.score(X, Y, group=QID) == model.score(X, Y, group=QID)
 
 
 def test_queries_without_an_order_change_nothing() -> None:
@@ -259,7 +265,7 @@ def test_queries_without_an_order_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "match"),
+    ("fit_params", "match"),
     [
         ({}, "which rows belong to one query"),
         ({"group": "qid"}, "which rows belong to one query"),
@@ -280,11 +286,11 @@ def test_queries_without_an_order_change_nothing() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_bad_rows_are_named(given: dict[str, Any], match: str) -> None:
-    given = dict(given)
-    y = given.pop("y", Y)
+def test_bad_rows_are_named(fit_params: dict[str, Any], match: str) -> None:
+    fit_params = dict(fit_params)
+    y = fit_params.pop("y", Y)
     with pytest.raises(InvalidDataError, match=match):
-        HistGradientBoostingRanker(max_iter=1).fit(X, y, **given)
+        HistGradientBoostingRanker(max_iter=1).fit(X, y, **fit_params)
 
 
 def test_ids_of_mixed_types_are_the_same_in_any_block() -> None:
@@ -358,16 +364,16 @@ def test_bad_parameters_are_named(params: dict[str, Any], match: str) -> None:
 
 
 def test_gains_of_labels_weight_the_ranking() -> None:
-    given = {"max_iter": 3, "random_state": 0}
+    params = {"max_iter": 3, "random_state": 0}
     table, named = (
-        HistGradientBoostingRanker(label_gain=gain, **given).fit(X, Y, group=QID)
+        HistGradientBoostingRanker(label_gain=gain, **params).fit(X, Y, group=QID)
         for gain in ([0, 1, 3, 7, 15], "exponential")
     )
     assert bits(table) == bits(named)
-    linear = HistGradientBoostingRanker(label_gain="linear", **given).fit(X, Y / 2, group=QID)
+    linear = HistGradientBoostingRanker(label_gain="linear", **params).fit(X, Y / 2, group=QID)
     assert bits(linear) != bits(named)
     with pytest.raises(InvalidDataError, match="label_gain of 5 numbers"):
-        HistGradientBoostingRanker(label_gain=[0, 1, 3, 7], **given).fit(X, Y, group=QID)
+        HistGradientBoostingRanker(label_gain=[0, 1, 3, 7], **params).fit(X, Y, group=QID)
     found = linear.score(X, Y, group=QID)
     assert found == pytest.approx(ndcg_score(Y, linear.predict(X), group=QID, k=10))
 
@@ -391,10 +397,10 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Client]:
 def test_trees_of_any_number_of_workers(objective: str, scattered: bool, workers: Client) -> None:
     at = rng.permutation(N) if scattered else np.arange(N)
     rows = X[at], Y[at], WEIGHT[at], QID[at]
-    given = {**GIVEN, "objective": objective, "early_stopping": True}
-    alone = HistGradientBoostingRanker(**given, run=ALONE)
+    params = {**GIVEN, "objective": objective, "early_stopping": True}
+    alone = HistGradientBoostingRanker(**params, run=ALONE)
     alone.fit(*rows[:3], group=rows[3])
     lazy_X, y, weight, qid = chunked(N // 16, *rows)
-    model = HistGradientBoostingRanker(**given)
+    model = HistGradientBoostingRanker(**params)
     model.fit(lazy_X, y, weight, group=qid, client=workers)
     assert bits(model) == bits(alone)

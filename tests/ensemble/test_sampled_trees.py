@@ -57,8 +57,8 @@ def arrays(model: Any) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in found.items()}
 
 
-def lazy(n: int, *given: Any) -> list[Any]:
-    return [da.from_array(a, chunks=(n, *a.shape[1:])) for a in given]
+def lazy(n: int, *args: Any) -> list[Any]:
+    return [da.from_array(a, chunks=(n, *a.shape[1:])) for a in args]
 
 
 @pytest.mark.parametrize("n", [500, 1_500], ids=["loops of NumPy", "compiled"])
@@ -80,15 +80,15 @@ def lazy(n: int, *given: Any) -> list[Any]:
             {"dropout": TreeDropout(0.6, 0.0, 50), "subsample": 0.7, "log_loss": True},
         ),
     ],
-    ids=lambda given: " ".join(map(str, given)) if "classes" in given else "",
+    ids=lambda params: " ".join(map(str, params)) if "classes" in params else "",
 )
 def test_trees_equal_plain_numpy(ours: Any, plain: Any, n: int) -> None:
-    given = {**GIVEN, **ours, "max_bins": 12, "min_samples_leaf": 5, "run": ALONE}
-    given.setdefault("max_leaf_nodes", 7)
-    of_classes = given.pop("classes", False)
+    params = {**GIVEN, **ours, "max_bins": 12, "min_samples_leaf": 5, "run": ALONE}
+    params.setdefault("max_leaf_nodes", 7)
+    of_classes = params.pop("classes", False)
     kind = HistGradientBoostingClassifier if of_classes else HistGradientBoostingRegressor
     y = (Y[:n] > 0).astype(float) if of_classes else Y[:n]
-    model = kind(**given).fit(X[:n], y)
+    model = kind(**params).fit(X[:n], y)
     edges = model._trees.bins.edges
     bins = np.column_stack([np.searchsorted(e, X[:n, j]) for j, e in enumerate(edges)])
     reference = Reference(**plain, seed=model._seed).fit(bins, y)
@@ -144,17 +144,17 @@ def test_the_same_trees_for_any_chunks_and_lanes(client: Client, fit: str, cut: 
 def test_stopped_fits_resume_bit_for_bit(draws: str, classes: bool, tmp_path: Any) -> None:
     kind = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
     y = CLASS if classes else Y
-    given = {**DRAWS[draws], "random_state": 0, "early_stopping": True, "run": Run(n_lanes=2)}
-    held = {"X_val": X[:200], "y_val": y[:200]}
-    whole = kind(max_iter=7, **given).fit(X[200:], y[200:], **held)
-    warm = kind(max_iter=3, warm_start=True, **given).fit(X[200:], y[200:], **held)
+    params = {**DRAWS[draws], "random_state": 0, "early_stopping": True, "run": Run(n_lanes=2)}
+    validation = {"X_val": X[:200], "y_val": y[:200]}
+    whole = kind(max_iter=7, **params).fit(X[200:], y[200:], **validation)
+    warm = kind(max_iter=3, warm_start=True, **params).fit(X[200:], y[200:], **validation)
     warm = pickle.loads(pickle.dumps(warm)).set_params(max_iter=7)
-    assert arrays(warm.fit(X[200:], y[200:], **held)) == arrays(whole)
+    assert arrays(warm.fit(X[200:], y[200:], **validation)) == arrays(whole)
     for first in (True, False):
         checkpoint = Checkpoint(str(tmp_path / "fit.npz"), every=2, resume=True)
         stop = [EarlyStopping("eval_score", min_delta=99.0, patience=2)] if first else []
-        model = kind(max_iter=7, **given, callbacks=[checkpoint, *stop])
-        model.fit(X[200:], y[200:], **held, eval_set=(X[:90], y[:90]))
+        model = kind(max_iter=7, **params, callbacks=[checkpoint, *stop])
+        model.fit(X[200:], y[200:], **validation, eval_set=(X[:90], y[:90]))
         assert (model.n_iter_ < 7) == first
     assert arrays(model) == arrays(whole)
 
@@ -164,18 +164,18 @@ def test_raw_predictions_after_dropout_are_sums_of_kept_trees(
     classes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums of a trainer that joins after a loss have the bits of those that others have kept."""
-    seen: list[Any] = []
+    opened_rows: list[Any] = []
     open_rows = HostTrees.open_rows
 
-    def noted(self: Any, binned_rows: Any, shape: Any) -> Any:
-        seen.extend(binned_rows)
+    def spy(self: Any, binned_rows: Any, shape: Any) -> Any:
+        opened_rows.extend(binned_rows)
         return open_rows(self, binned_rows, shape)
 
-    monkeypatch.setattr(HostTrees, "open_rows", noted)
+    monkeypatch.setattr(HostTrees, "open_rows", spy)
     kind = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
-    given = {**GIVEN, "drop_rate": 0.5, "max_iter": 15, "subsample": 0.7, "run": ALONE}
-    model = kind(**given).fit(X, CLASS if classes else Y)
-    (binned,) = seen
+    params = {**GIVEN, "drop_rate": 0.5, "max_iter": 15, "subsample": 0.7, "run": ALONE}
+    model = kind(**params).fit(X, CLASS if classes else Y)
+    (binned,) = opened_rows
     np.testing.assert_array_equal(
         binned.extra["raw"].T.reshape(len(X), -1),
         model._raw_prediction()(X).reshape(len(X), -1),
@@ -197,17 +197,17 @@ def test_a_fit_without_dropout_continues_with_it() -> None:
 def test_clones_have_the_parameters_and_grow_the_trees() -> None:
     for draws in DRAWS.values():
         model = HistGradientBoostingRegressor(**GIVEN, **draws).fit(X, Y)
-        again = clone(model)
-        assert again.get_params(deep=False) == model.get_params(deep=False)
-        assert arrays(again.fit(X, Y)) == arrays(model)
+        cloned = clone(model)
+        assert cloned.get_params(deep=False) == model.get_params(deep=False)
+        assert arrays(cloned.fit(X, Y)) == arrays(model)
         np.testing.assert_array_equal(model.to_sklearn().predict(X), model.predict(X))
 
 
 def test_samples_differ_between_seeds_and_iterations() -> None:
     roots = {}
     for seed in (0, 1):
-        given = {**GIVEN, "random_state": seed, "subsample": 0.5}
-        trees = HistGradientBoostingRegressor(**given).fit(X, Y)._trees
+        params = {**GIVEN, "random_state": seed, "subsample": 0.5}
+        trees = HistGradientBoostingRegressor(**params).fit(X, Y)._trees
         roots[seed] = [int(trees.tree(i).count[0]) for i in range(6)]
     assert roots[0] != roots[1]
     assert len(set(roots[0])) > 1
@@ -228,13 +228,13 @@ def test_queries_are_sampled_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None
     masks: list[Any] = []
     order = row_sampling._draw_mask
 
-    def noted(*given: Any) -> Any:
-        masks.append(order(*given))
+    def spy(*args: Any) -> Any:
+        masks.append(order(*args))
         return masks[-1]
 
-    monkeypatch.setattr(row_sampling, "_draw_mask", noted)
-    given = {**GIVEN, "max_iter": 2, "run": ALONE}
-    HistGradientBoostingRanker(**given, subsample=0.5).fit(X, CLASS, group=QUERY)
+    monkeypatch.setattr(row_sampling, "_draw_mask", spy)
+    params = {**GIVEN, "max_iter": 2, "run": ALONE}
+    HistGradientBoostingRanker(**params, subsample=0.5).fit(X, CLASS, group=QUERY)
     assert len(masks) == 2
     for mask in masks:
         shares = np.bincount(QUERY, mask) / np.bincount(QUERY)

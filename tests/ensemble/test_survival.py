@@ -57,11 +57,11 @@ def fit(loss: Any, y: Any = Y, weight: Any = None, X: Any = X, **more: Any) -> A
 
 @every
 def test_the_same_trees_for_any_chunks_and_lanes(client: Client, loss: Any) -> None:
-    given = {"early_stopping": True, "run": Run(n_lanes=1)}
-    alone = bits(fit(loss, Y, WEIGHT, **given))
+    options = {"early_stopping": True, "run": Run(n_lanes=1)}
+    alone = bits(fit(loss, Y, WEIGHT, **options))
     for n, n_lanes in ((250, None), (177, 5)):
         lazy = [da.from_array(a, chunks=(n, *a.shape[1:])) for a in (Y, WEIGHT, X)]
-        found = fit(loss, *lazy, **{**given, "run": Run(n_lanes=n_lanes)})
+        found = fit(loss, *lazy, **{**options, "run": Run(n_lanes=n_lanes)})
         assert bits(found) == alone, (n, n_lanes)
 
 
@@ -76,13 +76,13 @@ TWO_LOSSES = {"normal": AFT("normal", SCALE), "cox": Cox()}
 def test_samples_are_the_same_for_any_chunks_and_lanes(
     client: Client, name: str, draws: str
 ) -> None:
-    loss, given = TWO_LOSSES[name], {"early_stopping": True, **DRAWS[draws]}
-    alone = bits(fit(loss, Y, WEIGHT, run=Run(n_lanes=1), **given))
+    loss, options = TWO_LOSSES[name], {"early_stopping": True, **DRAWS[draws]}
+    alone = bits(fit(loss, Y, WEIGHT, run=Run(n_lanes=1), **options))
     assert alone != bits(fit(loss, Y, WEIGHT, early_stopping=True))
     for n, run in ((250, Run()), (177, Run(n_lanes=5)), (250, Run(memory_budget="40 kB"))):
         lazy = [da.from_array(a, chunks=(n, *a.shape[1:])) for a in (Y, WEIGHT, X)]
-        assert bits(fit(loss, *lazy, run=run, **given)) == alone, n
-    warm = fit(loss, Y, WEIGHT, warm_start=True, **{**given, "max_iter": 2})
+        assert bits(fit(loss, *lazy, run=run, **options)) == alone, n
+    warm = fit(loss, Y, WEIGHT, warm_start=True, **{**options, "max_iter": 2})
     assert bits(warm.set_params(max_iter=GIVEN["max_iter"]).fit(X, Y, WEIGHT)) == alone
 
 
@@ -90,8 +90,8 @@ def test_samples_are_the_same_for_any_chunks_and_lanes(
 def test_gradients_of_hazards_are_of_all_rows(draws: dict[str, Any]) -> None:
     """Risk sets do not depend on the sample: a stump of a sample uses gradients over all rows."""
     group = (X[:, :1] > 0).astype(float)
-    given = {"max_iter": 1, "learning_rate": 1.0, "min_samples_leaf": 1, "run": Run(n_lanes=1)}
-    model = fit(Cox(), X=group, **given, **draws)
+    options = {"max_iter": 1, "learning_rate": 1.0, "min_samples_leaf": 1, "run": Run(n_lanes=1)}
+    model = fit(Cox(), X=group, **options, **draws)
     _, g, h = Cox().value_gradient_hessian(Y, np.zeros(N))
     salt = (draw_by_hash(np.arange(N)) >> np.uint64(32)).astype(np.uint32)
     drawn = draw_rows(salt, make_key(model._seed, 11, 0)) / 2.0**32
@@ -107,8 +107,8 @@ def test_gradients_of_hazards_are_of_all_rows(draws: dict[str, Any]) -> None:
         used = is_top | (drawn < share)
         times = np.where(is_top, 1.0, 1 / share)
     for value in (0.0, 1.0):
-        own = used & (group[:, 0] == value)
-        step = -(g * times)[own].sum() / (h * times)[own].sum()
+        of_leaf = used & (group[:, 0] == value)
+        step = -(g * times)[of_leaf].sum() / (h * times)[of_leaf].sum()
         found = np.log(model.predict(np.array([[value]]))[0])
         assert found == pytest.approx(step, rel=1e-4)
 
@@ -137,8 +137,8 @@ def test_first_tree_of_cox_has_the_gradients_of_the_likelihood() -> None:
     model = fit(Cox(), X=group, max_iter=1, learning_rate=1.0)
     _, g, h = Cox().value_gradient_hessian(Y, np.zeros(N))
     for value in (0.0, 1.0):
-        own = group[:, 0] == value
-        step = -g[own].sum() / h[own].sum()
+        of_leaf = group[:, 0] == value
+        step = -g[of_leaf].sum() / h[of_leaf].sum()
         found = np.log(model.predict(np.array([[value]]))[0])
         assert found == pytest.approx(step, rel=1e-5)
 
@@ -197,8 +197,10 @@ def test_scores_do_not_depend_on_the_form(client: Client, name: str) -> None:
 def test_intervals_are_used() -> None:
     """Intervals around the true time are nearly as informative as the time."""
     low, high = TIME * 0.9, TIME * 1.1
-    exact, near = (fit(AFT(scale=SCALE), y, max_iter=30) for y in (TIME, np.stack([low, high], 1)))
-    difference = np.log(near.predict(X)) - np.log(exact.predict(X))
+    exact, in_intervals = (
+        fit(AFT(scale=SCALE), y, max_iter=30) for y in (TIME, np.stack([low, high], 1))
+    )
+    difference = np.log(in_intervals.predict(X)) - np.log(exact.predict(X))
     assert np.abs(difference).mean() < 0.05
     left = fit(AFT(scale=SCALE), np.column_stack([np.where(EVENT, SEEN, 0.0), SEEN]))
     assert np.isfinite(left.predict(X)).all()
@@ -206,23 +208,23 @@ def test_intervals_are_used() -> None:
 
 def test_weights_equal_repeated_rows() -> None:
     times = np.repeat(np.arange(N), WEIGHT.astype(int))
-    given = {"min_samples_leaf": 1, "max_leaf_nodes": 4, "max_iter": 3}
+    options = {"min_samples_leaf": 1, "max_leaf_nodes": 4, "max_iter": 3}
     for loss in (AFT(), Cox()):
-        weighted = fit(loss, Y, WEIGHT, **given)
-        repeated = fit(loss, Y[times], X=X[times], **given)
+        weighted = fit(loss, Y, WEIGHT, **options)
+        repeated = fit(loss, Y[times], X=X[times], **options)
         np.testing.assert_allclose(weighted.predict(X), repeated.predict(X), rtol=1e-4)
 
 
 def test_sets_searches_and_copies() -> None:
-    train, held = slice(0, 700), slice(700, N)
+    train, validation = slice(0, 700), slice(700, N)
     for loss in (AFT(), Cox()):
         model = HistGradientBoostingRegressor(loss, **GIVEN)
-        model.fit(X[train], Y[train], eval_set={"held": (X[held], Y[held])})
+        model.fit(X[train], Y[train], eval_set={"held": (X[validation], Y[validation])})
         scores = [record["eval_score_held"] for record in model.history_.records]
         assert len(scores) == 5
         assert scores[-1] > scores[0]
         stopped = HistGradientBoostingRegressor(loss, **{**GIVEN, "early_stopping": True})
-        stopped.fit(X[train], Y[train], X_val=X[held], y_val=Y[held])
+        stopped.fit(X[train], Y[train], X_val=X[validation], y_val=Y[validation])
         assert len(stopped.validation_score_) == 6
         warm = HistGradientBoostingRegressor(loss, **{**GIVEN, "max_iter": 2}, warm_start=True)
         warm.fit(X, Y).set_params(max_iter=5).fit(X, Y)
@@ -308,9 +310,9 @@ def test_invalid_settings_are_named() -> None:
     with pytest.raises(InvalidDataError, match="All times of y are censored"):
         fit(Cox(), Y, (Y < 0).astype(float))
     stopping = HistGradientBoostingRegressor(Cox(), early_stopping=True)
-    for given in ({"X_val": X, "y_val": -SEEN}, {"eval_set": (X, -SEEN)}):
+    for fit_params in ({"X_val": X, "y_val": -SEEN}, {"eval_set": (X, -SEEN)}):
         with pytest.raises(InvalidDataError, match="scored after each iteration have no events"):
-            stopping.fit(X, Y, **given)
+            stopping.fit(X, Y, **fit_params)
     lazy = da.from_array(X, chunks=(300, 4))
     with pytest.raises(InvalidDataError, match="neither positive"):
         fit(AFT(), da.from_array(_with(3, 0.0), chunks=300), X=lazy)

@@ -31,10 +31,10 @@ def tree_of(rng: Any, bins: Bins, n_leaves: int) -> Tree:
     whole = {name: np.zeros(n, np.int32) for name in ("bin", "left", "depth")}
     feature, category = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
     threshold, bitsets = np.zeros(n), []
-    for made in range(1, n, 2):
-        k = rng.choice(np.flatnonzero(feature[:made] < 0))
+    for n_nodes in range(1, n, 2):
+        k = rng.choice(np.flatnonzero(feature[:n_nodes] < 0))
         j = feature[k] = rng.integers(N_FEATURES)
-        whole["left"][k] = made
+        whole["left"][k] = n_nodes
         if CATEGORICAL[j]:
             category[k] = len(bitsets)
             bitsets.append(rng.integers(0, 2**63, 4).astype(np.uint64))

@@ -44,8 +44,8 @@ def arrays(model: Any) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in found.items()}
 
 
-def lazy(n: int, *given: Any) -> list[Any]:
-    return [da.from_array(a, chunks=(n, *a.shape[1:])) for a in given]
+def lazy(n: int, *args: Any) -> list[Any]:
+    return [da.from_array(a, chunks=(n, *a.shape[1:])) for a in args]
 
 
 def kind_of(classes: bool) -> tuple[Any, Any]:
@@ -87,14 +87,14 @@ def test_trees_equal_plain_numpy(targets: tuple[bool, bool], categories: Any) ->
 
 
 def test_one_tree_per_target_equals_separate_fits() -> None:
-    given = {**GIVEN, "multi_strategy": "one_output_per_tree", "run": ALONE}
+    params = {**GIVEN, "multi_strategy": "one_output_per_tree", "run": ALONE}
     for loss in ("squared_error", "poisson"):
         y = Y if loss == "squared_error" else np.exp(Y)
-        model = HistGradientBoostingRegressor(loss, **given, monotonic_cst=[1, 0, 0, 0, 0])
+        model = HistGradientBoostingRegressor(loss, **params, monotonic_cst=[1, 0, 0, 0, 0])
         model.fit(X, y, WEIGHT)
         assert model.n_trees_per_iteration_ == 3
         for k in range(3):
-            apart = HistGradientBoostingRegressor(loss, **given, monotonic_cst=[1, 0, 0, 0, 0])
+            apart = HistGradientBoostingRegressor(loss, **params, monotonic_cst=[1, 0, 0, 0, 0])
             apart.fit(X, y[:, k], WEIGHT)
             np.testing.assert_array_equal(model.predict(X)[:, k], apart.predict(X))
 
@@ -139,11 +139,11 @@ DRAWS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("draws", "classes"), in_turn(DRAWS, [False, True]))
 def test_the_same_trees_for_any_chunks_and_lanes(client: Client, draws: str, classes: bool) -> None:
     kind, y = kind_of(classes)
-    given = {**GIVEN, **DRAWS[draws], "early_stopping": True, "n_iter_no_change": 9}
-    alone = kind(**given, run=ALONE).fit(X, y, WEIGHT)
+    params = {**GIVEN, **DRAWS[draws], "early_stopping": True, "n_iter_no_change": 9}
+    alone = kind(**params, run=ALONE).fit(X, y, WEIGHT)
     assert len(alone.validation_score_) == 7
     for n, run in ((400, Run()), (333, Run(n_lanes=5)), (250, Run(memory_budget="40 kB"))):
-        model = kind(**given, run=run).fit(*lazy(n, X, y, WEIGHT))
+        model = kind(**params, run=run).fit(*lazy(n, X, y, WEIGHT))
         assert arrays(model) == arrays(alone)
     found = model.predict(lazy(333, X)[0])
     assert isinstance(found, da.Array)
@@ -153,17 +153,17 @@ def test_the_same_trees_for_any_chunks_and_lanes(client: Client, draws: str, cla
 @pytest.mark.parametrize("classes", [False, True])
 def test_stopped_fits_resume_bit_for_bit(classes: bool, tmp_path: Any) -> None:
     kind, y = kind_of(classes)
-    given = {**GIVEN, "subsample": 0.6, "early_stopping": True, "run": Run(n_lanes=2)}
-    held = {"X_val": X[:200], "y_val": y[:200]}
-    whole = kind(**{**given, "max_iter": 7}).fit(X[200:], y[200:], **held)
-    warm = kind(**{**given, "max_iter": 3}, warm_start=True).fit(X[200:], y[200:], **held)
+    options = {**GIVEN, "subsample": 0.6, "early_stopping": True, "run": Run(n_lanes=2)}
+    validation = {"X_val": X[:200], "y_val": y[:200]}
+    whole = kind(**{**options, "max_iter": 7}).fit(X[200:], y[200:], **validation)
+    warm = kind(**{**options, "max_iter": 3}, warm_start=True).fit(X[200:], y[200:], **validation)
     warm = pickle.loads(pickle.dumps(warm)).set_params(max_iter=7)
-    assert arrays(warm.fit(X[200:], y[200:], **held)) == arrays(whole)
+    assert arrays(warm.fit(X[200:], y[200:], **validation)) == arrays(whole)
     for first in (True, False):
         checkpoint = Checkpoint(str(tmp_path / "fit.npz"), every=2, resume=True)
         stop = [EarlyStopping("eval_score", min_delta=99.0, patience=2)] if first else []
-        model = kind(**{**given, "max_iter": 7}, callbacks=[checkpoint, *stop])
-        model.fit(X[200:], y[200:], **held, eval_set=(X[:90], y[:90]))
+        model = kind(**{**options, "max_iter": 7}, callbacks=[checkpoint, *stop])
+        model.fit(X[200:], y[200:], **validation, eval_set=(X[:90], y[:90]))
         assert (model.n_iter_ < 7) == first
     assert arrays(model) == arrays(whole)
 
@@ -188,9 +188,9 @@ def test_predictions_of_all_forms() -> None:
     # One leaf of each tree, whose values sum to the raw predictions.
     leaves = model.apply(X)
     assert leaves.shape == (len(X), 6)
-    again = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(again.predict_proba(X.astype(np.float32)[:9]).shape, (9, 3))
-    np.testing.assert_array_equal(again.decision_function(X), raw)
+    unpickled = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(unpickled.predict_proba(X.astype(np.float32)[:9]).shape, (9, 3))
+    np.testing.assert_array_equal(unpickled.decision_function(X), raw)
     regressor = HistGradientBoostingRegressor(**GIVEN).fit(X, Y)
     assert list(regressor.staged_predict(X))[-1].shape == (len(X), 3)
     assert regressor.score(X, Y) > 0.3
@@ -221,11 +221,11 @@ def test_frames_of_targets_and_categories() -> None:
     frame = pd.DataFrame(X[:, :4], columns=list("abcd"))
     frame["e"] = pd.Categorical(pd.Series(X[:, 4]).fillna(-1).astype(int).astype(str))
     targets = pd.DataFrame(Y, columns=["y0", "y1", "y2"])
-    here = HistGradientBoostingRegressor(**GIVEN).fit(frame, targets)
+    in_memory = HistGradientBoostingRegressor(**GIVEN).fit(frame, targets)
     parts = dd.from_pandas(frame, npartitions=3), dd.from_pandas(targets, npartitions=3)
-    there = HistGradientBoostingRegressor(**GIVEN).fit(*parts)
-    assert arrays(here) == arrays(there)
-    np.testing.assert_array_equal(np.asarray(there.predict(parts[0])), here.predict(frame))
+    lazily = HistGradientBoostingRegressor(**GIVEN).fit(*parts)
+    assert arrays(in_memory) == arrays(lazily)
+    np.testing.assert_array_equal(np.asarray(lazily.predict(parts[0])), in_memory.predict(frame))
 
 
 # --- refusals -------------------------------------------------------------------------------------

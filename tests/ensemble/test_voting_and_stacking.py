@@ -83,12 +83,12 @@ def _rows(kind: str, y: Any, weighted: bool) -> tuple[Any, Any, dict[str, Any], 
         rows = dd.from_pandas(frame.assign(w=WEIGHTS) if weighted else frame, npartitions=3)
         params = {"sample_weight": "w"} if weighted else {}
         return rows, "target", params, rows[list("abcd")]
-    rows, labels, given = (da.from_array(v, chunks=100) for v in (X, y, WEIGHTS))
+    rows, labels, weights = (da.from_array(v, chunks=100) for v in (X, y, WEIGHTS))
     rows = rows.rechunk((100, 4))
     if kind == "unknown chunks":
         all_rows = rows[:, 0] > -99
-        rows, labels, given = rows[all_rows], labels[all_rows], given[all_rows]
-    return rows, labels, {"sample_weight": given} if weighted else {}, rows
+        rows, labels, weights = rows[all_rows], labels[all_rows], weights[all_rows]
+    return rows, labels, {"sample_weight": weights} if weighted else {}, rows
 
 
 SLOW = ("labels through", "two labels", "numbers through")
@@ -123,11 +123,11 @@ def test_predictions_equal_scikit_learn(case: str, client: Any) -> None:
     assert (ours.get_feature_names_out() == theirs.get_feature_names_out(names)).all()
     twin = ours.to_sklearn()
     assert type(twin) is getattr(truth, name)
-    here = new.compute()
+    computed = new.compute()
     if name.endswith("Regressor"):
-        np.testing.assert_allclose(twin.predict(here), ours.predict(here), atol=1e-8)
+        np.testing.assert_allclose(twin.predict(computed), ours.predict(computed), atol=1e-8)
     else:
-        assert (twin.predict(here) == ours.predict(here)).all()
+        assert (twin.predict(computed) == ours.predict(computed)).all()
 
 
 def test_prefitted_members(client: Any) -> None:
@@ -164,8 +164,8 @@ def test_weights_by_metadata_routing(client: Any) -> None:
         ]
         ours = ensemble.VotingClassifier(members).fit(rows, target, sample_weight=weights)
     codes = np.unique(LABELS, return_inverse=True)[1]
-    for member, given in zip(ours.estimators_, (WEIGHTS, None), strict=True):
-        alone = LogisticRegression(tol=1e-10).fit(X, codes, given)
+    for member, weight in zip(ours.estimators_, (WEIGHTS, None), strict=True):
+        alone = LogisticRegression(tol=1e-10).fit(X, codes, weight)
         np.testing.assert_allclose(member.coef_, alone.coef_, atol=1e-8)
 
 
@@ -173,7 +173,7 @@ def test_incompatible_members_are_refused() -> None:
     rows, target, params, _ = _rows("array", LABELS, True)
     voting, stacking = ensemble.VotingClassifier, ensemble.StackingClassifier
     nearest = [("near", KNeighborsClassifier())]
-    for model, given, error, text in [
+    for model, fit_params, error, text in [
         (voting([]), {}, InvalidParameterError, "non-empty list"),
         (voting(CLASSIFIERS, weights=[1]), {}, InvalidParameterError, "got 1 weights"),
         (voting([("r", Ridge())]), {}, InvalidParameterError, "should be a classifier"),
@@ -183,7 +183,7 @@ def test_incompatible_members_are_refused() -> None:
         (stacking(CLASSIFIERS, Ridge()), {}, InvalidParameterError, "should be a classifier"),
     ]:
         with pytest.raises(error, match=text):
-            model.fit(rows, target, **given)
+            model.fit(rows, target, **fit_params)
     with pytest.raises(InvalidDataError, match="continuous"):
         voting(CLASSIFIERS).fit(rows, da.from_array(NUMBERS, chunks=100))
     with pytest.raises(InvalidDataError, match="feature"):
@@ -211,8 +211,8 @@ NO_ROWS = {
 @pytest.mark.parametrize(("name", "voting"), NO_ROWS)
 def test_empty_rows_have_empty_predictions(name: str, voting: str | None) -> None:
     members: Any = REGRESSORS if "Regressor" in name else CLASSIFIERS[:2]
-    given = {"estimator": members[0][1]} if "Bagging" in name else {"estimators": members}
-    model = getattr(ensemble, name)(**given | ({"voting": voting} if voting else {}))
+    params = {"estimator": members[0][1]} if "Bagging" in name else {"estimators": members}
+    model = getattr(ensemble, name)(**params | ({"voting": voting} if voting else {}))
     model.fit(X, NUMBERS if "Regressor" in name else LABELS)
     empty = pd.DataFrame(X[:0])
     for method in NO_ROWS[name, voting]:

@@ -48,9 +48,9 @@ def test_the_maximum_likelihood_is_found(distribution: str) -> None:
 
 
 def test_rows_of_any_layout(client: Client) -> None:
-    loss, given = AFT(scale=0.6), {**GIVEN, "max_iter": 10}
-    here = SGDRegressor(loss, **given).fit(X, BOUNDS)
-    wanted = here.coef_
+    loss, params = AFT(scale=0.6), {**GIVEN, "max_iter": 10}
+    in_memory = SGDRegressor(loss, **params).fit(X, BOUNDS)
+    wanted = in_memory.coef_
     lazy = [da.from_array(a, chunks=(500, *a.shape[1:])) for a in (X, BOUNDS)]
     fits = {
         "dask": lambda m: m.fit(*lazy),
@@ -63,7 +63,7 @@ def test_rows_of_any_layout(client: Client) -> None:
         "a constant rate": lambda m: m.set_params(learning_rate=0.05).fit(X, Y),
     }
     for name, fit in fits.items():
-        model = fit(SGDRegressor(loss, **given))
+        model = fit(SGDRegressor(loss, **params))
         np.testing.assert_allclose(model.coef_, wanted, atol=0.1, err_msg=name)
     more = SGDRegressor(loss, random_state=0)
     for _ in range(20):

@@ -58,7 +58,7 @@ def _public(*rooms: Any) -> Iterator[type]:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("params", "suggestion"),
     [
         ({"lr": 0.1}, "Here it is named 'learning_rate'."),
         ({"alpha": 1.0, "Penalty": "l1"}, "Did you mean 'penalty'?"),
@@ -67,19 +67,19 @@ def _public(*rooms: Any) -> Iterator[type]:
         ({"xyzzy": 3}, "It has alpha, average, "),
     ],
 )
-def test_the_error_suggests_the_similar_name(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidTypeError, match=rf"^SGDClassifier\(\): .* {told}"):
-        SGDClassifier(**given)
+def test_the_error_suggests_the_similar_name(params: dict[str, Any], suggestion: str) -> None:
+    with pytest.raises(InvalidTypeError, match=rf"^SGDClassifier\(\): .* {suggestion}"):
+        SGDClassifier(**params)
     with pytest.raises(TypeError):  # as in Python's error
-        SGDClassifier(**given)
+        SGDClassifier(**params)
 
 
 def test_signatures_are_those_of_the_constructors() -> None:
     faces = list(_faces())
     assert len(faces) > 30
     for face in faces:
-        own = list(inspect.signature(face.__init__).parameters.values())[1:]  # type: ignore[misc]
-        assert list(inspect.signature(face).parameters.values()) == own, face
+        parameters = list(inspect.signature(face.__init__).parameters.values())[1:]  # type: ignore[misc]
+        assert list(inspect.signature(face).parameters.values()) == parameters, face
 
 
 def test_subclasses_may_have_other_constructors() -> None:
@@ -109,13 +109,15 @@ def test_every_constructor_error_lists_its_parameters(kind: type) -> None:
     with pytest.raises((InvalidTypeError, InvalidParameterError), match="'xyzzy'"):
         kind(xyzzy=1)
     init: Any = kind.__init__  # type: ignore[misc]
-    own = [] if init is object.__init__ else list(inspect.signature(init).parameters.values())[1:]
+    parameters = (
+        [] if init is object.__init__ else list(inspect.signature(init).parameters.values())[1:]
+    )
     found = inspect.signature(kind).parameters.values()
-    assert [*map(str, found)] == [*map(str, own)]  # NaN defaults are the same
+    assert [*map(str, found)] == [*map(str, parameters)]  # NaN defaults are the same
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: policies.BoundedStaleness(stalenes=3), "Did you mean 'staleness'"),
         (lambda: policies.LocalSGD(k=3), "It has .*outer, outer_momentum, .*sync_every"),
@@ -127,6 +129,6 @@ def test_every_constructor_error_lists_its_parameters(kind: type) -> None:
         (lambda: preprocessing.LabelEncoder(3), "has no parameters"),
     ],
 )
-def test_other_constructors_suggest_the_similar_name(make: Any, told: str) -> None:
-    with pytest.raises(InvalidTypeError, match=told):
+def test_other_constructors_suggest_the_similar_name(make: Any, message: str) -> None:
+    with pytest.raises(InvalidTypeError, match=message):
         make()

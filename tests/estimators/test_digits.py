@@ -39,16 +39,16 @@ def _sgd(**params: Any) -> SGDRegressor:
 # --- targets far from zero ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("loss", "far"), in_turn(CENTRED, FAR))
-def test_targets_far_from_zero(loss: str, far: float) -> None:
+@pytest.mark.parametrize(("loss", "offset"), in_turn(CENTRED, FAR))
+def test_targets_far_from_zero(loss: str, offset: float) -> None:
     """Shifting the targets only shifts the intercept."""
-    plain, shifted = _sgd(loss=loss).fit(X, Y), _sgd(loss=loss).fit(X, Y + far)
+    plain, shifted = _sgd(loss=loss).fit(X, Y), _sgd(loss=loss).fit(X, Y + offset)
     np.testing.assert_allclose(shifted.coef_, plain.coef_, rtol=1e-5)
-    assert shifted.intercept_[0] - far == pytest.approx(plain.intercept_[0], abs=1e-5)
-    truth = peers.LinearRegression().fit(X, Y + far)
-    score = r2_score(Y + far, shifted.predict(X))
-    assert score > r2_score(Y + far, truth.predict(X)) - 0.01
-    assert shifted.score(X, Y + far) == pytest.approx(score, abs=1e-9)
+    assert shifted.intercept_[0] - offset == pytest.approx(plain.intercept_[0], abs=1e-5)
+    truth = peers.LinearRegression().fit(X, Y + offset)
+    score = r2_score(Y + offset, shifted.predict(X))
+    assert score > r2_score(Y + offset, truth.predict(X)) - 0.01
+    assert shifted.score(X, Y + offset) == pytest.approx(score, abs=1e-9)
 
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
@@ -77,10 +77,10 @@ def test_targets_far_from_zero_on_a_cluster(client: Client) -> None:
 
 def test_no_shift_without_an_intercept() -> None:
     """Least squares through the origin, without an intercept to absorb the shift."""
-    far = np.full((N, 1), 30.0) + X[:, :1]
+    X_far = np.full((N, 1), 30.0) + X[:, :1]
     reg = SGDRegressor(
         random_state=0, fit_intercept=False, max_iter=200, tol=None, penalty=None
-    ).fit(far, 2 * far[:, 0])
+    ).fit(X_far, 2 * X_far[:, 0])
     assert reg.coef_ == pytest.approx([2.0], rel=1e-2)
     assert reg.intercept_ == 0
 
@@ -159,15 +159,15 @@ def test_targets_keep_their_precision_with_float32_rows(dtype: str) -> None:
 # --- scores -----------------------------------------------------------------------------------
 
 
-def _noisy(far: float) -> tuple[Any, Any]:
+def _noisy(offset: float) -> tuple[Any, Any]:
     z = RNG.normal(size=(N, 1))
-    return z, far + 60 * z[:, 0] + 13 * RNG.normal(size=N)
+    return z, offset + 60 * z[:, 0] + 13 * RNG.normal(size=N)
 
 
-@pytest.mark.parametrize("far", [0.0, *FAR])
+@pytest.mark.parametrize("offset", [0.0, *FAR])
 @pytest.mark.parametrize("chunks", [N, 70])
-def test_scores_keep_their_precision(far: float, chunks: int) -> None:
-    z, y = _noisy(far)
+def test_scores_keep_their_precision(offset: float, chunks: int) -> None:
+    z, y = _noisy(offset)
     weight = RNG.random(N)
     rows = [da.from_array(a, chunks=(chunks, *a.shape[1:])) for a in (z, y, weight)]
     reg = LinearRegression().fit(z, y)
@@ -200,9 +200,9 @@ def test_deviance_scores_keep_their_precision(power: float) -> None:
 def test_sparse_features_far_from_zero(name: str, params: dict[str, Any], mean: float) -> None:
     """For one or all features, coefficients equal those of centred rows in scikit-learn."""
     for shift in (mean, np.array([mean, 0, 0, 0])):
-        far = X + shift
-        truth = getattr(peers, name)(**params).fit(far - far.mean(axis=0), Y)
-        found = getattr(linear_model, name)(**params).fit(sparse.csr_array(far), Y)
+        shifted = X + shift
+        truth = getattr(peers, name)(**params).fit(shifted - shifted.mean(axis=0), Y)
+        found = getattr(linear_model, name)(**params).fit(sparse.csr_array(shifted), Y)
         np.testing.assert_allclose(found.coef_, truth.coef_, rtol=1e-5, atol=1e-6)
 
 

@@ -30,7 +30,7 @@ Y = np.arange(12) % 2
 VECTORIZERS = ["CountVectorizer", "TfidfVectorizer", "HashingVectorizer"]
 LOGISTIC = linear_model.LogisticRegression()
 
-TOLD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "folds": (lambda: ms.KFold(1), InvalidParameterError, "n_splits=2 or more"),
     "folds in time": (lambda: ms.TimeSeriesSplit(0), InvalidParameterError, "n_splits=2 or more"),
     "a share of a fold": (lambda: ms.KFold(2.5), InvalidParameterError, "Integral type"),
@@ -70,9 +70,9 @@ TOLD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", ERRORS)
 def test_refusals_of_scikit_learn_are_translated(name: str) -> None:
-    call, kind, words = TOLD[name]
+    call, kind, words = ERRORS[name]
     with pytest.raises(kind, match=words) as caught:
         call()
     assert type(pickle.loads(pickle.dumps(caught.value))) is kind
@@ -128,7 +128,7 @@ def _theirs(error: Exception) -> Exception:
     raise AssertionError
 
 
-@pytest.mark.parametrize("telling", [translate_parameter_errors, translate_errors])
+@pytest.mark.parametrize("translate", [translate_parameter_errors, translate_errors])
 @pytest.mark.parametrize(
     ("error", "kinds"),
     [
@@ -138,10 +138,10 @@ def _theirs(error: Exception) -> Exception:
     ],
     ids=["ValueError", "TypeError", "NotFittedError"],
 )
-def test_each_kind_of_error_is_translated(telling: Any, error: Exception, kinds: Any) -> None:
-    with pytest.raises(DaskMLDistError, match="why") as caught, telling():
+def test_each_kind_of_error_is_translated(translate: Any, error: Exception, kinds: Any) -> None:
+    with pytest.raises(DaskMLDistError, match="why") as caught, translate():
         raise _theirs(error)
-    assert type(caught.value) is kinds[telling is translate_errors]
+    assert type(caught.value) is kinds[translate is translate_errors]
 
 
 def test_methods_keep_their_signatures_and_docs() -> None:

@@ -36,7 +36,7 @@ def test_subclasses_of_errors_can_be_pickled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("n_epochs", "Here it is named 'max_iter'."),
         ("lr", "Here it is named 'learning_rate'."),
@@ -45,6 +45,6 @@ def test_subclasses_of_errors_can_be_pickled() -> None:
         ("unheard_of", "'warm_start']."),
     ],
 )
-def test_parameter_names_of_other_libraries_get_the_name_used_here(name: str, told: str) -> None:
-    with pytest.raises(InvalidParameterError, match=re.escape(told)):
+def test_parameter_names_of_other_libraries_get_the_name_used_here(name: str, message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=re.escape(message)):
         SGDClassifier().set_params(**{name: 1})

@@ -128,7 +128,7 @@ def test_an_overflowing_step_is_reverted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reg", "y", "says"),
+    ("reg", "y", "message"),
     [
         (PoissonRegressor(), -COUNTS, r"y >= 0.*squared_error"),
         (GammaRegressor(), COUNTS, r"y > 0"),
@@ -136,16 +136,16 @@ def test_an_overflowing_step_is_reverted() -> None:
         (TweedieRegressor(power=3), COUNTS, r"y > 0"),
     ],
 )
-def test_targets_outside_the_domain(reg: Any, y: Any, says: str) -> None:
-    with pytest.raises(InvalidDataError, match=says):
+def test_targets_outside_the_domain(reg: Any, y: Any, message: str) -> None:
+    with pytest.raises(InvalidDataError, match=message):
         reg.fit(X, y)
     reg.fit(X, AMOUNTS)
-    with pytest.raises(InvalidDataError, match=says):
+    with pytest.raises(InvalidDataError, match=message):
         reg.score(X, y)
 
 
 @pytest.mark.parametrize(
-    ("reg", "says"),
+    ("reg", "message"),
     [
         (PoissonRegressor(alpha=-1), "alpha"),
         (PoissonRegressor(tol=0), "tol"),
@@ -157,8 +157,8 @@ def test_targets_outside_the_domain(reg: Any, y: Any, says: str) -> None:
         (HuberRegressor(alpha=-1), "alpha"),
     ],
 )
-def test_wrong_parameters(reg: Any, says: str) -> None:
-    with pytest.raises(InvalidParameterError, match=says):
+def test_wrong_parameters(reg: Any, message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
         reg.fit(X, AMOUNTS)
 
 

@@ -170,8 +170,10 @@ def test_tables_contain_the_exports_of_their_modules(room: str) -> None:
     modules = [
         _subpackage(name.partition(".")[2]) for name in _module_names() if f".{room}." in name
     ]
-    own = [entry for module in modules for entry in _own_definitions(module).items()]
-    classes = {value for name, value in own if inspect.isclass(value) and not name.startswith("_")}
+    definitions = [entry for module in modules for entry in _own_definitions(module).items()]
+    classes = {
+        value for name, value in definitions if inspect.isclass(value) and not name.startswith("_")
+    }
     named = {
         value for value in classes if hasattr(value, "name")
     }  # their base class is not in a table

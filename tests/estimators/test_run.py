@@ -97,9 +97,9 @@ def test_run_is_a_nested_parameter() -> None:
     assert copy.run is not model.run
     assert copy.set_params(run__n_lanes=None).run != model.run
     assert pickle.loads(pickle.dumps(model)).run == model.run
-    told = "Run(n_lanes=2, n_servers=3, compression=TopK(share=0.2))"
-    assert repr(model.run) == told
-    assert told in " ".join(repr(model).split())
+    text = "Run(n_lanes=2, n_servers=3, compression=TopK(share=0.2))"
+    assert repr(model.run) == text
+    assert text in " ".join(repr(model).split())
     assert "run" in model._repr_html_()
     assert Run() != 3
 
@@ -110,9 +110,9 @@ def test_run_may_be_none() -> None:
     assert model._run_settings() == LogisticRegression(run=Run())._run_settings()
     assert model.set_params(run__n_lanes=3).run == Run(n_lanes=3)
     assert model.set_params(run=None, run__memory_budget=1).run == Run(memory_budget=1)
-    given = Run(n_lanes=2)
-    assert model.set_params(run=given, run__deterministic=True).run is given
-    assert given == Run(n_lanes=2, deterministic=True)
+    run = Run(n_lanes=2)
+    assert model.set_params(run=run, run__deterministic=True).run is run
+    assert run == Run(n_lanes=2, deterministic=True)
 
 
 def test_unknown_names_are_refused() -> None:
@@ -157,12 +157,12 @@ def test_a_lane_computes_with_one_thread_of_blas(model: Any) -> None:
         return {lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"}
 
     class Note:
-        seen: ClassVar[set[int]] = set()
+        n_threads: ClassVar[set[int]] = set()
 
         def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-            self.seen.update(threads())
+            self.n_threads.update(threads())
 
     with threadpool_limits(2, user_api="blas"):
         clone(model).set_params(callbacks=[Note()], run=Run(n_lanes=2)).fit(X, Y)
         assert threads() == {2}
-    assert Note.seen == {1}
+    assert Note.n_threads == {1}

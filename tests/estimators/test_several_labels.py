@@ -52,9 +52,9 @@ def test_fits_equal_scikit_learn(kind: str, n_labels: int) -> None:
 def test_the_scikit_learn_twin_predicts_the_same() -> None:
     ours = RidgeClassifier().fit(X, Y)
     np.testing.assert_array_equal(ours.to_sklearn().predict(X), ours.predict(X))
-    again = ours.fit(X, Y[:, 0])  # single-label after multilabel
+    refitted = ours.fit(X, Y[:, 0])  # single-label after multilabel
     np.testing.assert_array_equal(
-        again.predict(X), truths.RidgeClassifier().fit(X, Y[:, 0]).predict(X)
+        refitted.predict(X), truths.RidgeClassifier().fit(X, Y[:, 0]).predict(X)
     )
 
 
@@ -100,9 +100,9 @@ def test_leave_one_out_scores_use_all_labels() -> None:
     ours = RidgeClassifierCV(alphas, scoring="accuracy").fit(X[:60], Y[:60])
     hits = np.zeros(len(alphas))
     for i in range(60):
-        kept = np.arange(60) != i
+        train = np.arange(60) != i
         for k, alpha in enumerate(alphas):
-            one = truths.RidgeClassifier(alpha=alpha).fit(X[:60][kept], Y[:60][kept])
+            one = truths.RidgeClassifier(alpha=alpha).fit(X[:60][train], Y[:60][train])
             hits[k] += (one.predict(X[i : i + 1]) == Y[i]).all()
     assert ours.best_score_ == pytest.approx(hits.max() / 60)
     assert ours.alpha_ == alphas[hits.argmax()]

@@ -44,12 +44,14 @@ def lazy(values: Any) -> da.Array:
     return da.from_array(values, chunks=(130, *values.shape[1:]))
 
 
-def assert_alone(model: Any, own: list[Any], rtol: float = 1e-9) -> None:
+def assert_alone(model: Any, single_fits: list[Any], rtol: float = 1e-9) -> None:
     """Assert that each target's parameters equal those of its separate fit."""
-    assert model.coef_.shape == (len(own), model.n_features_in_)
-    coef = np.array([one.coef_ for one in own])
+    assert model.coef_.shape == (len(single_fits), model.n_features_in_)
+    coef = np.array([one.coef_ for one in single_fits])
     assert_allclose(model.coef_, coef, rtol=rtol, atol=rtol * np.abs(coef).max())
-    assert_allclose(model.intercept_, [np.ravel(one.intercept_)[0] for one in own], rtol=rtol)
+    assert_allclose(
+        model.intercept_, [np.ravel(one.intercept_)[0] for one in single_fits], rtol=rtol
+    )
 
 
 def separate_fits(model: Any, rows: Any, y: Any, *rest: Any) -> list[Any]:
@@ -76,15 +78,15 @@ def test_each_target_equals_its_separate_fit(name: str) -> None:
     model = clone(MODELS[name])
     is_sgd = isinstance(model, SGDRegressor)
     for weight in ((), (WEIGHT,)) if is_sgd else ((WEIGHT,),):
-        own = separate_fits(model, X, Y, *weight)
-        assert_alone(model.fit(X, Y, *weight), own)
-    predicted = np.column_stack([one.predict(X) for one in own])
+        single_fits = separate_fits(model, X, Y, *weight)
+        assert_alone(model.fit(X, Y, *weight), single_fits)
+    predicted = np.column_stack([one.predict(X) for one in single_fits])
     assert_allclose(model.predict(X), predicted)
     assert model.score(X, Y, WEIGHT) == pytest.approx(r2_score(Y, predicted, sample_weight=WEIGHT))
     if name == "HuberRegressor":
-        assert_allclose(model.scale_, [one.scale_ for one in own])
+        assert_allclose(model.scale_, [one.scale_ for one in single_fits])
         np.testing.assert_array_equal(
-            model.outliers_, np.column_stack([one.outliers_ for one in own])
+            model.outliers_, np.column_stack([one.outliers_ for one in single_fits])
         )
         theirs = MultiOutputRegressor(truths.HuberRegressor(max_iter=1000)).fit(X, Y, WEIGHT)
         assert_allclose(model.predict(X), theirs.predict(X), rtol=1e-3, atol=1e-4)
@@ -143,12 +145,14 @@ GOING_ON: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("how", GOING_ON)
 def test_step_fits_continue(how: str) -> None:
     fit = GOING_ON[how]
-    own = [fit(sgd(), Y[:, k]) for k in range(K)]
+    single_fits = [fit(sgd(), Y[:, k]) for k in range(K)]
     model = fit(sgd(), Y)
-    assert_alone(model, own)
+    assert_alone(model, single_fits)
     if how in ("eval_set", "early_stopping"):
         key = "eval_score" if how == "eval_set" else "val_score"
-        means = np.mean([[record[key] for record in one.history_.records] for one in own], axis=0)
+        means = np.mean(
+            [[record[key] for record in one.history_.records] for one in single_fits], axis=0
+        )
         assert_allclose([record[key] for record in model.history_.records], means)
 
 
@@ -157,27 +161,31 @@ def test_round_fits_continue() -> None:
     warm = HuberRegressor(max_iter=1000, warm_start=True).fit(X, Y).fit(X, Y)
     assert warm.n_iter_ < cold.n_iter_
     assert_allclose(warm.coef_, cold.coef_, rtol=1e-3)
-    again = warm.fit(X, Y[:, 0])  # one target after several restarts the fit
-    assert_allclose(again.coef_, HuberRegressor(max_iter=1000).fit(X, Y[:, 0]).coef_)
+    refitted = warm.fit(X, Y[:, 0])  # one target after several restarts the fit
+    assert_allclose(refitted.coef_, HuberRegressor(max_iter=1000).fit(X, Y[:, 0]).coef_)
 
 
 @pytest.mark.parametrize("model", [sgd(max_iter=4), HuberRegressor(max_iter=1000)], ids=["s", "r"])
 def test_checkpoints(model: Any, tmp_path: Any) -> None:
-    kept = Checkpoint(str(tmp_path / "fit"), every=2, resume=True)
-    at = {"callbacks": [kept]} if isinstance(model, HuberRegressor) else {"checkpoint": kept}
+    checkpoint = Checkpoint(str(tmp_path / "fit"), every=2, resume=True)
+    at = (
+        {"callbacks": [checkpoint]}
+        if isinstance(model, HuberRegressor)
+        else {"checkpoint": checkpoint}
+    )
     saved = clone(model).set_params(**at).fit(X, Y)
-    again = clone(model).set_params(**at).fit(X, Y)  # from the file
+    refitted = clone(model).set_params(**at).fit(X, Y)  # from the file
     assert_allclose(saved.coef_, clone(model).fit(X, Y).coef_)
-    assert_allclose(again.coef_, saved.coef_)
+    assert_allclose(refitted.coef_, saved.coef_)
 
 
 def test_units_of_targets_do_not_end_a_fit() -> None:
     """The target with the largest values converges first, and the others continue to learn."""
     y = np.column_stack([1e6 * RNG.normal(size=N), Y[:, 0], Y[:, 0]])
     model = sgd(tol=1e-3, max_iter=50, learning_rate="auto").fit(X, y)
-    own = sgd(tol=1e-3, max_iter=50).fit(X, Y[:, 0])
-    assert r2_score(Y[:, 0], model.predict(X)[:, 1]) >= own.score(X, Y[:, 0]) - 1e-3
-    assert model.n_iter_ >= own.n_iter_
+    single_fit = sgd(tol=1e-3, max_iter=50).fit(X, Y[:, 0])
+    assert r2_score(Y[:, 0], model.predict(X)[:, 1]) >= single_fit.score(X, Y[:, 0]) - 1e-3
+    assert model.n_iter_ >= single_fit.n_iter_
 
 
 def test_names_of_several_columns_in_frames() -> None:

@@ -125,7 +125,7 @@ def test_an_adaptive_rate_falls_where_the_loss_does_not(request: Any) -> None:
 
     params: dict[str, Any] = {"optimizer": "sgd", "eta0": 0.1, "n_iter_no_change": 2}
     params |= {"batch_size": 8, "max_iter": 100, "alpha": 0.0, "run": Run(n_lanes=1)}
-    exact, far, near = peers.LinearRegression().fit(X, y).coef_, 0.0, 0.0
+    exact, fixed_error, adaptive_error = peers.LinearRegression().fit(X, y).coef_, 0.0, 0.0
     for seed in range(6):
         fixed = SGDRegressor(learning_rate="constant", random_state=seed, **params).fit(X, y)
         falls = SGDRegressor(learning_rate="adaptive", random_state=seed, **params)
@@ -133,9 +133,9 @@ def test_an_adaptive_rate_falls_where_the_loss_does_not(request: Any) -> None:
         falls.set_params(callbacks=Told()).fit(X, y)
         assert fixed.n_iter_ < falls.n_iter_ < 100
         assert passes == list(range(falls.n_iter_ + 1))
-        far += np.abs(fixed.coef_ - exact).max()
-        near += np.abs(falls.coef_ - exact).max()
-    assert near < 0.6 * far
+        fixed_error += np.abs(fixed.coef_ - exact).max()
+        adaptive_error += np.abs(falls.coef_ - exact).max()
+    assert adaptive_error < 0.6 * fixed_error
     coef = falls.coef_
     request.getfixturevalue("client")
     falls.fit(da.from_array(X, chunks=(80, 3)), da.from_array(y, chunks=80))

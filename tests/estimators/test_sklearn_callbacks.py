@@ -54,20 +54,20 @@ def test_estimators_name_the_alternative(estimator: Any) -> None:
 
 
 def test_pipelines_warn_and_continue() -> None:
-    heard = Heard()
-    pipeline = make_pipeline(StandardScaler(), LogisticRegression()).set_callbacks(heard)
+    recorder = Heard()
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression()).set_callbacks(recorder)
     with pytest.warns(UserWarning, match="LogisticRegression does not support callbacks"):
         pipeline.fit(X, Y)
-    assert "ends StandardScaler" in heard.calls
-    assert "ends LogisticRegression" not in heard.calls
+    assert "ends StandardScaler" in recorder.calls
+    assert "ends LogisticRegression" not in recorder.calls
 
 
 def test_searches_call_them_for_rows_in_memory() -> None:
-    heard = Heard()
+    recorder = Heard()
     with pytest.warns(UserWarning, match="does not support callbacks"):
-        GridSearchCV(LogisticRegression(), GRID, cv=2).set_callbacks(heard).fit(X, Y)
-    assert heard.calls[:2] == ["setup", "begins GridSearchCV"]
-    assert heard.calls[-1] == "teardown"
+        GridSearchCV(LogisticRegression(), GRID, cv=2).set_callbacks(recorder).fit(X, Y)
+    assert recorder.calls[:2] == ["setup", "begins GridSearchCV"]
+    assert recorder.calls[-1] == "teardown"
 
 
 @pytest.mark.parametrize(

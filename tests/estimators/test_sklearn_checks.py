@@ -173,7 +173,7 @@ TWICE = {
 def _each() -> Iterator[Any]:
     for estimator in ESTIMATORS:
         name = type(estimator).__name__
-        for made, check in estimator_checks_generator(estimator):
+        for instance, check in estimator_checks_generator(estimator):
             what = check.func.__name__
             options = "".join(f", {key}={value}" for key, value in check.keywords.items())
             marks: list[pytest.MarkDecorator] = []
@@ -181,7 +181,7 @@ def _each() -> Iterator[Any]:
                 marks.append(pytest.mark.xfail(reason=reason))
             if (name in LIKE and what not in FACE) or options in TWICE.get(what, ()):
                 marks.append(pytest.mark.slow)
-            yield pytest.param(made, check, marks=marks, id=f"{name}-{what}{options}")
+            yield pytest.param(instance, check, marks=marks, id=f"{name}-{what}{options}")
 
 
 CHECKS = list(_each())

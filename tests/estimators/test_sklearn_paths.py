@@ -169,10 +169,10 @@ def _list_paths() -> list[str]:
         if any(part.startswith("_") or part in _PRIVATE for part in parts):
             continue
         try:
-            made = importlib.import_module(module.name)
+            imported = importlib.import_module(module.name)
         except ImportError:  # about packages that are not installed
             continue
-        if _list_names(made):
+        if _list_names(imported):
             found.append(".".join(parts))
     return found
 
@@ -188,9 +188,9 @@ def _import_own(path: str) -> ModuleType | None:
 def test_names_have_the_path_of_scikit_learn() -> None:
     n_found = 0
     for path in _list_paths():
-        own = _import_own(path)
+        module = _import_own(path)
         names = _list_names(importlib.import_module(f"sklearn.{path}"))
-        found = {name for name in names if own is not None and hasattr(own, name)}
+        found = {name for name in names if module is not None and hasattr(module, name)}
         known = set(NOT_OURS.get(path, "").split())
         n_found += len(found)
         assert not known & found, f"{path}: these are here by now"
@@ -204,6 +204,6 @@ def test_missing_modules_are_documented() -> None:
     from tests.subprocesses import ROOT
 
     text = (ROOT / "docs" / "coming_from_sklearn.md").read_text(encoding="utf-8")
-    told = text.split("## What is missing")[1]
+    section = text.split("## What is missing")[1]
     for path in NOT_OURS:
-        assert f"`{path}`" in told, path
+        assert f"`{path}`" in section, path

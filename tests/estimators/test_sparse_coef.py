@@ -28,14 +28,14 @@ def test_sparse_coefficients_keep_predictions(model: Any, n_classes: int) -> Non
     with pytest.raises(NotFittedError):
         type(model)().sparsify()
     model.fit(X, y)
-    coef, asked = model.coef_, [name for name in ("predict", "decision_function")
+    coef, methods = model.coef_, [name for name in ("predict", "decision_function")
                                 if hasattr(model, name)]  # fmt: skip
-    before = [getattr(model, name)(X) for name in asked]
+    before = [getattr(model, name)(X) for name in methods]
     assert model.sparsify() is model
     assert sparse.issparse(model.coef_)
-    for made in (model, pickle.loads(pickle.dumps(model)), model.to_sklearn()):
-        for name, expected in zip(asked, before, strict=True):
-            np.testing.assert_allclose(getattr(made, name)(X), expected)
+    for copy in (model, pickle.loads(pickle.dumps(model)), model.to_sklearn()):
+        for name, expected in zip(methods, before, strict=True):
+            np.testing.assert_allclose(getattr(copy, name)(X), expected)
     lazy = model.predict(da.from_array(X, chunks=(20, 4)))
     assert np.array_equal(lazy.compute(scheduler="sync"), before[0])
     assert np.array_equal(model.densify().coef_, coef)

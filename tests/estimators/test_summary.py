@@ -74,12 +74,12 @@ def summary_of(name: str, rows: Any = np.asarray, chunks: Any = None) -> Any:
 def test_results_equal_statsmodels(name: str, chunks: int | None) -> None:
     expected, found = TRUTH[name][1], summary_of(name, chunks=chunks)
     for key, value in expected.items():
-        own = found.conf_int().ravel() if key == "conf_int" else getattr(found, key)
+        ours = found.conf_int().ravel() if key == "conf_int" else getattr(found, key)
         # The columns of longley are collinear up to ten digits.
         rtol = 1e-6 if "longley" in name and key not in ("params", "bse") else 1e-8
         if key in ("pvalues", "f_pvalue", "llr_pvalue", "conf_int"):
             rtol = max(rtol, 1e-6)  # an error in a ratio is relative to the ratio
-        assert_allclose(own, value, rtol=rtol, err_msg=key)
+        assert_allclose(ours, value, rtol=rtol, err_msg=key)
 
 
 def test_leverages_of_glm_families_scale_residuals() -> None:

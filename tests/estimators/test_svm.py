@@ -73,7 +73,7 @@ def test_regression_on_dask_and_sparse_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "says"),
+    ("machine", "message"),
     [
         (LinearSVC(loss="hinge"), "SGDClassifier"),
         (LinearSVC(penalty="elasticnet"), "l1"),
@@ -85,8 +85,8 @@ def test_regression_on_dask_and_sparse_rows() -> None:
         (LinearSVR(epsilon=-1), "epsilon"),
     ],
 )
-def test_wrong_parameters(machine: Any, says: str) -> None:
-    with pytest.raises(InvalidParameterError, match=says):
+def test_wrong_parameters(machine: Any, message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
         machine.fit(*CANCER)
 
 

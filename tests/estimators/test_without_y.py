@@ -188,8 +188,8 @@ class _Point(BaseSteps):
 def test_steps_without_a_target(policy: str) -> None:
     model = _Point(policy=policy, run=Run(n_lanes=2)).fit(X, None)
     # For free-running lanes the last one determines the result: the mean of its rows.
-    near = 0.05 if get_policy(policy).lockstep else 0.6
-    np.testing.assert_allclose(model.point_, X.mean(axis=0), atol=near)
+    atol = 0.05 if get_policy(policy).lockstep else 0.6
+    np.testing.assert_allclose(model.point_, X.mean(axis=0), atol=atol)
     assert model.history_.extra["policy"] == policy
     assert model.t_ == 80 * len(X)
 

@@ -81,8 +81,8 @@ def test_scores_equal_scikit_learn(name: str, form: str) -> None:
     found = _as_pair(getattr(ours, name)(FORMS[form](X), FORMS[form](y)))
     # scikit-learn divides a rounding error by the constant's norm, 0.
     varies = X.std(axis=0) > 0 if name == "r_regression" else slice(None)
-    for own, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(own[varies], theirs[varies], rtol=1e-9, atol=1e-300)
+    for scores, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(scores[varies], theirs[varies], rtol=1e-9, atol=1e-300)
     in_memory = _as_pair(getattr(ours, name)(X, y))
     np.testing.assert_array_equal(in_memory[0], expected[0])
 
@@ -105,8 +105,8 @@ def test_regression_options(center: bool, force_finite: bool) -> None:
     for name in ("r_regression", "f_regression"):
         expected = _as_pair(getattr(sklearns, name)(X[:, :4], TARGET, **options))
         found = _as_pair(getattr(ours, name)(_array(X), _array(TARGET), **options))
-        for own, theirs in zip(found, expected, strict=True):
-            np.testing.assert_allclose(own[:4], theirs, rtol=1e-9)
+        for scores, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(scores[:4], theirs, rtol=1e-9)
     statistic, p_values = found
     if center:  # of the constant
         assert (statistic[4], p_values[4]) == (0, 1) if force_finite else np.isnan(statistic[4])

@@ -48,9 +48,9 @@ def all_rules(sets: pd.DataFrame) -> dict[tuple[Any, Any], list[float]]:
     found = {}
     for items in sets["itemset"]:
         for k in range(1, len(items)):
-            for own in combinations(items, k):
-                rest = tuple(item for item in items if item not in own)
-                found[own, rest] = measured(own, rest)
+            for antecedent in combinations(items, k):
+                rest = tuple(item for item in items if item not in antecedent)
+                found[antecedent, rest] = measured(antecedent, rest)
     return found
 
 

@@ -122,16 +122,16 @@ def test_workers_change_nothing(client: Client) -> None:
 
 
 def test_rows_beyond_the_budget_are_streamed(client: Client) -> None:
-    seen: list[Any] = []
+    rows_of_passes: list[Any] = []
 
     class Looks:
         def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-            seen.append(record["rows"])
+            rows_of_passes.append(record["rows"])
 
     X = da.from_array(ROWS, chunks=(100, -1))
     frequent_itemsets(X, min_support=0.01, run=Run(memory_budget="4 kB"), callbacks=[Looks()])
-    assert seen == [1100.0] * len(seen)
-    assert len(seen) == max(map(len, brute(ROWS, 11)))  # a pass a level
+    assert rows_of_passes == [1100.0] * len(rows_of_passes)
+    assert len(rows_of_passes) == max(map(len, brute(ROWS, 11)))  # a pass a level
 
 
 LONG = pd.DataFrame(np.argwhere(ROWS), columns=["order", "product"]).sample(frac=1, random_state=0)
@@ -160,9 +160,9 @@ def test_a_stopped_search_warns_of_missing_sizes() -> None:
                 run.stop()
 
     longest = max(map(len, brute(ROWS, 11)))
-    with pytest.warns(ConvergenceWarning, match="longer itemsets are missing") as told:
+    with pytest.warns(ConvergenceWarning, match="longer itemsets are missing") as caught:
         found = frequent_itemsets(ROWS, min_support=11, callbacks=[Stops()])
-    length = int(str(told[0].message).split("after length ")[1][0])
+    length = int(str(caught[0].message).split("after length ")[1][0])
     assert 2 <= length < longest
     assert counts(found) == brute(ROWS, 11, most=length)
 

@@ -41,11 +41,11 @@ def brute(share: float) -> dict[tuple[int, ...], tuple[float, int, float]]:
     found: dict[tuple[int, ...], tuple[float, int, float]] = {}
     for k in range(1, ROWS.shape[1] + 1):
         for items in combinations(range(ROWS.shape[1]), k):
-            held, known = both(items)
-            support = held.sum() / known.sum()
+            contains, known = both(items)
+            support = contains.sum() / known.sum()
             parts = list(combinations(items, k - 1)) if k > 1 else []
             if support >= share and all(part in found for part in parts):
-                found[items] = support, int(held.sum()), known.mean()
+                found[items] = support, int(contains.sum()), known.mean()
     return found
 
 
@@ -63,7 +63,7 @@ def test_sets_are_found_among_the_baskets_in_which_they_are_known(
             zip(found["support"], found["count"], found["representativity"], strict=True),
             strict=True,
         )
-    ) == {tuple(names[j] for j in items): pytest.approx(told) for items, told in truth.items()}
+    ) == {tuple(names[j] for j in items): pytest.approx(scores) for items, scores in truth.items()}
 
 
 def test_rules_know_which_baskets_could_tell() -> None:
@@ -72,12 +72,12 @@ def test_rules_know_which_baskets_could_tell() -> None:
     assert len(rules) == sum(2 ** len(one) - 2 for one in sets["itemset"])
     for rule in rules.to_dict("records"):
         a, c = rule["antecedent"], rule["consequent"]
-        (held, known), (has_a, known_a), (has_c, known_c) = both(a + c), both(a), both(c)
-        support = held.sum() / known.sum()
+        (contains_all, known), (has_a, known_a), (has_c, known_c) = both(a + c), both(a), both(c)
+        support = contains_all.sum() / known.sum()
         of_a, of_c = has_a.sum() / known_a.sum(), has_c.sum() / known_c.sum()
-        confidence = held.sum() / (has_a & known_c).sum()
-        backwards = held.sum() / (has_c & known_a).sum()
-        told = {
+        confidence = contains_all.sum() / (has_a & known_c).sum()
+        backwards = contains_all.sum() / (has_c & known_a).sum()
+        expected = {
             "support": support,
             "confidence": confidence,
             "lift": confidence / of_c,
@@ -86,7 +86,7 @@ def test_rules_know_which_baskets_could_tell() -> None:
             "kulczynski": (confidence + backwards) / 2,
             "representativity": known.mean(),
         }
-        assert {name: rule[name] for name in told} == pytest.approx(told)
+        assert {name: rule[name] for name in expected} == pytest.approx(expected)
 
 
 def test_rows_without_nulls_are_counted_as_ever() -> None:

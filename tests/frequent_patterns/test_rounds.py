@@ -51,13 +51,13 @@ class Direct:
     def __init__(self, X: Any, kept: Any = None) -> None:
         self.n_rows, self.kept = X.shape[0], kept
         self.states: list[Any] = []
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
         self._model, self._backend = Baskets(X.shape[1]), get_backend("cpu")
         self._rows = BatchRows(self._backend.rows(X, slice(0, X.shape[0])))
         self._rows.state = BasketBits().make(self._model, self._rows, self._backend)
 
     def __call__(self, statistic: Any) -> Any:
-        self.asked.append(statistic)
+        self.requests.append(statistic)
         out = np.zeros(statistic.shape(self._model))
         statistic.add(self._model, self._rows, out, self._backend)
         return out
@@ -78,12 +78,12 @@ def test_a_few_candidates_at_a_time(form: Any, monkeypatch: pytest.MonkeyPatch) 
     solver, truth = Apriori(7, None, 1000), brute(ROWS, 7)
     whole = Direct(form(ROWS))
     assert levels(solver, whole) == truth
-    assert len(whole.asked) > 12
-    assert len(whole.asked) <= solver.max_passes
+    assert len(whole.requests) > 12
+    assert len(whole.requests) <= solver.max_passes
     for state in whole.states:  # wherever it is lost
         rest = Direct(form(ROWS), {name: array.copy() for name, array in state.items()})
         assert levels(solver, rest) == truth
-        assert len(rest.asked) < len(whole.asked)
+        assert len(rest.requests) < len(whole.requests)
 
 
 def killing(mark: Path) -> type[Apriori]:
@@ -130,10 +130,10 @@ def test_a_kill_in_mid_round_changes_nothing(
 ) -> None:
     X = da.from_array(ROWS.astype(np.float32), chunks=(50, -1))
     run = Run(n_lanes=3, memory_budget="8 kB" if streamed else "auto")
-    calm = frequent_itemsets(ROWS, min_support=7)
+    undisturbed = frequent_itemsets(ROWS, min_support=7)
     monkeypatch.setattr(itemsets, "Apriori", killing(tmp_path / "struck"))
     with Client(crew) as client:
         client.wait_for_workers(3)
         found = frequent_itemsets(X, min_support=7, run=run)
     assert (tmp_path / "struck").exists()
-    pd.testing.assert_frame_equal(found, calm)
+    pd.testing.assert_frame_equal(found, undisturbed)

@@ -33,11 +33,11 @@ def matrix_of(edges: pd.DataFrame, vertices: Any, weight: str | None = None) -> 
     return sparse.csr_matrix((values, at), shape=(len(ids), len(ids)))
 
 
-def share(vertices: Any, given: dict[Any, float] | None) -> NDArray[np.float64]:
+def share(vertices: Any, values: dict[Any, float] | None) -> NDArray[np.float64]:
     """Return the shares of all vertices, given those of some."""
-    if given is None:
+    if values is None:
         return np.full(len(vertices), 1 / len(vertices))
-    found = np.array([given.get(v, 0.0) for v in np.asarray(vertices).tolist()])
+    found = np.array([values.get(v, 0.0) for v in np.asarray(vertices).tolist()])
     return found / found.sum()
 
 

@@ -65,11 +65,11 @@ def test_a_kill_in_mid_iteration_changes_nothing(
 ) -> None:
     edges = dd.from_pandas(EDGES, npartitions=4)
     columns = EntryColumns("source", "target", shared=True)
-    calm = PageRankSolver(**SETTINGS)
+    undisturbed = PageRankSolver(**SETTINGS)
     found = []
     with Client(crew) as client:
         client.wait_for_workers(3)
-        for solver in (calm, killing(tmp_path, at)):
+        for solver in (undisturbed, killing(tmp_path, at)):
             entries = read_frame_entries(edges, columns, solver.sides)
             with KeyedJob(entries, client, RunSettings(n_lanes=3)) as job:
                 solution, result, _ = job.solve(solver, CallbackList([]))

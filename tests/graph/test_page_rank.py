@@ -51,8 +51,8 @@ def test_networkx_finds_the_same() -> None:
     for options in ({"tol": 1e-13}, {"personalization": SOME}, {"dangling": SOME}):
         theirs = networkx.pagerank(graph, max_iter=500, **options)
         ours = pagerank(EDGES, max_iter=500, weight="weight", **options)
-        there = [theirs[vertex] for vertex in ours["vertex"]]
-        np.testing.assert_allclose(ours["rank"], there, atol=1e-10, rtol=0)
+        their_ranks = [theirs[vertex] for vertex in ours["vertex"]]
+        np.testing.assert_allclose(ours["rank"], their_ranks, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["pyarrow", "polars", "polars, lazy", "path"])
@@ -109,8 +109,8 @@ def test_graphs_of_networkx(kind: str, weight: str | None) -> None:
     theirs = networkx.pagerank(graph, weight=weight, tol=1e-14, max_iter=500)
     ours = pagerank(graph, weight=weight, **TIGHT)
     assert ours["vertex"].tolist() == sorted(graph)
-    there = [theirs[vertex] for vertex in ours["vertex"]]
-    np.testing.assert_allclose(ours["rank"], there, atol=1e-10, rtol=0)
+    their_ranks = [theirs[vertex] for vertex in ours["vertex"]]
+    np.testing.assert_allclose(ours["rank"], their_ranks, atol=1e-10, rtol=0)
     parts = connected_components(graph, vertices=[3000])
     undirected = graph.to_undirected()
     assert parts["component"].nunique() == networkx.number_connected_components(undirected) + 1
@@ -146,11 +146,11 @@ def test_ids_of_any_type(ids: str) -> None:
 def test_workers_change_nothing(client: Client) -> None:
     run = Run(n_lanes=3)
     edges = dd.from_pandas(EDGES, npartitions=5)
-    far = pagerank(edges, weight="weight", run=run)
+    on_cluster = pagerank(edges, weight="weight", run=run)
     alone = pagerank(EDGES, weight="weight", run=run)
-    here = pagerank(EDGES, weight="weight", run=run, client=client)
-    np.testing.assert_allclose(far["rank"], alone["rank"], rtol=1e-12)
-    np.testing.assert_array_equal(here["rank"], alone["rank"])
+    in_memory = pagerank(EDGES, weight="weight", run=run, client=client)
+    np.testing.assert_allclose(on_cluster["rank"], alone["rank"], rtol=1e-12)
+    np.testing.assert_array_equal(in_memory["rank"], alone["rank"])
     texts = edges.astype({"source": str, "target": str})
     found = pagerank(texts).sort_values("vertex", key=lambda v: v.astype(int))
     np.testing.assert_allclose(found["rank"], pagerank(EDGES)["rank"], rtol=1e-12)

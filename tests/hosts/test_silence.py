@@ -67,12 +67,12 @@ def read(inbox: Inbox, n: int) -> bytes:
 def test_a_reconnected_host_keeps_its_connections(network: HostNetwork, sends: bool) -> None:
     """Either the connection was idle, so that TCP probes, or data are retransmitted."""
     (host,) = network.hosts
-    told = threading.Event()
+    reported = threading.Event()
 
     def plug() -> None:
         """Reconnect the host as soon as its silence is reported."""
         network.plug(host)
-        told.set()
+        reported.set()
 
     wait = WaitBound(120.0, on_silence=plug)
     with connected(host, ConnectionSettings(silence=0.5)) as sock:
@@ -83,14 +83,14 @@ def test_a_reconnected_host_keeps_its_connections(network: HostNetwork, sends: b
 
         def send() -> None:
             """Send immediately, or after the reconnection."""
-            if sends or told.wait(60):
+            if sends or reported.wait(60):
                 outbox.send([memoryview(b"behind")])
 
         sender = threading.Thread(target=send)
         sender.start()
         assert read(inbox, 6) == b"behind"
         sender.join()
-    assert told.is_set()
+    assert reported.is_set()
 
 
 def test_the_sender_also_gets_reports_of_silence(network: HostNetwork) -> None:
@@ -111,12 +111,12 @@ def test_the_sender_also_gets_reports_of_silence(network: HostNetwork) -> None:
 def test_a_permanently_disconnected_host_breaks_the_connection(network: HostNetwork) -> None:
     """After its silence was reported."""
     (host,) = network.hosts
-    told: list[bool] = []
-    wait = WaitBound(120.0, on_silence=lambda: told.append(True))
+    reports: list[bool] = []
+    wait = WaitBound(120.0, on_silence=lambda: reports.append(True))
     with connected(host, ConnectionSettings(silence=0.4)) as sock:
         outbox, inbox = Outbox(sock, wait), Inbox(sock, wait)
         network.pull(host)
         outbox.send([memoryview(b"lost")])
         with pytest.raises(SilentPeerError):
             read(inbox, 4)
-    assert told == [True]
+    assert reports == [True]

@@ -142,7 +142,7 @@ def test_cancelled_jobs_change_nothing(slurm: Path, user_log: pytest.LogCaptureF
                 _wait(lambda: _n_workers(client) < 2)
             return False
 
-        calm = _classifier(**LONG).fit(X, y)
+        undisturbed = _classifier(**LONG).fit(X, y)
         until = _Until(cancel)
         struck = _classifier(until, **LONG).fit(X, y)
     reasons = [event.reason for event in until.events]
@@ -151,7 +151,7 @@ def test_cancelled_jobs_change_nothing(slurm: Path, user_log: pytest.LogCaptureF
         assert any(f"job {job} of Slurm was cancelled" in reason for reason in reasons), reasons
         assert f"job {job} of Slurm was cancelled" in user_log.text
     assert {record["rows"] for record in struck.history_} == {N_ROWS}
-    np.testing.assert_array_equal(struck.coef_, calm.coef_)
+    np.testing.assert_array_equal(struck.coef_, undisturbed.coef_)
 
 
 def test_a_walltime_error_names_all_workers(
@@ -184,8 +184,8 @@ def test_no_worker_is_kept_where_none_is_needed(slurm: Path) -> None:
         fitted = _classifier().fit(X, y)
         assert run("squeue", "-h")
         _wait(lambda: not run("squeue", "-h"))
-        again = _classifier().fit(X, y)
-    np.testing.assert_allclose(again.coef_, fitted.coef_, rtol=1e-9)
+        refitted = _classifier().fit(X, y)
+    np.testing.assert_allclose(refitted.coef_, fitted.coef_, rtol=1e-9)
 
 
 def test_the_recipe_of_the_page(slurm: Path) -> None:

@@ -142,19 +142,19 @@ def found(name: str) -> tuple[Any, Any]:
     if name not in REST:
         return fitted(name)
     model, rows, y = REST[name]
-    made = clone(model).fit(rows) if y is None else clone(model).fit(rows, y)
+    estimator = clone(model).fit(rows) if y is None else clone(model).fit(rows, y)
     # Predictions do not need the query of each row.
-    return made, rows.drop(columns="qid") if rows is _QUERIES else rows
+    return estimator, rows.drop(columns="qid") if rows is _QUERIES else rows
 
 
 def firsts() -> list[Any]:
     """Return the first subject of each class; the others are marked slow."""
-    seen: set[type] = set()
+    known_kinds: set[type] = set()
     cases = []
     for name in SUBJECTS:
         kind = type(_unfitted(name))
-        cases.append(pytest.param(name, marks=[pytest.mark.slow] if kind in seen else []))
-        seen.add(kind)
+        cases.append(pytest.param(name, marks=[pytest.mark.slow] if kind in known_kinds else []))
+        known_kinds.add(kind)
     return cases
 
 

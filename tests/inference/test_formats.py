@@ -32,10 +32,10 @@ def test_the_table_has_every_public_estimator_and_equals_the_page() -> None:
     assert not missing, "\n".join(missing)
 
 
-def _answers(model: Any, again: Any, rows: Any) -> None:
-    assert type(again) is type(model)
+def _answers(model: Any, loaded: Any, rows: Any) -> None:
+    assert type(loaded) is type(model)
     aside = ("inverse_transform",) if hasattr(model, "transform") else ()
-    assert_answers(model, again, rows, 0, aside)
+    assert_answers(model, loaded, rows, 0, aside)
 
 
 @pytest.mark.parametrize("name", REST)

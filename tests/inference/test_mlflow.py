@@ -82,8 +82,8 @@ def test_the_signature_equals_that_of_the_fit(tmp_path: Path, mlflow: Any) -> No
         served.predict(FRAME[["a", "c"]])
     flavor.save_model(Ridge().fit(X, X[:, 0]), tmp_path / "array")
     served = mlflow.pyfunc.load_model(str(tmp_path / "array"))
-    (told,) = served.metadata.get_input_schema().inputs
-    assert (told.type, told.shape) == (np.dtype("float64"), (-1, 3))
+    (spec,) = served.metadata.get_input_schema().inputs
+    assert (spec.type, spec.shape) == (np.dtype("float64"), (-1, 3))
 
 
 def test_columns_that_the_model_drops_may_be_missing(tmp_path: Path, mlflow: Any) -> None:

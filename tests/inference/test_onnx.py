@@ -53,8 +53,10 @@ def _rows_at_thresholds(model: Any) -> Any:
     """Return float32 rows at thresholds and at the adjacent numbers."""
     nodes = model._trees.nodes
     found = nodes.threshold[(nodes.feature >= 0) & np.isfinite(nodes.threshold)]
-    near = found.astype(np.float32)
-    values = np.concatenate([near, np.nextafter(near, -np.inf), np.nextafter(near, np.inf)])
+    thresholds = found.astype(np.float32)
+    values = np.concatenate(
+        [thresholds, np.nextafter(thresholds, -np.inf), np.nextafter(thresholds, np.inf)]
+    )
     return np.resize(np.append(values, np.float32(0)), (300, 4)).astype(np.float32)
 
 
@@ -147,27 +149,27 @@ def test_models_are_exported_or_raise_an_export_error(model: Any, rows: Any, sam
     """Errors of skl2onnx, ONNX Runtime or the twin are translated."""
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     model = model.fit(*rows) if isinstance(rows, tuple) else model.fit(rows)
-    said = ""
+    message = ""
     try:
         model.to_onnx(sample=sample)
     except ExportError as error:
-        said = str(error)
-    assert re.search(r"sample|to_sklearn\(\)", said or "sample")
+        message = str(error)
+    assert re.search(r"sample|to_sklearn\(\)", message or "sample")
 
 
-@pytest.mark.parametrize("kept", [["size"], ["size", "job"]])
-def test_dropped_columns_are_no_inputs(kept: list[str]) -> None:
+@pytest.mark.parametrize("columns_kept", [["size"], ["size", "job"]])
+def test_dropped_columns_are_no_inputs(columns_kept: list[str]) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     frame = pd.DataFrame({"id": np.arange(40), "size": ROWS[:40, 0], "job": ["a", "b"] * 20})
     encoders = {"size": preprocessing.StandardScaler(), "job": preprocessing.OneHotEncoder()}
-    columns = make_column_transformer(*((encoders[name], [name]) for name in kept))
+    columns = make_column_transformer(*((encoders[name], [name]) for name in columns_kept))
     model = make_pipeline(columns, linear_model.LogisticRegression())
     model.fit(frame, frame["size"] > 0)
-    made = to_onnx(model, sample=frame[:5]).SerializeToString()
-    session = runtime.InferenceSession(made, providers=["CPUExecutionProvider"])
-    assert [one.name for one in session.get_inputs()] == kept
-    rows = {name: frame[[name]].to_numpy() for name in kept}
+    exported = to_onnx(model, sample=frame[:5]).SerializeToString()
+    session = runtime.InferenceSession(exported, providers=["CPUExecutionProvider"])
+    assert [one.name for one in session.get_inputs()] == columns_kept
+    rows = {name: frame[[name]].to_numpy() for name in columns_kept}
     _, shares = session.run(None, rows)
     assert_allclose(shares, model.predict_proba(frame), atol=1e-6)
 

@@ -103,8 +103,8 @@ def test_predictions_equal_those_of_the_host(
 def test_scores_equal_those_of_the_host(to_device: ToDevice, target: str, container: Any) -> None:
     model, rows, y = MODELS[target].fit(X, Y[target]), container(X), Y[target]
     expected = model.score(rows, y, sample_weight=WEIGHT)
-    there = y if y.dtype.kind == "U" else to_device(y)  # CuPy has no strings
-    assert model.score(to_device(rows), there, sample_weight=to_device(WEIGHT)) == pytest.approx(
+    device_y = y if y.dtype.kind == "U" else to_device(y)  # CuPy has no strings
+    assert model.score(to_device(rows), device_y, sample_weight=to_device(WEIGHT)) == pytest.approx(
         expected, rel=1e-9
     )
     lazy = [_lazy(rows, to_device), _lazy(y, np.asarray), _lazy(WEIGHT, to_device)]

@@ -138,16 +138,16 @@ def test_object_labels() -> None:
 
 
 def test_float32_is_kept() -> None:
-    seen = []
+    dtypes = []
 
     def function(rows: Any) -> NDArray[Any]:
-        seen.append(rows.dtype.name)
+        dtypes.append(rows.dtype.name)
         return one_output(rows)
 
     for values in (X.astype("float32"), lazy((3, 3), X.astype("float32"))):
         found = map_rows(function, values, dtype="float32")
         assert np.asarray(found).dtype == np.float32
-    assert set(seen) == {"float32"}
+    assert set(dtypes) == {"float32"}
 
 
 def test_suitable_array_is_not_copied() -> None:

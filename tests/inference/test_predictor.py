@@ -102,7 +102,7 @@ def model_of(name: str) -> Any:
     return clone(model).fit(X, TARGETS[target])
 
 
-def own(model: Any, method: str, rows: Any) -> Any:
+def predict_or_error(model: Any, method: str, rows: Any) -> Any:
     """Return the method's predictions, or its error, with full validation."""
     try:
         with warnings.catch_warnings():
@@ -113,8 +113,8 @@ def own(model: Any, method: str, rows: Any) -> Any:
         return type(error), str(error).replace("'Listed'", "'list'")
 
 
-def told(predictor: Any, rows: Any) -> Any:
-    return own(predictor, "__call__", rows)
+def call_predictor(predictor: Any, rows: Any) -> Any:
+    return predict_or_error(predictor, "__call__", rows)
 
 
 def assert_same(found: Any, wanted: Any, about: Any) -> None:
@@ -139,9 +139,9 @@ def assert_alike(
             before = X.copy()
             about = method, X.dtype, X.shape
             for same, whole in otherwise(X):
-                wanted = own(model, method, whole)
-                assert_same(told(predictor, same), wanted, (about, type(same)))
-                assert_same(own(model, method, same), wanted, (about, type(same)))
+                wanted = predict_or_error(model, method, whole)
+                assert_same(call_predictor(predictor, same), wanted, (about, type(same)))
+                assert_same(predict_or_error(model, method, same), wanted, (about, type(same)))
             assert_array_equal(X, before)
     return bare
 
@@ -251,9 +251,9 @@ def test_frames_on_the_fast_path_equal_validated_ones(name: str, named: bool) ->
     for kind, frame in FRAMES.items():
         for method in ("predict", "predict_proba", "transform"):
             if hasattr(model, method):
-                wanted = own(model, method, Framed(frame))
-                assert_same(own(model, method, frame), wanted, (kind, method))
-                assert_same(told(Predictor(model, method), frame), wanted, (kind, method))
+                wanted = predict_or_error(model, method, Framed(frame))
+                assert_same(predict_or_error(model, method, frame), wanted, (kind, method))
+                assert_same(call_predictor(Predictor(model, method), frame), wanted, (kind, method))
 
 
 TRANSFORMERS = [name for name, s in MODELS.items() if isinstance(s.model, BlockTransformer)]
@@ -273,7 +273,9 @@ def test_transformers_on_the_fast_path_equal_validated_ones(name: str) -> None:
     for kind, frame in {"same": rows, **wrong}.items():
         for few in (frame[:1], frame[:9]):
             assert_same(
-                own(model, "transform", few), own(model, "transform", Framed(few)), (name, kind)
+                predict_or_error(model, "transform", few),
+                predict_or_error(model, "transform", Framed(few)),
+                (name, kind),
             )
 
 
@@ -296,12 +298,16 @@ def test_custom_scalers_and_outputs_use_scikit_learn() -> None:
 def test_predictors_can_be_pickled_and_shared(tmp_path: Path) -> None:
     model = model_of("scaled")
     predictor = Predictor(model, "decision_function")
-    again = cloudpickle.loads(cloudpickle.dumps(predictor))
-    assert (again.method, again.bare, again.classes) == ("decision_function", True, [0, 1])
+    unpickled = cloudpickle.loads(cloudpickle.dumps(predictor))
+    assert (unpickled.method, unpickled.bare, unpickled.classes) == (
+        "decision_function",
+        True,
+        [0, 1],
+    )
     daskml_dist.save(model, tmp_path / "model.skops")
     read = Predictor.of_file(tmp_path / "model.skops", "decision_function")
     wanted = [model.decision_function(row.view(Whole)) for row in X[:, None]]
-    for one in (again, read):
+    for one in (unpickled, read):
         assert_array_equal([one(row) for row in X[:, None]], wanted)
     with ThreadPoolExecutor(4) as pool:
         assert_array_equal(list(pool.map(predictor, X[:, None])), wanted)
@@ -315,16 +321,16 @@ def test_bins_are_thread_safe(encode: str, monkeypatch: pytest.MonkeyPatch) -> N
     """scikit-learn's encoder changes its dtype temporarily, which is observed here."""
     model = preprocessing.KBinsDiscretizer(3, encode=encode).fit(X)
     inner = sklearn_preprocessing.OneHotEncoder.transform
-    seen = []
+    dtypes = []
 
     def transform(self: Any, rows: Any) -> Any:
-        seen.append(self.dtype)
+        dtypes.append(self.dtype)
         assert model._encoder.dtype == np.float64
         return inner(self, rows)
 
     monkeypatch.setattr(sklearn_preprocessing.OneHotEncoder, "transform", transform)
     assert Predictor(model)(X[:1].astype("f4")).dtype == np.float32
-    assert seen == [np.float32]
+    assert dtypes == [np.float32]
 
 
 def test_a_missing_method_raises() -> None:

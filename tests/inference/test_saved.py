@@ -89,14 +89,14 @@ def test_the_manifest_describes_inputs_and_outputs(tmp_path: Path) -> None:
     frame = pd.DataFrame(X[:, :2], columns=["a", "b"]).astype({"b": np.float32})
     clf = SGDClassifier(max_iter=2, tol=None).fit(frame, np.where(Y, "yes", "no"))
     clf.save(tmp_path / "a.skops")
-    told = read_manifest(tmp_path / "a.skops")
-    assert told["estimator"] == "daskml_dist.linear_model.SGDClassifier"
+    manifest = read_manifest(tmp_path / "a.skops")
+    assert manifest["estimator"] == "daskml_dist.linear_model.SGDClassifier"
     names = {"n_features": 2, "names": ["a", "b"], "dtypes": ["float64", "float32"]}
-    assert told["inputs"] == names
-    assert told["outputs"]["classes"] == ["no", "yes"]
-    assert told["training"]["passes"] == 2
-    assert told["training"]["rows"] == 60
-    assert told["versions"]["daskml-dist"] == daskml_dist.__version__
+    assert manifest["inputs"] == names
+    assert manifest["outputs"]["classes"] == ["no", "yes"]
+    assert manifest["training"]["passes"] == 2
+    assert manifest["training"]["rows"] == 60
+    assert manifest["versions"]["daskml-dist"] == daskml_dist.__version__
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -130,10 +130,10 @@ _C = {"C": [0.1, 1.0]}
 )
 def test_wrappers_include_the_training_record_of_their_estimator(model: Any, fits: int) -> None:
     frame = pd.DataFrame(X[:, :2], columns=["a", "b"]).astype({"b": np.float32})
-    told = of_manifest.make_manifest(model.fit(frame, Y))
-    assert told["inputs"]["dtypes"] == ["float64", "float32"]
-    assert told["training"].get("rows") == ({1: 60, 2: 30}[fits] if fits else None)
-    assert told["training"].get("fits", 1) == max(fits, 1)
+    manifest = of_manifest.make_manifest(model.fit(frame, Y))
+    assert manifest["inputs"]["dtypes"] == ["float64", "float32"]
+    assert manifest["training"].get("rows") == ({1: 60, 2: 30}[fits] if fits else None)
+    assert manifest["training"].get("fits", 1) == max(fits, 1)
 
 
 def test_unfitted_estimators_are_refused(tmp_path: Path) -> None:
@@ -149,14 +149,14 @@ def test_urls_of_other_file_systems() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "message"),
     [
         ("a.pkl", "ends in none of .skops, .safetensors"),
         ("no/a.skops", "Cannot write .* folder that exists"),
     ],
 )
-def test_paths_that_cannot_be_written(path: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=told):
+def test_paths_that_cannot_be_written(path: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=message):
         Ridge().fit(X, Y).save(tmp_path / path)
 
 
@@ -268,7 +268,7 @@ def _written(members: dict[str, bytes], how: int = zipfile.ZIP_STORED) -> bytes:
     return buffer.getvalue()
 
 
-def _told(members: dict[str, bytes], **facts: Any) -> dict[str, bytes]:
+def _with_facts(members: dict[str, bytes], **facts: Any) -> dict[str, bytes]:
     manifest = json.loads(members[MANIFEST]) | facts
     return members | {MANIFEST: json.dumps(manifest).encode()}
 
@@ -289,7 +289,7 @@ def _attacks() -> dict[str, Any]:
             lambda m: _written({n: d for n, d in m.items() if n != changed}), "is missing"
         ),
         "a member more": (lambda m: _written(m | {"x": b"1"}), "a wrong checksum"),
-        "of a later version": (lambda m: _written(_told(m, format=99)), "Install a newer"),
+        "of a later version": (lambda m: _written(_with_facts(m, format=99)), "Install a newer"),
         "a manifest of another kind": (
             lambda m: _written(m | {MANIFEST: b"[1]"}), "without checksums"
         ),
@@ -302,9 +302,9 @@ def _attacks() -> dict[str, Any]:
 def test_other_files_are_refused(attack: str, tmp_path: Path) -> None:
     path = tmp_path / "a.skops"
     GaussianNB().fit(X, Y).save(path)
-    change, told = _attacks()[attack]
+    change, message = _attacks()[attack]
     path.write_bytes(change(_members(path)))
-    with pytest.raises(ModelFileError, match=told):
+    with pytest.raises(ModelFileError, match=message):
         daskml_dist.load(path)
 
 
@@ -324,7 +324,7 @@ def test_functions_and_classes_of_other_modules_are_refused(name: str, tmp_path:
 
     sums = json.loads(members[MANIFEST])["sha256"]
     sums["daskml_dist/estimator.skops"] = hashlib.sha256(bad).hexdigest()
-    members = _told(members | {"daskml_dist/estimator.skops": bad}, sha256=sums)
+    members = _with_facts(members | {"daskml_dist/estimator.skops": bad}, sha256=sums)
     path.write_bytes(_written(members))
     with pytest.raises(ModelFileError, match=f"made of {name}"):
         daskml_dist.load(path)
@@ -354,9 +354,9 @@ def test_files_of_another_scikit_learn_warn_once_and_work(tmp_path: Path) -> Non
     pipe = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, Y)
     daskml_dist.save(pipe, path)
     _of_versions(path, **{"scikit-learn": "1.5.2"})
-    with pytest.warns(UserWarning, match="written with") as told:
+    with pytest.warns(UserWarning, match="written with") as caught:
         found = daskml_dist.load(path)
-    (only,) = told
+    (only,) = caught
     words = f"{path} was written with scikit-learn 1.5.2 .here {sklearn.__version__}.*save"
     assert re.search(words, str(only.message))
     assert only.filename == __file__

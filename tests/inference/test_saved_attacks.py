@@ -38,7 +38,7 @@ pytest.importorskip("skops", reason="skops is not installed")
 
 from safetensors.numpy import save
 
-from tests.inference.test_saved import _members, _members_of, _told, _written
+from tests.inference.test_saved import _members, _members_of, _with_facts, _written
 
 X = np.random.default_rng(0).normal(size=(60, 4))
 Y = (X[:, 0] > 0).astype(int)
@@ -49,7 +49,7 @@ Members = dict[str, bytes]
 def summed(members: Members, **facts: Any) -> bytes:
     """Return an archive with correct checksums."""
     sums = {n: hashlib.sha256(d).hexdigest() for n, d in members.items() if n != MANIFEST}
-    return _written(_told(members, sha256=sums, **facts))
+    return _written(_with_facts(members, sha256=sums, **facts))
 
 
 def twice(members: Members) -> bytes:
@@ -91,8 +91,8 @@ def bomb(parts: Members) -> Members:
 def huge(members: Members) -> bytes:
     """Return arrays whose headers declare a petabyte."""
     head = io.BytesIO()
-    told = {"descr": "<f8", "fortran_order": False, "shape": (10**14,)}
-    np.lib.format.write_array_header_1_0(head, told)
+    header = {"descr": "<f8", "fortran_order": False, "shape": (10**14,)}
+    np.lib.format.write_array_header_1_0(head, header)
     return of_arrays(members, head.getvalue())
 
 
@@ -143,7 +143,7 @@ def of_arrays(members: Members, data: bytes) -> bytes:
     return summed({n: data if n.endswith(".npy") else d for n, d in members.items()})
 
 
-def told_twice(members: Members) -> bytes:
+def named_twice(members: Members) -> bytes:
     same = json.loads(members[MANIFEST])["shared"]
     return summed(members, shared={**same, "9.npy": next(iter(same.values()))})
 
@@ -158,7 +158,7 @@ ATTACKS: dict[str, tuple[Callable[[Members], bytes], str]] = {
     "paths of elsewhere": (
         inner(lambda parts: parts | {"../../was_here": b"1", "/was_here": b"1"}), ""
     ),
-    "an array for many": (told_twice, "uses an array twice"),
+    "an array for many": (named_twice, "uses an array twice"),
     "arrays of nowhere": (lambda m: summed(m, shared={"1.npy": "no"}), "are missing"),
     "no arrays": (lambda m: summed(m, shared={}), "cannot be read"),
     "no mapping": (lambda m: summed(m, shared=[1]), "are missing"),
@@ -184,10 +184,10 @@ def test_crafted_archives_are_refused(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "a.skops"
     LogisticRegression().fit(X, Y).save(path)
-    change, told = ATTACKS[attack]
+    change, message = ATTACKS[attack]
     path.write_bytes(change(_members(path)))
-    if told:
-        with pytest.raises(ModelFileError, match=told):
+    if message:
+        with pytest.raises(ModelFileError, match=message):
             daskml_dist.load(path)
     else:
         found = daskml_dist.load(path)  # no member is larger than declared
@@ -204,19 +204,19 @@ def long_texts(state: str, tensors: dict[str, Any]) -> None:
 
 
 def wide(state: str) -> str:
-    told = json.loads(state)
-    told["state"]["classes_"]["dtype"] = "<U500000000"
-    return json.dumps(told)
+    parsed = json.loads(state)
+    parsed["state"]["classes_"]["dtype"] = "<U500000000"
+    return json.dumps(parsed)
 
 
 def other_dtype(state: str) -> str:
-    told = json.loads(state)
-    told["state"]["theta_"]["dtype"] = "|V1000000000"
-    return json.dumps(told)
+    parsed = json.loads(state)
+    parsed["state"]["theta_"]["dtype"] = "|V1000000000"
+    return json.dumps(parsed)
 
 
 @pytest.mark.parametrize(
-    ("of_tensors", "of_state", "told"),
+    ("of_tensors", "of_state", "message"),
     [
         (long_texts, None, "which are not those of texts"),
         (None, wide, "far wider than its texts"),
@@ -224,7 +224,7 @@ def other_dtype(state: str) -> str:
     ],
 )
 def test_crafted_tensors_are_refused(
-    of_tensors: Any, of_state: Any, told: str, tmp_path: Path
+    of_tensors: Any, of_state: Any, message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.safetensors"
     GaussianNB().fit(X, np.where(Y, "yes", "no")).save(path)
@@ -235,7 +235,7 @@ def test_crafted_tensors_are_refused(
         state = of_state(state)
     manifest["sha256"] = _compute_checksums(tensors, state)
     path.write_bytes(save(tensors, {_MANIFEST: json.dumps(manifest), _STATE: state}))
-    with pytest.raises(ModelFileError, match=told):
+    with pytest.raises(ModelFileError, match=message):
         daskml_dist.load(path)
 
 
@@ -263,14 +263,14 @@ def test_arrays_of_the_twin_are_stored_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".skops", ".safetensors"])
 def test_labels_without_a_json_type(suffix: str, tmp_path: Path) -> None:
     days = np.array(["2026-01-01", "2026-01-02"], dtype="datetime64[D]")
-    for labels, told in (
+    for labels, expected in (
         (np.array([1.0, np.inf, np.nan]), [1.0, "inf", None]),
         (days, ["2026-01-01", "2026-01-02"]),
         (np.array(["a\ud800", "b"]), ["a\ud800", "b"]),
     ):
         model = LabelEncoder().fit(labels)
         model.save(tmp_path / f"a{suffix}")
-        assert read_manifest(tmp_path / f"a{suffix}")["outputs"]["classes"] == told
+        assert read_manifest(tmp_path / f"a{suffix}")["outputs"]["classes"] == expected
         found = daskml_dist.load(tmp_path / f"a{suffix}")
         assert_array_equal(found.transform(labels), [0, 1, 2][: len(labels)])
 

@@ -65,8 +65,8 @@ def test_factor_models_store_seen_items(model: Any, suffix: str, tmp_path: Path)
     assert_array_equal(found.predict(RATINGS), model.predict(RATINGS))
     for users in (None, ["b", "of nowhere"]):
         pd.testing.assert_frame_equal(found.recommend(users), model.recommend(users))
-    again = found.save(tmp_path / f"b{suffix}") or daskml_dist.load(tmp_path / f"b{suffix}")
-    pd.testing.assert_frame_equal(again.recommend(), model.recommend())
+    loaded = found.save(tmp_path / f"b{suffix}") or daskml_dist.load(tmp_path / f"b{suffix}")
+    pd.testing.assert_frame_equal(loaded.recommend(), model.recommend())
     assert not hasattr(found._given, "columns")  # no ratings
     if suffix == ".safetensors":
         tensors = safetensors.load_file(tmp_path / "a.safetensors")
@@ -168,8 +168,8 @@ def _changed(path: Path, key: str, change: Any) -> None:
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
-    told = json.loads(header["__metadata__"][key])
-    header["__metadata__"][key] = json.dumps(change(told))
+    content = json.loads(header["__metadata__"][key])
+    header["__metadata__"][key] = json.dumps(change(content))
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
 
@@ -186,7 +186,7 @@ ATTACKS: dict[str, tuple[Any, str]] = {
         "not written by save",
     ),
     "another state": (
-        lambda p: _changed(p, STATE, lambda told: {**told, "x": 1}), "state has a wrong checksum"
+        lambda p: _changed(p, STATE, lambda state: {**state, "x": 1}), "state has a wrong checksum"
     ),
     "later": (lambda p: _changed(p, MANIFEST, lambda m: {**m, "format": 9}), "Install a newer"),
     "no mapping": (lambda p: _changed(p, MANIFEST, lambda m: [1]), "without checksums"),
@@ -204,14 +204,14 @@ ATTACKS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_other_files_are_refused(attack: str, path: Path) -> None:
     GaussianNB().fit(X, Y).save(path)
-    change, told = ATTACKS[attack]
+    change, message = ATTACKS[attack]
     change(path)
-    with pytest.raises(ModelFileError, match=told):
+    with pytest.raises(ModelFileError, match=message):
         daskml_dist.load(path)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("os.system", "made of os.system"),
         ("subprocess.Popen", "made of subprocess.Popen"),
@@ -221,7 +221,7 @@ def test_other_files_are_refused(attack: str, path: Path) -> None:
     ],
 )
 def test_functions_and_classes_of_other_modules_are_refused(
-    name: str, told: str, path: Path
+    name: str, message: str, path: Path
 ) -> None:
     from daskml_dist.inference.saved.archive import compute_checksum
 
@@ -236,5 +236,5 @@ def test_functions_and_classes_of_other_modules_are_refused(
     _changed(path, STATE, change)
     right = {"state": compute_checksum(states[0].encode())}
     _changed(path, MANIFEST, lambda m: {**m, "sha256": m["sha256"] | right})
-    with pytest.raises(ModelFileError, match=told):
+    with pytest.raises(ModelFileError, match=message):
         daskml_dist.load(path)

@@ -73,12 +73,12 @@ def test_torch_can_read_the_tensors(tmp_path: Path) -> None:
 def test_criteria_are_passed_at_loading(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     y = X[:, 0].astype(np.float64)
-    given = {"module": make_net(), "criterion": nn.HuberLoss}
-    first = TorchRegressor(**given, module__n_out=1, **_settings()).fit(X, y)
+    params = {"module": make_net(), "criterion": nn.HuberLoss}
+    first = TorchRegressor(**params, module__n_out=1, **_settings()).fit(X, y)
     first.save(path)
     with pytest.raises(ModelFileError, match=r"criterion=\.\.\., module=\.\.\."):
         daskml_dist.load(path)
-    second = daskml_dist.load(path, **given)
+    second = daskml_dist.load(path, **params)
     assert_array_equal(second.predict(X), first.predict(X))
 
 

@@ -65,9 +65,9 @@ def test_networks_equal_single_rows(name: str, trained: Any) -> None:
     for method in ("predict_proba", "predict"):
         for dtype in DTYPES if hasattr(model, method) else ():
             rows = scattered((200, 28), dtype)
-            own = [getattr(model, method)(rows[at : at + 1].copy()) for at in range(200)]
+            single_rows = [getattr(model, method)(rows[at : at + 1].copy()) for at in range(200)]
             found = Predictor(model, method).each(rows)
-            assert_array_equal(found, np.concatenate(own), f"{method}, {dtype}")
+            assert_array_equal(found, np.concatenate(single_rows), f"{method}, {dtype}")
 
 
 #: Methods that predict each row separately in one call; all others are called row by row.
@@ -111,9 +111,9 @@ def test_predictions_equal_those_of_a_single_row(name: str, dtype: Any) -> None:
             if (answers := predictor.each(X)) is None:
                 break
             found.add(method)
-            own = [getattr(model, method)(X[at : at + 1].copy()) for at in range(n)]
-            assert_array_equal(answers, np.concatenate(own), method)
-            assert answers.dtype == own[0].dtype
+            single_rows = [getattr(model, method)(X[at : at + 1].copy()) for at in range(n)]
+            assert_array_equal(answers, np.concatenate(single_rows), method)
+            assert answers.dtype == single_rows[0].dtype
     assert found == EACH.get(name, APART.get(name, set()))
 
 

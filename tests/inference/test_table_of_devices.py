@@ -89,14 +89,14 @@ def _gather(found: Any) -> tuple[Any, set[type]]:
 def test_fits_run_where_the_table_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimators with a parameter `device` request a GPU; for others copied rows are counted."""
     X, y = rows_of(name)
-    given = () if y is None else (y,)
+    arguments = () if y is None else (y,)
     model = small_estimator(name)
     if "device" in model.get_params(deep=False):
         plug_in(MissingDevice, monkeypatch)
         is_refused = CELLS[name][0] == "host"
         error = InvalidParameterError if is_refused else DeviceUnavailableError
         with pytest.raises(error, match="on the CPU" if is_refused else "Plug something in"):
-            model.set_params(device="gpu").fit(X, *given)
+            model.set_params(device="gpu").fit(X, *arguments)
         return
     if name not in NUMERIC:
         assert CELLS[name][0] == "host"
@@ -167,9 +167,9 @@ def test_numbers_are_encoded_on_their_device(dtype: str, monkeypatch: pytest.Mon
             encoder.fit(_lazy(X))
             values, kinds = _gather(encoder.transform(_lazy(X)))
             assert DeviceArray.copied < X.size
-        for found, own in zip(encoder.categories_, expected.categories_, strict=True):
-            assert found.dtype == own.dtype
-            assert_array_equal(found, own)
+        for found, categories in zip(encoder.categories_, expected.categories_, strict=True):
+            assert found.dtype == categories.dtype
+            assert_array_equal(found, categories)
         assert kinds == {DeviceArray}
         assert values.dtype == expected.transform(X).dtype
         assert_array_equal(values, expected.transform(X))

@@ -279,9 +279,9 @@ def test_twins_keep_parameters_and_names_and_can_be_refitted() -> None:
     fitted = linear_model.LogisticRegression(C=0.3, tol=1e-6).fit(frame, Y > 0).to_sklearn()
     assert fitted.C == 0.3
     assert_array_equal(fitted.feature_names_in_, list("abcd"))
-    again = clone(fitted).fit(frame, Y > 0)
-    np.testing.assert_allclose(again.coef_, fitted.coef_, rtol=1e-3)
-    assert isinstance(again, TheirLogisticRegression)
+    refitted = clone(fitted).fit(frame, Y > 0)
+    np.testing.assert_allclose(refitted.coef_, fitted.coef_, rtol=1e-3)
+    assert isinstance(refitted, TheirLogisticRegression)
 
 
 def test_fits_to_dask_have_twins_too() -> None:

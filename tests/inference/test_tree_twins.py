@@ -187,5 +187,5 @@ def test_boosting_with_categories_of_arrays() -> None:
 
 def test_a_twin_can_be_fitted_again() -> None:
     model = HistGradientBoostingClassifier(max_iter=1).fit(X[:100], Y[:100] > 0)
-    again = model.to_sklearn().fit(X[:100], Y[:100] > 0)
-    assert_allclose(again.predict_proba(X), model.predict_proba(X), atol=1e-6)
+    refitted = model.to_sklearn().fit(X[:100], Y[:100] > 0)
+    assert_allclose(refitted.predict_proba(X), model.predict_proba(X), atol=1e-6)

@@ -58,7 +58,7 @@ def _same(found: Any, wanted: Any, rtol: float = 1e-10) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {"features": [0], "grid_resolution": 7},
         {"features": 1},
@@ -68,12 +68,12 @@ def _same(found: Any, wanted: Any, rtol: float = 1e-10) -> None:
     ],
     ids=str,
 )
-def test_values_equal_scikit_learn_on_gathered_rows(model: str, asked: Any) -> None:
+def test_values_equal_scikit_learn_on_gathered_rows(model: str, options: Any) -> None:
     estimator = _fitted(model)
-    given = {**asked, "method": "brute", "kind": "both", "sample_weight": WEIGHT}
-    wanted = sklearn.inspection.partial_dependence(estimator, X, **given)
-    given["sample_weight"] = da.from_array(WEIGHT, chunks=(LAZY.chunks[0],))
-    found = partial_dependence(estimator, LAZY, **given)
+    arguments = {**options, "method": "brute", "kind": "both", "sample_weight": WEIGHT}
+    wanted = sklearn.inspection.partial_dependence(estimator, X, **arguments)
+    arguments["sample_weight"] = da.from_array(WEIGHT, chunks=(LAZY.chunks[0],))
+    found = partial_dependence(estimator, LAZY, **arguments)
     assert isinstance(found.individual, da.Array)
     _same(found, wanted)
 
@@ -84,13 +84,13 @@ def test_frames_of_unknown_lengths(kind: str) -> None:
         k=pd.Categorical([f"k{int(k)}" for k in X[:, 1]])
     )
     model = HistGradientBoostingRegressor(**BOOSTING).fit(frame, Y)
-    asked = {"features": ["k", "x"], "categorical_features": ["k"], "grid_resolution": 4}
-    wanted = sklearn.inspection.partial_dependence(model, frame, kind=kind, **asked)
+    options = {"features": ["k", "x"], "categorical_features": ["k"], "grid_resolution": 4}
+    wanted = sklearn.inspection.partial_dependence(model, frame, kind=kind, **options)
     # Trees with categories do not support the recursion method.
-    found = partial_dependence(model, dd.from_pandas(frame, npartitions=3), kind=kind, **asked)
+    found = partial_dependence(model, dd.from_pandas(frame, npartitions=3), kind=kind, **options)
     _same(found, wanted)
     with pytest.raises(InvalidParameterError, match="trees split on categories"):
-        partial_dependence(model, frame, method="recursion", **asked)
+        partial_dependence(model, frame, method="recursion", **options)
 
 
 PEERS = [
@@ -101,12 +101,12 @@ PEERS = [
 
 @pytest.mark.parametrize("rows", [X, LAZY], ids=["memory", "dask"])
 @pytest.mark.parametrize(
-    ("kind", "peer", "given", "y"), PEERS, ids=lambda c: getattr(c, "__name__", "")
+    ("kind", "peer", "params", "y"), PEERS, ids=lambda c: getattr(c, "__name__", "")
 )
-def test_recursion_is_scikit_learns(kind: Any, peer: Any, given: Any, y: Any, rows: Any) -> None:
-    asked = {"features": [0, 2], "grid_resolution": 5}
-    wanted = sklearn.inspection.partial_dependence(peer(**given).fit(X, y), X, **asked)
-    _same(partial_dependence(kind(**given).fit(X, y), rows, **asked), wanted, rtol=1e-6)
+def test_recursion_is_scikit_learns(kind: Any, peer: Any, params: Any, y: Any, rows: Any) -> None:
+    options = {"features": [0, 2], "grid_resolution": 5}
+    wanted = sklearn.inspection.partial_dependence(peer(**params).fit(X, y), X, **options)
+    _same(partial_dependence(kind(**params).fit(X, y), rows, **options), wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_recursion_of_forests_is_that_of_their_twins(model: Any) -> None:
 )
 def test_models_of_scikit_learn_are_asked_as_it_asks_them(model: Any, y: Any) -> None:
     model.fit(X, y)
-    asked = {"features": [0], "grid_resolution": 5}
-    wanted = sklearn.inspection.partial_dependence(model, X, **asked)
-    _same(partial_dependence(model, LAZY, **asked), wanted)
+    options = {"features": [0], "grid_resolution": 5}
+    wanted = sklearn.inspection.partial_dependence(model, X, **options)
+    _same(partial_dependence(model, LAZY, **options), wanted)
 
 
 def test_percentiles_of_many_values_are_exact() -> None:
@@ -144,9 +144,9 @@ def test_percentiles_of_many_values_are_exact() -> None:
     rows = np.column_stack([column, np.zeros(n)])
     model = LinearRegression().fit(X[:, :2], Y)
     for ends in ((0.05, 0.95), (0.35, 0.8), (0, 1)):
-        asked = {"features": [0], "percentiles": ends, "grid_resolution": 3}
-        wanted = sklearn.inspection.partial_dependence(model, rows, **asked)
-        _same(partial_dependence(model, da.from_array(rows, chunks=(7_000, 2)), **asked), wanted)
+        options = {"features": [0], "percentiles": ends, "grid_resolution": 3}
+        wanted = sklearn.inspection.partial_dependence(model, rows, **options)
+        _same(partial_dependence(model, da.from_array(rows, chunks=(7_000, 2)), **options), wanted)
 
 
 def test_weights_of_the_fit_are_not_forgotten() -> None:
@@ -196,6 +196,6 @@ def test_scikit_learns_decision_boundaries_take_two_rows() -> None:
     ids=str,
 )
 def test_invalid_arguments_are_refused(change: Any, error: Any, words: str) -> None:
-    given = {"X": LAZY, "features": [0], "method": "brute", **change}
+    options = {"X": LAZY, "features": [0], "method": "brute", **change}
     with pytest.raises(error, match=words):
-        partial_dependence(_fitted("boosting"), given.pop("X"), **given)
+        partial_dependence(_fitted("boosting"), options.pop("X"), **options)

@@ -89,16 +89,16 @@ def test_importances_are_those_of_the_same_permutations(name: str, max_samples: 
     options: dict[str, Any] = {
         "scoring": name, "n_repeats": 2, "random_state": 3, "max_samples": max_samples,
     }  # fmt: skip
-    here = permutation_importance(model, X, y, sample_weight=WEIGHT, **options)
-    assert_allclose(here.importances, wanted, rtol=1e-9, atol=1e-12)
-    assert_allclose(here.importances_mean, wanted.mean(axis=1), rtol=1e-9, atol=1e-12)
-    assert_allclose(here.importances_std, wanted.std(axis=1), rtol=1e-9, atol=1e-12)
+    in_memory = permutation_importance(model, X, y, sample_weight=WEIGHT, **options)
+    assert_allclose(in_memory.importances, wanted, rtol=1e-9, atol=1e-12)
+    assert_allclose(in_memory.importances_mean, wanted.mean(axis=1), rtol=1e-9, atol=1e-12)
+    assert_allclose(in_memory.importances_std, wanted.std(axis=1), rtol=1e-9, atol=1e-12)
     lazy = [da.from_array(v, chunks=CHUNKS[: v.ndim]) for v in (X, y, WEIGHT)]
     for budget in ("512 MiB", 1, 2 * 8 * N):  # together, one by one, two and one
-        there = permutation_importance(
+        lazily = permutation_importance(
             model, lazy[0], lazy[1], sample_weight=lazy[2], column_memory=budget, **options
         )
-        assert_allclose(there.importances, here.importances, rtol=1e-9, atol=1e-12)
+        assert_allclose(lazily.importances, in_memory.importances, rtol=1e-9, atol=1e-12)
 
 
 def test_several_scores_are_those_of_one_each() -> None:
@@ -106,9 +106,9 @@ def test_several_scores_are_those_of_one_each() -> None:
     lazy = [da.from_array(v, chunks=CHUNKS[: v.ndim]) for v in (X, LABELS)]
     options: dict[str, Any] = {"n_repeats": 2, "random_state": 3}
     names = ["neg_log_loss", "accuracy"]
-    for given in (names, tuple(names), dict(zip("ab", names, strict=True))):
-        found = permutation_importance(model, *lazy, scoring=given, **options)
-        assert list(found) == list(given)
+    for scorers in (names, tuple(names), dict(zip("ab", names, strict=True))):
+        found = permutation_importance(model, *lazy, scoring=scorers, **options)
+        assert list(found) == list(scorers)
         for name, scoring in zip(found, names, strict=True):
             one = permutation_importance(model, *lazy, scoring=scoring, **options)
             assert_array_equal(found[name].importances, one.importances)
@@ -142,12 +142,12 @@ def test_frames_with_categories_and_unknown_rows() -> None:
     words = pd.Series(np.array(["x", "y", "z"])[np.digitize(X[:, 1], [-1, 1])], dtype="category")
     frame = pd.DataFrame({"a": X[:, 0], "word": words, "c": X[:, 2], "y": LABELS})
     model = HistGradientBoostingClassifier(max_iter=3).fit(frame.drop(columns="y"), LABELS)
-    here = permutation_importance(model, frame, "y", random_state=0, n_repeats=2)
+    in_memory = permutation_importance(model, frame, "y", random_state=0, n_repeats=2)
     lazy = dd.from_pandas(frame, npartitions=3)
-    there = permutation_importance(model, lazy, "y", random_state=0, n_repeats=2)
-    assert_allclose(there.importances, here.importances, rtol=1e-12)
-    assert here.importances_mean[0] > here.importances_mean[1] > 0
-    assert abs(here.importances_mean[2]) < 0.05
+    lazily = permutation_importance(model, lazy, "y", random_state=0, n_repeats=2)
+    assert_allclose(lazily.importances, in_memory.importances, rtol=1e-12)
+    assert in_memory.importances_mean[0] > in_memory.importances_mean[1] > 0
+    assert abs(in_memory.importances_mean[2]) < 0.05
 
 
 def test_on_a_cluster_nothing_is_left(client: Client) -> None:
@@ -156,10 +156,10 @@ def test_on_a_cluster_nothing_is_left(client: Client) -> None:
     y = da.from_array(np.tile(Y, 250), chunks=20_000)
     found = permutation_importance(model, rows, y, n_repeats=1, random_state=0)
     with dask.config.set(scheduler="synchronous"):
-        here = permutation_importance(
+        in_memory = permutation_importance(
             model, rows.compute(), y.compute(), n_repeats=1, random_state=0
         )
-    assert_allclose(found.importances, here.importances, rtol=1e-9)
+    assert_allclose(found.importances, in_memory.importances, rtol=1e-9)
 
 
 def test_a_function_scores_rows_in_memory_alone() -> None:
@@ -173,7 +173,7 @@ def test_a_function_scores_rows_in_memory_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "says"),
+    ("options", "error", "message"),
     [
         ({"scoring": "roc_auc"}, InvalidParameterError, "Use one of"),
         ({"scoring": "neg_log_loss"}, InvalidParameterError, "needs predict_proba"),
@@ -189,7 +189,7 @@ def test_a_function_scores_rows_in_memory_alone() -> None:
     ],
     ids=str,
 )
-def test_invalid_scores_raise(options: Any, error: type, says: str) -> None:
-    given = {"estimator": LinearRegression().fit(X, Y), "X": X, "y": Y, **options}
-    with pytest.raises(error, match=says):
-        permutation_importance(**given)
+def test_invalid_scores_raise(options: Any, error: type, message: str) -> None:
+    arguments = {"estimator": LinearRegression().fit(X, Y), "X": X, "y": Y, **options}
+    with pytest.raises(error, match=message):
+        permutation_importance(**arguments)

@@ -74,10 +74,10 @@ def shapley(worth: Callable[[tuple[int, ...]], Any]) -> Any:
 
 def path_worth(of: ExplainedTrees, row: Any) -> Callable[[tuple[int, ...]], Any]:
     """Return the game whose unknown features are averaged by the training rows of nodes."""
-    nodes, own = of.trees.nodes, number_categories(of.trees, row[None])[0]
+    nodes, numbered = of.trees.nodes, number_categories(of.trees, row[None])[0]
 
     def goes_left(k: int) -> bool:
-        x = own[nodes.feature[k]]
+        x = numbered[nodes.feature[k]]
         if np.isnan(x):
             return bool(nodes.missing_left[k])
         if nodes.category[k] >= 0:

@@ -52,10 +52,10 @@ def _lazy(array: Any, n: int = 200) -> Any:
 
 def _predict(found: Any) -> Any:
     """Return predictions of labels."""
-    told = found.predict(X)
-    if told.dtype.kind != "f":
-        return told
-    return told.argmax(axis=1) if told.ndim == 2 else (told > 0.5).astype(int)
+    predictions = found.predict(X)
+    if predictions.dtype.kind != "f":
+        return predictions
+    return predictions.argmax(axis=1) if predictions.ndim == 2 else (predictions > 0.5).astype(int)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -91,10 +91,10 @@ def test_labels_of_any_type(
     # In order, so that most blocks have one label only.
     order = np.argsort(codes, kind="stable")
     rows, y = X[order], classes[codes[order]]
-    given = (_lazy(rows), _lazy(y)) if where == "cluster" else (rows, y)
+    arguments = (_lazy(rows), _lazy(y)) if where == "cluster" else (rows, y)
     eval_set = (rows[::7], y[::7])
     params = {"n_estimators": 10}
-    found = _fit(library, "Classifier", *given, params, client=client, eval_set=eval_set)
+    found = _fit(library, "Classifier", *arguments, params, client=client, eval_set=eval_set)
     assert found.classes_.tolist() == (
         [0, 1] if labels == "bools" and library == "xgboost" else classes.tolist()
     )
@@ -109,13 +109,13 @@ def test_labels_of_any_type(
         np.testing.assert_allclose(shares[:, -1], wanted, rtol=1e-6)
     if library == "lightgbm":
         return
-    again = pickle.loads(pickle.dumps(copy.deepcopy(found)))
-    for model in (found, again):
+    unpickled = pickle.loads(pickle.dumps(copy.deepcopy(found)))
+    for model in (found, unpickled):
         assert (model.predict(X) == classes[shares.argmax(axis=1)]).all()
         assert (model.classes_ == classes).all()
         assert model.predict(X, output_margin=True).dtype.kind == "f"
-    assert isinstance(again, pytest.importorskip("xgboost").XGBClassifier)
-    fresh = clone(again).set_params(n_estimators=3).fit(X, codes)
+    assert isinstance(unpickled, pytest.importorskip("xgboost").XGBClassifier)
+    fresh = clone(unpickled).set_params(n_estimators=3).fit(X, codes)
     assert fresh.predict(X).dtype.kind in "iu"
 
 
@@ -137,11 +137,11 @@ def test_what_are_no_labels(library: str, y: Any, words: str) -> None:
         _fit(library, "Classifier", X, BINARY, {}, client="inline", eval_set=(X[:1], [7]))
 
 
-@pytest.mark.parametrize("given", ["balanced", {"no": 3.0, "yes": 0.5}])
-def test_class_weights_of_lightgbm(given: Any, client: Client) -> None:
+@pytest.mark.parametrize("options", ["balanced", {"no": 3.0, "yes": 0.5}])
+def test_class_weights_of_lightgbm(options: Any, client: Client) -> None:
     lightgbm = pytest.importorskip("lightgbm", reason="lightgbm is not installed")
     y = np.where(X[:, 0] + rng.normal(size=len(X)) > 1.0, "yes", "no")
-    params = {"n_estimators": 10, "class_weight": given}
+    params = {"n_estimators": 10, "class_weight": options}
     wanted = lightgbm.LGBMClassifier(**params, verbosity=-1).fit(X, y).predict_proba(X)[:, 1]
     alone = _fit("lightgbm", "Classifier", X, y, params, client="inline")
     np.testing.assert_allclose(alone.predict(X), wanted, rtol=1e-6)
@@ -257,10 +257,10 @@ def test_a_process_exits_normally_after_a_training_that_failed(library: str) -> 
         "try:\n"
         f"    fit({library}.{kind}(max_depth='x'), np.eye(4), np.arange(4) % 2)\n"
         "except RuntimeError:\n"
-        "    print('told')\n"
+        "    print('done')\n"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert (found.returncode, found.stdout.splitlines()[-1:]) == (0, [b"told"])
+    assert (found.returncode, found.stdout.splitlines()[-1:]) == (0, [b"done"])
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -281,10 +281,10 @@ def test_vector_leaves_are_as_good_as_xgboosts(classes: bool) -> None:
     y = y.argmax(axis=1) if classes else y
     ours = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
     theirs = xgboost.XGBClassifier if classes else xgboost.XGBRegressor
-    given = {"learning_rate": 0.1, "multi_strategy": "multi_output_tree"}
+    options = {"learning_rate": 0.1, "multi_strategy": "multi_output_tree"}
     mine = ours(
         max_iter=60, max_leaf_nodes=15, min_samples_leaf=1, l2_regularization=1.0,
-        early_stopping=False, **given
+        early_stopping=False, **options
     ).fit(X[:1_000], y[:1_000])  # fmt: skip
     # XGBoost doubles the second derivatives of classes: at twice the rate, and with twice the
     # penalty, its steps are the same.
@@ -292,7 +292,7 @@ def test_vector_leaves_are_as_good_as_xgboosts(classes: bool) -> None:
     other = theirs(
         n_estimators=60, max_leaves=15, max_depth=0, grow_policy="lossguide", max_bin=255,
         tree_method="hist", reg_lambda=1.0 * times, min_child_weight=1e-3, n_jobs=1,
-        **{**given, "learning_rate": 0.1 * times},
+        **{**options, "learning_rate": 0.1 * times},
     ).fit(X[:1_000], y[:1_000])  # fmt: skip
 
     def loss(model: Any) -> float:

@@ -44,9 +44,9 @@ def _open(stack: ExitStack, *, is_library: bool) -> tuple[int, Any]:
     stack.callback(socket.close, descriptor)
     if is_library:
         # A socket of a library in another language, as the other rank's would be.
-        there = other.detach()
-        stack.callback(socket.close, there)
-        return descriptor, there
+        detached = other.detach()
+        stack.callback(socket.close, detached)
+        return descriptor, detached
     stack.callback(other.close)
     return descriptor, other
 
@@ -65,12 +65,17 @@ def test_connections_of_other_tasks_stay_open(close_all: ExitStack) -> None:
     before, _ = _open(close_all, is_library=True)
     group: Any = _Group()
     connections = LibraryConnections(group)
-    own, _ = _open(close_all, is_library=True)
+    of_library, _ = _open(close_all, is_library=True)
     other, _ = _open(close_all, is_library=False)
     connections.claim()
     later, _ = _open(close_all, is_library=True)
     connections.shut()
-    assert [_is_shut(one) for one in (before, own, other, later)] == [False, True, False, False]
+    assert [_is_shut(one) for one in (before, of_library, other, later)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_services_stay_open_before_the_library_is_connected(
@@ -78,16 +83,16 @@ def test_services_stay_open_before_the_library_is_connected(
 ) -> None:
     group: Any = _Group()
     with break_connections(group):
-        own, _ = _open(close_all, is_library=True)
+        of_library, _ = _open(close_all, is_library=True)
         pair = socket.socketpair()  # no connection of TCP
         local = pair[0].detach()
         close_all.callback(socket.close, local)
         close_all.callback(pair[1].close)
         group.has_ended = True
         until = time.monotonic() + 10
-        while not _is_shut(own) and time.monotonic() < until:
+        while not _is_shut(of_library) and time.monotonic() < until:
             time.sleep(0.05)
-        assert (_is_shut(own), _is_shut(local)) == (True, False)
+        assert (_is_shut(of_library), _is_shut(local)) == (True, False)
     connections = LibraryConnections(group)
     service, _ = _open(close_all, is_library=True)
     monkeypatch.setattr(_connections, "_read_first_free_port", lambda: 65_536)

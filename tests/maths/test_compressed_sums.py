@@ -46,7 +46,11 @@ def _all_in_one() -> LaneExchange:
         return {to: {n: sent[n][to] for n in sent} for to in owners}
 
     return LaneExchange(
-        dict, lambda own: np.sum([own[n] for n in sorted(own)], axis=0, dtype=np.float64), scatter
+        dict,
+        lambda gradients: np.sum(
+            [gradients[n] for n in sorted(gradients)], axis=0, dtype=np.float64
+        ),
+        scatter,
     )
 
 
@@ -70,20 +74,20 @@ CASES = [(c, False) for c in ALL if c != "ef21"] + [
 
 @pytest.mark.parametrize(("compressor", "ranged"), CASES)
 def test_all_gradients_arrive_in_the_end(compressor: Any, ranged: bool) -> None:
-    sums, given, arrived = _make(compressor, ranged), 0.0, 0.0
+    sums, sent, arrived = _make(compressor, ranged), 0.0, 0.0
     for step in range(30):
-        own = _gradients(step)
-        before = {n: gradient.copy() for n, gradient in own.items()}
-        whole = sum(own.values())
-        found = sums.add_up(own, _all_in_one(), last=step == 29)
-        for n, gradient in own.items():
+        gradients = _gradients(step)
+        before = {n: gradient.copy() for n, gradient in gradients.items()}
+        whole = sum(gradients.values())
+        found = sums.add_up(gradients, _all_in_one(), last=step == 29)
+        for n, gradient in gradients.items():
             np.testing.assert_array_equal(gradient, before[n])
         # Running means and counts do not wait for other steps.
         np.testing.assert_allclose(found[PLAIN], whole[PLAIN], atol=1e-12)
         if step < 29:
             assert not np.allclose(found, whole, atol=1e-9)
-        given, arrived = given + whole, arrived + found
-    np.testing.assert_allclose(arrived, given, atol=1e-9)
+        sent, arrived = sent + whole, arrived + found
+    np.testing.assert_allclose(arrived, sent, atol=1e-9)
 
 
 FORMS: list[Any] = ["8bit", "topk", OneBit(64, momentum=0.5), EF21(0.1, 0.5), PowerSGD(1)]
@@ -123,27 +127,29 @@ def test_vectors_are_sent_uncompressed_by_factors() -> None:
     vector = Parameters((Part("coef", (30, 1)), Part("intercept", (1, 1))))
     sums = PowerSGD(2).make_sum(range(2), 2, vector, "float64")
     for step in range(3):
-        own = {n: np.full((31, 1), 1.0 + n + step) for n in range(2)}
-        np.testing.assert_array_equal(sums.add_up(own, _all_in_one()), own[0] + own[1])
+        gradients = {n: np.full((31, 1), 1.0 + n + step) for n in range(2)}
+        np.testing.assert_array_equal(
+            sums.add_up(gradients, _all_in_one()), gradients[0] + gradients[1]
+        )
 
 
 def test_zeros_and_non_finite_values_pass_through_factors() -> None:
     sums = _make(PowerSGD(2))
     zeros = {n: np.zeros(NETWORK.shape) for n in range(N_LANES)}
     assert not sums.add_up(zeros, _all_in_one()).any()
-    own = _gradients(0)
-    own[1][3] = np.nan
-    assert not np.isfinite(sums.add_up(own, _all_in_one())[:240]).all()
+    gradients = _gradients(0)
+    gradients[1][3] = np.nan
+    assert not np.isfinite(sums.add_up(gradients, _all_in_one())[:240]).all()
 
 
 def test_estimates_follow_gradients_that_stay() -> None:
-    sums, own = _make(EF21(0.1)), _gradients(0)
+    sums, gradients = _make(EF21(0.1)), _gradients(0)
     np.testing.assert_allclose(
         sums.add_up(_gradients(1), _all_in_one()), sum(_gradients(1).values())
     )
     for _ in range(11):
-        found = sums.add_up(own, _all_in_one())
-    np.testing.assert_allclose(found, sum(own.values()), atol=1e-12)
+        found = sums.add_up(gradients, _all_in_one())
+    np.testing.assert_allclose(found, sum(gradients.values()), atol=1e-12)
 
 
 @pytest.mark.parametrize(

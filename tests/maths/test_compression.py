@@ -163,7 +163,7 @@ def test_nothing_is_lost(compression: Any, dtype: str, sparse_push: bool) -> Non
     assert compressor is not None
     rng = np.random.default_rng(0)
     feedback = Feedback(compressor, (200, 2), dtype)
-    given, arrived = np.zeros((200, 2)), np.zeros((200, 2))
+    sent, arrived = np.zeros((200, 2)), np.zeros((200, 2))
     for _ in range(50):
         index = np.sort(rng.choice(200, 30, replace=False)) if sparse_push else None
         values = rng.normal(size=(30 if sparse_push else 200, 2)).astype(dtype)
@@ -173,16 +173,16 @@ def test_nothing_is_lost(compression: Any, dtype: str, sparse_push: bool) -> Non
         out = np.empty_like(values)
         compressor.decompress(packed, out.reshape(-1))
         at = slice(None) if index is None else index
-        given[at] += values
+        sent[at] += values
         arrived[at] += out
         np.testing.assert_allclose(
-            arrived + feedback.residual, given, atol=1e3 * np.finfo(dtype).eps
+            arrived + feedback.residual, sent, atol=1e3 * np.finfo(dtype).eps
         )
     # Vectors alone are no matrices of low rank, and are sent whole.
     assert (np.abs(feedback.residual).max() > 0) == (compression != "powersgd")
     rest, index = feedback.flush(np.zeros((200, 2), dtype))
     assert index is None
-    np.testing.assert_allclose(arrived + rest, given, atol=1e3 * np.finfo(dtype).eps)
+    np.testing.assert_allclose(arrived + rest, sent, atol=1e3 * np.finfo(dtype).eps)
     assert not feedback.residual.any()
 
 

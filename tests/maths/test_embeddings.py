@@ -60,12 +60,12 @@ def test_pairs_are_all_products_of_two_vectors() -> None:
     index, piece = _touch(model, X, y)
     w = rng.normal(size=(len(index), 1 + RANK))
     ids = np.concatenate([field_ids(np.zeros(1, np.int64), field) for field in range(N_FIELDS)])
-    own = w[np.searchsorted(index, ids)]
+    w_of_ids = w[np.searchsorted(index, ids)]
     dense, expected = X.toarray(), np.full(N_ROWS, 0.25 + w[-1, 0])
-    expected += dense @ own[:, 0]
+    expected += dense @ w_of_ids[:, 0]
     for i in range(N_FIELDS):
         for j in range(i):
-            expected += dense[:, i] * dense[:, j] * (own[i, 1:] @ own[j, 1:])
+            expected += dense[:, i] * dense[:, j] * (w_of_ids[i, 1:] @ w_of_ids[j, 1:])
     np.testing.assert_allclose(model.predict(w, piece.X, BACKEND), expected, rtol=1e-12)
 
 
@@ -175,10 +175,10 @@ def test_each_id_has_a_vector_for_the_others_field() -> None:
     index, piece = _touch(model, X, y)
     w = rng.normal(size=(len(index), 1 + RANK * N_FIELDS))
     ids = np.concatenate([field_ids(np.zeros(1, np.int64), field) for field in range(N_FIELDS)])
-    own = w[np.searchsorted(index, ids)]
-    vectors = own[:, 1:].reshape(N_FIELDS, N_FIELDS, RANK)
+    w_of_ids = w[np.searchsorted(index, ids)]
+    vectors = w_of_ids[:, 1:].reshape(N_FIELDS, N_FIELDS, RANK)
     dense, expected = X.toarray(), np.full(N_ROWS, 0.25 + w[-1, 0])
-    expected += dense @ own[:, 0]
+    expected += dense @ w_of_ids[:, 0]
     for i in range(N_FIELDS):
         for j in range(i):
             expected += dense[:, i] * dense[:, j] * (vectors[i, j] @ vectors[j, i])
@@ -215,10 +215,14 @@ def test_field_pairs_of_all_ranks_around_whole_vectors(dtype: str) -> None:
                 back[place[k]] += 0.5 * weight[i] * W[place[k]]
                 back[place[k], 0] += slope[i] * data[k]
                 for m in range(indptr[i], k):
-                    own, other, x = V[place[k], field[m]], V[place[m], field[k]], data[k] * data[m]
-                    truth[i] += own @ other * x
+                    vector, other, x = (
+                        V[place[k], field[m]],
+                        V[place[m], field[k]],
+                        data[k] * data[m],
+                    )
+                    truth[i] += vector @ other * x
                     by_vector[place[k], field[m]] += slope[i] * x * other
-                    by_vector[place[m], field[k]] += slope[i] * x * own
+                    by_vector[place[m], field[k]] += slope[i] * x * vector
         for found, expected in ((raw, truth), (out, back)):
             rtol = 2e-5 if dtype == "float32" else 1e-12
             np.testing.assert_allclose(

@@ -128,13 +128,13 @@ def test_results_keep_the_dtype_and_the_arguments(
 @pytest.mark.parametrize("name", NAMES)
 def test_float64_parameter_does_not_widen_a_float32_fit(name: str) -> None:
     """Searches over parameters give NumPy scalars."""
-    given = LOSSES[name]()
+    default = LOSSES[name]()
     numbers = {
         field: np.float64(value)
-        for field, value in vars(given).items()
+        for field, value in vars(default).items()
         if not isinstance(value, bool)
     }
-    loss = type(given)(**numbers)
+    loss = type(default)(**numbers)
     y, raw = _draw(loss, (N,), np.float32)
     values, gradient = loss.value_and_gradient(y, raw)
     assert values.dtype == gradient.dtype == np.float32

@@ -121,14 +121,14 @@ def test_update_is_in_place_and_keeps_the_dtype(name: str, l1: Any, dtype: Any) 
     optimizer = get_optimizer(name)
     w = np.ones((6, 2), dtype)
     opt_state = optimizer.init(w)
-    held = dict(opt_state)
+    arrays_before = dict(opt_state)
     strength = np.full((6, 1), 0.1, dtype) if l1 == "rows" else l1
     # A NumPy scalar, as a schedule of NumPy scalars gives it, must not widen anything.
     for step, lr in enumerate((0.1, np.float64(0.1)), start=1):
         assert optimizer.update(w, np.full_like(w, 0.5), opt_state, lr, step, strength) is None
     assert set(opt_state) == set(optimizer.state_names)
     for state_name, array in opt_state.items():
-        assert array is held[state_name]
+        assert array is arrays_before[state_name]
         assert array.shape == w.shape
         assert array.dtype == dtype
     assert w.dtype == dtype
@@ -237,9 +237,9 @@ def test_a_rule_may_be_defined_beside_global_arrays() -> None:
     """As in a notebook, where global names may be arrays."""
     names = {"X": np.ones((3, 2)), "math": math}
     rule = staticmethod(FunctionType(Adagrad.elementwise_update.__code__, names))
-    own: Any = type("Own", (Adagrad,), {"elementwise_update": rule})
+    optimizer_class: Any = type("Own", (Adagrad,), {"elementwise_update": rule})
     w, expected, grad = np.ones(5), np.ones(5), np.arange(5.0)
-    for optimizer, parameters in ((own(), w), (Adagrad(), expected)):
+    for optimizer, parameters in ((optimizer_class(), w), (Adagrad(), expected)):
         optimizer.update(parameters, grad.copy(), optimizer.init(w), 0.1, 1)
     np.testing.assert_array_equal(w, expected)
 

@@ -78,9 +78,9 @@ def test_soft_threshold(shape: tuple[int, ...], dtype: Any) -> None:
     w = rng.normal(size=(50, 3)).astype(dtype)
     t: Any = rng.random(shape).astype(dtype) if shape else 0.4
     expected = np.sign(w) * np.maximum(abs(w) - t, 0)
-    given = w
+    before = w
     soft_threshold(w, t)
-    assert w is given
+    assert w is before
     assert w.dtype == dtype
     np.testing.assert_allclose(w, expected, rtol=1e-5, atol=1e-7)
     # What lies inside is exactly zero.

@@ -378,8 +378,8 @@ def test_slow_lanes_push_after_fewer_steps(fragments: int) -> None:
     assert meet(32, 9, 1) == [32, 8, 2]
     for _ in range(5):
         time[0] += 1
-        told = meet(24, 12, 12)
-    assert told == [32, 16, 16], "in proportion to the fastest lane"
+        n_steps_of_lanes = meet(24, 12, 12)
+    assert n_steps_of_lanes == [32, 16, 16], "in proportion to the fastest lane"
     gate.leave(0)
     gate.leave(1)
     assert gate.count_steps(2) == 32, "lanes that have left count no more"

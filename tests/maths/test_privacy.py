@@ -56,8 +56,8 @@ OF_OPACUS: list[tuple[float, float, int, float, float]] = [
 def test_the_epsilon_is_that_of_other_accountants(
     rate: float, multiplier: float, steps: int, delta: float, epsilon: float
 ) -> None:
-    own = compute_epsilon(steps * compute_step_rdp(rate, multiplier), delta)
-    assert own == pytest.approx(epsilon, rel=1e-9, abs=1e-9)
+    ours = compute_epsilon(steps * compute_step_rdp(rate, multiplier), delta)
+    assert ours == pytest.approx(epsilon, rel=1e-9, abs=1e-9)
 
 
 def _accounted(rate: float, multiplier: float, steps: int, delta: float, **orders: Any) -> float:
@@ -96,8 +96,8 @@ def test_divergences_are_those_of_another_quadrature(
 
     bounds = -10 * multiplier, order + 10 * multiplier
     found, _ = integrate.quad(integrand, *bounds, epsabs=0, epsrel=1e-8, limit=500)
-    own = compute_step_rdp(rate, multiplier)[RDP_ORDERS.index(order)]
-    assert own == pytest.approx(np.log1p(found) / (order - 1), rel=1e-6)
+    ours = compute_step_rdp(rate, multiplier)[RDP_ORDERS.index(order)]
+    assert ours == pytest.approx(np.log1p(found) / (order - 1), rel=1e-6)
 
 
 def test_full_batches_are_the_plain_gaussian_mechanism() -> None:
@@ -198,10 +198,10 @@ def test_each_row_is_in_each_batch_with_the_same_probability() -> None:
     sizes = np.array([len(batch) for batch in batches])
     # Sizes are binomial, of 1000 rows at 1 / 20.
     edges = np.arange(25, 76, 5)
-    seen = np.histogram(sizes, [-1, *edges, 1001])[0]
+    observed = np.histogram(sizes, [-1, *edges, 1001])[0]
     cdf = stats.binom.cdf([*(edges - 1), 1000], 1000, 0.05)
     expected = np.diff([0, *cdf]) * len(sizes)
-    assert stats.chisquare(seen, expected).pvalue > 0.01
+    assert stats.chisquare(observed, expected).pvalue > 0.01
     rows, counts = np.unique(
         [b * 1000 + r for batch in batches for b, r in batch], return_counts=True
     )
@@ -286,16 +286,16 @@ def test_rows_of_several_outputs_are_clipped_by_their_whole_norm(kind: str, dtyp
     y = np.random.default_rng(2).integers(0, 3, 200).astype(np.int32)
     model = LinearModel(get_loss("log_loss", "classification"), 5, 3, True, row_clip=0.5)
     w = np.random.default_rng(1).normal(size=(6, 3)).astype(dtype)
-    given: Any = X if kind == "dense" else sparse.csr_matrix(X)
+    rows: Any = X if kind == "dense" else sparse.csr_matrix(X)
     backend = get_backend("cpu")
     out, each = np.zeros((6, 3), dtype), []
-    bounds = model.bound_slopes(given)
-    model.add_gradient(w, BatchRows(backend.to_device(given), y, bounds), out, backend)
+    bounds = model.bound_slopes(rows)
+    model.add_gradient(w, BatchRows(backend.to_device(rows), y, bounds), out, backend)
     free = LinearModel(get_loss("log_loss", "classification"), 5, 3, True)
     for i in range(200):
-        own = np.zeros((6, 3))
-        free.add_gradient(w, BatchRows(X[i : i + 1], y[i : i + 1]), own, backend)
-        each.append(own * min(1, 0.5 / max(np.linalg.norm(own), 1e-300)))
+        row_gradient = np.zeros((6, 3))
+        free.add_gradient(w, BatchRows(X[i : i + 1], y[i : i + 1]), row_gradient, backend)
+        each.append(row_gradient * min(1, 0.5 / max(np.linalg.norm(row_gradient), 1e-300)))
     rtol = 1e-10 if dtype == "float64" else 1e-4
     np.testing.assert_allclose(out, np.sum(each, axis=0), rtol=rtol, atol=rtol)
 
@@ -309,14 +309,14 @@ def test_rows_of_networks_are_clipped_by_the_norm_over_all_layers(
     free = MLP(get_loss("log_loss", "classification"), (5, 4, 3, 1), activation, 2)
     clipped = MLP(get_loss("log_loss", "classification"), (5, 4, 3, 1), activation, 2, row_clip=0.5)
     w, backend = free.init(0, np.float64) * 3, get_backend("cpu")
-    given: Any = X if kind == "dense" else sparse.csr_matrix(X)
+    rows: Any = X if kind == "dense" else sparse.csr_matrix(X)
     out, each, norms = np.zeros_like(w), [], []
-    assert clipped.add_gradient(w, BatchRows(backend.to_device(given), y), out, backend) == 0
+    assert clipped.add_gradient(w, BatchRows(backend.to_device(rows), y), out, backend) == 0
     for i in range(len(X)):
-        own = np.zeros_like(w)
-        free.add_gradient(w, BatchRows(X[i : i + 1], y[i : i + 1]), own, backend)
-        norms.append(np.linalg.norm(own))
-        each.append(own * min(1, 0.5 / max(norms[-1], 1e-300)))
+        row_gradient = np.zeros_like(w)
+        free.add_gradient(w, BatchRows(X[i : i + 1], y[i : i + 1]), row_gradient, backend)
+        norms.append(np.linalg.norm(row_gradient))
+        each.append(row_gradient * min(1, 0.5 / max(norms[-1], 1e-300)))
     assert min(norms) < 0.5 < max(norms)
     np.testing.assert_allclose(out, np.sum(each, axis=0), rtol=1e-9, atol=1e-10)
 

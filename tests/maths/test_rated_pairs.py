@@ -74,14 +74,14 @@ def test_gradient_with_drawn_items(pairwise: bool) -> None:
     rng, backend, h, loss = np.random.default_rng(0), get_backend("cpu"), 1e-6, LOSSES["log_loss"]()
     model = RatedPairs(N_USERS, N_ITEMS, RANK, loss, 0.3, True, 0.0, 2, pairwise)
     rows = pairs_of(rng, loss, weighted=True)
-    rows.y, given = np.ones(N_ROWS), rows.X
+    rows.y, pairs = np.ones(N_ROWS), rows.X
     w = rng.normal(size=model.parameters.shape)
     out = np.zeros_like(w)
     found = model.add_gradient(w, rows, out, backend)
     drawn = rows.draw().integers(N_ITEMS, size=(N_ROWS, 2)) + N_USERS
 
     def objective(w: Any) -> float:
-        u, v = w[given[:, 0]], w[given[:, 1]]
+        u, v = w[pairs[:, 0]], w[pairs[:, 1]]
 
         def raw(v: Any) -> Any:
             return (u[:, :RANK] * v[:, :RANK]).sum(axis=1) + u[:, RANK] + v[:, RANK]
@@ -110,7 +110,7 @@ def test_gradient_with_drawn_items(pairwise: bool) -> None:
     few = np.zeros((len(index), RANK + 1))
     assert model.add_gradient(w[index], rows, few, backend) == pytest.approx(found)
     np.testing.assert_allclose(few, out[index], rtol=1e-12)
-    assert set(index) == set(given.ravel()) | set(drawn.ravel())
+    assert set(index) == set(pairs.ravel()) | set(drawn.ravel())
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -119,17 +119,17 @@ def test_few_rows_are_a_part_of_all(backend: Backend, loss: str, dtype: Any) -> 
     rng = np.random.default_rng(1)
     model = RatedPairs(N_USERS, N_ITEMS, RANK, EVERY[loss], 0.3)
     w = rng.normal(size=model.parameters.shape).astype(dtype)
-    given = pairs_of(rng, model.loss, weighted=True)
+    all_pairs = pairs_of(rng, model.loss, weighted=True)
     pieces, at = [], 0
     for n in (150, 0, 50):
-        X, y, weight = (a[at : at + n] for a in (given.X, given.y, given.weight))
+        X, y, weight = (a[at : at + n] for a in (all_pairs.X, all_pairs.y, all_pairs.weight))
         put = backend.to_device
         pieces.append(BatchRows(put(X), put(y.astype(dtype)), put(weight.astype(dtype))))
         at += n
     whole = backend.to_device(np.zeros_like(w))
     losses = [float(model.add_gradient(backend.to_device(w), p, whole, backend)) for p in pieces]
     index = model.touched(pieces, backend)
-    np.testing.assert_array_equal(index, np.unique(given.X))
+    np.testing.assert_array_equal(index, np.unique(all_pairs.X))
     few = backend.to_device(np.zeros((len(index), w.shape[1]), dtype))
     some = backend.to_device(w[index])
     again = [float(model.add_gradient(some, p, few, backend)) for p in pieces]
@@ -147,8 +147,8 @@ def test_distinct_numbers() -> None:
         index, places = distinct(some)
         np.testing.assert_array_equal(index, np.unique(np.concatenate([s.ravel() for s in some])))
         assert index.dtype == np.int64
-        for given, place in zip(some, places, strict=True):
-            np.testing.assert_array_equal(index[place], given)
+        for numbers, place in zip(some, places, strict=True):
+            np.testing.assert_array_equal(index[place], numbers)
     index, (place,) = distinct([np.empty(0, np.int32)])
     assert (index.shape, place.shape) == ((0,), (0,))
 

@@ -62,11 +62,13 @@ def test_derivatives_are_differences(name: str, scale: float) -> None:
             (gradient, more[0], less[0], "gradient"),
             (hessian, more[1], less[1], "hessian"),
         ):
-            told = dict(zip(FORMS, zip(found, (above - below) / (2 * h), strict=True), strict=True))
+            compared = dict(
+                zip(FORMS, zip(found, (above - below) / (2 * h), strict=True), strict=True)
+            )
             size = 1 + np.abs(above)
             np.testing.assert_allclose(
                 found, (above - below) / (2 * h), atol=1e-9 * size.max() / h, rtol=2e-5,
-                err_msg=f"{what} at {at}: {told}",
+                err_msg=f"{what} at {at}: {compared}",
             )  # fmt: skip
         assert (hessian >= 0).all()
 
@@ -74,8 +76,8 @@ def test_derivatives_are_differences(name: str, scale: float) -> None:
 @every
 def test_far_tails_are_finite_and_point_back(name: str) -> None:
     y, loss = encoded(), AFT(name, 0.1)
-    far = 500.0 if name != "extreme" else 20.0
-    for at in (-far, far):
+    tail = 500.0 if name != "extreme" else 20.0
+    for at in (-tail, tail):
         values, gradient, hessian = loss.value_gradient_hessian(y, np.full(len(LOW), at))
         assert np.isfinite([values, gradient, hessian]).all(), FORMS
         # Of raw predictions that are far too small, and far too large.
@@ -124,10 +126,10 @@ def test_bounds_are_encoded() -> None:
 def naive_cox(y: Any, raw: Any, weight: Any) -> float:
     """Minus the weighted log partial likelihood, row by row."""
     total = 0.0
-    for time, own, w in zip(y, raw, weight, strict=True):
+    for time, raw_of_row, w in zip(y, raw, weight, strict=True):
         if time > 0:
             at_risk = np.abs(y) >= time
-            total += w * (np.log((weight * np.exp(raw))[at_risk].sum()) - own)
+            total += w * (np.log((weight * np.exp(raw))[at_risk].sum()) - raw_of_row)
     return total
 
 

@@ -83,10 +83,10 @@ def test_the_loss_is_a_softmax_corrected_by_frequencies() -> None:
     for i in range(N_ROWS):
         others = [j for j in range(N_ROWS) if j == i or items[j] != items[i]]
         logits = np.array([users[i] @ towers[j] / 0.5 + biases[j] for j in others])
-        own = others.index(i)
+        column = others.index(i)
         shares = np.exp(log_q[others]) * (N_ROWS - 1)
-        shares[own] = 1
-        expected += np.log((np.exp(logits) / shares).sum()) - logits[own]
+        shares[column] = 1
+        expected += np.log((np.exp(logits) / shares).sum()) - logits[column]
     assert found == pytest.approx(expected, rel=1e-9)
 
 
@@ -114,9 +114,9 @@ def test_large_batches_are_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     found = model.add_gradient(w, piece, np.zeros_like(w), BACKEND)
     expected = 0.0
     for at in (slice(0, 4), slice(4, 8), slice(8, 9)):
-        own = BatchRows(X[at], log_q[at])
-        of_all = np.searchsorted(index, _touch(model, own))
-        expected += model.add_gradient(w[of_all], own, np.zeros_like(w[of_all]), BACKEND)
+        group_rows = BatchRows(X[at], log_q[at])
+        of_all = np.searchsorted(index, _touch(model, group_rows))
+        expected += model.add_gradient(w[of_all], group_rows, np.zeros_like(w[of_all]), BACKEND)
     assert found == pytest.approx(expected, rel=1e-12)
 
 

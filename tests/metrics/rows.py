@@ -74,10 +74,10 @@ KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 def weights_of(kind: str, values: Any) -> Any:
     """Return weights of the kind of y_true, always one-dimensional."""
-    made = KINDS[kind][0](values)
-    if getattr(made, "ndim", 1) == 1:
-        return made
-    return made["a"] if hasattr(made, "columns") else made[:, 0]
+    weights = KINDS[kind][0](values)
+    if getattr(weights, "ndim", 1) == 1:
+        return weights
+    return weights["a"] if hasattr(weights, "columns") else weights[:, 0]
 
 
 #: Options of metrics whose defaults are not meaningful on these rows.

@@ -76,8 +76,8 @@ def test_rows_against_a_sample() -> None:
 
 
 def test_rows_far_from_the_origin() -> None:
-    far = X + 1e6
-    found = silhouette_score(lazy(far, CHUNKS), lazy(LABELS, CHUNKS), metric="sqeuclidean")
+    shifted = X + 1e6
+    found = silhouette_score(lazy(shifted, CHUNKS), lazy(LABELS, CHUNKS), metric="sqeuclidean")
     assert found == pytest.approx(
         sklearn.metrics.silhouette_score(X, LABELS, metric="sqeuclidean"), rel=1e-7
     )

@@ -33,16 +33,16 @@ CURVES = ["det_curve", "precision_recall_curve", "roc_curve"]
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_options_of_curves(name: str, weights: str) -> None:
     weight = WEIGHTS[weights]
-    given = None if weight is None else lazy(weight)
+    lazy_weight = None if weight is None else lazy(weight)
     # The oldest scikit-learn has no such option of each curve.
     dropped = [True, False] if "drop_intermediate" in parameters_of(name) else []
     for options in [{}, *({"drop_intermediate": drop} for drop in dropped)]:
         expected = getattr(sklearn.metrics, name)(BINARY, SCORES, sample_weight=weight, **options)
-        found = METRICS[name](lazy(BINARY), lazy(SCORES), sample_weight=given, **options)
+        found = METRICS[name](lazy(BINARY), lazy(SCORES), sample_weight=lazy_weight, **options)
         assert_equal(found, expected)
     labels = TEXT[BINARY]
     expected = getattr(sklearn.metrics, name)(labels, SCORES, sample_weight=weight, pos_label="a")
-    found = METRICS[name](lazy(labels), lazy(SCORES), sample_weight=given, pos_label="a")
+    found = METRICS[name](lazy(labels), lazy(SCORES), sample_weight=lazy_weight, pos_label="a")
     assert_equal(found, expected)
     with pytest.raises(InvalidDataError, match="pos_label is not specified"):
         METRICS[name](lazy(labels), lazy(SCORES))
@@ -59,8 +59,8 @@ def test_roc_curve_of_more_scores_than_are_kept() -> None:
     assert len(fpr) <= 201
     errors = []
     for shares, label in ((fpr, 0), (tpr, 1)):
-        own = np.sort(scores[truth == label])
-        exact = 1 - np.searchsorted(own, thresholds) / len(own)
+        scores_of_label = np.sort(scores[truth == label])
+        exact = 1 - np.searchsorted(scores_of_label, thresholds) / len(scores_of_label)
         errors.append(np.abs(exact - shares).max())
     assert 0 < max(errors) < 2 * 2 / 200
 
@@ -86,19 +86,19 @@ def test_parameters_of_calibration_curve() -> None:
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_probabilities_of_several_classes(weights: str) -> None:
     weight = WEIGHTS[weights]
-    given = None if weight is None else lazy(weight)
+    lazy_weight = None if weight is None else lazy(weight)
     columns = lazy(CLASSES), lazy(PROBA)
     truth = np.eye(3)[CLASSES]
     expected = np.average(((PROBA - truth) ** 2).sum(axis=1), weights=weight)
-    for rows, own in ((columns, given), ((CLASSES, PROBA), weight)):
-        found = metrics.brier_score_loss(*rows, sample_weight=own)
+    for rows, sample_weight in ((columns, lazy_weight), ((CLASSES, PROBA), weight)):
+        found = metrics.brier_score_loss(*rows, sample_weight=sample_weight)
         assert found == pytest.approx(expected, rel=1e-12)
-        halved = metrics.brier_score_loss(*rows, sample_weight=own, scale_by_half=True)
+        halved = metrics.brier_score_loss(*rows, sample_weight=sample_weight, scale_by_half=True)
         assert halved == pytest.approx(expected / 2, rel=1e-12)
     for normalize in (True, False):
         options: dict[str, Any] = {"normalize": normalize}
         best = sklearn.metrics.top_k_accuracy_score(CLASSES, PROBA, sample_weight=weight, **options)
-        found = metrics.top_k_accuracy_score(*columns, sample_weight=given, **options)
+        found = metrics.top_k_accuracy_score(*columns, sample_weight=lazy_weight, **options)
         assert found == pytest.approx(best, rel=1e-12)
 
 

@@ -65,15 +65,15 @@ def test_the_table_names_every_metric() -> None:
 @pytest.mark.parametrize("name", METRICS)
 def test_only_sums_leave_the_device(name: str, weights: str, to_device: ToDevice) -> None:
     y_true, y_pred = map(_repeat, data_for(name))
-    on_host, there = {}, {}
+    on_host, on_device = {}, {}
     if WEIGHTS[weights] is not None:
         if not takes_weights(name):
             return
         weight = _repeat(WEIGHTS[weights])
-        on_host, there = {"sample_weight": weight}, {"sample_weight": _lazy(weight, to_device)}
+        on_host, on_device = {"sample_weight": weight}, {"sample_weight": _lazy(weight, to_device)}
     expected = metric_of(name)(_lazy(y_true), _lazy(y_pred), **on_host)
     assert DeviceArray.copied == 0
-    found = metric_of(name)(_lazy(y_true, to_device), _lazy(y_pred, to_device), **there)
+    found = metric_of(name)(_lazy(y_true, to_device), _lazy(y_pred, to_device), **on_device)
     if to_device is fake_cupy.to_device:
         assert (DeviceArray.copied < len(y_true) / 4) == (CELLS[name] == "GPU")
     assert_equal(found, expected)
@@ -133,9 +133,9 @@ def test_one_weight_for_all_rows(to_device: ToDevice) -> None:
 
 
 def test_indicators_are_counted_on_the_host(to_device: ToDevice) -> None:
-    truth, given = _NUMBERS > 0.3, _NUMBERS > 0.5
-    expected = metrics.f1_score(_lazy(truth), _lazy(given), average=None)
-    found = metrics.f1_score(_lazy(truth, to_device), _lazy(given, to_device), average=None)
+    truth, predicted = _NUMBERS > 0.3, _NUMBERS > 0.5
+    expected = metrics.f1_score(_lazy(truth), _lazy(predicted), average=None)
+    found = metrics.f1_score(_lazy(truth, to_device), _lazy(predicted, to_device), average=None)
     assert_allclose(found, expected)
     expected = metrics.log_loss(_lazy(truth), _lazy(_NUMBERS))
     assert metrics.log_loss(_lazy(truth, to_device), _lazy(_NUMBERS, to_device)) == expected
@@ -207,8 +207,12 @@ def test_distances_stay_on_the_device(name: str, dtype: str, to_device: ToDevice
     rows, measure, tolerance = _ROWS.astype(dtype), DISTANCES[name], {"f4": 1e-5, "f8": 1e-12}
     # Distances of equal rows consist of rounding errors only.
     others = rows[::-1] + rows.dtype.type(1)
-    for there, Y in ((None, None), (others, _blocks(others, to_device)), (others[:3], others[:3])):
-        expected = measure(_blocks(rows, np.asarray), there).compute()
+    for other_rows, Y in (
+        (None, None),
+        (others, _blocks(others, to_device)),
+        (others[:3], others[:3]),
+    ):
+        expected = measure(_blocks(rows, np.asarray), other_rows).compute()
         lazy = measure(_blocks(rows, to_device), Y)
         parts = [[block.compute() for block in line] for line in lazy.to_delayed()]
         stays = name != "manhattan"

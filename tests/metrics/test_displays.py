@@ -61,11 +61,11 @@ def _assert_same(shown: Any, expected: Any) -> None:
 def test_displays_of_predictions(name: str, weights: str) -> None:
     ours, theirs = _pair(name)
     labels, scores = (CLASSES, GUESSES) if name == "ConfusionMatrixDisplay" else (BINARY, SCORES)
-    given: Any = {} if WEIGHTS[weights] is None else {"sample_weight": WEIGHTS[weights]}
-    lazily = {key: lazy(value) for key, value in given.items()}
-    expected = theirs.from_predictions(labels, scores, **given)
+    options: Any = {} if WEIGHTS[weights] is None else {"sample_weight": WEIGHTS[weights]}
+    lazily = {key: lazy(value) for key, value in options.items()}
+    expected = theirs.from_predictions(labels, scores, **options)
     _assert_same(ours.from_predictions(lazy(labels), lazy(scores), **lazily), expected)
-    _assert_same(ours.from_predictions(labels, scores, **given), expected)
+    _assert_same(ours.from_predictions(labels, scores, **options), expected)
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["second label", "first label"])
@@ -73,9 +73,9 @@ def test_displays_of_predictions(name: str, weights: str) -> None:
 def test_displays_of_an_estimator(name: str, first: bool) -> None:
     ours, theirs = _pair(name)
     model = LogisticRegression().fit(X, WORDS)
-    given = {"pos_label": "no"} if first else {}
-    shown = ours.from_estimator(model, lazy(X), lazy(WORDS), **given)
-    expected = theirs.from_estimator(model, X, WORDS, **given)
+    options = {"pos_label": "no"} if first else {}
+    shown = ours.from_estimator(model, lazy(X), lazy(WORDS), **options)
+    expected = theirs.from_estimator(model, X, WORDS, **options)
     _assert_same(shown, expected)
     for attribute in ("name", "estimator_name"):  # older versions have the second
         assert getattr(shown, attribute, "") == getattr(expected, attribute, "")

@@ -60,8 +60,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 def _expected(weights: str) -> list[Any]:
     """scikit-learn's values of all cases, for rows of every kind."""
     weight = WEIGHTS[weights]
-    given = {} if weight is None else {"sample_weight": weight}
-    return [getattr(sklearn.metrics, name)(TRUTH, GUESS, **given, **more) for name, more in CASES]
+    options = {} if weight is None else {"sample_weight": weight}
+    return [getattr(sklearn.metrics, name)(TRUTH, GUESS, **options, **more) for name, more in CASES]
 
 
 @pytest.mark.parametrize(("kind", "weights"), in_turn(KINDS, WEIGHTS))
@@ -89,7 +89,7 @@ def test_report_as_a_dict() -> None:
 
 @pytest.mark.parametrize("average", [*AVERAGES, "nothing"])
 def test_warnings_are_scikit_learns(average: Any) -> None:
-    def told(*columns: Any) -> set[str]:
+    def collect_warnings(*columns: Any) -> set[str]:
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             warnings.simplefilter("ignore", ResourceWarning)  # of garbage, at any time
@@ -101,7 +101,7 @@ def test_warnings_are_scikit_learns(average: Any) -> None:
 
     truth, guess = TRUTH.copy(), GUESS.copy()
     truth[:, 2] = guess[:, 2] = 0
-    assert told(lazy(truth), lazy(guess)) == told(truth, guess)
+    assert collect_warnings(lazy(truth), lazy(guess)) == collect_warnings(truth, guess)
 
 
 def test_invalid_label_indicators_are_refused() -> None:
@@ -137,8 +137,10 @@ def test_rankings_equal_scikit_learn(name: str, weights: str) -> None:
         options = {"average": average}
         expected = getattr(sklearn.metrics, name)(truth, SCORES, sample_weight=weight, **options)
         for make in KINDS.values() if weight is None else (lazy, unknown):
-            given = {} if weight is None else {"sample_weight": make(weight)}
-            assert_equal(METRICS[name](make(truth), make(SCORES), **given, **options), expected)
+            weight_options = {} if weight is None else {"sample_weight": make(weight)}
+            assert_equal(
+                METRICS[name](make(truth), make(SCORES), **weight_options, **options), expected
+            )
         few, bound = METRICS[name](
             lazy(truth), lazy(SCORES), return_bound=True, max_thresholds=8, **options
         )
@@ -170,8 +172,8 @@ def test_log_loss_equals_scikit_learn(dtype: str) -> None:
     for weight in WEIGHTS.values():
         for options in ({}, {"normalize": False}):
             expected = sklearn.metrics.log_loss(TRUTH, proba, sample_weight=weight, **options)
-            given = {} if weight is None else {"sample_weight": unknown(weight)}
-            found = METRICS["log_loss"](unknown(TRUTH), unknown(proba), **given, **options)
+            weights = {} if weight is None else {"sample_weight": unknown(weight)}
+            found = METRICS["log_loss"](unknown(TRUTH), unknown(proba), **weights, **options)
             assert found == pytest.approx(expected, rel=1e-12 if dtype == "float64" else 1e-6)
     with pytest.warns(UserWarning, match="do not sum to one"):
         METRICS["log_loss"](lazy(TRUTH), lazy(SCORES))

@@ -78,7 +78,7 @@ def test_signature_is_part_of_scikit_learns(name: str) -> None:
     ours = inspect.signature(METRICS[name]).parameters
     theirs = inspect.signature(truth_of(name).func).parameters
     # What scikit-learn has not, or has in its newer versions alone.
-    own = {
+    own_parameters = {
         "compute",
         "group",
         "max_thresholds",
@@ -87,7 +87,7 @@ def test_signature_is_part_of_scikit_learns(name: str) -> None:
         "scale_by_half",
         "y_pred",
     }
-    assert set(list(ours)[2:]) - set(theirs) <= own
+    assert set(list(ours)[2:]) - set(theirs) <= own_parameters
     options = list(theirs)[2:]
     assert [p for p in list(ours)[2:] if p in options] == [
         p for p in options if p in list(ours)[2:]
@@ -164,7 +164,7 @@ LAZY_SCORES: list[tuple[str, dict[str, Any]]] = [
 def test_lazy_scores_are_computed_together_in_one_pass() -> None:
     read = []
 
-    def noted(rows: Any) -> Any:
+    def record_rows(rows: Any) -> Any:
         read.append(len(rows))
         return rows
 
@@ -173,15 +173,17 @@ def test_lazy_scores_are_computed_together_in_one_pass() -> None:
     }
     weight = WEIGHTS["float"]
     scores, expected = [], []
-    predicted = {name: lazy(data_for(name)[1]).map_blocks(noted, dtype=float) for name in METRICS}
+    predicted = {
+        name: lazy(data_for(name)[1]).map_blocks(record_rows, dtype=float) for name in METRICS
+    }
     for name, options in LAZY_SCORES:
         y_true, y_pred = data_for(name)
-        given = {**options, "sample_weight": lazy(weight), "compute": False}
-        scores.append(METRICS[name](lazy(y_true), predicted[name], **given))
+        lazy_options = {**options, "sample_weight": lazy(weight), "compute": False}
+        scores.append(METRICS[name](lazy(y_true), predicted[name], **lazy_options))
         expected.append(truth_of(name)(y_true, y_pred, sample_weight=weight, **options))
         # Rows in memory need no cluster.
-        here = METRICS[name](y_true, y_pred, sample_weight=weight, compute=False, **options)
-        assert_equal(here, expected[-1])
+        in_memory = METRICS[name](y_true, y_pred, sample_weight=weight, compute=False, **options)
+        assert_equal(in_memory, expected[-1])
     read.clear()  # of what Dask makes of rows beforehand
     assert all(isinstance(score, Delayed) for score in scores)
     for found, wanted in zip(dask.compute(*scores, scheduler="sync"), expected, strict=True):

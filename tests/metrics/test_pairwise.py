@@ -70,13 +70,13 @@ def test_values_are_those_of_scikit_learn(call, make):
     pairs = [(Y, Y), (lazy(Y), Y)]
     if make is not np.asarray:
         pairs.append((None, None))
-    for given, other in pairs:
-        found = function(make(X), given, **options)
+    for second, other in pairs:
+        found = function(make(X), second, **options)
         expected = getattr(truth, name)(X, other, **options)
         assert found.dtype == expected.dtype
         # The square root of a rounded zero.
         np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-9, atol=1e-7)
-        if given is None and "distances" in name and call != "cosine":
+        if second is None and "distances" in name and call != "cosine":
             assert (np.diag(np.asarray(found)) == 0).all()
 
 

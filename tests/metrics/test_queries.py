@@ -51,15 +51,17 @@ def test_values_are_those_of_each_query(name: str, options: dict[str, Any]) -> N
         expected = None
     else:
         expected = mean_of(peer, **options)
-    here = ours(TRUTH, SCORES, group=GROUP, **options)
+    in_memory = ours(TRUTH, SCORES, group=GROUP, **options)
     if expected is not None:
-        assert here == pytest.approx(expected, rel=1e-12)
+        assert in_memory == pytest.approx(expected, rel=1e-12)
     weighted = ours(TRUTH, SCORES, group=SIZES, sample_weight=OF_QUERY, **options)
     if expected is not None:
         assert weighted == pytest.approx(mean_of(peer, OF_QUERY, **options), rel=1e-12)
     for n in (5, 23, 40, N):
         lazy = [chunked(a, n) for a in (TRUTH, SCORES)]
-        assert ours(*lazy, group=chunked(GROUP, n), **options) == pytest.approx(here, rel=1e-12)
+        assert ours(*lazy, group=chunked(GROUP, n), **options) == pytest.approx(
+            in_memory, rel=1e-12
+        )
     again = ours(
         chunked(TRUTH), chunked(SCORES), group=chunked(GROUP), sample_weight=chunked(WEIGHT),
         **options,
@@ -73,40 +75,42 @@ def test_queries_whose_rows_lie_anywhere_take_a_second_pass(
     passes: list[int] = []
     deal = queries._deal_and_score
     monkeypatch.setattr(
-        queries, "_deal_and_score", lambda *given: (passes.append(1), deal(*given))[1]
+        queries, "_deal_and_score", lambda *args: (passes.append(1), deal(*args))[1]
     )
-    here = ndcg_score(TRUTH, SCORES, group=GROUP)
+    in_memory = ndcg_score(TRUTH, SCORES, group=GROUP)
     lazy = [chunked(a) for a in (TRUTH, SCORES, GROUP)]
-    assert ndcg_score(*lazy[:2], group=lazy[2]) == pytest.approx(here, rel=1e-12)
+    assert ndcg_score(*lazy[:2], group=lazy[2]) == pytest.approx(in_memory, rel=1e-12)
     assert not passes
     at = RNG.permutation(N)
     lazy = [chunked(a[at]) for a in (TRUTH, SCORES, GROUP)]
-    assert ndcg_score(*lazy[:2], group=lazy[2]) == pytest.approx(here, rel=1e-12)
+    assert ndcg_score(*lazy[:2], group=lazy[2]) == pytest.approx(in_memory, rel=1e-12)
     assert len(passes) == 1
 
 
 def test_frames_and_words() -> None:
-    here = ndcg_score(TRUTH, SCORES, group=GROUP)
+    in_memory = ndcg_score(TRUTH, SCORES, group=GROUP)
     words = np.array([f"q{g}" for g in GROUP])
     frame = dd.from_pandas(
         pd.DataFrame({"y": TRUTH, "s": SCORES, "g": GROUP, "w": words}), npartitions=4, sort=False
     )
     for group in (frame["g"], frame["w"]):
-        assert ndcg_score(frame["y"], frame["s"], group=group) == pytest.approx(here, rel=1e-12)
-    assert ndcg_score(pd.Series(TRUTH), SCORES, group=words) == pytest.approx(here, rel=1e-12)
-    assert ndcg_score(chunked(TRUTH), SCORES, group=GROUP) == pytest.approx(here, rel=1e-12)
-    assert ndcg_score(chunked(TRUTH), chunked(SCORES), group=SIZES) == pytest.approx(here)
+        assert ndcg_score(frame["y"], frame["s"], group=group) == pytest.approx(
+            in_memory, rel=1e-12
+        )
+    assert ndcg_score(pd.Series(TRUTH), SCORES, group=words) == pytest.approx(in_memory, rel=1e-12)
+    assert ndcg_score(chunked(TRUTH), SCORES, group=GROUP) == pytest.approx(in_memory, rel=1e-12)
+    assert ndcg_score(chunked(TRUTH), chunked(SCORES), group=SIZES) == pytest.approx(in_memory)
 
 
 def test_gains_and_queries_without_relevant_rows() -> None:
     exponential = mean_of(theirs.ndcg_score, truth=2**TRUTH - 1)
-    given = {"group": GROUP, "gain": "exponential"}
-    found = ndcg_score(TRUTH, SCORES, **given)
+    options = {"group": GROUP, "gain": "exponential"}
+    found = ndcg_score(TRUTH, SCORES, **options)
     assert found == pytest.approx(exponential, rel=1e-12)
     table = ndcg_score(TRUTH, SCORES, group=GROUP, gain=[0, 1, 3, 7])
     assert table == pytest.approx(found)
-    assert ndcg_score(TRUTH, SCORES, **given, zero_division=1.0) == pytest.approx(found + 1 / 40)
-    left_out = ndcg_score(TRUTH, SCORES, **given, zero_division=np.nan)
+    assert ndcg_score(TRUTH, SCORES, **options, zero_division=1.0) == pytest.approx(found + 1 / 40)
+    left_out = ndcg_score(TRUTH, SCORES, **options, zero_division=np.nan)
     assert left_out == pytest.approx(found * 40 / 39)
     assert dcg_score(TRUTH, SCORES, group=GROUP, log_base=10) == pytest.approx(
         mean_of(theirs.dcg_score, log_base=10)
@@ -118,16 +122,16 @@ def test_average_precision_by_query() -> None:
     ends = np.cumsum(SIZES)[:-1]
     parts = zip(np.split(truth, ends), np.split(SCORES, ends), strict=True)
     each = [theirs.average_precision_score(y, s) if y.any() else 0.0 for y, s in parts]
-    here = average_precision_score(truth, SCORES, group=GROUP)
-    assert here == pytest.approx(np.mean(each), rel=1e-12)
+    in_memory = average_precision_score(truth, SCORES, group=GROUP)
+    assert in_memory == pytest.approx(np.mean(each), rel=1e-12)
     lazy = average_precision_score(
         chunked(truth), chunked(SCORES), group=chunked(GROUP), sample_weight=chunked(WEIGHT)
     )
     assert lazy == pytest.approx(np.average(each, weights=OF_QUERY), rel=1e-12)
     labels = np.where(truth, "yes", "no")
-    assert average_precision_score(labels, SCORES, group=GROUP, pos_label="yes") == here
+    assert average_precision_score(labels, SCORES, group=GROUP, pos_label="yes") == in_memory
     series = pd.Series(labels, dtype="string")
-    assert average_precision_score(series, SCORES, group=GROUP, pos_label="yes") == here
+    assert average_precision_score(series, SCORES, group=GROUP, pos_label="yes") == in_memory
 
 
 def test_missing_labels_are_not_irrelevant() -> None:
@@ -156,7 +160,7 @@ def test_tables_are_scored_as_in_scikit_learn(name: str) -> None:
 
 
 def test_bad_rows_are_named() -> None:
-    for given, match in (
+    for invalid, match in (
         ({"group": None}, "pass group"),
         ({"group": GROUP[:-1]}, "sizes of queries"),
         ({"group": GROUP, "y": TRUTH - 3}, "negative"),
@@ -169,7 +173,7 @@ def test_bad_rows_are_named() -> None:
         ({"group": GROUP, "gain": "exponential", "y": 2000 * TRUTH}, "gain overflows"),
         ({"group": ["a", "b"]}, "sizes of queries"),
     ):
-        options = {**given}
+        options = {**invalid}
         y, s = options.pop("y", TRUTH), options.pop("s", SCORES)
         with pytest.raises(InvalidDataError, match=match):
             ndcg_score(y, s, **options)

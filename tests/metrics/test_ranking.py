@@ -142,9 +142,9 @@ def test_roc_auc_of_pairs_of_classes(average: Any, names: list[Any], labels: str
     truth = np.array(names)[CLASSES]
     options = {"average": average, "multi_class": "ovo"}
     expected = sklearn.metrics.roc_auc_score(truth, PROBA, **options)
-    given = names if labels == "given" else None
+    label_names = names if labels == "given" else None
     for make in (np.asarray, lazy, unknown):
-        found = metrics.roc_auc_score(make(truth), make(PROBA), labels=given, **options)
+        found = metrics.roc_auc_score(make(truth), make(PROBA), labels=label_names, **options)
         assert_equal(found, expected)
 
 

@@ -42,24 +42,24 @@ def test_they_are_those_of_scikit_learn_and_of_plain_sums(k: int) -> None:
 
 def test_lazy_frames_and_other_names() -> None:
     expected = ndcg_at_k(HELD, RECOMMENDED), precision_at_k(HELD, RECOMMENDED)
-    for held, found in (
+    for held_out, found in (
         (lazy(HELD), lazy(RECOMMENDED)),
         (lazy(HELD), RECOMMENDED),
         (HELD, lazy(RECOMMENDED)),
     ):
-        assert ndcg_at_k(held, found) == pytest.approx(expected[0])
-        assert precision_at_k(held, found) == pytest.approx(expected[1])
+        assert ndcg_at_k(held_out, found) == pytest.approx(expected[0])
+        assert precision_at_k(held_out, found) == pytest.approx(expected[1])
     names = {"user": "who", "item": "what", "score": "how"}
-    held, found = HELD.rename(columns=names), RECOMMENDED.rename(columns=names)
+    held_out, found = HELD.rename(columns=names), RECOMMENDED.rename(columns=names)
     options = {"user_col": "who", "item_col": "what", "score_col": "how"}
-    assert ndcg_at_k(held, found, **options) == expected[0]
+    assert ndcg_at_k(held_out, found, **options) == expected[0]
 
 
 def test_users_without_recommendations_count() -> None:
-    held = pd.DataFrame({"user": [1, 2], "item": [5, 5]})
+    held_out = pd.DataFrame({"user": [1, 2], "item": [5, 5]})
     found = pd.DataFrame({"user": [1, 3], "item": [5, 5], "score": [1.0, 1.0]})
-    assert ndcg_at_k(held, found, 1) == precision_at_k(held, found, 1) == 0.5
-    assert ndcg_at_k(held, found[:0]) == 0.0
+    assert ndcg_at_k(held_out, found, 1) == precision_at_k(held_out, found, 1) == 0.5
+    assert ndcg_at_k(held_out, found[:0]) == 0.0
 
 
 def test_bad_input_names_the_remedy() -> None:

@@ -139,13 +139,13 @@ OF_SCORES = [*filter(takes_scores, METRICS)]
 def test_dates_are_no_numbers(name: str, kind: str) -> None:
     """They have no error in any unit: scikit-learn's errors of dates are 0.0, or spans of time."""
     y_true, y_pred = data_for(name)
-    given = TIMES[kind](y_pred)
+    dates = TIMES[kind](y_pred)
     alike = {"Dask Series of dates": series, "Dask Array of dates": lazy}.get(kind, np.asarray)
-    truth = given if name in OF_NUMBERS else alike(y_true)
+    truth = dates if name in OF_NUMBERS else alike(y_true)
     with pytest.raises(
         InvalidDataError, match=r"numbers? instead|Convert each to a number|Extract numbers"
     ):
-        metric_of(name)(truth, given)
+        metric_of(name)(truth, dates)
 
 
 def test_missing_strings() -> None:

@@ -37,10 +37,10 @@ def test_several_targets(name: str) -> None:
     for multioutput in words:
         plain = truth(TRUTH, PREDICTED, multioutput=multioutput)
         weighted = truth(TRUTH, PREDICTED, multioutput=multioutput, sample_weight=WEIGHT)
-        kept = {"multioutput": multioutput}
-        assert_equal(METRICS[name](frame(TRUTH), frame(PREDICTED), **kept), plain)
-        given = {"sample_weight": unknown(WEIGHT), **kept}
-        assert_equal(METRICS[name](unknown(TRUTH), unknown(PREDICTED), **given), weighted)
+        options = {"multioutput": multioutput}
+        assert_equal(METRICS[name](frame(TRUTH), frame(PREDICTED), **options), plain)
+        with_weight = {"sample_weight": unknown(WEIGHT), **options}
+        assert_equal(METRICS[name](unknown(TRUTH), unknown(PREDICTED), **with_weight), weighted)
     assert_equal(METRICS[name](TRUTH, PREDICTED), truth(TRUTH, PREDICTED))
 
 

@@ -37,10 +37,10 @@ NAMES = ("weights_", "means_", "covariances_", "precisions_", "precisions_choles
 
 def start(kind: str = "full", **more: Any) -> dict[str, Any]:
     """Parameters that leave nothing to draw."""
-    given = {"weights_init": [0.2, 0.3, 0.5], "means_init": X[:K], "tol": 1e-9, "max_iter": 500}
+    params = {"weights_init": [0.2, 0.3, 0.5], "means_init": X[:K], "tol": 1e-9, "max_iter": 500}
     return {
         "n_components": K, "covariance_type": kind, "precisions_init": PRECISIONS[kind],
-    } | given | more  # fmt: skip
+    } | params | more  # fmt: skip
 
 
 def assert_alike(ours: Any, peer: Any, rtol: float) -> None:
@@ -73,21 +73,21 @@ def test_the_same_start_ends_as_scikit_learns(
 
 def test_rows_beyond_float32() -> None:
     size = 2.0**300
-    near = GaussianMixture(K, reg_covar=0.0, random_state=0).fit(X)
-    far = GaussianMixture(K, reg_covar=0.0, random_state=0).fit(X * size)
-    np.testing.assert_allclose(far.means_ / size, near.means_, rtol=1e-6)
-    np.testing.assert_array_equal(far.predict(X * size), near.predict(X))
+    unscaled = GaussianMixture(K, reg_covar=0.0, random_state=0).fit(X)
+    scaled = GaussianMixture(K, reg_covar=0.0, random_state=0).fit(X * size)
+    np.testing.assert_allclose(scaled.means_ / size, unscaled.means_, rtol=1e-6)
+    np.testing.assert_array_equal(scaled.predict(X * size), unscaled.predict(X))
 
 
 def test_far_from_the_origin() -> None:
     """In float32, where squares lose all precision."""
     rows = np.round(X * 64) / 64
-    given = {"means_init": rows[:K], "max_iter": 20, "tol": 1e-3}
-    near = GaussianMixture(**start(**given)).fit(rows)
-    given["means_init"] = rows[:K] + 2.0**16
-    far = GaussianMixture(**start(**given)).fit((rows + 2.0**16).astype(np.float32))
-    np.testing.assert_allclose(far.means_ - 2.0**16, near.means_, atol=1e-3)
-    np.testing.assert_allclose(far.covariances_, near.covariances_, rtol=1e-3, atol=1e-3)
+    options = {"means_init": rows[:K], "max_iter": 20, "tol": 1e-3}
+    unshifted = GaussianMixture(**start(**options)).fit(rows)
+    options["means_init"] = rows[:K] + 2.0**16
+    shifted = GaussianMixture(**start(**options)).fit((rows + 2.0**16).astype(np.float32))
+    np.testing.assert_allclose(shifted.means_ - 2.0**16, unshifted.means_, atol=1e-3)
+    np.testing.assert_allclose(shifted.covariances_, unshifted.covariances_, rtol=1e-3, atol=1e-3)
 
 
 def test_sparse_rows_are_made_dense_some_at_a_time() -> None:
@@ -119,15 +119,15 @@ def test_parts_of_a_start_are_taken() -> None:
 def test_workers_and_weights_change_nothing(client: Client) -> None:
     params = start(tol=0.02)
     alone = GaussianMixture(**params, run=CALM).fit(X)
-    far = GaussianMixture(**params, run=CALM).fit(LAZY)
-    assert_alike(far, alone, 1e-9)
-    assert_alike(GaussianMixture(**params, run=Run(n_lanes=2)).fit(LAZY), far, 1e-9)
-    again = GaussianMixture(**params, run=CALM).fit(LAZY)
-    np.testing.assert_array_equal(again.covariances_, far.covariances_)
+    on_cluster = GaussianMixture(**params, run=CALM).fit(LAZY)
+    assert_alike(on_cluster, alone, 1e-9)
+    assert_alike(GaussianMixture(**params, run=Run(n_lanes=2)).fit(LAZY), on_cluster, 1e-9)
+    refitted = GaussianMixture(**params, run=CALM).fit(LAZY)
+    np.testing.assert_array_equal(refitted.covariances_, on_cluster.covariances_)
     few = Run(n_lanes=3, deterministic=True, memory_budget=X.nbytes // 4)
     streamed = GaussianMixture(**params, run=few).fit(LAZY)
     assert streamed.history_.extra["streamed"]
-    np.testing.assert_array_equal(streamed.covariances_, far.covariances_)
+    np.testing.assert_array_equal(streamed.covariances_, on_cluster.covariances_)
     times = RNG.integers(0, 4, N)
     weighted = GaussianMixture(**params).fit(LAZY, sample_weight=da.from_array(times, chunks=250))
     repeated = np.repeat(X, times, axis=0)

@@ -75,8 +75,8 @@ def _check(
             for side, found in zip(sides, (fit.train, fit.test), strict=True):
                 scores = fit.estimator.decision_function(X[side])
                 for metric, truth in TRUTHS.items():
-                    given = WEIGHTS[side] if weight is not None else None
-                    expected = truth(Y[side], scores, sample_weight=given)
+                    sample_weight = WEIGHTS[side] if weight is not None else None
+                    expected = truth(Y[side], scores, sample_weight=sample_weight)
                     assert found[metric] == pytest.approx(expected, rel=1e-12)
 
 
@@ -115,10 +115,10 @@ def test_the_metrics_default_positive_label_is_used() -> None:
     found = GridSearchCV(
         SGD, {"alpha": [0.1]}, cv=CV, refit=False, scoring="average_precision"
     ).fit(X, 2 - Y)  # fmt: skip
-    own = SGDClassifier(alpha=0.1, max_iter=2, tol=None, random_state=0)
+    single_fit = SGDClassifier(alpha=0.1, max_iter=2, tol=None, random_state=0)
     train, test = next(CV.split(X))
-    own.fit(X[train], 2 - Y[train])
-    expected = average_precision_score(Y[test], -own.decision_function(X[test]))
+    single_fit.fit(X[train], 2 - Y[train])
+    expected = average_precision_score(Y[test], -single_fit.decision_function(X[test]))
     assert found.cv_results_["split0_test_score"][0] == pytest.approx(expected, abs=0.02)
 
 
@@ -161,8 +161,8 @@ def test_several_classes_are_ranked_together(
     search.fit(X, SEVERAL, sample_weight=weight)
     for row in search.fits:
         for fit, (_, test) in zip(row, CV.split(X), strict=True):
-            for metric, given in scoring.items():
-                truth = get_scorer(given)
+            for metric, scorer_name in scoring.items():
+                truth = get_scorer(scorer_name)
                 more = {} if weight is None else {"sample_weight": WEIGHTS[test]}
                 expected = truth(fit.estimator, X[test], SEVERAL[test], **more)
                 assert fit.test[metric] == pytest.approx(expected, rel=1e-12)
@@ -173,7 +173,7 @@ def test_several_classes_are_ranked_on_workers_and_in_paths(client: Client) -> N
     scores = [
         LogisticRegressionCV(
             Cs=2, cv=KFold(3), scoring="roc_auc_ovr", refit=False, use_legacy_attributes=False
-        ).fit(*given).scores_
-        for given in ((rows, y), (X, SEVERAL))
+        ).fit(*data).scores_
+        for data in ((rows, y), (X, SEVERAL))
     ]  # fmt: skip
     np.testing.assert_allclose(scores[0], scores[1], rtol=1e-6)

@@ -53,9 +53,11 @@ def test_learning_curves(rows: tuple[Any, Any], sizes: list[Any], shuffle: bool)
 
 def test_weights_are_used_in_fits_only(rows: tuple[Any, Any]) -> None:
     weights = RNG.integers(0, 5, size=N).astype(float)
-    given = weights if rows[0] is X else da.from_array(weights, chunks=250)
+    sample_weight = weights if rows[0] is X else da.from_array(weights, chunks=250)
     values = VALUES | {"param_range": [0.01, 1.0]}
-    found = model_selection.validation_curve(OURS, *rows, params={"sample_weight": given}, **values)
+    found = model_selection.validation_curve(
+        OURS, *rows, params={"sample_weight": sample_weight}, **values
+    )
     expected = truth.validation_curve(
         THEIRS, X, LABELS, params={"sample_weight": weights}, **values
     )

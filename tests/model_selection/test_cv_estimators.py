@@ -207,8 +207,8 @@ def test_test_rows_that_lack_a_class(score: str, y: Any, lazy: bool, client: Any
     params = {"Cs": [0.1], "tol": 1e-7, "cv": truth.PredefinedSplit(folds), "scoring": score}
     theirs = truths.LogisticRegressionCV(**params).fit(X, y)
     rows, target = (da.from_array(X, chunks=(130, 5)), da.from_array(y, chunks=130))
-    given = (rows, target) if lazy else (X, y)
-    found = linear_model.LogisticRegressionCV(**params).fit(*given).scores_
+    arguments = (rows, target) if lazy else (X, y)
+    found = linear_model.LogisticRegressionCV(**params).fit(*arguments).scores_
     for label, scores in theirs.scores_.items():
         np.testing.assert_allclose(found[label], scores, rtol=1e-4)
 
@@ -372,7 +372,7 @@ def test_a_killed_worker_changes_nothing(case: str, passes: int) -> None:
     expected = getattr(linear_model, name)(**params).fit(X, y)
     rows, target = da.from_array(X, chunks=(50, 5)), da.from_array(y, chunks=(50, *y.shape[1:]))
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
-    with LocalCluster(host="127.0.0.1", **options) as made, Client(made) as client:
+    with LocalCluster(host="127.0.0.1", **options) as cluster, Client(cluster) as client:
         killer = Killer(client, passes)
         params = params | {"callbacks": [killer]}
         with warnings.catch_warnings():

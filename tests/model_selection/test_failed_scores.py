@@ -38,18 +38,18 @@ def test_a_score_that_fails_on_a_split(client: Any, ours: bool, lazy: bool) -> N
         return 0.5
 
     rows = (da.from_array(X, chunks=(40, 3)), da.from_array(LABELS, chunks=40))
-    given = rows if lazy else (X, LABELS)
+    data = rows if lazy else (X, LABELS)
     search = HyperbandSearchCV(
         (SGDClassifier if ours else TheirSGDClassifier)(random_state=0), {"alpha": [1e-4, 1e-2]},
         max_iter=3, cv=KFold(2), scoring=score, random_state=0, refit=False,
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table = search.fit(*given).cv_results_
+        table = search.fit(*data).cv_results_
     assert np.isnan(table["split0_test_score"]).all()
     assert (table["split1_test_score"] == 0.5).all()
     with pytest.raises(ValueError, match="not of 51 rows"):
-        search.set_params(error_score="raise").fit(*given)
+        search.set_params(error_score="raise").fit(*data)
 
 
 #: Only rows of the first fold have weights above 0.
@@ -90,11 +90,11 @@ def test_a_search_warns_of_test_rows_without_weight(
     X_, y, weight = _lazy(X, LABELS, WEIGHT) if lazy else (X, LABELS, WEIGHT)
     weight = weight[::-1]  # like the test rows of the first split
     search = GridSearchCV(estimator, grid, cv=[(np.arange(51, 101), np.arange(50))], refit=False)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         table = search.fit(X_, y, sample_weight=weight).cv_results_
     assert np.isnan(table["mean_test_score"]).all()
-    texts = [str(one.message) for one in told]
+    texts = [str(one.message) for one in caught]
     assert any("Scoring failed" in t and "split 0 have no weight" in t for t in texts)
     assert any("test scores are non-finite" in text for text in texts)
     with pytest.raises(InvalidDataError, match="split 0 have no weight"):
@@ -147,15 +147,17 @@ def test_weights_that_are_lazy_beside_rows_in_memory() -> None:
     (lazy,), weight = _lazy(1 + WEIGHT), 1 + WEIGHT
     clf, cv = LogisticRegression(), KFold(2)
 
-    def results(given: Any) -> list[Any]:
+    def results(sample_weight: Any) -> list[Any]:
         curve = model_selection.learning_curve(
-            clf, X, LABELS, cv=cv, train_sizes=[0.5, 1.0], params={"sample_weight": given}
+            clf, X, LABELS, cv=cv, train_sizes=[0.5, 1.0], params={"sample_weight": sample_weight}
         )
         scores = model_selection.cross_val_score(
-            clf, X, LABELS, cv=cv, params={"sample_weight": given}
+            clf, X, LABELS, cv=cv, params={"sample_weight": sample_weight}
         )
-        search = GridSearchCV(clf, {"C": [0.1, 1.0]}, cv=cv).fit(X, LABELS, sample_weight=given)
-        ridge = linear_model.RidgeCV(cv=cv).fit(X, LABELS, given)
+        search = GridSearchCV(clf, {"C": [0.1, 1.0]}, cv=cv).fit(
+            X, LABELS, sample_weight=sample_weight
+        )
+        ridge = linear_model.RidgeCV(cv=cv).fit(X, LABELS, sample_weight)
         found = search.cv_results_["mean_test_score"], search.best_estimator_.coef_
         return [*curve, scores, *found, ridge.coef_]
 

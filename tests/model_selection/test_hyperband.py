@@ -65,9 +65,9 @@ def _check_rungs(search: HyperbandSearchCV, exact: bool = True) -> None:
     for facts in search.metadata_["brackets"]:
         rungs = [
             {
-                told["candidate"]: told["mean_test_score"]
-                for told in search.history_
-                if told["bracket"] == facts["bracket"] and told["passes"] == passes
+                record["candidate"]: record["mean_test_score"]
+                for record in search.history_
+                if record["bracket"] == facts["bracket"] and record["passes"] == passes
             }
             for _, passes in facts["rungs"]
         ]
@@ -93,14 +93,14 @@ def test_resumed_batched_fits_equal_separate_fits() -> None:
     _check_rungs(search)
     table = search.cv_results_
     for i in (0, 8, 16, search.best_index_):
-        own = SGDClassifier(
+        single_fit = SGDClassifier(
             tol=None, random_state=0, max_iter=int(table["partial_fit_calls"][i]),
             **table["params"][i],
         )  # fmt: skip
         masks = [np.isin(np.arange(N), train).astype(float) for train, _ in KFold(3).split(X)]
         for split, mask in enumerate(masks):
-            own.fit(X, LABELS, sample_weight=mask)
-            expected = own.score(X[mask == 0], LABELS[mask == 0])
+            single_fit.fit(X, LABELS, sample_weight=mask)
+            expected = single_fit.score(X[mask == 0], LABELS[mask == 0])
             assert table[f"split{split}_test_score"][i] == pytest.approx(expected)
     assert search.best_estimator_.n_iter_ == table["partial_fit_calls"][search.best_index_]
     assert search.score(X, LABELS) > 0.7
@@ -123,9 +123,9 @@ def test_other_candidates_continue_by_partial_fit() -> None:
     calls: list[int] = []
 
     class Counted(TheirSGDClassifier):
-        def partial_fit(self, *given: Any, **named: Any) -> Any:
+        def partial_fit(self, *args: Any, **named: Any) -> Any:
             calls.append(1)
-            return super().partial_fit(*given, **named)
+            return super().partial_fit(*args, **named)
 
     search = HyperbandSearchCV(
         Counted(loss="log_loss", random_state=0), ALPHA, max_iter=3, cv=2, random_state=0
@@ -140,11 +140,11 @@ def test_other_candidates_continue_by_partial_fit() -> None:
 
 @pytest.mark.parametrize("search", [HyperbandSearchCV, IncrementalSearchCV])
 def test_other_candidates_on_dask_collections_without_a_client(search: Any) -> None:
-    given = {"max_iter": 3, "cv": KFold(2), "random_state": 0}
-    here = search(THEIRS, ALPHA, **given).fit(X, LABELS)
-    lazy = search(THEIRS, ALPHA, **given).fit(_delayed_blocks(X), da.from_array(LABELS, 200))
+    options = {"max_iter": 3, "cv": KFold(2), "random_state": 0}
+    in_memory = search(THEIRS, ALPHA, **options).fit(X, LABELS)
+    lazy = search(THEIRS, ALPHA, **options).fit(_delayed_blocks(X), da.from_array(LABELS, 200))
     np.testing.assert_array_equal(
-        lazy.cv_results_["mean_test_score"], here.cv_results_["mean_test_score"]
+        lazy.cv_results_["mean_test_score"], in_memory.cv_results_["mean_test_score"]
     )
 
 
@@ -186,13 +186,13 @@ def test_workers_promote_candidates_among_the_best(client: Any) -> None:
     _check_rungs(search, exact=False)
     # Rows of a fold are in the order of blocks, so models equal those of rows in memory.
     i = search.best_index_
-    own = TheirSGDClassifier(loss="log_loss", random_state=0, **search.best_params_)
+    single_fit = TheirSGDClassifier(loss="log_loss", random_state=0, **search.best_params_)
     scores = []
     for train, test in KFold(2).split(X):
         for _ in range(search.cv_results_["partial_fit_calls"][i]):
-            own.partial_fit(X[train], LABELS[train], classes=np.unique(LABELS))
-        scores.append(own.score(X[test], LABELS[test]))
-        own = TheirSGDClassifier(loss="log_loss", random_state=0, **search.best_params_)
+            single_fit.partial_fit(X[train], LABELS[train], classes=np.unique(LABELS))
+        scores.append(single_fit.score(X[test], LABELS[test]))
+        single_fit = TheirSGDClassifier(loss="log_loss", random_state=0, **search.best_params_)
     assert search.best_score_ == pytest.approx(np.mean(scores))
     assert search.best_estimator_.score(X, LABELS) > 0.6
 
@@ -242,8 +242,8 @@ def test_a_failed_candidate_is_not_promoted() -> None:
 def test_invalid_arguments_are_refused(
     estimator: Any, options: dict[str, Any], message: str
 ) -> None:
-    given = {"param_distributions": {"C": [1]} if not hasattr(estimator, "alpha") else ALPHA}
-    search = HyperbandSearchCV(estimator, **{**given, **options})
+    params = {"param_distributions": {"C": [1]} if not hasattr(estimator, "alpha") else ALPHA}
+    search = HyperbandSearchCV(estimator, **{**params, **options})
     with pytest.raises(InvalidParameterError, match=message):
         search.fit(X, LABELS)
 
@@ -258,11 +258,11 @@ def test_killed_workers_do_not_change_models() -> None:
         begun = threading.Event()
 
         class Slow(TheirSGDClassifier):
-            def partial_fit(self, *given: Any, **named: Any) -> Any:
+            def partial_fit(self, *args: Any, **named: Any) -> Any:
                 from distributed import get_worker
 
                 get_worker().log_event("passes", 1)
-                return super().partial_fit(*given, **named)
+                return super().partial_fit(*args, **named)
 
         client.subscribe_topic("passes", lambda event: begun.set())
 
@@ -282,20 +282,20 @@ def test_killed_workers_do_not_change_models() -> None:
     one = int(np.argmax(table["partial_fit_calls"] == 1))
     scores = []
     for train, test in KFold(2).split(X):
-        own = TheirSGDClassifier(loss="log_loss", random_state=0, **table["params"][one])
-        own.partial_fit(X[train], LABELS[train], classes=np.unique(LABELS))
-        scores.append(own.score(X[test], LABELS[test]))
+        single_fit = TheirSGDClassifier(loss="log_loss", random_state=0, **table["params"][one])
+        single_fit.partial_fit(X[train], LABELS[train], classes=np.unique(LABELS))
+        scores.append(single_fit.score(X[test], LABELS[test]))
     assert table["mean_test_score"][one] == pytest.approx(np.mean(scores))
 
 
 def test_rows_are_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[int] = []
+    copies: list[int] = []
 
     class CountedJob(FitJob):
         def __enter__(self) -> CountedJob:
-            held.append(1)
+            copies.append(1)
             return super().__enter__()
 
     monkeypatch.setattr(gradient_steps, "FitJob", CountedJob)
     search = HyperbandSearchCV(OWN, ALPHA, max_iter=3, cv=2, random_state=0, refit=False)
-    assert search.fit(X, LABELS).stacks_ == len(held) == 1
+    assert search.fit(X, LABELS).stacks_ == len(copies) == 1

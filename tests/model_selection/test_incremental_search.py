@@ -36,8 +36,8 @@ THEIRS = TheirSGDClassifier(loss="log_loss", random_state=0)
 def scores_of(search: Any) -> dict[int, dict[int, float]]:
     """Return the scores of each candidate by number of passes."""
     found: dict[int, dict[int, float]] = {}
-    for told in search.history_:
-        found.setdefault(told["candidate"], {})[told["passes"]] = told["mean_test_score"]
+    for record in search.history_:
+        found.setdefault(record["candidate"], {})[record["passes"]] = record["mean_test_score"]
     return found
 
 
@@ -67,11 +67,11 @@ def test_the_number_of_candidates_follows_the_decay(decay: float | None) -> None
     scores = scores_of(search)
     for k in range(4):
         n = 6 if decay is None else ceil(6 / (1 + k))
-        there = [i for i in scores if k + 1 in scores[i]]
-        assert len(there) == n
+        candidates = [i for i in scores if k + 1 in scores[i]]
+        assert len(candidates) == n
         before = [i for i in scores if k in scores[i]]
-        left_out = [scores[i][k] for i in before if i not in there]
-        assert min([scores[i][k] for i in there if k], default=1) >= max(left_out, default=0)
+        left_out = [scores[i][k] for i in before if i not in candidates]
+        assert min([scores[i][k] for i in candidates if k], default=1) >= max(left_out, default=0)
     assert search.metadata_["partial_fit_calls"] == sum(map(max, scores.values()))
 
 
@@ -89,11 +89,11 @@ def test_candidates_equal_fits_of_as_many_passes() -> None:
 
 
 def test_candidates_that_do_not_improve_are_stopped() -> None:
-    given: dict[str, Any] = {"n_initial_parameters": 4, "decay_rate": None, "max_iter": 12}
+    params: dict[str, Any] = {"n_initial_parameters": 4, "decay_rate": None, "max_iter": 12}
     search = IncrementalSearchCV(
-        OWN, ALPHA, patience=3, tol=0.01, cv=KFold(2), random_state=0, **given
+        OWN, ALPHA, patience=3, tol=0.01, cv=KFold(2), random_state=0, **params
     ).fit(X, LABELS)
-    whole = IncrementalSearchCV(OWN, ALPHA, cv=KFold(2), random_state=0, **given).fit(X, LABELS)
+    whole = IncrementalSearchCV(OWN, ALPHA, cv=KFold(2), random_state=0, **params).fit(X, LABELS)
     found, full = scores_of(search), scores_of(whole)
     assert min(map(len, found.values())) < 12
     for i, scores in found.items():
@@ -106,9 +106,9 @@ def test_candidates_that_do_not_improve_are_stopped() -> None:
 
 
 def test_candidates_that_do_not_improve_leave_their_bracket() -> None:
-    given: dict[str, Any] = {"max_iter": 9, "cv": KFold(2), "random_state": 0}
-    search = HyperbandSearchCV(OWN, ALPHA, patience=2, tol=0.02, **given).fit(X, LABELS)
-    whole = HyperbandSearchCV(OWN, ALPHA, **given).fit(X, LABELS)
+    params: dict[str, Any] = {"max_iter": 9, "cv": KFold(2), "random_state": 0}
+    search = HyperbandSearchCV(OWN, ALPHA, patience=2, tol=0.02, **params).fit(X, LABELS)
+    whole = HyperbandSearchCV(OWN, ALPHA, **params).fit(X, LABELS)
     found, full = scores_of(search), scores_of(whole)
     assert search.metadata_["partial_fit_calls"] < whole.metadata_["partial_fit_calls"]
     stopped = 0

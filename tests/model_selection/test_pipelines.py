@@ -97,7 +97,7 @@ def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPa
     passes: list[Any] = []
     killed: list[int] = []
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
-    with LocalCluster(host="127.0.0.1", **options) as made, Client(made) as client:
+    with LocalCluster(host="127.0.0.1", **options) as cluster, Client(cluster) as client:
 
         class Killer:
             def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:

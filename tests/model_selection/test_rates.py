@@ -39,10 +39,10 @@ def test_losses_equal_those_of_gradient_descent() -> None:
     assert (found.batch_size, found.n_rows, found.parameter) == (400, 400, "learning_rate")
     np.testing.assert_array_equal(found.rates, RATES)
     expected = np.array([_descended(rate) for rate in RATES])
-    calm = 2 / np.linalg.eigvalsh(X.T @ X / len(X)).max() > RATES
-    np.testing.assert_allclose(found.losses[calm], expected[calm], rtol=1e-9)
-    assert (found.losses[~calm] > 1e3 * found.losses[calm].max()).all()
-    gains = expected[0] - expected[calm]
+    stable = 2 / np.linalg.eigvalsh(X.T @ X / len(X)).max() > RATES
+    np.testing.assert_allclose(found.losses[stable], expected[stable], rtol=1e-9)
+    assert (found.losses[~stable] > 1e3 * found.losses[stable].max()).all()
+    gains = expected[0] - expected[stable]
     assert found.suggestion == RATES[np.argmax(gains >= 0.9 * gains.max())]
     assert not hasattr(model, "coef_")
 
@@ -82,7 +82,7 @@ def test_no_rate_is_suggested_if_none_reduces_the_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "remedy"),
+    ("model", "options", "remedy"),
     [
         (LogisticRegression(), {}, "trained by gradient steps"),
         (SGDClassifier(), {"rates": [0.1, -1.0]}, "numbers > 0"),
@@ -90,9 +90,9 @@ def test_no_rate_is_suggested_if_none_reduces_the_loss() -> None:
         (SGDClassifier(), {"n_rows": 0}, ">= 1"),
     ],
 )
-def test_invalid_arguments_are_refused(model: Any, given: dict[str, Any], remedy: str) -> None:
+def test_invalid_arguments_are_refused(model: Any, options: dict[str, Any], remedy: str) -> None:
     with pytest.raises(InvalidParameterError, match=remedy):
-        learning_rate_range(model, X, LABELS, **given)
+        learning_rate_range(model, X, LABELS, **options)
 
 
 def test_rates_of_linear_models_are_tried_in_one_batched_fit(
@@ -107,7 +107,7 @@ def test_rates_of_linear_models_are_tried_in_one_batched_fit(
             patch.setattr(_learning_rates, "_fit_to_loss", None)  # no separate fit
             together = learning_rate_range(model, X, y, weight, rates=RATES)
         with monkeypatch.context() as patch:
-            patch.setattr(_learning_rates, "_fit_batched_to_losses", lambda *given: None)
+            patch.setattr(_learning_rates, "_fit_batched_to_losses", lambda *args: None)
             alone = learning_rate_range(model, X, y, weight, rates=RATES)
         np.testing.assert_allclose(together.losses, alone.losses, rtol=1e-9)
         assert together.suggestion == alone.suggestion

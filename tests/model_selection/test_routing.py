@@ -119,16 +119,16 @@ def test_requests_that_dask_rows_cannot_meet_are_refused(client: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("requests_weights", [True, False])
 @pytest.mark.parametrize("scoring", ["accuracy", "balanced_accuracy"])
-def test_penalty_scores_use_weights_if_requested(scoring: str, asked: bool) -> None:
-    scorer = metrics.get_scorer(scoring).set_score_request(sample_weight=asked)
+def test_penalty_scores_use_weights_if_requested(scoring: str, requests_weights: bool) -> None:
+    scorer = metrics.get_scorer(scoring).set_score_request(sample_weight=requests_weights)
     params = {"Cs": [0.01, 1.0], "cv": FOLDS, "scoring": scorer, "tol": 1e-8, "max_iter": 500}
     theirs = linear_model.LogisticRegressionCV(**params).fit(X, Y, sample_weight=WEIGHTS)
     found = LogisticRegressionCV(**params).fit(X, Y, sample_weight=WEIGHTS)
     np.testing.assert_allclose(found.scores_[1], theirs.scores_[1])
     np.testing.assert_allclose(found.coef_, theirs.coef_, rtol=1e-4)
-    if asked:
+    if requests_weights:
         expected = theirs.score(X, Y, sample_weight=WEIGHTS)
         assert found.score(X, Y, sample_weight=WEIGHTS) == pytest.approx(expected)
     else:

@@ -122,11 +122,11 @@ def test_predictions_of_fits_that_lack_a_label(client: Any) -> None:
     labels[:5] = 7
     ours, theirs = LogisticRegression(**TIGHT), truths.LogisticRegression(**TIGHT)
     for method in ("predict_proba", "decision_function", "predict_log_proba"):
-        given: dict[str, Any] = {"cv": cv, "method": method}
+        options: dict[str, Any] = {"cv": cv, "method": method}
         with pytest.warns(RuntimeWarning, match="Number of classes in training fold"):
-            found = model_selection.cross_val_predict(ours, _lazy(X), _lazy(labels), **given)
+            found = model_selection.cross_val_predict(ours, _lazy(X), _lazy(labels), **options)
         with pytest.warns(RuntimeWarning, match="Number of classes in training fold"):
-            expected = truth.cross_val_predict(theirs, X, labels, **given)
+            expected = truth.cross_val_predict(theirs, X, labels, **options)
         np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-3, atol=1e-4)
     two = np.where(AT < 5, 7, Y > 1)
     with pytest.raises(InvalidDataError, match="decision function has no values"):
@@ -199,9 +199,9 @@ def test_masks_select_rows_of_a_frame() -> None:
     for named in ("y", frame["y"]):
         pairs = model_selection.StratifiedKFold(3).split(frame, named)
         expected = truth.StratifiedKFold(3).split(X, Y)
-        for (train, test), (_, held) in zip(pairs, expected, strict=True):
-            assert len(frame[train]) == N - len(held)
-            np.testing.assert_array_equal(frame["y"][test].compute(), Y[held])
+        for (train, test), (_, expected_test) in zip(pairs, expected, strict=True):
+            assert len(frame[train]) == N - len(expected_test)
+            np.testing.assert_array_equal(frame["y"][test].compute(), Y[expected_test])
     for _, test in model_selection.KFold(3).split(frame.clear_divisions()):
         assert isinstance(test, da.Array)
     for rows in (table, dd.from_pandas(table, npartitions=3)):

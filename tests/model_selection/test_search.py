@@ -252,10 +252,10 @@ def test_a_failed_fit_gets_the_error_score(client: Any) -> None:
     cv = [(with_all, np.arange(300, 600)), (without[:100], without[100:])]
     estimator = linear_model.LogisticRegression(class_weight={2: 5.0})
     for lazy in (True, False):
-        given = (rows, labels) if lazy else (X, THREE)
+        arguments = (rows, labels) if lazy else (X, THREE)
         search = model_selection.GridSearchCV(estimator, {"C": [1.0]}, cv=cv, error_score=-3.0)
         with pytest.warns(FitFailedWarning, match=r"1 fits failed out of a total of 2(?s:.*)are n"):
-            search.fit(*given)
+            search.fit(*arguments)
         assert search.cv_results_["split1_test_score"].tolist() == [-3.0]
         assert search.cv_results_["split0_test_score"][0] > 0.5
 
@@ -373,7 +373,7 @@ def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPa
     estimator = linear_model.LogisticRegression(tol=1e-6)
     expected = truth.GridSearchCV(truths.LogisticRegression(tol=1e-6), grid, cv=4).fit(X, BINARY)
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
-    with LocalCluster(host="127.0.0.1", **options) as made, Client(made) as client:
+    with LocalCluster(host="127.0.0.1", **options) as cluster, Client(cluster) as client:
         killer = Killer(client, rank)
         monkeypatch.setattr(
             solver_rounds, "CallbackList", lambda callbacks=(): CallbackList([*callbacks, killer])

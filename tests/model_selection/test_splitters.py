@@ -90,12 +90,12 @@ def test_random_splits_have_scikit_learns_sizes(
     splitter = getattr(truth, name)(random_state=0, **options)
     ours = getattr(model_selection, name)(random_state=0, **options)
     expected, found = list(splitter.split(X, Y)), _splits(ours, chunks)
-    for (train, test), (others, held) in zip(found, expected, strict=True):
+    for (train, test), (others, expected_test) in zip(found, expected, strict=True):
         assert not set(train) & set(test)
         assert abs(len(train) - len(others)) <= 1
-        assert abs(len(test) - len(held)) <= 1
+        assert abs(len(test) - len(expected_test)) <= 1
         if _column(name) is not None:
-            sizes = [np.unique(Y[at], return_counts=True)[1] for at in (test, held)]
+            sizes = [np.unique(Y[at], return_counts=True)[1] for at in (test, expected_test)]
             assert np.abs(np.subtract(*sizes)).max() <= 1
     again = _splits(getattr(model_selection, name)(random_state=0, **options), chunks)
     assert all((a[1] == b[1]).all() for a, b in zip(found, again, strict=True))
@@ -122,11 +122,11 @@ def test_rows_in_memory_are_split_by_scikit_learn(name: str, options: dict[str, 
 def test_chunks_of_unknown_sizes_are_counted() -> None:
     rows, labels, _ = _lazy((50, 53))
     some = rows[:, 0] > -0.5
-    kept = X[:, 0] > -0.5
+    selected = X[:, 0] > -0.5
     found = list(model_selection.StratifiedKFold(3).split(rows[some], labels[some]))
-    expected = list(truth.StratifiedKFold(3).split(X[kept], Y[kept]))
-    for (_, test), (_, held) in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(np.flatnonzero(test.compute()), held)
+    expected = list(truth.StratifiedKFold(3).split(X[selected], Y[selected]))
+    for (_, test), (_, expected_test) in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.flatnonzero(test.compute()), expected_test)
 
 
 #: Rows of any kind, of which a splitter only uses the first axis.
@@ -165,10 +165,10 @@ def test_only_the_first_axis_of_rows_counts(kind: str) -> None:
             expected = list(getattr(truth, name)(**options).split(X, Y, GROUPS))[-1][1]
             np.testing.assert_array_equal(np.flatnonzero(masks[1]), expected)
     # As the first argument and as another.
-    for given in ((lazy, labels), (labels, lazy)):
-        found = model_selection.train_test_split(*given, shuffle=False)
+    for arrays in ((lazy, labels), (labels, lazy)):
+        found = model_selection.train_test_split(*arrays, shuffle=False)
         theirs = truth.train_test_split(
-            *((rows, Y) if given[0] is lazy else (Y, rows)), shuffle=False
+            *((rows, Y) if arrays[0] is lazy else (Y, rows)), shuffle=False
         )
         for ours, other in zip(found, theirs, strict=True):
             np.testing.assert_array_equal(_as_dense(ours.compute()), _as_dense(other))
@@ -205,9 +205,9 @@ def test_train_test_split(frame: bool, stratify: bool) -> None:
     if frame:
         table = dd.from_pandas(pd.DataFrame(X, columns=list("abc")), npartitions=2)
         rows, labels = table, dd.from_pandas(pd.Series(Y), npartitions=2)
-    given = labels if stratify else None
+    classes = labels if stratify else None
     parts = model_selection.train_test_split(
-        rows, labels, test_size=0.2, random_state=0, stratify=given
+        rows, labels, test_size=0.2, random_state=0, stratify=classes
     )
     train, test, y_train, y_test = dask.compute(*parts)
     assert (len(train), len(test)) == (len(y_train), len(y_test)) == (82, 21)

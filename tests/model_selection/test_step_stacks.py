@@ -74,12 +74,12 @@ ALIKE = {
 
 
 def _grid(
-    estimator: Any, rows: Any, y: Any, given: dict[str, list[Any]], **params: Any
+    estimator: Any, rows: Any, y: Any, grid: dict[str, list[Any]], **params: Any
 ) -> model_selection.GridSearchCV:
     """Return a search that keeps its fits."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return _Kept(estimator, given, cv=KFold(FOLDS), refit=False).fit(rows, y, **params)
+        return _Kept(estimator, grid, cv=KFold(FOLDS), refit=False).fit(rows, y, **params)
 
 
 class _Kept(model_selection.GridSearchCV):
@@ -101,20 +101,26 @@ def _largest_difference(
         for fit, (train, test) in zip(row, folds, strict=True):
             mask = np.zeros(N)
             mask[train] = 1
-            own = search._make_candidate(params)
-            given = mask * weight
+            single_fit = search._make_candidate(params)
+            train_weight = mask * weight
             lazy = isinstance(rows, da.Array)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)
-                own.fit(rows, y, da.from_array(given, chunks=rows.chunks[0]) if lazy else given)
-            assert own.n_iter_ == fit.estimator.n_iter_
-            scale = float(np.abs(own.coef_).max())
+                single_fit.fit(
+                    rows,
+                    y,
+                    da.from_array(train_weight, chunks=rows.chunks[0]) if lazy else train_weight,
+                )
+            assert single_fit.n_iter_ == fit.estimator.n_iter_
+            scale = float(np.abs(single_fit.coef_).max())
             for name in ("coef_", "intercept_"):
-                truth, found = getattr(own, name), getattr(fit.estimator, name)
+                truth, found = getattr(single_fit, name), getattr(fit.estimator, name)
                 largest = max(largest, float(np.abs(found - truth).max()) / scale)
             if scores and not lazy:
-                here, there = rows[test], np.asarray(y)[test]
-                assert fit.test["score"] == pytest.approx(own.score(here, there), abs=1e-6)
+                test_rows, labels = rows[test], np.asarray(y)[test]
+                assert fit.test["score"] == pytest.approx(
+                    single_fit.score(test_rows, labels), abs=1e-6
+                )
     return largest
 
 
@@ -122,8 +128,8 @@ def _largest_difference(
     "case", [pytest.param(case, marks=pytest.mark.slow if case in ALIKE else ()) for case in CASES]
 )
 def test_each_column_equals_its_separate_fit(case: str) -> None:
-    kind, params, given, y, n_stacks = CASES[case]
-    search = _grid(kind(random_state=0, **params), X, y, given)
+    kind, params, grid, y, n_stacks = CASES[case]
+    search = _grid(kind(random_state=0, **params), X, y, grid)
     assert search.stacks_ == n_stacks
     assert _largest_difference(search, X, y) < 1e-12
 
@@ -141,7 +147,7 @@ def test_columns_of_a_shared_sample_are_as_good(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("kind", ["float32", "sparse", "weights"])
 def test_rows_of_all_kinds(kind: str, loops: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if loops == "arrays":
-        monkeypatch.setattr(wide_gather, "make_wide_gather", lambda *given: None)
+        monkeypatch.setattr(wide_gather, "make_wide_gather", lambda *args: None)
     rows: Any = X.astype(np.float32) if kind == "float32" else X
     rows = sparse.csr_array(X * (np.abs(X) > 1)) if kind == "sparse" else rows
     weights = {"sample_weight": WEIGHTS} if kind == "weights" else {}
@@ -195,10 +201,10 @@ def test_models_that_cannot_be_batched_are_fitted_singly(params: dict[str, Any])
 
 def test_a_diverging_column_does_not_affect_others() -> None:
     estimator = SGDRegressor(optimizer="sgd", random_state=0, max_iter=5, tol=None)
-    given = {"learning_rate": [1e200, 0.01]}
+    grid = {"learning_rate": [1e200, 0.01]}
     with pytest.warns(FitFailedWarning, match="infinite"), np.errstate(all="ignore"):
         with pytest.warns(UserWarning, match="non-finite"):
-            search = _grid(estimator, X, NUMBERS, given)
+            search = _grid(estimator, X, NUMBERS, grid)
     assert np.isnan(search.cv_results_["mean_test_score"][0])
     alone = _grid(estimator, X, NUMBERS, {"learning_rate": [0.01]})
     for name in ("coef_", "intercept_"):

@@ -95,11 +95,11 @@ def _dense(values: Any) -> Any:
 
 
 def test_one_pass_fits_the_transformers_of_all_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+    n_passes: list[int] = []
     on_blocks = reduce._compute_on_blocks
 
     def counted(passes: Any) -> Any:
-        made.append(len(passes))
+        n_passes.append(len(passes))
         return on_blocks(passes)
 
     monkeypatch.setattr(reduce, "_compute_on_blocks", counted)
@@ -107,7 +107,7 @@ def test_one_pass_fits_the_transformers_of_all_splits(monkeypatch: pytest.Monkey
     frame = dd.from_pandas(rows.assign(y=FRAME["y"]), npartitions=3)
     pipeline = make_pipeline(step, LogisticRegression())
     splits = Splits(pipeline, frame[list(rows.columns)], frame["y"], None, {}, StratifiedKFold(3))
-    made.clear()
+    n_passes.clear()
     _fit_transformers([pipeline], splits)
     # First rows of each split and labels; three transformers and an imputer each; a scaler each.
-    assert made == [3 + 1, 3 * 4, 3]
+    assert n_passes == [3 + 1, 3 * 4, 3]

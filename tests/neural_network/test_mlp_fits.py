@@ -93,8 +93,8 @@ def test_learns_on_workers_under_every_policy(client: Client, policy: str) -> No
     assert found.score(*rows()) > (0.95 if get_policy(policy).lockstep else 0.75)
     assert found.history_.extra["policy"] == policy
     if policy == "hogwild":
-        calm = classifier(policy="sync", **params).fit(*lazy())
-        largest = [max(abs(w).max() for w in m.coefs_) for m in (found, calm)]
+        synchronous = classifier(policy="sync", **params).fit(*lazy())
+        largest = [max(abs(w).max() for w in m.coefs_) for m in (found, synchronous)]
         # Races alone make them 1.7 times as large; a rate of ten times as much, 3.1 times.
         assert largest[0] < 2.5 * largest[1]
 
@@ -158,11 +158,11 @@ def test_a_killed_worker_changes_nothing(
     params: dict[str, Any] = {"policy": policy, **exact, **changes}
     with Client(crew) as client:
         client.wait_for_workers(3)
-        calm = classifier(**params).fit(*lazy(6))
+        undisturbed = classifier(**params).fit(*lazy(6))
         strike = _Strike(client)
         struck = classifier(**params, callbacks=[strike]).fit(*lazy(6))
     assert strike.events
-    same(struck, calm)
+    same(struck, undisturbed)
 
 
 @pytest.mark.parametrize("n_lanes", quick([1, 2, 8], 8))
@@ -211,11 +211,11 @@ def test_weights_equal_repeated_rows(solver: str) -> None:
     X, y = rows()
     X, y, weight = X[:60].astype(np.float64), y[:60], np.arange(60) % 3
     params = {"solver": solver, "batch_size": None, "alpha": 1.0, "max_iter": 8, "tol": 0.0}
-    again = np.repeat(np.arange(60), weight)
+    repeats = np.repeat(np.arange(60), weight)
     with pytest.warns(UserWarning, match=r"settled|converge"):
         weighted = classifier(**params).fit(X, y, weight)
     with pytest.warns(UserWarning, match=r"settled|converge"):
-        repeated = classifier(**params).fit(X[again], y[again])
+        repeated = classifier(**params).fit(X[repeats], y[repeats])
     for a, b in zip(weighted.coefs_, repeated.coefs_, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
@@ -271,11 +271,11 @@ def test_frames_lazy_predictions_and_pickles() -> None:
     found = classifier(max_iter=5).fit(dd.from_pandas(frame, npartitions=3), "digit")
     assert found.feature_names_in_[0] == "p0"
     copy = pickle.loads(pickle.dumps(found))
-    there = dd.from_pandas(frame.drop(columns="digit"), npartitions=2)
+    lazy_rows = dd.from_pandas(frame.drop(columns="digit"), npartitions=2)
     for name in ("predict", "predict_proba", "predict_log_proba"):
-        here = getattr(found, name)(frame.drop(columns="digit"))
-        np.testing.assert_allclose(getattr(copy, name)(there).compute(), here, rtol=1e-5)
-    assert copy.score(there, dd.from_pandas(frame["digit"], npartitions=2)) == pytest.approx(
+        in_memory = getattr(found, name)(frame.drop(columns="digit"))
+        np.testing.assert_allclose(getattr(copy, name)(lazy_rows).compute(), in_memory, rtol=1e-5)
+    assert copy.score(lazy_rows, dd.from_pandas(frame["digit"], npartitions=2)) == pytest.approx(
         found.score(frame.drop(columns="digit"), y)
     )
 

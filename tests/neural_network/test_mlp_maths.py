@@ -101,14 +101,14 @@ def test_gradient_equals_torch(head: str, activation: str) -> None:
 def test_another_array_library_gives_the_same(head: str, activation: str) -> None:
     model, w, rows = make_network(head, activation)
     backend = StrictBackend()
-    there = BatchRows(*(backend.to_device(array) for array in (rows.X, rows.y, rows.weight)))
+    device_rows = BatchRows(*(backend.to_device(array) for array in (rows.X, rows.y, rows.weight)))
     loss, gradient = gradient_of(model, w, rows)
-    away_loss, away = gradient_of(model, backend.to_device(w), there, backend)
+    away_loss, away = gradient_of(model, backend.to_device(w), device_rows, backend)
     assert away_loss == pytest.approx(loss, rel=1e-12)
     np.testing.assert_allclose(away, gradient, rtol=1e-12, atol=1e-14)
     sums = model.validation_sums(w, rows, CPU)
     np.testing.assert_allclose(
-        model.validation_sums(backend.to_device(w), there, backend), sums, rtol=1e-12
+        model.validation_sums(backend.to_device(w), device_rows, backend), sums, rtol=1e-12
     )
 
 

@@ -104,10 +104,10 @@ def test_the_gradient_is_the_sum_of_clipped_row_gradients(
     out, each, norms = np.zeros_like(w), [], []
     assert clipped.add_gradient(w, BatchRows(X, y), out, backend) == 0
     for i in range(len(X)):
-        own = np.zeros_like(w)
-        free.add_gradient(w, BatchRows(X[i : i + 1], y[i : i + 1]), own, backend)
-        norms.append(np.linalg.norm(own))
-        each.append(own * min(1, 0.1 / norms[-1]))
+        row_gradient = np.zeros_like(w)
+        free.add_gradient(w, BatchRows(X[i : i + 1], y[i : i + 1]), row_gradient, backend)
+        norms.append(np.linalg.norm(row_gradient))
+        each.append(row_gradient * min(1, 0.1 / norms[-1]))
     assert max(norms) > 0.1
     np.testing.assert_allclose(out, np.sum(each, axis=0), rtol=1e-7, atol=1e-9)
 
@@ -119,8 +119,8 @@ def test_modules_learn_within_their_budget() -> None:
     assert clf.score(X, y) > 0.9
     assert clf.privacy_spent_.epsilon <= 8.0
     assert np.isnan(clf.loss_curve_).all()
-    own = MLPClassifier((8,), privacy=BUDGET, max_iter=6, batch_size=128).fit(X, y)
-    assert own.privacy_spent_ == clf.privacy_spent_
+    mlp = MLPClassifier((8,), privacy=BUDGET, max_iter=6, batch_size=128).fit(X, y)
+    assert mlp.privacy_spent_ == clf.privacy_spent_
     reg = TorchRegressor(
         torch.nn.Linear, module__in_features=4, module__out_features=1, privacy=BUDGET, **params
     ).fit(X, X[:, 0])

@@ -73,8 +73,8 @@ NETS: dict[str, tuple[Any, list[Any], dict[str, Any]]] = {
 @cache
 def _fit(name: str) -> Any:
     module, (rows, *_), options = NETS[name]
-    given = {"max_iter": 2, "batch_size": 20, "random_state": 0, "device": "cpu"} | options
-    return TorchClassifier(module, run=Run(deterministic=True), **given).fit(rows, LABELS)
+    params = {"max_iter": 2, "batch_size": 20, "random_state": 0, "device": "cpu"} | options
+    return TorchClassifier(module, run=Run(deterministic=True), **params).fit(rows, LABELS)
 
 
 @pytest.mark.parametrize("pieces", ["whole", "few rows"])
@@ -87,8 +87,8 @@ def test_rows_are_passed_to_torch_in_place(
     model = _fit(name)
     for rows in NETS[name][1]:
         for method in ("predict", "predict_proba", "transform"):
-            expected, there = getattr(model, method)(rows), to_device(rows)
-            found = getattr(model, method)(there)
+            expected, device_rows = getattr(model, method)(rows), to_device(rows)
+            found = getattr(model, method)(device_rows)
             assert isinstance(found, np.ndarray) == (method != "transform")
             found = found.get() if method == "transform" else found
             assert (found.dtype, found.shape) == (expected.dtype, expected.shape)

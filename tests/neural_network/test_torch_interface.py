@@ -55,9 +55,9 @@ def rows() -> tuple[Any, Any]:
 
 def classifier(module: Any = None, **params: Any) -> Any:
     # One thread: OpenMP threads wait long for each other on a busy machine.
-    given = {"learning_rate": 0.02, "max_iter": 8, "batch_size": 50, "random_state": 0}
-    given["run"] = Run(deterministic=True)
-    return TorchClassifier(module or make_net(), **given | params)
+    defaults = {"learning_rate": 0.02, "max_iter": 8, "batch_size": 50, "random_state": 0}
+    defaults["run"] = Run(deterministic=True)
+    return TorchClassifier(module or make_net(), **defaults | params)
 
 
 def test_module_parameters_are_estimator_parameters() -> None:
@@ -70,8 +70,8 @@ def test_module_parameters_are_estimator_parameters() -> None:
     assert torch.equal(before, torch.get_rng_state())
     assert twin.module_.first.weight.shape == (8, 6)
     assert twin.score(*rows()) > 0.9
-    again = pickle.loads(pickle.dumps(classifier(_plain, module__hidden=5).fit(*rows())))
-    assert again.predict_proba(rows()[0]).sum(axis=1) == pytest.approx(np.ones(600), abs=1e-5)
+    unpickled = pickle.loads(pickle.dumps(classifier(_plain, module__hidden=5).fit(*rows())))
+    assert unpickled.predict_proba(rows()[0]).sum(axis=1) == pytest.approx(np.ones(600), abs=1e-5)
     assert cross_val_score(classifier(max_iter=3), *rows(), cv=2).min() > 0.6
 
 
@@ -112,9 +112,9 @@ def test_criteria_of_two_classes_agree() -> None:
 def test_regression_of_one_target_and_several() -> None:
     X = rows()[0]
     targets = np.stack([X[:, 0] * X[:, 1], X[:, 2]], axis=1)
-    given = {"learning_rate": 0.02, "max_iter": 40, "batch_size": 50, "random_state": 0}
+    params = {"learning_rate": 0.02, "max_iter": 40, "batch_size": 50, "random_state": 0}
     for y, n_out in ((targets[:, 0], 1), (targets, 2)):
-        found = TorchRegressor(make_net(), module__n_out=n_out, **given).fit(X, y)
+        found = TorchRegressor(make_net(), module__n_out=n_out, **params).fit(X, y)
         assert found.predict(X).shape == y.shape
         assert found.score(X, y) > 0.85
 
@@ -194,9 +194,11 @@ def test_micro_batches_are_even_and_of_rows_of_all_blocks(client: Client) -> Non
             return super().forward(x)
 
     X, y = rows()
-    given = da.from_array(X, chunks=(30, 6)), da.from_array(y, chunks=30)
+    arguments = da.from_array(X, chunks=(30, 6)), da.from_array(y, chunks=30)
     whole, cut = (
-        classifier(module, batch_size=100, micro_batch_size=micro, run=Run(n_lanes=2)).fit(*given)
+        classifier(module, batch_size=100, micro_batch_size=micro, run=Run(n_lanes=2)).fit(
+            *arguments
+        )
         for module, micro in ((None, None), (Counts, 20))
     )
     for name, value in whole.state_dict().items():
@@ -212,9 +214,9 @@ def test_fits_continue() -> None:
         clf.set_params(module__hidden=9).fit(X, y)
     parts = classifier().partial_fit(X[:300], y[:300], classes=[0, 1, 2])
     assert parts.partial_fit(X[300:], y[300:]).t_ == 600
-    made = make_net()()
-    begun = {name: value.clone() for name, value in made.state_dict().items()}
-    still = classifier(made, warm_start=True, groups={"*": dict(rate=0.0)}).fit(X, y)
+    net = make_net()()
+    begun = {name: value.clone() for name, value in net.state_dict().items()}
+    still = classifier(net, warm_start=True, groups={"*": dict(rate=0.0)}).fit(X, y)
     assert all(torch.equal(value, begun[name]) for name, value in still.state_dict().items())
 
 
@@ -290,13 +292,13 @@ def test_a_criterion_made_of_a_known_one_reads_outputs_as_it_does(criterion: Any
     np.testing.assert_array_equal(found.predict(X), expected.predict(X))
 
 
-def test_outputs_that_are_taken_for_probabilities_and_are_none_are_told() -> None:
+def test_a_warning_names_outputs_that_are_no_probabilities() -> None:
     X, y = rows()[0], (rows()[1] > 1).astype(int)
     with pytest.warns(UserWarning, match=r"are no probabilities.*criterion=own_loss.*sigmoid"):
         classifier(module__n_out=1, criterion=own_loss).fit(X, y)
-    told = classifier(module__n_out=1, criterion=own_loss, predict_nonlinearity=torch.sigmoid)
+    explicit = classifier(module__n_out=1, criterion=own_loss, predict_nonlinearity=torch.sigmoid)
     expected = classifier(module__n_out=1).fit(X, y)
-    np.testing.assert_array_equal(told.fit(X, y).predict(X), expected.predict(X))
+    np.testing.assert_array_equal(explicit.fit(X, y).predict(X), expected.predict(X))
     classifier(module__n_out=1, criterion=own_loss, predict_nonlinearity=None).fit(X, y)
 
 
@@ -411,10 +413,10 @@ def test_a_non_finite_loss_keeps_earlier_parameters(client: Client) -> None:
     X, y = rows()[0].copy(), rows()[1]
     X[590, 0] = 2e3
     lazy = da.from_array(X, chunks=(150, 6)), da.from_array(y, chunks=150)
-    for given in ((X, y), lazy):
+    for data in ((X, y), lazy):
         clf = classifier(Breaks, max_iter=1, shuffle=False, run=Run(n_lanes=1))
         with pytest.raises(DivergedError, match=r"in step 12 of lane 0, .* 50 rows .* 2e\+03"):
-            clf.fit(*given)
+            clf.fit(*data)
         assert np.isfinite(clf.predict_proba(X[:500])).all()
 
 

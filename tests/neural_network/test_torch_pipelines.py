@@ -76,12 +76,12 @@ def lazy() -> tuple[Any, Any]:
 
 
 def classifier(module: Any = None, **params: Any) -> Any:
-    given = {
+    defaults = {
         "dtype": "float64", "learning_rate": 0.01, "max_iter": 3, "batch_size": 96,
         "random_state": 0, "pipeline": Pipeline(2, 3),
         "run": Run(n_lanes=4, deterministic=True),
     }  # fmt: skip
-    return TorchClassifier(module or make_chain(), **given | params)
+    return TorchClassifier(module or make_chain(), **defaults | params)
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +103,8 @@ def threads(n_workers: int) -> Iterator[Client]:
         yield client
 
 
-def assert_equal(found: Any, calm: Any) -> None:
-    state = calm.state_dict()
+def assert_equal(found: Any, undisturbed: Any) -> None:
+    state = undisturbed.state_dict()
     for name, value in found.state_dict().items():
         assert torch.equal(value, state[name]), name
 
@@ -126,7 +126,7 @@ def test_a_non_finite_loss_keeps_earlier_parameters(client: Client) -> None:
     def make() -> Any:
         return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3), Breaks())
 
-    kept = {}
+    parameters = {}
     for name, where, lag, step in (
         ("here", None, 64, 8), ("first", client, 64, 8), ("later", client, 4, 8),
         ("at once", client, 4, 1),
@@ -134,22 +134,24 @@ def test_a_non_finite_loss_keeps_earlier_parameters(client: Client) -> None:
         X, y = rows()[0].copy(), rows()[1]
         X[480 + 48 * step - 1, 0, 0] = 1e9  # rows of the second lane
         clf = classifier(make, shuffle=False, run=Run(n_lanes=2))
-        given = (X, y) if where is None else (da.from_array(X, chunks=(120, 4, 4)), y)
+        arguments = (X, y) if where is None else (da.from_array(X, chunks=(120, 4, 4)), y)
         how = {} if where is None else {"client": where}
         with (
             dask.config.set({"daskml_dist.standby_lag": lag}),
             pytest.raises(DivergedError, match=f"in step {step} of lane 1") as raised,
         ):
-            clf.fit(*given, **how)
+            clf.fit(*arguments, **how)
         if step > 1:
-            kept[name] = np.concatenate([v.numpy().ravel() for v in clf.state_dict().values()])
+            parameters[name] = np.concatenate(
+                [v.numpy().ravel() for v in clf.state_dict().values()]
+            )
             assert "keeps earlier parameters" in str(raised.value)
-            assert np.isfinite(kept[name]).all()
+            assert np.isfinite(parameters[name]).all()
         else:
             assert "keeps" not in str(raised.value)
             assert not hasattr(clf, "classes_")
-    np.testing.assert_array_equal(kept["first"], kept["here"])
-    assert (kept["later"] != kept["here"]).any()
+    np.testing.assert_array_equal(parameters["first"], parameters["here"])
+    assert (parameters["later"] != parameters["here"]).any()
 
 
 def test_a_pipeline_equals_plain_gradients(client: Client) -> None:

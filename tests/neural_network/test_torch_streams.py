@@ -73,25 +73,25 @@ def test_a_step_on_a_gpu_seeds_the_generators_that_it_draws_from(
     monkeypatch.setattr("traceback.format_stack", refuse)
     before = torch.default_generator.get_state()
     try:
-        here, there = Drawing(SimpleNamespace(index=1)).call(draw, refuse)
+        on_host, on_device = Drawing(SimpleNamespace(index=1)).call(draw, refuse)
         seed_all(numbers[0])
         expected = torch.rand(4)
     finally:
         torch.default_generator.set_state(before)
-    assert torch.equal(here, expected)
-    assert torch.equal(there, expected)
+    assert torch.equal(on_host, expected)
+    assert torch.equal(on_device, expected)
     assert torch.equal(of_devices[0].get_state(), others)
 
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_the_gradient_of_a_network_stays_in_torchs_memory_on_a_gpu(waits: bool) -> None:
     """Unless parameters are on the host: then their gradient is moved there."""
-    own = DeviceArray(np.ones((3, 1)))
+    device_gradient = DeviceArray(np.ones((3, 1)))
     rows = SimpleNamespace(X=None)
     lane: Any = SimpleNamespace(
         _on_host=False,
         backend=None,
-        _model=SimpleNamespace(own_gradient=lambda w, piece, backend: (own, 2.0)),
+        _model=SimpleNamespace(own_gradient=lambda w, piece, backend: (device_gradient, 2.0)),
         _add_busy_time=lambda since, waited: counted.append(waited),
         _count_batch=lambda n_rows, loss: counted.append((n_rows, loss)),
     )
@@ -99,5 +99,5 @@ def test_the_gradient_of_a_network_stays_in_torchs_memory_on_a_gpu(waits: bool) 
     batch: Any = SimpleNamespace(pieces=[rows], add_gradient=None, n_rows=7, index=None)
     w = np.zeros((3, 1)) if waits else DeviceArray(np.zeros((3, 1)))
     found = Lane._gradient_in_model_memory(lane, w, batch)
-    assert found is (None if waits else own)
+    assert found is (None if waits else device_gradient)
     assert counted == ([] if waits else [False, (7, 2.0)])

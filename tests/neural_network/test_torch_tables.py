@@ -56,9 +56,9 @@ def make_net() -> Any:
     return Clicks
 
 
-def make_clicks(**given: Any) -> Any:
+def make_clicks(**options: Any) -> Any:
     """Function of this module, which is pickled by name."""
-    return make_net()(**given)
+    return make_net()(**options)
 
 
 EMBEDDINGS = {"item": ["item", "last"], "tag": "tags"}
@@ -86,11 +86,11 @@ def _lazy(frame: pd.DataFrame, y: Any, n: int = 3) -> tuple[Any, Any]:
 
 
 def _classifier(module: Any = None, **params: Any) -> TorchClassifier:
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "embeddings": EMBEDDINGS, "learning_rate": 0.01, "max_iter": 3, "batch_size": 50,
         "random_state": 0, "run": Run(deterministic=True),
     }  # fmt: skip
-    return TorchClassifier(module or make_net(), **given | params)
+    return TorchClassifier(module or make_net(), **defaults | params)
 
 
 def _rows_of(model: Any, ids: Any, part: int, first: bool = False) -> Any:
@@ -155,15 +155,15 @@ def test_full_batches_equal_steps_of_torch(
     truth = _Dense(model, mode)
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer]
     truth.descend(kind(truth.net.parameters(), lr=rate), 20)
-    near: dict[str, float] = {"rtol": 0, "atol": 1e-12}
+    tolerances: dict[str, float] = {"rtol": 0, "atol": 1e-12}
     for name, n, part in (("item", N_ITEMS, 0), ("tag", N_TAGS, 1)):
         theirs = getattr(truth.net, name).weight.detach().numpy()
-        np.testing.assert_allclose(_rows_of(model, np.arange(n), part), theirs, **near)
+        np.testing.assert_allclose(_rows_of(model, np.arange(n), part), theirs, **tolerances)
     for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, truth.net.state_dict()[name], **near, msg=name)
+        torch.testing.assert_close(value, truth.net.state_dict()[name], **tolerances, msg=name)
     with torch.no_grad():
         proba = truth.output().sigmoid().numpy()
-    np.testing.assert_allclose(model.predict_proba(X)[:, 1], proba, **near)
+    np.testing.assert_allclose(model.predict_proba(X)[:, 1], proba, **tolerances)
 
 
 @pytest.mark.parametrize("as_text", [False, True])
@@ -235,8 +235,8 @@ def test_continued_fits_equal_one_fit(tmp_path: Any) -> None:
     whole = _classifier(max_iter=6, **params).fit(X, y)
     parts = _classifier(make_clicks, max_iter=3, warm_start=True, **params).fit(X, y).fit(X, y)
     _assert_same(parts, whole)
-    again = pickle.loads(pickle.dumps(parts))
-    _assert_same(again.fit(X, y), _classifier(max_iter=9, **params).fit(X, y))
+    unpickled = pickle.loads(pickle.dumps(parts))
+    _assert_same(unpickled.fit(X, y), _classifier(max_iter=9, **params).fit(X, y))
     place = Checkpoint(tmp_path / "fit.npz")
     saved = _classifier(max_iter=3, checkpoint=place, **params).fit(X, y)
     _assert_same(saved.set_params(max_iter=6).fit(X, y), whole)
@@ -252,8 +252,8 @@ def test_partial_fit_adds_new_ids() -> None:
     for at in range(0, N_ROWS, 200):
         rows = X[at : at + 200]
         model.partial_fit(rows, y[at : at + 200], classes=[False, True])
-        seen = pd.concat([X["item"], X["last"]])[lambda s, at=at: s.index < at + 200]
-        assert np.sum(model._learned_ids & 255 == 0) == seen.nunique()
+        ids_so_far = pd.concat([X["item"], X["last"]])[lambda s, at=at: s.index < at + 200]
+        assert np.sum(model._learned_ids & 255 == 0) == ids_so_far.nunique()
     # Rows of unseen ids have their initial values; a call keeps the table.
     new = X[:5].assign(item=range(10**12, 10**12 + 5))
     proba = model.predict_proba(new)
@@ -401,14 +401,14 @@ def test_missing_ids_have_a_separate_row() -> None:
     X, y = _table()
     X = X.astype({"item": "Int64"})
     X.loc[::7, "item"] = None
-    own = GrowingEmbeddings(EMBEDDINGS, missing="own")
-    model = _classifier(embeddings=own).fit(X, y)
+    embeddings = GrowingEmbeddings(EMBEDDINGS, missing="own")
+    model = _classifier(embeddings=embeddings).fit(X, y)
     assert np.sum(model._learned_ids & 255 == 0) == N_ITEMS + 1
     with pytest.raises(InvalidDataError, match="missing='own'"):
         _classifier().fit(X, y)
     X.loc[3, "age"] = np.nan
     with pytest.raises(InvalidDataError, match="fillna"):
-        _classifier(embeddings=own).fit(X, y)
+        _classifier(embeddings=embeddings).fit(X, y)
 
 
 def test_ids_are_admitted_and_evicted() -> None:

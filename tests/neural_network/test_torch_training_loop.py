@@ -64,15 +64,15 @@ def lazy() -> tuple[Any, Any]:
 
 
 def classifier(module: Any = None, **params: Any) -> Any:
-    given = {
+    defaults = {
         "images": "channels_first", "learning_rate": 0.005, "max_iter": 4, "batch_size": 64,
         "random_state": 0, "run": Run(n_lanes=2, deterministic=True),
     }  # fmt: skip
-    return TorchClassifier(module or make_net(), **given | params)
+    return TorchClassifier(module or make_net(), **defaults | params)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "near"),
+    ("dtype", "tolerances"),
     [
         ("float64", {"rtol": 0, "atol": 1e-12}),
         # Convolutions of channels-last images sum in another order, and Adam makes
@@ -80,7 +80,7 @@ def classifier(module: Any = None, **params: Any) -> Any:
         ("float32", {"rtol": 1e-4, "atol": 2e-6}),
     ],
 )
-def test_one_lane_equals_a_torch_loop(dtype: str, near: dict[str, float]) -> None:
+def test_one_lane_equals_a_torch_loop(dtype: str, tolerances: dict[str, float]) -> None:
     """60 steps of Adam, including running means and the count of batches."""
     X, y = (values[:300] for values in rows())
     found = classifier(max_iter=60, batch_size=None, run=ALONE, dtype=dtype).fit(X, y)
@@ -95,7 +95,7 @@ def test_one_lane_equals_a_torch_loop(dtype: str, near: dict[str, float]) -> Non
     state, theirs = found.state_dict(), net.state_dict()
     assert list(state) == list(theirs)
     for name, value in theirs.items():
-        torch.testing.assert_close(state[name], value, **near, msg=name)
+        torch.testing.assert_close(state[name], value, **tolerances, msg=name)
     assert state["norm.num_batches_tracked"] == 60
     assert found._net.pixelwise == (dtype == "float32")
 
@@ -237,9 +237,9 @@ def test_a_killed_worker_changes_nothing(crew: LocalCluster, policy: str) -> Non
     params["run"] = Run(n_lanes=3, deterministic=True)
     with Client(crew) as client:
         client.wait_for_workers(3)
-        calm = classifier(**params).fit(*lazy()).state_dict()
+        undisturbed = classifier(**params).fit(*lazy()).state_dict()
         # Kill the last trainer's worker, once servers have standbys.
         kill = Strike(lambda run: kill_worker(client, run.trainer_addresses[-1]))
         struck = classifier(**params, callbacks=[kill, _Slow()]).fit(*lazy()).state_dict()
     assert kill.events
-    assert all(torch.equal(value, struck[name]) for name, value in calm.items())
+    assert all(torch.equal(value, struck[name]) for name, value in undisturbed.items())

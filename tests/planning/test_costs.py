@@ -174,9 +174,9 @@ def stored_costs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def load(key: str) -> Costs:
         keys.append(key)
-        far = {"fit": 1.0} if "workers of" in key else {}
+        values = {"fit": 1.0} if "workers of" in key else {}
         steps = {"async": 1e-3, "local": 1e-5}
-        return dataclasses.replace(TRUE, values={**TRUE.values, **far}, steps=steps)
+        return dataclasses.replace(TRUE, values={**TRUE.values, **values}, steps=steps)
 
     monkeypatch.setattr("daskml_dist.planning.advising.load_costs", load)
     return keys
@@ -279,8 +279,10 @@ def test_sparse_rows_are_planned_by_samples(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     rows = sparse.random(300, 50, 0.1, "csr", rng=0)
     found = []
-    given = measure.fit_cost_values
-    monkeypatch.setattr(measure, "fit_cost_values", lambda e, k: found.extend(e) or given(e, k))
+    fit_cost_values = measure.fit_cost_values
+    monkeypatch.setattr(
+        measure, "fit_cost_values", lambda e, k: found.extend(e) or fit_cost_values(e, k)
+    )
     plan = advise(rows, estimator, np.arange(300) % 2)
     low, high = plan.best.seconds or (0, 0)
     assert 0 < low < high

@@ -61,9 +61,9 @@ PLANNED: list[tuple[Any, Any, Any]] = [
 def usual(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs as if they had been measured: the usual ones of each family."""
 
-    def costs(asked: Any, place: Any, here: Any) -> Costs:
-        there = {} if place.name == "inline" else asked.family.usual_cluster_costs
-        return Costs({**asked.family.usual, **there})
+    def costs(request: Any, place: Any, here: Any) -> Costs:
+        cluster_costs = {} if place.name == "inline" else request.family.usual_cluster_costs
+        return Costs({**request.family.usual, **cluster_costs})
 
     monkeypatch.setattr("daskml_dist.planning.advising._PlanRequest.costs", costs)
 
@@ -83,17 +83,17 @@ def test_every_family_plans_and_fits(
     before = repr(vars(estimator))
     plan = estimator.plan(rows, y)
     assert repr(vars(estimator)) == before
-    own = [choice for choice in plan.choices if choice.own]
-    assert [choice.place for choice in own] == ["inline", "cluster"]
-    assert all(choice.seconds[0] <= choice.expected <= choice.seconds[1] for choice in own)
-    assert plan.best is own[0]
-    assert own[1].traffic > own[0].traffic == 0
-    told = plan.what_if(50, bandwidth="10Gbit")
-    assert "50 workers" in str(told)
-    assert "simulated" in str(told)
-    assert told.best == plan.best
+    own_choices = [choice for choice in plan.choices if choice.own]
+    assert [choice.place for choice in own_choices] == ["inline", "cluster"]
+    assert all(choice.seconds[0] <= choice.expected <= choice.seconds[1] for choice in own_choices)
+    assert plan.best is own_choices[0]
+    assert own_choices[1].traffic > own_choices[0].traffic == 0
+    larger_plan = plan.what_if(50, bandwidth="10Gbit")
+    assert "50 workers" in str(larger_plan)
+    assert "simulated" in str(larger_plan)
+    assert larger_plan.best == plan.best
     with pytest.raises(InvalidParameterError, match="Start a cluster"):
-        told.choices[-1].fit(rows, y)
+        larger_plan.choices[-1].fit(rows, y)
     assert len(clone(estimator).fit(rows, y, client="auto").history_) > 0
 
 
@@ -145,10 +145,12 @@ def test_lanes_of_ones_own_end_alike_in_both_places(
 ) -> None:
     """Sums to the bit; steps to rounding, since a block here is not a block there."""
     estimator.set_params(run=Run(n_lanes=3, deterministic=True))
-    here = clone(estimator).fit(X, y, client="inline")
-    there = clone(estimator).fit(X, y, client=client)
-    np.testing.assert_allclose(here.coef_, there.coef_, rtol=rtol)
-    np.testing.assert_allclose(here.intercept_, there.intercept_, rtol=rtol, atol=rtol / 10)
+    in_process = clone(estimator).fit(X, y, client="inline")
+    on_cluster = clone(estimator).fit(X, y, client=client)
+    np.testing.assert_allclose(in_process.coef_, on_cluster.coef_, rtol=rtol)
+    np.testing.assert_allclose(
+        in_process.intercept_, on_cluster.intercept_, rtol=rtol, atol=rtol / 10
+    )
 
 
 def test_a_family_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,11 +178,11 @@ def test_a_family_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "bytes_"),
+    ("bandwidth", "bytes_"),
     [("10Gbit", 1.25e9), ("1.25GB", 1.25e9), ("100 Mbit/s", 12.5e6), ("10Gb", 1.25e9), (7, 7.0)],
 )
-def test_bandwidths(given: Any, bytes_: float) -> None:
-    assert parse_bandwidth(given) == bytes_
+def test_bandwidths(bandwidth: Any, bytes_: float) -> None:
+    assert parse_bandwidth(bandwidth) == bytes_
 
 
 @pytest.mark.parametrize(
@@ -232,11 +234,13 @@ def test_plans_count_the_bytes_that_a_fit_sends(usual: None, client: Client, pol
             policy=policy, max_iter=3, tol=None, batch_size=10, learning_rate=0.01,
             run=Run(compression=compression, n_lanes=2),
         )  # fmt: skip
-        told = next(c.traffic for c in model.plan(rows, y).choices if c.own and c.place != "inline")
+        planned = next(
+            c.traffic for c in model.plan(rows, y).choices if c.own and c.place != "inline"
+        )
         records = model.fit(rows, y).history_.records
         moved = sum(r["bytes_pushed"] + r["bytes_pulled"] for r in records)
         # A lane beside the server sends nothing, and a step in many goes whole.
-        assert 0.45 * told < moved < 1.3 * told
+        assert 0.45 * planned < moved < 1.3 * planned
 
 
 def _network(latency: float, bandwidth: float) -> Any:
@@ -284,6 +288,6 @@ def test_real_costs_of_every_family(
 ) -> None:
     """Measured once, here and there, then known: to a decision too."""
     plan = estimator.plan(rows, y)
-    own = [choice for choice in plan.choices if choice.own]
-    assert all(0 < choice.expected < 60 for choice in own)
+    own_choices = [choice for choice in plan.choices if choice.own]
+    assert all(0 < choice.expected < 60 for choice in own_choices)
     assert str(estimator.plan(rows, y)) == str(plan)

@@ -25,7 +25,7 @@ GROUPS = (
 )
 
 
-def made(
+def make_shard(
     groups: tuple[ParameterGroup, ...], first: int = 0, stop: int = N_ROWS, **more: Any
 ) -> Shard:
     rule = UpdateRule(groups, Constant(0.1), 10.0, coordinates=True, **more)
@@ -48,14 +48,14 @@ def test_parameter_groups_step_independently(
         from daskml_dist.backends import get_backend
 
         monkeypatch.setattr(
-            type(get_backend("cpu")), "coordinate_updater", lambda self, *given: None
+            type(get_backend("cpu")), "coordinate_updater", lambda self, *args: None
         )
-    together = made(GROUPS)
+    together = make_shard(GROUPS)
     alone = []
     for group in GROUPS:
         n = group.stop - group.start
-        own = replace(group, start=0, stop=n, rate=1.0)
-        rule = UpdateRule((own,), Constant(0.1 * group.rate), 10.0, coordinates=True)
+        single_group = replace(group, start=0, stop=n, rate=1.0)
+        rule = UpdateRule((single_group,), Constant(0.1 * group.rate), 10.0, coordinates=True)
         alone.append(Shard(rule, ShardState(together.w[group.rows].copy(), {})))
     for index, gradient in batches():
         together.apply(gradient.copy(), 4, index)
@@ -71,7 +71,10 @@ def test_parameter_groups_step_independently(
 
 
 def test_shards_of_rows_equal_the_whole() -> None:
-    whole, parts = made(GROUPS), [made(GROUPS, 0, 7), made(GROUPS, 7, N_ROWS)]
+    whole, parts = (
+        make_shard(GROUPS),
+        [make_shard(GROUPS, 0, 7), make_shard(GROUPS, 7, N_ROWS)],
+    )
     for index, gradient in batches():
         whole.apply(gradient.copy(), 4, index)
         first = index < 7
@@ -85,7 +88,7 @@ def test_shards_of_rows_equal_the_whole() -> None:
 def test_clipping_of_few_rows_equals_clipping_of_all() -> None:
     """Untouched rows have no gradient."""
     plain = (ParameterGroup(0, N_ROWS, SGD(), Penalty(0.0, 0.0), 0),)
-    few, many = (made(plain, clip=0.05) for _ in range(2))
+    few, many = (make_shard(plain, clip=0.05) for _ in range(2))
     for index, gradient in batches():
         before = few.w.copy()
         few.apply(gradient.copy(), 4, index)
@@ -95,7 +98,7 @@ def test_clipping_of_few_rows_equals_clipping_of_all() -> None:
         assert np.linalg.norm(few.w - before) == pytest.approx(0.1 * 0.05)
         np.testing.assert_allclose(few.w, many.w, rtol=1e-12)
     # Running means and sums are not part of the norm.
-    both = made(GROUPS, clip=1e-9)
+    both = make_shard(GROUPS, clip=1e-9)
     index = np.arange(N_ROWS)
     before = both.w[10:].copy()
     both.apply(np.ones((N_ROWS, WIDTH)), 2.0, index)

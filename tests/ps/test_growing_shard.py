@@ -103,10 +103,10 @@ def test_a_hundred_losses_lose_no_row(name: str, options: dict[str, Any]) -> Non
         pair.begin()
     while pair.shard.version < last:
         pair.step()
-    calm = make()
-    while calm.version < last:
-        _step(calm)
-    found, expected = pair.shard.state(), calm.state()
+    undisturbed = make()
+    while undisturbed.version < last:
+        _step(undisturbed)
+    found, expected = pair.shard.state(), undisturbed.state()
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_array_equal(found.w, expected.w)
     for key, array in expected.opt_state.items():
@@ -123,18 +123,18 @@ def test_rows_that_trainers_hold_are_joined_by_their_ids(seed: int) -> None:
     ids = np.unique(rng.integers(5, 60, size=30))
     held_ids = rng.permutation(np.unique(rng.integers(70 if seed else 5, size=8)))
     w, rest = rng.normal(size=(len(ids), WIDTH)), rng.normal(size=(len(held_ids), WIDTH))
-    held = HeldRows(held_ids, rest, {"square": rest**2}, 3, 3)
-    own = ShardState(w, {"square": w**2}, ids=ids)
+    held_rows = HeldRows(held_ids, rest, {"square": rest**2}, 3, 3)
+    state = ShardState(w, {"square": w**2}, ids=ids)
     truth = dict(zip(ids, w, strict=True)) | dict(zip(held_ids, rest, strict=True))
 
-    found = own.join_held(held, lambda w: {"square": np.ones_like(w)})
+    found = state.join_held(held_rows, lambda w: {"square": np.ones_like(w)})
     assert found.ids is not None
     assert found.ids.tolist() == sorted(truth)
     np.testing.assert_array_equal(found.w, np.stack([truth[i] for i in sorted(truth)]))
     np.testing.assert_array_equal(found.opt_state["square"], found.w**2)
     assert found.held is None
     # With another optimizer, rows get the other's initial state, and theirs is kept separately.
-    found = own.join_held(replace(held, opt_state={}), lambda w: {"square": np.ones_like(w)})
+    found = state.join_held(replace(held_rows, opt_state={}), lambda w: {"square": np.ones_like(w)})
     are_held = np.isin(found.ids, held_ids)
     np.testing.assert_array_equal(found.opt_state["square"][are_held], 1.0)
     assert found.held is not None

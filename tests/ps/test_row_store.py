@@ -42,8 +42,8 @@ IDS = np.sort(
 )
 
 
-def _store(**given: Any) -> RowStore:
-    return RowStore(replace(SETTINGS, **given))
+def _store(**options: Any) -> RowStore:
+    return RowStore(replace(SETTINGS, **options))
 
 
 def _content(store: RowStore) -> dict[str, Any]:
@@ -92,8 +92,8 @@ class _Table:
             if self.settings.admit_after > 1:
                 self.waiting[i] = min(count, self.settings.admit_after - 1), step
         if self.settings.max_rows is not None and len(self.waiting) > 4 * self.settings.max_rows:
-            seen = sorted(t for _, t in self.waiting.values())
-            bound = seen[-max(2 * self.settings.max_rows, 1)]
+            last_steps = sorted(t for _, t in self.waiting.values())
+            bound = last_steps[-max(2 * self.settings.max_rows, 1)]
             self.waiting = {i: (n, t) for i, (n, t) in self.waiting.items() if t >= bound}
         most = self.settings.max_rows or len(self.rows) + len(due)
         if len(self.rows) + len(due) > most:
@@ -150,7 +150,7 @@ def _assert_equal(store: RowStore, table: _Table) -> None:
 
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize(
-    "given",
+    "settings",
     [
         {},
         {"expire_after": 6},
@@ -162,21 +162,21 @@ def _assert_equal(store: RowStore, table: _Table) -> None:
     ],
 )
 def test_a_store_equals_a_dictionary_of_rows(
-    given: dict[str, Any], mapped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    settings: dict[str, Any], mapped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A second store that receives its changes from time to time is a bitwise copy."""
     monkeypatch.setattr(row_store, "_FIRST_CAPACITY", 4)
     monkeypatch.setattr(id_index, "_FIRST_PLACES", 4)
     if mapped:
-        given = {**given, "memory_bytes": 0, "folder": str(tmp_path)}
-    store, twin, standby = _store(**given), _store(**given), _store(**given)
+        settings = {**settings, "memory_bytes": 0, "folder": str(tmp_path)}
+    store, twin, standby = _store(**settings), _store(**settings), _store(**settings)
     begin = dict(zip(IDS.tolist(), _store().read(IDS), strict=True))
     table = _Table(store.settings, begin.__getitem__)
-    rng, taken = np.random.default_rng(1), -1
+    rng, last_copied = np.random.default_rng(1), -1
     for step in range(120):
         # The range of ids moves: old ones disappear, and some return.
-        seen = np.unique((rng.geometric(0.05, rng.integers(0, 30)) + step) % len(IDS))
-        ids = IDS[seen]
+        drawn = np.unique((rng.geometric(0.05, rng.integers(0, 30)) + step) % len(IDS))
+        ids = IDS[drawn]
         added = rng.normal(size=(len(ids), 3)).astype(np.float32)
         has_row = table.update(ids.tolist(), step)
         for each in (store, twin):
@@ -194,25 +194,25 @@ def test_a_store_equals_a_dictionary_of_rows(
                 table.state[i]["sum"] = table.state[i]["sum"] + values * values
         events = rng.random(3)
         if events[0] < 0.2:  # before or after rows expire in the same step
-            standby.apply_changes(_travel(store.changed_since(taken)))
-            taken = step
+            standby.apply_changes(_travel(store.changed_since(last_copied)))
+            last_copied = step
         if events[1] < 0.2:
             assert store.expire(step) == twin.expire(step) == table.expire(step)
         _assert_equal(store, table)
         if events[2] < 0.2:
-            standby.apply_changes(_travel(store.changed_since(taken)))
+            standby.apply_changes(_travel(store.changed_since(last_copied)))
             assert _content(standby) == _content(store)
-            taken = step
+            last_copied = step
     assert _content(twin) == _content(store)
     np.testing.assert_array_equal(twin.ids, store.ids)
     assert store.n_grown > 0
-    if "expire_after" in given:
+    if "expire_after" in settings:
         assert store.n_expired > 0
-    if "max_rows" in given:
+    if "max_rows" in settings:
         assert store.n_evicted > 0
-        assert store.capacity <= given["max_rows"]
+        assert store.capacity <= settings["max_rows"]
         # The standby continues exactly as the store would: eviction does not depend on slots.
-        standby.apply_changes(store.changed_since(taken))
+        standby.apply_changes(store.changed_since(last_copied))
         for each in (store, standby):
             each.slots_for_update(IDS[::30], 200)
         assert _content(standby) == _content(store)
@@ -507,7 +507,7 @@ def test_settings_survive_pickling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"width": 0}, "width must be a whole number of at least 1; got 0"),
         ({"state_widths": {"sum": 0.5}, "state_start": {}}, "sum must be a whole number"),
@@ -522,9 +522,9 @@ def test_settings_survive_pickling() -> None:
         ({"max_rows": True}, "max_rows must be"),
     ],
 )
-def test_wrong_settings_are_refused(given: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidParameterError, match=message):
-        replace(SETTINGS, **given)
+        replace(SETTINGS, **options)
 
 
 @pytest.mark.parametrize(

@@ -391,10 +391,10 @@ def test_an_open_round_of_kept_lanes_survives_generations() -> None:
     assert [reply.status for reply in first] == [ServerStatus.STALE_GENERATION]
     # The lane gets the server's clock immediately, and repeats pushes without a reply.
     assert [reply.clock for reply in fleet.send(fleet.requests(0, 4))] == [0]
-    again = fleet.send(fleet.requests(0, 4, fleet.gradient(0, fleet.w)))
-    assert not again
+    replies_before = fleet.send(fleet.requests(0, 4, fleet.gradient(0, fleet.w)))
+    assert not replies_before
     other = fleet.send(fleet.requests(1, 4, fleet.gradient(1, fleet.w)))
-    assert [reply.clock for reply in again + other] == [4, 4]
+    assert [reply.clock for reply in replies_before + other] == [4, 4]
     assert server.shard is not None
     assert server.shard.version == 1
     assert server.shard.rows == SIZES[0] + SIZES[1]
@@ -466,20 +466,20 @@ def test_pass_ends_for_all_lanes_together() -> None:
 
 def test_published_copies_are_read_only_and_never_change() -> None:
     fleet, rng = _Fleet(Synchronous()), random.Random(0)
-    held: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    copies: list[tuple[NDArray[Any], NDArray[Any]]] = []
     for clock in range(1, 6):
         rounds = fleet.round(fleet.lanes, clock, rng)
-        given = [reply.values for replies in rounds for reply in replies]
-        given.append(fleet.servers[0].shard.published())
-        for values in given:
-            assert values is given[0]  # one copy a version
-        assert given[0] is not None
+        published = [reply.values for replies in rounds for reply in replies]
+        published.append(fleet.servers[0].shard.published())
+        for values in published:
+            assert values is published[0]  # one copy a version
+        assert published[0] is not None
         with pytest.raises(ValueError, match="read-only"):
-            given[0][0] = 1
-        held.append((given[0], given[0].copy()))
+            published[0][0] = 1
+        copies.append((published[0], published[0].copy()))
     state = fleet.servers[0].state()
     assert state is not None
     state.w[...] = 7
-    for values, as_given in held:
+    for values, as_given in copies:
         np.testing.assert_array_equal(values, as_given)
-    np.testing.assert_array_equal(held[-1][0], fleet.w)
+    np.testing.assert_array_equal(copies[-1][0], fleet.w)

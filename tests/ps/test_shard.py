@@ -101,17 +101,17 @@ def test_scale_multiplies_the_rate() -> None:
 
 
 def test_schedule_receives_steps_and_passes() -> None:
-    seen: list[tuple[int, float]] = []
+    calls: list[tuple[int, float]] = []
 
     class Spy(Constant):
         def __call__(self, step: int, passes: float) -> float:
-            seen.append((step, passes))
+            calls.append((step, passes))
             return 0.1
 
     shard = Shard(_rule(schedule=Spy(0.1)), ShardState(_weights(), {}, step=20))
     for gradient in _gradients(2):
         shard.apply(gradient, 1)
-    assert seen == [(21, 2.0), (22, 2.1)]
+    assert calls == [(21, 2.0), (22, 2.1)]
     assert (shard.version, shard.step) == (2, 22)
 
 
@@ -298,13 +298,15 @@ def test_learning_rate_of_zero(optimizer: str, penalty: str | None, coordinates:
 def test_averaging_starts_after_the_given_rows(coordinates: bool) -> None:
     shard = _shard(_rule(average_after=10, coordinates=coordinates))
     index = np.arange(N_ROWS) if coordinates else None
-    seen = []
+    coefficients = []
     for gradient in _gradients(8):
         shard.apply(gradient, 4, index)
-        seen.append(shard.w.copy())
+        coefficients.append(shard.w.copy())
     average = shard.state().average
     assert average is not None
-    np.testing.assert_allclose(average, np.mean(seen[2:], axis=0), rtol=1e-13)  # from 12 rows on
+    np.testing.assert_allclose(
+        average, np.mean(coefficients[2:], axis=0), rtol=1e-13
+    )  # from 12 rows on
 
 
 def test_average_has_the_dtype_of_the_fit() -> None:
@@ -330,7 +332,7 @@ def test_published_copies_are_read_only_and_one_per_version() -> None:
     assert shard.published() is first
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 0
-    held = [(first, first.copy())]
+    copies = [(first, first.copy())]
     for change in (
         lambda: shard.apply(np.ones((2, WIDTH)), 1, np.array([0, 3])),
         lambda: shard.apply(np.ones((2, WIDTH)), 1, np.array([0, 3])),
@@ -341,9 +343,9 @@ def test_published_copies_are_read_only_and_one_per_version() -> None:
         change()
         snapshot = shard.published()
         np.testing.assert_array_equal(snapshot, shard.w)
-        assert not any(np.shares_memory(snapshot, old) for old, _ in held)
-        held.append((snapshot, snapshot.copy()))
-    for snapshot, as_given in held:
+        assert not any(np.shares_memory(snapshot, old) for old, _ in copies)
+        copies.append((snapshot, snapshot.copy()))
+    for snapshot, as_given in copies:
         np.testing.assert_array_equal(snapshot, as_given)
 
 
@@ -365,9 +367,9 @@ def test_resuming_from_a_state_equals_continuing(optimizer: str, penalty: str | 
     for gradient in gradients[:6]:
         first.apply(gradient.copy(), 2)
     state = first.state()
-    kept = state.w.copy()
+    before = state.w.copy()
     first.apply(gradients[0].copy(), 2)
-    np.testing.assert_array_equal(state.w, kept)  # a copy
+    np.testing.assert_array_equal(state.w, before)  # a copy
     second = Shard(rule, state)
     for gradient in gradients[6:]:
         second.apply(gradient.copy(), 2)

@@ -53,7 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def made(**params: Any) -> ALS:
+def make_als(**params: Any) -> ALS:
     return ALS(4, **{"reg_param": 0.02, "random_state": 0, **params})
 
 
@@ -66,20 +66,20 @@ def assert_same(one: ALS, other: ALS) -> None:
 def test_results_do_not_depend_on_the_workers(kind: str, client: Client) -> None:
     frame = COUNTS if "implicit" in KINDS[kind] else RATINGS
     lazy = dd.from_pandas(frame, npartitions=5, sort=False)
-    alone = made(**KINDS[kind], run=CALM).fit(frame)
-    far = made(**KINDS[kind], run=CALM).fit(lazy)
-    assert_same(far, alone)
-    losses = [[record["loss"] for record in model.history_] for model in (far, alone)]
+    alone = make_als(**KINDS[kind], run=CALM).fit(frame)
+    on_cluster = make_als(**KINDS[kind], run=CALM).fit(lazy)
+    assert_same(on_cluster, alone)
+    losses = [[record["loss"] for record in model.history_] for model in (on_cluster, alone)]
     np.testing.assert_allclose(*losses, rtol=1e-12)
     # For any lanes, up to rounding.
-    other = made(**KINDS[kind]).fit(frame)
+    other = make_als(**KINDS[kind]).fit(frame)
     np.testing.assert_allclose(other.item_factors_, alone.item_factors_, rtol=0, atol=1e-3)
 
 
 def test_factors_beyond_the_budget_are_processed_in_parts(client: Client) -> None:
-    whole = made(implicit=True, max_iter=3, run=CALM).fit(COUNTS)
+    whole = make_als(implicit=True, max_iter=3, run=CALM).fit(COUNTS)
     with dask.config.set({"daskml_dist.touched": 200}):
-        parts = made(implicit=True, max_iter=3, run=CALM).fit(
+        parts = make_als(implicit=True, max_iter=3, run=CALM).fit(
             dd.from_pandas(COUNTS, npartitions=5, sort=False)
         )
     assert_same(parts, whole)
@@ -89,7 +89,7 @@ def test_factors_beyond_the_budget_are_processed_in_parts(client: Client) -> Non
 
 def test_held_out_ratings_are_predicted() -> None:
     for biases in (False, True):
-        model = made(biases=biases).fit(RATINGS)
+        model = make_als(biases=biases).fit(RATINGS)
         assert model.score(HELD) > -0.5 > -HELD["rating"].std()
         loss = [record["loss"] for record in model.history_]
         assert loss[-1] == pytest.approx(-model.score(RATINGS), rel=1e-4)
@@ -102,17 +102,17 @@ def test_a_sparse_matrix_equals_a_frame_of_indices(client: Client) -> None:
         shape=(N_USERS, N_ITEMS),
     )
     frame = RATINGS.assign(item=RATINGS["item"].str[1:].astype(int))
-    found = made(run=CALM).fit(frame)
-    assert_same(made(run=CALM).fit(matrix), found)
+    found = make_als(run=CALM).fit(frame)
+    assert_same(make_als(run=CALM).fit(matrix), found)
     chunks = da.concatenate(
         [
             da.from_delayed(part, (n, N_ITEMS), meta=matrix[:0])
             for n, part in ((40, _delayed(matrix[:40])), (80, _delayed(matrix[40:])))
         ]
     )
-    far = made(run=CALM).fit(chunks)
-    assert_same(far, found)
-    mine = far.recommend([3, 7], 4)
+    lazily = make_als(run=CALM).fit(chunks)
+    assert_same(lazily, found)
+    mine = lazily.recommend([3, 7], 4)
     pd.testing.assert_frame_equal(mine, found.recommend([3, 7], 4))
 
 
@@ -123,7 +123,7 @@ def _delayed(part: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["pyarrow", "polars"])
-@pytest.mark.parametrize("model", [made(), MatrixFactorization(4), TwoTower(4)], ids=str)
+@pytest.mark.parametrize("model", [make_als(), MatrixFactorization(4), TwoTower(4)], ids=str)
 def test_tables_of_any_kind(kind: str, model: Any) -> None:
     module = pytest.importorskip(kind)
     table = module.Table.from_pandas(COUNTS) if kind == "pyarrow" else module.from_pandas(COUNTS)
@@ -138,7 +138,7 @@ def test_tables_of_any_kind(kind: str, model: Any) -> None:
 
 def test_predictions(client: Client) -> None:
     for kind in ("explicit", "biased", "implicit"):
-        model = made(**KINDS[kind]).fit(COUNTS)
+        model = make_als(**KINDS[kind]).fit(COUNTS)
         some = RATINGS[["item", "user"]].head(200)
         found = model.predict(some)
         users = np.searchsorted(model.user_ids_, some["user"])
@@ -163,11 +163,11 @@ def test_predictions(client: Client) -> None:
 @pytest.mark.parametrize("kind", quick(["explicit", "biased", "implicit"], "biased"))
 def test_recommended_items_are_the_best_new_ones(kind: str, client: Client) -> None:
     frame = COUNTS if kind == "implicit" else RATINGS
-    model = made(**KINDS[kind]).fit(frame)
-    far = made(**KINDS[kind]).fit(dd.from_pandas(frame, npartitions=3, sort=False))
+    model = make_als(**KINDS[kind]).fit(frame)
+    lazily = make_als(**KINDS[kind]).fit(dd.from_pandas(frame, npartitions=3, sort=False))
     users = [7, 3, 10**6, 11]
-    for seen in (True, False):
-        found = model.recommend(users, 5, filter_seen=seen)
+    for filter_seen in (True, False):
+        found = model.recommend(users, 5, filter_seen=filter_seen)
         assert list(found.columns) == ["user", "item", "score"]
         assert found["user"].tolist() == [user for user in users for _ in range(5)]
         for user, group in found.groupby("user"):
@@ -175,15 +175,15 @@ def test_recommended_items_are_the_best_new_ones(kind: str, client: Client) -> N
                 continue
             pairs = pd.DataFrame({"user": user, "item": model.item_ids_})
             pairs["score"] = model.predict(pairs)
-            if seen:
+            if filter_seen:
                 pairs = pairs[~pairs["item"].isin(frame[frame["user"] == user]["item"])]
             best = pairs.nlargest(5, "score")
             assert group["item"].tolist() == best["item"].tolist()
             np.testing.assert_allclose(group["score"], best["score"], rtol=1e-4, atol=1e-5)
-        again = far.recommend(users, 5, filter_seen=seen)
+        again = lazily.recommend(users, 5, filter_seen=filter_seen)
         assert again["user"].tolist() == found["user"].tolist()
-        asked = dd.from_pandas(pd.Series(users, name="user"), npartitions=2, sort=False)
-        lazy = model.recommend(asked, 5, filter_seen=seen)
+        lazy_users = dd.from_pandas(pd.Series(users, name="user"), npartitions=2, sort=False)
+        lazy = model.recommend(lazy_users, 5, filter_seen=filter_seen)
         assert is_dask_collection(lazy)
         pd.testing.assert_frame_equal(
             lazy.compute().reset_index(drop=True), found, check_dtype=False
@@ -199,7 +199,7 @@ def test_users_with_few_unseen_items_get_fewer_recommendations() -> None:
 
 
 def test_similar_items() -> None:
-    model = made().fit(RATINGS)
+    model = make_als().fit(RATINGS)
     found = model.similar_items(["i3", "i4"], 2)
     assert found["item"].tolist() == ["i3", "i3", "i4", "i4"]
     unit = model.item_factors_ / np.linalg.norm(model.item_factors_, axis=1, keepdims=True)
@@ -216,28 +216,28 @@ def test_duplicate_counts_are_summed_and_duplicate_ratings_are_not() -> None:
     twice = pd.concat([once, once], ignore_index=True)
     summed = once.assign(rating=2 * once["rating"])
     implicit = [
-        made(implicit=True, alpha=3.0, dtype="float64").fit(frame) for frame in (twice, summed)
+        make_als(implicit=True, alpha=3.0, dtype="float64").fit(frame) for frame in (twice, summed)
     ]
     np.testing.assert_allclose(implicit[0].item_factors_, implicit[1].item_factors_, rtol=1e-9)
-    explicit = [made(dtype="float64").fit(frame) for frame in (twice, once)]
+    explicit = [make_als(dtype="float64").fit(frame) for frame in (twice, once)]
     np.testing.assert_allclose(explicit[0].item_factors_, explicit[1].item_factors_, rtol=1e-7)
 
 
 def test_als_follows_the_estimator_interface(client: Client) -> None:
     with pytest.raises(NotFittedError, match="not fitted"):
-        made().predict(RATINGS)
-    model = clone(made(run=CALM)).fit(RATINGS)
-    again = pickle.loads(pickle.dumps(model))
-    pd.testing.assert_frame_equal(again.recommend([3], 3), model.recommend([3], 3))
-    far = pickle.loads(pickle.dumps(made().fit(LAZY)))
+        make_als().predict(RATINGS)
+    model = clone(make_als(run=CALM)).fit(RATINGS)
+    unpickled = pickle.loads(pickle.dumps(model))
+    pd.testing.assert_frame_equal(unpickled.recommend([3], 3), model.recommend([3], 3))
+    lazily = pickle.loads(pickle.dumps(make_als().fit(LAZY)))
     with pytest.raises(InvalidDataError, match=r"recommend\(\.\.\., seen=ratings\)"):
-        far.recommend([3])
-    assert len(far.recommend([3], 3, seen=LAZY)) == 3
-    assert len(far.recommend([3], 3, filter_seen=False)) == 3
+        lazily.recommend([3])
+    assert len(lazily.recommend([3], 3, seen=LAZY)) == 3
+    assert len(lazily.recommend([3], 3, filter_seen=False)) == 3
 
 
 def test_implicit_score() -> None:
-    model = made(implicit=True, alpha=5.0).fit(COUNTS)
+    model = make_als(implicit=True, alpha=5.0).fit(COUNTS)
     liked = HELD[HELD["rating"] > 4]
     assert 0 <= model.score(liked) <= 1
 
@@ -270,7 +270,7 @@ def test_bad_input_names_the_remedy(case: str, client: Client) -> None:
 
 
 def test_ids_of_another_type_are_refused() -> None:
-    model = made().fit(RATINGS)
+    model = make_als().fit(RATINGS)
     with pytest.raises(InvalidDataError, match="ids of type str, but those of the fit"):
         model.predict(RATINGS.assign(user=RATINGS["user"].astype(str)))
 
@@ -288,14 +288,17 @@ def _systems(model: ALS, ratings: pd.DataFrame) -> dict[Any, tuple[Any, Any, Any
     found = {}
     if model.implicit:
         ratings = ratings.groupby(["user", "item"], as_index=False)["rating"].sum()
-    for user, own in ratings[ratings["item"].isin(model.item_ids_)].groupby("user"):
-        at, r = np.searchsorted(model.item_ids_, own["item"]), own["rating"].to_numpy(float)
+    for user, ratings_of_user in ratings[ratings["item"].isin(model.item_ids_)].groupby("user"):
+        at, r = (
+            np.searchsorted(model.item_ids_, ratings_of_user["item"]),
+            ratings_of_user["rating"].to_numpy(float),
+        )
         if model.implicit:
             confidence = 1 + model.alpha * r
             A = Y.T @ Y + (Y[at].T * (confidence - 1)) @ Y[at] + model.reg_param * np.eye(len(Y.T))
             found[user] = A, Y[at] * confidence[:, np.newaxis], at
         else:
-            A = Y[at].T @ Y[at] + model.reg_param * len(own) * np.eye(len(Y.T))
+            A = Y[at].T @ Y[at] + model.reg_param * len(ratings_of_user) * np.eye(len(Y.T))
             found[user] = A, Y[at] * (r - offsets[at])[:, np.newaxis], at
     return found
 
@@ -303,7 +306,7 @@ def _systems(model: ALS, ratings: pd.DataFrame) -> dict[Any, tuple[Any, Any, Any
 @pytest.mark.parametrize("kind", ["explicit", "biased", "implicit"])
 def test_factors_of_new_users_solve_their_normal_equations(kind: str) -> None:
     frame = COUNTS if kind == "implicit" else RATINGS
-    model = made(**KINDS[kind]).fit(frame)
+    model = make_als(**KINDS[kind]).fit(frame)
     new = frame[frame["user"] < 3].assign(user=lambda rows: rows["user"] + 10**6)
     new = pd.concat([new, new.head(4), pd.DataFrame([(10**6, "no", 1.0)], columns=new.columns)])
     found = model.fold_in(new)
@@ -311,9 +314,9 @@ def test_factors_of_new_users_solve_their_normal_equations(kind: str) -> None:
     np.testing.assert_array_equal(found.item_factors_, model.item_factors_)
     for at, (A, terms, _) in enumerate(_systems(model, new).values()):
         wanted = np.linalg.solve(A, terms.sum(axis=0))
-        own = found.user_factors_[at]
-        own = np.append(own, found.user_biases_[at]) if kind == "biased" else own
-        np.testing.assert_allclose(own, wanted, rtol=1e-3, atol=1e-3 * abs(wanted).max())
+        factors = found.user_factors_[at]
+        factors = np.append(factors, found.user_biases_[at]) if kind == "biased" else factors
+        np.testing.assert_allclose(factors, wanted, rtol=1e-3, atol=1e-3 * abs(wanted).max())
     best = found.recommend(n=50)
     assert not best.merge(new, on=["user", "item"]).size  # items that they have rated are excluded
     assert model.user_ids_.max() < 10**6
@@ -322,10 +325,10 @@ def test_factors_of_new_users_solve_their_normal_equations(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["explicit", "biased", "implicit"])
 def test_explanations_sum_to_the_prediction(kind: str) -> None:
     frame = COUNTS if kind == "implicit" else RATINGS
-    model = made(**KINDS[kind]).fit(frame)
-    own = frame[frame["user"] == 7]
-    found = model.explain(own, "i3", n=1000)
-    ((A, terms, at),) = _systems(model, own).values()
+    model = make_als(**KINDS[kind]).fit(frame)
+    ratings_of_user = frame[frame["user"] == 7]
+    found = model.explain(ratings_of_user, "i3", n=1000)
+    ((A, terms, at),) = _systems(model, ratings_of_user).values()
     item = int(np.searchsorted(model.item_ids_, "i3"))
     y = model.item_factors_[item].astype(float)
     y = np.append(y, 1.0) if kind == "biased" else y
@@ -333,15 +336,15 @@ def test_explanations_sum_to_the_prediction(kind: str) -> None:
     # Means and biases subtracted from ratings are rounded to the factors' float32.
     np.testing.assert_allclose(found["score"], wanted[found["item"]], rtol=1e-5, atol=1e-6)
     assert (found["score"].diff().dropna() <= 0).all()
-    (total,) = model.fold_in(own).predict(pd.DataFrame({"user": [7], "item": ["i3"]}))
+    (total,) = model.fold_in(ratings_of_user).predict(pd.DataFrame({"user": [7], "item": ["i3"]}))
     if kind == "biased":
         total -= model.mean_ + model.item_biases_[item]
     assert found["score"].sum() == pytest.approx(total, rel=1e-3, abs=1e-3)
-    assert len(model.explain(own, "i3")) == 10
+    assert len(model.explain(ratings_of_user, "i3")) == 10
 
 
 def test_similar_users_and_excluded_items() -> None:
-    model = made().fit(RATINGS)
+    model = make_als().fit(RATINGS)
     unit = model.user_factors_ / np.linalg.norm(model.user_factors_, axis=1, keepdims=True)
     cosines = unit @ unit[5]
     found = model.similar_users([5], 3)
@@ -350,9 +353,9 @@ def test_similar_users_and_excluded_items() -> None:
     np.testing.assert_allclose(found["score"], np.sort(cosines)[::-1][1:4], rtol=1e-5)
     every = model.recommend([3, 7], 50)
     hidden = every["item"].head(2).tolist()
-    kept = model.recommend([3, 7], 50, filter_items=[*hidden, "unseen"])
+    filtered = model.recommend([3, 7], 50, filter_items=[*hidden, "unseen"])
     expected = every[~every["item"].isin(hidden)].reset_index(drop=True)
-    pd.testing.assert_frame_equal(kept, expected)
+    pd.testing.assert_frame_equal(filtered, expected)
 
 
 @pytest.mark.parametrize(
@@ -366,4 +369,4 @@ def test_similar_users_and_excluded_items() -> None:
 )
 def test_refusals_of_new_users(call: Any, match: str) -> None:
     with pytest.raises(InvalidDataError, match=match):
-        call(made().fit(RATINGS))
+        call(make_als().fit(RATINGS))

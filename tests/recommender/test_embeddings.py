@@ -65,9 +65,9 @@ def test_full_batches_equal_gradient_descent_on_dense_parameters() -> None:
     start = FactorizationMachineRegressor(max_iter=1, **{**params, "learning_rate": 1e-300})
     start.fit(X, y)
     order = np.searchsorted(start.ids_, field_ids(np.arange(N_IDS), 0))
-    seen = np.flatnonzero(X.sum(axis=0) > 0)
+    used = np.flatnonzero(X.sum(axis=0) > 0)
     w, v, b = np.zeros(N_IDS), np.zeros((N_IDS, rank)), y.mean()
-    w[seen], v[seen] = start.weights_[order[seen]], start.vectors_[order[seen]]
+    w[used], v[used] = start.weights_[order[used]], start.vectors_[order[used]]
     dense = X.toarray()
     for _ in range(20):
         sums = dense @ v
@@ -79,8 +79,8 @@ def test_full_batches_equal_gradient_descent_on_dense_parameters() -> None:
         v -= rate / N_ROWS * (by_v + alpha * n_touched * v)
         b -= rate / N_ROWS * slope.sum()
     model = FactorizationMachineRegressor(max_iter=20, **params).fit(X, y)
-    np.testing.assert_allclose(model.weights_[order[seen]], w[seen], atol=1e-12)
-    np.testing.assert_allclose(model.vectors_[order[seen]], v[seen], atol=1e-12)
+    np.testing.assert_allclose(model.weights_[order[used]], w[used], atol=1e-12)
+    np.testing.assert_allclose(model.vectors_[order[used]], v[used], atol=1e-12)
     assert model.intercept_ == pytest.approx(b)
     sums = dense @ v
     raw = b + dense @ w + 0.5 * (sums**2 - dense**2 @ v**2).sum(axis=1)

@@ -52,8 +52,11 @@ def test_a_kill_during_a_pass_changes_nothing(
     frame = dd.from_pandas(RATINGS, npartitions=6, sort=False)
     with Client(crew) as client:
         client.wait_for_workers(3)
-        calm = model.fit(frame)
-        factors, losses = calm.item_factors_, [record["loss"] for record in calm.history_]
+        undisturbed = model.fit(frame)
+        factors, losses = (
+            undisturbed.item_factors_,
+            [record["loss"] for record in undisturbed.history_],
+        )
         mark = tmp_path / "killed"
         model.set_params(callbacks=Killer(mark)).fit(frame)
     assert mark.exists()

@@ -43,9 +43,9 @@ def killing(solver: ALSSolver, folder: Path, at: int, side: str) -> ALSSolver:
             import signal
 
             mark = folder / "killed"
-            own = self._keyed.ranges("user")[0].lane == 1
+            is_lane_one = self._keyed.ranges("user")[0].lane == 1
             for part in self._keyed.in_parts(of, *more):
-                if of == side and self._n_iter == at and own and not mark.exists():
+                if of == side and self._n_iter == at and is_lane_one and not mark.exists():
                     mark.touch()
                     os.kill(os.getpid(), signal.SIGKILL)
                 yield part
@@ -81,9 +81,9 @@ def test_a_kill_during_a_half_sweep_changes_nothing(
     model = ALS(6, max_iter=25, random_state=0, run=CALM, **params)
     with Client(crew) as client:
         client.wait_for_workers(3)
-        calm = model.fit(frame)
-        factors = calm.user_factors_, calm.item_factors_
-        struck = killing(calm._solver(), tmp_path, at, side)
+        undisturbed = model.fit(frame)
+        factors = undisturbed.user_factors_, undisturbed.item_factors_
+        struck = killing(undisturbed._solver(), tmp_path, at, side)
         monkeypatch.setattr(ALS, "_solver", lambda self: struck)
         with dask.config.set({"daskml_dist.touched": touched}):
             model.fit(frame)

@@ -52,7 +52,7 @@ ATTRIBUTES = (
 SUMMED = [name for name, kind in POLICIES.items() if not kind().averages]
 
 
-def made(**params: Any) -> MatrixFactorization:
+def make_model(**params: Any) -> MatrixFactorization:
     return MatrixFactorization(2, **{"reg_param": 0.02, "random_state": 0, **params})
 
 
@@ -71,12 +71,12 @@ def test_results_do_not_depend_on_the_workers(policy: str, n_servers: int, clien
     run = Run(n_lanes=3, n_servers=n_servers, deterministic=True)
     one = next(iter(client.scheduler_info(n_workers=-1)["workers"]))
     frame = lazy(SOME)
-    far = made(policy=policy, run=run, max_iter=2, batch_size=64).fit(frame)
-    assert far.history_.extra["n_lanes"] == 3
+    on_cluster = make_model(policy=policy, run=run, max_iter=2, batch_size=64).fit(frame)
+    assert on_cluster.history_.extra["n_lanes"] == 3
     parts = client.persist(frame, workers=[one])
-    near = made(policy=policy, run=run, max_iter=2, batch_size=64).fit(parts)
-    assert_same(near, far)
-    loss = [[record["loss"] for record in model.history_] for model in (near, far)]
+    in_process = make_model(policy=policy, run=run, max_iter=2, batch_size=64).fit(parts)
+    assert_same(in_process, on_cluster)
+    loss = [[record["loss"] for record in model.history_] for model in (in_process, on_cluster)]
     np.testing.assert_allclose(*loss, rtol=1e-12)
 
 
@@ -84,11 +84,11 @@ def test_results_do_not_depend_on_the_workers(policy: str, n_servers: int, clien
 def test_every_policy_predicts_held_out_ratings(policy: str, client: Client) -> None:
     # With many ratings of each, held-out ones are predicted up to noise in any order of lanes.
     whole = ratings(400, 250, 40_000)
-    seen, held = whole[:36_000], whole[36_000:]
-    model = made(policy=policy, run=Run(n_lanes=2, n_servers=2), max_iter=12)
+    fitted_ratings, held_out = whole[:36_000], whole[36_000:]
+    model = make_model(policy=policy, run=Run(n_lanes=2, n_servers=2), max_iter=12)
     # More factors than the true rank, with which a fit may be stuck for some passes.
-    model.set_params(rank=6).fit(lazy(seen))
-    assert model.score(held) > -0.25 > -held["rating"].std() / 5
+    model.set_params(rank=6).fit(lazy(fitted_ratings))
+    assert model.score(held_out) > -0.25 > -held_out["rating"].std() / 5
     loss = [record["loss"] for record in model.history_]
     assert loss[-1] < 0.02 < loss[0] / 4
     assert len(loss) == model.n_iter_ == 12
@@ -109,7 +109,7 @@ def test_the_objective_equals_that_of_least_squares() -> None:
             total += 0.05 * (biases[at] ** 2).sum()
         return float(total / len(RATINGS))
 
-    steps = made(reg_param=0.05, max_iter=60, learning_rate=0.1).fit(RATINGS)
+    steps = make_model(reg_param=0.05, max_iter=60, learning_rate=0.1).fit(RATINGS)
     exact = ALS(2, reg_param=0.05, biases=True, max_iter=40, random_state=0).fit(RATINGS)
     assert objective(steps) == pytest.approx(objective(exact), rel=0.02)
 
@@ -122,28 +122,28 @@ def test_results_do_not_depend_on_the_type_of_ids(client: Client) -> None:
     )
     cells = matrix.tocoo()
     ordered = pd.DataFrame({"user": cells.row, "item": cells.col, "rating": cells.data})
-    found = made(max_iter=2).fit(ordered)
-    assert_same(made(max_iter=2).fit(matrix), found)
+    found = make_model(max_iter=2).fit(ordered)
+    assert_same(make_model(max_iter=2).fit(matrix), found)
     assert found.user_ids_.tolist() == sorted(set(ordered["user"]))
     halves = [matrix[:800], matrix[800:]]
     chunks = da.concatenate(
         [da.from_delayed(delayed(part), part.shape, meta=matrix[:0]) for part in halves]
     )
     run = Run(n_lanes=2)
-    far = made(max_iter=2, run=run).fit(chunks)
+    lazily = make_model(max_iter=2, run=run).fit(chunks)
     two = ordered.assign(part=ordered["user"] >= 800)
     split = dd.concat([lazy(part, 1) for _, part in two.groupby("part")])
-    assert_same(made(max_iter=2, run=run).fit(split), far)
+    assert_same(make_model(max_iter=2, run=run).fit(split), lazily)
     # Empty partitions, and strings in another order than their partitions.
     gaps = dd.concat([lazy(SOME[:2000], 2), lazy(SOME, 1)[lazy(SOME, 1)["rating"] > 99]])
-    gaps = made(max_iter=1, run=run).fit(gaps)
+    gaps = make_model(max_iter=1, run=run).fit(gaps)
     assert gaps.user_ids_.tolist() == sorted(set(SOME["user"][:2000]))
     assert np.isfinite(gaps.user_factors_).all()
 
 
 def test_predictions_and_recommendations(client: Client) -> None:
     for params in ({}, {"biases": False}):
-        model = made(max_iter=3, **params).fit(SOME)
+        model = make_model(max_iter=3, **params).fit(SOME)
         pairs = SOME[["item", "user"]].head(100)
         u = np.searchsorted(model.user_ids_, pairs["user"].astype(str))
         i = np.searchsorted(model.item_ids_, pairs["item"])
@@ -177,7 +177,7 @@ LOSSES: dict[str, tuple[Any, Any]] = {
 def test_losses(loss: str) -> None:
     kinds = HELD.assign(rating=(HELD["rating"] > 3).astype(float))
     frame = RATINGS.assign(rating=LOSSES[loss][0].astype(float))
-    model = made(loss=loss, max_iter=20).fit(frame)
+    model = make_model(loss=loss, max_iter=20).fit(frame)
     found = model.predict(HELD)
     if loss in ("log_loss", "hinge"):
         assert model.score(kinds) > 0.85
@@ -198,7 +198,7 @@ def test_implicit_feedback_samples_negatives(pairwise: bool, client: Client) -> 
     rng = np.random.default_rng(0)
     users, items = rng.integers(0, 400, 16_000), rng.integers(0, 100, 16_000)
     chosen = pd.DataFrame({"user": users, "item": 2 * items + users % 2, "rating": 1.0})
-    model = made(
+    model = make_model(
         implicit=True, loss="log_loss", pairwise=pairwise, max_iter=10, early_stopping=True
     ).fit(lazy(chosen))
     # Half of the sampled negatives are of the preferred half.
@@ -211,7 +211,7 @@ def test_implicit_feedback_samples_negatives(pairwise: bool, client: Client) -> 
 
 
 def test_a_fit_continues_with_new_ids() -> None:
-    first = made(max_iter=4, warm_start=True).fit(SOME)
+    first = make_model(max_iter=4, warm_start=True).fit(SOME)
     before = {
         name: dict(
             zip(getattr(first, f"{name}_ids_"), getattr(first, f"{name}_factors_"), strict=True)
@@ -235,35 +235,35 @@ def test_a_fit_continues_with_new_ids() -> None:
 
 def test_early_stopping_and_clipping() -> None:
     noise = SOME.assign(rating=np.random.default_rng(1).normal(size=len(SOME)))
-    model = made(early_stopping=True, max_iter=40, n_iter_no_change=2).fit(noise)
+    model = make_model(early_stopping=True, max_iter=40, n_iter_no_change=2).fit(noise)
     scores = [record["val_score"] for record in model.history_]
     assert len(scores) < 40
     assert max(scores) < 0
     # Steps of a clipped gradient are no longer than it.
-    tight = made(optimizer="sgd", learning_rate=1.0, clip=1e-6, max_iter=1).fit(SOME)
-    far = made(optimizer="sgd", learning_rate=1e-12, max_iter=1).fit(SOME)
-    steps = np.abs(tight.item_factors_ - far.item_factors_)
+    tight = make_model(optimizer="sgd", learning_rate=1.0, clip=1e-6, max_iter=1).fit(SOME)
+    barely_fitted = make_model(optimizer="sgd", learning_rate=1e-12, max_iter=1).fit(SOME)
+    steps = np.abs(tight.item_factors_ - barely_fitted.item_factors_)
     n_steps = tight.history_[0]["steps"]
     assert 0 < steps.max() <= 1.1e-6 * n_steps
 
 
 def test_a_checkpoint_resumes(tmp_path: Path) -> None:
-    through = made(max_iter=4).fit(SOME)
+    through = make_model(max_iter=4).fit(SOME)
     path = tmp_path / "fit"
-    made(max_iter=2, checkpoint=Checkpoint(path)).fit(SOME)
-    resumed = made(max_iter=4, checkpoint=Checkpoint(path)).fit(SOME)
+    make_model(max_iter=2, checkpoint=Checkpoint(path)).fit(SOME)
+    resumed = make_model(max_iter=4, checkpoint=Checkpoint(path)).fit(SOME)
     np.testing.assert_array_equal(resumed.item_factors_, through.item_factors_)
 
 
 def test_it_follows_the_estimator_interface(client: Client) -> None:
     with pytest.raises(NotFittedError, match="not fitted"):
-        made().predict(RATINGS)
-    model = clone(made(max_iter=1)).fit(SOME)
-    again = pickle.loads(pickle.dumps(model))
-    pd.testing.assert_frame_equal(again.recommend(["u3"], 3), model.recommend(["u3"], 3))
-    far = pickle.loads(pickle.dumps(made(max_iter=1).fit(lazy(SOME))))
+        make_model().predict(RATINGS)
+    model = clone(make_model(max_iter=1)).fit(SOME)
+    unpickled = pickle.loads(pickle.dumps(model))
+    pd.testing.assert_frame_equal(unpickled.recommend(["u3"], 3), model.recommend(["u3"], 3))
+    lazily = pickle.loads(pickle.dumps(make_model(max_iter=1).fit(lazy(SOME))))
     with pytest.raises(InvalidDataError, match=r"recommend\(\.\.\., seen=ratings\)"):
-        far.recommend(["u3"])
+        lazily.recommend(["u3"])
 
 
 NAN, INF = float("nan"), float("inf")

@@ -32,8 +32,8 @@ def test_a_fitted_table_is_a_lazy_frame(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.index, clf.ids_)
         np.testing.assert_array_equal(found["weight"], clf.weights_)
         np.testing.assert_array_equal(found.filter(like="factor"), clf.vectors_)
-    own = field_ids(np.array([7]), 0)[0]
-    assert len(frame.loc[own:own].compute()) == (own in clf.ids_)
+    id_of_field = field_ids(np.array([7]), 0)[0]
+    assert len(frame.loc[id_of_field:id_of_field].compute()) == (id_of_field in clf.ids_)
 
 
 def test_weights_of_layers_are_not_in_the_frame() -> None:

@@ -124,8 +124,8 @@ def test_lock_step_fits_do_not_depend_on_the_servers(
         _assert_same(other, fits[0])
     best = fits[0].recommend([3, 4], n=2)
     assert len(best) == 4
-    seen = set(map(tuple, chosen[["user", "item"]].to_numpy().tolist()))
-    assert not seen & set(map(tuple, best[["user", "item"]].to_numpy().tolist()))
+    known_pairs = set(map(tuple, chosen[["user", "item"]].to_numpy().tolist()))
+    assert not known_pairs & set(map(tuple, best[["user", "item"]].to_numpy().tolist()))
 
 
 def test_a_fit_continues_with_other_rows() -> None:

@@ -55,7 +55,7 @@ def test_the_wheel_installs_and_contains_only_the_package(tmp_path: Path) -> Non
         "import sys; sys.path.append(sys.argv[1]); import daskml_dist, daskml_dist.linear_model; "
         "print(daskml_dist.__version__, daskml_dist.__file__)"
     )
-    here = str(Path(pytest.__file__).resolve().parents[1])
-    version, file = _do(python, "-I", "-c", script, here, cwd=tmp_path).split()
+    root = str(Path(pytest.__file__).resolve().parents[1])
+    version, file = _do(python, "-I", "-c", script, root, cwd=tmp_path).split()
     assert version == PROJECT["version"]
     assert Path(file).is_relative_to(venv)

@@ -78,10 +78,10 @@ def test_the_image_copies_existing_files() -> None:
 def test_the_page_lists_the_requirements() -> None:
     text = _read("docs/versions.md")
     rows = re.findall(r"^\| ([\w, -]+) \| ([\d., ]+) \| ([\d.]*) ?\|$", text, re.MULTILINE)
-    told = {names: (least, below) for names, least, below in rows}
-    assert told.pop("Python") == (", ".join(PYTHONS), "")
+    listed = {names: (least, below) for names, least, below in rows}
+    assert listed.pop("Python") == (", ".join(PYTHONS), "")
     assert PROJECT["project"]["requires-python"] == f">={PYTHONS[0]}"
-    for names, (least, below) in told.items():
+    for names, (least, below) in listed.items():
         for name in names.split(", "):
             bounds = f">={least}" + (f",<{below}" if below else "")
             assert REQUIRED[name].specifier == SpecifierSet(bounds), name
@@ -89,8 +89,8 @@ def test_the_page_lists_the_requirements() -> None:
 
 def test_the_page_of_installing_lists_every_extra() -> None:
     rows = re.findall(r"^\| (`[\w, `]+`) \|", _read("docs/install.md"), re.MULTILINE)
-    told = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert sorted(told) == sorted(PROJECT["project"]["optional-dependencies"])
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(listed) == sorted(PROJECT["project"]["optional-dependencies"])
 
 
 def test_the_python_that_runs_this_is_one_that_is_named() -> None:

@@ -15,7 +15,7 @@ OUTPUTS = ("predict_proba", "predict")
 def main(port: str) -> None:
     client = triton.InferenceServerClient(f"127.0.0.1:{port}")
     metadata = client.get_model_metadata("m")
-    told = {
+    results = {
         "live": client.is_server_live(),
         "ready": client.is_server_ready(),
         "model": client.is_model_ready("m"),
@@ -35,23 +35,23 @@ def main(port: str) -> None:
                 outputs = [triton.InferRequestedOutput(n, binary_data=wanted) for n in OUTPUTS]
             answer = client.infer("m", [rows], outputs=outputs, request_id="7")
             assert answer.get_response()["id"] == "7"
-            told["answers"].append(
+            results["answers"].append(
                 [answer.as_numpy(n).tolist() for n in OUTPUTS[: 1 + bool(outputs)]]
             )
     for coding in ("gzip", "deflate"):
         answer = client.infer("m", [rows], request_compression_algorithm=coding)
-        told["answers"].append([answer.as_numpy(OUTPUTS[0]).tolist()])
+        results["answers"].append([answer.as_numpy(OUTPUTS[0]).tolist()])
     short = triton.InferInput("X", [1, 2], "FP64").set_data_from_numpy(X[:1, :2])
-    for name, given, more in [
+    for name, tensor, more in [
         ("other", rows, {}),
         ("m", short, {}),
         ("m", rows, {"model_version": "7"}),
     ]:
         try:
-            client.infer(name, [given], **more)
+            client.infer(name, [tensor], **more)
         except InferenceServerException as error:
-            told["errors"].append([error.status(), error.message()])
-    print(json.dumps(told, default=lambda one: one.decode()))
+            results["errors"].append([error.status(), error.message()])
+    print(json.dumps(results, default=lambda one: one.decode()))
 
 
 if __name__ == "__main__":

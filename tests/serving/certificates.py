@@ -28,12 +28,12 @@ def pair(folder: Path, name: str, password: str | None = None) -> tuple[str, str
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(key, hashes.SHA256())
     )
-    held: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if password is not None:
-        held = serialization.BestAvailableEncryption(password.encode())
+        encryption = serialization.BestAvailableEncryption(password.encode())
     files = folder / f"{name}.pem", folder / f"{name}.key"
     files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     files[1].write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, held)
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
     )
     return str(files[0]), str(files[1])

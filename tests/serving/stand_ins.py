@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from daskml_dist.inference import Predictor
 
-__all__ = ["Metrics", "Models", "Reply", "ask", "asked", "tensor"]
+__all__ = ["Metrics", "Models", "Reply", "ask", "ask_async", "tensor"]
 
 
 class _Served(NamedTuple):
@@ -94,7 +94,7 @@ def tensor(values: Any, datatype: str = "FP64", name: str = "rows", **more: Any)
     }
 
 
-async def asked(
+async def ask_async(
     app: Any,
     path: str,
     body: Any = None,
@@ -105,12 +105,12 @@ async def asked(
     """Return the answer to a request; a body that is not bytes is sent as JSON."""
     if body is not None and not isinstance(body, bytes):
         body = json.dumps(body).encode()
-    said = {"content-length": str(len(body or b"")), **(headers or {})}
+    all_headers = {"content-length": str(len(body or b"")), **(headers or {})}
     scope = {
         "type": "http",
         "method": method or ("GET" if body is None else "POST"),
         "path": path,
-        "headers": [(name.lower().encode(), value.encode()) for name, value in said.items()],
+        "headers": [(name.lower().encode(), value.encode()) for name, value in all_headers.items()],
         "client": ("127.0.0.1", 1),
     }
     sent: list[Any] = []
@@ -136,4 +136,4 @@ async def asked(
 
 def ask(*args: Any, **more: Any) -> Reply:
     """Return the answer to a request, in a new event loop."""
-    return asyncio.run(asked(*args, **more))
+    return asyncio.run(ask_async(*args, **more))

@@ -27,7 +27,7 @@ from daskml_dist.inference import Predictor
 from daskml_dist.inspection import shap_values
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.serving.app import App
-from tests.serving.stand_ins import Metrics, Models, ask, asked, tensor
+from tests.serving.stand_ins import Metrics, Models, ask, ask_async, tensor
 
 INFER = "/v2/models/m/infer"
 
@@ -58,9 +58,9 @@ def test_served_values_equal_predict_proba_bit_for_bit(app, model, rows, datatyp
         reply = ask(app, INFER, body(part, datatype, id="a"))
         assert reply.status == 200
         assert reply.headers[b"content-type"] == b"application/json"
-        said = reply.json
-        (output,) = said.pop("outputs")
-        assert said == {"model_name": "m", "model_version": "1", "id": "a"}
+        answer = reply.json
+        (output,) = answer.pop("outputs")
+        assert answer == {"model_name": "m", "model_version": "1", "id": "a"}
         truth = model.predict_proba(part)
         assert output["name"] == "predict_proba"
         assert output["shape"] == list(truth.shape)
@@ -199,8 +199,8 @@ def test_refused_requests_do_not_affect_others(app, model, rows):
     """All are sent concurrently with valid requests, in one iteration of the event loop."""
 
     async def all_at_once():
-        waiting = [asked(app, INFER, sent) for sent, _, _ in REFUSED.values()]
-        good = [asked(app, INFER, body(rows[at : at + 1])) for at in range(10)]
+        waiting = [ask_async(app, INFER, sent) for sent, _, _ in REFUSED.values()]
+        good = [ask_async(app, INFER, body(rows[at : at + 1])) for at in range(10)]
         return await asyncio.gather(*waiting, *good)
 
     replies = asyncio.run(all_at_once())
@@ -262,9 +262,11 @@ def test_readiness_without_models_is_503():
 
 def test_requests_need_the_token(model):
     app = App(Models(m=model), Metrics(), token="secret")
-    for given in (None, "Bearer", "Bearer wrong", "Basic secret", "Bearer sécret"):
-        reply = ask(app, "/v2", headers=None if given is None else {"authorization": given})
-        assert reply.status == 401, given
+    for authorization in (None, "Bearer", "Bearer wrong", "Basic secret", "Bearer sécret"):
+        reply = ask(
+            app, "/v2", headers=None if authorization is None else {"authorization": authorization}
+        )
+        assert reply.status == 401, authorization
         assert reply.headers[b"www-authenticate"] == b"Bearer"
     assert ask(app, "/v2", headers={"authorization": "Bearer secret"}).status == 200
     assert ask(app, "/v2/health/live").status == 200
@@ -272,15 +274,15 @@ def test_requests_need_the_token(model):
 
 def test_too_large_bodies_are_refused(model):
     app = App(Models(m=model), Metrics(), max_bytes=100)
-    told = ask(app, INFER, b"1" * 101)
+    declared = ask(app, INFER, b"1" * 101)
     pieces = iter([b"1" * 60] * 3)
 
     async def in_pieces():
         body = next(pieces, None)
         return {"type": "http.request", "body": body or b"", "more_body": body is not None}
 
-    untold = ask(app, INFER, b"", {"content-length": ""}, receive=in_pieces)
-    for reply in (told, untold):
+    undeclared = ask(app, INFER, b"", {"content-length": ""}, receive=in_pieces)
+    for reply in (declared, undeclared):
         assert reply.status == 413
         assert reply.headers[b"connection"] == b"close"
         assert "fewer rows" in reply.json["error"]
@@ -303,19 +305,19 @@ def test_total_size_of_concurrent_bodies_is_limited(model, rows):
                 await ends.wait()
                 return {"type": "http.request"}
 
-            return asyncio.create_task(asked(app, INFER, b"{}", receive=receive))
+            return asyncio.create_task(ask_async(app, INFER, b"{}", receive=receive))
 
-        held = [begun() for _ in range(64)]
+        unfinished = [begun() for _ in range(64)]
         await asyncio.sleep(0)
-        late = await asked(app, INFER, body(rows[:1]))
+        late = await ask_async(app, INFER, body(rows[:1]))
         ends.set()
-        return late, await asyncio.gather(*held), await asked(app, INFER, body(rows[:1]))
+        return late, await asyncio.gather(*unfinished), await ask_async(app, INFER, body(rows[:1]))
 
-    late, held, after = asyncio.run(run())
+    late, others, after = asyncio.run(run())
     assert late.status == 503
     assert late.headers[b"retry-after"] == b"1"
     assert late.headers[b"connection"] == b"close"
-    assert {one.status for one in held} == {400}  # blanks are no JSON
+    assert {one.status for one in others} == {400}  # blanks are no JSON
     assert after.status == 200  # memory is available again
 
 
@@ -328,8 +330,8 @@ def test_slow_bodies_time_out(model, rows):
         return first.pop() if first else await asyncio.Event().wait()
 
     async def both():
-        late = asyncio.create_task(asked(app, INFER, b"{}", receive=slow))
-        good = await asked(app, INFER, body(rows))
+        late = asyncio.create_task(ask_async(app, INFER, b"{}", receive=slow))
+        good = await ask_async(app, INFER, body(rows))
         return await late, good
 
     late, good = asyncio.run(both())
@@ -394,9 +396,9 @@ def test_numbers_for_text_columns_are_refused_with_a_hint():
     frame = pd.DataFrame({"age": [20.0, 30.0] * 9, "job": ["a", "b"] * 9})
     columns = make_column_transformer((StandardScaler(), ["age"]), (OneHotEncoder(), ["job"]))
     served = make_pipeline(columns, LogisticRegression()).fit(frame, [0, 1] * 9)
-    told = ask(App(Models(m=served), Metrics()), INFER, body(np.ones((2, 2))))
-    assert told.status == 422
-    assert "GET /v2/models/m lists its inputs" in told.json["error"]
+    reply = ask(App(Models(m=served), Metrics()), INFER, body(np.ones((2, 2))))
+    assert reply.status == 422
+    assert "GET /v2/models/m lists its inputs" in reply.json["error"]
 
 
 def test_access_log(model, caplog):
@@ -408,7 +410,7 @@ def test_access_log(model, caplog):
 
 
 def test_lifespan(app):
-    said = []
+    sent = []
     asks = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
 
     async def run():
@@ -416,7 +418,7 @@ def test_lifespan(app):
             return asks.pop(0)
 
         async def send(message):
-            said.append(message["type"])
+            sent.append(message["type"])
 
         await app({"type": "lifespan"}, receive, send)
 
@@ -426,7 +428,7 @@ def test_lifespan(app):
         asyncio.run(run())
     finally:
         gc.unfreeze()
-    assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 def _dropping(kind):

@@ -73,13 +73,13 @@ def test_requests_of_one_loop_iteration_share_a_call(settings, calls, delay):
 def test_the_loop_runs_between_slow_calls(turn, seen_by_others, monkeypatch):
     """The event loop runs other tasks between two slow calls."""
     monkeypatch.setattr(batching, "CALL_SECONDS", turn)
-    calls, seen = Product(), set()
+    calls, n_calls = Product(), set()
 
     async def run():
         batcher, loop = Batcher(), asyncio.get_running_loop()
 
         def look():
-            seen.add(len(calls.calls))
+            n_calls.add(len(calls.calls))
             if batcher.waiting:
                 loop.call_soon(look)
 
@@ -92,7 +92,7 @@ def test_the_loop_runs_between_slow_calls(turn, seen_by_others, monkeypatch):
     for piece, answer in zip(PIECES, asyncio.run(run()), strict=True):
         np.testing.assert_array_equal(answer, 2 * piece)
     assert calls.calls == [1, 1, 1]
-    assert seen == seen_by_others
+    assert n_calls == seen_by_others
 
 
 def test_a_failing_request_does_not_affect_others():

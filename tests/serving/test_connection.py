@@ -37,26 +37,26 @@ def request(body, *lines, path="/v2/models/m/infer", method="POST"):
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-def asked(rows, **more):
+def infer_inputs(rows, **more):
     return {"inputs": [tensor(rows)], **more}
 
 
 #: Requests of one connection, with the statuses of their replies.
 STREAM = [
-    (request(asked(X[:1], id="a")), 200),
-    (request(asked(X[:2], outputs=[{"name": "predict"}, {"name": "predict_proba"}])), 200),
+    (request(infer_inputs(X[:1], id="a")), 200),
+    (request(infer_inputs(X[:2], outputs=[{"name": "predict"}, {"name": "predict_proba"}])), 200),
     (request(b"\x00garbage"), 400),
-    (request(asked(X[:1, :2])), 422),
+    (request(infer_inputs(X[:1, :2])), 422),
     (request(b"", method="GET", path="/v2/health/live"), 200),
-    (request(asked(X[:1], outputs=[{"name": "fit"}])), 422),
-    (request(asked(X[:1]), path="/v2/models/other/infer"), 404),
+    (request(infer_inputs(X[:1], outputs=[{"name": "fit"}])), 422),
+    (request(infer_inputs(X[:1]), path="/v2/models/other/infer"), 404),
     (request(X[:1].tobytes(), "Content-Type: application/octet-stream"), 200),
     (request(b""), 400),
-    (request(asked(X[:1]), "Content-Type: text/csv"), 415),
-    (request(asked(X[:1]), path="/v2/models/m/versions/1/infer?x=1"), 200),
-    (request(asked(X[:1]), path="/v2/models/m/infer"), 200),
-    (request(asked(np.full((1, 3), np.nan))), 400),
-    (request(asked(X[:3], id="z"), "Connection: close"), 200),
+    (request(infer_inputs(X[:1]), "Content-Type: text/csv"), 415),
+    (request(infer_inputs(X[:1]), path="/v2/models/m/versions/1/infer?x=1"), 200),
+    (request(infer_inputs(X[:1]), path="/v2/models/m/infer"), 200),
+    (request(infer_inputs(np.full((1, 3), np.nan))), 400),
+    (request(infer_inputs(X[:3], id="z"), "Connection: close"), 200),
 ]
 
 
@@ -159,9 +159,9 @@ def test_replies_do_not_depend_on_splits_of_the_stream(cuts, together, waits):
 
     one, found = asyncio.run(run())
     assert [status for status, _ in found] == [status for _, status in STREAM]
-    said = [json.loads(found[at][1]) for at in (0, 1, 13)]
-    assert [one.get("id") for one in said] == ["a", None, "z"]
-    assert [one["outputs"][-1]["data"] for one in said] == [
+    answers = [json.loads(found[at][1]) for at in (0, 1, 13)]
+    assert [one.get("id") for one in answers] == ["a", None, "z"]
+    assert [one["outputs"][-1]["data"] for one in answers] == [
         MODEL.predict_proba(X[:n]).ravel().tolist() for n in (1, 2, 3)
     ]
     codes = one.app.metrics.codes
@@ -170,7 +170,7 @@ def test_replies_do_not_depend_on_splits_of_the_stream(cuts, together, waits):
 
 
 def test_answers_of_whole_requests_are_compressed():
-    whole = request(asked(X), "Accept-Encoding: gzip, deflate")
+    whole = request(infer_inputs(X), "Accept-Encoding: gzip, deflate")
 
     async def run(**settings):
         one = opened(**settings)
@@ -207,7 +207,7 @@ def test_concurrent_requests_equal_separate_ones_bit_for_bit():
     asyncio.run(run())
 
 
-GOOD = request(asked(X[:1]))
+GOOD = request(infer_inputs(X[:1]))
 HEAD = GOOD.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
 
@@ -302,7 +302,7 @@ def test_a_body_is_not_parsed_as_a_request():
         one.connection.data_received(head)
         await answered(one, 1)
         one.connection.data_received(GOOD)
-        one.connection.data_received(request(asked(X[:2], id="next")))
+        one.connection.data_received(request(infer_inputs(X[:2], id="next")))
         found = replies(await answered(one, 2))
         assert [status for status, _ in found] == [404, 200]
         assert json.loads(found[1][1])["id"] == "next"

@@ -29,7 +29,7 @@ from daskml_dist.serving.protocol.binary_tensors import JSON_LENGTH_HEADER
 from daskml_dist.serving.protocol.requests import decode_request, find_datatype, make_question
 from tests.inference.formats import firsts, found
 from tests.quick import in_turn
-from tests.serving.stand_ins import Metrics, Models, Reply, asked, tensor
+from tests.serving.stand_ins import Metrics, Models, Reply, ask_async, tensor
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:n_quantiles", "ignore:.*failed to converge"),
@@ -121,7 +121,7 @@ def _check_at_once(model: Any, rows: Any, **settings: Any) -> None:
     async def run() -> Any:
         app = App(Models(m=Predictor(model)), Metrics(), **settings)
         waiting = [
-            asked(
+            ask_async(
                 app,
                 "/v2/models/m/infer",
                 {"inputs": _inputs(part), "outputs": [{"name": name}], **BINARY},
@@ -135,13 +135,13 @@ def _check_at_once(model: Any, rows: Any, **settings: Any) -> None:
 
     for part, name, reply in zip(parts, names, asyncio.run(run()), strict=True):
         assert reply.status == 200, (name, reply.body)
-        truth, said = _own(model, name, part), _values_of(reply)
-        assert said.shape == truth.shape, name
-        if said.dtype == object:  # texts
+        truth, values = _own(model, name, part), _values_of(reply)
+        assert values.shape == truth.shape, name
+        if values.dtype == object:  # texts
             truth = truth.astype(str)
         else:
-            assert said.dtype == truth.dtype, name
-        np.testing.assert_array_equal(said, truth, f"{name} of {len(part)}")
+            assert values.dtype == truth.dtype, name
+        np.testing.assert_array_equal(values, truth, f"{name} of {len(part)}")
 
 
 @pytest.mark.parametrize("name", [one for one in firsts() if one.values[0] not in NOT_SERVED])
@@ -191,7 +191,7 @@ def test_which_requests_share_a_call(name: str, settings: dict[str, Any], calls:
     async def run() -> Any:
         app = App(Models(m=predictor), Metrics(), **settings)
         bodies = [{"inputs": _inputs(WIDE[:n])} for n in (1, 2, 1, 3)]
-        found = await asyncio.gather(*(asked(app, "/v2/models/m/infer", one) for one in bodies))
+        found = await asyncio.gather(*(ask_async(app, "/v2/models/m/infer", one) for one in bodies))
         app.batcher.close()
         return found
 

@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from daskml_dist.serving.connection import LimitedConnection
 from tests.serving import test_connection as whole
-from tests.serving.test_connection import GOOD, MODEL, X, answered, asked, replies, request
+from tests.serving.test_connection import GOOD, MODEL, X, answered, infer_inputs, replies, request
 
 RAW = json.dumps(
     {
@@ -43,8 +43,8 @@ def arrow():
 #: Valid requests, and one with invalid rows.
 WHOLE = [
     GOOD,
-    request(asked(X[:1, :2])),
-    request(asked(X[:2], id="a", outputs=[{"name": "predict"}])),
+    request(infer_inputs(X[:1, :2])),
+    request(infer_inputs(X[:2], id="a", outputs=[{"name": "predict"}])),
     request({"inputs": [{"name": "x", "shape": [1, 3], "datatype": "INT8", "data": [[1, 2, 3]]}]}),
     request(RAW + X[:2].tobytes(), f"Inference-Header-Content-Length: {len(RAW)}"),
     request(arrow(), "Content-Type: application/vnd.apache.arrow.stream"),
@@ -102,7 +102,7 @@ def check_garbage(seed, n_clients):
 
     async def run():
         one = whole.opened(max_bytes=100_000)
-        app, free, told = one.app, one.app._bodies._free_bytes, set()
+        app, free, received_statuses = one.app, one.app._bodies._free_bytes, set()
         for _ in range(n_clients):
             sent = drawn(rng)
             garbage, good = new_connection(one), new_connection(one)
@@ -113,18 +113,18 @@ def check_garbage(seed, n_clients):
             ((status, body),) = replies(await answered(good, 1))
             assert status == 200, sent
             assert json.loads(body)["outputs"][0]["data"] == truth, sent
-            said = garbage.transport.written.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
-            statuses = [status for status, _ in replies(said)]
+            written = garbage.transport.written.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+            statuses = [status for status, _ in replies(written)]
             # 501: a body with an unknown coding.
-            assert all(status < 500 or status == 501 for status in statuses), (sent, said)
-            told.update(statuses)
+            assert all(status < 500 or status == 501 for status in statuses), (sent, written)
+            received_statuses.update(statuses)
             garbage.transport.close()
             garbage.connection.connection_lost(None)
             while garbage.connection.tasks:
                 await asyncio.sleep(0)
         assert app.batcher.waiting == 0
         assert app._bodies._free_bytes == free
-        assert told >= {200, 400, 404, 405, 415, 422}
+        assert received_statuses >= {200, 400, 404, 405, 415, 422}
 
     asyncio.run(run())
 

@@ -41,11 +41,11 @@ def test_invalid_requests_are_counted_and_logged(sent, status, size, caplog):
 
     codes, found = asyncio.run(run())
     if not status:  # a reply now would be taken for that of an earlier or later request
-        assert [told for told, _ in found] in ([200], [200, 501])
+        assert [code for code, _ in found] in ([200], [200, 501])
         assert sum(codes.values()) == len(caplog.records) == len(found)
         return
-    ((told, body),) = found
-    assert told == status
+    ((received_status, body),) = found
+    assert received_status == status
     assert "send" in json.loads(body)["error"]
     assert codes == {("", "", status): 1}
     assert caplog.messages == [f'- "-" {status} {len(body)} 0.000000']

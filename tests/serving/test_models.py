@@ -37,9 +37,9 @@ X = RNG.normal(size=(60, 4))
 
 def model(number: float = 0) -> Any:
     """Return a model that predicts its own number."""
-    made = LogisticRegression().fit(X, X[:, 0] > 0)
-    made.intercept_ = np.array([float(number)])
-    return made
+    fitted = LogisticRegression().fit(X, X[:, 0] > 0)
+    fitted.intercept_ = np.array([float(number)])
+    return fitted
 
 
 def registry(tmp_path: Path, n: int, **options: Any) -> Path:
@@ -93,11 +93,11 @@ def test_trees_and_networks(tmp_path: Path) -> None:
         return torch.nn.Linear(4, 2)
 
     rows = X.astype(np.float32)
-    made = TorchClassifier(net, max_iter=2, tol=None).fit(rows, (X[:, 0] > 0).astype(int))
-    publish(made, tmp_path, "net")
+    fitted = TorchClassifier(net, max_iter=2, tol=None).fit(rows, (X[:, 0] > 0).astype(int))
+    publish(fitted, tmp_path, "net")
     models = Models(tmp_path, given={"net": {"module": net}})
     assert models.names() == ["net", "trees"]
-    np.testing.assert_array_equal(models.get("net").predictor(rows), made.predict_proba(rows))
+    np.testing.assert_array_equal(models.get("net").predictor(rows), fitted.predict_proba(rows))
     assert Models(tmp_path).names() == ["trees"]  # the module's constructor is unknown
 
 
@@ -176,8 +176,8 @@ def test_a_pointer_to_a_missing_version_changes_nothing(
         "version current cannot be loaded (the file does not name a version: write one with "
         "rollback())"
     )
-    for number, held in enumerate(("", "\0", "latest")):
-        (folder / "m" / "current").write_text(held)
+    for number, content in enumerate(("", "\0", "latest")):
+        (folder / "m" / "current").write_text(content)
         for _ in range(2):
             models.refresh()
         assert user_log.text.count(f"{words}; version 1 is still served") == 1
@@ -244,11 +244,11 @@ def test_traffic_is_split_by_shares(tmp_path: Path) -> None:
     folder = registry(tmp_path, 4)
     set_route(folder, "m", {"current": 8, "2": 1, "3": 1}, shadows=["1"])
     models = Models(folder)
-    asked = [models.route("m") for _ in range(1000)]
-    found = Counter(one.served.version for one in asked)
+    routes = [models.route("m") for _ in range(1000)]
+    found = Counter(one.served.version for one in routes)
     for version, share in {"4": 800, "2": 100, "3": 100}.items():
         assert abs(found[version] - share) <= 3  # round-robin, not random
-    assert {one.version for route in asked for one in route.shadows} == {"1"}
+    assert {one.version for route in routes for one in route.shadows} == {"1"}
     assert models.get("m").version == "4"
     # By key: always the same version, with the given shares over many keys.
     by_key = {key: models.route("m", key).served.version for key in map(str, range(2000))}

@@ -29,7 +29,7 @@ from daskml_dist.serving import Metrics, Models, publish, serve
 from daskml_dist.serving import on_cluster as module
 from daskml_dist.serving.app import App
 from daskml_dist.serving.on_cluster import Cluster
-from tests.serving.stand_ins import ask, asked, tensor
+from tests.serving.stand_ins import ask, ask_async, tensor
 from tests.serving.tiny import server, until
 
 INFER = "/v2/models/m/infer"
@@ -47,12 +47,12 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def reached(address: str, models: Any, **options: Any) -> Iterator[tuple[App, Metrics]]:
     """Return an application that sends requests of many rows to a cluster."""
-    metrics, far = Metrics(), Cluster(address, **{"min_rows": 100, **options})
-    far.start(metrics)
+    metrics, cluster = Metrics(), Cluster(address, **{"min_rows": 100, **options})
+    cluster.start(metrics)
     try:
-        yield App(models, metrics, cluster=far), metrics
+        yield App(models, metrics, cluster=cluster), metrics
     finally:
-        far.close()
+        cluster.close()
 
 
 def body(rows: Any, **more: Any) -> dict[str, Any]:
@@ -91,17 +91,17 @@ def test_cluster_replies_equal_those_of_the_process(client: Client) -> None:
         ("/v2/models/frames/infer", columns),
         ("/v2/models/trees/infer", body(X, parameters={"contributions": True})),
     ]
-    here = App(models, Metrics())
-    with reached(client.scheduler.address, models) as (there, metrics):
+    local_app = App(models, Metrics())
+    with reached(client.scheduler.address, models) as (cluster_app, metrics):
         for path, question in questions:
-            found, truth = ask(there, path, question), ask(here, path, question)
+            found, truth = ask(cluster_app, path, question), ask(local_app, path, question)
             assert (truth.status, found) == (200, truth)
-        assert ask(there, INFER, body(X[:99])) == ask(here, INFER, body(X[:99]))
+        assert ask(cluster_app, INFER, body(X[:99])) == ask(local_app, INFER, body(X[:99]))
         user_log = metrics.render().decode()
         assert 'cluster_seconds_count{model="m",version="1"} 4\n' in user_log  # no small ones
         wrong = body(X)
         wrong["inputs"][0]["data"][7] = None
-        found, truth = ask(there, INFER, wrong), ask(here, INFER, wrong)
+        found, truth = ask(cluster_app, INFER, wrong), ask(local_app, INFER, wrong)
         assert (truth.status, found) == (422, truth)
         assert "NaN" in found.json["error"]
     until(lambda: not keys(client))
@@ -114,7 +114,7 @@ def test_a_version_is_stored_once_on_the_cluster_until_its_swap(client: Client) 
 
         async def many() -> Any:
             return await asyncio.gather(
-                *(asked(one, INFER, body(X[:200])) for one in (app, other, app))
+                *(ask_async(one, INFER, body(X[:200])) for one in (app, other, app))
             )
 
         assert [reply.status for reply in asyncio.run(many())] == [200] * 3
@@ -155,13 +155,13 @@ def test_a_model_that_workers_cannot_load_is_tried_again(
 
 def test_small_requests_are_served_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CONNECT", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
     with reached(address, Models({"m": fitted()}), max_waiting=2) as (app, metrics):
 
         async def all_at_once() -> Any:
             rows = (X, X[:99], X, X)
-            return await asyncio.gather(*(asked(app, INFER, body(one)) for one in rows))
+            return await asyncio.gather(*(ask_async(app, INFER, body(one)) for one in rows))
 
         large, small, second, third = asyncio.run(all_at_once())
         assert [one.status for one in (large, small, second, third)] == [503, 200, 503, 503]
@@ -184,13 +184,13 @@ def test_by_default_slow_requests_are_sent_to_the_cluster(monkeypatch: pytest.Mo
 
         return predictor
 
-    far, cheap, costly = Cluster("tcp://nowhere:1"), of_cost(1e-7), of_cost(5e-5)
+    cluster, cheap, costly = Cluster("tcp://nowhere:1"), of_cost(1e-7), of_cost(5e-5)
     for one in (cheap, costly):
         one.names = None  # type: ignore[attr-defined]
     sizes = (999, 1000, 1999, 2001, 100_000)
-    assert [far.takes(costly, np.zeros((n, 2))) for n in sizes] == [False] * 3 + [True] * 2
-    assert [far.takes(cheap, np.zeros((n, 2))) for n in sizes] == [False] * 5
-    assert not far.takes(lambda rows: 1 / 0, np.zeros((10**5, 2)))  # raised in process
+    assert [cluster.takes(costly, np.zeros((n, 2))) for n in sizes] == [False] * 3 + [True] * 2
+    assert [cluster.takes(cheap, np.zeros((n, 2))) for n in sizes] == [False] * 5
+    assert not cluster.takes(lambda rows: 1 / 0, np.zeros((10**5, 2)))  # raised in process
 
 
 def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_requests_of_a_lost_worker_are_repeated_elsewhere(
         with reached(crew.scheduler_address, models) as (app, _):
 
             async def lost() -> Any:
-                waiting = asyncio.ensure_future(asked(app, INFER, body(X)))
+                waiting = asyncio.ensure_future(ask_async(app, INFER, body(X)))
                 (pid,) = await asyncio.to_thread(until, pids)
                 os.kill(pid, signal.SIGKILL)
                 await asyncio.to_thread(until, lambda: len(pids()) > 1)
@@ -249,7 +249,7 @@ def test_requests_of_a_lost_worker_are_repeated_elsewhere(
 
             async def deadly() -> Any:
                 """Rows that kill one worker after the other."""
-                waiting = asyncio.ensure_future(asked(app, INFER, body(X)))
+                waiting = asyncio.ensure_future(ask_async(app, INFER, body(X)))
                 killed: set[int] = set()
                 while not waiting.done():
                     for pid in pids() - killed:

@@ -147,8 +147,11 @@ def test_strings_instead_of_numbers_are_refused(frame):
     reply = ask(app, INFER, {"inputs": [{**age, "datatype": "BYTES", "data": ["x"] * 60}, hours]})
     assert reply.status == 422
     assert "send INT64" in reply.json["error"]
-    told = ask(app, "/v2/models/m").json["inputs"]
-    assert [(one["name"], one["datatype"]) for one in told] == [("age", "INT64"), ("hours", "FP64")]
+    inputs = ask(app, "/v2/models/m").json["inputs"]
+    assert [(one["name"], one["datatype"]) for one in inputs] == [
+        ("age", "INT64"),
+        ("hours", "FP64"),
+    ]
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
@@ -167,8 +170,8 @@ def test_datatypes_round_trip(datatype):
     elif datatype == "BOOL":
         values = np.array([[True, False], [False, True]])
     else:
-        told = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
-        values = np.array([[told.max, told.min], [0, 1]], dtype)
+        limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+        values = np.array([[limits.max, limits.min], [0, 1]], dtype)
     raw = strings(values.ravel()) if datatype == "BYTES" else values.tobytes()
     head = {"name": "x", "shape": [2, 2], "datatype": datatype}
     size = {"parameters": {"binary_data_size": len(raw)}}
@@ -266,7 +269,7 @@ def test_inconsistent_arrow_streams_are_refused(model, pipeline, frame):
     packed = pa.ipc.IpcWriteOptions(compression="zstd")
     offsets = pa.py_buffer(np.array([0, 2**30, 3], "i4"))
     text = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"abc"))
-    told, lie = (n.to_bytes(8, "little") for n in (12345, 10**9))
+    true_length, lie = (n.to_bytes(8, "little") for n in (12345, 10**9))
     no_text = pa.StringArray.from_buffers(
         1, pa.py_buffer(np.array([0, 1], "i4")), pa.py_buffer(b"\xff")
     )
@@ -282,7 +285,7 @@ def test_inconsistent_arrow_streams_are_refused(model, pipeline, frame):
         ("a dictionary again and again", {"job": chunks}, 413, None),
     ]:
         for path in (INFER, INFER.replace("m/", "p/")):
-            body = arrow(pa.table(table), options).replace(told, lie)
+            body = arrow(pa.table(table), options).replace(true_length, lie)
             reply = ask(app, path, body, {"content-type": ARROW})
             assert reply.status == status, (name, reply)
             assert "send" in reply.json["error"], name
@@ -308,19 +311,19 @@ def test_inconsistent_arrow_streams_are_refused(model, pipeline, frame):
 
 def test_metadata_describes_inputs_and_outputs(model, pipeline):
     app = App(Models(m=model, p=pipeline), Metrics())
-    told = ask(app, "/v2/models/m").json
-    assert told["inputs"] == [{"name": "rows", "datatype": "FP32", "shape": [-1, 4]}]
-    assert told["versions"] == ["1"]
-    outputs = [(one["name"], one["datatype"], one["shape"]) for one in told["outputs"]]
+    metadata = ask(app, "/v2/models/m").json
+    assert metadata["inputs"] == [{"name": "rows", "datatype": "FP32", "shape": [-1, 4]}]
+    assert metadata["versions"] == ["1"]
+    outputs = [(one["name"], one["datatype"], one["shape"]) for one in metadata["outputs"]]
     assert outputs == [
         ("predict_proba", "FP32", [-1, 2]),
         ("predict", "BOOL", [-1]),
         ("decision_function", "FP32", [-1]),
         ("predict_log_proba", "FP32", [-1, 2]),
     ]
-    told = ask(app, "/v2/models/p/versions/1").json  # zeros are no valid "job"
-    assert told["name"] == "p"
-    assert told["outputs"][0] == {"name": "predict_proba", "datatype": "FP64", "shape": [-1, 2]}
+    metadata = ask(app, "/v2/models/p/versions/1").json  # zeros are no valid "job"
+    assert metadata["name"] == "p"
+    assert metadata["outputs"][0] == {"name": "predict_proba", "datatype": "FP64", "shape": [-1, 2]}
 
 
 def test_metadata_of_a_pipeline_without_dtypes(frame):
@@ -349,9 +352,9 @@ def test_the_input_of_a_model_of_texts_is_a_column_of_texts(frame, kind):
     texts = np.where(frame["hours"] > 0, "well done", "oh no").astype(object)
     model = make_pipeline(kind(), SKLogisticRegression()).fit(texts, frame["hours"] > 0)
     app = App(Models(m=model), Metrics())
-    (told,) = ask(app, "/v2/models/m").json["inputs"]
-    assert (told["datatype"], told["shape"]) == ("BYTES", [-1])
-    reply = ask(app, INFER, {"inputs": [tensor(texts, told["datatype"], told["name"])]})
+    (metadata,) = ask(app, "/v2/models/m").json["inputs"]
+    assert (metadata["datatype"], metadata["shape"]) == ("BYTES", [-1])
+    reply = ask(app, INFER, {"inputs": [tensor(texts, metadata["datatype"], metadata["name"])]})
     served = np.reshape(reply.json["outputs"][0]["data"], (-1, 2))
     np.testing.assert_array_equal(served, model.predict_proba(texts))
 

@@ -26,23 +26,23 @@ def test_published_versions_of_a_stream_are_served(tmp_path: Path) -> None:
     """Each version is served exactly, and few versions stay on the disk."""
     models = Models(tmp_path)  # empty, as for a server that starts first
     publisher = Publisher(tmp_path, "m", keep=2)
-    seen = []
+    predictions = []
 
     def hand_out(model: Any) -> None:
         version = publisher(model)
         assert models.refresh() == ["m"]
         served = models.get("m")
         assert served.version == version == publisher.version
-        seen.append(served.predictor(X))
-        np.testing.assert_array_equal(seen[-1], model.predict_proba(X))
+        predictions.append(served.predictor(X))
+        np.testing.assert_array_equal(predictions[-1], model.predict_proba(X))
 
     clf = SGDClassifier()
     with clf.stream(classes=[0, 1], publish=hand_out, publish_every=3) as stream:
         for _ in range(10):
             stream.learn(X, (X[:, 0] > 0).astype(int))
-    np.testing.assert_array_equal(seen[-1], clf.predict_proba(X))
-    assert len(seen) == 4
-    assert len({one.tobytes() for one in seen}) == 4
+    np.testing.assert_array_equal(predictions[-1], clf.predict_proba(X))
+    assert len(predictions) == 4
+    assert len({one.tobytes() for one in predictions}) == 4
     assert list_version_names(tmp_path, "m") == ["3", "4"]
     assert repr(publisher) == f"Publisher({str(tmp_path)!r}, 'm', keep=2)"
 

@@ -127,9 +127,9 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     with server(tmp_path, tmp_path / "models", keep_alive=LONG) as found:
         found.ready(1)
         idle = socket.create_connection(("127.0.0.1", found.port))
-        kept = idle.makefile("rb")
+        replies = idle.makefile("rb")
         idle.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert _answered(kept)[0] == b"HTTP/1.1 200 OK"
+        assert _answered(replies)[0] == b"HTTP/1.1 200 OK"
         found.process.kill()
         found.process.join()
 
@@ -143,9 +143,9 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
         until(is_gone)
         # An open connection gets its reply, marked as the last.
         idle.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert b"connection: close" in _answered(kept)
-        assert kept.read() == b""
-        kept.close()
+        assert b"connection: close" in _answered(replies)
+        assert replies.read() == b""
+        replies.close()
         idle.close()
 
 
@@ -178,12 +178,12 @@ def test_a_process_that_is_orphaned_while_it_starts_ends() -> None:
     asyncio.run(run())
 
 
-def _answered(kept: BinaryIO) -> list[bytes]:
+def _answered(connection: BinaryIO) -> list[bytes]:
     """Return the header lines of a reply, after reading its body."""
     head = []
-    while line := kept.readline().strip():
+    while line := connection.readline().strip():
         head.append(line)
-    kept.read(int(next(one for one in head if one.startswith(b"content-length")).split()[1]))
+    connection.read(int(next(one for one in head if one.startswith(b"content-length")).split()[1]))
     return head
 
 
@@ -240,9 +240,9 @@ def test_missing_packages_are_named(missing: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_address_in_use_and_running_threads_are_refused() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         with pytest.raises(ServingError, match="Is another server using it"):
-            serve(".", port=taken.getsockname()[1], app=dict)
+            serve(".", port=listener.getsockname()[1], app=dict)
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
@@ -276,12 +276,12 @@ def test_messages_of_processes_are_read_with_many_open_descriptors() -> None:
 def test_the_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a thousand silent clients would lock out all others."""
     resource = pytest.importorskip("resource")
-    told: list[Any] = []
+    calls: list[Any] = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
-    monkeypatch.setattr(resource, "setrlimit", lambda *given: told.append(given))
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ServingError):
-        serve(".", port=taken.getsockname()[1], app=dict)
-    assert told == [(resource.RLIMIT_NOFILE, (4096, 4096))]
+    monkeypatch.setattr(resource, "setrlimit", lambda *args: calls.append(args))
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(ServingError):
+        serve(".", port=listener.getsockname()[1], app=dict)
+    assert calls == [(resource.RLIMIT_NOFILE, (4096, 4096))]
 
 
 def test_replacement_of_crashing_processes_slows_down() -> None:

@@ -85,7 +85,7 @@ def read(one: socket.socket) -> int:
     return reply.status
 
 
-def told(port, sent, listen):
+def connect_and_send(port, sent, listen):
     """Return the socket of a client that connects and sends bytes, and the reply to it.
 
     It repeats if there is no reply: a busy machine may take longer between connecting and sending
@@ -95,8 +95,8 @@ def told(port, sent, listen):
         one = socket.create_connection(("127.0.0.1", port), timeout=60)
         try:
             one.sendall(sent)
-            if heard := listen(one):
-                return one, heard
+            if received := listen(one):
+                return one, received
         except (OSError, http.client.RemoteDisconnected):
             pass
         one.close()
@@ -104,7 +104,7 @@ def told(port, sent, listen):
 
 
 def test_misbehaving_clients_do_not_affect_others(port):
-    good, status = told(port, WHOLE, read)
+    good, status = connect_and_send(port, WHOLE, read)
     assert status == 200
     opened = []
     for name, (sent, _) in CLIENTS.items():
@@ -115,14 +115,14 @@ def test_misbehaving_clients_do_not_affect_others(port):
         assert infer(good) == 200, name
     for (name, (sent, begins)), one in zip(CLIENTS.items(), opened, strict=True):
         if begins is not None:
-            said = b""
+            reply = b""
             with suppress(OSError):
-                said = one.recv(100)
-            if begins and not said:
+                reply = one.recv(100)
+            if begins and not reply:
                 one.close()
-                one, said = told(port, sent, lambda one: one.recv(100))
-            assert said.startswith(begins), name
-            assert begins or not said, name
+                one, reply = connect_and_send(port, sent, lambda one: one.recv(100))
+            assert reply.startswith(begins), name
+            assert begins or not reply, name
         one.close()
     good.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
     assert read(good) == 200
@@ -131,11 +131,11 @@ def test_misbehaving_clients_do_not_affect_others(port):
 
 def rest(one):
     """Return all bytes of a server until it closes the connection."""
-    said = b""
+    received = b""
     while more := one.recv(65536):
-        said += more
+        received += more
     one.close()
-    return said
+    return received
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def rest(one):
 )
 def test_garbage_after_a_request_does_not_replace_its_reply(port, behind, statuses):
     """The request's reply comes first; a reply to garbage could be mistaken for it."""
-    _, said = told(port, WHOLE + behind, rest)
-    assert [line.split()[0] for line in said.split(b"HTTP/1.1")[1:]] == statuses
+    _, replies = connect_and_send(port, WHOLE + behind, rest)
+    assert [line.split()[0] for line in replies.split(b"HTTP/1.1")[1:]] == statuses
 
 
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
@@ -165,8 +165,8 @@ UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Setting
 def test_upgrade_connect_and_large_requests_are_answered(patient, sent, statuses):
     with socket.create_connection(("127.0.0.1", patient), timeout=60) as one:
         one.sendall(sent)
-        said = rest(one)
-    assert [line.split()[0] for line in said.split(b"HTTP/1.1")[1:]] == statuses
+        replies = rest(one)
+    assert [line.split()[0] for line in replies.split(b"HTTP/1.1")[1:]] == statuses
 
 
 @pytest.mark.parametrize("sent", [WHOLE, WHOLE.replace(b"Host", b"Expect: x\r\nHost")])

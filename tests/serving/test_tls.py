@@ -40,7 +40,9 @@ def connected(port: int, authority: str) -> http.client.HTTPSConnection:
     return found
 
 
-def asked(one: http.client.HTTPSConnection, *request: Any, **headers: str) -> tuple[int, bytes]:
+def send_request(
+    one: http.client.HTTPSConnection, *request: Any, **headers: str
+) -> tuple[int, bytes]:
     one.request(*request, headers=headers)
     reply = one.getresponse()
     return reply.status, reply.read()
@@ -56,24 +58,24 @@ def test_a_server_with_a_certificate_serves_over_tls(tmp_path: Path) -> None:
     with server(tmp_path, tmp_path / "models", app=None, watch=0.02, **options) as found:
         found.ready(1)
         assert f"Serving at https://127.0.0.1:{found.port}" in found.log
-        kept, token = connected(found.port, certificate), {"Authorization": "Bearer secret"}
+        connection, token = connected(found.port, certificate), {"Authorization": "Bearer secret"}
         body = json.dumps({"inputs": [tensor(X)]})
         for number in range(2):
-            status, told = asked(kept, "POST", "/v2/models/m/infer", body, **token)
+            status, reply = send_request(connection, "POST", "/v2/models/m/infer", body, **token)
             assert status == 200
-            served = json.loads(told)["outputs"][0]["data"]
+            served = json.loads(reply)["outputs"][0]["data"]
             np.testing.assert_array_equal(np.reshape(served, (-1, 2)), model.predict_proba(X))
             if number == 0:  # a client without TLS in between
                 with socket.create_connection(("127.0.0.1", found.port), timeout=60) as plain:
                     plain.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n")
-                    heard = b""
+                    received = b""
                     with suppress(ConnectionResetError):
-                        heard = plain.recv(4096)
-                    assert not heard.startswith(b"HTTP")
-        status, told = asked(kept, "GET", "/metrics", **token)
+                        received = plain.recv(4096)
+                    assert not received.startswith(b"HTTP")
+        status, reply = send_request(connection, "GET", "/metrics", **token)
         assert status == 200
-        assert b'daskml_dist_requests_total{model="m",version="1",code="200"} 2' in told
-        assert asked(kept, "GET", "/metrics")[0] == 401
+        assert b'daskml_dist_requests_total{model="m",version="1",code="200"} 2' in reply
+        assert send_request(connection, "GET", "/metrics")[0] == 401
         # A renewed certificate is used for new connections without a restart.
         renewed, new_key = pair(tmp_path, "second")
         shutil.copy(new_key, key)  # for a while key and certificate do not match
@@ -86,22 +88,22 @@ def test_a_server_with_a_certificate_serves_over_tls(tmp_path: Path) -> None:
             return False
 
         until(is_new)
-        assert asked(kept, "GET", "/v2/health/ready")[0] == 200
+        assert send_request(connection, "GET", "/v2/health/ready")[0] == 200
         # A damaged certificate is used neither by running nor by replacement processes.
         Path(key).write_text("nothing")
         found.tell(signal.SIGHUP)
         until(lambda: "the other processes continue" in found.log)
         assert "holds no private key" in found.log
-        assert asked(kept, "GET", "/v2/health/ready")[0] == 200
-        kept.close()
+        assert send_request(connection, "GET", "/v2/health/ready")[0] == 200
+        connection.close()
         connected(found.port, renewed).close()
 
 
 def shaken(server_side: ssl.SSLContext, client_side: ssl.SSLContext) -> None:
     """Make a handshake in memory and send the first byte of the client."""
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ours = server_side.wrap_bio(there, back, server_side=True)
-    theirs = client_side.wrap_bio(back, there, server_hostname="localhost")
+    incoming, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = server_side.wrap_bio(incoming, back, server_side=True)
+    theirs = client_side.wrap_bio(back, incoming, server_hostname="localhost")
     for one in (theirs, ours, theirs, ours):
         with suppress(ssl.SSLWantReadError):
             one.do_handshake()
@@ -136,7 +138,7 @@ def test_unusable_certificate_files_are_refused(tmp_path: Path) -> None:
     text = Path(key).read_text().splitlines()
     damaged.write_text("\n".join([text[0], text[1][::-1], *text[2:]]))
     missing = str(tmp_path / "none")
-    for given, words in [
+    for paths, words in [
         ((missing, key), f"certificate {missing} cannot be read .No such file"),
         ((certificate, missing), f"private key {missing} cannot be read"),
         ((str(tmp_path), key), "Is a directory"),
@@ -152,7 +154,7 @@ def test_unusable_certificate_files_are_refused(tmp_path: Path) -> None:
     ]:
         names = ("certificate", "private_key", "key_password", "client_authorities")
         with pytest.raises(ServingError, match=words):
-            serve("models", app=dict, **dict(zip(names, given, strict=False)))
+            serve("models", app=dict, **dict(zip(names, paths, strict=False)))
     for name in ("private_key", "key_password", "client_authorities"):
         with pytest.raises(InvalidParameterError, match=f"A {name} needs a certificate"):
             serve("models", **{name: key})

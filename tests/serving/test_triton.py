@@ -33,14 +33,19 @@ def test_tritonclient_gets_correct_replies() -> None:
         command = [sys.executable, str(CLIENT), str(port)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [told[one] for one in ("live", "ready", "model", "other")] == [True, True, True, False]
-    assert told["server"] == "daskml_dist"
-    assert told["inputs"] == [{"name": "rows", "datatype": "FP64", "shape": [-1, 3]}]
+    results = json.loads(done.stdout)
+    assert [results[one] for one in ("live", "ready", "model", "other")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert results["server"] == "daskml_dist"
+    assert results["inputs"] == [{"name": "rows", "datatype": "FP64", "shape": [-1, 3]}]
     truth = [model.predict_proba(X).tolist(), model.predict(X).tolist()]
-    assert len(told["answers"]) == 8
-    assert all(answers == truth[: len(answers)] for answers in told["answers"])
+    assert len(results["answers"]) == 8
+    assert all(answers == truth[: len(answers)] for answers in results["answers"])
     words = ["No model", "send shape [rows, 3]", "of version 7"]
-    for (status, message), word in zip(told["errors"], words, strict=True):
+    for (status, message), word in zip(results["errors"], words, strict=True):
         assert status.startswith("4")
         assert word in message

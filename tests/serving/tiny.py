@@ -172,10 +172,10 @@ class Load:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 size = re.search(rb"content-length: (\d+)", head)
                 body = await reader.readexactly(int(size[1]) if size else 0)
-                told = re.search(self._version, body.decode())
-                if told is None or not head.startswith(b"http/1.1 200"):
+                match = re.search(self._version, body.decode())
+                if match is None or not head.startswith(b"http/1.1 200"):
                     raise ValueError(head.decode() + body.decode())
-                self.answers[told[1]] += 1
+                self.answers[match[1]] += 1
             except (OSError, EOFError, ValueError, asyncio.IncompleteReadError) as error:
                 self.failures.append(repr(error))
                 head = b"connection: close"

@@ -115,7 +115,7 @@ def _of_leaves() -> dict[type[Statistic], dict[str, Sample]]:
         "near": LeafAssignment(split, pairs, pairs.mean(axis=1)),
         "there": LeafAssignment(split, pairs, None),
     }
-    asked = {
+    sums_by_kind = {
         "sums": CentroidAssignment(pairs[0], None),
         "seeds": SeedSample(3, (pairs[0],), None, 0, 1),
         "farthest": FarthestRows(3, pairs[0], None),
@@ -124,7 +124,7 @@ def _of_leaves() -> dict[type[Statistic], dict[str, Sample]]:
         LeafStatistic: {
             f"{name}-{what}": (model, LeafStatistic(sums, tree, 2), None)
             for name, tree in trees.items()
-            for what, sums in asked.items()
+            for what, sums in sums_by_kind.items()
         },
         LeafErrors: {name: (model, LeafErrors(tree), None) for name, tree in trees.items()},
     }
@@ -188,13 +188,13 @@ def _of_components(statistic: type[Statistic], **more: Any) -> dict[str, Sample]
     means, factors = rng.normal(size=(3, N_FEATURES)), rng.normal(size=(3, N_FEATURES, N_FEATURES))
     found = {}
     for whole in (True, False):
-        given = (
+        options = (
             dict(more, factors=factors if whole else factors[0, :3])
             if "constants" in more
             else more
         )
         name = "whole" if whole else "diagonal"
-        found[name] = model, statistic(means, X.mean(axis=0), whole, **given), None
+        found[name] = model, statistic(means, X.mean(axis=0), whole, **options), None
     return found
 
 

@@ -61,7 +61,9 @@ class Alone:
             for i in range(max(len(cut[kind]) for cut in of_lanes)):
                 some = [
                     take_row_slice(
-                        own := ready(rows), cut[kind][i], own.indices[cut[kind][i].entries]
+                        ready_rows := ready(rows),
+                        cut[kind][i],
+                        ready_rows.indices[cut[kind][i].entries],
                     )
                     for rows, cut in zip(self._rows[side], of_lanes, strict=True)
                     if i < len(cut[kind])
@@ -83,8 +85,8 @@ def _lanes(ratings: NDArray[Any], n_lanes: int, by: int) -> list[KeyedRows]:
         at = slice(int(numbers[0]), int(numbers[-1]) + 1)
         part = sparse.csr_array(ratings[at])
         strengths = np.array([part.sum(axis=1)] * 2)
-        own = KeyRange(lane, at.start, at, numbers, strengths)
-        found.append(KeyedRows(own, part.indptr.astype(np.int64), part.indices, part.data))
+        key_range = KeyRange(lane, at.start, at, numbers, strengths)
+        found.append(KeyedRows(key_range, part.indptr.astype(np.int64), part.indices, part.data))
     return found
 
 
@@ -93,9 +95,9 @@ def naive(
 ) -> NDArray[np.float64]:
     """Return the factors of each row by the published equations; with biases if there is a mean."""
     found = np.zeros((len(ratings), others.shape[1]))
-    for row, given in zip(found, ratings, strict=True):
-        (at,) = np.nonzero(given)
-        Y, targets = others[at].copy(), given[at].copy()
+    for row, ratings_of_row in zip(found, ratings, strict=True):
+        (at,) = np.nonzero(ratings_of_row)
+        Y, targets = others[at].copy(), ratings_of_row[at].copy()
         if mean is not None:
             targets -= mean + Y[:, -1]
             Y[:, -1] = 1
@@ -104,9 +106,9 @@ def naive(
         if alpha is None:
             A, b = Y.T @ Y + reg * len(at) * np.eye(Y.shape[1]), Y.T @ targets
         else:
-            confidence = 1 + alpha * given
+            confidence = 1 + alpha * ratings_of_row
             A = (others.T * confidence) @ others + reg * np.eye(Y.shape[1])
-            b = others.T @ (confidence * (given > 0))
+            b = others.T @ (confidence * (ratings_of_row > 0))
         row[:] = np.linalg.solve(A, b)
     return found
 
@@ -196,8 +198,8 @@ def solved(
     gram = model.gram(others) if model.implicit else np.zeros((model.width, model.width))
     (rows,) = _lanes(ratings, 1, 0)
     found = np.zeros((len(ratings), model.width), others.dtype)
-    given = Ratings(rows.indptr, rows.indices, rows.values)
-    singular = equations.solve(given, model.regressors(others, gram, 0.0), found)
+    part = Ratings(rows.indptr, rows.indices, rows.values)
+    singular = equations.solve(part, model.regressors(others, gram, 0.0), found)
     assert not len(singular)
     return found
 
@@ -289,8 +291,8 @@ def test_systems_that_float32_cannot_solve_are_solved_in_float64() -> None:
     values, everyone = rng.normal(size=30), np.arange(30, dtype=np.int32)
     by = Regressors(Y, np.empty(0, np.float32), np.zeros((4, 4)))
     found = np.zeros((1, 4), np.float32)
-    given = Ratings(np.array([0, 30]), everyone, values)
-    assert not len(LeastSquares(0.0, False, 1.0).solve(given, by, found))
+    ratings = Ratings(np.array([0, 30]), everyone, values)
+    assert not len(LeastSquares(0.0, False, 1.0).solve(ratings, by, found))
     exact = np.linalg.lstsq(Y.astype(float), values)[0]
     np.testing.assert_allclose(found[0], exact, rtol=1e-4)
 
@@ -303,8 +305,8 @@ def test_long_rows_that_float32_cannot_add_up_are_added_up_in_float64() -> None:
     values = Y.astype(float) @ np.arange(1.0, 6.0) + draw.normal(size=n)
     by = Regressors(Y, np.empty(0, np.float32), np.zeros((5, 5)))
     found = np.zeros((1, 5), np.float32)
-    given = Ratings(np.array([0, n]), np.arange(n, dtype=np.int32), values)
-    assert not len(LeastSquares(1e-9, False, 1.0).solve(given, by, found))
+    ratings = Ratings(np.array([0, n]), np.arange(n, dtype=np.int32), values)
+    assert not len(LeastSquares(1e-9, False, 1.0).solve(ratings, by, found))
     Y64 = Y.astype(float)
     exact = np.linalg.solve(Y64.T @ Y64 + 1e-9 * n * np.eye(5), Y64.T @ values)
     np.testing.assert_allclose(found[0], exact, rtol=1e-5)
@@ -326,13 +328,13 @@ def test_overflow_raises() -> None:
 def test_a_fit_resumes_from_kept_factors(steps: int | None) -> None:
     for model, equations in CASES.values():
         solver = ALSSolver(model, replace(equations, steps=steps), 4, None, 0)
-        calm = solver.solve(Alone(GIVEN)).values
+        undisturbed = solver.solve(Alone(GIVEN)).values
         keyed = Alone(GIVEN)
         replace(solver, max_iter=2).solve(keyed)
         assert keyed.n_done == 2
         after = solver.solve(keyed).values
-        for side in calm:
-            np.testing.assert_array_equal(after[side], calm[side])
+        for side in undisturbed:
+            np.testing.assert_array_equal(after[side], undisturbed[side])
 
 
 def test_initial_factors_do_not_depend_on_the_trainer() -> None:

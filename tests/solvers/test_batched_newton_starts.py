@@ -55,10 +55,10 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     add = BatchedGradient._add_candidates
 
-    def counted(self: BatchedGradient, *given: Any) -> Any:
+    def counted(self: BatchedGradient, *args: Any) -> Any:
         if self.share == 1:
             found.append(len(self.w))
-        return add(self, *given)
+        return add(self, *args)
 
     monkeypatch.setattr(BatchedGradient, "_add_candidates", counted)
     return found

@@ -57,9 +57,9 @@ class Quartiles(ReduceScatterStatistic):
             out[feature] += np.bincount(column, minlength=self.n_bins)
         return 0.0
 
-    def finish(self, model: Points, own: Array, at: slice) -> Array:
-        assert len(own) == at.stop - at.start
-        shares = own.cumsum(axis=1) / own.sum(axis=1, keepdims=True)
+    def finish(self, model: Points, sums: Array, at: slice) -> Array:
+        assert len(sums) == at.stop - at.start
+        shares = sums.cumsum(axis=1) / sums.sum(axis=1, keepdims=True)
         return np.stack([(shares < q).sum(axis=1) for q in (0.25, 0.5, 0.75)], axis=1)
 
 

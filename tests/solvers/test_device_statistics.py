@@ -105,9 +105,13 @@ def _add(
     backend: Backend, model: Any, statistic: Statistic, X: Any, y: Any, weight: Any
 ) -> tuple[float, Any]:
     """Return the loss and the sum, on the host."""
-    there = [None if array is None else backend.to_device(array) for array in (X, y, weight)]
+    device_arrays = [
+        None if array is None else backend.to_device(array) for array in (X, y, weight)
+    ]
     out = backend.to_device(np.zeros(statistic.shape(model)))
-    rows = BatchRows(backend.rows(there[0], slice(0, N_ROWS)), there[1], there[2])
+    rows = BatchRows(
+        backend.rows(device_arrays[0], slice(0, N_ROWS)), device_arrays[1], device_arrays[2]
+    )
     if statistic.state is not None:
         rows.state = statistic.state.make(model, rows, backend)
     loss = known_loss(statistic.add(model, rows, out, backend))
@@ -144,15 +148,15 @@ def test_sums_equal_those_of_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     y = y if y is None or y.dtype != np.float64 else y.astype(dtype)
-    given = X.astype(dtype), y, WEIGHT.astype(dtype) if weighted else None
-    loss, total = _add(get_backend("cpu"), model, statistic, *given)
+    arrays = X.astype(dtype), y, WEIGHT.astype(dtype) if weighted else None
+    loss, total = _add(get_backend("cpu"), model, statistic, *arrays)
     tolerance, backend = 1e-5 if dtype == np.float32 else 1e-12, make()
-    given = container(given[0]), *given[1:]
+    arrays = container(arrays[0]), *arrays[1:]
     for few_rows in (False, True):
         if few_rows:
             monkeypatch.setattr(type(backend), "entries_at_once", 7 * N_FEATURES)
             monkeypatch.setattr(least_squares, "_MIN_PIECE_ROWS", 1)
-        on_gpu, on_gpu_total = _add(backend, model, statistic, *given)
+        on_gpu, on_gpu_total = _add(backend, model, statistic, *arrays)
         assert_allclose(on_gpu, loss, rtol=tolerance)
         assert on_gpu_total.dtype == np.float64
         atol = tolerance * np.abs(total).max()

@@ -21,11 +21,11 @@ def held_out(n: int, cuts: list[int], y: np.ndarray = Y, seed: int = 0) -> Strat
 
 
 def test_each_class_has_its_share() -> None:
-    held = held_out(200, []).make_reader()(0, Y)
-    counts, of_class = np.bincount(Y.astype(int)), np.bincount(Y[held].astype(int))
-    assert held.sum() == 200
+    held_out_rows = held_out(200, []).make_reader()(0, Y)
+    counts, of_class = np.bincount(Y.astype(int)), np.bincount(Y[held_out_rows].astype(int))
+    assert held_out_rows.sum() == 200
     np.testing.assert_allclose(of_class, counts / 10, atol=1)
-    assert (held != held_out(200, [], seed=1).make_reader()(0, Y)).any()
+    assert (held_out_rows != held_out(200, [], seed=1).make_reader()(0, Y)).any()
 
 
 def test_the_rows_are_the_same_in_any_parts() -> None:
@@ -39,8 +39,8 @@ def test_the_rows_are_the_same_in_any_parts() -> None:
 
 @pytest.mark.parametrize("n", [1, 10_000, 199_999])
 def test_the_requested_number_of_many_rows_is_held_out(n: int) -> None:
-    held = StratifiedHoldout(np.array([0]), np.array([[200_000]]), n, 3)
-    is_held = held.make_reader()(0, np.zeros(200_000))
+    holdout = StratifiedHoldout(np.array([0]), np.array([[200_000]]), n, 3)
+    is_held = holdout.make_reader()(0, np.zeros(200_000))
     assert is_held.sum() == n
     # The rows with the smallest random keys, compared with a full sort.
     smallest = np.argsort(draw_by_hash(np.arange(200_000), 3, 2))[:n]

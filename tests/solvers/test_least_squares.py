@@ -330,7 +330,7 @@ def test_squares_that_overflow_are_an_error_with_its_remedy() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_products_that_overflow_once_scaled_are_told() -> None:
+def test_products_that_overflow_once_scaled_are_reported() -> None:
     X = (
         np.array([[1.35, 8.4, -1.48, 2.6], [5.3, 6.9, -8.9, 4.7], [-0.17, -6.0, -6.8, -2.3]])
         * 1e149

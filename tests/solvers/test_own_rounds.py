@@ -56,8 +56,8 @@ class Points(Model):
 def nearest(centres: Array, X: Any, backend: Backend) -> tuple[Any, Any]:
     """Return the nearest centroid of each row, and its squared distance without the row's norm."""
     xp = namespace(X)
-    there = cast(backend.to_device(centres), X.dtype)
-    apart = total(there * there, axis=1) - 2 * backend.dot(X, there.T)
+    device_centres = cast(backend.to_device(centres), X.dtype)
+    apart = total(device_centres * device_centres, axis=1) - 2 * backend.dot(X, device_centres.T)
     return xp.argmin(apart, axis=1), xp.min(apart, axis=1)
 
 
@@ -132,8 +132,8 @@ class Lloyd(Solver):
 
     def solve(self, model: Points, sums: Sums, start: Array | None) -> Solution:
         centres, before, first = start, None, 1
-        if (kept := sums.kept) is not None:
-            centres, before, first = kept["centres"], kept["before"], int(kept["n_iter"]) + 1
+        if (saved := sums.kept) is not None:
+            centres, before, first = saved["centres"], saved["before"], int(saved["n_iter"]) + 1
         assert centres is not None
         for n_iter in range(first, self.max_iter + 1):
             found = sums(Assignment(centres, before, n_iter))
@@ -220,8 +220,8 @@ def frail() -> Iterator[Client]:
     with (
         LocalCluster(
             n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
-        ) as made,
-        Client(made) as client,
+        ) as cluster,
+        Client(cluster) as client,
     ):
         yield client
 
@@ -253,18 +253,18 @@ def test_two_workers_equal_one_process(client: Client, alone: KMeans) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("held", [2**26, 0], ids=["held", "made again"])
-def test_row_memory_of_streamed_rows(client: Client, held: int) -> None:
+@pytest.mark.parametrize("row_states", [2**26, 0], ids=["held", "made again"])
+def test_row_memory_of_streamed_rows(client: Client, row_states: int) -> None:
     """Blocks are read in each pass; their labels are kept or recomputed."""
     rows = da.from_array(np.repeat(X, 3, axis=0), chunks=(100, -1))
     run = Run(n_lanes=2, deterministic=True)
-    kept = KMeans(INIT, run=run).fit(rows, client=client)
-    with dask.config.set({"daskml_dist.row_states": held}):
+    in_memory = KMeans(INIT, run=run).fit(rows, client=client)
+    with dask.config.set({"daskml_dist.row_states": row_states}):
         streamed = KMeans(INIT, run=replace(run, memory_budget=60_000)).fit(rows, client=client)
     assert streamed.history_.extra["streamed"]
-    assert not kept.history_.extra["streamed"]
-    np.testing.assert_array_equal(streamed.cluster_centers_, kept.cluster_centers_)
-    assert streamed.n_iter_ == kept.n_iter_
+    assert not in_memory.history_.extra["streamed"]
+    np.testing.assert_array_equal(streamed.cluster_centers_, in_memory.cluster_centers_)
+    assert streamed.n_iter_ == in_memory.n_iter_
 
 
 class Killer:

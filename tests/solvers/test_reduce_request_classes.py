@@ -62,5 +62,5 @@ def test_a_class_unpickled_twice_is_recognised() -> None:
     solvers = [cloudpickle.loads(packed) for _ in range(3)]
     for solver in solvers:
         kinds = question_kinds(solver)
-        asked = pack_object(solver.solve(None, None, None), kinds)
-        assert _value_of(unpack_object(asked, kinds)) == 3.0
+        sent = pack_object(solver.solve(None, None, None), kinds)
+        assert _value_of(unpack_object(sent, kinds)) == 3.0

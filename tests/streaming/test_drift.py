@@ -72,15 +72,15 @@ def test_the_requested_action_follows_a_drift():
 def test_custom_detectors_are_called():
     class Detector:
         drift_detected = False
-        seen = ()
+        losses = ()
 
         def update(self, x):
-            self.seen += (x,)
-            self.drift_detected = len(self.seen) == 2
+            self.losses += (x,)
+            self.drift_detected = len(self.losses) == 2
 
     detector, X = Detector(), np.eye(4)
     with SGDClassifier().stream(classes=[0, 1], drift=detector) as stream:
         losses = [stream.learn(X, np.array([0, 1, 0, 1])) for _ in range(3)]
         assert np.isnan(stream.learn(X, np.array([0, 1, 0, 1]), 0.0))  # no loss reported
-    assert detector.seen == tuple(losses)
+    assert detector.losses == tuple(losses)
     assert stream.drifts == [8]

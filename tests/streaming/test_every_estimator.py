@@ -69,10 +69,10 @@ class _Case:
     X: Any = field(default_factory=lambda: _X)
     one_step: dict[str, Any] = field(default_factory=lambda: {"batch_size": None})
 
-    def made(self, **more: Any) -> Any:
-        given = self.params()
+    def make_estimator(self, **more: Any) -> Any:
+        params = self.params()
         shuffle = {"shuffle": False} if "shuffle" in self.kind().get_params() else {}
-        return self.kind(**{"random_state": 0, **shuffle, **given, **more})
+        return self.kind(**{"random_state": 0, **shuffle, **params, **more})
 
     def batches(self) -> Iterator[tuple[Any, Any]]:
         for start, stop in zip([0, *_ENDS], _ENDS, strict=False):
@@ -81,7 +81,7 @@ class _Case:
 
     @property
     def classes(self) -> dict[str, Any]:
-        if not is_classifier(self.made()):
+        if not is_classifier(self.make_estimator()):
             return {}
         y = _Y[self.target]
         return {"classes": np.unique(y) if y.ndim == 1 else np.arange(y.shape[1])}
@@ -142,7 +142,7 @@ def test_the_table_contains_every_step_estimator() -> None:
 @pytest.mark.parametrize("name", _CASES)
 def test_stream_equals_partial_fit_and_reports_progressive_losses(name: str) -> None:
     case = _CASES[name]
-    ours, theirs = case.made(), case.made(**case.one_step)
+    ours, theirs = case.make_estimator(), case.make_estimator(**case.one_step)
     total = 0.0
     with ours.stream(**case.classes) as stream:
         for X, y in case.batches():
@@ -159,7 +159,7 @@ def test_stream_equals_partial_fit_and_reports_progressive_losses(name: str) -> 
 @pytest.mark.parametrize("name", _CASES)
 def test_a_resumed_stream_equals_an_uninterrupted_one(name: str, tmp_path: Any) -> None:
     case = _CASES[name]
-    whole, parts = case.made(), [case.made(), case.made()]
+    whole, parts = case.make_estimator(), [case.make_estimator(), case.make_estimator()]
     with whole.stream(**case.classes) as truth:
         for X, y in case.batches():
             truth.learn(X, y)
@@ -172,8 +172,8 @@ def test_a_resumed_stream_equals_an_uninterrupted_one(name: str, tmp_path: Any) 
         for number, (X, y) in enumerate(case.batches()):
             if number < 2:
                 stream.learn(X, y, position=number)
-    again = Checkpoint(path, every=100, resume=True)
-    with parts[1].stream(checkpoint=again) as stream:
+    resuming = Checkpoint(path, every=100, resume=True)
+    with parts[1].stream(checkpoint=resuming) as stream:
         assert np.array_equal(_learned(parts[1]), _learned(parts[0]))
         learned = [
             stream.learn(X, y, position=number) is not None
@@ -192,7 +192,7 @@ def test_a_resumed_stream_equals_an_uninterrupted_one(name: str, tmp_path: Any) 
 @pytest.mark.parametrize("name", _CASES)
 def test_an_open_stream_allows_copies_and_refuses_invalid_rows(name: str) -> None:
     case = _CASES[name]
-    model, batches = case.made(), list(case.batches())
+    model, batches = case.make_estimator(), list(case.batches())
     X, y = batches[0]
     with model.stream(**case.classes) as stream:
         wrong = X.copy()
@@ -223,13 +223,13 @@ def test_resumed_streams_reassign_centroids_at_the_same_calls(
     tmp_path: Any,
 ) -> None:
     case = _CASES["MiniBatchKMeans, sparse"]
-    whole, ends = case.made(), [50, 80, 110, 150, 170, 240, 300]
+    whole, ends = case.make_estimator(), [50, 80, 110, 150, 170, 240, 300]
     calls = [case.X[a:b] for a, b in zip([0, *ends], ends, strict=False)]
     with whole.stream() as stream:
         for X in calls:
             stream.learn(X)
     for X in calls:  # each call in a separate stream
-        part = case.made()
+        part = case.make_estimator()
         with part.stream(checkpoint=Checkpoint(tmp_path / "m.npz", resume=True)) as stream:
             stream.learn(X)
     assert np.array_equal(_learned(part), _learned(whole))
@@ -237,7 +237,7 @@ def test_resumed_streams_reassign_centroids_at_the_same_calls(
 
 def test_lanes_on_workers_learn_networks(client: Any) -> None:
     case = _CASES["MLPRegressor"]
-    ours, theirs = case.made(policy="sync"), case.made()
+    ours, theirs = case.make_estimator(policy="sync"), case.make_estimator()
     with ours.stream(client=client) as stream, theirs.stream() as truth:
         for at in range(0, 300, 100):
             stream.learn(_X[at : at + 100], _RAW[at : at + 100])
@@ -247,11 +247,11 @@ def test_lanes_on_workers_learn_networks(client: Any) -> None:
 
 
 def test_unsupported_settings_in_a_stream_are_refused() -> None:
-    for model, says in (
+    for model, message in (
         (MLPClassifier(solver="lbfgs"), "adam"),
         (MLPClassifier(early_stopping=True), "early_stopping=False"),
     ):
-        with pytest.raises(InvalidParameterError, match=says), model.stream(classes=[0, 1]):
+        with pytest.raises(InvalidParameterError, match=message), model.stream(classes=[0, 1]):
             pass
 
 
@@ -267,7 +267,7 @@ def test_attributes_of_an_earlier_fit_are_updated_by_the_first_call() -> None:
 
 def test_calls_too_small_for_batch_normalisation_are_refused() -> None:
     case = _Case(TorchClassifier, "three", lambda: _module(module__n_out=3, module__norm=True))
-    model = case.made()
+    model = case.make_estimator()
     (X, y), *_ = case.batches()
     with model.stream(**case.classes) as stream:
         stream.learn(X, y)

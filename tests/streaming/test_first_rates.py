@@ -64,8 +64,8 @@ def test_later_calls_and_resumed_streams_keep_the_rate_of_the_first_rows(tmp_pat
         y = _Y[100 * number :][:100]
         parts.partial_fit(X, y, classes=[0, 1], client="inline")
         resumed = SGDClassifier(shuffle=False, batch_size=None)
-        again = Checkpoint(tmp_path / "m.npz", resume=True)
-        with resumed.stream(classes=[0, 1], checkpoint=again) as stream:
+        resuming = Checkpoint(tmp_path / "m.npz", resume=True)
+        with resumed.stream(classes=[0, 1], checkpoint=resuming) as stream:
             stream.learn(X, y)
     assert np.array_equal(whole.coef_, parts.coef_)
     assert np.array_equal(whole.coef_, resumed.coef_)
@@ -87,5 +87,5 @@ def test_rates_of_zero_rows_and_other_optimizers_are_unchanged() -> None:
     assert _streamed(SGDClassifier(fit_intercept=False), zeros, _Y)[1] == 0.5
     for optimizer in ("sgd", "adam", "nag"):
         model = SGDClassifier(optimizer=optimizer)
-        own = type(model._check_settings(None).optimizer).default_learning_rate
-        assert _streamed(model, _X, _Y)[1] == pytest.approx(own)
+        rate = type(model._check_settings(None).optimizer).default_learning_rate
+        assert _streamed(model, _X, _Y)[1] == pytest.approx(rate)

@@ -119,9 +119,9 @@ def test_rows_of_independent_lanes_count_once(client: Any, policy: Any) -> None:
     assert np.array_equal(ours.counts_, begun.counts_)
     lanes = [w.copy(), w.copy()]
     for number in range(6):
-        for lane, own in enumerate(lanes):
+        for lane, lane_model in enumerate(lanes):
             half = slice(0, 20) if (lane + number) % 2 == 0 else slice(20, 40)
-            own += 2 * _assigned(own, _X[40 * number :][half])
+            lane_model += 2 * _assigned(lane_model, _X[40 * number :][half])
         if policy != "average" and number % 2:
             lanes = [np.mean(lanes, axis=0) for _ in lanes]
     _learned(ours, [(_X[40 * n : 40 * n + 40], None) for n in range(6)], client)
@@ -138,10 +138,10 @@ def test_free_running_lanes_count_each_row_once(client: Any, policy: str, tmp_pa
     _learned(ours, _calls(_X, _WEIGHT), client, checkpoint=Checkpoint(path, every=3))
     assert ours.counts_.sum() == _WEIGHT.sum()
     np.testing.assert_allclose(ours.counts_ @ ours.cluster_centers_, _WEIGHT @ _X, rtol=1e-9)
-    again = MiniBatchKMeans(policy=policy, **params)
-    with again.stream(client=client, checkpoint=Checkpoint(path, resume=True)) as stream:
+    resumed = MiniBatchKMeans(policy=policy, **params)
+    with resumed.stream(client=client, checkpoint=Checkpoint(path, resume=True)) as stream:
         assert (stream.position, stream.n_rows) == (6, 300)
-        assert np.array_equal(again.cluster_centers_, ours.cluster_centers_)
+        assert np.array_equal(resumed.cluster_centers_, ours.cluster_centers_)
 
 
 @pytest.mark.parametrize("policy", quick(["sync", "allreduce"], "sync"))
@@ -150,7 +150,7 @@ def test_stream_continues_after_losses_interrupts_and_ends(
 ) -> None:
     theirs = MiniBatchKMeans(**_FEW)
     truth = _learned(theirs, _calls())
-    told = lose_some(monkeypatch)
+    fetches = lose_some(monkeypatch)
     for number, (X, _) in enumerate(_calls(_X.copy())):  # each call in a separate stream
         ours = MiniBatchKMeans(policy=policy, run=Run(n_lanes=2), **_FEW)
         checkpoint = Checkpoint(tmp_path / "m.npz", resume=True)
@@ -161,5 +161,5 @@ def test_stream_continues_after_losses_interrupts_and_ends(
                     found.learn(X, position=number)
                 X[:] = np.nan  # the interrupted call was submitted and is learned
             assert (found.learn(X, position=number) is None) == (number == 5)
-    assert len(told) > 4
+    assert len(fetches) > 4
     _check_same(ours, theirs, found, truth)

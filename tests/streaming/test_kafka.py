@@ -38,19 +38,21 @@ def _source(address, **more):
 def test_each_message_is_learned_once_and_committed_after_the_checkpoint(broker, tmp_path):
     kafka, address = broker
     checkpoint = Checkpoint(tmp_path / "m.npz", every=2, resume=True)
-    model, seen = SGDClassifier(), 0
+    model, n_rows = SGDClassifier(), 0
     with model.stream(classes=[0, 1], checkpoint=checkpoint) as stream:
         with _source(address) as source:
             for batch in source:
                 stream.learn(batch.X, batch.y, position=batch.position)
-                seen += len(batch.y)
-                if seen >= 20:
+                n_rows += len(batch.y)
+                if n_rows >= 20:
                     break  # nothing was committed, so all messages are read again
     first, counted = stream.position, []
-    again = SGDClassifier()
+    resumed = SGDClassifier()
     with (
         _source(address, most=1, idle=60) as source,
-        again.stream(classes=[0, 1], checkpoint=checkpoint, on_checkpoint=source.commit) as stream,
+        resumed.stream(
+            classes=[0, 1], checkpoint=checkpoint, on_checkpoint=source.commit
+        ) as stream,
     ):
         assert stream.position == first
         for batch in source:

@@ -19,22 +19,22 @@ def _batch(number):
     return X, (X[:, 0] + rng.standard_normal(20) > 0).astype(int)
 
 
-def _learn(path, n_batches, told):
+def _learn(path, n_batches, connection):
     """Learn from the checkpoint's position, from a source that repeats some batches."""
     checkpoint = Checkpoint(path, every=3, resume=True)
     with SGDClassifier().stream(classes=[0, 1], checkpoint=checkpoint) as stream:
         begin = 0 if stream.position is None else max(0, stream.position - 5)
-        told.send("learning")
+        connection.send("learning")
         for number in range(begin, n_batches):
             stream.learn(*_batch(number), position=number)
             time.sleep(0.0005)
-    told.send("ended")
+    connection.send("ended")
 
 
-def _read_line(told):
+def _read_line(connection):
     """Return the next output line of a child; empty if it has died."""
     try:
-        return told.recv()
+        return connection.recv()
     except EOFError:
         return ""
 
@@ -45,18 +45,18 @@ def _kill_till_the_end(path, n_batches, n_kills):
     processes.set_forkserver_preload([__name__])
     rng, kills = random.Random(0), 0
     while True:
-        told, telling = processes.Pipe(duplex=False)
-        child = processes.Process(target=_learn, args=(path, n_batches, telling), daemon=True)
+        receiver, sender = processes.Pipe(duplex=False)
+        child = processes.Process(target=_learn, args=(path, n_batches, sender), daemon=True)
         child.start()
-        telling.close()
-        assert _read_line(told) == "learning"
+        sender.close()
+        assert _read_line(receiver) == "learning"
         if kills < n_kills:
             time.sleep(rng.uniform(0, 0.03))
             os.kill(child.pid, signal.SIGKILL)
             kills += 1
-        end = _read_line(told)
+        end = _read_line(receiver)
         child.join()
-        told.close()
+        receiver.close()
         if end == "ended":
             return kills
 

@@ -100,14 +100,14 @@ def test_independent_lanes_are_averaged(client, policy):
     _learned(ours, _batches(), client)
     lanes = [SGDClassifier(shuffle=False, batch_size=None, **_PLAIN) for _ in range(2)]
     for number, (X, y) in enumerate(_batches()):
-        for lane, own in enumerate(lanes):
+        for lane, lane_model in enumerate(lanes):
             half = slice(0, 20) if (lane + number) % 2 == 0 else slice(20, 40)
-            own.partial_fit(X[half], y[half], classes=[0, 1], client="inline")
+            lane_model.partial_fit(X[half], y[half], classes=[0, 1], client="inline")
         if policy != "average" and number % 2:
-            mean = np.mean([own.coef_ for own in lanes], axis=0)
-            between = np.mean([own.intercept_ for own in lanes], axis=0)
-            for own in lanes:
-                own.coef_, own.intercept_ = mean.copy(), between.copy()
+            mean = np.mean([lane_model.coef_ for lane_model in lanes], axis=0)
+            between = np.mean([lane_model.intercept_ for lane_model in lanes], axis=0)
+            for lane_model in lanes:
+                lane_model.coef_, lane_model.intercept_ = mean.copy(), between.copy()
     np.testing.assert_allclose(ours.coef_, np.mean([o.coef_ for o in lanes], axis=0), rtol=1e-9)
 
 
@@ -118,36 +118,36 @@ def test_independent_lanes_are_combined_by_an_outer_step(client):
     lanes = [SGDClassifier(shuffle=False, batch_size=None, **_PLAIN) for _ in range(2)]
     w, m, v = np.zeros(6), np.zeros(6), np.zeros(6)
     for number, (X, y) in enumerate(_batches()):
-        for lane, own in enumerate(lanes):
+        for lane, lane_model in enumerate(lanes):
             half = slice(0, 20) if (lane + number) % 2 == 0 else slice(20, 40)
-            own.partial_fit(X[half], y[half], classes=[0, 1], client="inline")
+            lane_model.partial_fit(X[half], y[half], classes=[0, 1], client="inline")
         if number % 2:
             t = number // 2 + 1
-            ends = [np.append(own.coef_, own.intercept_) for own in lanes]
+            ends = [np.append(lane_model.coef_, lane_model.intercept_) for lane_model in lanes]
             progress = w - np.mean(ends, axis=0)
             m, v = 0.9 * m + 0.1 * progress, 0.99 * v + 0.01 * progress**2
             w = w - 0.1 * m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.99**t)) + 1e-3)
-            for own in lanes:
-                own.coef_, own.intercept_ = w[None, :5].copy(), w[5:].copy()
+            for lane_model in lanes:
+                lane_model.coef_, lane_model.intercept_ = w[None, :5].copy(), w[5:].copy()
     np.testing.assert_allclose(ours.coef_[0], w[:5], rtol=1e-9)
 
 
 @pytest.mark.parametrize("policy", ["async", BoundedStaleness(0), "hogwild"])
 def test_free_running_lanes_learn_each_row_once(client, policy, tmp_path):
     model = SGDClassifier(policy=policy, run=Run(n_lanes=2, n_servers=2), random_state=0)
-    told, saved = [], []
+    published, saved = [], []
     _, losses = _learned(
         model, _batches(rows=10), client,
         checkpoint=Checkpoint(tmp_path / "s.npz", every=7), on_checkpoint=saved.append,
-        publish=lambda one: told.append(one.t_), publish_every=10,
+        publish=lambda one: published.append(one.t_), publish_every=10,
     )  # fmt: skip
     assert np.isfinite(model.coef_).all()
     assert saved == [6, 13, 20, 23]
-    assert told == [100, 200, 240]
+    assert published == [100, 200, 240]
     assert len(losses) == 24
     other = SGDClassifier(policy=policy, random_state=0)
-    again = Checkpoint(tmp_path / "s.npz", resume=True)
-    with other.stream(client=client, checkpoint=again) as stream:
+    resuming = Checkpoint(tmp_path / "s.npz", resume=True)
+    with other.stream(client=client, checkpoint=resuming) as stream:
         assert (stream.position, stream.n_rows) == (23, 240)
         assert stream.learn(_X, _Y, position=23) is None
         assert np.array_equal(other.coef_, model.coef_)
@@ -298,15 +298,15 @@ def test_feature_units_are_sent_with_the_rows(client):
 
 
 @pytest.mark.parametrize(
-    ("params", "says"),
+    ("params", "message"),
     [
         ({"policy": Synchronous(backup_workers=1)}, "backup"),
         ({"run": Run(compression="int8")}, "compression"),
     ],
 )
-def test_unsupported_settings_on_a_cluster_are_refused(client, params, says):
+def test_unsupported_settings_on_a_cluster_are_refused(client, params, message):
     with (
-        pytest.raises(InvalidParameterError, match=says),
+        pytest.raises(InvalidParameterError, match=message),
         SGDClassifier(**params).stream(client=client, classes=[0, 1]),
     ):
         pass
@@ -332,8 +332,8 @@ def test_errors_of_a_lane_are_raised_in_the_caller(client, tmp_path):
     try:
         checkpoint = Checkpoint(tmp_path / "m.npz")
         with model.stream(classes=[0, 1], client=client, checkpoint=checkpoint) as stream:
-            for says in ("no such shape", "have failed"):
-                with pytest.raises(TrainingError, match=says):
+            for message in ("no such shape", "have failed"):
+                with pytest.raises(TrainingError, match=message):
                     stream.learn(_X, _Y)
             with pytest.raises(CheckpointError, match="last checkpoint"):
                 stream.save()

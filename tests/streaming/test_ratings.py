@@ -87,8 +87,8 @@ def test_users_and_items_that_arrive_later_are_learned(monkeypatch: pytest.Monke
                 p, q = begun[0, user], begun[1, item]
                 error = mean + p[:3] @ q[:3] + p[3] + q[3] - rating
                 losses += error**2 / 2
-                for key, own, other in (((0, user), p, q), ((1, item), q, p)):
-                    gradient = error * np.r_[other[:3], 1] + 0.1 * own
+                for key, vector, other in (((0, user), p, q), ((1, item), q, p)):
+                    gradient = error * np.r_[other[:3], 1] + 0.1 * vector
                     steps[key] = steps.get(key, 0) + gradient
             assert loss == pytest.approx(losses / len(call))
             total += losses
@@ -167,12 +167,12 @@ def test_wrong_ratings_are_refused_before_anything_is_learned() -> None:
             stream.learn(bad)
         stream.learn(call)
         before = model.user_factors_.copy()
-        for wrong, says in (
+        for wrong, message in (
             (bad, "NaN"),
             (call.drop(columns="item"), "no column 'item'"),
             (call.assign(user="ann"), "several types"),
         ):
-            with pytest.raises(InvalidDataError, match=says):
+            with pytest.raises(InvalidDataError, match=message):
                 stream.learn(wrong)
         with pytest.raises(InvalidParameterError, match="sample_weight"):
             stream.learn(call, sample_weight=2.0)

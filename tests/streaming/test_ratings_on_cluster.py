@@ -43,8 +43,8 @@ def _calls(n_calls: int = 8, rows: int = 20) -> list[pd.DataFrame]:
 
 def _made(policy: str = "async", n_lanes: int = 1, **params: Any) -> MatrixFactorization:
     run = Run(n_lanes=n_lanes, n_servers=2)
-    given = {"rank": 3, "random_state": 0, "dtype": "float64"} | params
-    return MatrixFactorization(policy=policy, run=run, **given)
+    options = {"rank": 3, "random_state": 0, "dtype": "float64"} | params
+    return MatrixFactorization(policy=policy, run=run, **options)
 
 
 def _learned(model: Any, calls: Any, client: Any = None, looks: bool = False, **how: Any) -> Any:
@@ -116,18 +116,18 @@ def test_stream_continues_after_stops_losses_and_interrupts(
 ) -> None:
     theirs = _made(**params)
     truth = _learned(theirs, _calls())
-    told = lose_some(monkeypatch)
+    fetches = lose_some(monkeypatch)
     for number, call in enumerate(_calls()):  # each call in a separate stream
         ours = _made("sync", 2, **params)
-        again = Checkpoint(tmp_path / "m.npz", resume=True)
-        with ours.stream(client=None if number == 4 else client, checkpoint=again) as found:
+        resuming = Checkpoint(tmp_path / "m.npz", resume=True)
+        with ours.stream(client=None if number == 4 else client, checkpoint=resuming) as found:
             if number == 5:
                 cut_off_next(monkeypatch, "receive")
                 with pytest.raises(KeyboardInterrupt):
                     found.learn(call, position=number)
                 call[:] = call.iloc[::-1].to_numpy()  # submitted before, so it is learned
             assert (found.learn(call, position=number) is None) == (number == 5)
-    assert len(told) > 4
+    assert len(fetches) > 4
     _check(ours, theirs, found, truth, rtol=1e-9)
 
 

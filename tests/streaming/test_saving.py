@@ -49,8 +49,8 @@ def test_a_resumed_stream_equals_an_uninterrupted_one(case, tmp_path):
         for X, y, at in batches[:3]:
             stream.learn(X, y, position=at)
     second, _, _ = _new(case)
-    again = Checkpoint(path, every=100, resume=True)
-    with second.stream(checkpoint=again) as stream:
+    resuming = Checkpoint(path, every=100, resume=True)
+    with second.stream(checkpoint=resuming) as stream:
         assert (stream.position, stream.n_rows) == (100, 150)
         assert np.array_equal(second.coef_, first.coef_)  # before any rows have arrived
         learned = [stream.learn(X, y, position=at) is not None for X, y, at in batches]
@@ -66,15 +66,15 @@ def test_a_resumed_stream_equals_an_uninterrupted_one(case, tmp_path):
 
 def test_checkpoints_are_saved_every_n_calls_and_at_the_end(tmp_path):
     model, batches, classes = _new("labels")
-    told = []
+    positions = []
     with model.stream(
         classes=classes,
         checkpoint=Checkpoint(tmp_path / "s.npz", every=3),
-        on_checkpoint=told.append,
+        on_checkpoint=positions.append,
     ) as stream:
         for X, y, at in batches:
             stream.learn(X, y, position=("part", at))
-    assert told == [["part", 100], ["part", 250], ["part", 350]]
+    assert positions == [["part", 100], ["part", 250], ["part", 350]]
     assert stream.position == ["part", 350]
 
 
@@ -92,10 +92,10 @@ def test_an_error_between_calls_loses_nothing(tmp_path):
         model.stream(classes=classes, checkpoint=checkpoint) as stream,
     ):
         learn(stream)
-    again = SGDClassifier()
-    with again.stream(checkpoint=checkpoint) as stream:
+    resumed = SGDClassifier()
+    with resumed.stream(checkpoint=checkpoint) as stream:
         assert stream.position == 50
-    assert np.array_equal(again.coef_, model.coef_)
+    assert np.array_equal(resumed.coef_, model.coef_)
 
 
 def test_partitions_resume_independently():
@@ -110,13 +110,13 @@ def test_partitions_resume_independently():
         ):
             assert (stream.learn(X, y, position=position) is not None) == counts
         assert stream.position == {"a": 6, "b": 4}
-        for position, says in (
+        for position, message in (
             ({"a": 6, "b": 5}, "call of their own"),
             (7, "one kind"),
             (object(), "give a finite number"),
             ({"a": float("inf")}, "give a finite number"),
         ):
-            with pytest.raises(InvalidParameterError, match=says):
+            with pytest.raises(InvalidParameterError, match=message):
                 stream.learn(X, y, position=position)
         assert stream.n_rows == 150
     with SGDClassifier().stream(classes=classes) as stream:  # partitions in partitions
@@ -127,16 +127,16 @@ def test_partitions_resume_independently():
 
 
 @pytest.mark.parametrize(
-    ("params", "says"),
+    ("params", "message"),
     [({"alpha": 1.0, "fit_intercept": False}, "another fit"), ({"loss": "hinge"}, "another fit")],
 )
-def test_another_streams_file_is_refused(params, says, tmp_path):
+def test_another_streams_file_is_refused(params, message, tmp_path):
     model, batches, classes = _new("labels")
     checkpoint = Checkpoint(tmp_path / "s.npz", resume=True)
     with model.stream(classes=classes, checkpoint=checkpoint) as stream:
         stream.learn(*batches[0][:2])
     with (
-        pytest.raises(CheckpointError, match=says),
+        pytest.raises(CheckpointError, match=message),
         SGDClassifier(**params).stream(checkpoint=checkpoint),
     ):
         pass
@@ -169,7 +169,7 @@ def test_copies_are_published_during_the_stream_and_at_its_end():
 
 
 @pytest.mark.parametrize(
-    ("how", "says"),
+    ("how", "message"),
     [
         ({"checkpoint": "s.npz"}, "give a Checkpoint"),
         ({"checkpoint": Checkpoint("s.npz"), "checkpoint_seconds": 0}, "positive"),
@@ -181,6 +181,6 @@ def test_copies_are_published_during_the_stream_and_at_its_end():
         ({"publish": print, "publish_every": 0}, "integer >= 1"),
     ],
 )
-def test_invalid_arguments_of_a_stream_are_refused(how, says):
-    with pytest.raises(InvalidParameterError, match=says):
+def test_invalid_arguments_of_a_stream_are_refused(how, message):
+    with pytest.raises(InvalidParameterError, match=message):
         SGDClassifier().stream(**how)

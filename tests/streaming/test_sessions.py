@@ -92,12 +92,12 @@ def test_the_progressive_loss_is_computed_before_learning():
     weights = _RNG.uniform(0.5, 2, 600)
     with SGDClassifier(optimizer="sgd", learning_rate=0.5).stream(classes=[0, 1]) as stream:
         for at in (slice(i, i + 100) for i in range(0, 600, 100)):
-            given = weights[at]
+            weight = weights[at]
             raw = truth.decision_function(_X[at]) if stream.n_rows else np.zeros(100)
             losses = np.log1p(np.exp(-np.where(y[at] > 0, raw, -raw)))
-            last = stream.learn(_X[at], y[at], given)
-            assert last == pytest.approx(losses @ given / given.sum(), rel=1e-12)
-            total += losses @ given
+            last = stream.learn(_X[at], y[at], weight)
+            assert last == pytest.approx(losses @ weight / weight.sum(), rel=1e-12)
+            total += losses @ weight
             truth = copy.deepcopy(stream.estimator)
     assert stream.progressive_loss == pytest.approx(total / weights.sum(), rel=1e-12)
 
@@ -124,12 +124,12 @@ def test_the_estimator_is_fitted_at_any_time():
         with pytest.raises(NotFittedError):
             model.predict(_X)
         stream.learn(_X, y)
-        first, held = model.coef_, pickle.loads(pickle.dumps(model))
-        kept = first.copy()
+        first, unpickled = model.coef_, pickle.loads(pickle.dumps(model))
+        before = first.copy()
         stream.learn(_X, y)
-        assert np.array_equal(first, kept)  # arrays returned before do not change
-        assert np.array_equal(held.coef_, kept)
-        assert not np.array_equal(model.coef_, kept)
+        assert np.array_equal(first, before)  # arrays returned before do not change
+        assert np.array_equal(unpickled.coef_, before)
+        assert not np.array_equal(model.coef_, before)
         raw = _X @ model.coef_[0] + model.intercept_
         assert np.array_equal(model.predict(_X), raw > 0)
         with pytest.raises(AttributeError):
@@ -142,7 +142,7 @@ def test_the_estimator_is_fitted_at_any_time():
 
 
 @pytest.mark.parametrize(
-    ("X", "y", "says"),
+    ("X", "y", "message"),
     [
         (np.full((2, 6), np.nan), [0, 1], "NaN"),
         (_X[:2, :5], [0, 1], "5 features"),
@@ -153,21 +153,21 @@ def test_the_estimator_is_fitted_at_any_time():
     ],
 )
 @pytest.mark.filterwarnings("ignore:X has feature names")
-def test_rows_that_cannot_be_learned_change_nothing(X, y, says, tmp_path, monkeypatch):
+def test_rows_that_cannot_be_learned_change_nothing(X, y, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.savetxt("rows.csv", _X[:2], delimiter=",")
     model = SGDClassifier()
     with model.stream(classes=[0, 1]) as stream:
         stream.learn(_X, _TARGETS["two"])
         before = model.coef_.copy()
-        with pytest.raises(InvalidDataError, match=says):
+        with pytest.raises(InvalidDataError, match=message):
             stream.learn(X, y)
         assert np.array_equal(model.coef_, before)
         assert stream.n_rows == 600
 
 
 @pytest.mark.parametrize(
-    ("params", "how", "says"),
+    ("params", "how", "message"),
     [
         ({"early_stopping": True}, {"classes": [0, 1]}, "early_stopping=False"),
         ({"class_weight": "balanced"}, {"classes": [0, 1]}, "by label"),
@@ -176,9 +176,9 @@ def test_rows_that_cannot_be_learned_change_nothing(X, y, says, tmp_path, monkey
         ({}, {"classes": [0, 1], "client": "somewhere"}, "distributed.Client"),
     ],
 )
-def test_unsupported_settings_in_a_stream_are_refused(params, how, says):
+def test_unsupported_settings_in_a_stream_are_refused(params, how, message):
     with (
-        pytest.raises(InvalidParameterError, match=says),
+        pytest.raises(InvalidParameterError, match=message),
         SGDClassifier(**params).stream(**how) as stream,
     ):
         stream.learn(_X, _TARGETS["two"])
@@ -221,8 +221,8 @@ def test_an_interrupted_call_ends_the_stream(monkeypatch, tmp_path):
     y, checkpoint = _TARGETS["two"], Checkpoint(tmp_path / "s.npz", every=1)
     real = Shard.apply
 
-    def cut(shard, *given):
-        real(shard, *given)
+    def cut(shard, *args):
+        real(shard, *args)
         raise KeyboardInterrupt
 
     model = SGDClassifier()
@@ -277,9 +277,9 @@ def test_a_stream_that_has_ended_changes_nothing_any_more():
     with model.stream(classes=[0, 1]) as stream:
         stream.learn(_X, y)
     before = model.coef_
-    for again in (stream.__enter__, stream.reset, lambda: stream.learn(_X, y)):
+    for use in (stream.__enter__, stream.reset, lambda: stream.learn(_X, y)):
         with pytest.raises(InvalidParameterError, match=r"with clf\.stream"):
-            again()
+            use()
     assert model.coef_ is before
 
 
@@ -289,7 +289,7 @@ class _Meanwhile:
     drift_detected = False
 
     def __init__(self):
-        self.uses, self.told = [], []
+        self.uses, self.errors = [], []
 
     def update(self, x):
         for use in self.uses:
@@ -300,7 +300,7 @@ class _Meanwhile:
     def _ask(self, use):
         with pytest.raises(InvalidParameterError, match="one thread") as caught:
             use()
-        self.told.append(caught)
+        self.errors.append(caught)
 
 
 def test_concurrent_use_of_a_stream_by_another_thread_is_refused():
@@ -308,7 +308,7 @@ def test_concurrent_use_of_a_stream_by_another_thread_is_refused():
     with model.stream(classes=[0, 1], drift=other) as stream:
         other.uses = [lambda: stream.learn(_X, y), lambda: model.coef_]
         stream.learn(_X, y)
-    assert len(other.told) == 2
+    assert len(other.errors) == 2
     assert stream.n_rows == len(_X)
 
 

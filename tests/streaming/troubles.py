@@ -15,16 +15,16 @@ __all__ = ["cut_off_next", "lose_some"]
 
 def lose_some(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Simulate losses at the second and the fourth fetch of the state; record a word per fetch."""
-    states, told = StreamActors.states, list[str]()
+    states, fetches = StreamActors.states, list[str]()
 
     def lost(crew: StreamActors) -> Any:
-        told.append("asked")
-        if len(told) in {2, 4}:
+        fetches.append("asked")
+        if len(fetches) in {2, 4}:
             raise WorkerUnreachableError("", "a test")
         return states(crew)
 
     monkeypatch.setattr(StreamActors, "states", lost)
-    return told
+    return fetches
 
 
 def cut_off_next(monkeypatch: pytest.MonkeyPatch, method: str) -> None:

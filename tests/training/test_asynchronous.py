@@ -37,17 +37,17 @@ def test_fits_with_an_asynchronous_client(cluster: LocalCluster, client: Client)
     expected = _sgd(run=run).fit(rows, target)
 
     async def fit() -> Any:
-        async with Client(cluster.scheduler_address, asynchronous=True) as own:
+        async with Client(cluster.scheduler_address, asynchronous=True) as async_client:
             model = _sgd(run=run)
             assert await model.fit_async(rows, target) is model
-            assert await own.compute(model.predict(rows).sum()) == model.predict(X).sum()
-            held = await own.persist(rows)
-            by_rounds = await LogisticRegression().fit_async(held, target, client=own)
+            assert await async_client.compute(model.predict(rows).sum()) == model.predict(X).sum()
+            persisted = await async_client.persist(rows)
+            by_rounds = await LogisticRegression().fit_async(persisted, target, client=async_client)
             assert by_rounds.score(X, Y) > 0.9
             scaler = await StandardScaler().fit_async(rows)
             scored = await daskml_dist.run_async(model.score, rows, target)
-            said = await daskml_dist.run_async(accuracy_score, target, model.predict(rows))
-            assert scored == said == model.score(X, Y)
+            awaited = await daskml_dist.run_async(accuracy_score, target, model.predict(rows))
+            assert scored == awaited == model.score(X, Y)
             search = GridSearchCV(_sgd(), {"alpha": [1e-4, 1e-2]}, cv=2)
             await asyncio.gather(search.fit_async(rows, target), model.fit_async(rows, target))
             with pytest.raises(InvalidParameterError, match=r"await model\.fit_async"):

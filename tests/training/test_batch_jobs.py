@@ -20,10 +20,10 @@ def _start_thread_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _jobs(*states: str) -> BatchJobs:
     """Stand-in for Slurm: a job reports the given states in order, then repeats the last one."""
-    told = list(states)
+    remaining = list(states)
 
     def ask(job: str) -> tuple[str, str]:
-        return (told.pop(0) if len(told) > 1 else told[0]), "01:00:00"
+        return (remaining.pop(0) if len(remaining) > 1 else remaining[0]), "01:00:00"
 
     jobs = BatchJobs(ask)
     for number, address in enumerate((A, B), 7):

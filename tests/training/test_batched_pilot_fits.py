@@ -23,8 +23,8 @@ def test_batched_pilots_equal_separate_pilots() -> None:
     stacked = StackedPilot(pilots[0], l2)
     half, whole = stacked.find_minima(begin, 200, False)
     w, tried = np.concatenate(whole, axis=1), np.concatenate(half, axis=1)
-    own = stacked.warm_optimizer(Adagrad(), w, {"accumulator": np.zeros_like(w)}, 16)
-    rates = stacked.rates(Adagrad(), tried, own, [0.05] * 3, 16)
+    batched_state = stacked.warm_optimizer(Adagrad(), w, {"accumulator": np.zeros_like(w)}, 16)
+    rates = stacked.rates(Adagrad(), tried, batched_state, [0.05] * 3, 16)
     for k, pilot in enumerate(pilots):
         at = w[:, k : k + 1]
         alone, _ = pilot.minimise_all_rows(begin, 200)
@@ -32,6 +32,6 @@ def test_batched_pilots_equal_separate_pilots() -> None:
         np.testing.assert_allclose(stacked.values(w)[k], pilot.value(at), rtol=1e-12)
         opt_state = pilot.warm_optimizer(Adagrad(), at, {"accumulator": np.zeros_like(at)}, 16)
         np.testing.assert_allclose(
-            own["accumulator"][:, k], opt_state["accumulator"][:, 0], rtol=1e-9
+            batched_state["accumulator"][:, k], opt_state["accumulator"][:, 0], rtol=1e-9
         )
         assert rates[k] == pilot.find_best_rate(Adagrad(), tried[:, k : k + 1], opt_state, 0.05, 16)

@@ -228,13 +228,13 @@ def test_partial_fit_and_warm_start_continue() -> None:
 def test_fits_resume_from_checkpoints_bit_for_bit(tmp_path: Any) -> None:
     """Also as a row-sharded fit, since a checkpoint stores whole parameters."""
     X, y = rows(), labels(rows(), 3)
-    calm = classifier(max_iter=6, run=FEATURES).fit(X, y)
+    undisturbed = classifier(max_iter=6, run=FEATURES).fit(X, y)
     checkpoint = Checkpoint(tmp_path / "fit", every=2, resume=True)
     classifier(max_iter=2, run=FEATURES, checkpoint=checkpoint).fit(X, y)
     going_on = classifier(max_iter=4, checkpoint=checkpoint).fit(X, y)
     assert len(going_on.history_.records) == 4
     found = classifier(max_iter=6, run=FEATURES, checkpoint=checkpoint).fit(X, y)
-    assert_same(found, calm)
+    assert_same(found, undisturbed)
 
 
 class Kill:
@@ -267,9 +267,9 @@ def test_a_killed_trainer_changes_nothing(crew: LocalCluster, n_features: int) -
         y = labels(X, 3)
         struck = classifier(**params, callbacks=[kill]).fit(X, y, client=client)
         client.wait_for_workers(3)
-        calm = classifier(**params).fit(X, y, client=client)
+        undisturbed = classifier(**params).fit(X, y, client=client)
     assert kill.events
-    assert_same(struck, calm, 0)
+    assert_same(struck, undisturbed, 0)
 
 
 @pytest.mark.slow
@@ -281,9 +281,9 @@ def test_a_killed_trainer_of_a_first_layer(crew: LocalCluster) -> None:
         kill = Kill(client)
         struck = MLPClassifier(**params, callbacks=[kill]).fit(X, labels(X, 3), client=client)
         client.wait_for_workers(3)
-        calm = MLPClassifier(**params).fit(X, labels(X, 3), client=client)
+        undisturbed = MLPClassifier(**params).fit(X, labels(X, 3), client=client)
     assert kill.events
-    assert_same(struck, calm, 0)
+    assert_same(struck, undisturbed, 0)
 
 
 # --- where columns are placed ---------------------------------------------------------------------
@@ -295,8 +295,8 @@ def test_chunks_within_one_shard_are_not_copied() -> None:
     assert cut.columns == (0, 8, 16, 24)
     assert [value.shape for part in cut.parts for value in (part[0].compute(),)] == [(200, 8)] * 9
     for part in cut.parts:
-        made = part[0].dask.layers[part[0].key[0]] if isinstance(part[0].key, tuple) else {}
-        assert not any("getitem" in str(key) for key in made)
+        graph = part[0].dask.layers[part[0].key[0]] if isinstance(part[0].key, tuple) else {}
+        assert not any("getitem" in str(key) for key in graph)
 
 
 def test_shard_boundaries_are_near_chunk_boundaries() -> None:

@@ -243,9 +243,9 @@ def test_averaged_lanes_send_compressed_differences(name: str, client: Client) -
     X, y = _lazy(1_000, 400)
     params = {"policy": LocalSGD(sync_every=5), "batch_size": 5, "max_iter": 4}
     plain = _classifier(**params, run__n_lanes=4).fit(X, y)
-    told = {"run__compression": name, "run__n_lanes": 4}
-    small = _classifier(**params, **told).fit(X, y)
-    alone = _classifier(**params, **told).fit(X.compute(), y.compute())
+    settings = {"run__compression": name, "run__n_lanes": 4}
+    small = _classifier(**params, **settings).fit(X, y)
+    alone = _classifier(**params, **settings).fit(X.compute(), y.compute())
     np.testing.assert_array_equal(small.coef_, alone.coef_)
     pushed = [fit.history_.records[1]["bytes_pushed"] for fit in (small, plain)]
     # Two lanes of a trainer each send their own difference; without compression, one mean.

@@ -186,10 +186,10 @@ def test_partial_fit_and_warm_start_continue() -> None:
         max_iter=3, tol=None, run=Run(n_lanes=2, deterministic=True), random_state=0,
     )  # fmt: skip
     first = clf.fit(rows, y).coef_
-    again = clf.fit(rows, y)
-    assert not np.array_equal(again.coef_, first)
-    again.partial_fit(rows, y).set_params(policy="sync").fit(rows, y)
-    assert again.score(rows, y) > 0.75
+    refitted = clf.fit(rows, y)
+    assert not np.array_equal(refitted.coef_, first)
+    refitted.partial_fit(rows, y).set_params(policy="sync").fit(rows, y)
+    assert refitted.score(rows, y) > 0.75
 
 
 class _Strike:
@@ -251,19 +251,21 @@ def test_reports_are_acknowledged_before_the_next_call() -> None:
         take_report_answer=lambda connection: answers.popleft(),
     )
     connection: Any = SimpleNamespace(has_answer_to_call=lambda: bool(answers))
-    told: list[tuple[str, bool]] = []
-    lanes: Any = {n: SimpleNamespace(take_answer=lambda e, n=n: told.append((n, e))) for n in "ab"}
+    taken_answers: list[tuple[str, bool]] = []
+    lanes: Any = {
+        n: SimpleNamespace(take_answer=lambda e, n=n: taken_answers.append((n, e))) for n in "ab"
+    }
     reports = OpenReports(context, connection)
     reports.send(lanes["a"], 1, lanes, None)
     reports.send(lanes["b"], 1, lanes, None)
     reports.take_answers()
-    assert (sent, told) == ([1, 1], [])
+    assert (sent, taken_answers) == ([1, 1], [])
     answers.append(False)
     reports.take_answers()
-    assert told == [("a", False)]
+    assert taken_answers == [("a", False)]
     answers.append(True)
     reports.take_answers(all_of_them=True)
-    assert told == [("a", False), ("b", True)]
+    assert taken_answers == [("a", False), ("b", True)]
 
 
 def test_a_lane_belongs_to_the_trainer_of_the_latest_generation() -> None:

@@ -56,11 +56,11 @@ def test_the_others_do_not_wait_for_one_that_has_ended(
 ) -> None:
     """For instance, it ended just before it could receive its assignment of a new generation."""
     _, *rows = several_workers_client
-    expected, told = _fit(*rows).coef_, list[Any]()
+    expected, events = _fit(*rows).coef_, list[Any]()
 
     class Told:
         def on_generation(self, run: Any, event: Any) -> None:
-            told.append((event.generation, event.reason))
+            events.append((event.generation, event.reason))
 
     def run(trainer: Trainer, blocks: Any) -> Any:
         is_early = trainer._spec.rank == 0 and trainer._spec.generation == 0
@@ -68,7 +68,7 @@ def test_the_others_do_not_wait_for_one_that_has_ended(
 
     monkeypatch.setattr(Trainer, "run", run)
     np.testing.assert_array_equal(_fit(*rows, Told()).coef_, expected)
-    assert told == [(1, "a trainer ended early")]
+    assert events == [(1, "a trainer ended early")]
 
 
 def _keep_busy() -> None:
@@ -109,12 +109,12 @@ def test_an_actor_lost_before_the_run_starts_is_replaced(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its worker dies after it reported to run and before its address was requested."""
-    asked = []
+    calls = []
     found = run_actors.wait_for_actor
 
     def lose(*arguments: Any) -> Any:
-        asked.append(arguments)
-        if len(asked) == 1:
+        calls.append(arguments)
+        if len(calls) == 1:
             raise RuntimeError("Worker holding Actor was lost")
         return found(*arguments)
 
@@ -123,7 +123,7 @@ def test_an_actor_lost_before_the_run_starts_is_replaced(
     monkeypatch.setattr(run_actors.EarlyHost, "set_endpoint", lambda self, endpoint: None)
     X = da.random.default_rng(0).normal(size=(80, 2), chunks=(20, 2)).persist()
     SGDClassifier(policy="sync", max_iter=2, tol=None).fit(X, (X[:, 0] > 0).astype(int))
-    assert asked
+    assert calls
     del X
 
 

@@ -163,8 +163,8 @@ def test_the_local_optimizer_is_reset_in_each_round(optimizer: str) -> None:
 def test_two_workers_equal_one(client: Client, outer: Any, params: dict[str, Any]) -> None:
     policy = FederatedAveraging(0.6, local_epochs=2, proximal=0.1, outer=outer)
     params = params | {"run": Run(n_lanes=4, deterministic=True)}
-    far = da.from_array(X, chunks=(24, -1)), da.from_array(Y, chunks=24)
-    two, one = _fit(policy, rows=far, **params), _fit(policy, rows=(X, Y), **params)
+    blocks = da.from_array(X, chunks=(24, -1)), da.from_array(Y, chunks=24)
+    two, one = _fit(policy, rows=blocks, **params), _fit(policy, rows=(X, Y), **params)
     np.testing.assert_array_equal(two.coef_, one.coef_)
 
 
@@ -207,13 +207,13 @@ def test_streamed_rows_equal_rows_in_memory(client: Client) -> None:
     rows = da.random.default_rng(0).normal(size=(960, 4), chunks=((100, 250, 50, 400, 160), -1))
     target = rows.sum(axis=1)
     params: dict[str, Any] = {"rows": (rows, target), "batch_size": 32, "shuffle": False}
-    kept = _fit(policy, **params)
+    in_memory = _fit(policy, **params)
     streamed = _fit(policy, run=Run(memory_budget=17000), **params)
     assert streamed.history_.extra["streamed"]
-    np.testing.assert_allclose(streamed.coef_, kept.coef_, rtol=1e-12)
+    np.testing.assert_allclose(streamed.coef_, in_memory.coef_, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("bad", "told"), [
+@pytest.mark.parametrize(("bad", "message"), [
     ({"fraction": 0}, "> 0 and <= 1"), ({"fraction": 1.1}, "> 0 and <= 1"),
     ({"fraction": True}, "> 0 and <= 1"), ({"fraction": np.nan}, "> 0 and <= 1"),
     ({"proximal": -1}, "0 is FedAvg"), ({"proximal": np.inf}, "0 is FedAvg"),
@@ -222,12 +222,12 @@ def test_streamed_rows_equal_rows_in_memory(client: Client) -> None:
     ({"local_epochs": 2, "local_steps": 3}, "Leave one of them out"),
     ({"outer": "best"}, "None for the mean"),
 ])  # fmt: skip
-def test_invalid_parameters_are_refused(bad: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidParameterError, match=f"FederatedAveraging.*{told}"):
+def test_invalid_parameters_are_refused(bad: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"FederatedAveraging.*{message}"):
         FederatedAveraging(**bad)
 
 
-@pytest.mark.parametrize(("params", "rows", "told"), [
+@pytest.mark.parametrize(("params", "rows", "message"), [
     ({}, (X, Y), r"one block, so one client.*partition_by_class"),
     ({"run": Run(n_lanes=1)}, None, "one client"),
     ({"run": Run(n_lanes=97)}, (X, Y), r"more clients than there are rows, 96. Use n_lanes=96"),
@@ -236,9 +236,9 @@ def test_invalid_parameters_are_refused(bad: dict[str, Any], told: str) -> None:
     ({"run": Run(shard="features")}, None, 'shard="rows"'),
 ])  # fmt: skip
 def test_too_few_clients_and_unsupported_settings_are_refused(
-    params: dict[str, Any], rows: Any, told: str
+    params: dict[str, Any], rows: Any, message: str
 ) -> None:
-    with pytest.raises(InvalidParameterError, match=told):
+    with pytest.raises(InvalidParameterError, match=message):
         _fit(FederatedAveraging(0.5), rows=rows, **params)
 
 

@@ -44,7 +44,7 @@ def _infos(*blocks: tuple[int, int]) -> Any:
 def test_warning_is_issued_if_more_blocks_would_pay_off(
     rows: Any, blocks: Any, workers: list[str], tasks: dict[str, list[str]], advice: str | None
 ) -> None:
-    client: Any = SimpleNamespace(processing=lambda asked: tasks)
+    client: Any = SimpleNamespace(processing=lambda workers: tasks)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", ResourceWarning)  # garbage collection may run at any time

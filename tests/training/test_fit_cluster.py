@@ -138,27 +138,27 @@ class Watch:
     """Callback that records its arguments."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.events: list[str] = []
         self.run: Any = None
 
     def on_fit_begin(self, run: Any) -> None:
         self.run = run
-        self.told.append("begin")
+        self.events.append("begin")
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        self.told.append(f"pass {record['pass']}")
+        self.events.append(f"pass {record['pass']}")
         if record["pass"] == 3:
             run.stop()
 
     def on_fit_end(self, run: Any) -> None:
-        self.told.append("end")
+        self.events.append("end")
 
 
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
 def test_callbacks_receive_the_run_and_may_stop_it(client: Client, policy: str) -> None:
     watch = Watch()
     clf = _endless(policy, watch).fit(*_lazy())
-    assert watch.told == ["begin", *(f"pass {i + 1}" for i in range(clf.n_iter_)), "end"]
+    assert watch.events == ["begin", *(f"pass {i + 1}" for i in range(clf.n_iter_)), "end"]
     workers = client.scheduler_info(n_workers=-1)["workers"]
     assert set(watch.run.trainer_addresses) <= set(workers)
     assert set(watch.run.server_addresses) <= set(workers)
@@ -201,13 +201,13 @@ def test_a_slow_result_is_transferred_once(client: Client) -> None:
 
     Meanwhile one request to the scheduler checks that all workers are present.
     """
-    asked, looked_for = [], []
+    gathers, looked_for = [], []
 
     class Slow:
         loop = client.loop
 
         async def gather(self, futures: Any, asynchronous: bool) -> list[str]:
-            asked.append(futures)
+            gathers.append(futures)
             await asyncio.sleep(1.0)
             return ["all of it"]
 
@@ -223,7 +223,7 @@ def test_a_slow_result_is_transferred_once(client: Client) -> None:
     )
     trainers: Any = [seat, other]
     assert RunActors._gather_results(fleet, trainers) == ["all of it"]
-    assert len(asked) == 1
+    assert len(gathers) == 1
     assert looked_for == [["a", "b"]] * len(looked_for)
     seat.future.status = "lost"
     with pytest.raises(WorkerUnreachableError):
@@ -232,10 +232,10 @@ def test_a_slow_result_is_transferred_once(client: Client) -> None:
 
 def test_two_concurrent_fits_are_independent(cluster: LocalCluster, client: Client) -> None:
     def fit(policy: str) -> float:
-        with Client(cluster, set_as_default=False) as own:
+        with Client(cluster, set_as_default=False) as thread_client:
             X, y = _lazy()
             clf = SGDClassifier(policy=policy, max_iter=10, tol=None, random_state=0)
-            return clf.fit(X, y, client=own).n_iter_
+            return clf.fit(X, y, client=thread_client).n_iter_
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(fit, ["sync", "allreduce"])) == [10, 10]
@@ -346,13 +346,15 @@ def test_an_actor_that_no_server_takes_ends_at_once(
     The end of a fit with standbys would wait for it.
     """
     monkeypatch.setattr(run_actors, "_MAX_INLINE_FIT_BYTES", -1)
-    seen: list[set[str]] = []
+    actor_names: list[set[str]] = []
 
     class SeeActors:
         def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
             actors = client.run(lambda dask_worker: [*map(str, dask_worker.state.actors)])
-            seen.append({name for names in actors.values() for name in names if "daskml" in name})
+            actor_names.append(
+                {name for names in actors.values() for name in names if "daskml" in name}
+            )
 
     SGDClassifier(max_iter=3, tol=None, callbacks=[SeeActors()]).fit(*_lazy())
-    assert seen[-1]
-    assert not any(name.endswith("early") for name in seen[-1])
+    assert actor_names[-1]
+    assert not any(name.endswith("early") for name in actor_names[-1])

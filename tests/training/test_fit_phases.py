@@ -38,22 +38,22 @@ class Recorder:
 
     def __init__(self, raises_at: str = "") -> None:
         self.raises_at = raises_at
-        self.told: list[tuple[str, int, int | None]] = []
+        self.reports: list[tuple[str, int, int | None]] = []
 
     def on_phase(self, phase: str, done: int, total: int | None) -> None:
-        self.told.append((phase, done, total))
+        self.reports.append((phase, done, total))
         if phase == self.raises_at:
             raise OSError("no disk")
 
     def on_fit_begin(self, run: Any) -> None:
-        self.told.append(("begin", 0, None))
+        self.reports.append(("begin", 0, None))
 
     def on_fit_end(self, run: Any) -> None:
-        self.told.append(("end of fit", 0, None))
+        self.reports.append(("end of fit", 0, None))
 
     @property
     def phases(self) -> list[str]:
-        return [phase for phase, _ in groupby(phase for phase, _, _ in self.told)]
+        return [phase for phase, _ in groupby(phase for phase, _, _ in self.reports)]
 
 
 def _rows(n_blocks: int = 0) -> tuple[Any, Any]:
@@ -70,7 +70,7 @@ def test_a_fit_in_one_process_reports_its_phases(kind: str) -> None:
     recorder = Recorder()
     ESTIMATORS[kind](recorder).fit(*_rows())
     assert recorder.phases == HERE[kind]
-    assert [told[1:] for told in recorder.told if told[0] == "reading"] == [(0, 1), (1, 1)]
+    assert [report[1:] for report in recorder.reports if report[0] == "reading"] == [(0, 1), (1, 1)]
 
 
 @pytest.mark.parametrize("persisted", [False, True])
@@ -82,7 +82,7 @@ def test_a_fit_on_a_cluster_reports_its_phases(client: Client, kind: str, persis
         X, y = client.persist([X, y])
     ESTIMATORS[kind](recorder).fit(X, y)
     assert recorder.phases == THERE[kind]
-    read = [told[1:] for told in recorder.told if told[0] == "reading"]
+    read = [report[1:] for report in recorder.reports if report[0] == "reading"]
     assert read[-1] == (4, 4)
     assert {total for _, total in read} == {None, 4}
 
@@ -92,7 +92,7 @@ def test_checkpointed_parts_and_summaries_report_phases_of_one_fit(tmp_path: Any
     clf = ESTIMATORS["steps"](recorder).set_params(checkpoint=Checkpoint(tmp_path / "fit.npz"))
     clf.fit(*_rows())
     assert recorder.phases == HERE["steps"]
-    recorder.told.clear()
+    recorder.reports.clear()
     KMeans(2, callbacks=recorder, random_state=0).fit(_rows()[0])
     assert recorder.phases == HERE["rounds"]
 

@@ -38,9 +38,9 @@ def _counts_steps(client: Client, by_loop: bool) -> None:
         kind.taken = 0
 
         def take(self: Any, clock: int, most: int) -> int:
-            taken: int = kind.usual(self, clock, most) if by_loop else 0
-            kind.taken += taken
-            return taken
+            n_steps: int = kind.usual(self, clock, most) if by_loop else 0
+            kind.taken += n_steps
+            return n_steps
 
         kind.take = take
 
@@ -48,14 +48,14 @@ def _counts_steps(client: Client, by_loop: bool) -> None:
 
 
 def _counted_steps(client: Client) -> list[int]:
-    def taken() -> int:
+    def count_steps() -> int:
         from daskml_dist.training.worker.loops.replicas import ReplicaTeamSteps
 
         kind: Any = ReplicaTeamSteps
         count: int = kind.taken
         return count
 
-    return list(client.run(taken).values())
+    return list(client.run(count_steps).values())
 
 
 def _restore(client: Client) -> None:
@@ -82,11 +82,11 @@ def _equal(ours: Any, theirs: Any, exact: bool) -> None:
 def test_the_fused_loop_equals_single_steps(
     client: Client, n_lanes: int, deterministic: bool, penalty: str
 ) -> None:
-    run, told = Run(n_lanes=n_lanes, deterministic=deterministic), []
+    run, passes = Run(n_lanes=n_lanes, deterministic=deterministic), []
 
     class Notes:
         def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-            told.append(record["pass"])
+            passes.append(record["pass"])
 
     fits = []
     for by_loop in (True, False):
@@ -112,7 +112,7 @@ def test_the_fused_loop_equals_single_steps(
     if not deterministic:  # trainers also agree on the loop in the first pass
         sent = [[record["bytes_pushed"] for record in clf.history_.records[1:]] for clf in fits]
         assert sent[0] == sent[1]
-    assert told == [*range(1, 6)] * 2
+    assert passes == [*range(1, 6)] * 2
 
 
 def _sparse_rows() -> tuple[Any, Any]:

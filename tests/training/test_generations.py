@@ -74,9 +74,9 @@ def test_new_workers_get_lanes_only_if_no_other_worker_is_left(
 # --- recovery point ---------------------------------------------------------------------------
 
 
-def _at(now: int | None, *kept: int, lanes: int = 2) -> AvailableSnapshots:
+def _at(now: int | None, *snapshots: int, lanes: int = 2) -> AvailableSnapshots:
     """Return the snapshots of a server whose lanes are all at the clock of its recovery point."""
-    places = [*kept, *([] if now is None else [now])]
+    places = [*snapshots, *([] if now is None else [now])]
     return AvailableSnapshots(now, {place: dict.fromkeys(range(lanes), place) for place in places})
 
 
@@ -96,33 +96,33 @@ def test_a_standby_resumes_from_its_last_snapshot() -> None:
 
 
 def test_lock_step_servers_return_to_the_latest_common_snapshot() -> None:
-    held = [
+    available = [
         [("a", _at(97, 32, 64, 96)), ("a's standby", _at(None, 32, 64))],
         [("b's standby", _at(None, 32, 64))],
     ]
-    found = choose_recovery_point(Synchronous(), held)
+    found = choose_recovery_point(Synchronous(), available)
     assert found is not None
     assert (found.hosts, found.places) == (["a", "b's standby"], [64, 64])
     assert found.clocks == {0: 64, 1: 64}
 
 
 def test_servers_one_round_apart_use_a_common_round() -> None:
-    held = [[("a", _at(65, 32, 64))], [("b", _at(64, 32, 64))]]
-    found = choose_recovery_point(Synchronous(), held)
+    available = [[("a", _at(65, 32, 64))], [("b", _at(64, 32, 64))]]
+    found = choose_recovery_point(Synchronous(), available)
     assert found is not None
     assert (found.hosts, found.places) == (["a", "b"], [64, None])
 
 
 def test_free_running_lanes_resume_from_the_lowest_clock_of_all_servers() -> None:
-    held = [
+    available = [
         [("a", AvailableSnapshots(50, {50: {0: 30, 1: 20}}))],
         [("b's standby", AvailableSnapshots(None, {32: {0: 12, 1: 20}, 48: {0: 27, 1: 21}}))],
     ]
-    found = choose_recovery_point(Asynchronous(), held)
+    found = choose_recovery_point(Asynchronous(), available)
     assert found is not None
     assert found.places == [None, 48]
     assert found.clocks == {0: 27, 1: 20}
-    shared = choose_recovery_point(Hogwild(), held)
+    shared = choose_recovery_point(Hogwild(), available)
     assert shared is not None
     assert shared.clocks == {0: 30, 1: 20}
 
@@ -317,54 +317,54 @@ class _Clock:
 
 
 def test_a_worker_is_silent_once_its_lease_has_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, there = _Clock(monkeypatch), Membership(None, lease=3.0)
+    clock, membership = _Clock(monkeypatch), Membership(None, lease=3.0)
     clock.beat("a", "b")
-    there.note_work_begun("b")
+    membership.note_work_begun("b")
     for _ in range(6):
         clock.beat("a")
-        there.call()
-        assert there.find_silent(["a", "b"]) == []
+        membership.call()
+        assert membership.find_silent(["a", "b"]) == []
     clock.beat("a")
     clock.beat("a")
-    there.call()
-    assert there.find_silent(["a", "b"]) == ["b"]
-    there.count_as_lost("b")
-    assert there.call() == {"a": 2}
+    membership.call()
+    assert membership.find_silent(["a", "b"]) == ["b"]
+    membership.count_as_lost("b")
+    assert membership.call() == {"a": 2}
     del clock.workers["b"]
-    there.call()
+    membership.call()
     clock.beat("b")  # another worker at the same address
-    assert there.call() == {"a": 2, "b": 2}
+    assert membership.call() == {"a": 2, "b": 2}
 
 
 def test_a_suspended_client_considers_no_worker_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, there = _Clock(monkeypatch), Membership(None, lease=3.0)
+    clock, membership = _Clock(monkeypatch), Membership(None, lease=3.0)
     clock.beat("a")
-    there.call()
-    there.note_work_begun("a")
+    membership.call()
+    membership.note_work_begun("a")
     clock.now += 60
-    there.call()
-    assert there.find_silent(["a"]) == []
+    membership.call()
+    assert membership.find_silent(["a"]) == []
 
 
 def test_a_worker_that_imports_its_part_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, there = _Clock(monkeypatch), Membership(None, lease=3.0)
+    clock, membership = _Clock(monkeypatch), Membership(None, lease=3.0)
     clock.beat("a")
     for seconds in range(40):
         clock.now += 1.0
-        there.call()
-        assert bool(there.find_silent(["a"])) == (seconds > 30)
+        membership.call()
+        assert bool(membership.find_silent(["a"])) == (seconds > 30)
 
 
 def test_leaving_workers_are_present_but_get_no_new_assignments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, there = _Clock(monkeypatch), Membership(None, lease=3.0)
+    clock, membership = _Clock(monkeypatch), Membership(None, lease=3.0)
     clock.beat("a", "b")
     clock.beat("c", status="closing_gracefully")
-    there.call()
-    there.announce_leaving("b")
-    assert set(there.call()) == {"a", "b", "c"}
-    assert set(there.staying_workers) == {"a"}
+    membership.call()
+    membership.announce_leaving("b")
+    assert set(membership.call()) == {"a", "b", "c"}
+    assert set(membership.staying_workers) == {"a"}
 
 
 # --- assignment of lanes and servers ----------------------------------------------------------
@@ -376,9 +376,9 @@ def _lanes(n: int) -> list[LaneSpec]:
 
 def test_lanes_of_a_lost_worker_go_to_the_freest_that_holds_their_rows() -> None:
     current = {0: "a", 1: "a", 2: "b", 3: "c", 4: "c"}
-    held = {3: ["a", "b"], 4: ["b"]}
-    given = reassign_lanes(_lanes(5), current, held, {"a": 1, "b": 1})
-    assert given == {0: "a", 1: "a", 2: "b", 3: "b", 4: "b"}
+    workers_of_lanes = {3: ["a", "b"], 4: ["b"]}
+    assigned = reassign_lanes(_lanes(5), current, workers_of_lanes, {"a": 1, "b": 1})
+    assert assigned == {0: "a", 1: "a", 2: "b", 3: "b", 4: "b"}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -388,9 +388,9 @@ def test_evening_out_never_leaves_a_better_move(seed: int) -> None:
     capacity = {w: rng.choice([0.3, 1, 1, 2]) for w in workers}
     lanes = _lanes(rng.randint(1, 12))
     current = {lane.lane: rng.choice([*workers, "gone"]) for lane in lanes}
-    given = reassign_lanes(lanes, current, {}, capacity, even=True)
-    load = {w: sum(at == w for at in given.values()) for w in workers}
-    assert set(given) == {lane.lane for lane in lanes}
+    assigned = reassign_lanes(lanes, current, {}, capacity, even=True)
+    load = {w: sum(at == w for at in assigned.values()) for w in workers}
+    assert set(assigned) == {lane.lane for lane in lanes}
     fullest = max(load[w] / capacity[w] for w in workers)
     assert all((load[w] + 1) / capacity[w] >= fullest for w in workers)
 
@@ -428,8 +428,8 @@ def test_a_worker_is_slow_only_if_slow_in_consecutive_passes(
     found, seconds = [], [0.0, 0.0, 0.0]
     for number in range(1, 9):
         now[0] += 1.0
-        for lane, taken in enumerate((1.0, 1.1, 1.0 if number == 3 else 4.0)):
-            seconds[lane] += taken
+        for lane, seconds_of_lane in enumerate((1.0, 1.1, 1.0 if number == 3 else 4.0)):
+            seconds[lane] += seconds_of_lane
         busy = {lane: (seconds[lane], number) for lane in workers}
         found.append(pace.record_pass(number, busy, workers))
         assert pace.record_pass(number, busy, workers) == {}  # a repeated record is ignored
@@ -471,10 +471,10 @@ def test_a_server_moves_to_a_worker_with_fewer(
 ) -> None:
     pairs = [
         SimpleNamespace(
-            host=SimpleNamespace(address=own[0]), standby_ships=ships,
-            standby=SimpleNamespace(address=own[1]) if len(own) > 1 else None,
+            host=SimpleNamespace(address=addresses[0]), standby_ships=ships,
+            standby=SimpleNamespace(address=addresses[1]) if len(addresses) > 1 else None,
         )
-        for own in servers
+        for addresses in servers
     ]  # fmt: skip
     generations: Any = SimpleNamespace(
         servers=pairs, _moving=None, _find_common_places=lambda hosts: [{1}] if common else []

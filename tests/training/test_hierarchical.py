@@ -66,10 +66,10 @@ def _tell_hosts(numbers: dict[int, int] | None) -> None:
 
     found: Any = shared_memory.identify_machine
     if numbers is not None:
-        here = numbers[os.getpid()]
+        host = numbers[os.getpid()]
 
         def found() -> int:
-            return here
+            return host
 
     for module in (channels, choosing_communicators):
         module.identify_machine = found  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ class Ledger:
     """Connection to a ledger that stops the fit in pass `stops`; records all calls."""
 
     def __init__(self, stops: int | None = None, slow: str = "") -> None:
-        self.heard: list[str] = []
+        self.events: list[str] = []
         self._open: dict[str, dict[str, bool]] = {}
         self._stops = stops
         #: Calls that are answered last, however early they were sent.
@@ -25,14 +25,14 @@ class Ledger:
     def send_call(self, op: str, **payload: Any) -> None:
         assert op not in self._open, "an answer was not taken"
         number = payload.get("pass", 0)
-        self.heard.append(f"{op} {number or payload['clock']}")
+        self.events.append(f"{op} {number or payload['clock']}")
         stop = {"stop": bool(self._stops and number >= self._stops)}
         self._open[op] = stop if op == "report" else {}
 
     def answer(self) -> dict[str, bool]:
         assert self._open, "nothing was asked"
         op = min(self._open, key=lambda each: each == self._slow)
-        self.heard.append(f"{op} answered")
+        self.events.append(f"{op} answered")
         return self._open.pop(op)
 
 
@@ -43,7 +43,7 @@ def _answers(ledger: Any, tol: float | None = None, alone: bool = False) -> Dela
     work = SimpleNamespace(lockstep=True, stopping=PassStoppingRule(5, tol))
     context: Any = SimpleNamespace(
         fit=SimpleNamespace(work=work), lanes=[], is_alone=alone, send_pass_report=send,
-        end_pass=lambda: ledger.heard.append("turn"),
+        end_pass=lambda: ledger.events.append("turn"),
     )  # fmt: skip
     return DelayedAnswers(context, ledger)
 
@@ -60,7 +60,7 @@ def test_reports_and_snapshots_wait_only_for_their_own_replies() -> None:
     answers.store(10, {})
     assert not answers.report(2, [], lambda: None)
     answers.store(20, {})
-    assert ledger.heard == [
+    assert ledger.events == [
         *("report 1", "store 10", "report answered", "report 2"),
         *("report answered", "store answered", "store 20"),
     ]
@@ -72,34 +72,34 @@ def test_all_replies_are_received_by_the_end(slow: str) -> None:
     answers = _answers(ledger, tol=1e-3)
     answers.store(10, {})
     assert answers.report(1, [], lambda: None)
-    assert sorted(ledger.heard[2:4]) == ["report answered", "store answered"]
+    assert sorted(ledger.events[2:4]) == ["report answered", "store answered"]
 
 
 @pytest.mark.parametrize("stops", [None, 1, 3, 4])
 def test_a_stopped_fit_completes_the_pass_in_progress(stops: int | None) -> None:
     ledger = Ledger(stops)
     assert _passes(_answers(ledger)) == (5 if stops is None else stops + 1)
-    assert ledger.heard[-2:] == ["report answered", "turn"]
+    assert ledger.events[-2:] == ["report answered", "turn"]
 
 
 @pytest.mark.parametrize("options", [{"tol": 1e-3}, {"alone": True}], ids=str)
 def test_a_reply_that_may_stop_the_fit_is_waited_for(options: dict[str, Any]) -> None:
     ledger = Ledger(stops=3)
     assert _passes(_answers(ledger, **options)) == 3
-    heard = [(f"report {n}", "report answered", "turn") for n in (1, 2, 3)]
-    assert ledger.heard == [word for words in heard for word in words]
+    events = [(f"report {n}", "report answered", "turn") for n in (1, 2, 3)]
+    assert ledger.events == [word for words in events for word in words]
 
 
 def test_a_reported_record_is_completed_at_the_end_of_the_fit() -> None:
     """Bytes of the lanes' last mean; a repeated pass has another time and is reported again."""
-    told: list[Any] = []
+    records: list[Any] = []
     view: Any = SimpleNamespace(n_passes=0)
-    callbacks: Any = SimpleNamespace(on_pass_end=lambda view, record: told.append(record))
+    callbacks: Any = SimpleNamespace(on_pass_end=lambda view, record: records.append(record))
     passes = PassRecords(view)
     for number in (1, 2):
         passes.report({"pass": number, "seconds": 0.5, "bytes_pushed": 3}, callbacks)
     final = [{"pass": n, "seconds": 0.5, "bytes_pushed": 3 * n} for n in (1, 2)]
     passes.forget_repeated_passes(final)
-    assert told == final
+    assert records == final
     passes.forget_repeated_passes([final[0], {"pass": 2, "seconds": 0.7, "bytes_pushed": 1}])
-    assert (passes.n_passes, view.n_passes, told) == (1, 1, final)
+    assert (passes.n_passes, view.n_passes, records) == (1, 1, final)

@@ -152,15 +152,15 @@ def test_a_busy_worker_is_kept_until_the_general_timeout(
 @pytest.fixture
 def signs(monkeypatch: pytest.MonkeyPatch) -> list[Sign]:
     """Record the signs of life of workers, in order."""
-    given: list[Sign] = []
+    found_signs: list[Sign] = []
     find = module._find_sign
 
     async def find_sign(*args: Any) -> Sign:
-        given.append(sign := await find(*args))
+        found_signs.append(sign := await find(*args))
         return sign
 
     monkeypatch.setattr(module, "_find_sign", find_sign)
-    return given
+    return found_signs
 
 
 def _look_until(members: Membership, address: str, is_over: Callable[[], bool]) -> set[str]:
@@ -184,14 +184,14 @@ def _watch(client: Client, address: str) -> Membership:
 def test_a_worker_that_holds_pythons_lock_is_kept_and_a_stopped_one_evicted(
     crew_client: Client, signs: list[Sign], tmp_path: Path
 ) -> None:
-    told = tmp_path / "told"
-    told.write_bytes(b"\0")
+    flag = tmp_path / "flag"
+    flag.write_bytes(b"\0")
     address = min(list_workers(crew_client))
     (pid,) = crew_client.run(os.getpid, workers=[address]).values()
     members = _watch(crew_client, address)
-    holding = crew_client.submit(hold_lock, str(told), workers=[address], pure=False)
+    holding = crew_client.submit(hold_lock, str(flag), workers=[address], pure=False)
     assert not _look_until(members, address, lambda: signs.count(Sign.BUSY) > 1)
-    release_lock(told)
+    release_lock(flag)
     holding.result()
     assert not _look_until(members, address, lambda: not members.find_silent([address]))
     signs.clear()
@@ -206,8 +206,8 @@ def test_a_busy_worker_that_is_stopped_is_evicted(
     whole_host: bool, signs: list[Sign], tmp_path: Path
 ) -> None:
     """Also if its nanny does not reply either, as on a lost host."""
-    told = tmp_path / "told"
-    told.write_bytes(b"\0")
+    flag = tmp_path / "flag"
+    flag.write_bytes(b"\0")
     options: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": ":0", "silence_logs": 50}
     with LocalCluster(n_workers=0, **options) as cluster, Client(cluster) as client:
         command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address]
@@ -222,7 +222,7 @@ def test_a_busy_worker_that_is_stopped_is_evicted(
                 (address,) = list_workers(client)
                 pids += client.run(os.getpid).values()
                 members = _watch(client, address)
-                holding = client.submit(hold_lock, str(told), pure=False)
+                holding = client.submit(hold_lock, str(flag), pure=False)
                 assert not _look_until(members, address, lambda: signs.count(Sign.BUSY) > 1)
                 for pid in pids if whole_host else pids[1:]:
                     os.kill(pid, signal.SIGSTOP)

@@ -115,9 +115,9 @@ SCRIPT = """
 def test_fits_of_one_process_need_no_linux(system: str, tmp_path: Path) -> None:
     lacks = textwrap.dedent(LACKS[system])
     script = textwrap.dedent(SCRIPT).format(lacks=lacks)
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "model.skops")],
         capture_output=True, text=True, timeout=280, check=False, cwd=ROOT,
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.strip().endswith("done")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.strip().endswith("done")

@@ -91,11 +91,11 @@ def test_nesterov_equals_the_plain_recursion(rate: float, momentum: float) -> No
     np.testing.assert_allclose(reg.coef_, _descended(rate, momentum), rtol=1e-10)
 
 
-@pytest.mark.parametrize(("given", "rate", "beta"), [
+@pytest.mark.parametrize(("params", "rate", "beta"), [
     ({}, 0.01, 0.9), ({"outer_rate": 0.1, "outer_momentum": 0.5}, 0.1, 0.5),
 ])  # fmt: skip
-def test_adam_equals_the_plain_recursion(given: dict[str, Any], rate: float, beta: float) -> None:
-    reg = _fit(LocalSGD(EVERY, outer="adam", **given))
+def test_adam_equals_the_plain_recursion(params: dict[str, Any], rate: float, beta: float) -> None:
+    reg = _fit(LocalSGD(EVERY, outer="adam", **params))
     np.testing.assert_allclose(reg.coef_, _descended_by_adam(rate, beta), rtol=1e-10)
 
 
@@ -138,11 +138,11 @@ def test_delayed_nesterov_catches_up_with_nesterov() -> None:
     """Along a constant gradient every second state equals that of Nesterov steps."""
     found, expected = np.ones(3), np.ones(3)
     delayed, plain = DelayedNesterov(0.9, every=2), Nesterov(0.9)
-    own, usual = delayed.init(found), plain.init(expected)
+    delayed_state, plain_state = delayed.init(found), plain.init(expected)
     for step in range(1, 7):
-        delayed.update(found, np.arange(3.0), own, 0.1, step)
+        delayed.update(found, np.arange(3.0), delayed_state, 0.1, step)
         if step % 2 == 0:
-            plain.update(expected, np.arange(3.0), usual, 0.1, step // 2)
+            plain.update(expected, np.arange(3.0), plain_state, 0.1, step // 2)
             np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
@@ -155,7 +155,7 @@ def test_invalid_delays_are_refused(bad: dict[str, Any], words: str) -> None:
         DelayedNesterov(**bad)
 
 
-@pytest.mark.parametrize(("given", "same"), [
+@pytest.mark.parametrize(("by_name", "same"), [
     ({"outer": "nesterov"}, {"outer_rate": 0.7, "outer_momentum": 0.9}),
     ({"outer": "sgd"}, {"outer_rate": 1.0, "outer_momentum": 0.0}),
     ({"outer": SGD(), "outer_rate": 0.5}, {"outer_rate": 0.5, "outer_momentum": 0.0}),
@@ -164,9 +164,9 @@ def test_invalid_delays_are_refused(bad: dict[str, Any], words: str) -> None:
     ({"outer": "delayed_nesterov", "outer_momentum": 0.5}, {"outer": DelayedNesterov(0.5)}),
 ])  # fmt: skip
 def test_names_of_optimizers_equal_their_objects(
-    given: dict[str, Any], same: dict[str, Any]
+    by_name: dict[str, Any], same: dict[str, Any]
 ) -> None:
-    ours, theirs = (_fit(LocalSGD(EVERY, **one), rows=(X, Y)).coef_ for one in (given, same))
+    ours, theirs = (_fit(LocalSGD(EVERY, **one), rows=(X, Y)).coef_ for one in (by_name, same))
     np.testing.assert_allclose(ours, theirs, rtol=1e-13)
 
 
@@ -227,9 +227,9 @@ def test_networks_of_two_workers_equal_those_in_process(client: Client, outer: s
         "run": Run(n_lanes=2, deterministic=True), "random_state": 0,
     }  # fmt: skip
     labels = (Y > 0).astype(int)
-    far = MLPClassifier((6,), **settings).fit(_blocks()[0], da.from_array(labels, chunks=40))
-    near = MLPClassifier((6,), **settings).fit(X, labels)
-    for a, b in zip(far.coefs_, near.coefs_, strict=True):
+    on_cluster = MLPClassifier((6,), **settings).fit(_blocks()[0], da.from_array(labels, chunks=40))
+    in_process = MLPClassifier((6,), **settings).fit(X, labels)
+    for a, b in zip(on_cluster.coefs_, in_process.coefs_, strict=True):
         np.testing.assert_array_equal(a, b)
         assert np.isfinite(a).all()
 

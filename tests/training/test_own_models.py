@@ -251,11 +251,11 @@ def test_a_killed_worker_changes_nothing(crew: LocalCluster, policy: str) -> Non
     params["run"] = Run(n_lanes=3, deterministic=True)
     with Client(crew) as client:
         client.wait_for_workers(3)
-        calm = _classifier(**params).fit(*_lazy())
+        undisturbed = _classifier(**params).fit(*_lazy())
         kill = _Kill(client)
         struck = _classifier(**params, callbacks=[kill, _Slow()]).fit(*_lazy())
     assert kill.events
-    np.testing.assert_array_equal(struck.w_, calm.w_)
+    np.testing.assert_array_equal(struck.w_, undisturbed.w_)
     assert {record["rows"] for record in struck.history_.records} == {N_ROWS}
 
 
@@ -399,10 +399,10 @@ def test_a_buffer_is_averaged_over_all_lanes(policy: str) -> None:
 class _Steps:
     def __init__(self, fails_at: int = 0) -> None:
         self.fails_at = fails_at
-        self.seen: list[Any] = []
+        self.steps: list[Any] = []
 
     def on_step_end(self, step: Any) -> None:
-        self.seen.append(step)
+        self.steps.append(step)
         if step.clock == self.fails_at:
             raise ValueError("this is enough")
 
@@ -410,21 +410,21 @@ class _Steps:
 def test_on_step_end_is_called_for_every_step() -> None:
     steps = _Steps()
     _classifier(max_iter=2, callbacks=[steps], policy="sync").fit(*_rows())
-    assert sum(step.n_rows for step in steps.seen) == 2 * N_ROWS
-    by_lane = {n: [s.clock for s in steps.seen if s.lane == n] for n in (0, 1)}
+    assert sum(step.n_rows for step in steps.steps) == 2 * N_ROWS
+    by_lane = {n: [s.clock for s in steps.steps if s.lane == n] for n in (0, 1)}
     assert by_lane[0] == by_lane[1] == list(range(1, len(by_lane[0]) + 1))
     linear = _Steps()
     clf = SGDClassifier(max_iter=3, tol=None, callbacks=[linear], run=Run(n_lanes=1))
     clf.fit(*_rows())
-    assert sum(step.n_rows for step in linear.seen) == 3 * N_ROWS
-    losses = sum(step.loss for step in linear.seen[-len(linear.seen) // 3 :])
+    assert sum(step.n_rows for step in linear.steps) == 3 * N_ROWS
+    losses = sum(step.loss for step in linear.steps[-len(linear.steps) // 3 :])
     assert losses / N_ROWS == pytest.approx(clf.history_.records[-1]["loss"])
 
 
 def test_an_error_in_on_step_end_ends_a_cluster_fit(client: Client) -> None:
-    with pytest.raises(TrainingError, match="this is enough") as told:
+    with pytest.raises(TrainingError, match="this is enough") as caught:
         _classifier(callbacks=[_Steps(5)]).fit(*_lazy())
-    assert isinstance(told.value.__cause__, ValueError)
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_an_error_in_on_step_end_is_raised_unchanged_in_process() -> None:

@@ -152,7 +152,7 @@ def test_package_never_checks_the_class_of_a_policy() -> None:
     classes = {n for n, v in exports.items() if isinstance(v, type) and issubclass(v, Policy)}
     classes -= {"Policy"}
     package = Path(daskml_dist.__file__).parent
-    asked = [
+    class_checks = [
         f"{path.relative_to(package)}:{node.lineno}"
         for path in package.rglob("*.py")
         if path.parent.name != "policies"
@@ -163,7 +163,7 @@ def test_package_never_checks_the_class_of_a_policy() -> None:
         and node.func.id in {"isinstance", "issubclass"}
         and classes & {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
     ]
-    assert asked == []
+    assert class_checks == []
 
 
 def test_policy_in_the_documentation_trains(client: Client) -> None:

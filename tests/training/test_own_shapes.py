@@ -64,9 +64,9 @@ def make_classes() -> tuple[type[BaseSteps], type[BaseSteps]]:
     class Images(Softmax):
         """Hidden layer over pixels, which stay bytes until a batch is processed."""
 
-        def __init__(self, shape: tuple[int, ...], n_classes: int, seen: list[Any]) -> None:
+        def __init__(self, shape: tuple[int, ...], n_classes: int, dtypes: list[Any]) -> None:
             size = int(np.prod(shape))
-            self.shape, self.seen = shape, seen
+            self.shape, self.dtypes = shape, dtypes
             self.parameters = Parameters((Part("in", (size, 12)), Part("out", (12, n_classes))))
 
         def pixels(self, X: Any, dtype: Any) -> Any:
@@ -75,7 +75,7 @@ def make_classes() -> tuple[type[BaseSteps], type[BaseSteps]]:
         def inner(self, w: Any, X: Any) -> Any:
             if (str(X.dtype), X.shape[1:]) != ("uint8", self.shape):
                 raise TypeError(f"the model got {X.dtype} of shape {X.shape}")
-            self.seen.append((X.dtype, w.dtype))
+            self.dtypes.append((X.dtype, w.dtype))
             return np.maximum(self.pixels(X, w.dtype) @ self.parameters.views(w)["in"], 0)
 
         def back(self, X: Any, inner: Any, g: Any, to: Any) -> None:
@@ -221,9 +221,9 @@ def test_lazy_images_give_the_same_fit(alone: Any, client: Client, kind: str) ->
     found = _images_of().fit(lazy, labels)
     assert {(i.dtype, i.row_shape) for i in found.summary_.infos} == {("uint8", (SIDE, SIDE))}
     np.testing.assert_array_equal(found.w_, alone.w_)
-    made = found.predict(lazy)
-    assert isinstance(made, da.Array)
-    np.testing.assert_array_equal(made.compute(), found.predict(X))
+    predicted = found.predict(lazy)
+    assert isinstance(predicted, da.Array)
+    np.testing.assert_array_equal(predicted.compute(), found.predict(X))
     assert found.score(lazy, labels) == found.score(X, y) > 0.95
 
 
@@ -239,12 +239,12 @@ def test_streamed_images_give_the_same_fit(client: Client) -> None:
     size, chunks = (N_ROWS, SIDE, SIDE), (200, SIDE, SIDE)
     lazy = da.random.default_rng(0).integers(0, 255, size=size, dtype=np.uint8, chunks=chunks)
     labels = lazy[:, :4].sum(axis=(1, 2)) > lazy[:, 4:].sum(axis=(1, 2))
-    found, kept = (
+    found, in_memory = (
         make_classes()[0](max_iter=4, run=Run(n_lanes=2, deterministic=True, memory_budget=budget))
         for budget in (N_ROWS * SIDE**2 // 3, N_ROWS * SIDE**2)
     )
     assert found.fit(lazy, labels).history_.extra["streamed"]
-    assert not kept.fit(lazy, labels).history_.extra["streamed"]
+    assert not in_memory.fit(lazy, labels).history_.extra["streamed"]
     assert found.score(lazy, labels) > 0.9
 
 

@@ -44,10 +44,10 @@ def _lazy(X: Any, y: Any, rows: int = 200) -> tuple[Any, Any]:
 
 
 def _machine(policy: Any, *callbacks: Any, **params: Any) -> FactorizationMachineClassifier:
-    given = {"max_iter": 20, "batch_size": 16, "run": Run(n_lanes=N_LANES, n_servers=2)} | params
+    options = {"max_iter": 20, "batch_size": 16, "run": Run(n_lanes=N_LANES, n_servers=2)} | params
     some = [*callbacks, *(c.hold_up() for c in callbacks if isinstance(c, Strike))]
     return FactorizationMachineClassifier(
-        policy=policy, random_state=0, callbacks=some, dtype="float64", **given
+        policy=policy, random_state=0, callbacks=some, dtype="float64", **options
     )
 
 
@@ -128,10 +128,10 @@ def test_a_killed_worker_neither_loses_nor_repeats_steps(crew_client: Client, ro
     def fit(*callbacks: Any, **params: Any) -> Any:
         return _machine(BY_PART, *callbacks, max_iter=20, tol=None, **params).fit(*_lazy(X, y))
 
-    calm, strike = fit(), make_strike(crew_client, role)
+    undisturbed, strike = fit(), make_strike(crew_client, role)
     struck = fit(strike)
     assert strike.struck
-    np.testing.assert_array_equal(struck.ids_, calm.ids_)
+    np.testing.assert_array_equal(struck.ids_, undisturbed.ids_)
     assert struck.score(X, y) > 0.75
     # Each row is counted once a pass, whichever trainer made the step.
     assert all(record["rows"] == N_ROWS for record in struck.history_.records)
@@ -149,7 +149,7 @@ def test_rows_without_ids_follow_gradient_descent_through_a_kill(crew_client: Cl
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"),
+    ("policy", "message"),
     [
         ({"embeddings": "async"}, "must have the parts"),
         ({"embeddings": "sync", "dense": "allreduce"}, "pulled and pushed at each step"),
@@ -158,8 +158,8 @@ def test_rows_without_ids_follow_gradient_descent_through_a_kill(crew_client: Cl
         ({"embeddings": "never", "dense": "allreduce"}, "Unknown policy"),
     ],
 )
-def test_unsupported_policies_of_parts_are_refused(policy: Any, said: str) -> None:
-    with pytest.raises(InvalidParameterError, match=said):
+def test_unsupported_policies_of_parts_are_refused(policy: Any, message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
         get_policy(policy)
 
 

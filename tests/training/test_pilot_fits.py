@@ -74,8 +74,8 @@ def test_every_optimizer_keeps_the_accuracy_of_the_pilot(optimizer: str) -> None
 
 def test_a_given_rate_is_used_from_zero_coefficients() -> None:
     params: dict[str, Any] = {"random_state": 0, "max_iter": 1, "tol": None}
-    given = SGDClassifier(learning_rate=1e-9, **params).fit(PLAIN, RAW > 0)
-    assert given.history_.records[0]["loss"] == pytest.approx(np.log(2), rel=1e-4)
+    fixed_rate = SGDClassifier(learning_rate=1e-9, **params).fit(PLAIN, RAW > 0)
+    assert fixed_rate.history_.records[0]["loss"] == pytest.approx(np.log(2), rel=1e-4)
     found = SGDClassifier(**params).fit(PLAIN, RAW > 0)
     assert found.history_.records[0]["loss"] < 0.5
 
@@ -87,8 +87,8 @@ def test_continued_fits_keep_the_feature_units() -> None:
     for _ in range(3):
         model.partial_fit(X, y)
     assert model.score(X, y) >= before - 0.01
-    again = SGDClassifier(random_state=0, warm_start=True).fit(X, y).fit(X, y)
-    assert again.score(X, y) >= before - 0.01
+    refitted = SGDClassifier(random_state=0, warm_start=True).fit(X, y).fit(X, y)
+    assert refitted.score(X, y) >= before - 0.01
 
 
 def test_fits_that_have_not_converged_warn() -> None:
@@ -146,27 +146,27 @@ def test_held_out_rows_are_never_sampled() -> None:
     engine.inspect_blocks()
     lanes = engine.choose_lanes(2, share=None, passes=1)
     sample = draw_sample_rows(engine, lanes, len(X), 7, 0.25)
-    held = np.concatenate(
+    held_out = np.concatenate(
         [rows for lane in lanes for _, rows in LaneRows(lane, 1, 7, True, 0.25).held_out]
     )
-    assert len(sample.y) + len(held) == len(X)
-    assert not np.isin(RAW[held], sample.y).any()
+    assert len(sample.y) + len(held_out) == len(X)
+    assert not np.isin(RAW[held_out], sample.y).any()
 
 
 def test_few_streamed_blocks_are_read_for_the_sample() -> None:
-    seen: list[int] = []
+    blocks_read: list[int] = []
 
     def look(function: Any, arguments: dict[int, Any]) -> list[Any]:
-        seen.extend(arguments)
+        blocks_read.extend(arguments)
         return [
-            function(Block(i, np.full((10, 2), i, "f8"), np.full(10, i)), given)
-            for i, given in arguments.items()
+            function(Block(i, np.full((10, 2), i, "f8"), np.full(10, i)), argument)
+            for i, argument in arguments.items()
         ]
 
     engine: Any = SimpleNamespace(streaming=object(), columns=None, map_chosen_blocks=look)
     lanes = [LaneSpec(0, tuple(Segment(i, 0, 10) for i in range(100)))]
     assert len(draw_sample_rows(engine, lanes, 40, 0, 0.0).y) == 40
-    assert len(set(seen)) == len(seen) <= 8
+    assert len(set(blocks_read)) == len(blocks_read) <= 8
 
 
 # --- the maths -------------------------------------------------------------------------------

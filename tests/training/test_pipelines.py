@@ -89,9 +89,9 @@ def make_estimator() -> Any:
             backend: Any, *, wants_input: bool,
         ) -> Any:  # fmt: skip
             start = self.rows_of(layers).start
-            for layer, (x, made, keep) in zip(reversed(layers), reversed(memory), strict=True):
+            for layer, (x, output, keep) in zip(reversed(layers), reversed(memory), strict=True):
                 if layer < len(self.layers) - 1:
-                    gradient = gradient * (1 - made**2)
+                    gradient = gradient * (1 - output**2)
                 to_weight, to_bias = self._arrays(out, layer, start)
                 to_weight += x.T @ gradient
                 to_bias += gradient.sum(axis=0)
@@ -220,21 +220,21 @@ def test_large_activations_do_not_deadlock(four_workers_client: Client, one: Cli
     """Messages exceed the socket buffers: blocking sends in both directions would deadlock."""
     sizes, big = (6, 4_000, 8, 1), {"batch_size": 300, "max_iter": 1}
     params = {"sizes": sizes, **big, "pipeline": Pipeline(3, 2)}
-    found, calm = (
+    found, expected = (
         regressor(**params).fit(*lazy(), client=four_workers_client),
         regressor(**params).fit(*lazy(), client=one),
     )
-    np.testing.assert_array_equal(found.w_, calm.w_)
+    np.testing.assert_array_equal(found.w_, expected.w_)
 
 
 def test_dropout_averages_and_held_out_rows(client: Client, one: Client) -> None:
     params = {"dropout": 0.2, "average": True, "early_stopping": True}
-    found, calm = (
+    found, expected = (
         regressor(**params).fit(*lazy(), client=client),
         regressor(**params).fit(*lazy(), client=one),
     )
-    np.testing.assert_array_equal(found.w_, calm.w_)
-    assert found.history_.records[-1]["val_score"] == calm.history_.records[-1]["val_score"]
+    np.testing.assert_array_equal(found.w_, expected.w_)
+    assert found.history_.records[-1]["val_score"] == expected.history_.records[-1]["val_score"]
 
 
 def test_a_killed_stage_changes_nothing(crew: LocalCluster, one: Client) -> None:
@@ -262,9 +262,9 @@ def test_a_killed_stage_changes_nothing(crew: LocalCluster, one: Client) -> None
     with Client(crew) as client:
         client.wait_for_workers(3)
         struck = regressor(**params, slow=5e-4, callbacks=[kill]).fit(*lazy(), client=client)
-    calm = regressor(**params).fit(*lazy(), client=one)
+    undisturbed = regressor(**params).fit(*lazy(), client=one)
     assert kill.events
-    np.testing.assert_array_equal(struck.w_, calm.w_)
+    np.testing.assert_array_equal(struck.w_, undisturbed.w_)
     assert {record["rows"] for record in struck.history_.records} == {N_ROWS}
 
 
@@ -313,8 +313,8 @@ def test_layers_are_split_into_stages_of_equal_time(
 def test_each_lane_feeds_exactly_one_complete_pipeline(size: int) -> None:
     cuts = tuple(range(min(3, size) + 1))
     every = [Stages(rank, size, cuts) for rank in range(size)]
-    pipelines = {seen.pipeline: seen.members for seen in every}
+    pipelines = {place.pipeline: place.members for place in every}
     assert sorted(rank for members in pipelines.values() for rank in members) == list(range(size))
-    for seen in every:
-        assert [every[rank].stage for rank in seen.holders] == list(range(len(cuts) - 1))
-        assert {every[rank].pipeline for rank in seen.holders} == {seen.pipeline}
+    for place in every:
+        assert [every[rank].stage for rank in place.holders] == list(range(len(cuts) - 1))
+        assert {every[rank].pipeline for rank in place.holders} == {place.pipeline}

@@ -53,10 +53,10 @@ def _plain_fit(X: NDArray[Any], y: NDArray[Any], n_steps: int, passes: int) -> N
     for number in range(1, passes + 1):
         for ((_, at),) in rows.batches(number):
             t += 1
-            own, sign = X1[at], signs[at]  # type: ignore[index]
-            slopes = -sign / (1 + np.exp(sign * (own @ w)))
-            bounds = BUDGET.clip / np.linalg.norm(own, axis=1)
-            total = own.T @ np.clip(slopes, -bounds, bounds) + noise.draw(t)[:, 0]
+            batch, sign = X1[at], signs[at]  # type: ignore[index]
+            slopes = -sign / (1 + np.exp(sign * (batch @ w)))
+            bounds = BUDGET.clip / np.linalg.norm(batch, axis=1)
+            total = batch.T @ np.clip(slopes, -bounds, bounds) + noise.draw(t)[:, 0]
             w -= 0.5 * total / (len(X) / n_steps)
     return w
 
@@ -66,8 +66,8 @@ def _plain_fit(X: NDArray[Any], y: NDArray[Any], n_steps: int, passes: int) -> N
 def test_steps_equal_the_plain_formula(policy: str, kind: str) -> None:
     """Both copied and compiled batches."""
     X, y = _rows()
-    given = X if kind == "dense" else sparse.csr_matrix(X)
-    clf = _classifier(policy=policy).fit(given, y)
+    rows = X if kind == "dense" else sparse.csr_matrix(X)
+    clf = _classifier(policy=policy).fit(rows, y)
     found = np.append(clf.coef_[0], clf.intercept_)
     np.testing.assert_allclose(found, _plain_fit(X, y, 30, 4), rtol=1e-9, atol=1e-9)
     assert clf.score(X, y) > 0.9
@@ -185,17 +185,17 @@ def _on_cluster(policy: Any, run: Run) -> SGDClassifier:
 
 def test_lanes_on_a_cluster_make_the_same_steps(client: Client) -> None:
     run = Run(n_lanes=3, deterministic=True)
-    calm = _on_cluster("allreduce", run)
-    np.testing.assert_array_equal(_on_cluster("sync", run).coef_, calm.coef_)
+    by_allreduce = _on_cluster("allreduce", run)
+    np.testing.assert_array_equal(_on_cluster("sync", run).coef_, by_allreduce.coef_)
     # Noise is added once, not once a lane: the scores equal those of one lane.
     X, y = (array.compute() for array in lazy_rows())
     inline = _classifier(max_iter=14, run=Run(n_lanes=3, deterministic=True), policy="allreduce")
     inline.fit(X, y, client="inline")
-    assert calm.score(X, y) == pytest.approx(inline.score(X, y), abs=0.02)
+    assert by_allreduce.score(X, y) == pytest.approx(inline.score(X, y), abs=0.02)
     # Each server adds the noise of the parameters that it holds.
     several = _on_cluster("sync", Run(n_lanes=3, n_servers=2))
-    assert several.privacy_spent_ == calm.privacy_spent_
-    assert several.score(X, y) == pytest.approx(calm.score(X, y), abs=0.02)
+    assert several.privacy_spent_ == by_allreduce.privacy_spent_
+    assert several.score(X, y) == pytest.approx(by_allreduce.score(X, y), abs=0.02)
 
 
 def test_a_search_fits_private_candidates_separately() -> None:
@@ -298,7 +298,7 @@ def test_saved_models_contain_the_spent_budget(tmp_path: Path, suffix: str) -> N
     X, y = _rows(300)
     clf = _classifier(max_iter=1, privacy=DP(3.0, 1e-5)).fit(X, y)
     save(clf, path := tmp_path / f"model.{suffix}")
-    again = load(path)
-    assert again.privacy == DP(3.0, 1e-5)
-    assert again.privacy_spent_ == clf.privacy_spent_
+    loaded = load(path)
+    assert loaded.privacy == DP(3.0, 1e-5)
+    assert loaded.privacy_spent_ == clf.privacy_spent_
     assert "seed" not in repr(vars(clf)).replace("seed=None", "")

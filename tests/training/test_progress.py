@@ -151,12 +151,12 @@ PLANNED = {
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_max_iter_of_a_solver_is_not_shown_as_planned(name: str, plain: Console) -> None:
-    told: list[dict[str, Any]] = []
+    facts: list[dict[str, Any]] = []
 
     class Tell:
         def on_fit_begin(self, run: Any) -> None:
             assert run.max_iter == planned
-            told.append(find_fit_facts(run))
+            facts.append(find_fit_facts(run))
 
     model, planned = PLANNED[name]
     X = np.random.default_rng(0).normal(size=(60, 3))
@@ -169,7 +169,7 @@ def test_max_iter_of_a_solver_is_not_shown_as_planned(name: str, plain: Console)
     whole = "" if planned is None else f"/{planned}"
     assert f"\npass 1{whole}  " in _text(plain)
     assert ("ETA" in _text(plain)) == (planned is not None and planned > 1)
-    assert told[0].get("max_iter") == planned
+    assert facts[0].get("max_iter") == planned
 
 
 @pytest.mark.parametrize(

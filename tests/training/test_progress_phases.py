@@ -77,9 +77,9 @@ def test_each_phase_has_its_text(phase: tuple[str, int, int | None], shown: str)
 def test_no_remaining_time_is_shown_for_a_distant_bound() -> None:
     """A solver's bound counts every line search that could fail, far more than it makes."""
     status = Status(15_050)
-    for number, told in ((1, False), (150, False), (151, True)):
+    for number, is_shown in ((1, False), (150, False), (151, True)):
         status.add(RECORD | {"pass": number})
-        assert ("ETA" in status.metrics()) is told
+        assert ("ETA" in status.metrics()) is is_shown
 
 
 @pytest.mark.parametrize(("verbose", "seconds", "passes"), [(1, 5.0, ["pass 1/3"]), (2, 1.0, [])])

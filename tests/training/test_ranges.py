@@ -119,14 +119,14 @@ def test_ranges_find_the_optimum_of_whole_vectors(n: int, penalty: Penalty, rows
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(
         n_workers=2, threads_per_worker=2, dashboard_address=":0", host="127.0.0.1"
-    ) as made:
-        yield made
+    ) as started:
+        yield started
 
 
 @pytest.fixture
 def client(cluster: LocalCluster) -> Iterator[Client]:
-    with Client(cluster) as made:
-        yield made
+    with Client(cluster) as connected:
+        yield connected
 
 
 @pytest.fixture(autouse=True)

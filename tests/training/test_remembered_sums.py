@@ -113,13 +113,13 @@ class _Fit:
     ) -> Solution | None:  # fmt: skip
         """Run one trainer's part of a generation."""
         peers = communicator or SoloCommunicator()
-        own = tuple(self.lanes[peers.rank :: peers.size])
+        lane_specs = tuple(self.lanes[peers.rank :: peers.size])
         spec = TrainerSpec(
-            "run", peers.rank, peers.rank, peers.size, generation, own, (0,) * len(own), 1, (),
-            b"", 0, self.fit.rows.lane_rows,
+            "run", peers.rank, peers.rank, peers.size, generation, lane_specs,
+            (0,) * len(lane_specs), 1, (), b"", 0, self.fit.rows.lane_rows,
         )  # fmt: skip
         lanes = []
-        for one in own:
+        for one in lane_specs:
             rows = LaneRows(one, 1, 0, False)
             lanes.append(_FrailLane(one.lane, self.fit, rows, self.ready))
             lanes[-1].fails_at = fails_at
@@ -139,11 +139,11 @@ def _undisturbed(name: str) -> tuple[Solution, int]:
     return found, len(fit.ledger.sums)
 
 
-def _check(found: Solution | None, calm: Solution) -> None:
+def _check(found: Solution | None, undisturbed: Solution) -> None:
     assert found is not None
-    np.testing.assert_array_equal(found.w, calm.w)
-    assert found.n_iter == calm.n_iter
-    assert found.converged == calm.converged
+    np.testing.assert_array_equal(found.w, undisturbed.w)
+    assert found.n_iter == undisturbed.n_iter
+    assert found.converged == undisturbed.converged
 
 
 @pytest.mark.parametrize("much", [0, 2**24], ids=["kept", "replayed"])
@@ -152,14 +152,14 @@ def test_a_solver_resumes_to_the_same_digits(
     name: str, much: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "REPLACED_FROM_BYTES", much)
-    calm, n_sums = _undisturbed(name)
+    undisturbed, n_sums = _undisturbed(name)
     assert n_sums > 8
     fit, memory = _Fit.of(*SOLVERS[name]), dict[str, Any]()
     # A trainer is lost repeatedly, each time a few sums later.
     for generation, at in enumerate([1, *range(3, n_sums, max(4, n_sums // 16))]):
         with pytest.raises(LostError):
             fit.run(memory, generation, fails_at=at)
-    _check(fit.run(memory, 99), calm)
+    _check(fit.run(memory, 99), undisturbed)
     assert len(fit.ledger.sums) == n_sums
     log = memory["log"]
     assert log.is_whole
@@ -168,14 +168,14 @@ def test_a_solver_resumes_to_the_same_digits(
 
 
 def test_sums_beyond_the_memory_limit_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    calm, n_sums = _undisturbed("lbfgs")
+    undisturbed, n_sums = _undisturbed("lbfgs")
     monkeypatch.setattr(rounds, "MAX_REMEMBERED_BYTES", 1000)
     fit, memory = _Fit.of(*SOLVERS["lbfgs"]), dict[str, Any]()
     with pytest.raises(LostError):
         fit.run(memory, 0, fails_at=n_sums)
     assert not memory["log"].is_whole
     assert not memory["log"].sums
-    _check(fit.run(memory, 1), calm)
+    _check(fit.run(memory, 1), undisturbed)
 
 
 @pytest.mark.parametrize("name", ["orthant-wise", "newton", "lbfgs"])
@@ -184,7 +184,7 @@ def test_a_solver_resumes_if_another_trainer_leads(
     name: str, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "REPLACED_FROM_BYTES", 400)
-    calm, n_sums = _undisturbed(name)
+    undisturbed, n_sums = _undisturbed(name)
     fit = _Fit.of(*SOLVERS[name])
     memories: list[dict[str, Any]] = [{}, {}]
 
@@ -204,7 +204,7 @@ def test_a_solver_resumes_if_another_trainer_leads(
             # A new trainer without remembered sums joins; the survivor may lead or follow.
             left = memories[1 - lost]
             memories = [left, {}] if generation % 2 else [{}, left]
-    _check(found[0], calm)
+    _check(found[0], undisturbed)
     assert len(fit.ledger.sums) == n_sums
 
 
@@ -217,10 +217,10 @@ class Visits(RowState):
 
     name = "visits"
     n: int
-    made: ClassVar[list[int]] = []
+    memories_made: ClassVar[list[int]] = []
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
-        self.made.append(self.n)
+        self.memories_made.append(self.n)
         return np.full(len(rows.y), float(self.n))
 
 
@@ -257,39 +257,39 @@ class Visitor(Solver):
     max_passes = 12
 
     def solve(self, model: Any, sums: Sums, start: Any) -> Solution:
-        seen = [sums((VisitAgain if n % 3 == 1 else Visit)(n))[0] for n in range(12)]
-        return Solution(np.array(seen))
+        results = [sums((VisitAgain if n % 3 == 1 else Visit)(n))[0] for n in range(12)]
+        return Solution(np.array(results))
 
 
 def test_row_memory_is_kept_and_rebuilt_only_after_a_loss() -> None:
     fit, memory = _Fit.of(Visitor(), LogLoss(), LABELS), dict[str, Any]()
     truth = 240.0 * np.arange(1, 13)
-    Visits.made.clear()
+    Visits.memories_made.clear()
     found = fit.run({}, 0)
     assert found is not None
     np.testing.assert_array_equal(found.w, truth)
-    assert Visits.made == [0, 0]  # once a block
+    assert Visits.memories_made == [0, 0]  # once a block
     for generation, at in enumerate(range(2, 13, 3)):
         with pytest.raises(LostError):
             fit.run(memory, generation, fails_at=at)
-    Visits.made.clear()
+    Visits.memories_made.clear()
     found = fit.run(memory, 9)
     assert found is not None
     np.testing.assert_array_equal(found.w, truth)
-    assert sorted(set(Visits.made)) == [1, 4, 7, 10]
+    assert sorted(set(Visits.memories_made)) == [1, 4, 7, 10]
 
 
 def test_row_memory_that_does_not_fit_is_rebuilt() -> None:
     states, visits = RowStates(8 * 5), Visits(3)
     rows = [BatchRows(X[:5], RAW[:5], block=0), BatchRows(X[5:9], RAW[5:9], block=1)]
-    for number, made in ((1, [3, 3]), (2, [3])):
-        Visits.made.clear()
+    for number, expected in ((1, [3, 3]), (2, [3])):
+        Visits.memories_made.clear()
         for some in rows:
             with states.lend_state(visits, number - 1, number, None, some, None):
                 some.state += 1
-        assert Visits.made == made  # the larger block's memory is kept
+        assert Visits.memories_made == expected  # the larger block's memory is kept
     with pytest.raises(LostError), states.lend_state(visits, 2, 3, None, rows[0], None):
         raise LostError("half written")
-    Visits.made.clear()
+    Visits.memories_made.clear()
     with states.lend_state(visits, 2, 3, None, rows[0], None):
-        assert Visits.made == [3]
+        assert Visits.memories_made == [3]

@@ -69,10 +69,10 @@ class _Kill:
 
 class _Passes:
     def __init__(self) -> None:
-        self.seen: list[int] = []
+        self.passes: list[int] = []
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        self.seen.append(record["pass"])
+        self.passes.append(record["pass"])
 
 
 def test_a_fit_is_resumed_after_the_loss_of_its_scheduler(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_fit_is_resumed_after_the_loss_of_its_scheduler(tmp_path: Path) -> Non
     with _cluster(tmp_path / "b") as (client, _):
         resumed = Checkpoint(path, every=5, resume=True)
         clf = _classifier(checkpoint=resumed, callbacks=passes).fit(*lazy, client=client)
-    assert passes.seen == list(range(6, 21))
+    assert passes.passes == list(range(6, 21))
     assert len(clf.history_) == 20
-    calm = _classifier().fit(*lazy)
-    np.testing.assert_allclose(clf.coef_, calm.coef_, rtol=1e-10)
+    undisturbed = _classifier().fit(*lazy)
+    np.testing.assert_allclose(clf.coef_, undisturbed.coef_, rtol=1e-10)

@@ -67,9 +67,9 @@ def test_explicit_batches_replace_single_row_steps(
 ) -> None:
     steps, usual = [], RowByRow.step
 
-    def step(self: RowByRow, *given: Any) -> int:
+    def step(self: RowByRow, *args: Any) -> int:
         steps.append(1)
-        return usual(self, *given)
+        return usual(self, *args)
 
     monkeypatch.setattr(RowByRow, "step", step)
     assert _fit(policy, max_iter=1, run=Run(n_lanes=2), **params).coef_.any()

@@ -84,7 +84,7 @@ def test_workers_that_share_a_gpu_divide_its_memory(
     parquet: str, client: Client, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All rows take 3 * SMALL; two workers may use 4.8 * SMALL, or 2.4 * SMALL on one GPU."""
-    listed, asked = membership.list_workers, gpu_sharing.call_workers
+    listed, call_workers = membership.list_workers, gpu_sharing.call_workers
 
     def with_gpus(client: Client) -> Any:
         workers = listed(client)
@@ -92,8 +92,8 @@ def test_workers_that_share_a_gpu_divide_its_memory(
             worker["gpu"] = {"name": "large", "memory-total": 4 * SMALL}
         return workers
 
-    def own_gpus(*given: Any) -> dict[str, str]:
-        found = asked(*given)
+    def own_gpus(*args: Any) -> dict[str, str]:
+        found = call_workers(*args)
         assert list(found.values()) == ["", ""]  # tests hide GPUs from workers
         return found if shared else {address: str(i) for i, address in enumerate(found)}
 
@@ -158,8 +158,8 @@ def test_streamed_fits_are_reproducible_and_independent_of_lanes(
 
 
 def test_a_large_budget_keeps_blocks_in_memory(parquet: str, client: Client) -> None:
-    kept = _full_batch(run=Run(memory_budget="1 GiB")).fit(*_frame(parquet))
-    assert not kept.history_.extra["streamed"]
+    in_memory = _full_batch(run=Run(memory_budget="1 GiB")).fit(*_frame(parquet))
+    assert not in_memory.history_.extra["streamed"]
 
 
 def test_held_out_rows_of_a_stream_are_never_trained_on(parquet: str, client: Client) -> None:
@@ -167,9 +167,11 @@ def test_held_out_rows_of_a_stream_are_never_trained_on(parquet: str, client: Cl
     streamed = SGDClassifier(run=Run(memory_budget=SMALL, n_lanes=2), **options).fit(
         *_frame(parquet)
     )
-    kept = SGDClassifier(run=Run(memory_budget="1 GiB", n_lanes=2), **options).fit(*_frame(parquet))
+    in_memory = SGDClassifier(run=Run(memory_budget="1 GiB", n_lanes=2), **options).fit(
+        *_frame(parquet)
+    )
     assert streamed.history_.extra["streamed"]
-    assert [r["rows"] for r in streamed.history_] == [r["rows"] for r in kept.history_]
+    assert [r["rows"] for r in streamed.history_] == [r["rows"] for r in in_memory.history_]
     assert streamed.history_[-1]["val_score"] > 0.9
 
 
@@ -251,12 +253,12 @@ ROWS_OF_KINDS: dict[str, Any] = {
     "frames": _pandas_parts,
     "arrays": _arrays,
     "computed arrays": _computed,
-    "persisted arrays": lambda *given: dask.persist(*_arrays(*given)),
-    "sparse arrays": lambda *given: (
-        _arrays(*given)[0].map_blocks(sparse.csr_matrix),
-        _arrays(*given)[1],
+    "persisted arrays": lambda *args: dask.persist(*_arrays(*args)),
+    "sparse arrays": lambda *args: (
+        _arrays(*args)[0].map_blocks(sparse.csr_matrix),
+        _arrays(*args)[1],
     ),
-    "delayed blocks": lambda *given: tuple(list(v.to_delayed().ravel()) for v in _arrays(*given)),
+    "delayed blocks": lambda *args: tuple(list(v.to_delayed().ravel()) for v in _arrays(*args)),
 }
 
 

@@ -76,13 +76,13 @@ def test_sums_are_reported_in_batches_if_other_trainers_wait(
 def test_remembered_sums_are_not_changed_by_their_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "MAX_REMEMBERED_BYTES", 3 * 8 * 200_000)
     log = SumLog(10)
-    given = []
+    arrays = []
     for number, n in enumerate((6, 200_000, 200_000, 7), 1):
         room = log.allocate(n)
         room[:] = number
         log.add(number, room)
-        given.append(room)
-    for number, room in enumerate(given, 1):
+        arrays.append(room)
+    for number, room in enumerate(arrays, 1):
         with pytest.raises(ValueError, match="read-only"):
             room[0] = 7
         assert (room == number).all()  # no two share memory

@@ -13,12 +13,12 @@ from daskml_dist.training.client.cluster_run import GenerationEvent
 
 
 @pytest.mark.parametrize(
-    ("options", "told_at"),
+    ("options", "logged_at"),
     [({}, 2.0), ({"tell_after": FIRST_TASK_NOTICE_SECONDS}, 21.0), ({"tell_after": 60.0}, 51.0)],
 )
 def test_a_compiling_start_logs_no_warning(
     options: dict[str, Any],
-    told_at: float,
+    logged_at: float,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -27,11 +27,11 @@ def test_a_compiling_start_logs_no_warning(
     monkeypatch.setattr(computing.time, "monotonic", lambda: clock[0])
     patience = Deadline("workers to begin their parts", 100.0, **options)
     caplog.set_level(logging.WARNING, "daskml_dist")
-    for second in range(int(told_at)):
+    for second in range(int(logged_at)):
         clock[0] = float(second)
         assert patience.has_time_left("1 of 3")
     assert caplog.messages == []
-    clock[0] = told_at
+    clock[0] = logged_at
     assert patience.has_time_left("1 of 3")
     assert caplog.messages == ["waiting for workers to begin their parts (1 of 3; 100 s)."]
 

@@ -22,10 +22,10 @@ _ONE_LANE: dict[str, Any] = {"shuffle": False, "batch_size": None, "random_state
 
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "async", "local", "average", "hogwild"])
 def test_single_rows_have_the_weights_of_their_classes(policy: str) -> None:
-    given: dict[str, Any] = {"class_weight": {0: 1.0, 1: 10.0}, "penalty": None, "random_state": 0}
-    ours = SGDClassifier(optimizer="sgd", learning_rate=0.1, policy=policy, **given)
+    params: dict[str, Any] = {"class_weight": {0: 1.0, 1: 10.0}, "penalty": None, "random_state": 0}
+    ours = SGDClassifier(optimizer="sgd", learning_rate=0.1, policy=policy, **params)
     theirs = sklearn.linear_model.SGDClassifier(
-        "log_loss", learning_rate="constant", eta0=0.1, **given
+        "log_loss", learning_rate="constant", eta0=0.1, **params
     )
     for at in range(100):
         for model in (ours, theirs):

@@ -39,8 +39,8 @@ def _weighted(rows: Any, *zeros: int) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("model", [*SCALERS, KBinsDiscretizer(3)], ids=str)
 def test_fits_equal_those_without_the_block(model: Any, zeros: tuple[int, ...]) -> None:
     X, w, weights = _weighted(_rows(), *zeros)
-    found, kept = clone(model).fit(X, sample_weight=w), weights > 0
-    expected = clone(model).fit(_rows()[kept], sample_weight=weights[kept])
+    found, has_weight = clone(model).fit(X, sample_weight=w), weights > 0
+    expected = clone(model).fit(_rows()[has_weight], sample_weight=weights[has_weight])
     for name in ("mean_", "var_", "scale_", "n_samples_seen_"):
         if (value := getattr(expected, name, None)) is None:
             assert getattr(found, name, None) is None

@@ -51,9 +51,9 @@ def test_categories_are_those_of_all_rows(make):
 
 @pytest.mark.parametrize("make", [lambda frame: frame, lazy], ids=["pandas", "dask"])
 def test_categories_and_columns_that_are_given(make):
-    told = pd.CategoricalDtype(["nurse", "clerk"])
-    found = Categorizer({"job": told}, ["job", "code"]).fit(make(FRAME))
-    assert found.categories_ == {"job": told, "code": pd.CategoricalDtype([1, 2, 3])}
+    job_dtype = pd.CategoricalDtype(["nurse", "clerk"])
+    found = Categorizer({"job": job_dtype}, ["job", "code"]).fit(make(FRAME))
+    assert found.categories_ == {"job": job_dtype, "code": pd.CategoricalDtype([1, 2, 3])}
     turned = found.transform(make(FRAME))
     turned = turned.compute() if make is lazy else turned
     assert turned["job"].isna().sum() == 4  # cooks are none of the categories

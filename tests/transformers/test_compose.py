@@ -117,8 +117,8 @@ def test_columns_apart_equal_scikit_learn(case: str) -> None:
     assert ours.sparse_output_ == theirs.sparse_output_
     assert ours.output_indices_ == theirs.output_indices_
     assert ours.feature_names_in_.tolist() == list(FRAME.columns)
-    again = pickle.loads(pickle.dumps(ours))
-    np.testing.assert_allclose(_dense(again.transform(FRAME)), _dense(expected), atol=1e-12)
+    unpickled = pickle.loads(pickle.dumps(ours))
+    np.testing.assert_allclose(_dense(unpickled.transform(FRAME)), _dense(expected), atol=1e-12)
     clone(ours)
 
 
@@ -321,12 +321,12 @@ def test_a_fit_in_memory_transforms_dask_and_the_other_way_round() -> None:
     def ours() -> Any:
         return make_column_transformer((OneHotEncoder(sparse_output=False), ["job"]))
 
-    here, lazily = ours().fit(FRAME), ours().fit(_lazy(FRAME))
-    truth = here.transform(FRAME)
-    np.testing.assert_array_equal(here.transform(_lazy(FRAME)).compute(), truth)
+    in_memory, lazily = ours().fit(FRAME), ours().fit(_lazy(FRAME))
+    truth = in_memory.transform(FRAME)
+    np.testing.assert_array_equal(in_memory.transform(_lazy(FRAME)).compute(), truth)
     np.testing.assert_array_equal(lazily.transform(FRAME), truth)
     with pytest.raises(InvalidDataError, match="only supported for"):
-        here.transform(da.ones((4, FRAME.shape[1]), chunks=2))
+        in_memory.transform(da.ones((4, FRAME.shape[1]), chunks=2))
 
 
 @pytest.mark.parametrize(

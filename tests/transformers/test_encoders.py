@@ -107,8 +107,10 @@ def test_every_kind_of_column(encoder: tuple[str, dict[str, Any]], column: str) 
     ours, theirs = _both(name, options)
     lazy = _lazy(frame)
     _assert_same(ours.fit(lazy), theirs.fit(frame), lazy, frame)
-    again = pickle.loads(pickle.dumps(ours))
-    np.testing.assert_array_equal(_dense(again.transform(frame)), _dense(theirs.transform(frame)))
+    unpickled = pickle.loads(pickle.dumps(ours))
+    np.testing.assert_array_equal(
+        _dense(unpickled.transform(frame)), _dense(theirs.transform(frame))
+    )
     clone(ours)
 
 
@@ -252,7 +254,7 @@ def test_missing_values_of_pandas_are_taken_in_memory_as_lazily() -> None:
     text = pd.Series(["a", pd.NA, "b", "a"], dtype="string")
     frame = pd.DataFrame({"s": text, "i": pd.Series([1, pd.NA, 2, 1], dtype="Int64")})
     encoder = preprocessing.OneHotEncoder(sparse_output=False)
-    here = encoder.fit_transform(frame)
-    np.testing.assert_array_equal(encoder.fit(frame).transform(frame), here)
+    in_memory = encoder.fit_transform(frame)
+    np.testing.assert_array_equal(encoder.fit(frame).transform(frame), in_memory)
     lazy = dd.from_pandas(frame, npartitions=2)
-    np.testing.assert_array_equal(encoder.fit_transform(lazy).compute(), here)
+    np.testing.assert_array_equal(encoder.fit_transform(lazy).compute(), in_memory)

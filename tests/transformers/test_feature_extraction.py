@@ -69,8 +69,8 @@ def test_tf_idf_equals_scikit_learn(options: dict[str, Any], dtype: str) -> None
         assert ours.idf_.dtype == theirs.idf_.dtype
         np.testing.assert_allclose(ours.idf_, theirs.idf_, rtol=1e-6)
     assert ours.n_features_in_ == theirs.n_features_in_
-    again = pickle.loads(pickle.dumps(ours))
-    np.testing.assert_allclose(again.transform(X).toarray(), expected.toarray(), rtol=1e-6)
+    unpickled = pickle.loads(pickle.dumps(ours))
+    np.testing.assert_allclose(unpickled.transform(X).toarray(), expected.toarray(), rtol=1e-6)
     clone(ours)
 
 

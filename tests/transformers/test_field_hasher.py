@@ -105,17 +105,17 @@ def found_rows(matrix: Any) -> list[dict[int, float]]:
     assert matrix.indices.dtype == np.int64
     rows = []
     for start, stop in zip(matrix.indptr[:-1], matrix.indptr[1:], strict=True):
-        own = matrix.indices[start:stop]
-        assert (np.diff(own) > 0).all()
-        rows.append(dict(zip(own.tolist(), matrix.data[start:stop].tolist(), strict=True)))
+        indices = matrix.indices[start:stop]
+        assert (np.diff(indices) > 0).all()
+        rows.append(dict(zip(indices.tolist(), matrix.data[start:stop].tolist(), strict=True)))
     return rows
 
 
 def assert_rows(matrix: Any, expected: list[dict[int, float]]) -> None:
     found = found_rows(matrix)
     assert [sorted(row) for row in found] == [sorted(row) for row in expected]
-    for own, row in zip(found, expected, strict=True):
-        assert own == pytest.approx(row, rel=1e-6)
+    for hashed, row in zip(found, expected, strict=True):
+        assert hashed == pytest.approx(row, rel=1e-6)
 
 
 # --- hashes --------------------------------------------------------------------------------------
@@ -154,9 +154,9 @@ def test_hashes_do_not_depend_on_the_seed_of_python():
     )
     seed = "1" if os.environ.get("PYTHONHASHSEED") == "2" else "2"
     command, environ = [sys.executable, "-c", code], environment(PYTHONHASHSEED=seed)
-    said = subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout
     frame = pd.DataFrame({"a": ["x", "y"], "b": [["u", "v"], ["w"]]})
-    assert said == f"{FieldHasher().fit_transform(frame).indices.tolist()}\n"
+    assert output == f"{FieldHasher().fit_transform(frame).indices.tolist()}\n"
 
 
 # --- what holds the rows -------------------------------------------------------------------------
@@ -335,14 +335,14 @@ def test_hashes_of_vowpal_wabbit():
     ]
     theirs = NamespaceHasher(2**31 - 1, alternate_sign=False).transform(spaces)
     for row in range(2):
-        own = {unmix(c >> 8) for c in found_rows(matrix)[row] if c & 255 != 3}
-        assert {h % 2**31 % (2**31 - 1) for h in own} == set(theirs[[row]].indices.tolist())
+        hashes = {unmix(c >> 8) for c in found_rows(matrix)[row] if c & 255 != 3}
+        assert {h % 2**31 % (2**31 - 1) for h in hashes} == set(theirs[[row]].indices.tolist())
 
 
 def test_unknown_chunks_and_empty_blocks():
     frame = dd.from_pandas(FRAME, npartitions=3)
-    kept = frame[frame["user"] != 17]
-    found = FieldHasher().fit(FRAME).transform(kept)
+    remaining = frame[frame["user"] != 17]
+    found = FieldHasher().fit(FRAME).transform(remaining)
     assert np.isnan(found.shape[0])
     assert_rows(found.compute(), [TRUTH[i] for i in (1, 2, 3, 5)])
     none = FieldHasher().fit(frame).transform(frame[frame["user"] == 1])
@@ -359,8 +359,8 @@ def test_lazy_results_are_of_the_fit_before():
     lazy = hasher.transform(rows)
     hasher.set_params(hashing="vowpal").fit(rows)
     assert_rows(lazy.compute(), expected_rows({0: [1, 2]}))
-    again = pickle.loads(pickle.dumps(hasher))
-    assert_rows(again.transform(rows).compute(), expected_rows({0: [1, 2]}, hashing="vowpal"))
+    unpickled = pickle.loads(pickle.dumps(hasher))
+    assert_rows(unpickled.transform(rows).compute(), expected_rows({0: [1, 2]}, hashing="vowpal"))
     with pytest.raises(NotFittedError):
         clone(hasher).transform(rows)
 

@@ -76,10 +76,10 @@ def test_lazy_results_are_left_unchanged_by_the_inverse() -> None:
 @pytest.mark.parametrize("encode", ["ordinal", "onehot", "onehot-dense"])
 def test_bins_of_a_constant_feature_are_undone(encode: str) -> None:
     rows = np.c_[np.full(12, 7.0), ROWS]
-    own = KBinsDiscretizer(3, encode=encode, strategy="uniform").fit(_lazy(rows))
+    binner = KBinsDiscretizer(3, encode=encode, strategy="uniform").fit(_lazy(rows))
     whole = preprocessing.KBinsDiscretizer(3, encode=encode, strategy="uniform").fit(rows)
-    codes = own.transform(_lazy(rows))
-    found = own.inverse_transform(codes).compute()
+    codes = binner.transform(_lazy(rows))
+    found = binner.inverse_transform(codes).compute()
     assert_allclose(found, whole.inverse_transform(whole.transform(rows)))
 
 
@@ -137,35 +137,35 @@ def test_statistic_may_equal_the_mark_of_missing_values(strategy: str, gap: int)
     rows = np.array([[gap - 2, 5.0], [gap + 2, 7.0], [gap, 1.0], [gap - 3, gap], [gap + 3, 6.0]])
     options = {"strategy": strategy, "missing_values": gap, "fill_value": gap}
     whole = impute.SimpleImputer(**options, add_indicator=True).fit(rows)
-    own = SimpleImputer(**options, add_indicator=True).fit(_lazy(rows, 2))
-    assert_allclose(own.statistics_.astype(float), whole.statistics_.astype(float))
-    assert_allclose(own.transform(_lazy(rows, 2)).compute(), whole.transform(rows))
+    imputer = SimpleImputer(**options, add_indicator=True).fit(_lazy(rows, 2))
+    assert_allclose(imputer.statistics_.astype(float), whole.statistics_.astype(float))
+    assert_allclose(imputer.transform(_lazy(rows, 2)).compute(), whole.transform(rows))
 
 
 def test_constant_for_missing_texts_that_are_empty() -> None:
     rows = np.array([["a", ""], ["b", "c"], ["", "d"]], dtype=object)
     options = {"strategy": "constant", "missing_values": "", "fill_value": "none"}
     whole = impute.SimpleImputer(**options).fit(rows)
-    own = SimpleImputer(**options).fit(_lazy(rows, 1))
-    assert own.transform(_lazy(rows, 1)).compute().tolist() == whole.transform(rows).tolist()
+    imputer = SimpleImputer(**options).fit(_lazy(rows, 1))
+    assert imputer.transform(_lazy(rows, 1)).compute().tolist() == whole.transform(rows).tolist()
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1), (3,)], ids=str)
 def test_huge_values_after_a_block_of_missing_ones(sizes: tuple[int, ...]) -> None:
     rows = np.array([[np.nan, 1e300], [np.nan, 1e300], [1e300, 1e300]])
     whole = preprocessing.StandardScaler().fit(rows)
-    own: Any = StandardScaler().fit(_lazy(rows, sizes))
-    assert_allclose(own.var_, whole.var_)
-    assert_allclose(own.scale_, whole.scale_)
+    scaler: Any = StandardScaler().fit(_lazy(rows, sizes))
+    assert_allclose(scaler.var_, whole.var_)
+    assert_allclose(scaler.scale_, whole.scale_)
 
 
 def test_constant_feature_with_small_weights_is_not_scaled_up() -> None:
     rows = np.c_[np.full(40, 0.1), np.arange(40.0)]
     weights = np.random.default_rng(0).uniform(1e-4, 1e-3, 40)
     lazy, lazy_weights = _lazy(rows, 3), da.from_array(weights, chunks=3)
-    own: Any = StandardScaler().fit(lazy, sample_weight=lazy_weights)
-    assert own.scale_[0] == 1
-    assert_allclose(own.transform(lazy).compute()[:, 0], 0, atol=1e-12)
+    scaler: Any = StandardScaler().fit(lazy, sample_weight=lazy_weights)
+    assert scaler.scale_[0] == 1
+    assert_allclose(scaler.transform(lazy).compute()[:, 0], 0, atol=1e-12)
 
 
 @pytest.mark.parametrize("with_std", [True, False])
@@ -174,8 +174,8 @@ def test_weighted_features_may_be_missing_in_all_rows(with_std: bool) -> None:
     weights = np.array([1.0, 2, 0, 0, 1, 1])
     whole = preprocessing.StandardScaler(with_std=with_std).fit(rows, sample_weight=weights)
     lazy = _lazy(rows, 2), None, da.from_array(weights, chunks=2)
-    own = StandardScaler(with_std=with_std).fit(*lazy)
-    assert np.isnan(own.mean_).all()
+    scaler = StandardScaler(with_std=with_std).fit(*lazy)
+    assert np.isnan(scaler.mean_).all()
     assert np.isnan(whole.mean_).all()
 
 

@@ -48,8 +48,8 @@ def test_equals_scikit_learn(labels: str, kind: str) -> None:
     np.testing.assert_array_equal(codes.compute(), theirs.transform(y))
     np.testing.assert_array_equal(ours.inverse_transform(codes).compute(), y)
     np.testing.assert_array_equal(LabelEncoder().fit_transform(lazy).compute(), codes.compute())
-    again = pickle.loads(pickle.dumps(ours))
-    np.testing.assert_array_equal(again.transform(y), theirs.transform(y))
+    unpickled = pickle.loads(pickle.dumps(ours))
+    np.testing.assert_array_equal(unpickled.transform(y), theirs.transform(y))
 
 
 def test_lazy_results_do_not_change_with_a_later_fit() -> None:

@@ -104,10 +104,10 @@ def test_values_and_dtypes_are_those_of_the_host(stays: bool, to_device: ToDevic
         methods = ["transform"]
         methods += ["inverse_transform"] * isinstance(model, QuantileTransformer)
         for method in methods:
-            given = rows if method == "transform" else model.transform(rows)
-            expected = getattr(model, method)(given)
-            found = getattr(model, method)(to_device(given))
-            blocks = getattr(model, method)(_lazy(given, to_device)).to_delayed().ravel()
+            X = rows if method == "transform" else model.transform(rows)
+            expected = getattr(model, method)(X)
+            found = getattr(model, method)(to_device(X))
+            blocks = getattr(model, method)(_lazy(X, to_device)).to_delayed().ravel()
             parts = [block.compute() for block in blocks]
             assert (DeviceArray.copied == 0) == stays or to_device is not fake_cupy.to_device, (
                 transformer
@@ -131,8 +131,10 @@ def test_fits_copy_sketches_alone(transformer: Any, to_device: ToDevice) -> None
         expected = clone(transformer).fit(da.from_array(rows, chunks=(30, -1)))
         found = clone(transformer).fit(_lazy(rows, to_device))
         for name in ("bin_edges_", "statistics_"):
-            for own, other in zip(*(vars(m).get(name, ()) for m in (expected, found)), strict=True):
-                assert_allclose(other, own, rtol=1e-12)
+            for values, other in zip(
+                *(vars(m).get(name, ()) for m in (expected, found)), strict=True
+            ):
+                assert_allclose(other, values, rtol=1e-12)
 
 
 @pytest.mark.parametrize("transformer", [PolynomialFeatures(), ORDINAL], ids=_name)

@@ -191,8 +191,8 @@ def test_equals_scikit_learn(name: str, parameters: Any, rows: str, kind: str) -
     _same(_dense(result).astype(float) if rows != "words" else _dense(result),
           _dense(expected).astype(float) if rows != "words" else _dense(expected))  # fmt: skip
     assert list(ours.get_feature_names_out()) == list(theirs.get_feature_names_out())
-    again = pickle.loads(pickle.dumps(ours))
-    _same(_dense(again.transform(in_memory)), _dense(theirs.transform(in_memory)))
+    unpickled = pickle.loads(pickle.dumps(ours))
+    _same(_dense(unpickled.transform(in_memory)), _dense(theirs.transform(in_memory)))
     clone(ours)
 
 
@@ -232,8 +232,8 @@ def test_undoing_is_lazy_too() -> None:
 def test_weights_of_a_scaler() -> None:
     X, weight = _numbers(missing=False), np.random.default_rng(1).uniform(size=N)
     theirs = sklearn.preprocessing.StandardScaler().fit(X, sample_weight=weight)
-    for given in (weight, da.from_array(weight, chunks=17)):
-        ours = preprocessing.StandardScaler().fit(_array(X), sample_weight=given)
+    for sample_weight in (weight, da.from_array(weight, chunks=17)):
+        ours = preprocessing.StandardScaler().fit(_array(X), sample_weight=sample_weight)
         np.testing.assert_allclose(ours.mean_, theirs.mean_)
         np.testing.assert_allclose(ours.var_, theirs.var_, atol=1e-12)
 
@@ -375,12 +375,12 @@ def test_gaps_of_a_column_without_values_in_a_block_come_back(kind: str) -> None
     model = impute.SimpleImputer(add_indicator=True)
     if kind in ("pandas", "frame"):
         model.set_output(transform="pandas")
-    given: Any = pd.DataFrame(X, columns=NAMES) if kind in ("pandas", "frame") else X
+    rows: Any = pd.DataFrame(X, columns=NAMES) if kind in ("pandas", "frame") else X
     if kind == "array":
-        given = da.from_array(X, chunks=(30, 3))
+        rows = da.from_array(X, chunks=(30, 3))
     elif kind == "frame":
-        given = dd.from_pandas(given, npartitions=4)
-    filled = model.fit(given).transform(given)
+        rows = dd.from_pandas(rows, npartitions=4)
+    filled = model.fit(rows).transform(rows)
     found = model.inverse_transform(filled)
     assert hasattr(found, "dask") == (kind in ("array", "frame"))
     np.testing.assert_array_equal(*dask.compute(found, X))

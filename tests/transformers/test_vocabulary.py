@@ -67,8 +67,8 @@ def test_equals_scikit_learn(name: str, options: dict[str, Any]) -> None:
     if name == "TfidfVectorizer":
         np.testing.assert_allclose(ours.idf_, theirs.idf_, rtol=1e-6)
         assert ours.idf_.dtype == theirs.idf_.dtype
-    again = pickle.loads(pickle.dumps(ours))
-    np.testing.assert_allclose(again.transform(TEXTS).toarray(), expected.toarray(), rtol=1e-6)
+    unpickled = pickle.loads(pickle.dumps(ours))
+    np.testing.assert_allclose(unpickled.transform(TEXTS).toarray(), expected.toarray(), rtol=1e-6)
 
 
 def test_both_steps_are_the_one() -> None:
@@ -107,10 +107,10 @@ def test_on_worker_processes(client: Client) -> None:
 def test_a_non_string_document_names_its_block(name: str, wrong: Any) -> None:
     lazy = KINDS["delayed"]([*TEXTS, wrong])
     model = getattr(feature_extraction, name)()
-    said = r"Block 1 of X: .*document.*Texts must be strings"
-    with pytest.raises(InvalidDataError, match=said) as first:
+    message = r"Block 1 of X: .*document.*Texts must be strings"
+    with pytest.raises(InvalidDataError, match=message) as first:
         model.fit(lazy)
-    with pytest.raises(InvalidDataError, match=said) as second:
+    with pytest.raises(InvalidDataError, match=message) as second:
         model.fit(TEXTS).transform(lazy).compute(scheduler="sync")
     for found in (first, second):
         assert str(found.value).count("Texts must be strings") == 1

@@ -78,14 +78,14 @@ def _both(y: Any, params: dict[str, Any]) -> tuple[Any, Any]:
 def test_outputs_do_not_depend_on_the_trainers(client: Client) -> None:
     rows, y = client.persist([da.from_array(X, chunks=(250, -1)), da.from_array(Y, chunks=250)])
     few = {"n_estimators": 3, "random_state": 0, "max_depth": 5}
-    calm = RandomForestRegressor(**few).fit(X, Y).predict(X)
+    expected = RandomForestRegressor(**few).fit(X, Y).predict(X)
     for decomposition in ("functional", "data"):
         found = RandomForestRegressor(decomposition=decomposition, **few).fit(rows, y)
-        np.testing.assert_array_equal(found.predict(rows).compute(), calm)
+        np.testing.assert_array_equal(found.predict(rows).compute(), expected)
     labels = da.from_array(CLASSES, chunks=250)
-    calm = RandomForestClassifier(**few).fit(X, CLASSES).predict_proba(X)
+    expected = RandomForestClassifier(**few).fit(X, CLASSES).predict_proba(X)
     found = RandomForestClassifier(decomposition="data", **few).fit(rows, labels)
-    for a, b in zip(found.predict_proba(rows), calm, strict=True):
+    for a, b in zip(found.predict_proba(rows), expected, strict=True):
         np.testing.assert_array_equal(a.compute(), b)
     np.testing.assert_array_equal(found.predict(rows).compute(), found.predict(X))
 
@@ -93,15 +93,15 @@ def test_outputs_do_not_depend_on_the_trainers(client: Client) -> None:
 def test_sparse_rows_are_dense_ones(client: Client) -> None:
     dense = SPARSE.toarray()
     few = {"n_estimators": 3, "random_state": 0, "max_depth": 6}
-    calm = RandomForestRegressor(**few).fit(dense, Y[:, 0])
+    expected = RandomForestRegressor(**few).fit(dense, Y[:, 0])
     blocks = da.from_array(dense, chunks=(250, -1)).map_blocks(sp.csr_matrix)
     lazy = client.persist(blocks)
     for rows in (SPARSE, SPARSE.tocsc(), sp.coo_array(SPARSE), lazy):
         found = RandomForestRegressor(**few).fit(rows, Y[:, 0])
         answers = found.predict(rows)
-        np.testing.assert_array_equal(np.asarray(answers), calm.predict(dense))
-    np.testing.assert_array_equal(found.apply(SPARSE), calm.apply(dense))
-    assert (found.decision_path(SPARSE)[0] != calm.decision_path(dense)[0]).nnz == 0
+        np.testing.assert_array_equal(np.asarray(answers), expected.predict(dense))
+    np.testing.assert_array_equal(found.apply(SPARSE), expected.apply(dense))
+    assert (found.decision_path(SPARSE)[0] != expected.decision_path(dense)[0]).nnz == 0
 
 
 def test_more_columns_than_one_dense_piece(monkeypatch: pytest.MonkeyPatch) -> None:

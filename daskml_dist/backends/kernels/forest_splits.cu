@@ -10,9 +10,9 @@
 #define BINS 256
 // Bins of a lane.
 #define OWN (BINS / 32)
-// What is told of a cut before the sums of the left child: worth and threshold (as bits), whether
-// the feature varies, the cut.
-#define TOLD 6
+// Facts about a cut before the sums of the left child: worth and threshold (as bits), whether the
+// feature varies, the cut.
+#define N_CUT_FACTS 6
 #define LOG_2 0.6931471805599453
 
 // Numbers of the criteria; from SQUARED on they are of regression.
@@ -258,13 +258,14 @@ __device__ inline int next_of(unsigned mine, int b) {
 // facts (n_trees, n_facts)
 // signs (d,)                        of monotonic constraints
 // low, high (d, 256)                smallest and largest value of each bin
-// told (n_nodes, m, TOLD + n_sums + 1)   what is told of a cut, sums of the left child; zeros before
+// cuts (n_nodes, m, N_CUT_FACTS + n_sums + 1)   facts about the cut, sums of the left child;
+//                                   initially zeros
 // first, n_jobs, m, n_sums, n_facts, has_signs   nodes times features, from which on
 extern "C" __global__ void __launch_bounds__(THREADS) forest_cuts(
     const Node *__restrict__ nodes, const int *__restrict__ features, long long *__restrict__ hist,
     const long long *__restrict__ sums, const long long *__restrict__ facts,
     const signed char *__restrict__ signs, const double *__restrict__ low,
-    const double *__restrict__ high, long long *__restrict__ told, long long first_job,
+    const double *__restrict__ high, long long *__restrict__ cuts, long long first_job,
     long long n_jobs, long long m, long long n_sums, long long n_facts, long long has_signs) {
     const int lane = threadIdx.x % 32;
     for (long long job = first_job + first_warp(); job < n_jobs; job += all_warps()) {
@@ -273,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forest_cuts(
         const long long *of_fit = facts + node.tree * n_facts;
         const long long *of_node = sums + job / m * (n_sums + 2);
         long long *own = hist + (job - first_job) * BINS * n_sums;
-        long long *says = told + job * (TOLD + n_sums + 1);
+        long long *says = cuts + job * (N_CUT_FACTS + n_sums + 1);
         const int missing = static_cast<int>(of_fit[MISSING]);
         // Bit k: this lane's k-th bin holds rows.
         unsigned mine = 0;
@@ -348,21 +349,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) forest_cuts(
         long long total = 0;
         for (long long v = 0; v < of_fit[FIRST]; ++v) total += left(v);
         for (long long v = lane; v < n_sums; v += 32)
-            says[TOLD + v] = best.place < 0 ? 0 : left(v);
-        if (lane == 0) says[TOLD + n_sums] = best.place < 0 ? 0 : total;
+            says[N_CUT_FACTS + v] = best.place < 0 ? 0 : left(v);
+        if (lane == 0) says[N_CUT_FACTS + n_sums] = best.place < 0 ? 0 : total;
     }
 }
 
-// told (n_nodes, m, width)   of each feature that a node drew, in their order
+// cuts (n_nodes, m, width)   of each feature that a node drew, in their order
 // features (n_nodes, m)
-// best (n_nodes, 1 + width)  the feature of the best cut (-1: there is none), and what is told of
+// best (n_nodes, 1 + width)  the feature of the best cut (-1: there is none), and the facts about
 //                            it; whether any feature varies stands there in any case
 // n_nodes, m, width, one     with `one`, the first feature that varies counts alone
 extern "C" __global__ void __launch_bounds__(THREADS) forest_best(
-    const long long *__restrict__ told, const int *__restrict__ features,
+    const long long *__restrict__ cuts, const int *__restrict__ features,
     long long *__restrict__ best, long long n_nodes, long long m, long long width, long long one) {
     for (long long at = first_warp(); at < n_nodes; at += all_warps()) {
-        const long long *own = told + at * m * width;
+        const long long *own = cuts + at * m * width;
         // Features in the order in which the node drew them: strictly better ones replace.
         double most = -infinity();
         long long which = -1;

@@ -11,7 +11,7 @@
 #define OWN (BINS / 32)
 // Numbers of a split: gain, feature, last bin that goes left, whether missing values do, sums of
 // gradients, hessians and rows of the left child, whether it is of categories, which go left.
-#define TOLD 12
+#define N_SPLIT_FACTS 12
 
 // Leaf: its histogram and how far features lie apart there, sums of gradients, hessians and rows,
 // value, bounds of what its children may answer.
@@ -84,18 +84,18 @@ __device__ inline long long sum_below(long long value) {
 }
 
 __device__ inline void write_split(const Split &split, long long feature, bool of_categories,
-                                   const unsigned long long *bits, long long *told) {
-    told[0] = __double_as_longlong(split.gain);
+                                   const unsigned long long *bits, long long *facts) {
+    facts[0] = __double_as_longlong(split.gain);
     const bool found = split.gain > 0;
-    told[1] = found ? feature : 0;
-    told[2] = found ? split.bin : 0;
-    told[3] = found ? split.missing_left : 0;
-    told[4] = found ? split.g : 0;
-    told[5] = found ? split.h : 0;
-    told[6] = found ? split.n : 0;
-    told[7] = found && of_categories;
+    facts[1] = found ? feature : 0;
+    facts[2] = found ? split.bin : 0;
+    facts[3] = found ? split.missing_left : 0;
+    facts[4] = found ? split.g : 0;
+    facts[5] = found ? split.h : 0;
+    facts[6] = found ? split.n : 0;
+    facts[7] = found && of_categories;
     for (int k = 0; k < 4; ++k)
-        told[8 + k] = found && of_categories ? static_cast<long long>(bits[k]) : 0;
+        facts[8 + k] = found && of_categories ? static_cast<long long>(bits[k]) : 0;
 }
 
 // The best split by a number, of all lanes; each gets it.
@@ -221,14 +221,15 @@ __device__ inline Split split_by_category(const long long *hist, int count, bool
 // allowed (n_leaves, d)      features that a leaf may be split by
 // counts (d,)                bins of values
 // missing, categorical, signs (d,)
-// told (n_leaves, d, TOLD)   the best split by each feature; its gain is -1 where there is none
+// splits (n_leaves, d, N_SPLIT_FACTS)   the best split by each feature; its gain is -1 where there is
+//                                       none
 // n_leaves, d, last_bin, channels
 // g_unit, h_unit, l2, least_h, least_n
 extern "C" __global__ void __launch_bounds__(THREADS) tree_splits(
     const Leaf *__restrict__ leaves, const unsigned char *__restrict__ allowed,
     const int *__restrict__ counts, const unsigned char *__restrict__ missing,
     const unsigned char *__restrict__ categorical, const signed char *__restrict__ signs,
-    long long *__restrict__ told, long long n_leaves, long long d, long long last_bin,
+    long long *__restrict__ splits, long long n_leaves, long long d, long long last_bin,
     long long channels, double g_unit, double h_unit, double l2, double least_h,
     long long least_n) {
     extern __shared__ __align__(16) unsigned char shared[];
@@ -250,15 +251,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_splits(
         else if (allowed[e])
             best = split_by_number(hist, counts[j], missing[j], signs[j],
                                    static_cast<int>(channels), leaf, bounds);
-        if (threadIdx.x % 32 == 0) write_split(best, j, categorical[j], of_warps[warp].bits, told + e * TOLD);
+        if (threadIdx.x % 32 == 0)
+            write_split(best, j, categorical[j], of_warps[warp].bits, splits + e * N_SPLIT_FACTS);
     }
 }
 
-// told (n_leaves, d, TOLD)
-// best (n_leaves, TOLD)      of all features
+// splits (n_leaves, d, N_SPLIT_FACTS)
+// best (n_leaves, N_SPLIT_FACTS)      of all features
 // n_leaves, d
 extern "C" __global__ void __launch_bounds__(THREADS) tree_best(
-    const long long *__restrict__ told, long long *__restrict__ best, long long n_leaves,
+    const long long *__restrict__ splits, long long *__restrict__ best, long long n_leaves,
     long long d) {
     const int lane = threadIdx.x % 32;
     const long long stride = static_cast<long long>(gridDim.x) * WARPS;
@@ -266,8 +268,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_best(
          leaf < n_leaves; leaf += stride) {
         // Lanes take features in turns; of equal gains the first feature counts.
         Split own = {-1.0, d, 0, 0, 0, 0, 0};
-        for (long long j = lane; j < d; j += 32)
-            keep_better(own, {__longlong_as_double(told[(leaf * d + j) * TOLD]), j, 0, 0, 0, 0, 0});
+        for (long long j = lane; j < d; j += 32) {
+            const double gain = __longlong_as_double(splits[(leaf * d + j) * N_SPLIT_FACTS]);
+            keep_better(own, {gain, j, 0, 0, 0, 0, 0});
+        }
         for (int offset = 16; offset > 0; offset /= 2) {
             Split other = {};
             other.gain = __shfl_xor_sync(ALL_LANES, own.gain, offset);
@@ -275,9 +279,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_best(
             keep_better(own, other);
         }
         const long long j = own.gain > 0 ? own.place : 0;  // that of no feature has no split
-        if (lane < TOLD)
-            best[leaf * TOLD + lane] =
-                own.gain > 0 ? told[(leaf * d + j) * TOLD + lane]
+        if (lane < N_SPLIT_FACTS)
+            best[leaf * N_SPLIT_FACTS + lane] =
+                own.gain > 0 ? splits[(leaf * d + j) * N_SPLIT_FACTS + lane]
                              : (lane ? 0 : __double_as_longlong(-1.0));
     }
 }

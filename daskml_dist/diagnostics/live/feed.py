@@ -284,12 +284,12 @@ class SearchFeed:
         """
         plain = [
             [
-                int(told["candidate"]),
-                int(told["bracket"]),
-                float(told["resource"]),
-                float(told["score"]),
+                int(score["candidate"]),
+                int(score["bracket"]),
+                float(score["resource"]),
+                float(score["score"]),
             ]
-            for told in scores
+            for score in scores
         ]
         self._tell("rung", scores=plain)
 

@@ -84,7 +84,7 @@ class Fit:
         elif kind == "phase":
             self.phase = event["text"]
         elif kind == "rung":
-            self.rungs.extend(tuple(told) for told in event["scores"])
+            self.rungs.extend(tuple(score) for score in event["scores"])
         elif kind == "generation":
             self._take_back(event["n_passes"])
             self.generations.append((at, event["text"]))
@@ -94,11 +94,11 @@ class Fit:
         elif kind == "end":
             self.state = event["how"]
 
-    def hear(self, told: dict[str, Any]) -> None:
+    def hear(self, report: dict[str, Any]) -> None:
         """Update the rates with the report of a worker."""
         if self.state == "running":
             self.at = max(self.at, time.monotonic() - self.here)
-            if self.heartbeats.record(self.at, told):
+            if self.heartbeats.record(self.at, report):
                 self.version += 1
 
     def _take_back(self, n_passes: int) -> None:
@@ -167,11 +167,11 @@ class RecentFits:
             elif name in self._fits:
                 self._fits[name].take(event)
 
-    def hear(self, told: dict[str, Any]) -> None:
+    def hear(self, report: dict[str, Any]) -> None:
         """Apply the report of a worker; reports of unknown runs are ignored."""
-        fit = self._fits.get(self._fit_of.get(told["run"], ""))
+        fit = self._fits.get(self._fit_of.get(report["run"], ""))
         if fit is not None:
-            fit.hear(told)
+            fit.hear(report)
 
     def leave(self, client: str) -> None:
         """Record that a client has left, and with it the fits that it ran."""

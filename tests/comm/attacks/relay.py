@@ -16,7 +16,7 @@ class Relay:
     """Relay that changes the bytes it passes to a listener, and stores them."""
 
     def __init__(self, target: Endpoint, change: Callable[[bytes], bytes] = bytes) -> None:
-        self.said = b""
+        self.forwarded = b""
         self._target, self._change = target, change
         self._server = socket.create_server((HOST, 0))
         self.port = self._server.getsockname()[1]
@@ -36,7 +36,7 @@ class Relay:
             while data := source.recv(1 << 16):
                 if forth:
                     data = self._change(data)
-                    self.said += data
+                    self.forwarded += data
                 sink.sendall(data)
         close_socket(source)
         close_socket(sink)

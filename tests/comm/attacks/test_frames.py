@@ -183,9 +183,9 @@ def test_snapshots_are_sent_unchanged_and_as_data() -> None:
     np.testing.assert_array_equal(snapshot.shard.opt_state["m"], np.ones((8, 1)))
     snapshot.shard.w[0] = 5  # a writable copy
     thing = {"a": [1, (2.5, None)], "b": {3}, 4: np.arange(3), "inf": float("inf")}
-    again = unpack_object(pack_object(thing, {}), {})
-    np.testing.assert_array_equal(again.pop(4), thing.pop(4))
-    assert again == thing
+    unpacked = unpack_object(pack_object(thing, {}), {})
+    np.testing.assert_array_equal(unpacked.pop(4), thing.pop(4))
+    assert unpacked == thing
     with pytest.raises(TypeError, match="cannot be sent"):
         pack_object(Path("x"), name_classes(SNAPSHOT_CLASSES))
     with pytest.raises(CommunicationError):

@@ -20,11 +20,11 @@ from tests.comm.attacks.served import HOST, KEY, PATIENCE, SECRET, is_closed, un
 
 
 @contextmanager
-def peer_listener(came: list[int], announced: str | None = None) -> Iterator[Listener]:
+def peer_listener(accepted_ranks: list[int], announced: str | None = None) -> Iterator[Listener]:
     """A listener for other trainers, and the ranks that came."""
 
     def take(rank: int, sock: socket.socket) -> None:
-        came.append(rank)
+        accepted_ranks.append(rank)
         sock.close()
 
     listener = Listener(HOST, Credentials(SECRET), on_peer=take, key=KEY, announced=announced)
@@ -49,8 +49,8 @@ def _as_channel(data: bytes) -> bytes:
 @pytest.mark.parametrize("change", [_as_rank(7), _as_channel, bytes], ids=["rank", "role", "port"])
 def test_a_relayed_proof_is_refused(change: Callable[[bytes], bytes]) -> None:
     """The proof is bound to rank, role and listener."""
-    came: list[int] = []
-    with peer_listener(came) as listener:
+    accepted_ranks: list[int] = []
+    with peer_listener(accepted_ranks) as listener:
         relay = Relay(listener.endpoint, change)
         try:
             announced = Endpoint(KEY, HOST, relay.port)
@@ -59,35 +59,35 @@ def test_a_relayed_proof_is_refused(change: Callable[[bytes], bytes]) -> None:
         finally:
             relay.close()
         call_peer(listener.endpoint, Credentials(SECRET), 5).close()
-        until(lambda: bool(came))
-    assert came == [5]
+        until(lambda: bool(accepted_ranks))
+    assert accepted_ranks == [5]
 
 
 def test_a_call_meant_for_another_listener_is_refused() -> None:
     """The port is right, but the listener's name is that of another rank or run."""
-    came: list[int] = []
-    with peer_listener(came) as listener:
+    accepted_ranks: list[int] = []
+    with peer_listener(accepted_ranks) as listener:
         other = replace(listener.endpoint, key="run-0-2")
         with pytest.raises(CommunicationError, match="Cannot connect"):
             call_peer(other, Credentials(SECRET, patience=PATIENCE), 3)
-    assert came == []
+    assert accepted_ranks == []
 
 
 def test_a_replayed_handshake_is_refused() -> None:
-    came: list[int] = []
-    with peer_listener(came) as listener:
+    accepted_ranks: list[int] = []
+    with peer_listener(accepted_ranks) as listener:
         # The caller is given the relay's address as the listener's: a man in the middle.
         relay = Relay(listener.endpoint)
         listener.endpoint = replace(listener.endpoint, port=relay.port)
         try:
             call_peer(listener.endpoint, Credentials(SECRET), 3).close()
-            until(lambda: came == [3])
+            until(lambda: accepted_ranks == [3])
             with closing(socket.create_connection((HOST, listener.port))) as sock:
-                sock.sendall(relay.said)
+                sock.sendall(relay.forwarded)
                 assert is_closed(sock)
         finally:
             relay.close()
-    assert came == [3]
+    assert accepted_ranks == [3]
 
 
 def test_reflected_proofs_are_refused() -> None:
@@ -108,8 +108,8 @@ def test_reflected_proofs_are_refused() -> None:
         with pytest.raises(CommunicationError, match="secret"):
             call_peer(Endpoint(KEY, HOST, server.getsockname()[1]), Credentials(SECRET), 0)
         mirror.result(20)
-    came: list[int] = []
-    with peer_listener(came) as listener:
+    accepted_ranks: list[int] = []
+    with peer_listener(accepted_ranks) as listener:
         with closing(socket.create_connection((HOST, listener.port), timeout=60)) as sock:
             sock.sendall(
                 handshake._HELLO.pack(handshake._PROTOCOL, PEER, bytes(NAME_BYTES), bytes(32))
@@ -117,12 +117,12 @@ def test_reflected_proofs_are_refused() -> None:
             answer = HandshakeDeadline(20).receive(sock, 64)
             sock.sendall(answer[32:])  # the listener's proof as the caller's
             assert is_closed(sock)
-    assert came == []
+    assert accepted_ranks == []
 
 
 def test_a_listener_on_all_addresses_uses_its_announced_name() -> None:
-    came: list[int] = []
-    with peer_listener(came, announced="localhost") as listener:
+    accepted_ranks: list[int] = []
+    with peer_listener(accepted_ranks, announced="localhost") as listener:
         assert listener.endpoint.host == "localhost"
         call_peer(listener.endpoint, Credentials(SECRET), 4).close()
-        until(lambda: came == [4])
+        until(lambda: accepted_ranks == [4])

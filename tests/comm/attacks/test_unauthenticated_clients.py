@@ -58,28 +58,28 @@ def test_slowly_sent_bytes_do_not_prolong_a_handshake(served: Served) -> None:
 
 def test_the_listener_proves_itself_first() -> None:
     """A rogue server on a former port of a worker gets a nonce, and no data of the fit."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     def answer(server: socket.socket, words: bytes) -> None:
         sock, _ = server.accept()
         with sock:
             sock.settimeout(20)
-            heard.append(sock.recv(1 << 16))
+            received.append(sock.recv(1 << 16))
             sock.sendall(words)
             with suppress(OSError):
-                heard.append(sock.recv(1 << 16))
+                received.append(sock.recv(1 << 16))
 
     reply = wire._CALL.pack(wire.CALL, 1 << 30) + pickle.dumps(print)
     for words in (reply, bytes(64), os.urandom(64), b""):
-        heard.clear()
+        received.clear()
         with socket.create_server((HOST, 0)) as server, ThreadPoolExecutor(1) as pool:
             rogue = pool.submit(answer, server, words)
             endpoint = Endpoint(KEY, HOST, server.getsockname()[1])
             with pytest.raises(CommunicationError, match="another program may have its port"):
                 call_listener(endpoint, Credentials(SECRET, patience=0.3))
             rogue.result(20)
-        assert len(heard[0]) == handshake._HELLO.size
-        assert not any(heard[1:])
+        assert len(received[0]) == handshake._HELLO.size
+        assert not any(received[1:])
 
 
 def test_a_certificate_alone_is_not_enough(served: Served) -> None:
@@ -96,18 +96,18 @@ def test_a_certificate_alone_is_not_enough(served: Served) -> None:
 def test_a_rogue_without_a_certificate_receives_nothing(
     contexts: dict[bool, dict[str, ssl.SSLContext]],
 ) -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
     rogue = Listener(HOST, Credentials(SECRET, patience=PATIENCE), on_pair=lambda *_: None)
     relay = Relay(rogue.endpoint)
     try:
         endpoint = Endpoint("", HOST, relay.port)
         with pytest.raises(CommunicationError, match="Cannot connect"):
             call_peer(endpoint, Credentials(SECRET, patience=PATIENCE, **contexts[True]), 1)
-        heard.append(relay.said)
+        received.append(relay.forwarded)
     finally:
         rogue.close()
         relay.close()
-    assert handshake._PROTOCOL not in heard[0]
+    assert handshake._PROTOCOL not in received[0]
 
 
 def test_a_silent_listener_times_out() -> None:

@@ -25,23 +25,23 @@ class Count:
     def __init__(
         self, raise_at: int = 0, stop_at: int = 0, error: type[BaseException] = ValueError
     ) -> None:
-        self.told: list[Any] = []
+        self.events: list[Any] = []
         self.raise_at = raise_at
         self.stop_at = stop_at
         self.error = error
 
     def on_fit_begin(self, run: Any) -> None:
-        self.told.append("begin")
+        self.events.append("begin")
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        self.told.append(record["pass"])
+        self.events.append(record["pass"])
         if record["pass"] == self.raise_at:
             raise self.error("power cut")
         if record["pass"] == self.stop_at:
             run.stop()
 
     def on_fit_end(self, run: Any) -> None:
-        self.told.append("end")
+        self.events.append("end")
 
 
 def expect_refusal(
@@ -54,7 +54,7 @@ def expect_refusal(
     with pytest.raises(CheckpointError, match=match) as caught:
         clf.fit(rows, labels)
     assert str(saved.path).rpartition("://")[2] in str(caught.value)
-    assert count.told == []
+    assert count.events == []
 
 
 def make_state(step: int, n: int = 50) -> ShardState:

@@ -105,10 +105,10 @@ for keep in (1, 2):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(tell)
-        told = [step, *(n for n, in struct.iter_unpack("q", os.read(done, 1 << 16)))]
+        reported = [step, *(n for n, in struct.iter_unpack("q", os.read(done, 1 << 16)))]
         os.close(done)
         step = check_whole(saved)
-        assert told[-1] <= step <= told[-1] + 1, (told, step)
+        assert reported[-1] <= step <= reported[-1] + 1, (reported, step)
         print("whole", step, sorted(os.listdir(os.path.dirname(path))), flush=True)
 """
 

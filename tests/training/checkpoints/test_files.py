@@ -60,7 +60,7 @@ def test_a_full_disk_keeps_the_previous_version(
     params = {**PARAMS, "max_iter": 6}
     with pytest.raises(CheckpointError, match=r"/c .*No space left.*Free space.*resume=True"):
         SGDClassifier(checkpoint=saved, callbacks=count, **params).fit(X, Y)
-    assert count.told == ["begin", 1, 2, 3, "end"]
+    assert count.events == ["begin", 1, 2, 3, "end"]
     monkeypatch.undo()
     fs, folder = fsspec.url_to_fs(f"{scheme}{tmp_path}")
     assert sorted(os.path.basename(name) for name in fs.ls(folder, detail=False)) == ["c", "c.1"]

@@ -29,7 +29,7 @@ def test_fits_in_parts_equal_one_fit(tmp_path: Path, policy: str) -> None:
         checkpoint=Checkpoint(tmp_path / "fit.npz", every=2),
         **PARAMS,
     ).fit(X, Y)
-    assert count.told == ["begin", 1, 2, 3, 4, 5, "end"]
+    assert count.events == ["begin", 1, 2, 3, 4, 5, "end"]
     assert [record["pass"] for record in clf.history_.records] == [1, 2, 3, 4, 5]
     assert all(record["rows"] == len(X) for record in clf.history_.records)
     assert clf.score(X, Y) > 0.8
@@ -50,8 +50,8 @@ def test_a_resumed_fit_equals_an_uninterrupted_one(
     resumed = SGDClassifier(checkpoint=saved, **several).fit(X, Y)
     np.testing.assert_allclose(resumed.coef_, undisturbed.coef_, rtol=1e-9)
     assert resumed.n_iter_ == 7
-    again = SGDClassifier(checkpoint=saved, **params).fit(X, Y)
-    np.testing.assert_array_equal(again.coef_, resumed.coef_)
+    refitted = SGDClassifier(checkpoint=saved, **params).fit(X, Y)
+    np.testing.assert_array_equal(refitted.coef_, resumed.coef_)
 
 
 def test_the_stopping_rule_keeps_its_state(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def _interrupted(path: Any, **params: Any) -> Checkpoint:
     count = Count(raise_at=5, error=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         SGDClassifier(checkpoint=saved, callbacks=count, **params).fit(X, Y)
-    assert count.told[-1] == "end"
+    assert count.events[-1] == "end"
     assert saved.load()[1]["passes"] == 4
     return saved
 

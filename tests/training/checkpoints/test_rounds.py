@@ -62,14 +62,14 @@ def _same(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_fit_resumes_from_its_file(solver: str, tmp_path: Path) -> None:
-    calm, path = _fit(solver=solver), tmp_path / "c"
+    undisturbed, path = _fit(solver=solver), tmp_path / "c"
     watch = End(0)
-    _same(_fit(Checkpoint(path, every=2), watch, solver=solver), calm)
+    _same(_fit(Checkpoint(path, every=2), watch, solver=solver), undisturbed)
     assert watch.begun == 1
     with pytest.raises(Ended):
         _fit(Checkpoint(path, every=2), End(5), solver=solver)
     resumed = End(3)  # a pass that is not repeated
-    _same(_fit(Checkpoint(path, every=3, resume=True), resumed, solver=solver), calm)
+    _same(_fit(Checkpoint(path, every=3, resume=True), resumed, solver=solver), undisturbed)
 
 
 def test_a_callback_stops_a_checkpointed_fit(tmp_path: Path) -> None:

@@ -50,13 +50,13 @@ def fitted_floats(model: Any) -> list[NDArray[Any]]:
 
 def check_device(model: Any, y: NDArray[Any], rtol: float = 1e-6, **fit: Any) -> None:
     """Check that a fit on the device equals the CPU's, and predicts on the CPU."""
-    there = clone(model).set_params(device="gpu").fit(X, y, **fit)
-    here = clone(model).set_params(device="cpu").fit(X, y, **fit)
-    arrays = list(zip(fitted_floats(there), fitted_floats(here), strict=True))
+    on_gpu = clone(model).set_params(device="gpu").fit(X, y, **fit)
+    on_cpu = clone(model).set_params(device="cpu").fit(X, y, **fit)
+    arrays = list(zip(fitted_floats(on_gpu), fitted_floats(on_cpu), strict=True))
     assert arrays
     for found, expected in arrays:
         np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol)
-    assert there.predict(X).shape == here.predict(X).shape
+    assert on_gpu.predict(X).shape == on_cpu.predict(X).shape
 
 
 STEPS = {"max_iter": 3, "tol": None, "random_state": 0, "batch_size": 32}

@@ -54,11 +54,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     names: set[str] = set()
     launch = cupy_trees.TreeCalls._tree
 
-    def noted(self: Any, source: str, function: str, *rest: Any, **named: Any) -> None:
+    def spy(self: Any, source: str, function: str, *rest: Any, **named: Any) -> None:
         names.add(function)
         launch(self, source, function, *rest, **named)
 
-    monkeypatch.setattr(cupy_trees.TreeCalls, "_tree", noted)
+    monkeypatch.setattr(cupy_trees.TreeCalls, "_tree", spy)
     return names
 
 
@@ -105,13 +105,13 @@ CASES: dict[str, tuple[type, Any, dict[str, Any]]] = {
 def test_trees_equal_those_of_the_cpu(
     case: str, launched: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make, y, given = CASES[case]
-    given = {**SMALL, "random_state": 0, **given}
-    weight = WEIGHT if given.pop("weighted", False) else None
-    if given.pop("rounded", False):
+    make, y, params = CASES[case]
+    params = {**SMALL, "random_state": 0, **params}
+    weight = WEIGHT if params.pop("weighted", False) else None
+    if params.pop("rounded", False):
         for name in ("SAMPLE_ROWS", "_MIN_MEAN_SQUARE", "_MIN_MEAN_HESSIAN"):
             monkeypatch.setattr(gradient_boosting, name, 0)
-    gpu, cpu = (make(device=device, **given).fit(X, y, weight) for device in ("gpu", "cpu"))
+    gpu, cpu = (make(device=device, **params).fit(X, y, weight) for device in ("gpu", "cpu"))
     assert arrays(gpu) == arrays(cpu)
     names = "tree_gradients", "tree_histograms", "tree_partition", "tree_splits"
     assert launched == {function for name in names for function in of_cuda.FUNCTIONS[name]}
@@ -127,20 +127,20 @@ def test_rows_on_a_gpu_are_binned_there(
     case: str, dtype: str, kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
-    make, y, given = CASES[case]
-    given = {**SMALL, "random_state": 0, **given}
-    weight = WEIGHT if given.pop("weighted", False) else None
+    make, y, params = CASES[case]
+    params = {**SMALL, "random_state": 0, **params}
+    weight = WEIGHT if params.pop("weighted", False) else None
     rows = X.astype(dtype)
-    cpu = make(device="cpu", **given).fit(rows, y, weight)
+    cpu = make(device="cpu", **params).fit(rows, y, weight)
     assert not DeviceArray.copied
-    there = make(**given).fit(kernels(rows), y, weight)
-    assert arrays(there) == arrays(cpu)
+    on_gpu = make(**params).fit(kernels(rows), y, weight)
+    assert arrays(on_gpu) == arrays(cpu)
     # The sample, drawn with a few rows to spare, and values of categories.
     assert DeviceArray.copied < 2 * 60 * X.shape[1]
     # Bins from which CPUs continue.
-    there.set_params(warm_start=True, max_iter=5).fit(kernels(rows), y, weight)
+    on_gpu.set_params(warm_start=True, max_iter=5).fit(kernels(rows), y, weight)
     cpu.set_params(warm_start=True, max_iter=5).fit(rows, y, weight)
-    assert arrays(there) == arrays(cpu)
+    assert arrays(on_gpu) == arrays(cpu)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_labels_beside_rows_on_a_gpu(
     monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
     make = partial(HistGradientBoostingClassifier, random_state=0, **SMALL)
     cpu = make(device="cpu").fit(X, labels)
-    there = make().fit(kernels(X), kernels(labels))
-    assert arrays(there) == arrays(cpu)
-    np.testing.assert_array_equal(there.classes_, cpu.classes_)
+    on_gpu = make().fit(kernels(X), kernels(labels))
+    assert arrays(on_gpu) == arrays(cpu)
+    np.testing.assert_array_equal(on_gpu.classes_, cpu.classes_)
     # One byte for each label, in addition to the sample.
     assert DeviceArray.copied < 2 * 60 * X.shape[1] + len(X)
 
@@ -205,9 +205,9 @@ def test_bins_that_exceed_gpu_memory_raise_with_a_remedy(
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("n_lanes", [1, 3])
 def test_ranking_trees_equal_those_of_the_cpu(n_lanes: int) -> None:
-    given = {**SMALL, "random_state": 0, "early_stopping": True, "run": Run(n_lanes=n_lanes)}
+    params = {**SMALL, "random_state": 0, "early_stopping": True, "run": Run(n_lanes=n_lanes)}
     gpu, cpu = (
-        HistGradientBoostingRanker(device=device, **given).fit(X, THREE, group=np.arange(500) // 9)
+        HistGradientBoostingRanker(device=device, **params).fit(X, THREE, group=np.arange(500) // 9)
         for device in ("gpu", "cpu")
     )
     assert arrays(gpu) == arrays(cpu)
@@ -218,11 +218,11 @@ def test_lanes_of_a_trainer_share_each_launch(monkeypatch: pytest.MonkeyPatch) -
     launches: list[list[str]] = []
     launch = cupy_trees.TreeCalls._tree
 
-    def noted(self: Any, source: str, function: str, *rest: Any, **named: Any) -> None:
+    def spy(self: Any, source: str, function: str, *rest: Any, **named: Any) -> None:
         launches[-1].append(function)
         launch(self, source, function, *rest, **named)
 
-    monkeypatch.setattr(cupy_trees.TreeCalls, "_tree", noted)
+    monkeypatch.setattr(cupy_trees.TreeCalls, "_tree", spy)
     for n_lanes in (1, 3):
         launches.append([])
         HistGradientBoostingRegressor(device="gpu", run=Run(n_lanes=n_lanes), **SMALL).fit(X, Y)
@@ -248,12 +248,15 @@ def test_raw_predictions_are_recomputed_after_a_loss(
 ) -> None:
     rooms: list[Any] = []
 
-    def noted(where: type) -> Any:
+    def make_spy(where: type) -> Any:
         open_rows = where.open_rows
-        return lambda self, given, shape: (rooms.extend(given), open_rows(self, given, shape))[1]
+        return lambda self, binned_rows, shape: (
+            rooms.extend(binned_rows),
+            open_rows(self, binned_rows, shape),
+        )[1]
 
     for where in (CupyTrees, HostTrees):
-        monkeypatch.setattr(where, "open_rows", noted(where))
+        monkeypatch.setattr(where, "open_rows", make_spy(where))
     for device in ("gpu", "cpu"):
         model = HistGradientBoostingRegressor(device=device, **SMALL).fit(X, Y)
     left, expected = (room.extra for room in rooms)
@@ -288,8 +291,8 @@ def test_blocks_on_gpus_of_workers_are_binned_there(
     import dask.array as da
 
     monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
-    given = {**SMALL, "random_state": 0}
-    cpu = HistGradientBoostingClassifier(device="cpu", **given).fit(X, THREE)
+    params = {**SMALL, "random_state": 0}
+    cpu = HistGradientBoostingClassifier(device="cpu", **params).fit(X, THREE)
     numbers = da.arange(len(X), chunks=125)
     rows = numbers.map_blocks(
         lambda at: kernels(X[at]), chunks=(numbers.chunks[0], (6,)), new_axis=[1],
@@ -298,7 +301,7 @@ def test_blocks_on_gpus_of_workers_are_binned_there(
     # In this process, since the GPU is emulated.
     with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster:
         with Client(cluster):
-            model = HistGradientBoostingClassifier(run=Run(memory_budget=budget), **given)
+            model = HistGradientBoostingClassifier(run=Run(memory_budget=budget), **params)
             model.set_params(device="gpu").fit(rows, da.from_array(THREE, chunks=125))
     assert arrays(model) == arrays(cpu)
     assert DeviceArray.copied < 2 * 60 * X.shape[1]

@@ -25,10 +25,10 @@ def test_linear_models(gpu: None, deterministic: bool) -> None:
 def test_first_layers(gpu: None) -> None:
     run = Run(shard="features", n_lanes=3)
     model = MLPClassifier((4, 3), **STEPS, run=run, early_stopping=True)
-    there, here = (
+    on_gpu, on_cpu = (
         clone(model).set_params(device=device).fit(X, TARGETS["three"]) for device in ("gpu", "cpu")
     )
-    for found, expected in zip(there.coefs_, here.coefs_, strict=True):
+    for found, expected in zip(on_gpu.coefs_, on_cpu.coefs_, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -36,9 +36,9 @@ def test_sparse_rows_of_which_steps_touch_few_columns(kernels: None) -> None:
     """Parameters stay on the host, rows on the device."""
     few = sparse.random(240, 3_000, 0.005, format="csr", random_state=0)
     model = SGDClassifier(run=Run(shard="features", n_lanes=3), early_stopping=True, **STEPS)
-    there, here = (
+    on_gpu, on_cpu = (
         clone(model).set_params(device=device).fit(few, TARGETS["three"])
         for device in ("gpu", "cpu")
     )
-    for found, expected in zip(fitted_floats(there), fitted_floats(here), strict=True):
+    for found, expected in zip(fitted_floats(on_gpu), fitted_floats(on_cpu), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)

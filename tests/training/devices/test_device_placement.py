@@ -60,19 +60,19 @@ def test_one_lane_uses_a_whole_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) 
     plug_in(CountedMoves, monkeypatch)
     monkeypatch.setattr(in_process, "count_cores", lambda: 4)
     monkeypatch.setattr(job, "SUM_BYTES_PER_LANE", 1)
-    lanes, made = in_process.InProcessEngine.choose_lanes, []
+    lanes, n_lanes_chosen = in_process.InProcessEngine.choose_lanes, []
 
-    def noted(self: Any, *given: Any, **named: Any) -> Any:
-        found = lanes(self, *given, **named)
-        made.append(len(found))
+    def spy(self: Any, *args: Any, **named: Any) -> Any:
+        found = lanes(self, *args, **named)
+        n_lanes_chosen.append(len(found))
         return found
 
-    monkeypatch.setattr(in_process.InProcessEngine, "choose_lanes", noted)
+    monkeypatch.setattr(in_process.InProcessEngine, "choose_lanes", spy)
     for device in ("gpu", "cpu", "auto"):
         clone(model).set_params(device=device).fit(X, TARGETS["numbers"])
     monkeypatch.setattr(dataset_info, "DEVICE_ENTRIES", X.size)
     clone(model).set_params(device="auto").fit(X, TARGETS["numbers"])
-    assert made == [1, 4, 4, 1]
+    assert n_lanes_chosen == [1, 4, 4, 1]
 
 
 def test_blocks_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,11 +101,11 @@ def test_rows_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> No
     """They are also checked there; only a fit of another dtype copies them."""
     plug_in(FakeCupy, monkeypatch)
     monkeypatch.setattr(DeviceArray, "copied", 0)
-    there = DeviceArray(X)
-    block = make_block(3, there, TARGETS["numbers"], classification=False)
+    device_rows = DeviceArray(X)
+    block = make_block(3, device_rows, TARGETS["numbers"], classification=False)
     model = LinearModel(SquaredError(), 5, 0, fit_intercept=True)
     fit = _fit_on_device(model, "float64", "float64")
-    assert prepare_block(block, fit).X is there
+    assert prepare_block(block, fit).X is device_rows
     assert DeviceArray.copied == 0
     fit.rows.dtype = "float32"
     np.testing.assert_array_equal(prepare_block(block, fit).X.get(), X.astype(np.float32))
@@ -128,11 +128,11 @@ class _AsTheyAre(LinearModel):
 def test_tensors_on_the_device_are_not_copied(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     plug_in(FakeCupy, monkeypatch)
     monkeypatch.setattr(DeviceArray, "copied", 0)
-    there = DeviceArray(np.ones((6, 3, 4, 2), dtype))
-    block = make_block(3, there, tensors=True)
-    assert block.on_device is there
+    device_rows = DeviceArray(np.ones((6, 3, 4, 2), dtype))
+    block = make_block(3, device_rows, tensors=True)
+    assert block.on_device is device_rows
     model = _AsTheyAre(SquaredError(), 3, 0, fit_intercept=True)
-    assert prepare_block(block, _fit_on_device(model, "float32", dtype)).X is there
+    assert prepare_block(block, _fit_on_device(model, "float32", dtype)).X is device_rows
     assert DeviceArray.copied == 0
     assert make_block(3, DeviceArray(np.ones((6, 3), dtype))).on_device is None
 

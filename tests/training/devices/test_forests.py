@@ -48,11 +48,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     names: set[str] = set()
     launch = cupy_forests.ForestCalls._forest
 
-    def noted(self: Any, source: str, function: str, *rest: Any) -> None:
+    def spy(self: Any, source: str, function: str, *rest: Any) -> None:
         names.add(function)
         launch(self, source, function, *rest)
 
-    monkeypatch.setattr(cupy_forests.ForestCalls, "_forest", noted)
+    monkeypatch.setattr(cupy_forests.ForestCalls, "_forest", spy)
     return names
 
 
@@ -91,13 +91,13 @@ CASES: dict[str, tuple[type, Any, dict[str, Any]]] = {
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("case", CASES)
 def test_trees_equal_those_of_the_cpu(case: str, launched: set[str]) -> None:
-    make, y, given = CASES[case]
-    given = dict(given)
+    make, y, params = CASES[case]
+    params = dict(params)
     features = np.where(np.isnan(X), 0.0, X) if "poisson" in case else X
-    weight = WEIGHT if given.pop("weighted", False) else None
-    if "monotonic_cst" in given:
+    weight = WEIGHT if params.pop("weighted", False) else None
+    if "monotonic_cst" in params:
         features = np.where(np.isnan(X), 0.0, X)
-    gpu, cpu = (make(device=on, **given).fit(features, y, weight) for on in ("gpu", "cpu"))
+    gpu, cpu = (make(device=on, **params).fit(features, y, weight) for on in ("gpu", "cpu"))
     assert arrays(gpu) == arrays(cpu)
     names = "forest_lines", "forest_splits"
     assert launched == {function for name in names for function in of_cuda.FUNCTIONS[name]}
@@ -112,9 +112,9 @@ def test_trees_of_several_trainers_equal_those_of_the_cpu(
     monkeypatch.setattr(forest_joint_growth, "SMALL_NODE_ROWS", 60)
     monkeypatch.setattr(forest_joint_growth, "_MESSAGE_BYTES", 2**15)
     monkeypatch.setattr(forest_joint_growth, "_HISTOGRAM_BYTES", 2**15)
-    make, y, given = CASES[case]
+    make, y, params = CASES[case]
     gpu, cpu = (
-        make(device=on, decomposition=how, **given).fit(X, y)
+        make(device=on, decomposition=how, **params).fit(X, y)
         for on, how in (("gpu", "data"), ("cpu", "functional"))
     )
     assert arrays(gpu) == arrays(cpu)
@@ -133,17 +133,17 @@ def test_rows_on_a_gpu_are_binned_there(
     case: str, dtype: str, how: str, kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
-    make, y, given = CASES[case]
-    given = {"decomposition": how, **given}
-    weight = WEIGHT if given.pop("weighted", False) else None
+    make, y, params = CASES[case]
+    params = {"decomposition": how, **params}
+    weight = WEIGHT if params.pop("weighted", False) else None
     rows = X.astype(dtype)
-    if "monotonic_cst" in given:
+    if "monotonic_cst" in params:
         rows = np.nan_to_num(rows)
     # Zeros of both signs are one value.
     rows[::3, 5] = np.where(WEIGHT[::3] > 1, 0.0, -0.0)
-    cpu = make(device="cpu", **given).fit(rows, y, weight)
-    there = make(**given).fit(kernels(rows), y, weight)
-    assert arrays(there) == arrays(cpu)
+    cpu = make(device="cpu", **params).fit(rows, y, weight)
+    on_gpu = make(**params).fit(kernels(rows), y, weight)
+    assert arrays(on_gpu) == arrays(cpu)
     assert DeviceArray.copied < 2 * 60 * X.shape[1]
 
 
@@ -151,11 +151,11 @@ def test_rows_on_a_gpu_with_trees_grown_on_the_cpu(
     kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
-    given = {**FEW, "n_estimators": 25, "criterion": "absolute_error", "oob_score": True}
-    there = RandomForestRegressor(**given).fit(kernels(X), Y)
-    cpu = RandomForestRegressor(device="cpu", **given).fit(X, Y)
-    assert arrays(there) == arrays(cpu)
-    np.testing.assert_array_equal(there.oob_prediction_, cpu.oob_prediction_)
+    params = {**FEW, "n_estimators": 25, "criterion": "absolute_error", "oob_score": True}
+    on_gpu = RandomForestRegressor(**params).fit(kernels(X), Y)
+    cpu = RandomForestRegressor(device="cpu", **params).fit(X, Y)
+    assert arrays(on_gpu) == arrays(cpu)
+    np.testing.assert_array_equal(on_gpu.oob_prediction_, cpu.oob_prediction_)
     assert DeviceArray.copied < 2 * 60 * X.shape[1]
 
 
@@ -212,8 +212,8 @@ def test_medians_equal_those_of_the_cpu() -> None:
 
 @pytest.mark.usefixtures("kernels")
 def test_medians_are_computed_by_the_cpu_with_device_auto() -> None:
-    given = {**FEW, "criterion": "absolute_error"}
-    models = [RandomForestRegressor(device=on, **given).fit(X, Y) for on in ("auto", "cpu")]
+    params = {**FEW, "criterion": "absolute_error"}
+    models = [RandomForestRegressor(device=on, **params).fit(X, Y) for on in ("auto", "cpu")]
     assert arrays(models[0]) == arrays(models[1])
 
 

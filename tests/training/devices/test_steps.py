@@ -98,12 +98,14 @@ def test_every_loss(gpu: None, loss: str) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_full_batches_of_either_dtype(gpu: None, dtype: Any) -> None:
     tol = 1e-6 if dtype == np.float64 else 1e-3
-    there, here = (
+    on_gpu, on_cpu = (
         LogisticRegression(tol=tol, device=device).fit(X.astype(dtype), TARGETS["two"])
         for device in ("gpu", "cpu")
     )
-    assert there.coef_.dtype == here.coef_.dtype == dtype
-    np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-4 if dtype == np.float32 else 1e-6)
+    assert on_gpu.coef_.dtype == on_cpu.coef_.dtype == dtype
+    np.testing.assert_allclose(
+        on_gpu.coef_, on_cpu.coef_, rtol=1e-4 if dtype == np.float32 else 1e-6
+    )
 
 
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "average"])
@@ -134,11 +136,11 @@ def test_snapshots_of_device_state_are_on_the_host_and_restore_it() -> None:
     snapshot = move_arrays(first.snapshot(), backend.to_numpy)
     assert isinstance(snapshot.w, np.ndarray)
     assert all(isinstance(array, np.ndarray) for array in snapshot.opt_state.values())
-    again = new(backend)
-    again.restore(move_arrays(snapshot, backend.to_device))
+    restored = new(backend)
+    restored.restore(move_arrays(snapshot, backend.to_device))
     host = get_backend("cpu")
     expected = steps(host, steps(host, new(host))).state()
-    found = move_arrays(steps(backend, again).state(), backend.to_numpy)
+    found = move_arrays(steps(backend, restored).state(), backend.to_numpy)
     np.testing.assert_allclose(found.w, expected.w, rtol=1e-12)
     np.testing.assert_allclose(found.average, expected.average, rtol=1e-12)
     assert (found.step, found.rows) == (expected.step, expected.rows)

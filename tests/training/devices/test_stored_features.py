@@ -44,9 +44,9 @@ STORED_FITS = [
 def test_features_in_half_precision(kernels: None, stored: str, model: Any, target: str) -> None:
     """Only the rows lose precision; the arithmetic is float32."""
     y = TARGETS[target]
-    there = clone(model).set_params(device="gpu", run__compute_dtype=stored).fit(X, y)
-    here = clone(model).set_params(device="cpu").fit(_rounded(X, stored), y)
-    np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-3, atol=1e-4)
+    on_gpu = clone(model).set_params(device="gpu", run__compute_dtype=stored).fit(X, y)
+    rounded_on_cpu = clone(model).set_params(device="cpu").fit(_rounded(X, stored), y)
+    np.testing.assert_allclose(on_gpu.coef_, rounded_on_cpu.coef_, rtol=1e-3, atol=1e-4)
     on_cpu = clone(model).set_params(device="cpu", run__compute_dtype=stored).fit(X, y)
     whole = clone(model).set_params(device="cpu").fit(X.astype(np.float32), y)
     np.testing.assert_array_equal(on_cpu.coef_.astype(np.float32), whole.coef_)
@@ -61,11 +61,11 @@ def test_half_precision_rows_without_a_kernel(kernels: None, stored: str, interc
     """Rows too wide for the kernel."""
     wide = (RNG.normal(size=(240, 2100)) / 10).astype(np.float32)  # rounded once in both fits
     model = SGDClassifier(fit_intercept=intercept, **STEPS)
-    there = (
+    on_gpu = (
         clone(model).set_params(device="gpu", run__compute_dtype=stored).fit(wide, TARGETS["two"])
     )
-    here = model.set_params(device="cpu").fit(_rounded(wide, stored), TARGETS["two"])
-    np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-3, atol=1e-5)
+    on_cpu = model.set_params(device="cpu").fit(_rounded(wide, stored), TARGETS["two"])
+    np.testing.assert_allclose(on_gpu.coef_, on_cpu.coef_, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -74,21 +74,21 @@ def test_sums_over_features_may_exceed_half_precision(kernels: None, stored: str
     large = X * (5e4 / np.abs(X).max())
     assert np.abs(large).sum(axis=1).max() > np.finfo(np.float16).max
     model = LogisticRegression(max_iter=5, solver="boosting")
-    there = (
+    on_gpu = (
         clone(model).set_params(device="gpu", run__compute_dtype=stored).fit(large, TARGETS["two"])
     )
-    here = clone(model).set_params(device="cpu").fit(_rounded(large, stored), TARGETS["two"])
-    np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-3)
+    on_cpu = clone(model).set_params(device="cpu").fit(_rounded(large, stored), TARGETS["two"])
+    np.testing.assert_allclose(on_gpu.coef_, on_cpu.coef_, rtol=1e-3)
 
 
 def test_sparse_rows_are_not_stored_in_half_precision(kernels: None, stored: str) -> None:
     rows = sparse.csr_array(np.where(np.abs(X) > 1, X, 0).astype(np.float32))
     model = SGDClassifier(**STEPS)
-    there = (
+    on_gpu = (
         clone(model).set_params(device="gpu", run__compute_dtype=stored).fit(rows, TARGETS["two"])
     )
-    here = model.set_params(device="cpu").fit(rows, TARGETS["two"])
-    np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-4, atol=1e-5)
+    on_cpu = model.set_params(device="cpu").fit(rows, TARGETS["two"])
+    np.testing.assert_allclose(on_gpu.coef_, on_cpu.coef_, rtol=1e-4, atol=1e-5)
 
 
 def test_features_too_large_for_half_precision_are_refused(kernels: None, stored: str) -> None:

@@ -78,7 +78,7 @@ def _groups(size: int) -> Callable[[int, int, bytes, Any], _Group]:
 def test_histograms_are_summed_on_gpus(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import dask.array as da
 
-    make, y, given = MODELS[model]
+    make, y, params = MODELS[model]
     monkeypatch.setattr(forest_joint_growth, "SMALL_NODE_ROWS", 60)
     monkeypatch.setattr(forest_joint_growth, "_MESSAGE_BYTES", 2**15)
     monkeypatch.setattr(devices, "find_gpu_and_nccl", lambda: ("0000:01:00.0", 22809))
@@ -88,18 +88,18 @@ def test_histograms_are_summed_on_gpus(model: str, monkeypatch: pytest.MonkeyPat
     where: list[bool] = []
     begin = _TrainerRows.__init__
 
-    def noted(self: Any, *given: Any) -> None:
-        begin(self, *given)
+    def spy(self: Any, *args: Any) -> None:
+        begin(self, *args)
         where.append(self.sums_on_device)
 
-    monkeypatch.setattr(_TrainerRows, "__init__", noted)
-    cpu = make(device="cpu", **given).fit(X[:, :3], y, WEIGHT)
+    monkeypatch.setattr(_TrainerRows, "__init__", spy)
+    cpu = make(device="cpu", **params).fit(X[:, :3], y, WEIGHT)
     assert not any(where)
     where.clear()
     with LocalCluster(n_workers=4, processes=False, dashboard_address=":0") as cluster:
         with Client(cluster):
             rows = (da.from_array(a, chunks=(100, *a.shape[1:])) for a in (X[:, :3], y, WEIGHT))
-            gpu = make(device="gpu", run=Run(n_lanes=4), **given).fit(*rows)
+            gpu = make(device="gpu", run=Run(n_lanes=4), **params).fit(*rows)
     assert where == [True] * 4
     found, expected = gpu._trees.packed(), cpu._trees.packed()
     assert {n: a.tobytes() for n, a in found.items()} == {
@@ -136,7 +136,7 @@ def test_reduced_device_arrays_are_not_copied_to_the_host() -> None:
     rows = object.__new__(_TrainerRows)
     rows._communicator, rows.size = Communicator(), 2  # type: ignore[assignment]
     array = np.arange(24).reshape(4, 3, 2)
-    own: Any = rows.sum_own_range(_Device(array))  # type: ignore[arg-type]
-    assert not is_host(own)
-    np.testing.assert_array_equal(own.values, 2 * array[2:])
+    reduced: Any = rows.sum_own_range(_Device(array))  # type: ignore[arg-type]
+    assert not is_host(reduced)
+    np.testing.assert_array_equal(reduced.values, 2 * array[2:])
     np.testing.assert_array_equal(rows.sum_trainers(_Device(array)).values, 2 * array)  # type: ignore

@@ -41,15 +41,15 @@ class At:
     def __init__(self, number: int, do: Callable[[], None] = press) -> None:
         self.number = number
         self.do = do
-        self.told: list[Any] = []
+        self.events: list[Any] = []
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        self.told.append(record["pass"])
+        self.events.append(record["pass"])
         if record["pass"] == self.number:
             self.do()
 
     def on_fit_end(self, run: Any) -> None:
-        self.told.append("end")
+        self.events.append("end")
 
 
 def check_kept(clf: SGDClassifier, passes: int) -> None:
@@ -61,8 +61,8 @@ def check_kept(clf: SGDClassifier, passes: int) -> None:
 
 
 def check_goes_on(clf: SGDClassifier, X: Any, y: Any) -> None:
-    seen = clf.t_
+    rows_before = clf.t_
     clf.set_params(callbacks=None, warm_start=True, max_iter=2)
     assert not clf.fit(X, y).history_.interrupted
-    assert clf.t_ == seen + 2 * N_ROWS
-    assert clf.partial_fit(X, y).t_ == seen + 3 * N_ROWS
+    assert clf.t_ == rows_before + 2 * N_ROWS
+    assert clf.partial_fit(X, y).t_ == rows_before + 3 * N_ROWS

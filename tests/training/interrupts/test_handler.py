@@ -19,18 +19,18 @@ def test_only_the_first_interrupt_is_raised() -> None:
 
 
 def test_a_deferred_interrupt_is_raised_at_the_end() -> None:
-    told = []
+    events = []
 
     def run() -> None:
         with Interrupts() as interrupts:
             with interrupts.held():
                 press()
-                told.append("whole")
-            told.append("after")
+                events.append("whole")
+            events.append("after")
 
     with pytest.raises(KeyboardInterrupt):
         run()
-    assert told == ["whole", "after"]
+    assert events == ["whole", "after"]
 
 
 def test_an_interrupt_during_a_step_is_raised_after_it() -> None:

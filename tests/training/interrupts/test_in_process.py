@@ -149,5 +149,5 @@ def test_an_interrupted_checkpointed_fit_keeps_its_last_pass(
     with pytest.raises(KeyboardInterrupt):
         clf.fit(*make_rows())
     check_kept(clf, 4)
-    assert callback.told[-1] == "end"
+    assert callback.events[-1] == "end"
     assert saved.load()[1]["passes"] == 4

@@ -35,7 +35,7 @@ def test_an_interrupted_cluster_fit_keeps_its_parameters(client: Client, policy:
     clf = endless(policy, callbacks=callback, run=Run(n_lanes=2, n_servers=2))
     with pytest.raises(KeyboardInterrupt):
         clf.fit(X, y)
-    assert callback.told == [1, 2, 3, "end"]
+    assert callback.events == [1, 2, 3, "end"]
     check_kept(clf, 3)
     check_goes_on(clf, X, y)
 
@@ -161,7 +161,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_ctrl_c_of_a_terminal_spares_the_workers() -> None:
     """The signal is sent to the whole process group, as by JupyterLab's stop button."""
-    told = []
+    lines = []
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT],
         stdout=subprocess.PIPE,
@@ -173,13 +173,13 @@ def test_ctrl_c_of_a_terminal_spares_the_workers() -> None:
         assert process.stderr is not None
         try:
             for line in process.stdout:
-                told.append(line.strip())
-                if told[-1] == "ready":
+                lines.append(line.strip())
+                if lines[-1] == "ready":
                     os.killpg(process.pid, signal.SIGINT)
         finally:
             process.kill()
         noise = process.stderr.read()
-    assert told == [
+    assert lines == [
         "ready",
         "kept True True",
         "next 2",

@@ -94,8 +94,8 @@ def hold_lock(path: str) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e6)
     try:
-        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 1) as told:
-            while not told[0]:
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 1) as flag:
+            while not flag[0]:
                 pass
     finally:
         sys.setswitchinterval(interval)
@@ -126,8 +126,8 @@ class Strike:
     ) -> None:
         self.strike = strike
         #: File whose existence informs workers that the fault has happened.
-        self._told = Path(tempfile.gettempdir(), f"struck-{uuid4().hex}")
-        weakref.finalize(self, self._told.unlink, missing_ok=True)
+        self._fault_file = Path(tempfile.gettempdir(), f"struck-{uuid4().hex}")
+        weakref.finalize(self, self._fault_file.unlink, missing_ok=True)
         self.after = after if ready is None else 0.0
         self.passes = passes
         self.ready = ready
@@ -139,7 +139,7 @@ class Strike:
 
     def hold_up(self) -> Any:
         """Return a callback that keeps steps slow until the fault, so that the fit goes on."""
-        return _resting(2e-3, str(self._told))
+        return _resting(2e-3, str(self._fault_file))
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         self.on_pass_redone(run, record)
@@ -147,7 +147,7 @@ class Strike:
         is_due = time.monotonic() - self.first >= self.after and record["pass"] > self.passes
         if not self.struck and is_due and (self.ready is None or self.ready(run)):
             self.struck = True
-            self._told.touch()
+            self._fault_file.touch()
             self.strike(run)
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
@@ -216,10 +216,10 @@ def check_fit(clf: SGDClassifier, policy: str) -> None:
     for strike in clf.callbacks:
         if isinstance(strike, Strike):
             assert strike.records == records
-    calm = calm_fit(policy)
+    undisturbed = calm_fit(policy)
     if policy in EXACT:
-        np.testing.assert_allclose(clf.coef_, calm.coef_, rtol=1e-6)
-    assert loss_on_rows(clf) == pytest.approx(loss_on_rows(calm), rel=0.01)
+        np.testing.assert_allclose(clf.coef_, undisturbed.coef_, rtol=1e-6)
+    assert loss_on_rows(clf) == pytest.approx(loss_on_rows(undisturbed), rel=0.01)
 
 
 def first_of(*values: Any) -> list[Any]:

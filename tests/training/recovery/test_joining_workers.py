@@ -141,9 +141,9 @@ class _Tasks:
 
 
 def _make_pool(*addresses: str) -> tuple[Any, _Tasks, Newcomers]:
-    there: Any = SimpleNamespace(ready=dict.fromkeys(addresses, 1))
+    membership: Any = SimpleNamespace(ready=dict.fromkeys(addresses, 1))
     fleet: Any = _Tasks()
-    return there, fleet, Newcomers(there, fleet)
+    return membership, fleet, Newcomers(membership, fleet)
 
 
 @pytest.mark.usefixtures("settled")
@@ -159,14 +159,14 @@ def test_a_new_worker_is_ready_once_its_import_task_has_ended() -> None:
 
 @pytest.mark.usefixtures("settled")
 def test_an_import_task_is_dropped_with_its_worker_and_repeated_if_lost() -> None:
-    there, fleet, found = _make_pool("new")
+    membership, fleet, found = _make_pool("new")
     found.ready(set())
     first = fleet.tasks["new"]
     first.status = "lost"
     found.ready(set())
     found.ready(set())
     assert fleet.tasks["new"] is not first
-    there.ready.clear()
+    membership.ready.clear()
     found.ready(set())
     assert fleet.let_go == [first, fleet.tasks["new"]]
 

@@ -32,11 +32,11 @@ from tests.training.recovery.strikes import (
 def test_lost_rows_in_the_clients_memory_are_sent_again(crew_client: Client) -> None:
     strike = Strike(lambda run: kill_worker(crew_client, workers_of(run, "trainer").pop()))
     X, y = make_rows()
-    calm = make_classifier("sync").fit(X, y)
+    undisturbed = make_classifier("sync").fit(X, y)
     clf = make_classifier("sync", strike).fit(X, y)
     assert strike.events
     assert {record["rows"] for record in clf.history_.records} == {N_ROWS}
-    np.testing.assert_allclose(clf.coef_, calm.coef_, rtol=1e-6)
+    np.testing.assert_allclose(clf.coef_, undisturbed.coef_, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -55,8 +55,8 @@ def _scattered(client: Client) -> tuple[Any, Any]:
     workers = sorted(list_workers(client))
     parts = []
     for number, rows in enumerate(np.array_split(np.arange(N_ROWS), 6)):
-        held = client.scatter([(X[rows], y[rows])], workers=[workers[number % 3]], hash=False)[0]
-        parts.append(dask.delayed(held))
+        future = client.scatter([(X[rows], y[rows])], workers=[workers[number % 3]], hash=False)[0]
+        parts.append(dask.delayed(future))
     X_parts = [da.from_delayed(p[0], (1_000, 8), dtype="float64") for p in parts]
     y_parts = [da.from_delayed(p[1], (1_000,), dtype=bool) for p in parts]
     return da.concatenate(X_parts), da.concatenate(y_parts)

@@ -17,10 +17,10 @@ def test_a_killed_worker_changes_no_bit(crew_client: Client, policy: str) -> Non
     how: dict[str, Any] = {
         "privacy": DP(3.0, 1e-5, seed=5), "run__deterministic": True, "max_iter": 7,
     }  # fmt: skip
-    calm = make_classifier(policy).set_params(**how).fit(*lazy_rows())
+    undisturbed = make_classifier(policy).set_params(**how).fit(*lazy_rows())
     strike = make_strike(crew_client, "trainer")
     struck = make_classifier(policy, strike).set_params(**how).fit(*lazy_rows())
     assert strike.events
-    np.testing.assert_array_equal(struck.coef_, calm.coef_)
-    assert struck.privacy_spent_ == calm.privacy_spent_
-    assert struck.history_[-1]["epsilon"] == calm.history_[-1]["epsilon"]
+    np.testing.assert_array_equal(struck.coef_, undisturbed.coef_)
+    assert struck.privacy_spent_ == undisturbed.privacy_spent_
+    assert struck.history_[-1]["epsilon"] == undisturbed.history_[-1]["epsilon"]

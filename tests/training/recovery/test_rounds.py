@@ -41,15 +41,15 @@ def test_a_round_solver_resumes_from_remembered_sums(crew_client: Client, role: 
         return clf.fit(X, y)
 
     # Not in the first passes, which others may not remember yet on a busy machine.
-    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0, passes=5)
+    undisturbed, strike = fit(), Strike(make_killer(crew_client, role), after=0, passes=5)
     clf = fit(strike)
     assert strike.events
     assert not strike.events[0].restarted
     assert strike.events[0].lost_versions <= 1
-    np.testing.assert_array_equal(clf.coef_, calm.coef_)
-    assert clf.n_iter_ == calm.n_iter_
+    np.testing.assert_array_equal(clf.coef_, undisturbed.coef_)
+    assert clf.n_iter_ == undisturbed.n_iter_
     records = clf.history_.records
-    assert [record["pass"] for record in records] == list(range(1, len(calm.history_) + 1))
+    assert [record["pass"] for record in records] == list(range(1, len(undisturbed.history_) + 1))
     assert {record["rows"] for record in records} == {len(X)}
 
 
@@ -66,12 +66,12 @@ def test_a_mixture_resumes_from_remembered_sums(crew_client: Client) -> None:
             run=Run(n_lanes=3, deterministic=True), callbacks=list(callbacks),
         ).fit(X)  # fmt: skip
 
-    calm, strike = fit(), Strike(make_killer(crew_client, "trainer"), after=0.2)
+    undisturbed, strike = fit(), Strike(make_killer(crew_client, "trainer"), after=0.2)
     struck = fit(strike)
     assert strike.events
     assert not strike.events[0].restarted
-    np.testing.assert_array_equal(struck.covariances_, calm.covariances_)
-    assert struck.lower_bounds_ == calm.lower_bounds_
+    np.testing.assert_array_equal(struck.covariances_, undisturbed.covariances_)
+    assert struck.lower_bounds_ == undisturbed.lower_bounds_
 
 
 @pytest.mark.slow
@@ -88,16 +88,16 @@ def test_a_range_solver_resumes_from_the_last_iterate(crew_client: Client, role:
         with dask.config.set({"daskml_dist.ranges_from": 1}):
             return clf.fit(X, y)
 
-    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0.1)
+    undisturbed, strike = fit(), Strike(make_killer(crew_client, role), after=0.1)
     clf = fit(strike)
     assert strike.events
     assert not strike.events[0].restarted
-    np.testing.assert_allclose(clf.coef_, calm.coef_, atol=1e-4)
+    np.testing.assert_allclose(clf.coef_, undisturbed.coef_, atol=1e-4)
     records = clf.history_.records
     assert [record["pass"] for record in records] == list(range(1, len(records) + 1))
     assert {record["rows"] for record in records} == {len(X)}
     # Fewer than a restarted fit needs.
-    assert clf.n_iter_ < 2 * calm.n_iter_
+    assert clf.n_iter_ < 2 * undisturbed.n_iter_
 
 
 @pytest.mark.slow
@@ -112,11 +112,11 @@ def test_initial_topics_do_not_depend_on_the_worker(crew_client: Client, role: s
         )  # fmt: skip
         return model.fit(X)
 
-    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    undisturbed, strike = fit(), Strike(make_killer(crew_client, role), after=0)
     struck = fit(strike)
     assert strike.events
-    np.testing.assert_array_equal(struck.components_, calm.components_)
-    assert struck.bound_ == calm.bound_
+    np.testing.assert_array_equal(struck.components_, undisturbed.components_)
+    assert struck.bound_ == undisturbed.bound_
 
 
 @pytest.mark.slow
@@ -132,11 +132,11 @@ def test_derived_data_of_lost_rows_are_recomputed(
         how: dict[str, Any] = {"solver": solver, "init": "random", "random_state": 0, "tol": 0.0}
         return NMF(6, max_iter=25, run=run, callbacks=list(callbacks), **how).fit(X)
 
-    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    undisturbed, strike = fit(), Strike(make_killer(crew_client, role), after=0)
     struck = fit(strike)
     assert strike.events
-    np.testing.assert_array_equal(struck.components_, calm.components_)
-    assert struck.reconstruction_err_ == calm.reconstruction_err_
+    np.testing.assert_array_equal(struck.components_, undisturbed.components_)
+    assert struck.reconstruction_err_ == undisturbed.reconstruction_err_
 
 
 @pytest.mark.slow
@@ -150,12 +150,12 @@ def test_lost_bounds_of_rows_change_no_centroid(crew_client: Client, role: str) 
         params = {"tol": 0.0, "max_iter": 40, "random_state": 0}
         return KMeans(20, run=run, callbacks=list(callbacks), **params).fit(X)
 
-    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    undisturbed, strike = fit(), Strike(make_killer(crew_client, role), after=0)
     found = fit(strike)
     assert strike.events
-    np.testing.assert_array_equal(found.cluster_centers_, calm.cluster_centers_)
-    assert found.n_iter_ == calm.n_iter_
-    assert found.inertia_ == calm.inertia_
+    np.testing.assert_array_equal(found.cluster_centers_, undisturbed.cluster_centers_)
+    assert found.n_iter_ == undisturbed.n_iter_
+    assert found.inertia_ == undisturbed.inertia_
 
 
 @pytest.mark.slow
@@ -168,11 +168,11 @@ def test_lost_rows_are_assigned_to_their_leaves_again(crew_client: Client, role:
         run = Run(n_lanes=3, deterministic=True)
         return BisectingKMeans(8, random_state=0, run=run, callbacks=list(callbacks)).fit(X)
 
-    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    undisturbed, strike = fit(), Strike(make_killer(crew_client, role), after=0)
     found = fit(strike)
     assert strike.events
-    np.testing.assert_array_equal(found.cluster_centers_, calm.cluster_centers_)
-    assert found.inertia_ == calm.inertia_
+    np.testing.assert_array_equal(found.cluster_centers_, undisturbed.cluster_centers_)
+    assert found.inertia_ == undisturbed.inertia_
 
 
 @pytest.mark.slow
@@ -187,9 +187,9 @@ def test_mini_batch_steps_resume(crew_client: Client, role: str, policy: str) ->
             run=Run(n_lanes=3, deterministic=True), callbacks=list(callbacks),
         ).fit(X)  # fmt: skip
 
-    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    undisturbed, strike = fit(), Strike(make_killer(crew_client, role), after=0)
     found = fit(strike)
     assert strike.events
-    np.testing.assert_array_equal(found.cluster_centers_, calm.cluster_centers_)
-    np.testing.assert_array_equal(found.counts_, calm.counts_)
-    assert found.inertia_ == calm.inertia_
+    np.testing.assert_array_equal(found.cluster_centers_, undisturbed.cluster_centers_)
+    np.testing.assert_array_equal(found.counts_, undisturbed.counts_)
+    assert found.inertia_ == undisturbed.inertia_

@@ -33,13 +33,13 @@ def test_a_killed_worker_changes_nothing(crew_client: Client, model: Any) -> Non
     y = (X[:, :3] + 0.3 * noise) * np.array([1.0, 100.0, 0.01])
 
     def fit(*callbacks: Any) -> Any:
-        own = [_Resting()] if model is SGDRegressor else []
+        slow_steps = [_Resting()] if model is SGDRegressor else []
         run = Run(n_lanes=3, deterministic=True)
-        return model(run=run, callbacks=[*own, *callbacks], **params).fit(X, y)
+        return model(run=run, callbacks=[*slow_steps, *callbacks], **params).fit(X, y)
 
-    calm = fit()
+    undisturbed = fit()
     strike = Strike(make_killer(crew_client, "trainer"), after=0)
     struck = fit(strike)
     assert strike.events
-    np.testing.assert_array_equal(struck.coef_, calm.coef_)
+    np.testing.assert_array_equal(struck.coef_, undisturbed.coef_)
     assert struck.coef_.shape == (3, X.shape[1])

@@ -65,11 +65,11 @@ def test_a_killed_worker_changes_nothing_of_sparse_rows(crew_client: Client, pol
     """Batches of touched coefficients, and single rows where lanes step alone."""
     passes = N_PASSES * (6 if policy in ("local", "average") else 2)
     params: dict[str, Any] = {"batch_size": "auto", "max_iter": passes}
-    calm = make_classifier(policy, **params).fit(*lazy_sparse_rows())
+    undisturbed = make_classifier(policy, **params).fit(*lazy_sparse_rows())
     strike = make_strike(crew_client, "trainer")
     struck = make_classifier(policy, strike, **params).fit(*lazy_sparse_rows())
     assert strike.events
-    np.testing.assert_array_equal(struck.coef_, calm.coef_)
+    np.testing.assert_array_equal(struck.coef_, undisturbed.coef_)
 
 
 @pytest.mark.slow
@@ -82,11 +82,11 @@ def test_outer_steps_resume_with_their_momentum(
     """Also from the residuals that lanes had not sent yet."""
     policy = LocalSGD(7, outer=outer, outer_momentum=0.5)
     params = {"run": Run(n_lanes=3, compression=compression)}
-    calm = make_classifier(policy, **params).fit(*lazy_rows())
+    undisturbed = make_classifier(policy, **params).fit(*lazy_rows())
     strike = make_strike(crew_client, "trainer")
     struck = make_classifier(policy, strike, **params).fit(*lazy_rows())
     assert strike.events
-    np.testing.assert_array_equal(struck.coef_, calm.coef_)
+    np.testing.assert_array_equal(struck.coef_, undisturbed.coef_)
 
 
 @pytest.mark.parametrize("case", first_of((None, "trainer"), ("adam", "server"), ("muon", "both")))
@@ -95,13 +95,13 @@ def test_a_killed_worker_changes_no_round_of_clients(crew_client: Client, case: 
     outer, role = case
     policy = FederatedAveraging(0.4, local_epochs=2, proximal=0.1, outer=outer)
     params: dict[str, Any] = {"run": Run(deterministic=True), "max_iter": 8}
-    calm = make_classifier(policy, **params).fit(*lazy_rows())
+    undisturbed = make_classifier(policy, **params).fit(*lazy_rows())
     strike = make_strike(crew_client, role)
     struck = make_classifier(policy, strike, **params).fit(*lazy_rows())
     assert strike.events
-    np.testing.assert_array_equal(struck.coef_, calm.coef_)
+    np.testing.assert_array_equal(struck.coef_, undisturbed.coef_)
     for key in ("clients", "rows"):
-        assert [r[key] for r in struck.history_] == [r[key] for r in calm.history_]
+        assert [r[key] for r in struck.history_] == [r[key] for r in undisturbed.history_]
 
 
 @pytest.mark.slow
@@ -114,11 +114,11 @@ def test_a_compressed_allreduce_resumes_with_residuals(
     compression: Any, crew_client: Client
 ) -> None:
     params = {"run": Run(n_lanes=3, compression=compression, deterministic=True)}
-    calm = make_classifier("allreduce", **params).fit(*lazy_rows())
+    undisturbed = make_classifier("allreduce", **params).fit(*lazy_rows())
     strike = make_strike(crew_client, "trainer")
     struck = make_classifier("allreduce", strike, **params).fit(*lazy_rows())
     assert strike.events
-    np.testing.assert_array_equal(struck.coef_, calm.coef_)
+    np.testing.assert_array_equal(struck.coef_, undisturbed.coef_)
 
 
 @pytest.mark.slow
@@ -173,8 +173,8 @@ def test_a_fit_survives_the_loss_of_its_only_worker(
         clf = make_classifier("sync", strike, max_iter=60).fit(*lazy_rows())
         assert not strike.events[0].restarted
         assert {record["rows"] for record in clf.history_.records} == {N_ROWS}
-        calm = make_classifier("sync", max_iter=60).fit(*lazy_rows())
-    np.testing.assert_allclose(clf.coef_, calm.coef_, rtol=1e-6)
+        undisturbed = make_classifier("sync", max_iter=60).fit(*lazy_rows())
+    np.testing.assert_allclose(clf.coef_, undisturbed.coef_, rtol=1e-6)
     assert (sizes[0] > 0) == (most_in_memory == 0)
     assert not list(tmp_path.rglob("snapshots"))
 
@@ -211,15 +211,15 @@ def test_a_busy_worker_is_not_lost(
     crew_client: Client, role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds the GIL until it was found busy, and again afterwards."""
-    told = tmp_path / "told"
-    told.write_bytes(b"\0")
+    flag = tmp_path / "flag"
+    flag.write_bytes(b"\0")
     signs: list[membership.Sign] = []
     find = membership._find_sign
 
     async def find_sign(*args: Any) -> membership.Sign:
         signs.append(sign := await find(*args))
         if signs.count(membership.Sign.BUSY) > 1:
-            release_lock(told)
+            release_lock(flag)
         return sign
 
     monkeypatch.setattr(membership, "_find_sign", find_sign)
@@ -229,7 +229,7 @@ def test_a_busy_worker_is_not_lost(
         (address,) = workers_of(run, role)
         holding.append(
             threading.Thread(
-                target=crew_client.run, args=(hold_lock, str(told)), kwargs={"workers": [address]}
+                target=crew_client.run, args=(hold_lock, str(flag)), kwargs={"workers": [address]}
             )
         )
         holding[0].start()
@@ -252,7 +252,7 @@ def test_an_asynchronous_compressed_fit_drops_residuals_and_resumes(
 
     strike = make_strike(crew_client, role)
     plain: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05}
-    calm = make_classifier("sync", **plain).fit(*lazy_rows())
+    undisturbed = make_classifier("sync", **plain).fit(*lazy_rows())
     clf = make_classifier("sync", strike, run=Run(n_lanes=3, compression=TopK(0.2)), **plain).fit(
         *lazy_rows()
     )
@@ -260,7 +260,7 @@ def test_an_asynchronous_compressed_fit_drops_residuals_and_resumes(
     records = clf.history_.records
     assert [record["pass"] for record in records] == list(range(1, N_PASSES + 1))
     assert {record["rows"] for record in records} == {N_ROWS}
-    assert loss_on_rows(clf) == pytest.approx(loss_on_rows(calm), rel=0.002)
+    assert loss_on_rows(clf) == pytest.approx(loss_on_rows(undisturbed), rel=0.002)
 
 
 def _slow_down(seconds: float) -> None:

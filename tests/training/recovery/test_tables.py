@@ -41,13 +41,13 @@ def test_a_killed_worker_changes_no_table_row(crew_client: Client, role: str) ->
             run=Run(n_lanes=3, n_servers=2),
         ).fit(X, y)  # fmt: skip
 
-    calm, strike = fit(), make_strike(crew_client, role)
+    undisturbed, strike = fit(), make_strike(crew_client, role)
     struck = fit(strike)
     assert strike.struck
     assert not strike.events[0].restarted
-    np.testing.assert_array_equal(struck.ids_, calm.ids_)
-    np.testing.assert_array_equal(struck.weights_, calm.weights_)
-    np.testing.assert_array_equal(struck.vectors_, calm.vectors_)
+    np.testing.assert_array_equal(struck.ids_, undisturbed.ids_)
+    np.testing.assert_array_equal(struck.weights_, undisturbed.weights_)
+    np.testing.assert_array_equal(struck.vectors_, undisturbed.vectors_)
 
 
 def test_servers_that_share_a_worker_after_a_loss_lose_nothing(crew_client: Client) -> None:
@@ -60,22 +60,22 @@ def test_servers_that_share_a_worker_after_a_loss_lose_nothing(crew_client: Clie
             run=Run(n_lanes=3, n_servers=4),
         ).fit(X, y)  # fmt: skip
 
-    strike, seen = make_strike(crew_client, "server"), []
+    strike, n_servers = make_strike(crew_client, "server"), []
 
     class UntilSpread:
         def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
             if strike.events:
-                seen.append(len(set(run.server_addresses)))
-                if seen[-1] == 3 or len(seen) == 150:
+                n_servers.append(len(set(run.server_addresses)))
+                if n_servers[-1] == 3 or len(n_servers) == 150:
                     run.stop()
 
     struck = fit(strike, UntilSpread())
     # The four servers of three workers are now on the two remaining ones.
-    assert 2 in seen
+    assert 2 in n_servers
     assert not any(event.restarted for event in strike.events), strike.events
-    calm = fit(max_iter=len(struck.history_.records))
-    np.testing.assert_array_equal(struck.ids_, calm.ids_)
-    np.testing.assert_array_equal(struck.vectors_, calm.vectors_)
+    undisturbed = fit(max_iter=len(struck.history_.records))
+    np.testing.assert_array_equal(struck.ids_, undisturbed.ids_)
+    np.testing.assert_array_equal(struck.vectors_, undisturbed.vectors_)
 
 
 @pytest.mark.slow
@@ -92,10 +92,10 @@ def test_a_killed_worker_changes_no_tower(crew_client: Client) -> None:
             hidden_layer_sizes=(8,), run=Run(n_lanes=3, n_servers=2),
         ).fit(lazy)  # fmt: skip
 
-    calm, strike = fit(), make_strike(crew_client, "two")
+    undisturbed, strike = fit(), make_strike(crew_client, "two")
     struck = fit(strike)
     assert strike.struck
     assert not strike.events[0].restarted
-    np.testing.assert_array_equal(struck.ids_, calm.ids_)
-    np.testing.assert_array_equal(struck.user_factors_, calm.user_factors_)
-    np.testing.assert_array_equal(struck.item_factors_, calm.item_factors_)
+    np.testing.assert_array_equal(struck.ids_, undisturbed.ids_)
+    np.testing.assert_array_equal(struck.user_factors_, undisturbed.user_factors_)
+    np.testing.assert_array_equal(struck.item_factors_, undisturbed.item_factors_)
