@@ -39,6 +39,8 @@ from daskml_dist.solvers.rows import to_rows_dtype
 #: With larger factors Newton's method fails: after a step, the rows inside the parabola differ from
 #: those that contributed to the Hessian.
 _ROUNDING_WIDTHS = [10.0 ** -(k / 2) for k in range(11)]
+#: Largest width at the end, whatever the tolerance: predictions off by a hundredth of the spread.
+_LARGEST_LAST_WIDTH = 1e-2
 #: Most iterations for each width but the last: only its solution must be exact.
 _MAX_STEPS_PER_WIDTH = 10
 #: Share of the expected decrease that a step must bring (Armijo), as in scikit-learn.
@@ -372,7 +374,8 @@ class RoundedTube(EpsilonInsensitive):
 class TubeNewton(PenalisedSolver):
     """Newton's method for the epsilon-insensitive loss, through a sequence of less rounded losses.
 
-    The last rounding is 1e-5 of the targets' spread, and the solution's error is about as large.
+    The last rounding is a share `tol` of the targets' spread, but at least 1e-5, and the solution's
+    error is about as large.
 
     Parameters
     ----------
@@ -393,7 +396,15 @@ class TubeNewton(PenalisedSolver):
     @property
     def max_passes(self) -> int:
         """Return the passes of full line searches."""
-        return _MAX_LINE_SEARCH * (self.max_iter + len(_ROUNDING_WIDTHS))
+        return _MAX_LINE_SEARCH * (self.max_iter + len(self._widths))
+
+    @property
+    def _widths(self) -> list[float]:
+        """Return the widths of the rounding, the last of which is as exact as `tol` asks for."""
+        # A narrow parabola contains so few rows that each step finds others inside: the last two
+        # widths take most of the time.
+        least = min(max(self.tol, _ROUNDING_WIDTHS[-1]), _LARGEST_LAST_WIDTH)
+        return [width for width in _ROUNDING_WIDTHS if width > least / 2]
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
@@ -404,11 +415,12 @@ class TubeNewton(PenalisedSolver):
             w, n_done, first = kept["w"], int(kept["n_done"]), int(kept["width"])
             resumed = {"n_iter": int(kept["n_iter"]), "before": float(kept["before"])}
         # Continuation: each solution starts Newton's steps on the next, less rounded loss.
-        for number, width in enumerate(_ROUNDING_WIDTHS[first:], first):
+        widths = self._widths
+        for number, width in enumerate(widths[first:], first):
             loss = RoundedTube(self.epsilon, width * self.spread)
             steps = _NewtonSteps(model, sums, self.penalty, self.tol, loss, many_flat=1.0)
             left = self.max_iter - n_done
-            most = left if width == _ROUNDING_WIDTHS[-1] else min(left, _MAX_STEPS_PER_WIDTH)
+            most = left if width == widths[-1] else min(left, _MAX_STEPS_PER_WIDTH)
             run = steps.run(w, most, **resumed, width=number, n_done=n_done)
             w, n_done, resumed = run.w, n_done + run.n_iter, {}
         message = run.trouble or f"the limit of {self.max_iter} iterations was reached"

@@ -200,9 +200,9 @@ class LinearSVR(LinearRegressor, BaseLinearSVM):
     The objective is that of liblinear: ``C * sum(max(0, |raw - y| - epsilon))``, or the sum of the
     squares, plus half the squared norm of the coefficients *and* of ``intercept /
     intercept_scaling``. The squared loss is solved by L-BFGS. The other loss has kinks: it is
-    solved by Newton steps on smoothed losses, with an accuracy of about 1e-5 of the targets'
-    standard deviation, for up to 16,384 features; for more features use the squared loss or
-    :class:`~daskml_dist.linear_model.SGDRegressor`.
+    solved by Newton steps on smoothed losses, with an accuracy of about `tol` (1e-2 to 1e-5) times
+    the targets' standard deviation, for up to 16,384 features; for more features use the squared
+    loss or :class:`~daskml_dist.linear_model.SGDRegressor`.
 
     Parameters
     ----------

@@ -64,6 +64,14 @@ def test_regression(params: dict[str, Any], loss: str) -> None:
     _assert_same(ours, theirs.fit(X, y, weight))
 
 
+def test_noisy_rows_take_few_newton_steps() -> None:
+    draw = np.random.default_rng(0)
+    X = draw.normal(size=(20_000, 20))
+    draw.random(20_000)
+    y = X[:, :3].sum(axis=1) + draw.normal(size=20_000)
+    assert LinearSVR().fit(X, y).n_iter_ < 50
+
+
 def test_regression_on_dask_and_sparse_rows() -> None:
     X, y = DIABETES
     whole = LinearSVR(tol=1e-5).fit(X, y)
