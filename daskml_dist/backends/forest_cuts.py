@@ -15,9 +15,16 @@ import numpy as np
 
 from daskml_dist.backends.compiled import compiled_inside
 from daskml_dist.backends.elementary_functions import LOG_2, logarithm
-from daskml_dist.backends.forest_kernels import draw_next_feature, hash_number, undo_feature_draw
+from daskml_dist.backends.forest_kernels import (
+    add_any_line,
+    draw_next_feature,
+    hash_number,
+    undo_feature_draw,
+)
 
-_inside = compiled_inside(error_model="numpy")
+# Inlined by force: a call counts references of each of its arrays (atomic operations), which takes
+# longer than the work at a node of few rows.
+_inside = compiled_inside(error_model="numpy", forceinline=True)
 
 #: Numbers of the criteria; from `SQUARED` on they are for regression.
 GINI, ENTROPY, SQUARED, POISSON, ABSOLUTE = 0, 1, 2, 3, 4
@@ -141,7 +148,7 @@ def find_median_split(
         # Extremely randomised trees evaluate only the drawn cut, with missing values on a drawn
         # side.
         if facts[ANYWHERE]:
-            draw = hash_number(hash_number(path ^ np.uint64(0xD1B54A32D192ED03)) + np.uint64(j))
+            draw = hash_feature_draw(path, j)
             first, at = draw_cut(low[j], high[j], places, n_places, draw)
             left = n_missing > 0 and n_places > 1 and (draw & np.uint64(1)) != 0
             sides, last = (1, 2) if left else (0, 1), first + 1
@@ -419,12 +426,10 @@ def has_missing_rows(hist: Any, missing: Any) -> Any:
 
 @_inside
 def _write_cut(
-    places: Any, k: Any, n: Any, side: Any, left: Any, l_total: Any, found: Any, left_found: Any
+    last: Any, following: Any, side: Any, left: Any, l_total: Any, found: Any, left_found: Any
 ) -> None:
-    """Write the cut after the k-th non-empty bin, and the left child's sums."""
-    found[0] = places[k]
-    found[1] = places[k + 1] if k + 1 < n else -1
-    found[2] = side
+    """Write the cut after a non-empty bin, with the next one, and the left child's sums."""
+    found[0], found[1], found[2] = last, following, side
     for v in range(len(left)):
         left_found[v] = left[v]
     left_found[len(left)] = l_total
@@ -506,8 +511,34 @@ def find_best_cut(
             value = node_worth(kind, left, l_total, bits) + node_worth(kind, right, r_total, bits)
             if value > best:
                 best = value
-                _write_cut(places, k, n, side, left, l_total, found, left_found)
+                following = places[k + 1] if k + 1 < n else -1
+                _write_cut(b, following, side, left, l_total, found, left_found)
     return best
+
+
+@_inside
+def hash_feature_draw(path: Any, feature: Any) -> Any:
+    """Return a node's draw of 64 bits for a feature.
+
+    It depends only on the node's path, so it is the same on any trainer or device.
+    """
+    return hash_number(hash_number(path ^ np.uint64(0xD1B54A32D192ED03)) + np.uint64(feature))
+
+
+@_inside
+def draw_threshold(low: Any, high: Any, first: Any, last: Any, draw: Any) -> float:
+    """Return a uniform threshold between the smallest value of one bin and the largest of another.
+
+    These are the node's smallest and largest value, as far as bins determine them.
+    """
+    threshold: float = low[first] + draw_to_share(draw) * (high[last] - low[first])
+    return threshold
+
+
+@_inside
+def lies_mostly_left(low: float, high: float, at: float) -> Any:
+    """Return whether at least half of a bin's range is not above a threshold."""
+    return high <= at or (low + high) / 2 <= at
 
 
 @_inside
@@ -518,11 +549,10 @@ def draw_cut(low: Any, high: Any, places: Any, n: Any, draw: Any) -> tuple[int, 
     """
     cut, at = 0, np.nan
     if n > 1:
-        # Uniform between the node's smallest and largest value, as far as bins determine them.
-        at = low[places[0]] + draw_to_share(draw) * (high[places[n - 1]] - low[places[0]])
+        at = draw_threshold(low, high, places[0], places[n - 1], draw)
         while cut + 1 < n - 1:
             b = places[cut + 1]
-            if high[b] > at and not (low[b] + high[b]) / 2 <= at:
+            if not lies_mostly_left(low[b], high[b], at):
                 break
             cut += 1
         # Rows within a bin are indistinguishable: the threshold becomes the midpoint between two
@@ -535,8 +565,8 @@ def draw_cut(low: Any, high: Any, places: Any, n: Any, draw: Any) -> tuple[int, 
 @_inside
 def judge_drawn_cut(
     facts: Any, hist: Any, places: Any, n: Any, sums: Any, total: Any, sign: Any, bounds: Any,
-    low: Any, high: Any, draw: Any, best: float, found: Any, left_found: Any, threshold: Any,
-    work: Any,
+    low: Any, high: Any, path: Any, feature: Any, best: float, found: Any, left_found: Any,
+    threshold: Any, work: Any,
 ) -> float:  # fmt: skip
     """Evaluate one cut drawn between a feature's smallest and largest value; see `find_best_cut`.
 
@@ -544,25 +574,38 @@ def judge_drawn_cut(
 
     Parameters
     ----------
-    low, high : ndarray of float64 of shape (256,)
+    low, high : ndarray of float64 of shape (n_features, 256)
         Smallest and largest value of each bin.
-    draw : uint64
+    path : uint64
     threshold : ndarray of float64 of shape (1,)
         Set to the drawn value; NaN if the cut is to be between two bins.
     """
-    missing, n_sums, kind, bits = facts[MISSING], len(sums), facts[KIND], facts[BITS]
-    left, right = work[0], work[1]
-    there = has_missing_rows(hist, missing)
-    cut, at = draw_cut(low, high, places, n, draw)
+    missing, left = facts[MISSING], work[0]
+    draw = hash_feature_draw(path, feature)
+    cut, at = draw_cut(low[feature], high[feature], places, n, draw)
     # The lowest bit of the draw selects the side of missing values.
-    side = np.int64(draw & np.uint64(1)) if there and n > 1 else 0
-    for v in range(n_sums):
+    side = np.int64(draw & np.uint64(1)) if n > 1 and has_missing_rows(hist, missing) else 0
+    for v in range(len(sums)):
         left[v] = hist[missing, v] * side
     for k in range(cut + 1):
-        for v in range(n_sums):
+        for v in range(len(sums)):
             left[v] += hist[places[k], v]
+    following = places[cut + 1] if cut + 1 < n else -1
+    return _judge_sides(
+        facts, sums, total, sign, bounds, places[cut], following, side, at, best, found, left_found,
+        threshold, work,
+    )  # fmt: skip
+
+
+@_inside
+def _judge_sides(
+    facts: Any, sums: Any, total: Any, sign: Any, bounds: Any, last: Any, following: Any, side: Any,
+    at: float, best: float, found: Any, left_found: Any, threshold: Any, work: Any,
+) -> float:  # fmt: skip
+    """Evaluate a drawn cut by the sums of its left side in `work`; see `judge_drawn_cut`."""
+    kind, bits, (left, right) = facts[KIND], facts[BITS], (work[0], work[1])
     l_total = np.int64(0)
-    for v in range(n_sums):
+    for v in range(len(sums)):
         right[v] = sums[v] - left[v]
     for v in range(facts[FIRST]):
         l_total += left[v]
@@ -573,5 +616,55 @@ def judge_drawn_cut(
     if value > best:
         best = value
         threshold[0] = at
-        _write_cut(places, cut, n, side, left, l_total, found, left_found)
+        _write_cut(last, following, side, left, l_total, found, left_found)
     return best
+
+
+@_inside
+def judge_drawn_cut_of_lines(
+    facts: Any, rows: Any, lines: Any, sums: Any, total: Any, sign: Any, bounds: Any, low: Any,
+    high: Any, path: Any, feature: Any, best: float, found: Any, left_found: Any, threshold: Any,
+    work: Any,
+) -> tuple[bool, float]:  # fmt: skip
+    """Evaluate the cut of `judge_drawn_cut` without a histogram; return whether the rows differ.
+
+    A drawn cut needs the sums of its left side only, so two passes over the node's lines suffice.
+    """
+    missing, first, last, n_missing = facts[MISSING], np.int64(256), np.int64(-1), 0
+    for q in range(len(lines)):
+        b = np.int64(rows[lines[q, 0] & 0xFFFFFFFF, feature])
+        if b == missing:
+            n_missing += 1
+        else:
+            first, last = min(first, b), max(last, b)
+    several = first < last
+    if not several and (n_missing == 0 or last < 0):
+        return False, best
+    draw, at, side = hash_feature_draw(path, feature), np.nan, np.int64(0)
+    if several:
+        at = draw_threshold(low[feature], high[feature], first, last, draw)
+        if n_missing:
+            side = np.int64(draw & np.uint64(1))
+    left, last_left, following = work[0], first, np.int64(256)
+    for v in range(len(sums)):
+        left[v] = 0
+    for q in range(len(lines)):
+        b = np.int64(rows[lines[q, 0] & 0xFFFFFFFF, feature])
+        if b == missing:
+            goes = side == 1
+        else:
+            goes = b == first or (
+                b < last and lies_mostly_left(low[feature, b], high[feature, b], at)
+            )
+            if goes:
+                last_left = max(last_left, b)
+            else:
+                following = min(following, b)
+        if goes:
+            add_any_line(lines[q], left)
+    if not (following < 256 and high[feature, last_left] <= at < low[feature, following]):
+        at = np.nan
+    return True, _judge_sides(
+        facts, sums, total, sign, bounds, last_left, following if following < 256 else -1, side, at,
+        best, found, left_found, threshold, work,
+    )  # fmt: skip

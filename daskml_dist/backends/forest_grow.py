@@ -30,6 +30,7 @@ from daskml_dist.backends.forest_cuts import (
     find_occupied_bins,
     has_missing_rows,
     judge_drawn_cut,
+    judge_drawn_cut_of_lines,
     node_answer,
     node_worth,
     write_node_medians,
@@ -40,7 +41,6 @@ from daskml_dist.backends.forest_kernels import (
     add_node_sums,
     draw_next_feature,
     hash_child_path,
-    hash_number,
     partition_lines,
     undo_feature_draw,
 )
@@ -187,10 +187,18 @@ def find_job_cuts(
         real[0] = -np.inf
         if n + there > 1:
             cuts[q, 2] = 1
-            real[0] = find_cut(
-                facts[q], hist[q], places, n, sums[q], signs[j], bounds[q], low, high, paths[q], j,
-                -np.inf, found, left, at, work,
-            )  # fmt: skip
+            own, total = sums[q, :n_sums], sums[q, n_sums]
+            if facts[q, ANYWHERE]:
+                real[0] = judge_drawn_cut(
+                    facts[q], hist[q], places, n, own, total, signs[j], bounds[q], low, high,
+                    paths[q], j, -np.inf, found, left, at, work,
+                )  # fmt: skip
+            else:
+                at[0] = np.nan
+                real[0] = find_best_cut(
+                    facts[q], hist[q], places, n, own, total, signs[j], bounds[q], -np.inf, found,
+                    left, work,
+                )  # fmt: skip
             # Worth and threshold are stored by their bits in an array of integers.
             real[1] = at[0]
             copy_values(cuts[q, 3:6], found)
@@ -198,7 +206,7 @@ def find_job_cuts(
         copy_values(cuts[q, :2], real.view(np.int64))
 
 
-_inside = compiled_inside(error_model="numpy")
+_inside = compiled_inside(error_model="numpy", forceinline=True)  # see `forest_cuts`
 
 #: Below this many rows in a node, only non-empty bins are searched for a cut, found by a bit for
 #: each of the 256 bins.
@@ -233,10 +241,13 @@ def is_splittable(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
 
 
 @_inside
-def _add_few_rows(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, missing: Any) -> Any:
+def _add_few_rows(
+    rows: Any, lines: Any, feature: Any, hist: Any, places: Any, seen: Any, missing: Any
+) -> Any:
     """Make a small node's histogram and list of non-empty bins at a cost of only its rows."""
-    seen = np.zeros(4, np.uint64)
     one = np.uint64(1)
+    for k in range(4):
+        seen[k] = 0
     width = lines.shape[1]
     for q in range(len(lines)):
         at = lines[q, 0]
@@ -270,32 +281,9 @@ def _add_few_rows(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, m
 
 
 @_inside
-def find_cut(
-    facts: Any, hist: Any, places: Any, n: Any, sums: Any, sign: Any, bounds: Any, low: Any,
-    high: Any, path: Any, feature: Any, best: float, found: Any, left: Any, threshold: Any,
-    work: Any,
-) -> float:  # fmt: skip
-    """Find the best, or the drawn, cut of a node by a feature; return its worth, or `best`."""
-    n_sums = len(sums) - 2
-    own, total = sums[:n_sums], sums[n_sums]
-    if facts[ANYWHERE]:
-        # A node's draw for a feature depends only on its path: it is the same on any trainer or
-        # device.
-        draw = hash_number(hash_number(path ^ np.uint64(0xD1B54A32D192ED03)) + np.uint64(feature))
-        return judge_drawn_cut(
-            facts, hist, places, n, own, total, sign, bounds, low[feature], high[feature], draw,
-            best, found, left, threshold, work,
-        )  # fmt: skip
-    new = find_best_cut(facts, hist, places, n, own, total, sign, bounds, best, found, left, work)
-    if new > best:
-        threshold[0] = np.nan
-    return new
-
-
-@_inside
 def _find_split(
     facts: Any, rows: Any, lines: Any, sums: Any, path: Any, signs: Any, bounds: Any, low: Any,
-    high: Any, features: Any, hist: Any, places: Any, swaps: Any, found: Any, left: Any,
+    high: Any, features: Any, hist: Any, places: Any, seen: Any, swaps: Any, found: Any, left: Any,
     threshold: Any, work: Any,
 ) -> tuple[int, float]:  # fmt: skip
     """Find the feature of a node's best split (-1: none); return it and the children's worth.
@@ -304,22 +292,32 @@ def _find_split(
     ties, and a fixed order would favour some features.
     """
     missing, d, m = facts[MISSING], facts[N_FEATURES], facts[FEATURES]
+    own, total = sums[: len(sums) - 2], sums[len(sums) - 2]
     best, best_feature, spreads, k = -np.inf, -1, False, 0
+    threshold[0] = np.nan
     while k < d and (k < m or not spreads):
         j = draw_next_feature(path, k, features, swaps)
         k += 1
+        if facts[ANYWHERE]:
+            differ, new = judge_drawn_cut_of_lines(
+                facts, rows, lines, own, total, signs[j], bounds, low, high, path, j, best, found,
+                left, threshold, work,
+            )  # fmt: skip
+            spreads = spreads or differ
+            if new > best:
+                best, best_feature = new, j
+            continue
         # The cost of a small node is proportional to its rows, that of a large one to its bins.
         if len(lines) < _MAX_SPARSE_ROWS:
-            n = _add_few_rows(rows, lines, j, hist, places, missing)
+            n = _add_few_rows(rows, lines, j, hist, places, seen, missing)
         else:
             add_lines(rows, lines, j, hist)
             n = find_occupied_bins(hist, missing, places)
         if n + has_missing_rows(hist, missing) > 1:
             spreads = True
-            new = find_cut(
-                facts, hist, places, n, sums, signs[j], bounds, low, high, path, j, best, found,
-                left, threshold, work,
-            )  # fmt: skip
+            new = find_best_cut(
+                facts, hist, places, n, own, total, signs[j], bounds, best, found, left, work
+            )
             if new > best:
                 best, best_feature = new, j
         for v in range(hist.shape[1]):
@@ -338,7 +336,7 @@ def grow_tree(
     facts: Any, scale: Any, least_gain: float, rows: Any, lines: Any, spare: Any, path: Any,
     depth: Any, bounds: Any, signs: Any, low: Any, high: Any, feature: Any, cut: Any,
     threshold: Any, left: Any, depths: Any, sums: Any, gain: Any, between: Any, stack: Any,
-    paths: Any, hist: Any, work: Any, features: Any, swaps: Any, places: Any, found: Any,
+    paths: Any, hist: Any, work: Any, features: Any, swaps: Any, places: Any, seen: Any, found: Any,
     of_left: Any, reach: Any, own: Any, at: Any, medians: Any,
 ) -> Any:  # fmt: skip
     """Grow a tree below a node; return its number of nodes.
@@ -366,7 +364,7 @@ def grow_tree(
     sums : ndarray of int64 of shape (2n - 1, n_sums + 2)
     between : ndarray of float64 of shape (2n - 1, 2), or (0, 2)
         Bounds of nodes' values; empty without constraints.
-    stack, paths, hist, work, features, swaps, places, found, of_left, reach, own, at, medians
+    stack, paths, hist, work, features, swaps, places, seen, found, of_left, reach, own, at, medians
         Scratch arrays from `make_growth_scratch`: numba would have to compile each array made here.
     """
     # Depth first: the right child is on the stack while the left one is split.
@@ -407,7 +405,7 @@ def grow_tree(
         else:
             j, best = _find_split(
                 facts, rows, some, sums[node], path, signs, own, low, high, features, hist, places,
-                swaps, found, of_left, at, work,
+                seen, swaps, found, of_left, at, work,
             )  # fmt: skip
             before = node_worth(facts[KIND], sums[node, :n_sums], sums[node, n_sums], bits)
         if j < 0:
@@ -482,6 +480,7 @@ def make_growth_scratch(
     return (
         np.empty((n_waiting, 3), np.int64), np.empty(n_waiting, np.uint64),
         np.zeros((256, n_sums), np.int64), np.zeros((2, n_sums), np.int64),
-        np.arange(d, dtype=np.int64), *(np.zeros(n, np.int64) for n in (d, 256, 3, n_sums + 1)),
+        np.arange(d, dtype=np.int64), *(np.zeros(n, np.int64) for n in (d, 256)),
+        np.zeros(4, np.uint64), *(np.zeros(n, np.int64) for n in (3, n_sums + 1)),
         *(np.zeros(n) for n in (2 * int(facts[OUTPUTS]), 3, 1, 2)),
     )  # fmt: skip

@@ -84,7 +84,7 @@ def widen_bin_reach(X: Any, rows: Any, low: Any, high: Any) -> None:
 
 
 _exact = compiled_entry()
-_inside = compiled_inside(error_model="numpy")
+_inside = compiled_inside(error_model="numpy", forceinline=True)  # see `forest_cuts`
 
 
 @_inside

@@ -154,7 +154,12 @@ class BaseRounds(BaseOnRows):
             model, solver = self._problem(rows)
             start = self._starting_parameters(model, rows)
             # Rows of trees are binned in host memory, whatever the device.
-            job.lay_out_sum_lanes(solver.max_passes, on_host=isinstance(solver, RowSolver))
+            if isinstance(solver, RowSolver):
+                job.lay_out_sum_lanes(
+                    solver.max_passes, on_host=True, bytes_per_lane=solver.bytes_per_lane
+                )
+            else:
+                job.lay_out_sum_lanes(solver.max_passes)
             fit = job.plan_rounds(model, solver, start)
             result = job.train_rounds(fit, checkpoint, seed)
             # The solution of an interrupted solver is that of its last whole iteration.

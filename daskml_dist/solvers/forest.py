@@ -75,6 +75,9 @@ class ForestSolver(RowSolver):
     begin: Mapping[str, Array] | None = None
     class_weight: tuple[Array, ...] = ()
 
+    # Threads grow trees of their own, and each reads all rows many times.
+    bytes_per_lane = 1 << 16
+
     @property
     def max_passes(self) -> int:
         """Return a bound: one report a tree."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,7 +154,11 @@ class RowSolver(ABC):
         Most calls of :meth:`OwnRows.keep`.
     score_names : tuple of str
         Keys, in the records of the fit's history, of the scores that :meth:`OwnRows.keep` is given.
+    bytes_per_lane : int or None
+        Bytes of rows for which one more thread in one process is worth while; None: as for a sum.
     """
+
+    bytes_per_lane: ClassVar[int | None] = None
 
     @property
     @abstractmethod

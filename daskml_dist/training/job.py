@@ -160,14 +160,18 @@ class FitJob:
             self.run.n_lanes, share=bytes_per_lane, passes=passes, device=device, by_block=by_block
         )
 
-    def lay_out_sum_lanes(self, passes: int, *, on_host: bool = False) -> None:
+    def lay_out_sum_lanes(
+        self, passes: int, *, on_host: bool = False, bytes_per_lane: int | None = None
+    ) -> None:
         """Set the lanes of a fit by sums over all rows, which threads of a process share.
 
-        `on_host`: rows are read on the CPU, whatever the device is.
+        `on_host`: rows are read on the CPU, whatever the device is; `bytes_per_lane`: as in
+        :meth:`lay_out_lanes`, by default `SUM_BYTES_PER_LANE`.
         """
         run = self.run
         device = "cpu" if on_host else self.rows.summary.device(run.device, run.deterministic)
-        self.lay_out_lanes(passes, bytes_per_lane=SUM_BYTES_PER_LANE, device=device)
+        share = SUM_BYTES_PER_LANE if bytes_per_lane is None else bytes_per_lane
+        self.lay_out_lanes(passes, bytes_per_lane=share, device=device)
 
     @property
     def row_lanes(self) -> list[LaneSpec]:

@@ -216,7 +216,8 @@ def test_partition_of_the_rows_of_a_node(n_outputs: int, regression: bool) -> No
         compiled(forest_kernels.add_lines)(rows, lines, 3, found)
         np.testing.assert_array_equal(found, hist, case)
         places = np.zeros(256, np.int64)
-        m = compiled(forest_grow._add_few_rows)(rows, lines, 3, few, places, missing)
+        seen = np.zeros(4, np.uint64)
+        m = compiled(forest_grow._add_few_rows)(rows, lines, 3, few, places, seen, missing)
         np.testing.assert_array_equal(few, hist, case)
         np.testing.assert_array_equal(places[:m], np.unique(b[b != missing]), case)
         whole = sums_of(lines, np.zeros(n, int), 1, n_outputs, regression)[0]
