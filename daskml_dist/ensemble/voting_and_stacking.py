@@ -116,12 +116,17 @@ class NamedMembersMixin(OnBlocks):
         return self.fit(X, y, **fit_params).transform(X)  # type: ignore[attr-defined]
 
     def _check_names_given(self) -> None:
-        """Check that `estimators` contains pairs: scikit-learn would fail to unpack others."""
+        """Check that `estimators` has pairs with an estimator: others fail in scikit-learn."""
         given = self.estimators if isinstance(self.estimators, list | tuple) else ()
-        if not all(isinstance(one, list | tuple) and len(one) == 2 for one in given):
+        if not all(
+            isinstance(one, list | tuple)
+            and len(one) == 2
+            and (hasattr(one[1], "fit") or (isinstance(one[1], str) and one[1] == "drop"))
+            for one in given
+        ):
             raise InvalidParameterError(
                 f"estimators={self.estimators!r}: give (name, estimator) pairs, such as "
-                '[("nb", GaussianNB())].'
+                '[("nb", GaussianNB())]; a member is left out by "drop".'
             )
 
     def _encode_labels(self, y: Any) -> tuple[Any, int | None]:

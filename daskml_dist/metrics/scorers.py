@@ -437,6 +437,12 @@ def get_scorers(estimator: Any, scoring: Any) -> dict[str, Callable[..., Any]]:
     if isinstance(scoring, dict):
         return {name: get_scorer(given) for name, given in scoring.items()}
     if isinstance(scoring, list | tuple | set):
+        names = [one for one in scoring if isinstance(one, str)]
+        if not names or len(set(names)) < len(scoring):
+            raise InvalidParameterError(
+                f"scoring={scoring!r}: a list must have names of scorers, each once. Functions go "
+                "into a dict: scoring={name: function, ...}."
+            )
         return {name: get_scorer(name) for name in scoring}
     return {"score": get_scorer(scoring)}
 

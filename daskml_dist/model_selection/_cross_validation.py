@@ -9,7 +9,8 @@ passes over the rows, and other fits are made one by one or as tasks.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.sklearn_errors import translate_errors
 from daskml_dist.errors.stack_level import user_stack_level
+from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._batched_fits import (
     can_fit_batched,
@@ -210,6 +212,11 @@ def cross_val_score(
         estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs, verbose=verbose,
         params=params, pre_dispatch=pre_dispatch, error_score=error_score,
     )  # fmt: skip
+    if "test_score" not in found:
+        raise InvalidParameterError(
+            f"scoring={scoring!r} has returned several scores, and only one is allowed. Use "
+            "cross_validate for several."
+        )
     return np.asarray(found["test_score"])
 
 
@@ -247,7 +254,8 @@ def cross_val_predict(
     Raises
     ------
     InvalidParameterError
-        Splits are no partition of the rows; raised when the predictions are computed.
+        Splits are no partition of the rows; raised when the predictions are computed. Or the
+        estimator has no such method.
     InvalidDataError
         The rows of a fit had only two of more labels, and its decision function is requested.
 
@@ -263,17 +271,42 @@ def cross_val_predict(
     (60,)
     """
     X, y, groups, fit_params = prepare_inputs(X, y, groups, params)
-    if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
-        return model_selection.cross_val_predict(
-            estimator, X, y, groups=groups, cv=cv, n_jobs=n_jobs, verbose=verbose,
-            params=fit_params or None, pre_dispatch=pre_dispatch, method=method,
-        )  # fmt: skip
-    resolve_score_weights(estimator, {}, fit_params, False)  # checks what metadata is requested
-    splits = Splits(estimator, X, y, groups, fit_params, cv)
-    # No scorers: only the fitted estimators are needed. Without one of them its rows would have no
-    # prediction, so a failed fit is an error.
-    (fits,) = splits.fit_splits([estimator], {}, train_score=False, error_score="raise")
-    return _predict_out_of_fold(splits.rows, [fit.estimator for fit in fits], method)
+    with _method_errors(estimator, method):
+        if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
+            return model_selection.cross_val_predict(
+                estimator, X, y, groups=groups, cv=cv, n_jobs=n_jobs, verbose=verbose,
+                params=fit_params or None, pre_dispatch=pre_dispatch, method=method,
+            )  # fmt: skip
+        resolve_score_weights(estimator, {}, fit_params, False)  # checks what metadata is requested
+        splits = Splits(estimator, X, y, groups, fit_params, cv)
+        # No scorers: only the fitted estimators are needed. Without one of them its rows would have
+        # no prediction, so a failed fit is an error.
+        (fits,) = splits.fit_splits([estimator], {}, train_score=False, error_score="raise")
+        return _predict_out_of_fold(splits.rows, [fit.estimator for fit in fits], method)
+
+
+@contextmanager
+def _method_errors(estimator: Any, method: Any) -> Iterator[None]:
+    """Raise `InvalidParameterError` for a method that the estimator lacks, before it is fitted.
+
+    Some methods depend on parameters, or exist only after the fit: their errors are translated.
+    """
+    kind = type(estimator)
+    told = f"method={method!r}: {kind.__name__} has no such method"
+    # In its class even an unavailable method is found.
+    name = method if isinstance(method, str) else ""
+    found = getattr(kind, name, None) or getattr(estimator, name, None)
+    if not callable(found) and not hasattr(kind, "__getattr__"):
+        own = [name for name in ("predict", *sorted(_CLASS_METHODS)) if hasattr(kind, name)]
+        raise InvalidParameterError(f"{told}. Pass one of {own}.{suggest_nearest(method, own)}")
+    try:
+        yield
+    except AttributeError as error:
+        if hasattr(estimator, method):
+            raise
+        raise InvalidParameterError(
+            f"{told} with these parameters: {error}. Change them, or pass another method."
+        ) from error
 
 
 # --- predictions of test rows ------------------------------------------------------------------

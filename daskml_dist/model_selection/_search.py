@@ -176,7 +176,12 @@ class DaskSearch(EstimatorMixin):
     def _check_candidates(self) -> list[Mapping[str, Any]]:
         """Return the parameters to try, checked as by scikit-learn."""
         with translate_parameter_errors():
-            return list(self._list_candidates())
+            candidates = list(self._list_candidates())
+        if not candidates:
+            raise InvalidParameterError(
+                "No fits were performed: there are no candidates. Give some parameters to try."
+            )
+        return candidates
 
     def _search(self, splits: Splits, scorers: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
         """Return the scores of all candidates, as ``cv_results_``."""

@@ -17,10 +17,10 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from numbers import Integral, Real
+from numbers import Integral, Number, Real
 from typing import Any
 
 import numpy as np
@@ -643,7 +643,13 @@ def _have_one_role_each(splits: list[tuple[Any, Any]], n_rows: int) -> bool:
     """Return whether every row is at most once on one side of each split, as codes require."""
     rows = np.arange(n_rows)  # indexed, since a side may be a mask, or count rows from the end
     both = (np.concatenate([rows[np.asarray(side)] for side in split]) for split in splits)
-    return all(np.bincount(drawn, minlength=1).max() <= 1 for drawn in both)
+    try:
+        return all(np.bincount(drawn, minlength=1).max() <= 1 for drawn in both)
+    except IndexError as error:
+        raise InvalidParameterError(
+            f"cv: a side of a split is neither row numbers nor a mask of the {n_rows} rows: "
+            f"{error}. Make the splits from the rows that are passed."
+        ) from error
 
 
 def check_one_role_each(by_roles: bool) -> None:
@@ -712,8 +718,6 @@ def _score_or_warn(
     """Return a scorer's score; if it fails, warn and return `error_score`, unless "raise"."""
     try:
         score = scorer(*args, **params)
-        if not isinstance(score, Mapping):
-            return float(score)
     except Exception as error:
         if error_score == "raise":
             raise
@@ -724,10 +728,22 @@ def _score_or_warn(
             stacklevel=user_stack_level(),
         )
         return float(error_score)
-    raise InvalidParameterError(
-        f"scoring: a callable has returned several scores, {sorted(score)}, which needs rows in "
-        "memory. Name each of them: scoring={name: callable, ...}."
-    )
+    if isinstance(score, Mapping):
+        raise InvalidParameterError(
+            f"scoring: a callable has returned several scores, {sorted(score)}, which needs rows "
+            "in memory. Name each of them: scoring={name: callable, ...}."
+        )
+    # Not a failure of one fit, but of the function: as in scikit-learn, always an error.
+    number = _compute_value(score)
+    if hasattr(number, "item"):
+        with suppress(ValueError):  # of an array of several values
+            number = number.item()
+    if not isinstance(number, Number):
+        raise InvalidDataError(
+            f"scoring must return a number, got {score!r} ({type(score)}) instead. Correct the "
+            f"function {scorer!r}."
+        )
+    return float(number)  # type: ignore[arg-type]
 
 
 # --- metadata routing --------------------------------------------------------------------------

@@ -175,6 +175,7 @@ def test_incompatible_members_are_refused() -> None:
     nearest = [("near", KNeighborsClassifier())]
     for model, fit_params, error, text in [
         (voting([]), {}, InvalidParameterError, "non-empty list"),
+        (voting([("n", None)]), {}, InvalidParameterError, "left out by"),
         (voting(CLASSIFIERS, weights=[1]), {}, InvalidParameterError, "got 1 weights"),
         (voting([("r", Ridge())]), {}, InvalidParameterError, "should be a classifier"),
         (voting(nearest), params, InvalidTypeError, "near.*does not support sample weights"),

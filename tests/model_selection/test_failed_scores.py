@@ -23,6 +23,7 @@ from daskml_dist.model_selection import (
     RandomizedSearchCV,
     cross_val_score,
 )
+from daskml_dist.naive_bayes import GaussianNB
 from tests.quick import in_turn
 
 RNG = np.random.default_rng(0)
@@ -206,3 +207,40 @@ def test_a_missing_target_is_refused() -> None:
 
 def _cross_validated(rows: Any) -> Any:
     return cross_val_score(SGDClassifier(), rows)
+
+
+@pytest.mark.parametrize("score", ["good", None, np.ones(2)], ids=repr)
+def test_scores_that_are_no_numbers_are_refused(score: Any) -> None:
+    search = GridSearchCV(GaussianNB(), {"var_smoothing": [1e-9]}, cv=2, scoring=lambda *_: score)
+    with pytest.raises(InvalidDataError, match="must return a number"):
+        search.fit(*_lazy(X, LABELS))
+
+
+@pytest.mark.parametrize(
+    "score", [np.float32(0.5), np.array([0.5]), da.ones(2, chunks=1).mean() / 2]
+)
+def test_scores_may_be_numbers_of_any_kind(score: Any) -> None:
+    found = cross_val_score(GaussianNB(), *_lazy(X, LABELS), cv=2, scoring=lambda *_: score)
+    assert found.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("make", [lambda *values: values, _lazy], ids=["memory", "lazy"])
+@pytest.mark.parametrize(
+    ("params", "match"),
+    [
+        ({"param_grid": []}, "no candidates"),
+        ({"cv": [(np.arange(50), np.array([101]))]}, "nor a mask of the 101 rows"),
+        ({"scoring": ["accuracy", "accuracy"], "refit": False}, "each once"),
+    ],
+)
+def test_searches_without_fits_or_with_equal_scores_are_refused(
+    make: Any, params: dict[str, Any], match: str
+) -> None:
+    search = GridSearchCV(LogisticRegression(), **{"param_grid": {"C": [1.0]}, **params})
+    with pytest.raises(InvalidParameterError, match=match):
+        search.fit(*make(X, LABELS))
+
+
+def test_one_score_is_asked_of_a_function_that_returns_several() -> None:
+    with pytest.raises(InvalidParameterError, match="cross_validate for several"):
+        cross_val_score(GaussianNB(), X, LABELS, scoring=lambda *_: {"a": 1.0, "b": 2.0})

@@ -117,6 +117,21 @@ def test_probabilities_of_several_labels_are_a_list_of_arrays() -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("make", [np.asarray, _lazy])
+@pytest.mark.parametrize(
+    ("model", "method", "match"),
+    [
+        (LogisticRegression(), "predict_prob", "Did you mean 'predict_proba'"),
+        (LogisticRegression(), "classes_", "no such method"),
+        (LogisticRegression(), None, "no such method"),
+        (SGDClassifier("hinge", max_iter=1, tol=None), "predict_proba", "with these parameters"),
+    ],
+)
+def test_a_missing_method_is_named(make: Any, model: Any, method: Any, match: str) -> None:
+    with pytest.raises(InvalidParameterError, match=match):
+        model_selection.cross_val_predict(model, make(X), make(Y), cv=2, method=method)
+
+
 def test_predictions_of_fits_that_lack_a_label(client: Any) -> None:
     labels, cv = Y.copy(), truth.KFold(4)
     labels[:5] = 7
