@@ -24,7 +24,7 @@ from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 from scipy import sparse, stats
 from sklearn import ensemble
-from sklearn.base import is_classifier
+from sklearn.base import is_classifier, is_regressor
 from sklearn.utils import check_random_state
 from sklearn.utils.random import sample_without_replacement
 from sklearn.utils.validation import has_fit_parameter
@@ -40,7 +40,7 @@ from daskml_dist.data.conversion import (
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.permutations import Permutation, hash_numbers
 from daskml_dist.data.reduce import count_rows, reduce_parts
-from daskml_dist.data.row_checks import check_feature_names, remember_dtypes
+from daskml_dist.data.row_checks import check_feature_names, check_row_shape, remember_dtypes
 from daskml_dist.diagnostics.operation_progress import report_operation, report_phase
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import translate_parameter_errors
@@ -447,6 +447,8 @@ class BaggingMixin(OnBlocks):
 
     _reads_rows = True
 
+    estimator: Any
+    classes_: NDArray[Any]
     estimator_: Any
     estimators_: list[Any]
     estimators_features_: list[Any]
@@ -484,12 +486,17 @@ class BaggingMixin(OnBlocks):
         ------
         InvalidParameterError, InvalidDataError
         """
+        self._check_estimator()
         self._drawn_rows = None
         X, y, sample_weight = convert_named_columns(*convert_to_host(X, y, sample_weight))
         if not is_dask(X):
             X, y, given = prepare_in_memory(
                 X, y, {**fit_params, "sample_weight": sample_weight}, labels=is_classifier(self)
             )
+            if self._adds_members:
+                self._check_same_columns(X, np.shape(X)[1:])
+                if is_classifier(self):
+                    self._check_same_labels(np.unique(np.asarray(y)))
             found: Self = super().fit(X, y, **given)  # type: ignore[misc]
             remember_dtypes(self, X)
             return found
@@ -502,7 +509,10 @@ class BaggingMixin(OnBlocks):
         (more,) = route_member_params(self, [("estimator", self.estimator_)], fit_params)
         if is_classifier(self):
             # As in scikit-learn, members are fitted to class numbers.
-            self.classes_ = find_labels(y)
+            labels = find_labels(y)
+            if self._adds_members:
+                self._check_same_labels(labels)
+            self.classes_ = labels
             self.n_classes_ = len(self.classes_)
             y = encode_labels(y, self.classes_)
         weight = params.get("sample_weight")
@@ -517,6 +527,38 @@ class BaggingMixin(OnBlocks):
         self._fit_members(bagged, make_sample_row(bagged.rows.inputs[0]), more)
         return self
 
+    def _check_estimator(self) -> None:
+        """Raise for an estimator whose predictions cannot be joined; scikit-learn fails later."""
+        given = self.estimator
+        if given is not None and not (hasattr(given, "fit") and hasattr(given, "predict")):
+            raise InvalidParameterError(
+                f"The 'estimator' parameter of {type(self).__name__} must be an object "
+                f"implementing 'fit' and 'predict' or None. Got {given!r} instead."
+            )
+        if is_classifier(self) and given is not None and is_regressor(given):
+            raise InvalidParameterError(
+                f"estimator={given!r} is a regressor, and its predictions are no votes for "
+                "labels. Pass a classifier, or use BaggingRegressor."
+            )
+
+    @property
+    def _adds_members(self) -> bool:
+        """Return whether a fit adds to the members of the last one."""
+        return self.warm_start and bool(vars(self).get("estimators_"))
+
+    def _check_same_columns(self, X: Any, row_shape: tuple[int, ...]) -> None:
+        """Raise for other columns than those of the last fit, to whose members a fit adds."""
+        check_feature_names(self, X, reset=False)
+        check_row_shape(row_shape, (self.n_features_in_,), type(self).__name__)
+
+    def _check_same_labels(self, labels: NDArray[Any]) -> None:
+        """Raise for other labels than those of the last fit, to whose members a fit adds."""
+        if not np.array_equal(labels, self.classes_):
+            raise InvalidDataError(
+                f"warm_start=True adds to members that know the labels {self.classes_.tolist()}, "
+                f"and y has {labels.tolist()}. Set warm_start=False."
+            )
+
     def _draw_member_seeds(self) -> NDArray[np.int64]:
         """Return a seed for each member to be fitted."""
         if self.warm_start and self.oob_score:
@@ -528,7 +570,7 @@ class BaggingMixin(OnBlocks):
                 "Out of bag estimation only available if bootstrap=True. Set it, or leave "
                 "oob_score out."
             )
-        known = len(self.estimators_) if self.warm_start and hasattr(self, "estimators_") else 0
+        known = len(self.estimators_) if self._adds_members else 0
         if known > self.n_estimators:
             raise InvalidParameterError(
                 f"n_estimators={self.n_estimators} must be larger or equal to "
@@ -547,8 +589,12 @@ class BaggingMixin(OnBlocks):
     def _draw_inputs(self, X: Any, y: Any, weight: Any, seeds: NDArray[np.int64]) -> BaggedRows:
         """Resolve `max_samples` and `max_features` to numbers, and draw rows and columns."""
         rows = as_collection(X, y, weight, numeric=False)
-        check_feature_names(self, X, reset=True)
-        self.n_features_in_ = d = int(make_sample_row(rows.inputs[0]).shape[1])
+        d = int(make_sample_row(rows.inputs[0]).shape[1])
+        if self._adds_members:
+            self._check_same_columns(X, (d,))
+        else:
+            check_feature_names(self, X, reset=True)
+        self.n_features_in_ = d
         counts = count_rows(rows)
         n, total = int(counts.sum()), None
         # Rows are drawn with probabilities weight / total, which needs a pass over the weights.

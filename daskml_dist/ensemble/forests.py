@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from sklearn.metrics import r2_score
 
+from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.trees import (
@@ -187,18 +188,32 @@ class BaseForest(BaseTrees):
             for name in ("_trees", "oob_score_", "oob_decision_function_", "oob_prediction_"):
                 self.__dict__.pop(name, None)
 
+    @property
+    def _adds_trees(self) -> bool:
+        """Return whether a fit adds to the trees of the last one."""
+        return self.warm_start and "_trees" in vars(self)
+
+    def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
+        # A warm start adds trees for the same columns.
+        reset = reset and not self._adds_trees
+        return super()._make_collection(X, y, sample_weight, reset=reset)
+
     def _labels_by_output(self, rows: DatasetInfo) -> tuple[NDArray[Any], ...]:
         """Return each output's labels; check that out-of-bag scores are possible if requested."""
         columns = super()._labels_by_output(rows)
+        if columns and self._adds_trees:
+            known = self.classes_ if isinstance(self.classes_, list) else [self.classes_]
+            if not (len(known) == len(columns) and all(map(np.array_equal, known, columns))):
+                raise _make_other_labels_error()
         if self.oob_score:
             _check_oob_classes(columns)
         return columns
 
     def _resume_state(self, n_values: int) -> dict[str, NDArray[Any]] | None:
         """Return the trees of the last fit, to which a fit with `warm_start` adds; else None."""
-        trees: Trees | None = vars(self).get("_trees")
-        if trees is None or not self.warm_start:
+        if not self._adds_trees:
             return None
+        trees = self._trees
         if self.n_estimators < len(trees):
             raise InvalidParameterError(
                 f"n_estimators={self.n_estimators} must be larger or equal to len(estimators_)="
@@ -212,10 +227,7 @@ class BaseForest(BaseTrees):
             )
         # Values of a leaf: one for each class, or output.
         if trees.nodes.value.shape[1] != n_values:
-            raise InvalidDataError(
-                "warm_start=True continues with the classes and outputs of the previous fit, "
-                "but y has others. Set warm_start=False."
-            )
+            raise _make_other_labels_error()
         # `Trees` has no impurities: predictions do not need them, but views of single trees do.
         return {**trees.packed(), "impurity": self._impurity}
 
@@ -301,6 +313,14 @@ class BaseForest(BaseTrees):
             First column of each tree, and the number of columns.
         """
         return self._find_paths(X)
+
+
+def _make_other_labels_error() -> InvalidDataError:
+    """Return the error for a warm start with other targets than the last fit's."""
+    return InvalidDataError(
+        "warm_start=True continues with the classes and outputs of the previous fit, but y has "
+        "others. Set warm_start=False."
+    )
 
 
 class RandomForestClassifier(TreesClassifier, BaseForest):

@@ -18,7 +18,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from daskml_dist.ensemble import BaggingClassifier, BaggingRegressor, bagging
 from daskml_dist.ensemble.bagging import RowDraws
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import Lasso, LogisticRegression, Ridge
 from daskml_dist.svm import LinearSVC
 from tests.quick import quick
@@ -175,6 +175,19 @@ def test_sampling_uses_weights_and_warm_start_adds_members(client: Any) -> None:
         model.fit(rows, target)
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_warm_start_refuses_other_columns_and_labels(lazy: bool) -> None:
+    rows, target, _ = _rows(70, LABELS) if lazy else (X, LABELS, None)
+    model = BaggingClassifier(LOGISTIC, n_estimators=2, warm_start=True).fit(rows, target)
+    model.set_params(n_estimators=3)
+    for other, labels, match in (
+        (rows[:, :3], target, "X has 3 features"), (rows, target == "a", "know the labels"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidDataError, match=match):
+            model.fit(other, labels)
+    assert len(model.fit(rows, target).estimators_) == 3
+
+
 def test_draws_are_poisson_and_differ_between_members() -> None:
     n = 200_000
     draws = RowDraws(np.array([3, 4]), n, n // 2, replace=True)
@@ -202,3 +215,7 @@ def test_invalid_sampling_settings_are_refused() -> None:
     ]:
         with pytest.raises(InvalidParameterError, match=text):
             BaggingClassifier(LOGISTIC, **options).fit(rows, target, **fit_params)
+    for estimator, text in ((Ridge(), "is a regressor"), (3, "implementing 'fit'")):
+        for inputs in ((rows, target), (X, LABELS)):
+            with pytest.raises(InvalidParameterError, match=text):
+                BaggingClassifier(estimator).fit(*inputs)

@@ -203,6 +203,17 @@ def test_warm_start_adds_the_trees_of_one_fit() -> None:
         grown.set_params(n_estimators=3).fit(X, Y)
 
 
+def test_warm_start_refuses_other_columns_and_labels() -> None:
+    grown = RandomForestClassifier(2, random_state=0, warm_start=True).fit(X, CLASS)
+    grown.set_params(n_estimators=4)
+    for rows, labels, match in (
+        (X[:, :5], CLASS, "5 features"), (X, CLASS + 1, "y has others"), (X, Y > 0, "y has others"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidDataError, match=match):
+            grown.fit(rows, labels)
+    assert grown.fit(X, CLASS).score(X, CLASS) > 0.9
+
+
 def test_trees_predict_like_the_forest() -> None:
     model = RandomForestClassifier(5, random_state=0, max_depth=6).fit(X, CLASS)
     trees = model.estimators_
