@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from numbers import Integral
@@ -526,6 +527,15 @@ class BaggingMixin(OnBlocks):
         bagged = self._draw_inputs(X, y, weight, seeds)
         self._fit_members(bagged, make_sample_row(bagged.rows.inputs[0]), more)
         return self
+
+    def _as_of_fit(self) -> Any:
+        # scikit-learn divides the sum of the members' predictions by the parameter as it is now.
+        n_members = len(vars(self).get("estimators_", ()))
+        if n_members in (0, self.n_estimators):
+            return self
+        fitted = copy(self)
+        fitted.n_estimators = n_members
+        return fitted
 
     def _check_estimator(self) -> None:
         """Raise for an estimator whose predictions cannot be joined; scikit-learn fails later."""

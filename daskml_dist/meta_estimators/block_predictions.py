@@ -43,6 +43,10 @@ class OnBlocks(EstimatorMixin):
         """Return whether a method is only missing because the ensemble is not fitted yet."""
         return False
 
+    def _as_of_fit(self) -> Any:
+        """Return the ensemble with those parameters of its fit that its predictions read."""
+        return self
+
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return mean accuracy or R^2 of a classifier or regressor; arguments as in :meth:`fit`."""
         check_fitted(self)
@@ -104,7 +108,7 @@ def _make_method(name: str, summary: str, shape: str) -> Any:
         # other methods average them.
         if name != "transform":
             _check_some_rows(self, X)
-        return get_own(self)(X, **params)
+        return get_own(self._as_of_fit())(X, **params)
 
     def check(self: Any) -> bool:
         try:

@@ -188,6 +188,19 @@ def test_warm_start_refuses_other_columns_and_labels(lazy: bool) -> None:
     assert len(model.fit(rows, target).estimators_) == 3
 
 
+@pytest.mark.parametrize("n", [1, 5])
+def test_predictions_are_of_the_fitted_members(n: int) -> None:
+    for kind, member, target in (
+        (BaggingClassifier, LOGISTIC, LABELS), (BaggingRegressor, Ridge(), NUMBERS),
+    ):  # fmt: skip
+        model = kind(member, n_estimators=2, random_state=0).fit(X, target)
+        name = "predict_proba" if kind is BaggingClassifier else "predict"
+        expected = getattr(model, name)(X)
+        model.set_params(n_estimators=n)
+        np.testing.assert_array_equal(getattr(model, name)(X), expected)
+        np.testing.assert_array_equal(getattr(model, name)(da.from_array(X, (70, 4))), expected)
+
+
 def test_draws_are_poisson_and_differ_between_members() -> None:
     n = 200_000
     draws = RowDraws(np.array([3, 4]), n, n // 2, replace=True)
