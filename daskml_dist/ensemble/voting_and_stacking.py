@@ -28,7 +28,7 @@ from daskml_dist.diagnostics.operation_progress import report_operation
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted, translate_parameter_errors
 from daskml_dist.errors.suggestions import suggest_nearest
-from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
+from daskml_dist.inference.block_mapping import call_on_sample, map_blocks
 from daskml_dist.linear_model import LogisticRegression, RidgeCV
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.meta_estimators.members import (
@@ -339,9 +339,9 @@ class StackingMixin(NamedMembersMixin):
     def _predict_fitted(self, X: Any) -> Any:
         """Return the lazy predictions of fitted members, side by side."""
         function = partial(_predict_and_concatenate, self._without_members(), self.estimators_)
-        sample = make_sample_row(X)
+        sample, meta = call_on_sample(function, X)
         self._remember_widths(sample)
-        return map_blocks(function, X, meta=function(sample))
+        return map_blocks(function, X, meta=meta)
 
     def _predict_out_of_fold(
         self, members: list[Any], X: Any, y: Any, given: list[dict[str, Any]], few: bool
@@ -365,8 +365,8 @@ class StackingMixin(NamedMembersMixin):
         predictor = OutOfFoldPredictor(fits, self.stack_method_, classes)
         plain = self._without_members()
         # Predictions for a sample give scikit-learn the numbers of columns, and Dask the dtype.
-        sample = make_sample_row(X)
-        like = plain._concatenate_predictions(sample, predictor.predict_by_first_fits(sample))
+        sample, predictions = call_on_sample(predictor.predict_by_first_fits, X)
+        like = plain._concatenate_predictions(sample, predictions)
         self._remember_widths(sample)
         # The splits of all members are the same, so the codes of the last one are valid for all.
         rows = splits.rows

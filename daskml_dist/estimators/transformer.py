@@ -61,7 +61,7 @@ from daskml_dist.errors.sklearn_errors import (
     translate_parameter_errors,
 )
 from daskml_dist.estimators.estimator_mixin import EstimatorMixin
-from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
+from daskml_dist.inference.block_mapping import call_on_sample, make_sample_row, map_blocks
 from daskml_dist.inference.few_transformed_rows import (
     extract_few_rows,
     find_plain_transform,
@@ -486,7 +486,8 @@ def answer_lazily(
 ) -> Any:
     """Return the lazy results of an estimator's method for the blocks of a Dask collection.
 
-    `meta` is an empty result; None: it is found by calling the method on an artificial row.
+    `meta` is an empty result; None: it is found by calling the method on a row, an artificial one
+    if it accepts that.
     """
     check_fitted(estimator)
     check_feature_names(estimator, X, reset=False)
@@ -499,7 +500,7 @@ def answer_lazily(
     function = partial(_call_method, block_estimator, name, params)
     if meta is None:
         try:
-            meta = function(make_sample_row(rows))
+            _, meta = call_on_sample(function, rows)
         except (ValueError, TypeError) as error:
             raise as_ours(error) from error
     return restore_chunk_sizes(map_blocks(function, rows, meta=meta), X)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from daskml_dist.data.block_errors import (
     call_on_declared_blocks,
     find_declared_numbers,
 )
+from daskml_dist.data.collection import count_rows_of_block
 from daskml_dist.data.computing import scatter_values
 from daskml_dist.data.conversion import (
     as_array_block,
@@ -217,3 +218,35 @@ def make_sample_row(X: Any) -> Any:
     # Ones: some functions, such as logarithms, warn of zeros.
     row = np.ones((1, *X.shape[1:]), dtype=X.dtype)
     return sparse.csr_array(row) if sparse.issparse(X._meta) else row
+
+
+def call_on_sample(function: Callable[[Any], Any], X: Any) -> tuple[Any, Any]:
+    """Return a row that a function of rows accepts, and its result, which shows their form.
+
+    The row is artificial, and nothing is computed, unless the function refuses it, as encoders do
+    with values that they do not know: then it is the first row of X.
+    """
+    row = make_sample_row(X)
+    try:
+        return row, function(row)
+    except (ValueError, TypeError):
+        X = join_delayed(X, 2)
+        X = join_column_chunks(X) if isinstance(X, da.Array) else X
+        row = find_first_row(np.ravel(X.to_delayed()))
+        if row is None:
+            raise
+    return row, function(row)
+
+
+def find_first_row(blocks: Iterable[Any]) -> Any:
+    """Return the first row of lazy blocks, of which one at a time is computed; None if none has."""
+    take = delayed(_take_first_row, pure=False)
+    for block in blocks:
+        row = take(block).compute()
+        if count_rows_of_block(row):
+            return row
+    return None
+
+
+def _take_first_row(rows: Any) -> Any:
+    return rows.iloc[:1] if hasattr(rows, "iloc") else rows[:1]

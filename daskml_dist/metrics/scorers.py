@@ -24,6 +24,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.errors.suggestions import suggest_nearest
+from daskml_dist.inference.block_mapping import call_on_sample
 from daskml_dist.metrics import classification, probabilities, regression
 from daskml_dist.metrics._columns import call_sklearn_metric
 from daskml_dist.metrics.probabilities import top_k_accuracy_score
@@ -178,13 +179,12 @@ def _predict_lazily(method: Any, X: Any) -> Any:
     """Return the predictions of X, block by block for estimators that do not support Dask."""
     if not is_dask(X) or type(method.__self__).__module__.startswith("daskml_dist"):
         return method(X)
-    # Predictions of two made-up rows give the dtype and the number of columns.
+    # Predictions of a row give the dtype and the number of columns.
+    _, few = call_on_sample(method, X)
     if isinstance(X, da.Array):
-        few = method(np.zeros((2, X.shape[1]), X.dtype))
         wide: Any = {"drop_axis": 1} if few.ndim == 1 else {"chunks": (X.chunks[0], few.shape[1:])}
         lazily: Any = X.map_blocks
         return lazily(_predict_block, method, few[:0], dtype=few.dtype, meta=few[:0], **wide)
-    few = method(X._meta_nonempty)
     return X.map_partitions(_predict_block, method, few[:0], meta=few[:0])
 
 

@@ -17,13 +17,12 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from dask.base import compute
-from dask.delayed import delayed
 from numpy.typing import NDArray
 from sklearn import model_selection
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 
-from daskml_dist.data.collection import count_rows_of_block, join_lazy_blocks
+from daskml_dist.data.collection import join_lazy_blocks
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.operation_progress import report_operation
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -31,6 +30,7 @@ from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.sklearn_errors import translate_errors
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.errors.suggestions import suggest_nearest
+from daskml_dist.inference.block_mapping import find_first_row
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._batched_fits import (
     can_fit_batched,
@@ -325,7 +325,9 @@ def _predict_out_of_fold(
         sample = rows.inputs[0]
     else:
         # A real row of X, since a made-up one may be refused: X may hold texts, for example.
-        sample = _find_first_row([part[0] for part in rows.columns.parts])
+        sample = find_first_row(part[0] for part in rows.columns.parts)
+        if sample is None:
+            raise InvalidDataError("X holds no rows. Give at least one.")
     # A trial prediction: a lazy array must know its dtype and number of columns.
     answer = getattr(fitted[0], method)(sample)
     # A forest, for example, returns a list of arrays for a target of several labels: one for each
@@ -377,16 +379,6 @@ def _find_every_class(fitted: Sequence[Any], method: str) -> NDArray[Any] | None
         stacklevel=user_stack_level(),
     )
     return classes
-
-
-def _find_first_row(parts: Sequence[Any]) -> Any:
-    """Return a row of the first block that has any; one block at a time is computed."""
-    take = delayed(lambda rows: rows.iloc[:1] if hasattr(rows, "iloc") else rows[:1], pure=False)
-    for part in parts:
-        row = take(part).compute()
-        if count_rows_of_block(row):
-            return row
-    raise InvalidDataError("X holds no rows. Give at least one.")
 
 
 # --- curves ------------------------------------------------------------------------------------

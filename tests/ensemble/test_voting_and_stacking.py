@@ -15,11 +15,16 @@ from sklearn import ensemble as truth
 from sklearn.model_selection import KFold, ShuffleSplit
 from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
 
 from daskml_dist import ensemble
+from daskml_dist.calibration import CalibratedClassifierCV
+from daskml_dist.compose import make_column_transformer
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.linear_model import LogisticRegression, Ridge, RidgeClassifier
+from daskml_dist.model_selection import GridSearchCV
 from daskml_dist.naive_bayes import GaussianNB
+from daskml_dist.preprocessing import OneHotEncoder
 
 RNG = np.random.default_rng(0)
 N = 360
@@ -222,3 +227,20 @@ def test_empty_rows_have_empty_predictions(name: str, voting: str | None) -> Non
                 getattr(model, method)(rows)
         lazy = da.from_array(X, chunks=(100, -1))[da.from_array(X[:, 0] > 9, chunks=100)]
         assert len(getattr(model, method)(lazy).compute()) == 0
+
+
+def test_members_may_refuse_texts_that_are_not_in_the_rows() -> None:
+    frame = pd.DataFrame({"text": np.where(X[:, 1] > 0, "x", "y"), "number": X[:, 0]})
+    rows = dd.from_pandas(frame, npartitions=3)
+    target = dd.from_pandas(pd.Series(LABELS), npartitions=3)
+    encode = make_column_transformer((OneHotEncoder(), ["text"]), remainder="passthrough")
+    member = make_pipeline(encode, LogisticRegression(tol=1e-10))
+    for model in (
+        ensemble.StackingClassifier([("linear", member)], cv=KFold(3)),
+        ensemble.VotingClassifier([("linear", member)]),
+        CalibratedClassifierCV(member, cv=KFold(3)),
+        GridSearchCV(member, {"logisticregression__C": [1.0]}, cv=KFold(3)),
+    ):
+        found = model.fit(rows, target).predict(rows).compute()
+        np.testing.assert_array_equal(found, model.predict(frame))
+        assert model.score(rows, target) == pytest.approx(model.score(frame, LABELS))
