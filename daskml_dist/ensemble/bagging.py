@@ -41,7 +41,12 @@ from daskml_dist.data.conversion import (
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.permutations import Permutation, hash_numbers
 from daskml_dist.data.reduce import count_rows, reduce_parts
-from daskml_dist.data.row_checks import check_feature_names, check_row_shape, remember_dtypes
+from daskml_dist.data.row_checks import (
+    check_feature_names,
+    check_row_shape,
+    make_no_rows_error,
+    remember_dtypes,
+)
 from daskml_dist.diagnostics.operation_progress import report_operation, report_phase
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import translate_parameter_errors
@@ -607,6 +612,8 @@ class BaggingMixin(OnBlocks):
         self.n_features_in_ = d
         counts = count_rows(rows)
         n, total = int(counts.sum()), None
+        if not n:
+            raise make_no_rows_error()
         # Rows are drawn with probabilities weight / total, which needs a pass over the weights.
         if weight is not None:
             total = reduce_parts(rows, _sum_block_weights, lambda parts: float(sum(parts)))

@@ -37,7 +37,7 @@ from daskml_dist.data.collection import (
     count_rows_of_block,
     join_lazy_blocks,
 )
-from daskml_dist.data.conversion import join_blocks, take_rows
+from daskml_dist.data.conversion import check_no_missing, join_blocks, take_rows
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import (
     PassGenerator,
@@ -582,13 +582,15 @@ def _gather_sides(
     return train, test
 
 
-def count_labels_by_block(columns: Collection, first_seen: bool) -> tuple[NDArray[Any], Ints]:
+def count_labels_by_block(
+    columns: Collection, first_seen: bool, name: str = "y"
+) -> tuple[NDArray[Any], Ints]:
     """Return the labels, and the number of rows of each label in each block, in one pass.
 
     Labels, of shape (n_labels,), are sorted, or in the order in which rows show them first; counts
-    are of shape (n_blocks, n_labels).
+    are of shape (n_blocks, n_labels). `name` is that of the column, for errors.
     """
-    blocks = reduce_parts(columns, _count_block_labels, concatenate_lists)
+    blocks = reduce_parts(columns, partial(_count_block_labels, name), concatenate_lists)
     if first_seen:
         labels = np.array(list(dict.fromkeys(label for counts in blocks for label in counts)))
     else:
@@ -652,9 +654,15 @@ def _add_counts_by_label(
     return total
 
 
-def _count_block_labels(index: int, X: Any, column: Any, weight: Any) -> list[dict[Any, int]]:
+def _count_block_labels(
+    name: str, index: int, X: Any, column: Any, weight: Any
+) -> list[dict[Any, int]]:
     """Return the number of rows by label, in the order of the labels' first rows in the block."""
-    values, first, counts = np.unique(np.asarray(column), return_index=True, return_counts=True)
+    column = np.asarray(column)
+    # NaN equals no label; among numbers it is found where they are objects.
+    has_nan = column.dtype.kind == "f" and np.isnan(column).any()
+    check_no_missing(column.astype(object) if has_nan else column, name, index)
+    values, first, counts = np.unique(column, return_index=True, return_counts=True)
     order = np.argsort(first)
     return [dict(zip(values[order].tolist(), counts[order].tolist(), strict=True))]
 

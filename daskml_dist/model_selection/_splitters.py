@@ -22,7 +22,7 @@ from sklearn import model_selection
 from sklearn.utils import check_random_state
 
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
-from daskml_dist.data.conversion import convert_foreign
+from daskml_dist.data.conversion import check_no_missing, convert_foreign, copy_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import count_rows
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -86,6 +86,9 @@ class DaskSplitter(NamedParameters):
         if isinstance(y, str):
             rows_of_X, y, _ = take_named_columns(X, y, None)  # X without the column of y
         if not any(map(is_dask, (X, y, groups))):
+            by = {"y": y, "groups": groups}.get(self._column or "")
+            if by is not None:
+                check_no_missing(np.asarray(copy_to_host(by)), str(self._column))
             with translate_errors():
                 yield from super().split(X, y, groups)  # type: ignore[misc]
             return
@@ -205,7 +208,7 @@ class GroupKFold(DaskSplitter, model_selection.GroupKFold):
     _column = "groups"
 
     def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
-        groups, counts = count_labels_by_block(columns, first_seen=False)
+        groups, counts = count_labels_by_block(columns, first_seen=False, name="groups")
         sizes, k = counts.sum(axis=0), self.n_splits
         if k > len(groups):
             raise InvalidDataError(

@@ -228,6 +228,8 @@ def test_invalid_sampling_settings_are_refused() -> None:
     ]:
         with pytest.raises(InvalidParameterError, match=text):
             BaggingClassifier(LOGISTIC, **options).fit(rows, target, **fit_params)
+    with pytest.raises(InvalidDataError, match="holds 0 sample"):
+        BaggingClassifier(LOGISTIC).fit(rows[rows[:, 0] > 99], target[rows[:, 0] > 99])
     for estimator, text in ((Ridge(), "is a regressor"), (3, "implementing 'fit'")):
         for inputs in ((rows, target), (X, LABELS)):
             with pytest.raises(InvalidParameterError, match=text):

@@ -313,3 +313,17 @@ def test_sides_smaller_than_the_number_of_labels_are_refused(sizes: Any, is_lazy
         next(model_selection.StratifiedShuffleSplit(**sizes).split(labels, labels))
     with pytest.raises(InvalidDataError, match="number of classes = 3"):
         model_selection.train_test_split(labels, stratify=labels, **sizes)
+
+
+@pytest.mark.parametrize("missing", [None, pd.NA, np.nan])
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("name", ["StratifiedKFold", "GroupKFold"])
+def test_missing_labels_and_groups_are_named(name: str, lazy: bool, missing: Any) -> None:
+    column = pd.Series([1.0, 2.0] * 10 if missing is np.nan else ["a", "b"] * 10)
+    column[7] = missing
+    rows: Any = pd.DataFrame({"x": np.arange(20.0)})
+    if lazy:
+        rows, column = (dd.from_pandas(one, npartitions=3) for one in (rows, column))
+    given = {"y" if name == "StratifiedKFold" else "groups": column}
+    with pytest.raises(InvalidDataError, match=f"{next(iter(given))} contains NaN"):
+        list(getattr(model_selection, name)(2).split(rows, **given))
