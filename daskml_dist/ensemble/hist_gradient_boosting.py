@@ -156,7 +156,8 @@ class BaseBoosting(BaseRounds):
     interaction_cst : {"pairwise", "no_interactions"}, sequence of sequences of int, or None
         Groups of features that may occur together on a path from a root to a leaf.
     warm_start : bool, default=False
-        Add to the trees of the last fit, in its bins.
+        Add to the trees of the last fit, in its bins and with its categorical features. The loss
+        may be another one with the same link.
     early_stopping : "auto" or bool, default="auto"
         Stop once the score no longer improves; "auto": with more than 10,000 rows.
     scoring : str, callable or None, default="loss"
