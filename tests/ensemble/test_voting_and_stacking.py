@@ -231,15 +231,14 @@ def test_empty_rows_have_empty_predictions(name: str, voting: str | None) -> Non
 
 def test_members_may_refuse_texts_that_are_not_in_the_rows() -> None:
     frame = pd.DataFrame({"text": np.where(X[:, 1] > 0, "x", "y"), "number": X[:, 0]})
-    rows = dd.from_pandas(frame, npartitions=3)
-    target = dd.from_pandas(pd.Series(LABELS), npartitions=3)
+    rows = dd.from_pandas(frame, npartitions=2)
+    target = dd.from_pandas(pd.Series(LABELS), npartitions=2)
     encode = make_column_transformer((OneHotEncoder(), ["text"]), remainder="passthrough")
-    member = make_pipeline(encode, LogisticRegression(tol=1e-10))
+    member = make_pipeline(encode, LogisticRegression())
     for model in (
-        ensemble.StackingClassifier([("linear", member)], cv=KFold(3)),
-        ensemble.VotingClassifier([("linear", member)]),
-        CalibratedClassifierCV(member, cv=KFold(3)),
-        GridSearchCV(member, {"logisticregression__C": [1.0]}, cv=KFold(3)),
+        ensemble.StackingClassifier([("linear", member)], cv=KFold(2)),
+        CalibratedClassifierCV(member, cv=KFold(2)),
+        GridSearchCV(member, {"logisticregression__C": [1.0]}, cv=KFold(2)),
     ):
         found = model.fit(rows, target).predict(rows).compute()
         np.testing.assert_array_equal(found, model.predict(frame))
