@@ -270,7 +270,7 @@ def evict_worker(client: Any, address: str) -> None:
 
 
 async def is_process_busy(client: Any, address: str) -> bool:
-    """Return whether a worker's process computes, or waits for a core, according to its nanny.
+    """Return whether a worker's process computes, or waits for a core or a disk, by its nanny.
 
     False if it is stopped, asleep or gone, or if no nanny answers. Call this in the client's event
     loop.
@@ -289,10 +289,11 @@ async def is_process_busy(client: Any, address: str) -> bool:
             if sum(process.cpu_times()[:2]) - before >= _BUSY_CPU_SECONDS:
                 return True
             # On a busy machine the process may wait longer than that for a core. Linux shows this
-            # per thread: the main thread sleeps while another one holds Python's lock.
+            # per thread: the main thread sleeps while another one holds Python's lock. A thread in
+            # disk sleep (D) waits for a slow file system, or for memory that was swapped out.
             for thread in Path(f"/proc/{process.pid}/task").glob("*/stat"):
                 with suppress(OSError):  # a thread that has just ended
-                    if thread.read_text().rpartition(")")[2].split()[0] == "R":
+                    if thread.read_text().rpartition(")")[2].split()[0] in ("R", "D"):
                         return True
         return False
 

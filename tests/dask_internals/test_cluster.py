@@ -33,6 +33,7 @@ from daskml_dist.dask_internals.cluster import (
     is_client_of_worker,
     is_dask_error,
     is_killed_worker,
+    is_process_busy,
     is_task_wanted,
     list_workers,
     release_stuck_tasks,
@@ -140,6 +141,29 @@ def test_data_is_asked_for_by_its_key(client: Client) -> None:
 def test_a_client_inside_a_task_is_recognised(client: Client) -> None:
     assert client.submit(lambda: is_client_of_worker(get_client()), pure=False).result(timeout=200)
     assert not is_client_of_worker(client)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+def test_a_worker_in_disk_sleep_is_busy(client: Client, tmp_path: Path) -> None:
+    """A thread that starts a process sleeps so until that process has opened its files."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    at = min(client.run(os.getpid))
+    held = client.submit(_spawn_that_opens, str(pipe), workers=[at], pure=False)
+    try:
+        assert _until(lambda: bool(client.sync(is_process_busy, client, at)), 20)
+    finally:
+        os.close(os.open(pipe, os.O_WRONLY))  # waits for the reader
+    held.result(timeout=200)
+
+
+def _spawn_that_opens(file: str) -> None:
+    spawned = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-c", ""],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_OPEN, 0, file, os.O_RDONLY, 0)],
+    )
+    os.waitpid(spawned, 0)
 
 
 def test_workers_of_the_process_group_ignore_ctrl_c(client: Client) -> None:

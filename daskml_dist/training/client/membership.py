@@ -53,7 +53,7 @@ class Sign(Enum):
     """Sign of life of a worker that is queried."""
 
     ANSWERS = "answers"
-    #: Does not answer, but its process computes, or waits for a core.
+    #: Does not answer, but its process computes, or waits for a core or a disk.
     BUSY = "busy"
     #: Is stopped, lost or unreachable; or sleeps, with a blocked event loop.
     NONE = "none"
