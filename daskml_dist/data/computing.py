@@ -138,6 +138,27 @@ def configured_number(name: str, default: float) -> float:
     )
 
 
+#: Texts that files of settings and environment variables use for a setting that is on, or off.
+_FLAG_TEXTS = {
+    **dict.fromkeys(("true", "yes", "on", "1", "y", "t"), True),
+    **dict.fromkeys(("false", "no", "off", "0", "n", "f"), False),
+}
+
+
+def configured_flag(name: str, default: bool) -> bool:
+    """Return a setting of Dask's configuration that is on or off, the default if it is None."""
+    given = dask.config.get(name, None)
+    if given is None:
+        return default
+    # Dask leaves DASK_...=no a string, which would count as true.
+    with suppress(KeyError):
+        return _FLAG_TEXTS[str(given).strip().lower()]
+    raise InvalidParameterError(
+        f"{name} of Dask's configuration is {given!r}, but must be true or false: "
+        f'dask.config.set({{"{name}": {default}}}) is the default.'
+    )
+
+
 def _make_progress_look(client: Any, name: str, n_parts: int) -> Callable[[], None] | None:
     """Return a function that reports to the listener how many blocks are done, or None."""
     listener = _listener.get()

@@ -15,7 +15,7 @@ from typing import Any
 
 import dask
 
-from daskml_dist.data.computing import report_progress_to
+from daskml_dist.data.computing import configured_number, report_progress_to
 from daskml_dist.diagnostics.display import Display, open_display
 from daskml_dist.diagnostics.live.feed import SearchFeed
 from daskml_dist.diagnostics.status import Status
@@ -123,7 +123,10 @@ def report_reading(name: str, verbose: Any = None) -> Iterator[None]:
 
 def _resolve_verbose(verbose: Any) -> int:
     """Return `verbose`, or Dask's setting ``daskml_dist.verbose`` where it is None."""
-    return int((dask.config.get("daskml_dist.verbose", 0) if verbose is None else verbose) or 0)
+    if verbose is not None:
+        return int(verbose or 0)
+    given = dask.config.get("daskml_dist.verbose", None)
+    return int(given if isinstance(given, bool) else configured_number("daskml_dist.verbose", 0))
 
 
 @contextmanager

@@ -572,8 +572,14 @@ def callback_list(
 
 def choose_client(estimator: Any, client: Any, collection: Collection, X: Any = None) -> Any:
     """Return the client of a fit, which the planner chooses if the user passes ``"auto"``."""
-    if client is None and dask.config.get("daskml_dist.client", None) == AUTO:
-        client = AUTO
+    if client is None:
+        client = dask.config.get("daskml_dist.client", None)
+        if client not in (None, AUTO):
+            raise InvalidParameterError(
+                f'daskml_dist.client of Dask\'s configuration is {client!r}, but must be "auto", '
+                "or None for the current client. Pass other choices to each fit: "
+                "fit(..., client=...)."
+            )
     if not isinstance(client, str) or client != AUTO:
         return client
     # Rows on workers, or for a GPU, are not moved to this process.

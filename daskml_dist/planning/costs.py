@@ -20,8 +20,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import dask
 import numpy as np
+
+from daskml_dist.data.computing import configured_flag
 
 #: Numbers of operations by the name of the operation, such as "step", "row" or "entry".
 Counts = Mapping[str, float]
@@ -213,7 +214,7 @@ def cache_file() -> Path | None:
 
     None if ``daskml_dist.planning.cache`` in Dask's config is False.
     """
-    if not dask.config.get("daskml_dist.planning.cache", True):
+    if not configured_flag("daskml_dist.planning.cache", True):
         return None
     folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(folder) / "daskml_dist" / "planning.json"

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
-import dask
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,7 +27,7 @@ from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import ClientSteps, LaneSpec, count_held_out_rows
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.computing import configured_number, configured_timeout
+from daskml_dist.data.computing import configured_flag, configured_number, configured_timeout
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import LinearForm, Model, StepModel
 from daskml_dist.optimizers.base import GroupOptions, Optimizer
@@ -859,7 +858,7 @@ def configured_lease() -> float:
 def configured_connections() -> ConnectionSettings:
     """Return the connection settings of a run, from the client's configuration."""
     return ConnectionSettings(
-        bool(dask.config.get("daskml_dist.shared_memory", True)),
+        configured_flag("daskml_dist.shared_memory", True),
         _SILENCE_SHARE * configured_lease(),
     )
 
