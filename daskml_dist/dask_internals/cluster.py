@@ -30,6 +30,7 @@ __all__ = [
     "find_actor",
     "find_failed_task",
     "find_in_memory",
+    "find_unmet_demands",
     "finish_retirement",
     "flush_client",
     "forget_before_closing",
@@ -363,6 +364,44 @@ def release_stuck_tasks(
     if keys:
         with suppress(OSError):  # the scheduler is gone: the next membership check reports it
             client.run_on_scheduler(free)
+
+
+def find_unmet_demands(client: Any, keys: list[Any]) -> str:
+    """Return what tasks ask for that no worker offers, as text; empty while some of them run.
+
+    Tasks ask for resources and workers by `dask.annotate`, and Dask waits for these for ever.
+    """
+
+    def find(dask_scheduler: Any) -> str:
+        tasks, demands = dask_scheduler.tasks, set()
+        if not dask_scheduler.unrunnable:
+            return ""
+        # The tasks and all their dependencies that are not in memory.
+        stack, seen = [tasks[key] for key in keys if key in tasks], set()
+        while stack:
+            ts = stack.pop()
+            if ts in seen or ts.state == "memory":
+                continue
+            if ts.processing_on:
+                return ""
+            seen.add(ts)
+            stack.extend(ts.dependencies)
+            if ts not in dask_scheduler.unrunnable:
+                continue
+            asked = ts.resource_restrictions or {}
+            places = {*(ts.worker_restrictions or ()), *(ts.host_restrictions or ())}
+            if not any(
+                all(worker.resources.get(name, 0) >= asked[name] for name in asked)
+                for worker in dask_scheduler.workers.values()
+            ):
+                demands.add(f"no worker has the resources {dict(asked)}")
+            elif places and not dask_scheduler.valid_workers(ts):
+                demands.add(f"no worker is one of {sorted(places)}")
+        return ", and ".join(sorted(demands))
+
+    with suppress(Exception):  # the scheduler is gone, or of another version
+        return str(client.run_on_scheduler(find))
+    return ""
 
 
 def shorten_lost_connections() -> None:

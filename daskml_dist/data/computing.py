@@ -394,10 +394,13 @@ def watch_workers(
     """Watch the workers while Dask computes; end the wait if all are permanently lost."""
     from distributed import Future  # not needed for rows in memory
 
+    from daskml_dist.dask_internals.cluster import find_unmet_demands
+
     ended, gave_up = threading.Event(), []
 
     def watch() -> None:
         patience: Deadline | None = None
+        unmet_patience: Deadline | None = None
         places = _WorkerPlaces(client)
         while not ended.wait(_NOTICE_SECONDS):
             with suppress(Exception):  # Dask reports a lost scheduler
@@ -407,12 +410,19 @@ def watch_workers(
                     patience, places = None, _WorkerPlaces(client)
                     if look is not None:
                         look()
-                    continue
-                patience = patience or Deadline("workers", timeout, _SCALE_REMEDY)
-                if not statuses and places.are_given_up():
-                    gave_up.append(_make_no_place_error(places.n_requested))
-                elif not patience.has_time_left(_describe_statuses(statuses)):
-                    gave_up.append(_make_no_worker_error(timeout, statuses))
+                    if not (demands := find_unmet_demands(client, [key])):
+                        unmet_patience = None
+                        continue
+                    unmet_patience = unmet_patience or make_unmet_deadline(timeout)
+                    if unmet_patience.has_time_left(demands):
+                        continue
+                    gave_up.append(make_unmet_error(timeout, demands))
+                else:
+                    patience = patience or Deadline("workers", timeout, _SCALE_REMEDY)
+                    if not statuses and places.are_given_up():
+                        gave_up.append(_make_no_place_error(places.n_requested))
+                    elif not patience.has_time_left(_describe_statuses(statuses)):
+                        gave_up.append(_make_no_worker_error(timeout, statuses))
                 if gave_up:
                     # The wait in `compute` then ends with an error, and `gave_up` is raised
                     # instead.
@@ -487,9 +497,26 @@ class _WorkerPlaces:
 
 
 _SCALE_REMEDY = "Scale the cluster up, or give its workers more memory."
+_UNMET_REMEDY = (
+    'Start workers that have them (dask worker --resources "GPU=1"), or remove '
+    "dask.annotate(resources=..., workers=...) from the collection and from the call."
+)
 _REFIT_REMEDY = (
     "Then fit again; with Checkpoint(path, resume=True) it resumes from the last checkpoint."
 )
+
+
+def make_unmet_deadline(timeout: float) -> Deadline:
+    """Return the time limit for tasks that ask for what no worker offers."""
+    return Deadline("workers for some of the tasks", timeout, _UNMET_REMEDY)
+
+
+def make_unmet_error(timeout: float, demands: str) -> TrainingError:
+    """Return the error for tasks that ask for what no worker offers."""
+    return TrainingError(
+        f"Some tasks could not start within {timeout:g} s: {demands}. {_UNMET_REMEDY} The time "
+        "limit is daskml_dist.timeout in Dask's configuration."
+    )
 
 
 def _get_statuses(workers: Callable[[], Iterable[Mapping[str, Any]]]) -> list[Any]:

@@ -368,3 +368,26 @@ def test_a_watch_cancels_tasks_without_workers(
     assert any(m.startswith("waiting for workers (0; 0.1 s)") for m in user_log.messages)
     with computing.watch_workers(client, lambda: [{"status": "running"}], 0.1, nowhere.key):
         time.sleep(0.3)  # no task is cancelled while there is a worker
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"resources": {"GPU": 1}}, r"no worker has the resources {'GPU': 1}\. Start workers"),
+        ({"workers": ["tcp://127.0.0.1:1"]}, r"no worker is one of \['tcp://127.0.0.1:1'\]\."),
+    ],
+    ids=["resources", "workers"],
+)
+def test_tasks_that_ask_for_what_no_worker_has_say_so(
+    client: Client, monkeypatch: pytest.MonkeyPatch, asked: Any, reason: str
+) -> None:
+    monkeypatch.setattr(computing, "_NOTICE_SECONDS", 0.05)
+    with dask.annotate(**asked):
+        X = da.ones((8, 2), chunks=4).map_blocks(np.negative)
+    told = pytest.raises(TrainingError, match=reason)
+    with dask.config.set({"daskml_dist.timeout": 0.1, "optimization.fuse.active": False}):
+        with told:
+            StandardScaler().fit(X)
+        if "resources" in asked:  # a fit frees its tasks from lost workers
+            with told:
+                LinearRegression().fit(X, da.arange(8, chunks=4))

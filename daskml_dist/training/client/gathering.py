@@ -13,13 +13,14 @@ from distributed import CancelledError, Client, wait
 
 from daskml_dist.dask_internals.cluster import (
     find_failed_task,
+    find_unmet_demands,
     flush_client,
     is_dask_error,
     is_killed_worker,
     release_stuck_tasks,
 )
 from daskml_dist.data.block_errors import make_reading_error
-from daskml_dist.data.computing import Deadline
+from daskml_dist.data.computing import Deadline, make_unmet_deadline, make_unmet_error
 from daskml_dist.errors import DaskMLDistError, DataLostError, WorkerLostError
 from daskml_dist.training.client.membership import Membership
 
@@ -148,6 +149,7 @@ class Gathering:
     ) -> None:
         """Wait for tasks; `begin` restarts them if that is needed and they are ours."""
         patience = Deadline(description, self._timeout, "Check the cluster's dashboard.")
+        unmet_patience: Deadline | None = None
         killed: Counter[int] = Counter()
         done = 0
         while True:
@@ -161,13 +163,25 @@ class Gathering:
                 self._on_done(done)
             if done == n_futures:
                 return
-            if self._is_cluster_busy(futures, ours) or done > before:
+            busy = self._is_cluster_busy(futures, ours)
+            if done == before and (demands := self._find_unmet_demands(futures)):
+                unmet_patience = unmet_patience or make_unmet_deadline(self._timeout)
+                if not unmet_patience.has_time_left(demands):
+                    raise make_unmet_error(self._timeout, demands)
+                continue
+            unmet_patience = None
+            if busy or done > before:
                 patience.renew()
             elif not patience.has_time_left(f"{done} of {n_futures} there, no worker works on it"):
                 raise WorkerLostError(
                     f"Waiting for {description}: no progress for {self._timeout:g} s, with "
                     f"{done} of {n_futures} there. {_AGAIN}"
                 )
+
+    def _find_unmet_demands(self, futures: Mapping[int, Any]) -> str:
+        """Return what the tasks ask for that no worker offers; empty while some of them run."""
+        pending = {future.key for future in futures.values() if future.status == "pending"}
+        return find_unmet_demands(self._client, list(pending)) if pending else ""
 
     def _wait_a_moment(self, futures: list[Any]) -> None:
         """Wait a moment, or until all tasks have ended."""
