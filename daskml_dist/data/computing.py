@@ -36,6 +36,8 @@ from daskml_dist.errors import (
 
 #: Attempts to compute a value if Dask gives up on it.
 _MAX_ATTEMPTS = 4
+#: Seconds of a computation after which its workers are protected from Ctrl-C.
+_SHIELD_AFTER_SECONDS = 0.2
 #: States of tasks that are not finished.
 _UNFINISHED_STATES = ("waiting", "queued", "no-worker", "processing")
 
@@ -110,12 +112,29 @@ def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
     timeout = configured_timeout()
     wait_for_workers(client, workers, timeout)
     try:
-        with watch_workers(
-            client, workers, timeout, lazy.key, _make_progress_look(client, name, n_parts)
-        ):
+        look = _make_progress_look(client, name, n_parts)
+        with shield_workers(client), watch_workers(client, workers, timeout, lazy.key, look):
             return compute(lazy, scheduler=client)[0]
     finally:
         flush_releases(client)
+
+
+@contextmanager
+def shield_workers(client: Any = None) -> Iterator[None]:
+    """Protect the workers of this process group from a Ctrl-C that ends the block.
+
+    Without a client, those of the client that computes are protected.
+    """
+    if client is None:
+        with suppress(InvalidParameterError):  # such a client computes nothing
+            client = get_computing_client()
+    if client is None:
+        yield
+        return
+    from daskml_dist.dask_internals.interrupt_shields import Shielding
+
+    with Shielding(client, f"daskml-{uuid4().hex}", _SHIELD_AFTER_SECONDS):
+        yield
 
 
 def configured_timeout() -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 import dask
 
-from daskml_dist.data.computing import configured_number, report_progress_to
+from daskml_dist.data.computing import configured_number, report_progress_to, shield_workers
 from daskml_dist.diagnostics.display import Display, open_display
 from daskml_dist.diagnostics.live.feed import SearchFeed
 from daskml_dist.diagnostics.status import Status
@@ -100,7 +100,9 @@ _current_report: ContextVar[_ProgressReport | None] = ContextVar("daskml_dist_wo
 @contextmanager
 def report_operation(name: str, verbose: Any) -> Iterator[None]:
     """Report an operation while the context is open; :func:`report_phase` sets its phase."""
-    with _report_during(_ProgressReport(name, _resolve_verbose(verbose))):
+    report = _ProgressReport(name, _resolve_verbose(verbose))
+    # Also between the fits and the computations of the operation.
+    with _report_during(report), shield_workers():
         yield
 
 

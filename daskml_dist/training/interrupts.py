@@ -1,30 +1,18 @@
 """Handling of Ctrl-C while a fit runs: it ends the fit once, between two steps.
 
-`Interrupts` is the handler in the client's process. A terminal sends Ctrl-C to its whole process
-group, so `shield_from_interrupts` and `end_shield` keep workers, nannies and schedulers of the
-client's process group alive.
+`Interrupts` is the handler in the client's process. Workers of its process group are protected by
+`dask_internals/interrupt_shields.py`.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import threading
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, NoReturn
-
-#: Process id of each client whose fit shields this process from Ctrl-C, by the fit's name; and the
-#: handler that was set before.
-_shields: dict[str, int] = {}
-_unshielded: Any = None
-#: Names of the last shields that ended: a request to start a shield may arrive after the request to
-#: end it.
-_ended_shields: deque[str] = deque(maxlen=256)
 
 
 class StopRequest(threading.Event):
@@ -144,51 +132,3 @@ def raise_interrupt(error: KeyboardInterrupt, passes: int) -> NoReturn:
     )
     # The traceback has no information for the user, and it references the rows.
     raise error.with_traceback(None) from None
-
-
-def process_group() -> tuple[Any, ...] | None:
-    """Return an identifier of this process group; None on systems without process groups.
-
-    A terminal, and the stop button of JupyterLab, send Ctrl-C to all processes of a group.
-    """
-    if not hasattr(os, "getpgrp"):
-        return None
-    place: list[Any] = [socket.gethostname(), os.getpgrp()]
-    with suppress(OSError):  # containers may share a host name and process ids
-        place.append(os.readlink("/proc/self/ns/pid"))
-    return tuple(place)
-
-
-def shield_from_interrupts(name: str, pid: int, group: tuple[Any, ...]) -> bool:
-    """Ignore Ctrl-C in this process while a fit of a client of its process group runs.
-
-    Without this, Dask's workers, nannies and schedulers would exit; with it, the client decides.
-    Call this in the event loop, which these processes run in their main thread.
-    """
-    global _unshielded
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or os.getpid() == pid or process_group() != group or name in _ended_shields:
-        return False
-    if not _shields:
-        _unshielded = signal.signal(signal.SIGINT, _on_sigint)
-    _shields[name] = pid
-    return True
-
-
-def end_shield(name: str) -> None:
-    """Undo :func:`shield_from_interrupts`; the shield cannot be set again."""
-    _ended_shields.append(name)
-    if _shields.pop(name, None) is not None and not _shields:
-        signal.signal(signal.SIGINT, _unshielded or signal.SIG_DFL)
-
-
-def _on_sigint(*_: Any) -> None:
-    """Remove the shields of clients that are gone; if none is left, handle Ctrl-C as before."""
-    for name, pid in list(_shields.items()):
-        try:
-            # Signal 0 only checks whether the process exists.
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            end_shield(name)
-    if not _shields:
-        signal.raise_signal(signal.SIGINT)

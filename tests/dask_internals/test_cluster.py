@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import dask.array as da
 import distributed
 import numpy as np
 import pytest
@@ -42,9 +43,15 @@ from daskml_dist.dask_internals.cluster import (
     run_before_closing,
     shorten_lost_connections,
 )
+from daskml_dist.dask_internals.interrupt_shields import (
+    end_shield,
+    process_group,
+    shield_from_interrupts,
+)
 from daskml_dist.data.collection import as_collection
+from daskml_dist.diagnostics.operation_progress import report_operation
+from daskml_dist.preprocessing import StandardScaler
 from daskml_dist.training.client.on_cluster import ClusterEngine
-from daskml_dist.training.interrupts import end_shield, process_group, shield_from_interrupts
 
 
 class _Actor:
@@ -189,14 +196,30 @@ def _ignores_ctrl_c() -> bool:
     )
 
 
+def _wait_for_shield(block: Any) -> Any:
+    if block.any() and not _until(_ignores_ctrl_c, 20):
+        raise TimeoutError
+    return block
+
+
+def test_computations_are_shielded_from_ctrl_c(client: Client) -> None:
+    """Not only fits: Dask alone loses its workers, and their nannies start none."""
+    X = da.ones((4, 2), chunks=2).map_blocks(_wait_for_shield)
+    StandardScaler().fit(X)
+    assert _until(lambda: not any(client.run(_ignores_ctrl_c).values()))
+    with report_operation("search", None):
+        client.submit(_wait_for_shield, np.ones(2)).result(timeout=200)
+    assert _until(lambda: not any(client.run(_ignores_ctrl_c).values()))
+
+
 def test_a_shield_ends_with_its_client() -> None:
     """Tested in a separate process, which has a main thread like a worker."""
     script = (
         "import signal, subprocess, sys\n"
-        "from daskml_dist.training.interrupts import process_group, shield_from_interrupts\n"
+        "from daskml_dist.dask_internals import interrupt_shields as shields\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "client = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
-        "assert shield_from_interrupts('fit', client.pid, process_group())\n"
+        "assert shields.shield_from_interrupts('fit', client.pid, shields.process_group())\n"
         "signal.raise_signal(signal.SIGINT)\n"
         "client.communicate(b'\\n')\n"
         "try:\n"

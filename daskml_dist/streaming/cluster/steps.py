@@ -27,6 +27,7 @@ from distributed import Client
 
 from daskml_dist.comm.base import Endpoint
 from daskml_dist.dask_internals.cluster import submit_tasks
+from daskml_dist.dask_internals.interrupt_shields import Shielding
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.errors import (
@@ -42,7 +43,6 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.cluster.calls import Call, StreamLayout, deal_rows
 from daskml_dist.streaming.cluster.worker import LaneHost
 from daskml_dist.streaming.steps import InProcessSteps
-from daskml_dist.training.client.interrupt_shields import Shielding
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import (
     ActorCalls,

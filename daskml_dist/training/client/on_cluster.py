@@ -17,6 +17,7 @@ from daskml_dist.dask_internals.cluster import (
     shorten_lost_connections,
     silence_batch_timeouts,
 )
+from daskml_dist.dask_internals.interrupt_shields import Shielding
 from daskml_dist.data.batches import (
     SHUFFLED_BLOCKS,
     LaneSpec,
@@ -33,7 +34,6 @@ from daskml_dist.data.value_blocks import LANES_PER_THREAD, ValueCollection
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
-from daskml_dist.training.client.interrupt_shields import Shielding
 from daskml_dist.training.client.lane_assignments import (
     AssignmentLog,
     Placement,

@@ -20,8 +20,8 @@ from typing import Any
 from daskml_dist.comm.base import CHECK_SECONDS
 from daskml_dist.comm.server_connections import count_servers
 from daskml_dist.dask_internals.cluster import count_actors, forget_before_closing
+from daskml_dist.dask_internals.interrupt_shields import end_shield
 from daskml_dist.errors import MessageError, RunAbortedError, SilentPeerError, TrainingError
-from daskml_dist.training.interrupts import end_shield
 from daskml_dist.training.spec import TrainerSpec
 from daskml_dist.training.worker.kept_values import forget_kept_values
 from daskml_dist.training.worker.notifications import note_trainer_end

@@ -1,25 +1,28 @@
-"""Shields of a local cluster's processes against the Ctrl-C that ends a fit.
+"""Shields of a local cluster's processes against the Ctrl-C that ends a fit or a computation.
 
 Ctrl-C in a terminal, and the interrupt of a notebook, are sent to the client's whole process group.
-The workers that the client has started are in that group, and would be killed.
+The workers that the client has started are in that group, and would be killed. `Shielding` is the
+client's side; `shield_from_interrupts` and `end_shield` are called in workers, nannies and
+schedulers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any, Self, cast
 from weakref import WeakSet
 
 from distributed import Client
 
 from daskml_dist.dask_internals.cluster import get_address_host
-from daskml_dist.training.interrupts import end_shield, process_group, shield_from_interrupts
 
 #: Seconds between two checks for new workers, and seconds that removing the shields may take.
 _LOOK, _END = 1.0, 2.0
@@ -27,24 +30,83 @@ _LOOK, _END = 1.0, 2.0
 #: Clients whose nannies and scheduler need no shield. Processes that a script started may be in the
 #: group, too; nannies and scheduler of a `LocalCluster` run in the client's own process.
 _shielded_alone: WeakSet[Client] = WeakSet()
+#: Process id of each client whose fit shields this process from Ctrl-C, by the fit's name; and the
+#: handler that was set before.
+_shields: dict[str, int] = {}
+_unshielded: Any = None
+#: Names of the last shields that ended: a request to start a shield may arrive after the request to
+#: end it.
+_ended_shields: deque[str] = deque(maxlen=256)
+
+
+def process_group() -> tuple[Any, ...] | None:
+    """Return an identifier of this process group; None on systems without process groups.
+
+    A terminal, and the stop button of JupyterLab, send Ctrl-C to all processes of a group.
+    """
+    if not hasattr(os, "getpgrp"):
+        return None
+    place: list[Any] = [socket.gethostname(), os.getpgrp()]
+    with suppress(OSError):  # containers may share a host name and process ids
+        place.append(os.readlink("/proc/self/ns/pid"))
+    return tuple(place)
+
+
+def shield_from_interrupts(name: str, pid: int, group: tuple[Any, ...]) -> bool:
+    """Ignore Ctrl-C in this process while a fit of a client of its process group runs.
+
+    Without this, Dask's workers, nannies and schedulers would exit; with it, the client decides.
+    Call this in the event loop, which these processes run in their main thread.
+    """
+    global _unshielded
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or os.getpid() == pid or process_group() != group or name in _ended_shields:
+        return False
+    if not _shields:
+        _unshielded = signal.signal(signal.SIGINT, _on_sigint)
+    _shields[name] = pid
+    return True
+
+
+def end_shield(name: str) -> None:
+    """Undo :func:`shield_from_interrupts`; the shield cannot be set again."""
+    _ended_shields.append(name)
+    if _shields.pop(name, None) is not None and not _shields:
+        signal.signal(signal.SIGINT, _unshielded or signal.SIG_DFL)
+
+
+def _on_sigint(*_: Any) -> None:
+    """Remove the shields of clients that are gone; if none is left, handle Ctrl-C as before."""
+    for name, pid in list(_shields.items()):
+        try:
+            # Signal 0 only checks whether the process exists.
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            end_shield(name)
+    if not _shields:
+        signal.raise_signal(signal.SIGINT)
 
 
 class Shielding:
     """Shields of the processes of a cluster that share the client's process group.
 
     It runs in the client's event loop, so a fit does not wait for it to start. A worker that had a
-    part in the run removes its shield itself when it forgets the run.
+    part in the run removes its shield itself when it forgets the run. As a context manager it
+    shields the workers during a block.
 
     Parameters
     ----------
     client : Client
     name : str
         Name of the run.
+    after : float, default=0.0
+        Seconds after which it begins. What ends sooner costs no messages.
     """
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: Client, name: str, after: float = 0.0) -> None:
         self._client = client
         self._name = name
+        self._after = after
         self._group = process_group()
         self._end = asyncio.Event()
         self._ended = threading.Event()
@@ -61,12 +123,26 @@ class Shielding:
         self._covered.difference_update(but)
         self._loop.add_callback(self._end.set)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        self.end()
+        # The next Ctrl-C is meant for the user's own code.
+        if kind is not None:
+            self.wait()
+
     def wait(self) -> None:
         """Wait, for a short time, until the shields are removed."""
         self._ended.wait(_END)
 
     async def _shield_until_end(self) -> None:
         """Shield new workers until the end, then remove the shields."""
+        if self._after:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._end.wait(), self._after)
+                self._ended.set()
+                return
         with suppress(Exception):  # the cluster is gone
             while self._group and not self._end.is_set() and await self._shield_new_workers():
                 with suppress(TimeoutError):
