@@ -24,6 +24,7 @@ from weakref import WeakSet
 
 import dask
 from dask.base import compute, get_scheduler
+from dask.delayed import delayed
 
 from daskml_dist.dask_internals.task_graphs import MISSING_TASKS_HINT
 from daskml_dist.errors import (
@@ -85,6 +86,15 @@ def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
             if not left or name != "KilledWorker":
                 raise
     raise AssertionError
+
+
+def compute_together(values: Iterable[Any]) -> list[Any]:
+    """Return lazy values, computed in one computation as :func:`compute_with_retries` does."""
+    values = list(values)
+    found: list[Any] = compute_with_retries(
+        lambda name: delayed(list, pure=False)(values, dask_key_name=name)
+    )
+    return found
 
 
 def _is_client_cut_off(client: Any | None, error: Exception) -> bool:

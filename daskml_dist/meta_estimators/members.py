@@ -33,7 +33,7 @@ from daskml_dist.data.collection import (
     count_rows_of_block,
     take_named_columns,
 )
-from daskml_dist.data.computing import compute_with_retries
+from daskml_dist.data.computing import compute_together
 from daskml_dist.data.conversion import as_column as column_of
 from daskml_dist.data.conversion import (
     check_class_labels,
@@ -206,7 +206,7 @@ def _compute_fits(tasks: list[Delayed], blocks: list[tuple[Any, ...]]) -> list[A
     """Return the estimators that tasks fit, and repeat their warnings in this process."""
     # If blocks cannot be computed, the error names them.
     with name_blocks_in_errors(blocks):
-        results = compute_with_retries(lambda _: delayed(list, pure=False)(tasks))
+        results = compute_together(tasks)
     # Each distinct warning once, in order, even if several fits gave it.
     for text, category in dict.fromkeys(warned for _, caught in results for warned in caught):
         warnings.warn(text, category, stacklevel=user_stack_level())

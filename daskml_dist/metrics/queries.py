@@ -24,10 +24,10 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import sklearn.metrics as theirs
-from dask.base import compute
 from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection, as_collection, find_length
+from daskml_dist.data.computing import compute_together
 from daskml_dist.data.conversion import (
     check_no_missing,
     convert_foreign,
@@ -516,7 +516,7 @@ def _deal_and_score(score: _Score, collection: Collection) -> Array:
         )
         for place in range(n)
     ]
-    return np.asarray(np.sum(compute(*lazy), axis=0))
+    return np.asarray(np.sum(compute_together(lazy), axis=0))
 
 
 def _take_range(

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from dask.base import compute
 from dask.delayed import delayed
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
+from daskml_dist.data.computing import compute_together
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.signatures import suggest_arguments
@@ -149,7 +149,7 @@ def _average_over_users(
     if is_dask(held_out) or is_dask(recommended):
         parts = _partition_by_user(held_out, recommended, names)
         # `pure=False`: no name is hashed from the arguments.
-        found = compute([delayed(sum_of_some, pure=False)(*pair) for pair in parts])[0]
+        found = compute_together(delayed(sum_of_some, pure=False)(*pair) for pair in parts)
     else:
         found = [sum_of_some(held_out, recommended)]
     total, n_users = np.sum(found, axis=0)

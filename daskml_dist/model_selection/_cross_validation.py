@@ -16,13 +16,13 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask.base import compute
 from numpy.typing import NDArray
 from sklearn import model_selection
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 
 from daskml_dist.data.collection import join_lazy_blocks
+from daskml_dist.data.computing import compute_together
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.operation_progress import report_operation
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -614,7 +614,7 @@ def _list_fold_rows(splits: Splits) -> list[tuple[NDArray[np.intp], NDArray[np.i
     if splits.codes is not None:
         return [(np.asarray(train), np.asarray(test)) for train, test in splits.indices]
     # Of each row only an integer is computed.
-    codes = np.concatenate(compute(*splits.rows.code_parts))
+    codes = np.concatenate(compute_together(splits.rows.code_parts))
     roles = [splits.roles.assign_roles(codes, split) for split in range(splits.n_splits)]
     return [(np.flatnonzero(one == TRAIN), np.flatnonzero(one == TEST)) for one in roles]
 

@@ -27,7 +27,7 @@ from daskml_dist.data.batches import (
 )
 from daskml_dist.data.blocks import Block, BlockInfo, join_column_infos
 from daskml_dist.data.collection import Collection, cut_by_columns
-from daskml_dist.data.computing import configured_number
+from daskml_dist.data.computing import configured_number, shield_workers
 from daskml_dist.data.feature_scales import FeatureScales
 from daskml_dist.data.keyed.collection import KeyedCollection
 from daskml_dist.data.value_blocks import LANES_PER_THREAD, ValueCollection
@@ -133,7 +133,8 @@ class ClusterEngine(Engine):
         threads = self._rows.threads()  # waits for at least one worker
         self.report_phase("numbering keys")
         n_lanes = n_lanes or sum(threads.values())
-        self._collection = self._collection.cut(n_lanes, len(threads), self._rows.parts.hold)
+        with shield_workers(self._client):
+            self._collection = self._collection.cut(n_lanes, len(threads), self._rows.parts.hold)
         self._rows.take(self._collection)
         return self._collection
 
