@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import distributed.core
 from dask._expr import LLGExpr
 from dask._task_spec import Task, parse_input
 from dask.base import annotate
@@ -34,6 +35,7 @@ __all__ = [
     "finish_retirement",
     "flush_client",
     "forget_before_closing",
+    "forget_closed_nodes",
     "get_address_host",
     "is_client_of_worker",
     "is_dask_error",
@@ -427,6 +429,15 @@ def _shorten_record(record: logging.LogRecord) -> bool:
         record.msg, record.args = f"{HEARTBEAT_FAILED}: the scheduler is gone.", ()
         record.exc_info = record.exc_text = None
     return True
+
+
+def forget_closed_nodes() -> None:
+    """Free the schedulers and workers of this process that were closed.
+
+    A cache of distributed holds a method of each of them, and with it half a megabyte, for ever.
+    """
+    with suppress(AttributeError):  # another version of distributed
+        distributed.core._expects_comm.cache_clear()
 
 
 def silence_batch_timeouts(loop: Any) -> None:

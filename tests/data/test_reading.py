@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -16,7 +17,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Worker, wait
+from distributed import Client, LocalCluster, Scheduler, Worker, wait
 
 from daskml_dist import Run
 from daskml_dist.dask_internals.cluster import list_workers
@@ -321,10 +322,17 @@ def test_workers_that_start_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatc
         _until(lambda: not client.futures)
 
 
+def _nodes() -> set[int]:
+    gc.collect()
+    return {id(node) for node in gc.get_objects() if type(node) in (Scheduler, Worker)}
+
+
 def test_a_fit_without_a_client_leaves_nothing_in_the_process(tmp_path: Path) -> None:
+    before = _nodes()
     _classifier().fit(*_lazy(tmp_path))
     left = [orders._orders, orders._aborted, orders._released, orders._trainers]
     assert not any(left)
+    assert _nodes() <= before
 
 
 @SLOW

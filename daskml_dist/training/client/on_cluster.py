@@ -13,6 +13,7 @@ from typing import Any, Self
 from distributed import Client, LocalCluster
 
 from daskml_dist.dask_internals.cluster import (
+    forget_closed_nodes,
     get_address_host,
     shorten_lost_connections,
     silence_batch_timeouts,
@@ -95,6 +96,7 @@ class ClusterEngine(Engine):
     ) -> Self:
         """Start a cluster inside this process, which is closed with the engine."""
         with ExitStack() as stack:
+            stack.callback(forget_closed_nodes)
             stack.enter_context(silence_dask_logs())
             # Threads instead of processes: rows are shared, and no process has to start.
             cluster = stack.enter_context(
