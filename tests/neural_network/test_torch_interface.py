@@ -205,6 +205,19 @@ def test_micro_batches_are_even_and_of_rows_of_all_blocks(client: Client) -> Non
         torch.testing.assert_close(cut.state_dict()[name], value, rtol=1e-4, atol=1e-5)
 
 
+def test_whole_numbers_are_numbers_where_the_fit_had_floats(client: Client) -> None:
+    X, y = rows()
+    clf = classifier(max_iter=1).fit(X, y)
+    whole = X.round()
+    expected = clf.predict_proba(whole)
+    for kind in (np.int64, np.int8):
+        given = whole.astype(kind)
+        np.testing.assert_array_equal(clf.predict_proba(given), expected)
+        np.testing.assert_array_equal(clf.predict_proba(da.from_array(given)), expected)
+    with pytest.raises(InvalidParameterError, match=r"may be tokens.*astype\('float32'\)"):
+        classifier().fit(whole.astype(int), y)
+
+
 def test_fits_continue() -> None:
     X, y = rows()
     clf = classifier(max_iter=2, warm_start=True).fit(X, y)
@@ -350,6 +363,10 @@ REFUSED = {
         "needs at least two rows per batch",
     ),
     "lazy layer": (lambda: classifier(lambda: nn.LazyLinear(3)), "Give the layer its sizes"),
+    "an object with a lazy layer": (
+        lambda: classifier(nn.LazyLinear(3), warm_start=True),
+        "LazyLinear has a lazy layer.*Give the layer its sizes",
+    ),
     "two arguments": (lambda: classifier(_bad("two")), "to arguments"),
     "precision": (lambda: classifier(precision="fp8"), r"use one of \[None, 'bf16', 'fp16'\]"),
     "schedule": (lambda: classifier(schedule="sine"), "use one of"),

@@ -109,14 +109,8 @@ class ModuleSource:
             )
         replace_embeddings(found, self.lookups)
         # Parameters become slices of one real vector, which is laid out before any row is seen.
-        lazy = torch.nn.parameter.UninitializedTensorMixin
+        _check_not_lazy(found)
         for name, tensor in (*found.named_parameters(), *found.named_buffers()):
-            if isinstance(tensor, lazy):
-                raise InvalidParameterError(
-                    f"{self.name} has a lazy layer: the shape of {name} is only known after its "
-                    "first rows, but parameters are laid out before. Give the layer its sizes, "
-                    "such as torch.nn.Linear(20, 2) for LazyLinear(2)."
-                )
             if tensor.is_complex():
                 raise InvalidParameterError(
                     f"The parameter {name!r} is complex. Use separate real and imaginary parts."
@@ -156,6 +150,18 @@ def _check_criterion(criterion: Any) -> Any:
     return criterion
 
 
+def _check_not_lazy(module: Any) -> None:
+    """Raise if a module has parameters without a shape."""
+    lazy = load_torch().nn.parameter.UninitializedTensorMixin
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(tensor, lazy):
+            raise InvalidParameterError(
+                f"{class_name_of(module)} has a lazy layer: the shape of {name} is only known "
+                "after its first rows, but parameters are laid out before. Give the layer its "
+                "sizes, such as torch.nn.Linear(20, 2) for LazyLinear(2)."
+            )
+
+
 def class_name_of(value: Any) -> str:
     """Return the name of a class or function, or of the class of any other value."""
     return str(getattr(value, "__qualname__", type(value).__qualname__))
@@ -168,6 +174,7 @@ def without_weights(module: Any) -> Any:
     vector.
     """
     torch = load_torch()
+    _check_not_lazy(module)
     try:
         bare = copy.deepcopy(module)
     except Exception as error:
@@ -257,6 +264,11 @@ def _suggest_remedy(text: str, what: str) -> str:
         return ". Pass its arguments as module__name=value (criterion__name=value)."
     if "Bool and" in text:
         return ". Boolean rows are not converted: X.astype('float32')."
+    if "Long and" in text or "Int and" in text:
+        return (
+            ". Integers are not converted, since they may be tokens. If they are numbers: "
+            "X.astype('float32')."
+        )
     if "'indices'" in text:
         return ". Tokens must be integers: X.astype('int64')."
     if "Target size" in text or "must match the size of tensor" in text:

@@ -622,7 +622,10 @@ class BaseTorch(BaseNetwork):
         token = f"{self._token}-{how.get('layer')}"
         if self._fields is not None:
             return TableOutputs(self._net, self._w, token=token, ids=self._learned_ids, **how)
-        return TorchOutputs(self._net, self._w, token=token, **how)
+        # Integers of images are bytes, and those of columns are told apart by column.
+        plain = self.images is None and self.inputs is None
+        floats = plain and np.dtype(self._rows_dtype).kind == "f"
+        return TorchOutputs(self._net, self._w, token=token, takes_floats=floats, **how)
 
     def _raw_prediction(self) -> Any:
         return self._outputs()

@@ -63,6 +63,8 @@ class TorchOutputs:
         Function of the module's output, a tensor in host memory.
     stays_on_device : bool
         Whether outputs of rows on a GPU stay there, as columns of a table.
+    takes_floats : bool
+        Whether the rows of the fit were floats: then whole numbers are no tokens.
     token : str
         Key under which a process keeps the module.
     """
@@ -77,6 +79,7 @@ class TorchOutputs:
     layer: str | None = None
     then: Callable[[Any], Any] | None = None
     stays_on_device: bool = False
+    takes_floats: bool = False
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __call__(self, X: Any) -> NDArray[Any]:
@@ -110,6 +113,9 @@ class TorchOutputs:
 
     def _compute(self, X: Any, module: Any) -> Any:
         """Return the outputs of a module for rows on its device, as a tensor there."""
+        # Rows whose values happen to be whole come as integers, for instance from JSON.
+        if self.takes_floats and X.dtype.kind in "iub":
+            X = X.astype(self.w.dtype)
         positional, named = self.model.inputs(X, self._kind)
         with explain_errors(f"{self.model.source.name}.forward, on {X.shape[0]} rows,"):
             if self.layer is not None:
