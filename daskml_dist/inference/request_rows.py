@@ -57,11 +57,18 @@ class WorkerModel:
 
 def predict_on_worker(
     held: WorkerModel, method: str | Callable[[Any], Any], rows: RequestRows, n_threads: int
-) -> NDArray[Any]:
-    """Return the results of a worker's model for rows: the task of one request."""
+) -> NDArray[Any] | ValueError | TypeError:
+    """Return the results of a worker's model for rows: the task of one request.
+
+    The error of rows that the model refuses is returned: if the task failed, the worker would log a
+    traceback for each bad request of a client.
+    """
     predictor = held.predictor(method)
     with _LIMITS.at(n_threads, held.blas):
-        found: NDArray[Any] = predictor(join_request_rows([_align(rows)], predictor))
+        try:
+            found: NDArray[Any] = predictor(join_request_rows([_align(rows)], predictor))
+        except (ValueError, TypeError) as error:
+            return error.with_traceback(None)
     return found
 
 

@@ -255,16 +255,18 @@ class Cluster:
             task = client.submit(predict_on_worker, held, method, rows, n_threads, key=key)
             try:
                 async with asyncio.timeout(self._within) as limit:
-                    found: NDArray[Any] = await task
-                return found
+                    found: NDArray[Any] | Exception = await task
             except CancelledError:  # the cluster has forgotten it, or is lost
                 self._release(id(predictor))
                 await asyncio.sleep(_CHECK_SECONDS)
             except Exception as error:
                 self._raise_if_lost(error, limit.expired(), served, held)
-                raise  # caused by these rows
+                raise  # of the model
             finally:
                 task.release()
+            if isinstance(found, Exception):
+                raise found  # caused by these rows
+            return found
         raise _try_later_error(
             f"The cluster at {self.address} is not reachable, so large requests cannot be "
             "answered: try again later, or send fewer rows at a time.",

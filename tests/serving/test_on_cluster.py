@@ -68,6 +68,12 @@ def keys(client: Client) -> set[str]:
     return set(client.run_on_scheduler(user_log))
 
 
+def failures(client: Client) -> int:
+    """Return the number of failed tasks in the workers' logs."""
+    logs = client.get_worker_logs().values()
+    return sum("Compute Failed" in message for log in logs for _, message in log)
+
+
 def fitted(shift: float = 0.0) -> LogisticRegression:
     return LogisticRegression().fit(X[:200], X[:200, 0] + shift > 0)
 
@@ -99,11 +105,13 @@ def test_cluster_replies_equal_those_of_the_process(client: Client) -> None:
         assert ask(cluster_app, INFER, body(X[:99])) == ask(local_app, INFER, body(X[:99]))
         user_log = metrics.render().decode()
         assert 'cluster_seconds_count{model="m",version="1"} 4\n' in user_log  # no small ones
+        before = failures(client)
         wrong = body(X)
         wrong["inputs"][0]["data"][7] = None
         found, truth = ask(cluster_app, INFER, wrong), ask(local_app, INFER, wrong)
         assert (truth.status, found) == (422, truth)
         assert "NaN" in found.json["error"]
+        assert failures(client) == before
     until(lambda: not keys(client))
 
 
