@@ -133,9 +133,11 @@ def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
 def shield_workers(client: Any = None) -> Iterator[None]:
     """Protect the workers of this process group from a Ctrl-C that ends the block.
 
-    Without a client, those of the client that computes are protected.
+    Without a client, those of the client that computes are protected, for calls in the main thread:
+    Ctrl-C ends no others. (Within a task of a worker, asking for a client would make one.)
     """
-    if client is None:
+    in_main = threading.current_thread() is threading.main_thread()
+    if client is None and in_main and "distributed" in sys.modules:
         with suppress(InvalidParameterError):  # such a client computes nothing
             client = get_computing_client()
     if client is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from typing import Any
+from contextlib import ExitStack, nullcontext
+from typing import Any, Self
 
 from daskml_dist.backends.devices import get_backend
 from daskml_dist.backends.host_threads import count_cores
@@ -21,6 +21,7 @@ from daskml_dist.data.batches import (
 )
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block, join_column_infos
 from daskml_dist.data.collection import Collection, cut_by_columns
+from daskml_dist.data.computing import shield_workers
 from daskml_dist.data.feature_scales import (
     FeatureScales,
     compute_block_scales,
@@ -60,6 +61,13 @@ class InProcessEngine(Engine):
         self._collection = collection
         self._blocks: dict[int, Block] = {}
         self._lanes: list[LaneSpec] = []
+        self._shielding = ExitStack()
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        # The Ctrl-C that ends this fit also reaches the idle workers of a cluster.
+        self._shielding.enter_context(shield_workers())
+        return self
 
     @property
     def columns(self) -> tuple[int, ...] | None:
@@ -209,8 +217,9 @@ class InProcessEngine(Engine):
             return trainer.run(self._blocks)
 
     def close(self) -> None:
-        """Release the blocks."""
+        """Release the blocks, and end the protection of idle workers."""
         self._blocks = {}
+        self._shielding.close()
 
 
 def _make_result(fit: FitSpec, servers: list[ShardServer], result: TrainerResult) -> FitResult:

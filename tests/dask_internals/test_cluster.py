@@ -50,6 +50,7 @@ from daskml_dist.dask_internals.interrupt_shields import (
 )
 from daskml_dist.data.collection import as_collection
 from daskml_dist.diagnostics.operation_progress import report_operation
+from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.preprocessing import StandardScaler
 from daskml_dist.training.client.on_cluster import ClusterEngine
 
@@ -209,6 +210,20 @@ def test_computations_are_shielded_from_ctrl_c(client: Client) -> None:
     assert _until(lambda: not any(client.run(_ignores_ctrl_c).values()))
     with report_operation("search", None):
         client.submit(_wait_for_shield, np.ones(2)).result(timeout=200)
+    assert _until(lambda: not any(client.run(_ignores_ctrl_c).values()))
+
+
+class _ShieldIsAwaited:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def on_pass_end(self, run: Any, record: Any) -> None:
+        assert _until(lambda: all(self._client.run(_ignores_ctrl_c).values()), 20)
+
+
+def test_idle_workers_are_shielded_while_this_process_fits(client: Client) -> None:
+    clf = SGDClassifier(max_iter=1, callbacks=_ShieldIsAwaited(client))
+    clf.fit(np.eye(4), [0, 1, 0, 1], client="inline")
     assert _until(lambda: not any(client.run(_ignores_ctrl_c).values()))
 
 
