@@ -30,7 +30,7 @@ from daskml_dist.data.block_errors import (
     find_declared_numbers,
 )
 from daskml_dist.data.collection import count_rows_of_block
-from daskml_dist.data.computing import scatter_values
+from daskml_dist.data.computing import compute_together, scatter_values
 from daskml_dist.data.conversion import (
     as_array_block,
     convert_foreign,
@@ -242,7 +242,7 @@ def find_first_row(blocks: Iterable[Any]) -> Any:
     """Return the first row of lazy blocks, of which one at a time is computed; None if none has."""
     take = delayed(_take_first_row, pure=False)
     for block in blocks:
-        row = take(block).compute()
+        (row,) = compute_together([take(block)])
         if count_rows_of_block(row):
             return row
     return None
