@@ -52,7 +52,7 @@ def predict_rows(
 @_compiled
 def add_row_gradients(
     indptr: Any, place: Any, data: Any, w: Any, pairs: Any, sums: Any, slope: Any, weight: Any,
-    alpha: Any, out: Any,
+    alpha: Any, vector_alpha: Any, out: Any,
 ) -> None:  # fmt: skip
     """Add the gradient of the rows' losses, and of the penalty of parameters that each row uses.
 
@@ -64,17 +64,18 @@ def add_row_gradients(
         Derivative of each row's weighted loss by its raw prediction.
     weight : (n,) floats
         Weights of the rows, for the penalty; empty: all are 1.
-    alpha : float
-        Each row adds ``alpha / 2`` times the squares of the parameters that it uses, except the
-        intercept.
+    alpha, vector_alpha : float
+        Each row adds ``alpha / 2`` times the squares of the weights that it uses, except the
+        intercept, and ``vector_alpha / 2`` times those of the vectors.
     out : array like `w`
     """
     number, rank, last = w.dtype.type, w.shape[1] - 1, len(w) - 1
     intercept = 0.0
     for i in range(len(slope)):
-        own, g, shrink = sums[i], slope[i], number(alpha)
+        own, g, shrink, shrink_vector = sums[i], slope[i], number(alpha), number(vector_alpha)
         if len(weight):
             shrink *= weight[i]
+            shrink_vector *= weight[i]
         intercept += g
         for k in range(indptr[i], indptr[i + 1]):
             at, x = place[k], data[k]
@@ -85,10 +86,10 @@ def add_row_gradients(
                 # The derivative of all pairs by the vector of one id is x * (sum - x * v).
                 for f in range(rank):
                     v = row[1 + f]
-                    to[1 + f] += gx * (own[f] - v * x) + shrink * v
+                    to[1 + f] += gx * (own[f] - v * x) + shrink_vector * v
             else:
                 for f in range(rank):
-                    to[1 + f] += shrink * row[1 + f]
+                    to[1 + f] += shrink_vector * row[1 + f]
     out[last, 0] += number(intercept)
 
 

@@ -62,7 +62,7 @@ def find_distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], l
 
 
 def _add_pair_gradients(
-    w: Any, at: Any, y: Any, weight: Any, rank: Any, reg: Any, offset: Any, out: Any,
+    w: Any, at: Any, y: Any, weight: Any, rank: Any, reg: Any, offset: Any, unit: Any, out: Any,
     parameters: Any,
 ) -> Any:  # fmt: skip
     """Add the gradient of pairs to `out`; return the sum of their losses without the penalty.
@@ -76,7 +76,7 @@ def _add_pair_gradients(
     y, weight : (n,) floats
         Empty: all weights are 1.
     rank : int
-    reg, offset : floats
+    reg, offset, unit : floats
     parameters : floats
         Parameters of the loss.
     """
@@ -84,21 +84,22 @@ def _add_pair_gradients(
     biased = w.shape[1] > rank
     for t in range(len(at)):
         a, b = np.uint64(at[t, 0]), np.uint64(at[t, 1])
-        # Prediction of a pair: u . v + biases + offset.
-        raw, penalty = _multiply_factors(w, a, b, rank) + offset, reg
+        # Prediction of a pair: (u . v + biases) * unit + offset.
+        raw, penalty = _multiply_factors(w, a, b, rank), reg
         if biased:
             raw += w[a, rank]
             raw += w[b, rank]
+        raw = raw * unit + offset
         value, slope = _evaluate_row(y[t], raw, parameters)
         if len(weight):
             value, slope, penalty = value * weight[t], slope * weight[t], reg * weight[t]
         whole += value
-        g = number(slope)
+        g, shrink = number(slope / unit), number(penalty / unit)
         for j in range(rank):
             # Both are read first: a row may be paired with itself.
             of_a, of_b = w[a, j], w[b, j]
-            out[a, j] += g * of_b + penalty * of_a
-            out[b, j] += g * of_a + penalty * of_b
+            out[a, j] += g * of_b + shrink * of_a
+            out[b, j] += g * of_a + shrink * of_b
         if biased:
             out[a, rank] += g + penalty * w[a, rank]
             out[b, rank] += g + penalty * w[b, rank]
@@ -107,7 +108,7 @@ def _add_pair_gradients(
 
 def add_pair_gradients(
     loss: Any, w: NDArray[Any], at: NDArray[Any], y: NDArray[Any], weight: NDArray[Any] | None,
-    rank: int, reg: float, offset: float, out: NDArray[Any],
+    rank: int, reg: float, offset: float, unit: float, out: NDArray[Any],
 ) -> float | None:  # fmt: skip
     """Add the gradient of a loss of products of rows to `out`, reading each pair once.
 
@@ -121,7 +122,9 @@ def add_pair_gradients(
     rank : int
     reg : float
         Half the penalty on the squares of both rows of each pair.
-    offset : float
+    offset, unit : float
+        A pair is predicted by `unit` times the product of its rows, added to `offset`; gradients
+        are divided by the square of `unit`.
     """
     evaluate_row = ROW_LOSSES.get(loss.kernel, type(loss).evaluate_row)
     if evaluate_row is None:
@@ -129,5 +132,6 @@ def add_pair_gradients(
     product = compiled_with(_multiply_factors, reassociates=True)
     run = compiled_with(_add_pair_gradients, _evaluate_row=evaluate_row, _multiply_factors=product)
     weight = np.empty(0, w.dtype) if weight is None else weight
-    given = rank, w.dtype.type(reg), w.dtype.type(offset), out, loss.parameters
+    number = w.dtype.type
+    given = rank, number(reg), number(offset), number(unit), out, loss.parameters
     return float(run(w, at, y, weight, *given))

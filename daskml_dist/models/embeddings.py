@@ -15,6 +15,7 @@ difference from the initial weights, so that it needs no special initial values 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -49,6 +50,9 @@ MAX_FIELDS = MODEL_FIELD
 class EmbeddingModel(StepModel):
     """Model of rows over ids, of one output.
 
+    The table holds weights divided by `unit`, and vectors divided by its root, so that initial
+    values and steps suit targets in any unit.
+
     Parameters
     ----------
     loss : Loss
@@ -71,7 +75,7 @@ class EmbeddingModel(StepModel):
     own_last : bool, default=False
         Whether the model's own rows follow the sorted ids that a batch uses.
     target_unit : float or None
-        Spread of the first targets, in which automatic learning rates are; None: not measured.
+        Spread of the first targets, for automatic learning rates; None: not measured.
     """
 
     loss: Loss
@@ -99,6 +103,11 @@ class EmbeddingModel(StepModel):
         sizes = (self.n_fields * self.rank, *self.hidden, 1)
         network = MLP(self.loss, sizes, self.activation, 0) if self.hidden else None
         object.__setattr__(self, "network", network)
+
+    @property
+    def unit(self) -> float:
+        """Return the unit of the predictions' differences from the offset."""
+        return self.target_unit or 1.0
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Return targets; for two classes, +1 for the second and -1 for the first."""
@@ -164,11 +173,13 @@ class EmbeddingModel(StepModel):
         losses, slope = self.loss.value_and_gradient(rows.y, raw)
         if weight is not None:
             losses, slope = losses * weight, slope * weight
-        slope = slope.astype(w.dtype, copy=False)
+        # Gradients are divided by `unit**2`, so that they are of one size in any unit.
+        slope = (slope / self.unit).astype(w.dtype, copy=False)
         own = np.empty(0, w.dtype) if weight is None else weight.astype(w.dtype, copy=False)
         add_row_gradients(
-            X.indptr, X.place, X.data, w, self.pairs, sums, slope, own, self.alpha, out
-        )
+            X.indptr, X.place, X.data, w, self.pairs, sums, slope, own, self.alpha,
+            self.alpha / self.unit, out,
+        )  # fmt: skip
         if passed is not None:
             self._add_layer_gradients(passed, X, slope, out, backend)
         return float(losses.sum(dtype=np.float64))
@@ -190,6 +201,7 @@ class EmbeddingModel(StepModel):
         raw = np.empty(X.shape[0], w.dtype)
         sums = np.zeros((len(raw), self.rank), w.dtype)
         predict_rows(X.indptr, X.place, X.data, w, self.pairs, raw, sums)
+        raw *= w.dtype.type(self.unit)
         raw += w.dtype.type(self.offset)
         return raw, sums
 
@@ -232,18 +244,20 @@ class EmbeddingModel(StepModel):
         of_fields = of_inputs.reshape(len(of_inputs), self.n_fields, self.rank)
         add_pooled_gradients(X.indptr, X.place, X.field, X.data, of_fields, out)
 
-    def origin(self) -> float:
-        """Return the number to which the intercept is added."""
-        return float(self.offset)
+    def origin(self) -> dict[str, float]:
+        """Return the number to which the intercept is added, and the unit of the rows."""
+        return {"offset": float(self.offset), "unit": self.unit}
 
     def moved(self, w: NDArray[Any], origin: Any) -> NDArray[Any]:
-        """Return the rows of the table with the intercept converted to this model's offset."""
-        if not isinstance(origin, float):
-            raise ValueError("its intercept is added to nothing")
-        moved = w.copy()
-        # Every step uses the intercept, whose id is the last.
-        moved[-1:, 0] += origin - self.offset
-        return moved
+        """Return the rows of the table, converted to this model's offset and unit."""
+        match origin:
+            case {"offset": float(offset), "unit": float(unit)} if unit > 0:
+                moved = w * math.sqrt(unit / self.unit)
+                moved[:, 0] = w[:, 0] * (unit / self.unit)
+                # Every step uses the intercept, whose id is the last.
+                moved[-1:, 0] += (offset - self.offset) / self.unit
+                return moved
+        raise ValueError("its intercept is added to nothing")
 
     def identity(self) -> dict[str, Any]:
         """Return loss, rank, penalty and layers, with the seed of the initial weights."""

@@ -123,8 +123,9 @@ _INITIAL_LENGTH = 0.1
 class RatedPairs(StepModel):
     """Model of pairs of a user and an item, predicted by ``offset + p_u @ q_i (+ b_u + c_i)``.
 
-    The parameters have a row for each user, then a row for each item: its factors and, with biases,
-    its bias. A row of data is a pair of indices of such rows.
+    The parameters have a row for each user, then a row for each item: its factors, divided by the
+    root of `unit`, and, with biases, its bias divided by `unit`. So initial values and steps suit
+    ratings in any unit. A row of data is a pair of indices of such rows.
 
     Parameters
     ----------
@@ -147,7 +148,7 @@ class RatedPairs(StepModel):
     n_drawn : int or None
         Negatives are drawn from this many first items; None: all.
     target_unit : float or None
-        Spread of the first ratings, in which automatic learning rates are; None: not measured.
+        Spread of the first ratings, for automatic learning rates; None: not measured.
     """
 
     n_users: int
@@ -172,6 +173,11 @@ class RatedPairs(StepModel):
         object.__setattr__(self, "parameters", Parameters(parts, width))
         # Number of parameter rows that a pair uses: its user, its item, and each negative.
         object.__setattr__(self, "touches", 2.0 + self.negatives)
+
+    @property
+    def unit(self) -> float:
+        """Return the unit of the predictions' differences from the offset."""
+        return self.target_unit or 1.0
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Return ratings; for classification losses, +1 for ratings above 0 and -1 for others."""
@@ -255,21 +261,19 @@ class RatedPairs(StepModel):
 
             # One compiled loop over the pairs; None for a loss that it does not support.
             found = add_pair_gradients(
-                self.loss, w, at, y, weight, self.rank, self.reg, self.offset, out
+                self.loss, w, at, y, weight, self.rank, self.reg, self.offset, self.unit, out
             )
             if found is not None:
                 return found
         users, items = at[:, 0], at[:, 1]
         of_user, of_item = self._take_rows(w, users), self._take_rows(w, items)
-        losses, slope, reg = self._compute_slopes(y, self._predict_raw(of_user, of_item), weight)
+        losses, slope = self._compute_slopes(y, self._predict_raw(of_user, of_item), weight)
         # Chain rule: the gradient of p_u is the slope times q_i, plus the penalty's reg * p_u; a
         # user of several pairs gets the sum.
-        backend.add_rows(
-            slope * self._partner_derivative(of_item) + reg * of_user, users, None, out
-        )
-        backend.add_rows(
-            slope * self._partner_derivative(of_user) + reg * of_item, items, None, out
-        )
+        by_user = slope * self._partner_derivative(of_item) + self._shrink(of_user, weight)
+        by_item = slope * self._partner_derivative(of_user) + self._shrink(of_item, weight)
+        backend.add_rows(by_user, users, None, out)
+        backend.add_rows(by_item, items, None, out)
         return losses
 
     def _add_pairwise(
@@ -282,23 +286,32 @@ class RatedPairs(StepModel):
         of_user, of_item = self._take_rows(w, at[:, 0]), self._take_rows(w, at[:, 1])
         of_other = self._take_rows(w, others)
         apart = self._predict_raw(of_user, of_item) - self._predict_raw(of_user, of_other)
-        losses, slope, reg = self._compute_slopes(namespace(apart).ones_like(apart), apart, weight)
+        losses, slope = self._compute_slopes(namespace(apart).ones_like(apart), apart, weight)
         by_user, by_item = slope * (of_item - of_other), slope * self._partner_derivative(of_user)
         if self.biased:
             by_user[:, self.rank] = 0  # the user's bias cancels in the difference
-        backend.add_rows(by_user + reg * of_user, at[:, 0], None, out)
-        backend.add_rows(by_item + reg * of_item, at[:, 1], None, out)
-        backend.add_rows(reg * of_other - by_item, others, None, out)
+        backend.add_rows(by_user + self._shrink(of_user, weight), at[:, 0], None, out)
+        backend.add_rows(by_item + self._shrink(of_item, weight), at[:, 1], None, out)
+        backend.add_rows(self._shrink(of_other, weight) - by_item, others, None, out)
         return losses
 
-    def _compute_slopes(self, y: Any, raw: Any, weight: Any) -> tuple[Any, Any, Any]:
-        """Return the sum of the losses, their slopes as a column, and the factor of the penalty."""
+    def _compute_slopes(self, y: Any, raw: Any, weight: Any) -> tuple[Any, Any]:
+        """Return the sum of the losses, and their slopes as a column.
+
+        Gradients are divided by ``unit**2``, so that they are of one size in any unit.
+        """
         losses, slope = self.loss.value_and_gradient(y, raw)
-        reg: Any = self.reg
         if weight is not None:
-            # A weight counts a pair several times, its penalty included.
-            losses, slope, reg = losses * weight, slope * weight, reg * weight[:, None]
-        return scalar(total(losses, dtype=namespace(losses).float64)), slope[:, None], reg
+            losses, slope = losses * weight, slope * weight
+        return scalar(total(losses, dtype=namespace(losses).float64)), slope[:, None] / self.unit
+
+    def _shrink(self, row: Any, weight: Any) -> Any:
+        """Return the gradient of the penalty by some rows of pairs."""
+        found = self.reg * row
+        if self.unit != 1:
+            found[:, : self.rank] /= self.unit
+        # A weight counts a pair several times, its penalty included.
+        return found if weight is None else found * weight[:, None]
 
     def _take_rows(self, w: Any, at: Any) -> Any:
         """Return some rows of the parameters."""
@@ -308,10 +321,11 @@ class RatedPairs(StepModel):
         """Return the raw prediction of each pair."""
         k = self.rank
         raw = total(of_user[:, :k] * of_item[:, :k], axis=1)
-        raw += self.offset
         if self.biased:
             raw += of_user[:, k]
             raw += of_item[:, k]
+        raw *= self.unit
+        raw += self.offset
         return raw
 
     def _partner_derivative(self, row: Any) -> Any:

@@ -202,7 +202,7 @@ class TwoTowerModel(StepModel):
         intercept, nothing = out[-1, 0], np.empty((len(log_q), self.rank), w.dtype)
         add_row_gradients(
             X.indptr, X.place, X.of_items, w, False, nothing, slope.sum(axis=0), own, self.alpha,
-            out,
+            self.alpha, out,
         )  # fmt: skip
         out[-1, 0] = intercept
         return loss

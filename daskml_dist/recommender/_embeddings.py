@@ -189,10 +189,13 @@ class BaseEmbeddings(BaseSteps):
         self, job: FitJob, settings: Settings, model: StepModel
     ) -> tuple[Settings, StepModel]:
         """Choose a rate by the ids of a row and the first targets' spread, stored by the model."""
-        if not settings.auto_rate or not settings.optimizer.adaptive:
+        if not isinstance(model, EmbeddingModel):  # towers have no targets
             return settings, model
-        assert isinstance(model, EmbeddingModel)
+        if not settings.auto_rate:  # the user's rate is that of weights in the targets' own unit
+            return settings, replace(model, target_unit=model.unit)
         spread, model = take_first_target_unit(model, job.rows.summary)
+        if not settings.optimizer.adaptive:
+            return settings, model
         # First steps of an adaptive optimizer change each entry by the rate. The prediction for a
         # row of m ids changes by m * rate, and by rank * rate**2 for each pair of them: use the
         # largest rate for which it changes by at most the targets' spread.
@@ -307,10 +310,13 @@ class BaseEmbeddings(BaseSteps):
     def _set_rows(self, w: NDArray[Any], model: EmbeddingModel) -> None:
         """Set the attributes that follow from the table: its rows, and the intercept."""
         self._set_table(w, model)
+        if model.unit != 1:
+            self.weights_ = self.weights_ * model.unit
+            self.vectors_ = self.vectors_ * math.sqrt(model.unit)
         ids = self._learned_ids
         self.intercept_ = model.offset
         if len(ids) and ids[-1] == INTERCEPT_ID:
-            self.intercept_ += float(w[-1, 0])
+            self.intercept_ += float(w[-1, 0]) * model.unit
 
     def _set_table(self, w: NDArray[Any], model: Any) -> None:
         """Set the attributes of the table's rows, without those of layers and intercept."""

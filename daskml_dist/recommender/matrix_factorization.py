@@ -9,6 +9,7 @@ rate and the fitted attributes. The gradient is in `models/rated_pairs.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -66,7 +67,8 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     reg_param : float, default=0.1
         Penalty of the squared factors and biases, times the number of ratings that a user or an
         item has: with the squared error the objective is that of
-        :class:`~daskml_dist.recommender.ALS`.
+        :class:`~daskml_dist.recommender.ALS`. Beside ratings in a small unit it must be small, too:
+        it is a thousand times as strong for factors of ratings in thousandths.
     loss : str or Loss, default="squared_error"
         Loss of a rating and its prediction: any of
         :class:`~daskml_dist.linear_model.SGDRegressor`; or one of
@@ -344,16 +346,16 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         self, job: FitJob, settings: Settings, model: StepModel
     ) -> tuple[Settings, StepModel]:
         """Choose a rate by the first ratings' standard deviation, stored by the model."""
-        if not settings.auto_rate:
-            return settings, model
         assert isinstance(model, RatedPairs)
+        if not settings.auto_rate:  # the user's rate is that of factors in the unit of the ratings
+            return settings, replace(model, target_unit=model.unit)
         optimizer = settings.optimizer
         rate = optimizer.sparse_learning_rate or optimizer.default_learning_rate
+        spread, model = take_first_target_unit(model, job.rows.summary)
         if optimizer.adaptive:
-            spread, model = take_first_target_unit(model, job.rows.summary)
             # First steps of an adaptive optimizer change each factor by the rate, so they change
-            # the prediction of a pair by about rank * rate**2: scaled to the ratings' standard
-            # deviation.
+            # the prediction of a pair by about rank * rate**2 units: scaled to the ratings'
+            # standard deviation.
             rate *= (_REFERENCE_RANK * spread / self.rank) ** 0.5
         return replace(settings, schedule=Constant(rate), auto_rate=False), model
 
@@ -384,7 +386,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         users, items = w[: model.n_users], w[model.n_users :]
         rank = model.rank
         self.user_factors_, self.item_factors_ = (
-            np.ascontiguousarray(part[:, :rank]) for part in (users, items)
+            part[:, :rank] * math.sqrt(model.unit) for part in (users, items)
         )
         self.mean_ = float(model.offset)
         # Remove the biases of an earlier fit.
@@ -392,7 +394,9 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
             if hasattr(self, name):
                 delattr(self, name)
         if model.biased:
-            self.user_biases_, self.item_biases_ = users[:, rank].copy(), items[:, rank].copy()
+            self.user_biases_, self.item_biases_ = (
+                part[:, rank] * model.unit for part in (users, items)
+            )
 
     def _fitted(self) -> FittedFactors:
         fitted, loss = super()._fitted(), self._last_model.loss

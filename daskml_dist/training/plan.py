@@ -393,17 +393,17 @@ def _automatic_learning_rates(
 
 
 def take_first_target_unit(model: Any, summary: DataSummary) -> tuple[float, Any]:
-    """Return the unit of automatic rates, and the model, which keeps it for later calls.
+    """Return the targets' spread in the model's unit, and the model, which keeps its unit.
 
-    That is the spread of the first targets that differ, unlike those of a single row; 1 if the loss
-    has no such unit.
+    The unit is the spread of the first targets that differ, unlike those of a single row; without
+    one, or if the loss has none, it is 1.
     """
-    unit = model.target_unit
-    if unit is None and model.loss.in_target_units:
-        unit = summary.target_spread
-        if summary.targets_differ:
-            model = replace(model, target_unit=unit)
-    return unit or 1.0, model
+    if model.target_unit is not None or not model.loss.in_target_units:
+        return 1.0, model
+    spread = summary.target_spread
+    if not summary.targets_differ:
+        return spread, model
+    return 1.0, replace(model, target_unit=spread)
 
 
 def measure_target_units(

@@ -367,16 +367,17 @@ def test_products_of_pairs(dtype: str, biased: bool) -> None:
         w = rng.normal(size=(12, rank + biased)).astype(dtype)
         at, y = rng.integers(0, 12, (n, 2)).astype(np.int32), rng.normal(size=n).astype(dtype)
         weight, out, exact = rng.random(n).astype(dtype), np.zeros_like(w), w.astype(float)
-        found = pair_kernels.add_pair_gradients(loss, w, at, y, weight, rank, 0.1, 0.3, out)
+        found = pair_kernels.add_pair_gradients(loss, w, at, y, weight, rank, 0.1, 0.3, 0.5, out)
         a, b = exact[at[:, 0]], exact[at[:, 1]]
-        raw = (a[:, :rank] * b[:, :rank]).sum(axis=1) + 0.3
+        raw = (a[:, :rank] * b[:, :rank]).sum(axis=1)
         if biased:
             raw += a[:, rank] + b[:, rank]
             a[:, rank], b[:, rank] = 1, 1
-        values, slope = loss.value_and_gradient(y.astype(float), raw)
-        slope, expected = (slope * weight)[:, None], np.zeros(w.shape)
+        values, slope = loss.value_and_gradient(y.astype(float), raw * 0.5 + 0.3)
+        slope, expected = (slope * weight)[:, None] / 0.5, np.zeros(w.shape)
+        reg = np.r_[np.full(rank, 0.1 / 0.5), [0.1] * biased]
         for side, other in ((0, b), (1, a)):
-            penalty = 0.1 * weight[:, None] * exact[at[:, side]]
+            penalty = reg * weight[:, None] * exact[at[:, side]]
             np.add.at(expected, at[:, side], slope * other + penalty)
         assert_near(out, expected, dtype, f"rank {rank}, {n} pairs", 3)
         assert found == pytest.approx((values * weight).sum(), rel=1e-4)

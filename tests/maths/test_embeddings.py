@@ -130,7 +130,7 @@ def test_rows_of_all_ranks_around_whole_vectors(dtype: str) -> None:
         embedding_kernels.predict_rows(indptr, place, data, w, True, raw, sums)
         out, pooled = np.zeros_like(w), np.zeros((9, 3, rank), dtype)
         embedding_kernels.add_row_gradients(
-            indptr, place, data, w, True, sums, slope, weight, 0.5, out
+            indptr, place, data, w, True, sums, slope, weight, 0.5, 0.3, out
         )
         embedding_kernels.pool_fields(indptr, place, field, data, w, pooled)
         through = np.zeros_like(w)
@@ -141,8 +141,8 @@ def test_rows_of_all_ranks_around_whole_vectors(dtype: str) -> None:
         np.add.at(total, rows, parts)
         expected = W[-1, 0] + np.bincount(rows, data * W[place, 0], 9)
         expected += 0.5 * ((total**2).sum(axis=1) - np.bincount(rows, (parts**2).sum(axis=1), 9))
-        gx = (slope[rows] * data)[:, None]
-        each = np.c_[gx, gx * (total[rows] - parts)] + 0.5 * weight[rows, None] * W[place]
+        gx, alpha = (slope[rows] * data)[:, None], np.r_[0.5, np.full(rank, 0.3)]
+        each = np.c_[gx, gx * (total[rows] - parts)] + weight[rows, None] * alpha * W[place]
         by_row, by_field, back = np.zeros((8, 1 + rank)), np.zeros((9, 3, rank)), np.zeros_like(W)
         np.add.at(by_row, place, each)
         by_row[-1, 0] += slope.sum()

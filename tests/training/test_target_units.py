@@ -103,7 +103,7 @@ def test_factorisation_machines_keep_the_unit(unit: float) -> None:
 @_UNITS
 def test_matrix_factorisation_keeps_the_unit(unit: float) -> None:
     table = _IDS.assign(rating=unit * _RATINGS)
-    model = MatrixFactorization(rank=3, random_state=0)
+    model = MatrixFactorization(3, reg_param=0.1 * unit, biases=False, random_state=0)
     with model.stream() as stream:
         for at in range(0, _N, 500):
             stream.learn(table[at : at + 500])
@@ -111,5 +111,19 @@ def test_matrix_factorisation_keeps_the_unit(unit: float) -> None:
     with model.stream() as stream:
         stream.learn(table[:1])
     assert model._last_model.target_unit == pytest.approx(np.std(table["rating"][:500]))
-    if unit >= 1:  # the first factors are large beside ratings in a small unit
-        assert np.std(model.predict(table) - before) < 0.2 * unit
+    assert np.std(model.predict(table) - before) < 0.2 * unit
+
+
+@_UNITS
+def test_factors_are_learned_in_any_unit(unit: float) -> None:
+    """The first factors and the steps of biases were those of ratings whose unit is about 1."""
+    table = _IDS.assign(rating=unit * _RATINGS)
+    for biases in (True, False):
+        params: dict[str, Any] = {"rank": 3, "biases": biases, "max_iter": 5, "random_state": 0}
+        model = MatrixFactorization(reg_param=0.01 * unit, **params).fit(table)
+        assert -model.score(table) < 0.35 * unit
+        error = model.history_[-1]["loss"] * 2
+        assert error == pytest.approx(model.score(table) ** 2, rel=0.5)
+    machine = FactorizationMachineRegressor(alpha=0.01 * unit, max_iter=10, random_state=0)
+    assert machine.fit(_IDS, table["rating"]).score(_IDS, table["rating"]) > 0.9
+    assert machine.intercept_ == pytest.approx(np.mean(table["rating"]), rel=0.5)
