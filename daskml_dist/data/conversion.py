@@ -826,18 +826,28 @@ def canonicalize_sparse(X: Any, index: int | None = None) -> Any:
     if not sparse.issparse(X) or X.format not in ("csr", "csc"):
         return X
     check_sparse_structure(X, index)
-    if not X.has_canonical_format:
-        X = X.copy()  # the user's matrix is left alone
-        X.sum_duplicates()
-    return X
+    return _add_up_repeated(X)
+
+
+def _add_up_repeated(X: Any) -> Any:
+    """Return a CSR or CSC matrix with sorted entries, each once; itself if it is one.
+
+    SciPy keeps its own answer when indices are changed (``X.indices = order[X.indices]``), so
+    the entries are looked at by a matrix that has none.
+    """
+    n_stored = int(X.indptr[-1])
+    fresh = type(X)((X.data[:n_stored], X.indices[:n_stored], X.indptr), shape=X.shape)
+    if fresh.has_canonical_format:
+        return X
+    fresh = fresh.copy()  # the user's matrix is left alone
+    fresh.sum_duplicates()
+    return fresh
 
 
 def _canonicalize_csr(rows: Any, dtype: str, index: int | None) -> Any:
     """Return a CSR matrix without duplicates, with sorted indices of int32 where they fit."""
     check_numeric_dtype(rows.dtype, "X", index)
-    if not rows.has_canonical_format:
-        rows = rows.copy()  # the user's matrix is left alone
-        rows.sum_duplicates()
+    rows = _add_up_repeated(rows)
     with np.errstate(over="ignore"):
         rows = rows.astype(dtype, copy=False)
     # Indices of 32 bits halve the memory that a pass over sparse rows reads.

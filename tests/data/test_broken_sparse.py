@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from dask.delayed import delayed
 from scipy import sparse
+from sklearn.base import clone
 
 from daskml_dist.cluster import KMeans
 from daskml_dist.data.conversion import check_sparse_structure
@@ -164,3 +165,23 @@ def test_repeated_entries_are_added_up(transformer: Any) -> None:
     found = transformer.fit(lazy).transform(lazy).compute()
     assert np.allclose(found.toarray(), expected)
     assert messy.nnz == n_stored  # the user's matrix is left alone
+
+
+@pytest.mark.parametrize(
+    "estimator", [PolynomialFeatures(2), StandardScaler(with_mean=False), Ridge()]
+)
+def test_changed_indices_are_looked_at_again(estimator: Any) -> None:
+    """SciPy says of them what it found before."""
+    rows = _repeated()[1]
+    assert rows.has_canonical_format
+    rows.indices = rows.indices[::-1] // 2  # unsorted, and repeated
+    plain = sparse.csr_matrix(rows.toarray())
+    lazy = da.from_array(rows, chunks=(10, -1), asarray=False)
+    method = "predict" if hasattr(estimator, "predict") else "transform"
+    expected, *found = (
+        getattr(clone(estimator).fit(given, Y), method)(plain) for given in (plain, rows, lazy)
+    )
+    found.append(getattr(estimator.fit(plain, Y), method)(rows))
+    for each in (expected, *found):
+        dense = each.toarray() if sparse.issparse(each) else each
+        np.testing.assert_allclose(dense, expected if dense is each else expected.toarray())
