@@ -586,6 +586,11 @@ class PCA(BaseComponents):
         for name in ("copy", "whiten"):
             check_flag(name, getattr(self, name))
         check_one_of("svd_solver", self.svd_solver, _SVD_SOLVERS)
+        if self.svd_solver in ("arpack", "randomized") and (share or isinstance(n, str)):
+            raise InvalidParameterError(
+                f"n_components={n!r} needs all variances, but svd_solver={self.svd_solver!r} is "
+                'for a few. Give a number of components, or svd_solver="auto".'
+            )
         check_number("tol", self.tol)
         if self.iterated_power != "auto" and self.iterated_power != 0:
             check_count("iterated_power", self.iterated_power, '0 or "auto"')

@@ -154,6 +154,12 @@ BAD: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
     "equal rows": ({}, np.repeat(X[:1], 5, axis=0), InvalidDataError, "no variance"),
     "NaN": ({}, np.where(X > 3.5, np.nan, X), InvalidDataError, "NaN"),
     "solver": ({"svd_solver": "qr"}, X, InvalidParameterError, "covariance_eigh"),
+    "share by products": (
+        {"n_components": 0.5, "svd_solver": "randomized"}, X, InvalidParameterError, "all variances"
+    ),
+    "mle by products": (
+        {"n_components": "mle", "svd_solver": "arpack"}, X, InvalidParameterError, "all variances"
+    ),
     "covariance of all": (
         {"n_components": 0.5}, sparse.csr_matrix((30, 20_000)), InvalidParameterError,
         "whole covariance matrix of 20,000 features",
