@@ -224,8 +224,8 @@ def pagerank(
         Probabilities of some vertices, as shares, as targets of a jump. None: all are equal.
     max_iter : int, default=100
     tol : float, default=1e-6
-        The iteration ends when the sum of the absolute changes of all ranks is less than `tol`
-        times the number of vertices.
+        The iteration ends when the sum of the absolute changes of all ranks is at most `tol` times
+        the number of vertices.
     nstart : dict or Series, default=None
         Initial ranks of some vertices. None: all are equal.
     dangling : dict or Series, default=None

@@ -223,8 +223,8 @@ class PageRankSolver(KeyedSolver):
         Probability with which the surfer follows an edge instead of jumping.
     max_iter : int
     tol : float
-        The iteration ends if the sum of the ranks' absolute changes is below `tol` times the number
-        of vertices.
+        The iteration ends if the sum of the ranks' absolute changes is at most `tol` times the
+        number of vertices.
     jumps : VertexShares or None
         Distribution of the vertices that the surfer jumps to (personalisation); None: uniform.
     dangling : VertexShares or None
@@ -280,9 +280,9 @@ class PageRankSolver(KeyedSolver):
             change, dangling = keyed.sum(keyed.map(pull, "in"))
             n_iter += 1
             keyed.keep({_SPACE: ranks}, n_iter, loss=change)
-            if change < n * self.tol:
+            if change <= n * self.tol:  # also with tol=0, once nothing changes
                 break
-        done = bool(change < n * self.tol)
+        done = bool(change <= n * self.tol)
         return KeyedSolution(
             np.empty(0), n_iter, done, f"the ranks are still changing by {change:.3g}",
             values={_SPACE: ranks},

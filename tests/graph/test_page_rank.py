@@ -94,6 +94,10 @@ def test_a_list_of_named_vertices() -> None:
     assert connected_components(np.array(edges))["component"].tolist() == [0, 0, 0]
 
 
+def test_ranks_that_do_not_change_have_converged() -> None:
+    assert pagerank([("a", "b"), ("b", "a")], tol=0.0)["rank"].tolist() == [0.5, 0.5]
+
+
 @pytest.mark.parametrize("kind", ["Graph", "DiGraph", "MultiGraph", "MultiDiGraph"])
 @pytest.mark.parametrize("weight", [None, "weight"])
 def test_graphs_of_networkx(kind: str, weight: str | None) -> None:
