@@ -167,9 +167,15 @@ class _ScoreSelector(_ColumnSelector):
         self.scores_, p_values = found if isinstance(found, (list, tuple)) else (found, None)
         self.scores_ = np.asarray(self.scores_)
         self.pvalues_ = None if p_values is None else np.asarray(p_values)
-        self.n_features_in_ = len(self.scores_)
+        collection = as_collection(X, None, None)
+        if self.scores_.shape != (shape := collection.row_shape or self.scores_.shape):
+            raise InvalidParameterError(
+                f"score_func returned scores of shape {self.scores_.shape} for rows of shape "
+                f"{shape}. It must return a score for each feature."
+            )
+        (self.n_features_in_,) = shape
         self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
-        if (names := as_collection(X, None, None).feature_names) is not None:
+        if (names := collection.feature_names) is not None:
             self.feature_names_in_ = names
         self._check_params(np.empty((0, self.n_features_in_)), None)
         remember_dtypes(self, X)

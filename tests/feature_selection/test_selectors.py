@@ -239,6 +239,11 @@ def test_a_search_chooses_the_number_of_features() -> None:
             "No feature in X meets the variance threshold 9.*lower",
         ),
         (
+            lambda: ours.SelectKBest(lambda X, y: np.ones(2)).fit(_array(NUMBERS), LABELS),
+            InvalidParameterError,
+            r"scores of shape \(2,\) for rows of shape .* score for each feature",
+        ),
+        (
             lambda: ours.SelectKBest(k=-1).fit(_array(NUMBERS), LABELS),
             InvalidParameterError,
             "The 'k' parameter",
