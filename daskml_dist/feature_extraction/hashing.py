@@ -22,7 +22,7 @@ from daskml_dist.data.field_hashing import hash_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.transformer import BlockTransformer
-from daskml_dist.feature_extraction.text import check_no_table_of_items
+from daskml_dist.feature_extraction.text import check_items
 
 
 class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
@@ -68,7 +68,7 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
         -------
         self
         """
-        check_no_table_of_items(X)
+        check_items(X)
         feature_extraction.FeatureHasher.fit(self, None if is_dask(X) else X)
         return self
 
@@ -89,7 +89,7 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
         InvalidDataError
             The items are a table.
         """
-        check_no_table_of_items(raw_X)
+        check_items(raw_X)
         self._check_parameters()  # also without a fit: n_features=0 would crash the process
         return self._transformed(raw_X)
 
@@ -229,7 +229,7 @@ class NamespaceHasher(BlockTransformer, _NamespaceHasherInMemory):
         InvalidParameterError
             `n_features` or `interactions` is invalid.
         """
-        check_no_table_of_items(X)
+        check_items(X)
         _NamespaceHasherInMemory.fit(self)
         return self
 

@@ -14,12 +14,14 @@ C. D. Manning, P. Raghavan and H. Schütze, "Introduction to information retriev
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
@@ -29,6 +31,7 @@ import numpy as np
 from dask.delayed import delayed
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
+from scipy import sparse
 from sklearn.base import clone
 from sklearn.feature_extraction import text
 
@@ -37,6 +40,7 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import as_rows, copy_to_host
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.row_checks import check_row_shape, find_row_shape
 from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.errors.sklearn_errors import check_fitted
@@ -55,7 +59,13 @@ class DocumentTransformer(BlockTransformer):
         # scikit-learn refuses NaN with a clear message, but fails with unclear errors on the
         # others.
         missing = doc is None or type(doc).__name__ == "NAType"
-        return super().decode(np.nan if missing else doc)
+        try:
+            return super().decode(np.nan if missing else doc)
+        except UnicodeDecodeError as error:
+            raise InvalidDataError(
+                f'{error}. Set encoding to that of the texts, such as "latin-1", or '
+                'decode_error="replace".'
+            ) from error
 
     def build_preprocessor(self) -> Callable[[Any], str]:
         """Return scikit-learn's preprocessor of a text, which refuses values that are not text."""
@@ -83,7 +93,8 @@ class DocumentTransformer(BlockTransformer):
             self.build_tokenizer()
 
     def _sample(self, X: Any) -> Any:
-        return ["text"]  # one document, for any kind of collection
+        # One document, for any kind of collection: a text, a file, or the name of an empty one.
+        return [{"file": BytesIO(b"text"), "filename": os.devnull}.get(self.input, "text")]
 
     def fit_transform(self, raw_documents: Any, y: Any = None, **params: Any) -> Any:  # type: ignore[override]
         """Fit to documents, and return them transformed."""
@@ -121,12 +132,17 @@ def _is_table(X: Any) -> bool:
     return bool(is_dataframe_like(X) or getattr(X, "ndim", 1) > 1)
 
 
-def check_no_table_of_items(X: Any) -> None:
-    """Raise if items to hash are a table, whose column names would be read as items."""
+def check_items(X: Any) -> None:
+    """Raise if items to hash are strings, or a table, whose column names would be read as items."""
     if _is_table(X):
         raise InvalidDataError(
             f"Items came as a table ({type(X).__name__}), but each item must be a dict. Convert "
             'a pandas frame with X.to_dict("records"), a Dask one with X.to_bag(format="dict").'
+        )
+    if is_dask(X) and is_series_like(X) and X.dtype.name in ("str", "string"):
+        raise InvalidDataError(
+            "Items came as strings, to which Dask converts dicts and lists in a Series. Create it "
+            "with dask.config.set({'dataframe.convert-string': False}), or pass a Dask Bag."
         )
 
 
@@ -299,10 +315,13 @@ class VocabularyTransformer(DocumentTransformer):
         if not is_dask(X):
             return super().inverse_transform(X)
         self._check_vocabulary_known()
+        check_row_shape(find_row_shape(X), (len(self.vocabulary_),), type(self).__name__)
+        if isinstance(X, da.Array):
+            X = X.rechunk({1: -1})  # a block has all terms of its documents
         # Tasks carry an unfitted copy with only the vocabulary.
         with_vocabulary = clone(self).set_params(vocabulary=self.vocabulary_)
         terms_of = delayed(with_vocabulary.inverse_transform)
-        return db.from_delayed([terms_of(block) for block in X.to_delayed().ravel()])
+        return db.from_delayed([terms_of(block) for block in np.ravel(X.to_delayed())])
 
     def _map(self, method: str, X: Any) -> Any:
         # Documents have one dimension, but `BlockTransformer` expects rows with two.
@@ -508,6 +527,11 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer, auto_wrap_output
         CSR matrix, or dask Array of such chunks
         """
         return self._transformed(X, copy=copy)
+
+    def _sample(self, X: Any) -> Any:
+        # Without terms: the weight of one that no document has is infinite without `smooth_idf`.
+        row = super()._sample(X) * 0
+        return sparse.csr_array(row.shape, dtype=row.dtype) if sparse.issparse(row) else row
 
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
         """Return the document frequency of each term, the number of documents, and the dtype."""

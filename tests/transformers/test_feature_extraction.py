@@ -74,6 +74,15 @@ def test_tf_idf_equals_scikit_learn(options: dict[str, Any], dtype: str) -> None
     clone(ours)
 
 
+def test_a_term_of_no_document_without_smoothing() -> None:
+    """Its weight is infinite, but no row has it."""
+    for X in (_blocks(_counts("float64")), _blocks(_counts("float64").toarray())):
+        found = TfidfTransformer(smooth_idf=False).fit_transform(X).compute().toarray()
+        peer = sklearn.feature_extraction.text.TfidfTransformer(smooth_idf=False)
+        with np.errstate(divide="ignore"):
+            np.testing.assert_allclose(found, peer.fit_transform(_counts("float64")).toarray())
+
+
 def test_a_later_fit_without_idf() -> None:
     X = _counts("float64")
     model = TfidfTransformer().fit(_blocks(X))
@@ -116,6 +125,17 @@ def test_a_missing_text_names_its_block(kind: str, missing: Any) -> None:
     }[kind]()
     with pytest.raises(InvalidDataError, match=r"Block 1 of X: .*invalid document.*fill missing"):
         HashingVectorizer(n_features=8).fit_transform(lazy).compute()
+
+
+def test_items_that_dask_made_strings_are_named() -> None:
+    for items in (DICTS, [["a", "b"], ["c"]] * 6):
+        series = dd.from_pandas(pd.Series(items), npartitions=2)
+        for hasher in (FeatureHasher(8), NamespaceHasher(8)):
+            with pytest.raises(InvalidDataError, match="convert-string"):
+                hasher.fit(series)
+    with dask.config.set({"dataframe.convert-string": False}):
+        series = dd.from_pandas(pd.Series(DICTS), npartitions=2)
+    assert FeatureHasher(8).transform(series).compute().shape == (12, 8)
 
 
 def test_float32() -> None:

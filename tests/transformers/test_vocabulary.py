@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -21,7 +22,12 @@ from sklearn.pipeline import make_pipeline
 
 from daskml_dist import feature_extraction
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
-from daskml_dist.feature_extraction import CountVectorizer, TfidfTransformer, TfidfVectorizer
+from daskml_dist.feature_extraction import (
+    CountVectorizer,
+    HashingVectorizer,
+    TfidfTransformer,
+    TfidfVectorizer,
+)
 
 TEXTS = ["the cat sat on the mat", "a dog ran", "", "Cats and dogs ran", "the café, the the"] * 5
 OPTIONS: list[dict[str, Any]] = [
@@ -93,6 +99,30 @@ def test_terms_of_rows() -> None:
     found = model.inverse_transform(counts).compute(scheduler="sync")
     expected = model.inverse_transform(counts.compute())
     assert [list(row) for row in found] == [list(row) for row in expected]
+    in_columns = model.inverse_transform(counts.rechunk({1: 2})).compute(scheduler="sync")
+    assert [list(row) for row in in_columns] == [list(row) for row in expected]
+    with pytest.raises(InvalidDataError, match="CountVectorizer is expecting"):
+        model.inverse_transform(counts[:, :2])
+
+
+def test_names_of_files(tmp_path: Path) -> None:
+    paths = [str(tmp_path / str(number)) for number in range(len(TEXTS))]
+    for path, document in zip(paths, TEXTS, strict=True):
+        Path(path).write_text(document)
+    for name in ("CountVectorizer", "TfidfVectorizer", "HashingVectorizer"):
+        ours, theirs = _pair(name, input="filename")
+        found = ours.fit_transform(KINDS["bag"](paths)).compute(scheduler="sync")
+        np.testing.assert_array_equal(found.toarray(), theirs.fit_transform(paths).toarray())
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_bytes_of_another_encoding_name_the_parameter(lazy: bool) -> None:
+    documents: Any = [b"a good caf\xe9"] * 4
+    given = KINDS["bag"](documents) if lazy else documents
+    for model in (CountVectorizer(), HashingVectorizer(n_features=8)):
+        with pytest.raises(InvalidDataError, match=r"Set encoding .*decode_error"):
+            dask.compute(model.fit_transform(given), scheduler="sync")
+    assert CountVectorizer(encoding="latin-1").fit(given).vocabulary_.keys() == {"café", "good"}
 
 
 def test_on_worker_processes(client: Client) -> None:
