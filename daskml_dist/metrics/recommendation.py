@@ -144,6 +144,7 @@ def _average_over_users(
     check_count("k", k)
     _check_frame_columns("held_out", held_out, names[:2])
     _check_frame_columns("recommended", recommended, names)
+    _check_id_dtypes(held_out, recommended, names[:2])
     sum_of_some = partial(_sum_over_users, metric, k=int(k), names=names)
     # Sums and numbers of users are added, since partitions have different numbers of users.
     if is_dask(held_out) or is_dask(recommended):
@@ -187,6 +188,24 @@ def _check_frame_columns(name: str, frame: Any, columns: tuple[str, ...]) -> Non
             f"{name} lacks the columns {missing}; it has {list(frame.columns)}. Name them: "
             "user_col=..., item_col=..., score_col=..."
         )
+
+
+def _check_id_dtypes(held_out: Any, recommended: Any, columns: tuple[str, ...]) -> None:
+    """Raise if ids are numbers in one frame and text in the other, so that none could be equal."""
+    for column in columns:
+        dtypes = held_out[column].dtype, recommended[column].dtype
+        # Objects and categories may hold either.
+        kinds = {
+            "text" if dtype.name in ("str", "string") else "numbers"
+            for dtype in dtypes
+            if dtype.name in ("str", "string") or dtype.kind in "iuf"
+        }
+        if len(kinds) > 1:
+            raise InvalidDataError(
+                f"Column {column!r} has the dtype {dtypes[0]} in held_out and {dtypes[1]} in "
+                "recommended: no id is in both. Convert one: "
+                f"recommended.astype({{{column!r}: {dtypes[0].name!r}}})."
+            )
 
 
 def _sum_over_users(
