@@ -298,9 +298,10 @@ class TruncatedSVD(BaseComponents):
         values, variance = found["values"][:k], found["variance"]
         # Eigenvalues of the mean of x x.T.
         self.singular_values_ = np.sqrt(values * rows.weight_sum)
-        # Variance of the projections: their mean square minus their squared mean.
-        means = self.components_ @ found["mean"]
-        self.explained_variance_ = np.maximum(values - means**2, 0.0)
+        # Variance of the projections: given, or their mean square minus their squared mean.
+        projected = values - (self.components_ @ found["mean"]) ** 2
+        projected = found.get("projected", projected)[:k]
+        self.explained_variance_ = np.maximum(projected, 0.0)
         self.explained_variance_ratio_ = (
             self.explained_variance_ / variance if variance > 0 else np.zeros(k)
         )

@@ -85,10 +85,10 @@ class CovarianceEigenSolver(Solver):
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return eigenvectors as rows, and eigenvalues and mean as `extra`."""
         mean, covariance = _sum_mean_covariance(sums, double=self.double)
-        variance = float(np.trace(covariance))
+        centred, variance = covariance, float(np.trace(covariance))
         if not self.centred:
             # Uncentred: the mean product of rows is the covariance plus the mean's square.
-            covariance += mean[:, None] * mean[None, :]
+            covariance = centred + mean[:, None] * mean[None, :]
         # With many features, LAPACK computes only the wanted eigenvectors.
         d, at = len(covariance), None
         if self.n_components is not None and d > _MAX_FULL_FEATURES:
@@ -100,7 +100,11 @@ class CovarianceEigenSolver(Solver):
         )
         values = np.maximum(values[::-1], 0.0)
         extra = {"values": values, "mean": mean, "total": trace, "variance": variance}
-        return Solution(_fix_vector_signs(vectors.T[::-1]), extra=extra)
+        found = _fix_vector_signs(vectors.T[::-1])
+        if not self.centred:
+            # Not the mean squares less the squared means, which lose the digits of a large mean.
+            extra["projected"] = np.einsum("ij,ij->i", found @ centred, found)
+        return Solution(found, extra=extra)
 
 
 def _check_underflow(mean: Array, mean_square: float) -> None:

@@ -124,3 +124,10 @@ def test_equal_rows_explain_nothing() -> None:
     ours = TruncatedSVD(2).fit(np.ones((10, 3)))
     np.testing.assert_allclose(ours.singular_values_, [30**0.5, 0.0], atol=1e-7)
     assert np.isfinite(ours.explained_variance_ratio_).all()
+
+
+def test_variances_keep_their_digits_beside_a_large_mean() -> None:
+    rows = np.random.default_rng(0).normal(size=(300, 5)) * [5, 3, 2, 1, 0.5] + 1e6
+    ours = TruncatedSVD(2, random_state=0).fit(rows)
+    projected = (rows - 1e6) @ ours.components_.T
+    np.testing.assert_allclose(ours.explained_variance_, projected.var(axis=0), rtol=1e-9)
