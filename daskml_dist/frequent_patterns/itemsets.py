@@ -61,7 +61,8 @@ def frequent_itemsets(
     X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
         A row for each basket and a column for each item; a nonzero entry means that the item is in
         the basket. Entries are numbers >= 0, or bools. Chunks may be sparse (CSR). With `basket`
-        and `item`: a pandas or Dask dataframe with a row for each item of a basket.
+        and `item`: a pandas or Dask dataframe with a row for each item of a basket; baskets without
+        items do not count.
     min_support : float or int, default=0.5
         Minimum share of the baskets, in (0, 1], that contain the set; an int: their minimum number,
         at least 1. So 1.0 means all baskets, and 1 any basket.
@@ -166,7 +167,9 @@ def _check_no_lists_of_items(X: Any) -> None:
         raise InvalidDataError(
             "X holds a list of items for each basket. Make a frame with one row per entry, "
             'frame = pandas.Series(X).explode().dropna().reset_index(name="item"), and call '
-            'frequent_itemsets(frame, basket="index", item="item").'
+            'frequent_itemsets(frame, basket="index", item="item"). Baskets without items '
+            "have no row there: if there are some, give min_support as a number of baskets, and "
+            "divide the counts by the number of all."
         )
 
 

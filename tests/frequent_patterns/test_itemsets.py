@@ -186,6 +186,9 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "negative, sparse": (sparse.csr_matrix(BELOW), {}, InvalidDataError, r"-2 \(row 700"),
     "no rows": (ROWS[:0], {}, InvalidDataError, "0 sample"),
     "no columns": (ROWS[:, :0], {}, InvalidDataError, "0 feature"),
+    "lists": (
+        [["tea"], [], ["tea", "milk"]], {}, InvalidDataError, r"explode.*Baskets without items"
+    ),
     "cubes": (np.ones((3, 2, 2)), {}, InvalidDataError, "two dimensions"),
     "names twice": (TWICE, {}, InvalidDataError, "item 0.*Rename"),
     "text columns": (pd.DataFrame({"a": ["x", "y"]}), {}, InvalidDataError, "not numeric"),
