@@ -182,7 +182,8 @@ class FactorizationMachineRegressor(RegressorMixin, BaseEmbeddings):
     rank, numeric, bags, missing, alpha, init_scale, max_iter, tol, n_iter_no_change, shuffle, \
 batch_size, learning_rate, \
 optimizer, warm_start, admit_after, expire_after, max_rows, dtype, policy, random_state
-        As in :class:`FactorizationMachineClassifier`.
+        As in :class:`FactorizationMachineClassifier`. With ``learning_rate="auto"``, factors are
+        initialised and learned for targets in units of the first ones' standard deviation.
     loss : str or Loss, default="squared_error"
 
     Attributes
