@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import distributed.core
 from dask._expr import LLGExpr
 from dask._task_spec import Task, parse_input
 from dask.base import annotate
@@ -436,8 +435,10 @@ def forget_closed_nodes() -> None:
 
     A cache of distributed holds a method of each of them, and with it half a megabyte, for ever.
     """
-    with suppress(AttributeError):  # another version of distributed
-        distributed.core._expects_comm.cache_clear()
+    with suppress(ImportError, AttributeError):  # another version of distributed
+        from distributed.core import _expects_comm
+
+        _expects_comm.cache_clear()
 
 
 def silence_batch_timeouts(loop: Any) -> None:

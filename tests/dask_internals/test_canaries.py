@@ -54,6 +54,7 @@ USES = {
     "dask.layers.ArrayBlockIdDep": "lazy predictions and pairwise distances",
     "dask.local.get_sync": "blocks that are made again, in a pass or after a loss",
     "distributed.comm.addressing.get_address_host": "where servers of a fit listen",
+    "distributed.core._expects_comm": "freed memory after lazy rows were fitted without a client",
     "distributed.dashboard.components.scheduler.BOKEH_THEME": "the page in Dask's dashboard",
     "distributed.dashboard.components.scheduler.env": "the page in Dask's dashboard",
     "distributed.dashboard.core.BokehApplication": "the page in Dask's dashboard",

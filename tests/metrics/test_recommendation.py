@@ -69,7 +69,7 @@ def test_bad_input_names_the_remedy() -> None:
         ndcg_at_k(HELD, HELD)
     with pytest.raises(InvalidDataError, match="held_out has no rows"):
         precision_at_k(HELD[:0], RECOMMENDED)
-    text = RECOMMENDED.astype({"item": str})
+    text = RECOMMENDED.astype({"item": "string"})
     for given in (text, dd.from_pandas(text, npartitions=2)):
         with pytest.raises(
             InvalidDataError, match=r"'item' has the dtype int64 .* no id is in both"
