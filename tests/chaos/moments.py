@@ -19,7 +19,7 @@ import numpy as np
 
 from chaos.arenas import Arena
 from chaos.faults import PASSES
-from daskml_dist.data import reduce
+from daskml_dist.data import computing
 from daskml_dist.policies import POLICIES
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import RunEnding, TrainingRun
@@ -42,7 +42,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "report": (TrainingRun, "_report_passes"),
     "gather": (RunEnding, "gather"),
     "clean-up": (RunEnding, "clean_up"),
-    "read": (reduce, "compute"),
+    "read": (computing, "compute"),
 }
 #: Moments of a fit by steps; other work has no scales, and no passes worth testing.
 OF_STEPS = ("survey", "placement", "rendezvous", "step", "report", "gather", "clean-up")

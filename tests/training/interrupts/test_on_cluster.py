@@ -106,7 +106,7 @@ import os, signal, threading, time
 import dask, dask.array as da, numpy as np
 from distributed import Client, LocalCluster
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.training import interrupts as shields_of_process
+from daskml_dist.dask_internals import interrupt_shields as shields_of_process
 
 def say(word):
     print(word, flush=True)
