@@ -158,7 +158,7 @@ def draw_tree_rows(
             w *= factor[slot[i]]
         # Row number in the lower half, class in the upper.
         lines[m, 0] = i | (np.int64(slot[i]) << 32)
-        # Row number in the lower half, class in the upper half.
+        # One row in the lowest bits, its weight above them.
         lines[m, 1] = ((w * times) << bits) + 1
         for k in range(width):
             lines[m, 2 + k] = more[i, k] * times if k < summed else more[i, k]

@@ -292,20 +292,20 @@ def _method_errors(estimator: Any, method: Any) -> Iterator[None]:
     Some methods depend on parameters, or exist only after the fit: their errors are translated.
     """
     kind = type(estimator)
-    told = f"method={method!r}: {kind.__name__} has no such method"
+    problem = f"method={method!r}: {kind.__name__} has no such method"
     # In its class even an unavailable method is found.
     name = method if isinstance(method, str) else ""
     found = getattr(kind, name, None) or getattr(estimator, name, None)
     if not callable(found) and not hasattr(kind, "__getattr__"):
         own = [name for name in ("predict", *sorted(_CLASS_METHODS)) if hasattr(kind, name)]
-        raise InvalidParameterError(f"{told}. Pass one of {own}.{suggest_nearest(method, own)}")
+        raise InvalidParameterError(f"{problem}. Pass one of {own}.{suggest_nearest(method, own)}")
     try:
         yield
     except AttributeError as error:
         if hasattr(estimator, method):
             raise
         raise InvalidParameterError(
-            f"{told} with these parameters: {error}. Change them, or pass another method."
+            f"{problem} with these parameters: {error}. Change them, or pass another method."
         ) from error
 
 
