@@ -50,8 +50,10 @@ def _add_row_gradients(
         Empty: all weights are 1.
     w, out : (n_touched,) floats
         The intercept, if any, is the last.
-    Parameters of the loss.
-        Of the loss.
+    intercept : bool
+        Whether there is one.
+    parameters : tuple of float
+        Parameters of the loss.
     """
     number, last = data.dtype.type, len(w) - 1
     total, slopes = 0.0, 0.0

@@ -58,9 +58,15 @@ def _add_block_gradient(
     rows : int64 (n_rows,)
     w : (n_parameters,) floats
     index, values : int32 and floats (room,)
-        Columns of the gradient and its entries; `n` of them are used, and the next entry is 0.
+        Columns of the gradient and its entries.
+    n : int64
+        Number of these that are used; the next entry is 0.
     place : int32 (n_parameters,)
         Position of each column among these; -1: not yet present.
+    parameters : tuple of floats
+        Parameters of the loss.
+    n_features : int64
+        Where `w` is longer, its last entry is the intercept.
     """
     number, item, index_item = w.dtype.type, w.itemsize, like.itemsize
     total, slopes, n_rows = 0.0, 0.0, len(rows)

@@ -472,13 +472,19 @@ def find_best_cut(
     facts : ndarray of int64
     hist : ndarray of int64 of shape (256, n_sums)
     places : ndarray of int64
-        The non-empty bins of values, `n` of them.
+        The non-empty bins of values.
+    n : int
+        Number of these.
     sums : ndarray of int64 of shape (n_sums,)
-        Sums of the node; `total` is its weight and number of rows, packed.
+        Sums of the node.
+    total : int
+        Weight and number of rows of the node, packed.
     sign : int
         Sign of a monotonic constraint.
     bounds : ndarray of float64 of shape (3,)
         Bounds of the children's values; whether there are constraints at all.
+    best : float
+        Worth of the best cut of other features.
     found : ndarray of int64 of shape (3,)
     left_found : ndarray of int64 of shape (n_sums + 1,)
         Sums of the left child, and its packed total.
@@ -574,9 +580,13 @@ def judge_drawn_cut(
 
     Parameters
     ----------
+    facts, hist, places, n, sums, total, sign, bounds, best, found, left_found, work
+        As in `find_best_cut`.
     low, high : ndarray of float64 of shape (n_features, 256)
         Smallest and largest value of each bin.
     path : uint64
+        Hash of the node's path from the root, from which the cut is drawn.
+    feature : int
     threshold : ndarray of float64 of shape (1,)
         Set to the drawn value; NaN if the cut is to be between two bins.
     """

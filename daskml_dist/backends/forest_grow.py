@@ -74,12 +74,19 @@ def settle_splits(
 
     Parameters
     ----------
+    facts, tree, sums
+        As in `write_splittable`.
     least : ndarray of float64 of shape (n_trees,)
         Minimum gain of a split.
     best : ndarray of int64 of shape (n, .)
-        As returned by `forests.ForestDevice.choose_best_cuts`; `worths` are the numbers in its
-        second column.
+        As returned by `forests.ForestDevice.choose_best_cuts`.
+    worths : ndarray of float64 of shape (n,)
+        The numbers in its second column.
+    signs : ndarray of int64 of shape (n_features,)
+        Sign of each feature's monotonic constraint.
     bounds : ndarray of float64 of shape (n, 3)
+    paths : ndarray of uint64 of shape (n,)
+        Hashes of the nodes' paths from the root.
     gain : ndarray of float64 of shape (n,)
         -1 if a node is not split.
     of_children : ndarray of float64 of shape (n, 2, 3)
@@ -168,7 +175,9 @@ def find_job_cuts(
     facts : ndarray of int64 of shape (n, n_facts)
     hist : ndarray of int64 of shape (n, 256, n_sums)
     sums : ndarray of int64 of shape (n, n_sums + 2)
+    signs : ndarray of int64 of shape (n_features,)
     bounds : ndarray of float64 of shape (n, 3)
+    low, high : ndarray of float64 of shape (n_features, 256)
     paths : ndarray of uint64 of shape (n,)
     features : ndarray of int64 of shape (n,)
     cuts : ndarray of int64 of shape (n, forests.N_CUT_FACTS + n_sums + 1)

@@ -143,8 +143,10 @@ def _set_batch_gradient(
         the first rows, address of the numbers of rows (0: one row each), and number of runs.
     p : int
         Position in `parts` at which the batch begins.
-    w, grad, parameters
-        As above.
+    w, grad : (n_parameters,) floats
+    parameters : tuple of floats
+        Parameters of the loss.
+    n_features : int
     """
     dtype, item = w.dtype, w.itemsize
     size = n_features * item
@@ -223,8 +225,8 @@ def _take_steps(
 
     Parameters
     ----------
-    blocks, parts, parameters
-        As above.
+    blocks, parts, parameters, n_features
+        As in `_set_batch_gradient`.
     rows, rates : float64 (n_batches,)
         Number of rows, and learning rate; a batch without rows has no entries in `parts`.
     numbers : (n_batches, n) floats
@@ -235,6 +237,9 @@ def _take_steps(
         Scratch.
     losses : float64 (n_batches,)
         Summed loss of each batch before its step.
+    n_penalised : int
+        Number of leading parameters that are penalised.
+    l1, l2 : float
     """
     w, p = state[0], np.int64(0)
     number = w.dtype.type

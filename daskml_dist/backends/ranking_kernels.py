@@ -157,8 +157,13 @@ def average_precisions(
 
     Parameters
     ----------
-    relevant : ndarray of float64 of shape (n,)
-        Whether a row is relevant, 0 or 1.
+    scores, relevant : ndarray of float64 of shape (n,)
+        The score of each row; whether it is relevant, 0 or 1.
+    starts : ndarray of int64 of shape (n_queries + 1,)
+        First row of each query, and the end of the last.
+    first, last : int
+        The queries, without `last`.
+    out : ndarray of float64 of shape (n_queries,)
     """
     most = _most_rows(starts, first, last)
     order, spare = np.empty(most, np.int64), np.empty(most, np.int64)

@@ -71,14 +71,20 @@ def _step_along_rows(
         Number of rows up to the end of each batch.
     cells : (n_parameters, n) floats
         The last cell is the intercept's, if there is one.
-    state, row_rate_sums : scratch for w, the optimizer's state, and the rate sums up to which
-    penalties have been applied
-        Each as long as the longest row plus the intercept.
+    state, row_rate_sums : tuple of floats, floats
+        Scratch for w and the optimizer's state, and for the rate sums up to which penalties have
+        been applied, each as long as the longest row plus the intercept.
     rate, rate_sum : float
         Learning rate, and sum of the learning rates before these steps.
     pace : float
         Increase of the rate sum by each of these steps: the rate times the number of threads, since
         the others take as many steps meanwhile.
+    l1, l2 : float
+        Penalties.
+    loss_parameters, numbers : tuple of float
+        Parameters of the loss, and of the optimizer.
+    intercept : bool
+        Whether there is one.
     """
     n_rows, n_state, bias = len(row), len(state), len(cells) - 1
     number, item = cells.dtype.type, cells.itemsize

@@ -38,8 +38,11 @@ def add_by_masks(
     ----------
     columns : ndarray of uint8 of shape (n_features, n)
         Bins of rows.
+    roots : ndarray of int64 of shape (n_trees + 1,)
+    first, last, n_outputs : int
     nodes : tuple
         Arrays of `models.trees.Trees`: feature, bin, left, missing_left, category, bitsets.
+    value : ndarray of float64 of shape (n_nodes,)
     missing : int
         Bin of missing values.
     tables : ndarray of uint32 or uint64 of shape (n_features + 3, 256)
@@ -427,6 +430,10 @@ def add_tree_values(
     ----------
     X : ndarray of float32 or float64 of shape (n, n_features)
         Categories by number; NaN if missing or unknown.
+    roots : ndarray of int64 of shape (n_trees + 1,)
+    first, last, n_outputs : int
+    feature, threshold, left, missing_left, category, bitsets, value : ndarray
+        Arrays of `models.trees.Trees`.
     out : ndarray of float64 of shape (n, n_outputs)
     """
     for start in range(0, len(X), _TREE_ROWS):

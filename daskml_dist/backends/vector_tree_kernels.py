@@ -376,6 +376,10 @@ def add_vector_values(
     ----------
     X : ndarray of float32 or float64 of shape (n, n_features)
         Categories by number; NaN if missing or unknown.
+    roots : ndarray of int64 of shape (n_trees + 1,)
+    first, last : int
+    feature, threshold, left, missing_left, category, bitsets : ndarray
+        Arrays of `models.trees.Trees`.
     value : ndarray of float64 of shape (n_nodes, n_outputs)
     out : ndarray of float64 of shape (n, n_outputs)
     """

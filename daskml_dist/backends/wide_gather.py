@@ -245,10 +245,18 @@ def _take_steps(
 
     Parameters
     ----------
+    blocks, parts, d
+        As in `_copy_batch_rows`.
+    stops, parameters
+        As in `_write_slopes`.
+    room : tuple of arrays
+        Scratch for a batch: its rows, targets and weights, and their raw predictions.
     counts : float64 (n_batches,)
         Number of rows of each batch; a batch without rows has no parts.
     rates : (n_batches, n_columns) floats
     numbers : (n_batches, n) floats
+    l1, l2, state, n_rows
+        As in `_update_columns`.
     w, grad : (n_padded, n_columns) floats
         The parameters, which `state` contains too; scratch.
     losses, totals : floats (n_columns,), float64 (n_batches, n_columns)

@@ -51,7 +51,7 @@ def open_path(path: Any) -> Any:
 
     Returns
     -------
-    Or the contents of a Zarr store.
+    dask DataFrame, or the contents of a Zarr store
 
     Raises
     ------

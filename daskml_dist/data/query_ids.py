@@ -162,7 +162,7 @@ def join_queries(y: Any, group: Any, check: CheckLabels) -> Any:
 
     Parameters
     ----------
-    One value per row.
+    y, group : array-like, dask Array or Series of shape (n_rows,)
         In memory, or Dask Arrays or Series with the same blocks.
     check : callable
         Raises an error for labels that cannot be ranked.

@@ -367,8 +367,9 @@ class VertexProgram(ABC):
         ----------
         vertices : ndarray of shape (n,)
             Their ids.
-        Sum of the weights of the edges along which each vertex sends messages (without weights:
-        their number).
+        degree : ndarray of float64 of shape (n,)
+            Sum of the weights of the edges along which each vertex sends messages (without weights:
+            their number).
 
         Returns
         -------

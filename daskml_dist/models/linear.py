@@ -250,6 +250,8 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         rows : BatchRows
             `X` of shape (n, n_features), `y` of shape (n,).
         out : array of the shape of `w`, of its dtype or float64
+        backend : Backend
+            That of the rows.
         """
         X, y, weight = rows.X, rows.y, rows.weight
         kernel = self.linear.dense_kernel if is_host(X) else self.loss.kernel

@@ -61,14 +61,11 @@ class Apriori(Solver):
         Items of an itemset at most.
     max_candidates : int
         Candidates of a level at most.
-    Whether the rows have two columns per item: first, for all items, whether a row has it; then,
-    for all items, whether that is known. The support of an itemset is then its share of the rows in
-    which all its items are known. Such supports may rise when an item is added; an itemset is found
-    only if all its subsets are frequent.
-        Whether the rows have two columns an item: first of all items whether a row has it, then of
-        all items whether that is known. The support of an itemset is then its share of the rows
-        in which all its items are known, and only an itemset all of whose parts are frequent is
-        found (such supports do not fall with each further item by themselves).
+    with_nulls : bool
+        Whether the rows have two columns per item: first, for all items, whether a row has it;
+        then, for all items, whether that is known. The support of an itemset is then its share of
+        the rows in which all its items are known. Such supports may rise when an item is added; an
+        itemset is found only if all its subsets are frequent.
     """
 
     name = "apriori"
