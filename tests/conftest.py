@@ -74,11 +74,14 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Disable garbage collection while thousands of tests, which are kept, are collected."""
+    # Dask's slicing restores the state in which its module was loaded: it would stay disabled.
+    import_module("dask.array.slicing")
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
+        gc.set_threshold(50_000, 20, 20)  # the default takes a tenth of the tests' time
 
 
 def pytest_collection_finish() -> None:
@@ -106,6 +109,12 @@ def user_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 @pytest.fixture(scope="module", autouse=True)
 def leave_what_stays_out() -> None:
     """Exclude objects loaded and compiled by earlier modules from garbage collections too."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Collect the last garbage once, rather than all objects ten times when pytest ends."""
     gc.collect()
     gc.freeze()
 
