@@ -11,6 +11,7 @@ import pytest
 
 from daskml_dist.data.keyed.collection import convert_values
 from daskml_dist.data.keyed.ids import (
+    IdLookup,
     check_one_kind,
     convert_ids,
     factorize_columns,
@@ -29,6 +30,8 @@ GOOD = {
     "above 2**63": (np.array([2**63 + 1, 2**63 + 5], np.uint64), "u"),
     "objects above 2**63": (np.array([2**63 + 1, 7], object), "u"),
     "nullable": (pd.array([3, 1], "Int64"), "i"),
+    # Their distances exceed the dtype.
+    "of one byte": (np.array([-100, 100, 50], np.int8), "i"),
 }
 BAD = {
     "of 128 bits": (np.array([2**70], object), "more than 64 bits"),
@@ -47,7 +50,15 @@ def test_ids_are_numbered_in_order(name: str) -> None:
     assert (distinct[codes] == ids).all()
     assert distinct.tolist() == sorted(set(ids.tolist()))
     np.testing.assert_array_equal(merge_ids([distinct, distinct]), distinct)
-    np.testing.assert_array_equal(find_positions(distinct, distinct), np.arange(len(distinct)))
+    for find in (IdLookup(distinct), lambda ids: find_positions(distinct, ids)):
+        np.testing.assert_array_equal(find(ids), codes)
+
+
+def test_bytes_with_and_without_sign_are_numbered_together() -> None:
+    columns = np.array([200, 3], np.uint8), np.array([-5, 3], np.int8)
+    distinct, codes = factorize_columns(columns)
+    assert distinct.tolist() == [-5, 3, 200]
+    assert [code.tolist() for code in codes] == [[2, 1], [0, 1]]
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -104,8 +104,14 @@ def _mark_seen(parts: Sequence[Array], low: int, width: int) -> NDArray[np.bool_
     """Return which numbers of a range occur."""
     seen = np.zeros(width, np.bool_)
     for part in parts:
-        seen[part - low] = True
+        seen[_subtract_low(part, low)] = True
     return seen
+
+
+def _subtract_low(ids: Array, low: int) -> NDArray[np.int64]:
+    """Return the distance of integers of a narrow range from its minimum."""
+    # In their own dtype int8 would overflow, and unsigned integers have no negative minimum.
+    return ids.astype(np.int64) - low
 
 
 def _factorize_by_table(
@@ -118,7 +124,7 @@ def _factorize_by_table(
     position = np.cumsum(seen, dtype=np.int32)
     position -= 1
     dtype = np.result_type(*columns)
-    return ids.astype(dtype), [position[column - low] for column in columns]
+    return ids.astype(dtype), [position[_subtract_low(column, low)] for column in columns]
 
 
 def merge_ids(parts: Sequence[Array]) -> Array:
@@ -180,12 +186,12 @@ class IdLookup:
         if len(table) and (found := _find_narrow_range([table])) is not None and len(table) < 2**31:
             self._low, width = found
             self._place = np.full(width, -1, np.int32)
-            self._place[table - self._low] = np.arange(len(table), dtype=np.int32)
+            self._place[_subtract_low(table, self._low)] = np.arange(len(table), dtype=np.int32)
 
     def __call__(self, ids: Array) -> NDArray[np.int32]:
         """Return the position of each id; all must be in the table."""
         if self._place is not None and ids.dtype.kind in "iu":
-            found: NDArray[np.int32] = self._place[ids - self._low]
+            found: NDArray[np.int32] = self._place[_subtract_low(ids, self._low)]
             return found
         return find_positions(self._table, ids).astype(np.int32)
 
