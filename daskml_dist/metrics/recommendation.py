@@ -17,6 +17,7 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
 from daskml_dist.data.computing import compute_together
+from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.signatures import suggest_arguments
@@ -142,13 +143,17 @@ def _average_over_users(
 ) -> float:
     """Return the mean of a metric over the users, of frames in memory or lazy."""
     check_count("k", k)
+    held_out, recommended = convert_foreign(held_out), convert_foreign(recommended)
     _check_frame_columns("held_out", held_out, names[:2])
     _check_frame_columns("recommended", recommended, names)
     _check_id_dtypes(held_out, recommended, names[:2])
+    # An index may have the name of a column, and then pandas knows neither by it.
+    held_out = held_out[[*names[:2]]].reset_index(drop=True)
+    recommended = recommended[[*names]].reset_index(drop=True)
     sum_of_some = partial(_sum_over_users, metric, k=int(k), names=names)
     # Sums and numbers of users are added, since partitions have different numbers of users.
     if is_dask(held_out) or is_dask(recommended):
-        parts = _partition_by_user(held_out, recommended, names)
+        parts = _partition_by_user(held_out, recommended, names[0])
         # `pure=False`: no name is hashed from the arguments.
         found = compute_together(delayed(sum_of_some, pure=False)(*pair) for pair in parts)
     else:
@@ -162,17 +167,17 @@ def _average_over_users(
     return float(total / n_users)
 
 
-def _partition_by_user(held_out: Any, recommended: Any, names: _Names) -> list[tuple[Any, Any]]:
+def _partition_by_user(held_out: Any, recommended: Any, user: str) -> list[tuple[Any, Any]]:
     """Return pairs of partitions of both frames, with the same users in each pair."""
     import dask.dataframe as dd
 
     n = max(frame.npartitions for frame in (held_out, recommended) if is_dask(frame))
     pieces = []
-    for frame, columns in ((held_out, names[:2]), (recommended, names)):
+    for frame in (held_out, recommended):
         lazy = frame if is_dask(frame) else dd.from_pandas(frame, npartitions=1, sort=False)
         # Hashed by user into equally many partitions, so that a user's rows of both frames are in
         # the same pair.
-        pieces.append(lazy[[*columns]].shuffle(on=names[0], npartitions=n).to_delayed())
+        pieces.append(lazy.shuffle(on=user, npartitions=n).to_delayed())
     return list(zip(*pieces, strict=True))
 
 

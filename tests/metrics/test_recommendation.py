@@ -7,6 +7,7 @@ from typing import Any
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from sklearn.metrics import ndcg_score
 
@@ -53,6 +54,15 @@ def test_lazy_frames_and_other_names() -> None:
     held_out, found = HELD.rename(columns=names), RECOMMENDED.rename(columns=names)
     options = {"user_col": "who", "item_col": "what", "score_col": "how"}
     assert ndcg_at_k(held_out, found, **options) == expected[0]
+
+
+def test_columns_that_are_indices_too_and_tables_of_arrow() -> None:
+    expected = precision_at_k(HELD, RECOMMENDED)
+    held_out, found = (frame.set_index("user", drop=False) for frame in (HELD, RECOMMENDED))
+    assert precision_at_k(held_out, found) == expected
+    assert precision_at_k(lazy(held_out), lazy(found)) == pytest.approx(expected)
+    table = pa.Table.from_pandas(RECOMMENDED)
+    assert precision_at_k(pa.Table.from_pandas(HELD), table) == expected
 
 
 def test_users_without_recommendations_count() -> None:
