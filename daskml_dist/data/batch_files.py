@@ -132,14 +132,18 @@ def _join_categories(empties: list[Any]) -> dict[Any, Any]:
     return found
 
 
-def spool_batches(
-    batches: Iterator[Any], read_piece: Callable[[Any], Any]
-) -> tuple[Any, Any, Any] | None:
-    """Return all batches of a generator as Dask collections of X, y and weights, or None.
+def _put_back(first: Any, others: Iterator[Any]) -> Iterator[Any]:
+    """Yield an item that was taken from an iterator, and then the others."""
+    yield first
+    yield from others
+
+
+def spool_batches(batches: Iterator[Any], read_piece: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
+    """Return all batches of a generator as Dask collections of X, y and weights.
 
     A batch is a table (`y` may then be the name of a column), an array or sparse matrix of rows, or
     a tuple of X, y and, optionally, weights. Each is written to a file when it arrives, so at most
-    one is in memory at a time. Returns None if the first item is not a batch.
+    one is in memory at a time. If the first item is not a batch, all items are returned as X.
 
     Parameters
     ----------
@@ -161,7 +165,7 @@ def spool_batches(
             "fit."
         )
     if _split_batch(first, read_piece) is None:
-        return None
+        return _put_back(first, batches), None, None
     folder = RowsFolder()
     # `like`: the first batch without its rows; `empties`: each stored batch without its rows.
     like: list[Any] | None = None

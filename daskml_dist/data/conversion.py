@@ -99,9 +99,9 @@ def convert_batches(X: Any, *beside: Any) -> tuple[Any, ...]:
     `beside` are y and sample_weight, as far as the caller takes them: what batches hold of them
     takes the place of None.
     """
-    if not isinstance(X, Iterator) or (found := spool_batches(X, _read_piece)) is None:
+    if not isinstance(X, Iterator):
         return (X, *beside)
-    X, *held = found
+    X, *held = spool_batches(X, _read_piece)
     given = list(beside)
     for at, (name, values) in enumerate(zip(("y", "sample_weight"), held, strict=True)):
         if values is None:

@@ -114,6 +114,12 @@ def test_hashing_needs_no_fit_and_takes_empty_blocks() -> None:
     assert NamespaceHasher(np.int64(8)).fit().transform(spaces).compute().shape == (12, 8)
 
 
+def test_no_document_of_a_generator_is_lost() -> None:
+    for hasher, items in ((HashingVectorizer(n_features=8), TEXTS), (FeatureHasher(8), DICTS)):
+        found = hasher.transform(item for item in items)
+        np.testing.assert_array_equal(found.toarray(), hasher.transform(items).toarray())
+
+
 @pytest.mark.parametrize("missing", [None, np.nan])
 @pytest.mark.parametrize("kind", ["bag", "series", "array"])
 def test_a_missing_text_names_its_block(kind: str, missing: Any) -> None:
