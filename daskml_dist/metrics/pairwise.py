@@ -23,7 +23,9 @@ from daskml_dist.data.blocks import find_first_nonfinite
 from daskml_dist.data.conversion import (
     are_device_numbers,
     canonicalize_sparse,
+    convert_foreign,
     convert_missing_to_nan,
+    convert_to_array,
     copy_to_host,
 )
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_column_chunks, join_delayed
@@ -86,6 +88,7 @@ def pairwise_distances(
     >>> pairwise_distances(X, [[0.0], [5.0]], metric="manhattan").compute()[4]
     array([4., 1.])
     """
+    X, Y = _read_rows(X), _read_rows(Y)
     if not (is_dask(X) or is_dask(Y)):
         return call_sklearn_metric(theirs.pairwise_distances, X, Y, metric, **kwds)
     # A scale estimated in each block would differ from block to block.
@@ -126,6 +129,7 @@ def euclidean_distances(X: Any, Y: Any = None, *, squared: bool = False) -> Any:
     >>> euclidean_distances(da.eye(3), da.zeros((1, 3)), squared=True).compute().ravel()
     array([1., 1., 1.])
     """
+    X, Y = _read_rows(X), _read_rows(Y)
     if not (is_dask(X) or is_dask(Y)):
         return call_sklearn_metric(theirs.euclidean_distances, X, Y, squared=squared)
     there = partial(_measure_euclidean, squared=squared)
@@ -167,15 +171,14 @@ def pairwise_kernels(
     array([[1.  , 0.37],
            [0.37, 1.  ]])
     """
+    X, Y = _read_rows(X), _read_rows(Y)
+    kernel = partial(_compute_kernel, metric=metric, filter_params=filter_params, **kwds)
     if not (is_dask(X) or is_dask(Y)):
-        return call_sklearn_metric(
-            theirs.pairwise_kernels, X, Y, metric, filter_params=filter_params, **kwds
-        )
+        return call_sklearn_metric(kernel, X, Y)
     if metric == "precomputed":
         raise InvalidParameterError(
             "metric='precomputed' cannot be computed from rows. Name a kernel."
         )
-    kernel = partial(theirs.pairwise_kernels, metric=metric, filter_params=filter_params, **kwds)
     there = _KERNELS.get(metric) if isinstance(metric, str) else None
     if kwds and there is not None:
         there = partial(there, **kwds) if metric == "rbf" and set(kwds) == {"gamma"} else None
@@ -231,6 +234,7 @@ def pairwise_distances_argmin_min(
     (array([0, 0, 1]), array([0., 1., 2.]))
     """
     options = {"axis": axis, "metric": metric, "metric_kwargs": metric_kwargs}
+    X, Y = _read_rows(X), _read_rows(Y)
     if is_dask(Y):
         raise InvalidParameterError(
             "Y is a Dask collection, and each block of X needs all of it. Pass Y.compute()."
@@ -487,6 +491,23 @@ def _compute_on_device(there: Any, X: Any, Y: Any, same: bool) -> Any:
     return there(*rows, same)
 
 
+def _read_rows(rows: Any) -> Any:
+    """Return rows in memory as scikit-learn's functions take them; lazy rows as a collection."""
+    if rows is None or is_dask(rows := convert_foreign(rows)):
+        return rows
+    rows = canonicalize_sparse(convert_missing_to_nan(copy_to_host(rows)))
+    # Distances of bools and kernels with compiled code read arrays alone.
+    return rows if sparse.issparse(rows) else convert_to_array(rows, "X", None)
+
+
+def _compute_kernel(X: Any, Y: Any = None, *, metric: Any, **options: Any) -> Any:
+    """Return scikit-learn's kernel of rows in memory, which may be read-only."""
+    if isinstance(metric, str) and metric.endswith("chi2"):
+        # The compiled code of these kernels refuses such rows, as Dask's frames hold them.
+        X, Y = (of if of is None else np.require(of, requirements="W") for of in (X, Y))
+    return theirs.pairwise_kernels(X, Y, metric, **options)
+
+
 def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any, there: Any) -> Any:
     """Return a lazy matrix: ``function(block of X, block of Y)`` for each pair of blocks.
 
@@ -536,11 +557,10 @@ def _convert_to_row_blocks(rows: Any, name: str) -> da.Array:
     if is_dask_frame(rows):
         rows = rows.to_dask_array()
     if not isinstance(rows, da.Array):
-        rows = copy_to_host(rows)
         if sparse.issparse(rows):
             rows = da.from_array(rows.tocsr(), chunks=-1, asarray=False)
         else:
-            rows = da.from_array(np.asarray(rows), chunks=-1)
+            rows = da.from_array(rows, chunks=-1)
     if rows.ndim != 2:
         raise InvalidDataError(
             f"Expected 2D array, got {rows.ndim}D array instead: {name} has the shape "
@@ -564,7 +584,7 @@ def _apply_to_block_pair(
     same = of_itself and at == other
     if (found := _compute_on_device(there, rows, others, same)) is not None:
         return cast(found, dtype)
-    rows, others = (canonicalize_sparse(copy_to_host(of)) for of in (rows, others))
+    rows, others = map(_read_rows, (rows, others))
     # scikit-learn refuses blocks without rows, as a filter may leave them; sparse ones have no
     # length.
     if not rows.shape[0] or not others.shape[0]:

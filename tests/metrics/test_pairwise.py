@@ -80,6 +80,28 @@ def test_values_are_those_of_scikit_learn(call, make):
             assert (np.diag(np.asarray(found)) == 0).all()
 
 
+def test_missing_values_of_nullable_columns():
+    rows = np.where(X > 0.9, np.nan, X)
+    expected = truth.nan_euclidean_distances(rows, Y)
+    nullable = pd.DataFrame(rows).convert_dtypes()
+    for given in (nullable, dd.from_pandas(nullable, npartitions=2)):
+        found = pairwise.pairwise_distances(given, Y, metric="nan_euclidean")
+        np.testing.assert_allclose(np.asarray(found), expected)
+
+
+def test_rows_that_are_read_only_or_lists():
+    expected = truth.pairwise_kernels(X, Y, metric="chi2")
+    read_only = X.copy()
+    read_only.flags.writeable = False
+    for given in (read_only, frame(X), X.tolist()):
+        found = pairwise.pairwise_kernels(given, Y, metric="chi2")
+        np.testing.assert_allclose(np.asarray(found), expected)
+    bools = [[True, False], [True, True]]
+    np.testing.assert_array_equal(
+        pairwise.pairwise_distances(bools, metric="jaccard"), [[0, 0.5], [0.5, 0]]
+    )
+
+
 def test_known_chunks_stay_known():
     found = pairwise.pairwise_distances(lazy(X), lazy(Y))
     assert found.chunks == (lazy(X).chunks[0], lazy(Y).chunks[0])
