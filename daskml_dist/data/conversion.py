@@ -901,6 +901,16 @@ def _convert_series(series: Any) -> NDArray[Any]:
     return np.asarray(series.to_numpy(dtype=_get_numpy_dtype(dtype)))
 
 
+def convert_extension_column(values: Any) -> Any:
+    """Return a series of a nullable, Arrow or categorical dtype as an array; all else unchanged.
+
+    scikit-learn reads nullable integers as float64, where those above 2**53 may become equal.
+    """
+    if not is_series_like(values) or is_dask(values) or isinstance(values.dtype, np.dtype):
+        return values
+    return convert_object_values(_convert_series(values))
+
+
 def describe_columns_remedy(wrong: Mapping[Any, Any]) -> str:
     """Return what to do about columns of a dataframe that are not numeric."""
     of_kind: dict[str, list[Any]] = {}

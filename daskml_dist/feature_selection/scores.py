@@ -26,7 +26,7 @@ from sklearn.utils.sparsefuncs import mean_variance_axis
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.blocks import check_finite, make_block
 from daskml_dist.data.collection import as_collection, take_named_columns
-from daskml_dist.data.conversion import convert_foreign
+from daskml_dist.data.conversion import convert_extension_column, convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.operation_progress import report_reading
@@ -47,7 +47,7 @@ def _leave_rows_in_memory_to(theirs: Callable[..., Any]) -> Callable[[Score], Sc
     def decorate(score: Score) -> Score:
         @wraps(score)
         def compute(X: Any, y: Any, **options: Any) -> Any:
-            X, y = convert_foreign(X), convert_foreign(y)
+            X, y = convert_foreign(X), convert_extension_column(convert_foreign(y))
             if is_dask(X) or is_dask(y):
                 return score(X, y, **options)
             try:

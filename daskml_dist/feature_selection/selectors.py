@@ -23,7 +23,7 @@ from daskml_dist.data.column_statistics import (
     compute_column_ranges,
     merge_column_moments,
 )
-from daskml_dist.data.conversion import as_rows, convert_to_host
+from daskml_dist.data.conversion import as_rows, convert_extension_column, convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import PassGenerator
 from daskml_dist.data.row_checks import explain_row_errors, remember_dtypes
@@ -151,7 +151,7 @@ class _ScoreSelector(_ColumnSelector):
         if is_dask(X) or is_dask(y):
             return self._fit_lazy(X, y)
         with explain_row_errors(X):
-            super(BlockTransformer, self).fit(self._plain(X), y)
+            super(BlockTransformer, self).fit(self._plain(X), convert_extension_column(y))
         self._keep(X)
         return self
 

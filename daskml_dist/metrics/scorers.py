@@ -19,6 +19,7 @@ import sklearn.metrics
 from numpy.typing import NDArray
 from sklearn.base import is_classifier
 
+from daskml_dist.data.conversion import convert_extension_column
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
@@ -86,6 +87,7 @@ class Scorer(_SklearnScorer):
     def _score(self, method_caller: Any, estimator: Any, X: Any, y_true: Any, **kwargs: Any) -> Any:
         if not is_dask(X) and not is_dask(y_true):
             kwargs = self._make_label_arguments(self) | kwargs
+            y_true = convert_extension_column(y_true)
             try:
                 return super()._score(method_caller, estimator, X, y_true, **kwargs)
             except AttributeError:

@@ -22,7 +22,12 @@ from sklearn import model_selection
 from sklearn.utils import check_random_state
 
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
-from daskml_dist.data.conversion import check_no_missing, convert_foreign, copy_to_host
+from daskml_dist.data.conversion import (
+    check_no_missing,
+    convert_extension_column,
+    convert_foreign,
+    copy_to_host,
+)
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import count_rows
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -86,6 +91,7 @@ class DaskSplitter(NamedParameters):
         if isinstance(y, str):
             rows_of_X, y, _ = take_named_columns(X, y, None)  # X without the column of y
         if not any(map(is_dask, (X, y, groups))):
+            y, groups = convert_extension_column(y), convert_extension_column(groups)
             by = {"y": y, "groups": groups}.get(self._column or "")
             if by is not None:
                 check_no_missing(np.asarray(copy_to_host(by)), str(self._column))
@@ -408,6 +414,7 @@ def train_test_split(
     if isinstance(stratify, str) and arrays:
         _, stratify, _ = take_named_columns(arrays[0], stratify, None)
     if not any(map(is_dask, (*arrays, stratify))):
+        stratify = convert_extension_column(stratify)
         found: list[Any] = model_selection.train_test_split(
             *arrays, test_size=test_size, train_size=train_size, random_state=random_state,
             shuffle=shuffle, stratify=stratify,

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import sklearn.metrics
 from sklearn.linear_model import LogisticRegression, PoissonRegressor
@@ -78,3 +79,11 @@ def test_own_scorer() -> None:
     assert scorer(model, lazy(X), lazy(y)) == pytest.approx(expected, rel=1e-12)
     with pytest.raises(InvalidParameterError, match="response_method"):
         make_scorer(mean_pinball_loss, response_method="transform")
+
+
+def test_nullable_labels_above_the_digits_of_floats() -> None:
+    labels = BINARY + 2**60
+    model = LogisticRegression().fit(X, labels)
+    expected = model.score(X, labels)
+    assert expected < 1
+    assert get_scorer("accuracy")(model, X, pd.Series(labels, dtype="Int64")) == expected

@@ -315,6 +315,23 @@ def test_sides_smaller_than_the_number_of_labels_are_refused(sizes: Any, is_lazy
         model_selection.train_test_split(labels, stratify=labels, **sizes)
 
 
+def test_nullable_groups_above_the_digits_of_floats() -> None:
+    ids = GROUPS.astype(np.uint64) + np.uint64(2**63)
+    expected = list(truth.GroupKFold(4).split(X, groups=ids))
+    found = list(model_selection.GroupKFold(4).split(X, groups=pd.Series(ids, dtype="UInt64")))
+    for split, one in zip(found, expected, strict=True):
+        for own, theirs in zip(split, one, strict=True):
+            np.testing.assert_array_equal(own, theirs)
+
+
+@pytest.mark.parametrize("name", ["StratifiedKFold", "GroupKFold"])
+def test_labels_and_groups_of_several_types_are_named(name: str) -> None:
+    mixed = da.from_array(np.array([1, "a"], object)[GROUPS % 2], chunks=50)
+    of = "y" if name == "StratifiedKFold" else "groups"
+    with pytest.raises(InvalidDataError, match=f"{of} has labels of several types"):
+        next(getattr(model_selection, name)(2).split(da.from_array(X, chunks=50), mixed, mixed))
+
+
 @pytest.mark.parametrize("missing", [None, pd.NA, np.nan])
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("name", ["StratifiedKFold", "GroupKFold"])
