@@ -394,15 +394,22 @@ def remember_dtypes(estimator: Any, X: Any) -> None:
         estimator._feature_dtypes = None if dtype is None else [str(dtype)]
 
 
-def check_group_labels(labels: NDArray[Any], name: str, index: int | None = None) -> NDArray[Any]:
-    """Return group labels of rows; raise if some are missing or cannot be compared."""
+@contextmanager
+def explain_unsortable_labels(name: str, index: int | None = None) -> Iterator[None]:
+    """Raise an `InvalidDataError` where labels that cannot be compared are sorted."""
     try:
-        known = np.unique(labels)
+        yield
     except TypeError as error:
         raise InvalidDataError(
             f"{describe_block(index)}{name} has labels of several types, or missing ones. "
             "Convert all to strings, or all to numbers."
         ) from error
+
+
+def check_group_labels(labels: NDArray[Any], name: str, index: int | None = None) -> NDArray[Any]:
+    """Return group labels of rows; raise if some are missing or cannot be compared."""
+    with explain_unsortable_labels(name, index):
+        known = np.unique(labels)
     # NaN and NaT sort last and differ from themselves: they cannot be a group.
     if len(known) and known[-1] != known[-1]:
         raise InvalidDataError(

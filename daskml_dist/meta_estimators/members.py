@@ -40,11 +40,13 @@ from daskml_dist.data.conversion import (
     check_no_missing,
     check_unique_names,
     convert_object_values,
+    convert_to_array,
     expand_weights,
     join_blocks,
 )
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.row_checks import explain_unsortable_labels
 from daskml_dist.diagnostics.operation_progress import report_phase
 from daskml_dist.errors import (
     InvalidDataError,
@@ -100,8 +102,11 @@ def plain_labels(y: Any) -> Any:
     if hasattr(y, "iloc") and not all(isinstance(dtype, np.dtype) for dtype in dtypes):
         y = as_column(y)
         y = column_of(y, name="y") if hasattr(y, "iloc") else y
+    if isinstance(y, list | tuple):
+        y = convert_to_array(y, "y", None)
     if not isinstance(y, np.ndarray) and not is_series_like(y):
         return y
+    check_no_missing(np.asarray(y), "y")
     if y.dtype.kind == "f" and not np.isfinite(np.asarray(y)).all():
         raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
     return convert_object_values(y) if isinstance(y, np.ndarray) and y.ndim == 1 else y
@@ -297,7 +302,8 @@ def find_labels(y: Any) -> NDArray[Any]:
 def count_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the sorted labels and how many rows have each, in one pass."""
     if not is_dask(y):
-        labels, counts = np.unique(np.asarray(y), return_counts=True)
+        with explain_unsortable_labels("y"):
+            labels, counts = np.unique(np.asarray(y), return_counts=True)
         return check_class_labels(labels), counts
     # Passes read blocks of two-dimensional rows, so the targets are also passed as the rows.
     table = y.to_frame("y") if is_series_like(y) else y
@@ -314,7 +320,8 @@ def _count_block_labels(
     """Return the sorted labels of a block, and how many rows have each."""
     column = column_of(y, name="y", index=index)
     check_no_missing(column, "y", index)
-    labels, counts = np.unique(column, return_counts=True)
+    with explain_unsortable_labels("y", index):
+        labels, counts = np.unique(column, return_counts=True)
     return labels, counts
 
 

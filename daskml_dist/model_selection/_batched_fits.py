@@ -39,6 +39,7 @@ from daskml_dist.data.reduce import (
     run_computation,
     run_in_lock_step,
 )
+from daskml_dist.data.row_checks import explain_unsortable_labels
 from daskml_dist.diagnostics.operation_progress import report_phase, report_reading
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.batched_fits.gradient_steps import (
@@ -570,7 +571,8 @@ def _multiply_weights(classes: Any, factors: Any, targets: Any, given: Any) -> A
 def _find_labels(splits: Splits, collection: Collection) -> NDArray[Any]:
     """Return the sorted labels, without another pass if a splitter has counted them."""
     if collection.kind == "memory":
-        labels = np.unique(np.asarray(collection.parts[0][1]))
+        with explain_unsortable_labels("y"):
+            labels = np.unique(np.asarray(collection.parts[0][1]))
     elif splits.trained is not None and splits.trained.labels is not None:
         labels = splits.trained.labels
     else:

@@ -46,6 +46,7 @@ from daskml_dist.data.reduce import (
     count_rows,
     reduce_parts,
 )
+from daskml_dist.data.row_checks import explain_unsortable_labels
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.batched import NEITHER, TEST, TRAIN, FoldAssignment
 
@@ -662,7 +663,8 @@ def _count_block_labels(
     # NaN equals no label; among numbers it is found where they are objects.
     has_nan = column.dtype.kind == "f" and np.isnan(column).any()
     check_no_missing(column.astype(object) if has_nan else column, name, index)
-    values, first, counts = np.unique(column, return_index=True, return_counts=True)
+    with explain_unsortable_labels(name, index):
+        values, first, counts = np.unique(column, return_index=True, return_counts=True)
     order = np.argsort(first)
     return [dict(zip(values[order].tolist(), counts[order].tolist(), strict=True))]
 

@@ -47,6 +47,7 @@ from daskml_dist.data.computing import flush_releases, get_computing_client
 from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import PassGenerator, concatenate_lists, count_rows, reduce_parts
+from daskml_dist.data.row_checks import explain_unsortable_labels
 from daskml_dist.diagnostics.operation_progress import report_phase, report_reading
 from daskml_dist.errors import (
     DaskMLDistError,
@@ -241,7 +242,8 @@ class Splits:
         """Return the sorted labels of the targets, in one pass over them if they are lazy."""
         X, y, *_ = self.inputs
         if self.codes is not None:
-            return np.unique(np.asarray(y))
+            with explain_unsortable_labels("y"):
+                return np.unique(np.asarray(y))
         columns = as_collection(X, y, numeric=False, classification=True, any_shape=True)
         try:
             labels, _ = count_labels_by_block(columns, first_seen=False)
