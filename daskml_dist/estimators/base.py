@@ -537,7 +537,7 @@ def as_column(y: Any) -> Any:
     if is_dataframe_like(y) and len(y.columns) == 1:
         column_or_1d(np.empty((1, 1)), warn=True)  # called only for its warning
         return y.iloc[:, 0]  # a Series, which keeps a dtype that NumPy lacks
-    if len(getattr(y, "shape", ())) == 2:
+    if len(_columns_of(y)) == 1:
         try:
             return column_or_1d(y, warn=True)
         except ValueError as error:

@@ -14,6 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from daskml_dist.data.conversion import (
     are_device_labels,
     check_no_missing,
+    convert_missing_to_nan,
     convert_object_values,
 )
 from daskml_dist.data.lazy import is_dask
@@ -241,7 +242,7 @@ def _check_labels(y: Any) -> None:
     # Labels on a GPU are numbers, and are checked block by block.
     if are_device_labels(y):
         return
-    labels = convert_object_values(np.asarray(y))
+    labels = convert_object_values(np.asarray(convert_missing_to_nan(y)))
     if labels.ndim == 0:  # the error of a wrong shape is raised where rows are aligned
         return
     # scikit-learn sorts all labels, which may take longer than the fit; blocks are checked too.

@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 from distributed import Client
 from numpy.testing import assert_allclose
+from sklearn.exceptions import DataConversionWarning
 
+from daskml_dist.ensemble import ExtraTreesClassifier, StackingClassifier
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
 
@@ -47,3 +49,22 @@ def test_class_weights_of_absent_labels() -> None:
     assert_allclose(*found)
     with pytest.raises(InvalidParameterError, match=r"\['a', 'b'\], are not in class_weight"):
         LogisticRegression(class_weight={"c": 9.0}).fit(X0, labels)
+
+
+def test_lists_of_one_target_a_row() -> None:
+    labels, rows = Y0[:, np.newaxis].tolist(), np.column_stack([Y0, 1 - Y0])
+    with pytest.warns(DataConversionWarning):
+        forest = ExtraTreesClassifier(2, random_state=0).fit(X0, labels)
+    np.testing.assert_array_equal(
+        forest.predict(X0), ExtraTreesClassifier(2, random_state=0).fit(X0, Y0).predict(X0)
+    )
+    stack = StackingClassifier([("trees", ExtraTreesClassifier(2, random_state=0))], cv=2)
+    stack.set_params(final_estimator=ExtraTreesClassifier(2, random_state=0))
+    assert stack.fit(X0, rows.tolist()).predict(X0).shape == rows.shape
+
+
+def test_nullable_columns_of_several_labels() -> None:
+    frame = pd.DataFrame({"one": Y0, "other": 1 - Y0})
+    expected = ExtraTreesClassifier(2, random_state=0).fit(X0, frame).predict(X0)
+    found = ExtraTreesClassifier(2, random_state=0).fit(X0, frame.astype("Int64")).predict(X0)
+    np.testing.assert_array_equal(found, expected)
