@@ -322,9 +322,13 @@ class OneHotEncoder(CategoryEncoder, preprocessing.OneHotEncoder):
 
     def _sample_result(self, X: Any) -> Any:
         row = make_sample_row(X)
-        # A row of zeros stands for unknown categories, which become None.
+        # A row of zeros stands for unknown categories, which become None. Where they count as
+        # infrequent, no row is all zeros, and the result holds objects as it does with None.
+        is_zero = self.handle_unknown == "ignore" or not any(
+            few is not None for few in getattr(self, "infrequent_categories_", ())
+        )
         holds_none = self.handle_unknown != "error" and _lack_missing_value(self.categories_)
-        return row * 0 if holds_none else row
+        return row * 0 if holds_none and is_zero else row
 
     def _apply_on_device(self, X: Any, undo: bool) -> Any:
         # Only the host makes sparse results.
