@@ -13,6 +13,7 @@ import warnings
 from typing import Any, Self
 
 import numpy as np
+from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn import preprocessing
@@ -138,6 +139,13 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
             discretizer = copy.copy(self)
             discretizer._encoder = copy.copy(self._encoder)
         return super(KBinsDiscretizer, discretizer)._transformed(X, **options)
+
+    def _rows_to_transform(self, X: Any) -> Any:
+        rows = super()._rows_to_transform(X)
+        # scikit-learn writes into the array that it makes of bools, which pandas keeps read-only.
+        if is_dataframe_like(rows) and any(dtype.kind == "b" for dtype in rows.dtypes):
+            rows = rows.astype("float64")
+        return rows
 
     def _sample_result(self, X: Any) -> Any:
         row = make_sample_row(X)
