@@ -19,6 +19,7 @@ from sklearn import impute
 
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.data.column_statistics import (
+    check_no_infinity,
     compute_column_moments,
     merge_sketches,
     sketch_column,
@@ -160,6 +161,7 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
     def _summarise_numbers(self, rows: NDArray[Any]) -> tuple[list[Any], NDArray[np.bool_]]:
         """Return the summary of each column of numbers, and whether it has missing values."""
         if self.strategy == "median":
+            check_no_infinity(rows)
             sketches = sketch_columns(rows)
             return sketches, np.array([s.n_rows < len(rows) for s in sketches])
         # A column without values in this block has a count of 0, and any mean.
@@ -249,7 +251,12 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
                 if hasattr(self, "feature_names_in_")
                 else range(len(columns))
             )
-        impute.SimpleImputer.fit(self, frame if is_frame else frame.to_numpy())
+        rows = frame if is_frame else frame.to_numpy()
+        if self.strategy == "constant" and not is_frame and dtypes[0].kind in "iu":
+            rows = rows.astype(
+                dtypes[0]
+            )  # scikit-learn fills no unsigned integers with signed ones
+        impute.SimpleImputer.fit(self, rows)
         if self.strategy != "constant":
             for j, value in replaced.items():
                 self.statistics_[j] = value

@@ -322,6 +322,7 @@ class RobustScaler(BlockTransformer, preprocessing.RobustScaler):
             raise InvalidDataError(
                 "Cannot center sparse matrices: use `with_centering=False` instead."
             )
+        check_no_infinity(rows.data if sparse.issparse(rows) else rows)
         return sketch_columns(rows)
 
     def _merge(self, summaries: list[Any]) -> Any:

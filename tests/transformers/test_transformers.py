@@ -280,11 +280,21 @@ def test_an_unseen_category_names_its_block() -> None:
         lazy.compute()
 
 
-def test_a_block_that_cannot_be_read_is_named() -> None:
+@pytest.mark.parametrize(
+    "transformer",
+    [
+        preprocessing.StandardScaler(),
+        preprocessing.RobustScaler(),
+        impute.SimpleImputer(strategy="median"),
+        impute.SimpleImputer(),
+    ],
+    ids=str,
+)
+def test_a_block_that_cannot_be_read_is_named(transformer: Any) -> None:
     X = _numbers(missing=False)
     X[50, 0] = np.inf
     with pytest.raises(InvalidDataError, match=r"Block 2 of X: .*infinity"):
-        preprocessing.StandardScaler().fit(_array(X))
+        transformer.fit(_array(X))
 
 
 def test_no_rows_at_all() -> None:
