@@ -19,6 +19,7 @@ from functools import partial, wraps
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
+from scipy import sparse
 from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.pipeline import Pipeline
@@ -108,6 +109,9 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         # scikit-learn's compiled code trusts sparse matrices: repeated entries are counted as
         # values of several rows, and PolynomialFeatures writes beyond its memory.
         rows = canonicalize_sparse(convert_missing_to_nan(X))
+        if sparse.issparse(rows) and rows.format == "bsr":
+            rows = rows.tocsr()  # a copy, and BSR cannot be sliced
+            rows.eliminate_zeros()  # which fill its blocks up, and are not the user's
         return convert_sparse_bools(rows) if self._numeric else rows
 
     def _rows_to_transform(self, X: Any) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.testing import assert_allclose
 from scipy import sparse
@@ -13,6 +15,7 @@ from sklearn import impute, preprocessing
 from sklearn.pipeline import make_pipeline
 
 from daskml_dist.compose import Blockwise, ColumnTransformer
+from daskml_dist.decomposition import IncrementalPCA
 from daskml_dist.impute import SimpleImputer
 from daskml_dist.preprocessing import (
     KBinsDiscretizer,
@@ -114,6 +117,21 @@ def test_unknown_categories_are_undone_as_none(encoder: Any, dtype: Any) -> None
     ]
 
 
+def test_infrequent_categories_are_undone() -> None:
+    rows = np.array([[0, 0], [0, 1], [1, 0], [2, 1]])
+    encoder = OneHotEncoder(max_categories=2, handle_unknown="infrequent_if_exist").fit(rows)
+    found = encoder.inverse_transform(encoder.transform(_lazy(rows, 2))).compute()
+    assert found.tolist() == encoder.inverse_transform(encoder.transform(rows)).tolist()
+
+
+def test_bools_of_frames_have_bins() -> None:
+    frame = pd.DataFrame({"a": [True, False, True], "b": [1.0, 2.0, 4.0]})
+    binner = KBinsDiscretizer(2, encode="ordinal", strategy="uniform").fit(frame)
+    expected = [[1, 0], [0, 0], [1, 1]]
+    assert binner.transform(frame).tolist() == expected
+    assert binner.transform(dd.from_pandas(frame, npartitions=2)).compute().tolist() == expected
+
+
 @pytest.mark.parametrize("strategy", ["uniform", "quantile", "kmeans"])
 def test_features_narrower_than_a_bin_have_one(strategy: str) -> None:
     rows = np.c_[1e-300 * ROWS[:, 0], ROWS[:, 1]]
@@ -140,6 +158,14 @@ def test_statistic_may_equal_the_mark_of_missing_values(strategy: str, gap: int)
     imputer = SimpleImputer(**options, add_indicator=True).fit(_lazy(rows, 2))
     assert_allclose(imputer.statistics_.astype(float), whole.statistics_.astype(float))
     assert_allclose(imputer.transform(_lazy(rows, 2)).compute(), whole.transform(rows))
+
+
+def test_constant_for_unsigned_integers() -> None:
+    rows = np.array([[0, 3], [7, 255]], np.uint8)
+    imputer = SimpleImputer(strategy="constant", missing_values=7, fill_value=np.uint8(1))
+    found = imputer.fit(_lazy(rows, 1)).transform(_lazy(rows, 1)).compute()
+    assert found.dtype == np.uint8
+    assert found.tolist() == [[0, 3], [1, 255]]
 
 
 def test_constant_for_missing_texts_that_are_empty() -> None:
@@ -191,3 +217,19 @@ def test_distances_of_sparse_blocks() -> None:
     assert np.asarray(pairwise_distances_argmin(lazy, others)).tolist() == (
         dense.argmin(axis=1).tolist()
     )
+
+
+@pytest.mark.parametrize(
+    "transformer",
+    [IncrementalPCA(2), QuantileTransformer(n_quantiles=4, output_distribution="normal")],
+    ids=str,
+)
+def test_rows_of_sparse_blocks(transformer: Any) -> None:
+    rows = np.kron(np.eye(3), [[1.0, 0.0], [2.0, 3.0]])
+    expected = transformer.fit_transform(sparse.csr_array(rows))
+    found = transformer.fit_transform(sparse.bsr_array(rows, blocksize=(2, 2)))
+    assert_allclose(_dense(found), _dense(expected))
+
+
+def _dense(rows: Any) -> Any:
+    return rows.toarray() if sparse.issparse(rows) else rows
