@@ -902,13 +902,17 @@ def _convert_series(series: Any) -> NDArray[Any]:
 
 
 def convert_extension_column(values: Any) -> Any:
-    """Return a series of a nullable, Arrow or categorical dtype as an array; all else unchanged.
+    """Return a series of a nullable, Arrow or categorical dtype, or objects that are all numbers.
 
-    scikit-learn reads nullable integers as float64, where those above 2**53 may become equal.
+    As an array of NumPy; all else is unchanged. scikit-learn reads nullable integers as float64,
+    where those above 2**53 may become equal, and refuses objects that are numbers.
     """
-    if not is_series_like(values) or is_dask(values) or isinstance(values.dtype, np.dtype):
-        return values
-    return convert_object_values(_convert_series(values))
+    if is_series_like(values) and not is_dask(values):
+        # A series whose dtype is NumPy's keeps its index, unless its objects are numbers.
+        column = convert_object_values(_convert_series(values))
+        return values if column.dtype == values.dtype else column
+    is_column = isinstance(values, np.ndarray) and values.ndim == 1
+    return convert_object_values(values) if is_column else values
 
 
 def describe_columns_remedy(wrong: Mapping[Any, Any]) -> str:

@@ -39,7 +39,7 @@ from daskml_dist.data.conversion import (
     check_class_labels,
     check_no_missing,
     check_unique_names,
-    convert_object_values,
+    convert_extension_column,
     convert_to_array,
     expand_weights,
     join_blocks,
@@ -109,7 +109,7 @@ def plain_labels(y: Any) -> Any:
     check_no_missing(np.asarray(y), "y")
     if y.dtype.kind == "f" and not np.isfinite(np.asarray(y)).all():
         raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
-    return convert_object_values(y) if isinstance(y, np.ndarray) and y.ndim == 1 else y
+    return convert_extension_column(y)
 
 
 def prepare_lazy_inputs(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:

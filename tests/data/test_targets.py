@@ -13,6 +13,7 @@ from sklearn.exceptions import DataConversionWarning
 from daskml_dist.ensemble import ExtraTreesClassifier, StackingClassifier
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
+from daskml_dist.model_selection import StratifiedKFold
 
 RNG = np.random.default_rng(0)
 X0 = RNG.normal(size=(60, 3))
@@ -68,3 +69,12 @@ def test_nullable_columns_of_several_labels() -> None:
     expected = ExtraTreesClassifier(2, random_state=0).fit(X0, frame).predict(X0)
     found = ExtraTreesClassifier(2, random_state=0).fit(X0, frame.astype("Int64")).predict(X0)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_labels_that_are_numbers_among_objects() -> None:
+    labels = pd.Series(Y0, dtype=object)
+    stack = StackingClassifier([("trees", ExtraTreesClassifier(2, random_state=0))], cv=2)
+    stack.set_params(final_estimator=ExtraTreesClassifier(2, random_state=0))
+    expected = stack.fit(X0, Y0).predict(X0)
+    np.testing.assert_array_equal(stack.fit(X0, labels).predict(X0), expected)
+    assert sum(len(test) for _, test in StratifiedKFold(3).split(X0, labels)) == len(X0)
