@@ -48,7 +48,7 @@ class _ColumnSelector(BlockTransformer):
         if is_dataframe_like(rows):
             objects = [name for name, dtype in rows.dtypes.items() if dtype.kind == "O"]
             return rows.astype(dict.fromkeys(objects, np.float64)) if objects else rows
-        is_objects = hasattr(rows, "dtype") and rows.dtype.kind == "O"
+        is_objects = getattr(rows, "dtype", None) == np.dtype(object)  # tensors have other dtypes
         return rows.astype(np.float64) if is_objects else rows
 
     def _apply_on_device(self, X: Any, undo: bool) -> Any:
