@@ -14,7 +14,7 @@ import numpy as np
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
-from daskml_dist.data.conversion import load_pandas
+from daskml_dist.data.conversion import convert_foreign, load_pandas
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.signatures import suggest_arguments
@@ -48,7 +48,7 @@ def association_rules(
     ----------
     itemsets : pandas.DataFrame
         The result of :func:`frequent_itemsets`: columns ``support``, ``count`` and ``itemset``,
-        with all subsets of each set.
+        with all subsets of each set. Sets may be lists, as of a frame that was stored in a file.
     metric : str, default="confidence"
         Measure by which rules are kept; one of the measures below.
     min_threshold : float, default=0.8
@@ -113,7 +113,7 @@ def association_rules(
     """
     check_one_of("metric", metric, RULE_METRICS)
     check_number("min_threshold", min_threshold, lambda v: True, "that is finite")
-    sets = _ItemsetsByLength(itemsets)
+    sets = _ItemsetsByLength(_convert_lists_of_items(convert_foreign(itemsets)))
     # Filter the rules split by split: all rules of long sets together may not fit in memory.
     kept: list[dict[str, Array]] = []
     for rules in sets.rules():
@@ -253,6 +253,19 @@ def _make_row_keys(codes: Array) -> Array:
     # NumPy ignores trailing zero bytes, but since all keys have the same length, they stay
     # distinct.
     return ordered.view(f"S{4 * codes.shape[1]}").reshape(-1)
+
+
+def _convert_lists_of_items(frame: Any) -> Any:
+    """Return itemsets as tuples where they are lists or arrays, as read from a Parquet file."""
+    if not is_dataframe_like(frame) or is_dask_frame(frame) or "itemset" not in frame.columns:
+        return frame
+    items = [
+        tuple(one.tolist() if isinstance(one, np.ndarray) else one)
+        if isinstance(one, list | np.ndarray)
+        else one
+        for one in frame["itemset"]
+    ]
+    return frame.assign(itemset=load_pandas().Series(items, frame.index, dtype=object))
 
 
 def _check_itemsets_frame(frame: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import dask.dataframe as dd
@@ -78,6 +79,13 @@ def test_a_rule_without_exception_has_infinite_conviction(sets: pd.DataFrame) ->
     found = association_rules(sets, min_threshold=1.0)
     assert len(found)
     assert np.isinf(found["conviction"]).all()
+
+
+def test_itemsets_from_a_file(sets: pd.DataFrame, tmp_path: Path) -> None:
+    sets.to_parquet(tmp_path / "sets.parquet")
+    stored = pd.read_parquet(tmp_path / "sets.parquet")
+    for given in (stored, stored.assign(itemset=stored["itemset"].map(list))):
+        pd.testing.assert_frame_equal(association_rules(given), association_rules(sets))
 
 
 def test_more_than_256_items() -> None:
