@@ -180,6 +180,13 @@ def test_rows_on_a_gpu_stay_there() -> None:
         np.testing.assert_array_equal(found.get(), selector.transform(NUMBERS))
 
 
+def test_tensors_are_transformed() -> None:
+    torch = pytest.importorskip("torch")
+    rows = np.array([[1.0, 0.0], [2.0, 0.0]])
+    found = ours.VarianceThreshold().fit(torch.tensor(rows)).transform(torch.tensor(rows))
+    np.testing.assert_array_equal(found, rows[:, :1])
+
+
 def test_a_score_function_of_the_users_own_gets_the_collections() -> None:
     def spread(X: da.Array, y: da.Array) -> da.Array:
         assert isinstance(X, da.Array)
