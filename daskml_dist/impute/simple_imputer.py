@@ -253,9 +253,8 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
             )
         rows = frame if is_frame else frame.to_numpy()
         if self.strategy == "constant" and not is_frame and dtypes[0].kind in "iu":
-            rows = rows.astype(
-                dtypes[0]
-            )  # scikit-learn fills no unsigned integers with signed ones
+            # scikit-learn does not fill unsigned integers with signed ones.
+            rows = rows.astype(dtypes[0])
         impute.SimpleImputer.fit(self, rows)
         if self.strategy != "constant":
             for j, value in replaced.items():

@@ -111,7 +111,7 @@ def _mark_seen(parts: Sequence[Array], low: int, width: int) -> NDArray[np.bool_
 def _subtract_low(ids: Array, low: int) -> NDArray[np.int64]:
     """Return the distance of integers of a narrow range from its minimum."""
     # In their own dtype int8 would overflow, and unsigned integers have no negative minimum.
-    return ids.astype(np.int64) - low
+    return ids.astype(np.int64, copy=False) - low
 
 
 def _factorize_by_table(
