@@ -212,11 +212,16 @@ logger = logging.getLogger(__name__)
 def cache_file() -> Path | None:
     """Return the path of the cache file.
 
-    None if ``daskml_dist.planning.cache`` in Dask's config is False.
+    None if ``daskml_dist.planning.cache`` in Dask's config is False, or without a home folder.
     """
     if not configured_flag("daskml_dist.planning.cache", True):
         return None
-    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    if not (folder := os.environ.get("XDG_CACHE_HOME")):
+        # Containers may run as a user that is in no list of users, without HOME.
+        try:
+            folder = str(Path.home() / ".cache")
+        except RuntimeError:
+            return None
     return Path(folder) / "daskml_dist" / "planning.json"
 
 

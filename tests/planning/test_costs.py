@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,15 @@ def test_costs_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         save_costs("off", TRUE)
         assert load_costs("here") is None
     assert load_costs("off") is None
+
+
+def test_costs_are_measured_again_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's user may have no HOME, and be in no list of users."""
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
+    save_costs("here", TRUE)
+    assert load_costs("here") is None
 
 
 @pytest.mark.parametrize(
