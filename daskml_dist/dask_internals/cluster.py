@@ -54,6 +54,7 @@ __all__ = [
     "silence_batch_timeouts",
     "submit_tasks",
     "wait_for_actor",
+    "wait_until_connected",
     "wait_until_made",
 ]
 
@@ -66,6 +67,9 @@ _NANNY_HEAD_START = 0.2
 _LOOKS_APART, _BUSY_CPU_SECONDS = 0.2, 0.02
 #: Seconds for which a retirement is retried.
 _RETIRE_SECONDS = 5.0
+
+#: Seconds that a client may take to connect, and between two looks.
+_CONNECT_SECONDS, _CONNECT_LOOK_SECONDS = 10.0, 0.01
 
 #: States of a task that a worker has run.
 _ENDED_STATES = {"memory", "error"}
@@ -84,6 +88,17 @@ def is_killed_worker(error: BaseException | None) -> bool:
     The task need not be the cause of their death.
     """
     return isinstance(error, KilledWorker)
+
+
+def wait_until_connected(client: Any) -> None:
+    """Wait until a client that another thread is making has connected.
+
+    The tasks of a worker share one client, which the first of them makes; the others may get it
+    before it has connected.
+    """
+    end = time.monotonic() + _CONNECT_SECONDS
+    while client.status in {"newly-created", "connecting"} and time.monotonic() < end:
+        time.sleep(_CONNECT_LOOK_SECONDS)
 
 
 def list_workers(client: Any) -> dict[str, dict[str, Any]]:

@@ -387,6 +387,7 @@ def _open_engine(collection: Collection, client: Any | None, run: RunSettings) -
         from daskml_dist.training.in_process import InProcessEngine
 
         return InProcessEngine(collection)
+    from daskml_dist.dask_internals.cluster import wait_until_connected
     from daskml_dist.training.client.on_cluster import ClusterEngine
 
     if client is None and not in_task:
@@ -398,6 +399,7 @@ def _open_engine(collection: Collection, client: Any | None, run: RunSettings) -
         assert client is not None
         check_synchronous(client, "fit")
         check_not_inherited(client, "fit")
+        wait_until_connected(client)
         # On an error before `pop_all` the stack closes here, and the thread rejoins the pool.
         engine = ClusterEngine(collection, client, run.memory_budget, run.device)
         engine.close_with_engine(stack.pop_all())
@@ -416,7 +418,10 @@ def leave_task_slot() -> Iterator[Any | None]:
         return
     from distributed import worker_client
 
+    from daskml_dist.dask_internals.cluster import wait_until_connected
+
     with worker_client() as client:
+        wait_until_connected(client)
         yield client
 
 

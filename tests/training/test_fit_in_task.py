@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import queue
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -141,6 +144,29 @@ def test_concurrent_fits_inside_tasks_end(client: Client) -> None:
     assert client.gather(futures) == [True] * 4
     # Every task has released its thread.
     assert client.submit(lambda: 1, pure=False).result(timeout=200) == 1
+
+
+def test_a_fit_waits_for_a_client_that_another_task_is_making(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks of a worker share one client, which is current before it has connected."""
+    start, made, connect = Client._start, queue.Queue[Client](), threading.Event()
+
+    async def start_later(self: Client, **options: Any) -> None:
+        self.status = "connecting"
+        made.put(self)
+        while not connect.is_set():
+            await asyncio.sleep(0.01)
+        await start(self, **options)
+
+    monkeypatch.setattr(Client, "_start", start_later)
+    with ThreadPoolExecutor(2) as pool:
+        address = client.scheduler.address
+        making = pool.submit(Client, address, set_as_default=False)
+        fit = pool.submit(_sgd().fit, *_lazy(), client=made.get())
+        threading.Timer(0.2, connect.set).start()
+        assert fit.result(timeout=200).score(*_rows()) > 0.7
+        making.result().close()
 
 
 def test_streams_inside_tasks_of_all_threads_end(client: Client) -> None:
