@@ -25,6 +25,7 @@ from daskml_dist.errors import SchedulerLostError
 
 __all__ = [
     "MEMORY_LIMIT",
+    "LoopbackWorker",
     "count_actors",
     "evict_worker",
     "find_actor",
@@ -137,6 +138,16 @@ def run_before_closing(worker: Any, name: str, prepare: Callable[[], Awaitable[N
             await worker.plugin_add(_BeforeClosing(prepare), name=name)
 
     worker.loop.add_callback(add)
+
+
+class LoopbackWorker(Worker):
+    """Worker whose HTTP server only this machine can reach; by default, any host can."""
+
+    def start_http_server(
+        self, routes: Any, dashboard_address: Any, *args: Any, **options: Any
+    ) -> None:
+        start: Any = super().start_http_server
+        start(routes, "127.0.0.1:0", *args, **options)
 
 
 def count_actors(worker: Any, run_id: str) -> int:

@@ -50,6 +50,7 @@ from daskml_dist.dask_internals.interrupt_shields import (
 )
 from daskml_dist.data.collection import as_collection
 from daskml_dist.diagnostics.operation_progress import report_operation
+from daskml_dist.errors import TrainingError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.preprocessing import StandardScaler
 from daskml_dist.training.client.on_cluster import ClusterEngine
@@ -388,6 +389,27 @@ def test_clusters_of_our_own_are_silent_in_whatever_order_they_end() -> None:
     finally:
         dasks.removeHandler(handler)
     assert stream.getvalue() == "of the user\n"
+
+
+def test_a_cluster_of_our_own_is_reached_from_this_machine_only() -> None:
+    rows = as_collection(np.zeros((2, 1)), np.zeros(2))
+    with (
+        dask.config.set({"distributed.comm.require-encryption": True}),
+        ClusterEngine.on_own_cluster(rows) as engine,
+    ):
+        own: Any = engine._client.cluster
+        nodes = [own.scheduler, *own.workers.values()]
+        sockets = [s for node in nodes for s in node.http_server._sockets.values()]
+        assert {socket.getsockname()[0] for socket in sockets} == {"127.0.0.1"}
+
+
+def test_a_cluster_of_our_own_that_cannot_start_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        dask.config.set({"temporary-directory": str(tmp_path / "file")}),
+        pytest.raises(TrainingError, match="temporary-directory"),
+    ):
+        ClusterEngine.on_own_cluster(as_collection(np.zeros((2, 1)), np.zeros(2)))
 
 
 def _set_back(node: Any) -> tuple[int, int, bool]:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Security
 
 from daskml_dist.dask_internals.cluster import (
+    LoopbackWorker,
     forget_closed_nodes,
     get_address_host,
     shorten_lost_connections,
@@ -32,6 +33,7 @@ from daskml_dist.data.computing import configured_number, shield_workers
 from daskml_dist.data.feature_scales import FeatureScales
 from daskml_dist.data.keyed.collection import KeyedCollection
 from daskml_dist.data.value_blocks import LANES_PER_THREAD, ValueCollection
+from daskml_dist.errors import TrainingError
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
@@ -98,12 +100,26 @@ class ClusterEngine(Engine):
         with ExitStack() as stack:
             stack.callback(forget_closed_nodes)
             stack.enter_context(silence_dask_logs())
-            # Threads instead of processes: rows are shared, and no process has to start.
-            cluster = stack.enter_context(
-                LocalCluster(
-                    n_workers=1, processes=False, dashboard_address=":0", silence_logs=False
+            try:
+                # Threads instead of processes: rows are shared, and no process has to start. What
+                # stays in this process needs no encryption, and other hosts cannot reach it.
+                cluster = LocalCluster(
+                    n_workers=1,
+                    processes=False,
+                    protocol="inproc://",
+                    security=Security(require_encryption=False),
+                    worker_class=LoopbackWorker,
+                    dashboard_address="127.0.0.1:0",
+                    silence_logs=False,
                 )
-            )
+            except Exception as error:  # of Dask's configuration
+                raise TrainingError(
+                    "The cluster of this process, which fits Dask collections if there is no "
+                    f"Client, could not start: {error}. Check Dask's configuration (is its "
+                    "temporary-directory there, and writable?), or make a Client of another "
+                    "cluster."
+                ) from error
+            stack.enter_context(cluster)
             silence_batch_timeouts(cluster.loop)
             client = stack.enter_context(Client(cluster, set_as_default=False))
             engine = cls(collection, client, memory_budget, device)
