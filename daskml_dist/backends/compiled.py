@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar, cast
@@ -25,6 +26,8 @@ INSIDE: dict[Callable[..., Any], dict[str, Any]] = {}
 #: been stopped.
 _MAX_LOCK_SECONDS = 30.0
 _compile_lock = threading.Lock()
+
+logger = logging.getLogger("daskml_dist")
 
 
 @cache
@@ -58,8 +61,48 @@ def compiled_entry(**options: Any) -> Callable[[_F], _F]:
 
     numba then makes no C entry point, which nothing calls and which takes a tenth of the time.
     """
-    given: Any = {"nogil": True, "cache": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
-    return cast("Callable[[_F], _F]", numba.njit(**{**given, **options}))
+    given: Any = {"nogil": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+    return compiled_and_kept(**{**given, **options})
+
+
+def compiled_and_kept(**options: Any) -> Callable[[_F], _F]:
+    """Return numba's decorator, with a cache on disk unless no folder can hold it.
+
+    numba itself refuses to decorate a function without a writable folder, as in containers, and
+    ends the call that compiles it if the disk is full.
+    """
+
+    def decorate(function: _F) -> _F:
+        try:
+            made: Any = numba.njit(cache=True, **options)(function)
+        except RuntimeError as error:
+            if "cannot cache" not in str(error):
+                raise
+            _warn_of_no_cache("no folder for it is writable")
+            return cast(_F, numba.njit(**options)(function))
+        if (kept := getattr(made, "_cache", None)) is not None:  # numba may be switched off
+            kept.save_overload = partial(_save_if_possible, kept.save_overload)
+        return cast(_F, made)
+
+    return decorate
+
+
+def _save_if_possible(save: Callable[..., None], *compiled: Any) -> None:
+    """Save compiled code to the cache; warn if the disk is full."""
+    try:
+        save(*compiled)
+    except OSError as error:
+        _warn_of_no_cache(error.strerror or str(error))
+
+
+@cache
+def _warn_of_no_cache(why: str) -> None:
+    """Warn once that compiled code is not kept."""
+    logger.warning(
+        "Compiled code is not kept on disk (%s), so each process compiles it again. Set the "
+        "environment variable NUMBA_CACHE_DIR to a writable folder with space.",
+        why,
+    )
 
 
 def compiled_inside(**options: Any) -> Callable[[_F], _F]:

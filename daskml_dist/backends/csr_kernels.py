@@ -10,12 +10,11 @@ Importing this module loads numba (about half a second), so it is imported at fi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import numba
 import numpy as np
 
-from daskml_dist.backends.compiled import compiled_with
+from daskml_dist.backends.compiled import compiled_and_kept, compiled_with
 from daskml_dist.backends.elementary_functions import ROW_LOSSES
 from daskml_dist.backends.intrinsics import prefetch
 
@@ -107,8 +106,7 @@ _ROWS_AHEAD = 8
 
 def _compile_gradient(function: F) -> F:
     """Decorate a loop to be compiled at its first call, kept on disk, and run without the GIL."""
-    compiled: Any = numba.njit(nogil=True, cache=True)(function)
-    return cast("F", compiled)
+    return compiled_and_kept(nogil=True)(function)
 
 
 @_compile_gradient

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
 
 from daskml_dist.backends.compiled import compiled_entry
@@ -22,7 +21,7 @@ from daskml_dist.backends.compiled import compiled_entry
 _REORDERED = {"contract", "reassoc", "nsz"}
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
+@compiled_entry(fastmath={"contract", "nsz"})
 def descend_rows(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
     """Decrease ``w @ gram @ w / 2 - b @ w``, w >= 0, for each row w of W, by coordinate.
 
@@ -54,7 +53,7 @@ def descend_rows(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
                 break
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_REORDERED)
+@compiled_entry(fastmath=_REORDERED)
 def _floored_product(w: Any, h: Any, least: Any) -> Any:
     """Return a product of two vectors, at least `least`, since it is a divisor."""
     found = w[0] * 0
@@ -63,7 +62,7 @@ def _floored_product(w: Any, h: Any, least: Any) -> Any:
     return max(found, least)
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_REORDERED)
+@compiled_entry(fastmath=_REORDERED)
 def multiply_weights(
     indptr: Any, indices: Any, data: Any, rows: Any, H: Any, column_sums: Any, l1: Any, l2: Any,
     least: Any, W: Any, most: int, tol: float,
@@ -97,7 +96,7 @@ def multiply_weights(
                 break
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_REORDERED)
+@compiled_entry(fastmath=_REORDERED)
 def add_component_shares(
     indptr: Any, indices: Any, data: Any, rows: Any, H: Any, W: Any, own: Any, least: Any, out: Any
 ) -> None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 from typing import Any
 
 import numba
 import pytest
+from numba.core import caching
 
-from daskml_dist.backends.compiled import INSIDE, _take_turn, compiled_inside, compiled_with
+from daskml_dist.backends.compiled import (
+    INSIDE,
+    _take_turn,
+    _warn_of_no_cache,
+    compiled_entry,
+    compiled_inside,
+    compiled_with,
+)
 from daskml_dist.backends.tree_kernels import compiled_search
 from daskml_dist.backends.vector_tree_kernels import compiled_vector_search
 
@@ -40,6 +49,28 @@ def test_the_compilation_lock_needs_no_folder(tmp_path: Path) -> None:
     for folder in (None, str(tmp_path / "file" / "below")):
         with _take_turn(folder):
             pass
+
+
+def _double(x: float) -> float:
+    return 2 * x
+
+
+@pytest.mark.parametrize("why", ["no folder for it is writable", "No space left on device"])
+def test_code_is_compiled_where_it_cannot_be_kept(
+    why: str, monkeypatch: pytest.MonkeyPatch, user_log: pytest.LogCaptureFixture
+) -> None:
+    """As in containers, where numba refuses to decorate, and in home folders at their quota."""
+
+    def save(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, why)
+
+    _warn_of_no_cache.cache_clear()
+    if why.startswith("no folder"):
+        monkeypatch.setattr(caching.FunctionCache._impl_class, "_locator_classes", [])
+    monkeypatch.setattr(caching.IndexDataCacheFile, "save", save)
+    assert compiled_entry()(_double)(3) == 6
+    assert compiled_entry()(_double)(3.0) == 6
+    assert user_log.text.count(why) == user_log.text.count("NUMBA_CACHE_DIR") == 1
 
 
 @pytest.mark.parametrize("make", [compiled_search, compiled_vector_search])
