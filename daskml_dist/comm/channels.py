@@ -24,8 +24,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-import numpy as np
-
 from daskml_dist.comm.base import (
     CHECK_SECONDS,
     SILENCES_TO_BREAK,
@@ -39,6 +37,7 @@ from daskml_dist.comm.shared_memory import (
     SocketLife,
     SpinningWait,
     WakePipe,
+    copy_bytes,
     fence_memory,
     identify_machine,
 )
@@ -356,9 +355,6 @@ RING_BYTES = 1 << 22
 #: Bytes after which the other side is notified (256 KiB), so that it processes them in parallel,
 #: while they are still in a cache that both share.
 _NOTIFY_BYTES = 1 << 18
-#: Smallest copy, in bytes, that releases the GIL (32 KiB): for smaller copies, releasing and
-#: reacquiring it costs more than the copy.
-_LARGE_COPY_BYTES = 1 << 15
 # identity of the machine, process, descriptors of the memory and of both wake pipes (five int64);
 # SHA-256 digest of the token
 _OFFER = struct.Struct("<qqqqq32s")
@@ -455,9 +451,7 @@ class RingOutbox(Outbox):
     def __init__(self, control: socket.socket, wait: WaitBound | None, ring: Ring) -> None:
         super().__init__(control, wait)
         self._ring = ring
-        self._words, self._data = ring.segment.words, ring.segment.data
-        #: The same bytes as a memoryview, whose small slices are copied faster.
-        self._small = self._data.data
+        self._words, self._data = ring.segment.words, ring.segment.data.data
         # `_head` and `_tail` are this side's copies of the counters, so that shared memory is read
         # only when the ring seems full. `_posted` is the head that was last published.
         self._head = self._posted = self._tail = 0
@@ -479,18 +473,13 @@ class RingOutbox(Outbox):
 
     def _write(self, buffer: Any) -> None:
         """Copy a buffer into the ring, piece by piece as there is room."""
-        done, n = 0, len(buffer)
+        done, n, source = 0, len(buffer), memoryview(buffer)
         while done < n:
             room = self._find_room()
             at = self._head % RING_BYTES
             # A piece stops at the end of the ring; the next one starts at its beginning.
             take = min(n - done, room, RING_BYTES - at, _NOTIFY_BYTES)
-            if take < _LARGE_COPY_BYTES:
-                self._small[at : at + take] = buffer[done : done + take]
-            else:
-                # NumPy's copy of large pieces releases the GIL.
-                part = np.frombuffer(buffer, np.uint8, take, done)
-                np.copyto(self._data[at : at + take], part)
+            copy_bytes(self._data[at : at + take], source[done : done + take])
             done += take
             self._head += take
             if self._head - self._posted >= _NOTIFY_BYTES:
@@ -525,8 +514,7 @@ class RingInbox(Inbox):
     def __init__(self, control: socket.socket, wait: WaitBound | None, ring: Ring) -> None:
         super().__init__(control, wait)
         self._ring = ring
-        self._words, self._data = ring.segment.words, ring.segment.data
-        self._small = self._data.data
+        self._words, self._data = ring.segment.words, ring.segment.data.data
         # As the writer's counters; `_published_tail` is the tail that was last published.
         self._head = self._tail = self._published_tail = 0
         others = [(self._words, SocketLife(control))]
@@ -542,11 +530,7 @@ class RingInbox(Inbox):
             ready = self._count_ready()
             at = self._tail % RING_BYTES
             take = min(n - done, ready, RING_BYTES - at, _NOTIFY_BYTES)
-            if take < _LARGE_COPY_BYTES:
-                target[done : done + take] = self._small[at : at + take]
-            else:
-                part = np.frombuffer(target, np.uint8, take, done)
-                np.copyto(part, self._data[at : at + take])
+            copy_bytes(target[done : done + take], self._data[at : at + take])
             done += take
             self._tail += take
             if self._tail - self._published_tail >= _NOTIFY_BYTES:

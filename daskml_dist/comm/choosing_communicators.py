@@ -18,10 +18,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from array import array as row
+from array import array as packed_array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,15 @@ SEGMENT_BYTES = 2 * _AREA_BYTES
 _MAX_ONE_TURN_BYTES = 1 << 15
 #: Element of an area that holds messages.
 _BYTE = np.dtype(np.uint8)
+#: Words of a rank: the last turn it has written, whether it sleeps, and whether it is done.
+TURN_WORD, ASLEEP_WORD, ENDED_WORD = 0, WORDS_PER_LINE, 2 * WORDS_PER_LINE
+#: Bytes that processors exchange at a time (two cache lines, which x86 fetches together): parts
+#: that two ranks write must not share such a unit, or each write would evict it from the other's
+#: cache.
+_LINE_BYTES = 128
+#: Nanoseconds that a loop polls for the other ranks before it sleeps (1 ms): the time of a few
+#: gradients.
+_SPIN_NANOSECONDS = 1_000_000
 
 RankMemory = dict[int, tuple[SharedSegment, WakePipe]]
 
@@ -303,14 +312,16 @@ class SharedGroup(Communicator):
 
     def allgather(self, arrays: Arrays) -> list[Arrays]:
         others = [r for r in range(self.size) if r != self.rank]
-        had = self._exchange_messages([pack_array_parts(arrays)], others)
-        return [arrays if r == self.rank else unpack_arrays(had[r]) for r in range(self.size)]
+        received = self._exchange_messages([pack_array_parts(arrays)], others)
+        return [arrays if r == self.rank else unpack_arrays(received[r]) for r in range(self.size)]
 
     def alltoall(self, arrays: Arrays) -> Arrays:
         others = [r for r in range(self.size) if r != self.rank]
         messages = [[] if r == self.rank else pack_array_parts([a]) for r, a in enumerate(arrays)]
-        had = self._exchange_messages(messages, others)
-        return [arrays[r] if r == self.rank else unpack_arrays(had[r])[0] for r in range(self.size)]
+        received = self._exchange_messages(messages, others)
+        return [
+            arrays[r] if r == self.rank else unpack_arrays(received[r])[0] for r in range(self.size)
+        ]
 
     def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
         arrays = merge_in_pairs(self.rank, self.size, arrays, merge, self._send_in_tree)
@@ -320,8 +331,8 @@ class SharedGroup(Communicator):
     def _send_in_tree(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
         """Send arrays to a lower rank, or receive a higher rank's, in a turn of all ranks."""
         message = [] if to is None else pack_array_parts(arrays)
-        had = self._exchange_messages([message], [] if source is None else [source])
-        return [] if source is None else unpack_arrays(had[source])
+        received = self._exchange_messages([message], [] if source is None else [source])
+        return [] if source is None else unpack_arrays(received[source])
 
     def broadcast_bytes(self, buffers: Sequence[Any] = ()) -> NDArray[np.uint8]:
         """Return the first rank's bytes, which pass through its areas piece by piece."""
@@ -362,11 +373,11 @@ class SharedGroup(Communicator):
         slot = (_AREA_BYTES - head) // n // 64 * 64
         at = head + slot * (self.rank if n > 1 else 0)
         writers = [PieceWriter(message) for message in messages]
-        done, longest, had = 0, 1, dict[int, NDArray[np.uint8]]()
+        done, longest, received = 0, 1, dict[int, NDArray[np.uint8]]()
         while done < longest:
             areas = self._view_areas(_BYTE, _AREA_BYTES)
             own = areas[self.rank].data
-            own[: 8 * n].cast("q")[:] = memoryview(row("q", [w.length for w in writers]))
+            own[: 8 * n].cast("q")[:] = memoryview(packed_array("q", [w.length for w in writers]))
             for i, writer in enumerate(writers):
                 writer.write(own[head + i * slot : head + (i + 1) * slot])
             self._finish_turn()
@@ -374,14 +385,14 @@ class SharedGroup(Communicator):
                 lengths = [area[: 8 * n].view(np.int64) for area in areas]
                 longest = max(int(each.max()) for each in lengths)
                 position = self.rank if n > 1 else 0
-                had = {r: np.empty(int(lengths[r][position]), np.uint8) for r in sources}
-            for r, whole in had.items():
+                received = {r: np.empty(int(lengths[r][position]), np.uint8) for r in sources}
+            for r, whole in received.items():
                 piece = whole[done : done + slot]
                 piece[...] = areas[r][at : at + len(piece)]
             done += slot
         self.bytes_sent += sum(w.length for w in writers) * (self.size - 1 if n == 1 else 1)
-        self.bytes_received += sum(whole.nbytes for whole in had.values())
-        return had
+        self.bytes_received += sum(whole.nbytes for whole in received.values())
+        return received
 
     def close(self) -> None:
         """Announce that this rank is done; the memory is freed with its last user."""
@@ -391,30 +402,6 @@ class SharedGroup(Communicator):
         for _, wake_pipe in self._others:
             wake_pipe.wake()
         self._close()
-
-
-#: Words of a rank: the last turn it has written, whether it sleeps, and whether it is done.
-TURN_WORD, ASLEEP_WORD, ENDED_WORD = 0, WORDS_PER_LINE, 2 * WORDS_PER_LINE
-#: Bytes that processors exchange at a time (two cache lines, which x86 fetches together): parts
-#: that two ranks write must not share such a unit, or each write would evict it from the other's
-#: cache.
-_LINE_BYTES = 128
-#: Nanoseconds that a loop polls for the other ranks before it sleeps (1 ms): the time of a few
-#: gradients.
-_SPIN_NANOSECONDS = 1_000_000
-
-
-class _BufferGroup(Protocol):
-    """Interface of a rank group that a buffer of gradients needs."""
-
-    rank: int
-
-    @property
-    def last_turn(self) -> int: ...
-
-    def wait(self, turn: int) -> None: ...
-
-    def count_turns(self, turns: int, written: int) -> None: ...
 
 
 def _round_to_lines(size: int) -> int:
@@ -442,7 +429,7 @@ class _AreaBuffer(SharedBuffer):
 
     def __init__(
         self,
-        group: _BufferGroup,
+        group: SharedGroup,
         places: Sequence[tuple[SharedSegment, WakePipe]],
         area: int,
         lanes: list[list[int]],
@@ -609,13 +596,13 @@ class TwoLevelGroup(Communicator):
         """Exchange within the host through its memory, and with other hosts over sockets."""
         # Sockets between ranks of one host only show that both are alive.
         others = [rank for rank in self._order if rank not in self._host_ranks]
-        had = self._peers.exchange(arrays, others)
+        received = self._peers.exchange(arrays, others)
         within = [arrays[rank] for rank in self._host_ranks]
         if self._local is not None:
             within = self._local.alltoall(within)
-        had.update(zip(self._host_ranks, within, strict=True))
+        received.update(zip(self._host_ranks, within, strict=True))
         self._count_traffic()
-        return [had[rank] for rank in range(self.size)]
+        return [received[rank] for rank in range(self.size)]
 
     def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
         """Merge in the order of the hosts, and within each host in the order of its ranks."""

@@ -170,7 +170,7 @@ class DeviceCommunicator(Communicator):
         self._host, self._backend = host, backend
         self._group, self._firsts = group, firsts
         # The traffic of the setup does not count as traffic of the fit.
-        self._met = host.bytes_sent, host.bytes_received
+        self._setup_bytes = host.bytes_sent, host.bytes_received
 
     @property
     def traffic(self) -> dict[str, int]:
@@ -227,9 +227,9 @@ class DeviceCommunicator(Communicator):
         return gathered
 
     def alltoall(self, arrays: list[Any]) -> Arrays:
-        had = self._host.alltoall(self._copy_to_host(arrays))
+        received = self._host.alltoall(self._copy_to_host(arrays))
         self._count_traffic()
-        return had
+        return received
 
     def reduce(self, arrays: list[Any], merge: Merge) -> Arrays:
         merged = self._host.reduce(self._copy_to_host(arrays), merge)
@@ -249,7 +249,7 @@ class DeviceCommunicator(Communicator):
         """Add up the bytes of all transports."""
         within = 0 if self._group is None else self._group.bytes_moved
         parts = [self._host] if self._firsts is None else [self._host, self._firsts]
-        sent, received = self._met
+        sent, received = self._setup_bytes
         self.bytes_sent = within - sent + sum(part.bytes_sent for part in parts)
         self.bytes_received = within - received + sum(part.bytes_received for part in parts)
 

@@ -45,12 +45,18 @@ def pack_array_parts(arrays: list[NDArray[Any]]) -> list[Any]:
     return parts + list_array_bytes(arrays)
 
 
+def view_bytes(array: NDArray[Any]) -> memoryview:
+    """Return the bytes of an array, without a copy if it is contiguous."""
+    # A memoryview without entries cannot be cast.
+    return np.ascontiguousarray(array).data.cast("B") if array.size else memoryview(b"")
+
+
 def list_array_bytes(arrays: list[NDArray[Any]]) -> list[Any]:
     """Return the bytes of each array, padded to whole words."""
     parts: list[Any] = []
     for array in arrays:
         if array.size:
-            parts.append(np.ascontiguousarray(array).data.cast("B"))
+            parts.append(view_bytes(array))
             if odd := -array.nbytes % 8:
                 parts.append(bytes(odd))
     return parts

@@ -73,6 +73,11 @@ class ServerConnection(ABC):
     #: How messages travel: "sockets", "shared memory", or "one process".
     transport: str = "one process"
 
+    def __init__(self) -> None:
+        #: Answers that have arrived and were not taken: to lanes, and to control calls.
+        self._early: dict[int, ServerReply] = {}
+        self._answers: deque[CallPayload] = deque()
+
     @abstractmethod
     def send(self, request: ServerRequest) -> None:
         """Send a push or pull; its arrays must not change until its answer, if any, has arrived."""
@@ -111,10 +116,6 @@ class ServerConnection(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close; may be called twice."""
-
-    def __init__(self) -> None:
-        self._early: dict[int, ServerReply] = {}
-        self._answers: deque[CallPayload] = deque()
 
     def receive(self, lane: int) -> ServerReply:
         """Wait for the answer to the open request of `lane`."""
@@ -192,7 +193,6 @@ class RemoteConnection(ServerConnection):
         self.bytes_pushed = self._out.sent
 
     def _next_message(self) -> ServerReply | CallPayload:
-        # A reply that no lane waits for raises an error.
         message: Any = self._reader.read()
         self.bytes_pulled = self._in.received
         if isinstance(message, ServerReply):

@@ -371,8 +371,9 @@ class ProcessLife:
             os.close(self._descriptor)
 
 
-#: Smallest copy, in bytes, that releases the GIL.
-_LARGE_WRITE_BYTES = 1 << 15
+#: Smallest copy, in bytes, that releases the GIL (32 KiB): for smaller copies, releasing and
+#: reacquiring it costs more than the copy.
+_LARGE_COPY_BYTES = 1 << 15
 
 
 class PieceWriter:
@@ -388,15 +389,15 @@ class PieceWriter:
         while self._left and at < len(target):
             buffer = self._left.pop()
             take = min(len(buffer), len(target) - at)
-            _copy_bytes(target[at : at + take], buffer[:take])
+            copy_bytes(target[at : at + take], buffer[:take])
             if take < len(buffer):
                 self._left.append(buffer[take:])
             at += take
 
 
-def _copy_bytes(to: memoryview, source: memoryview) -> None:
+def copy_bytes(to: memoryview, source: memoryview) -> None:
     """Copy bytes between buffers of equal length."""
-    if len(to) < _LARGE_WRITE_BYTES:
+    if len(to) < _LARGE_COPY_BYTES:
         to[:] = source
-    else:  # releases the GIL
+    else:  # NumPy's copy releases the GIL
         np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(source, np.uint8))

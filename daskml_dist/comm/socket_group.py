@@ -34,7 +34,12 @@ from daskml_dist.comm.base import (
 )
 from daskml_dist.comm.channels import EagerOutbox, Inbox, close_socket, describe_lost_connection
 from daskml_dist.comm.listener import Credentials, Listener, call_peer
-from daskml_dist.comm.packing import make_malformed_error, pack_array_parts, unpack_arrays
+from daskml_dist.comm.packing import (
+    make_malformed_error,
+    pack_array_parts,
+    unpack_arrays,
+    view_bytes,
+)
 from daskml_dist.errors import CommunicationError
 
 #: Most bytes that a rank sends in total (48 KiB) for which every other rank gets the whole array:
@@ -212,13 +217,13 @@ class PeerGroup(Communicator):
         """Add a range of the array on each rank, and send the sums to every rank: two hops."""
         bounds = self.bounds(array.size)
         ranges = [array.reshape(-1)[a:b] for a, b in itertools.pairwise(bounds)]
-        sending = [self._send([r], _view_bytes(ranges[r])) for r in self._others]
+        sending = [self._send([r], view_bytes(ranges[r])) for r in self._others]
         parts = {self.rank: ranges[self.rank]}
         for r in self._others:
             parts[r] = np.empty_like(ranges[self.rank])
             self._receive(r, parts[r])
         total = self._add_in_order(parts)
-        sending.append(self._send(self._others, _view_bytes(total)))
+        sending.append(self._send(self._others, view_bytes(total)))
         # `out` may be the array itself. This is safe: another rank's sum arrives only after that
         # rank has received this rank's part.
         whole = out if out is not None and out.flags.c_contiguous else np.empty_like(array)
@@ -261,7 +266,7 @@ class PeerGroup(Communicator):
         array = np.ascontiguousarray(array)
         total = array[bounds[self.rank] : bounds[self.rank + 1]].copy()
         for to, source in self._pair_turns():
-            sending = self._send([to], _view_bytes(array[bounds[to] : bounds[to + 1]]))
+            sending = self._send([to], view_bytes(array[bounds[to] : bounds[to + 1]]))
             if total.size:
                 self._receive_and_add(source, total)
             if sending is not None:
@@ -314,20 +319,20 @@ class PeerGroup(Communicator):
         return gathered
 
     def alltoall(self, arrays: Arrays) -> Arrays:
-        had = self.exchange(arrays, self._others)
-        had[self.rank] = arrays[self.rank]
-        return [had[r] for r in range(self.size)]
+        received = self.exchange(arrays, self._others)
+        received[self.rank] = arrays[self.rank]
+        return [received[r] for r in range(self.size)]
 
     def exchange(self, arrays: Arrays, ranks: list[int]) -> dict[int, NDArray[Any]]:
         """Send some other ranks their arrays, and receive the array that each has for this one."""
-        had = {}
+        received = {}
         for to, source in self._pair_turns():
             sending = self._send([to], *_pack_frame([arrays[to]])) if to in ranks else None
             if source in ranks:
-                had[source] = _unwrap_single(self.receive(source))
+                received[source] = _unwrap_single(self.receive(source))
             if sending is not None:
                 sending.result()
-        return had
+        return received
 
     def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
         # Up the tree to rank 0, and down again with the result: 2 log2(n) rounds.
@@ -395,11 +400,6 @@ class PeerGroup(Communicator):
             inbox.close()
         self._listener.close()
         self._sender.shutdown(wait=False)
-
-
-def _view_bytes(array: NDArray[Any]) -> memoryview:
-    """Return the bytes of an array, without a copy."""
-    return array.view(np.uint8).data if array.size else memoryview(b"")
 
 
 def _prefix_length(buffers: Sequence[Any]) -> list[Any]:

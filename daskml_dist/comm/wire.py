@@ -26,6 +26,7 @@ from daskml_dist.comm.packing import (
     make_malformed_error,
     name_classes,
     split_object,
+    view_bytes,
 )
 from daskml_dist.compression import Packed
 from daskml_dist.errors import CommunicationError
@@ -65,11 +66,6 @@ class _ByteSource(Protocol):
         """Fill the buffer."""
 
 
-def _view_bytes(array: NDArray[Any]) -> memoryview:
-    """Return the bytes of an array, without a copy if it is contiguous."""
-    return np.ascontiguousarray(array).data.cast("B")
-
-
 def _count_rows(array: NDArray[Any] | None) -> int:
     """Return the number of rows for a header; `_NO_ROWS` for None."""
     return _NO_ROWS if array is None else len(array)
@@ -92,10 +88,10 @@ def encode_request(request: ServerRequest, keys: PulledKeys) -> Buffers:
     )  # fmt: skip
     arrays: list[NDArray[Any] | None] = [request.progress, values, index, wanted]
     buffers: Buffers = [header + np.array(request.lanes, dtype="<i8").tobytes()]
-    buffers += [_view_bytes(a) for a in arrays if a is not None and a.size]
+    buffers += [view_bytes(a) for a in arrays if a is not None and a.size]
     for array in () if request.packed is None else request.packed.arrays:
         buffers.append(_ARRAY.pack(array.dtype.str.encode(), len(array)))
-        buffers += [_view_bytes(array)] if array.size else []
+        buffers += [view_bytes(array)] if array.size else []
     return buffers
 
 
@@ -108,7 +104,7 @@ def encode_reply(reply: ServerReply) -> Buffers:
     )  # fmt: skip
     if reply.values is None or rows == 0:
         return [header]
-    return [header, _view_bytes(reply.values)]
+    return [header, view_bytes(reply.values)]
 
 
 def encode_call(message: CallPayload) -> Buffers:
@@ -117,7 +113,7 @@ def encode_call(message: CallPayload) -> Buffers:
     # arrays.
     tree, arrays = split_object(message, _CALL_CLASSES)
     text = json.dumps([[(a.dtype.str, a.shape) for a in arrays], tree]).encode()
-    return [_CALL.pack(CALL, len(text)) + text, *(_view_bytes(a) for a in arrays if a.size)]
+    return [_CALL.pack(CALL, len(text)) + text, *(view_bytes(a) for a in arrays if a.size)]
 
 
 class FrameReader:
