@@ -334,11 +334,11 @@ class Shard:
         start: int = 0,
         backend: Backend | None = None,
     ) -> None:
-        self.rule = rule
         self._backend = get_backend("cpu") if backend is None else backend
         self._fused = False
         self._first_row = start
         self._noise: NoiseStream | None = None
+        self.rule = rule
         self.w = state.w
         self.opt_state = state.opt_state or rule.init(state.w, start)
         self._n_outer_steps = state.n_outer_steps if state.opt_state else 0
@@ -350,11 +350,7 @@ class Shard:
         self._optimizer_since = 0
         #: Parameters towards which `rule.proximal` pulls; None if there are none.
         self.anchor: Any = None
-        stop = start + state.w.shape[0]
-        parts = [group.part_within(start, stop) for group in rule.groups]
-        #: The part of each group in this shard.
-        self._groups = [part for part in parts if part.start < part.stop or len(parts) == 1]
-        self._steps = self._bind_steps()
+        self.change_rule(rule)
         # Built-in optimizers give the same bits by array operations and compiled.
         self._has_equal_bits = all(_is_builtin_optimizer(group.optimizer) for group in self._groups)
         # Sum of the learning rates so far, and its value when the penalty of each row was last
@@ -398,13 +394,11 @@ class Shard:
         ]
 
     def change_rule(self, rule: UpdateRule) -> None:
-        """Change to a rule that differs only in penalties.
-
-        For a shard that holds all parameters.
-        """
-        stop = self.w.shape[0]
-        parts = [group.part_within(0, stop) for group in rule.groups]
+        """Change to a rule that differs only in penalties."""
         self.rule = rule
+        start, stop = self._first_row, self._first_row + self.w.shape[0]
+        parts = [group.part_within(start, stop) for group in rule.groups]
+        #: The part of each group in this shard.
         self._groups = [part for part in parts if part.start < part.stop or len(parts) == 1]
         self._steps = self._bind_steps()
 
