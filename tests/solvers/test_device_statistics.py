@@ -29,7 +29,7 @@ from daskml_dist.models.naive_bayes import RowsByClass
 from daskml_dist.solvers import Statistic, least_squares, rows
 from daskml_dist.solvers.base import known_loss
 from daskml_dist.solvers.naive_bayes import ClassCounts
-from daskml_dist.training.worker.loops.solver import question_kinds
+from daskml_dist.training.worker.loops.solver import reduce_request_classes
 from tests.cuda_emulation import EmulatedCupy
 from tests.solvers.statistic_samples import (
     CODES,
@@ -128,7 +128,7 @@ def test_each_statistic_has_samples(statistic: type[Statistic]) -> None:
 
 @pytest.mark.parametrize(("model", "statistic", "y"), CASES)
 def test_each_statistic_is_sent_as_data(model: Any, statistic: Statistic, y: Any) -> None:
-    kinds = question_kinds()
+    kinds = reduce_request_classes()
     found = unpack_object(pack_object(statistic, kinds), kinds)
     assert type(found) is type(statistic)
     # Compared recursively, since statistics may contain others.

@@ -11,7 +11,7 @@ import pytest
 
 from daskml_dist.comm.packing import pack_object, unpack_object
 from daskml_dist.solvers import Solver, Statistic
-from daskml_dist.training.worker.loops.solver import question_kinds
+from daskml_dist.training.worker.loops.solver import reduce_request_classes
 
 
 def _notebook(value: float) -> Solver:
@@ -48,12 +48,12 @@ def test_each_fit_uses_its_own_class() -> None:
     one, two = (cloudpickle.loads(cloudpickle.dumps(_notebook(value))) for value in (1.0, 2.0))
     data = {}
     for solver, value in [(one, 1.0), (two, 2.0), (one, 1.0)]:
-        kinds = question_kinds(solver)
+        kinds = reduce_request_classes(solver)
         data[value] = pack_object(solver.solve(None, None, None), kinds)
         assert _value_of(unpack_object(data[value], kinds)) == value
     assert data[1.0] == data[2.0]  # the name alone does not distinguish them
     with pytest.raises(TypeError, match="another class"):
-        pack_object(one.solve(None, None, None), question_kinds(two))
+        pack_object(one.solve(None, None, None), reduce_request_classes(two))
 
 
 def test_a_class_unpickled_twice_is_recognised() -> None:
@@ -61,6 +61,6 @@ def test_a_class_unpickled_twice_is_recognised() -> None:
     packed = cloudpickle.dumps(_notebook(3.0))
     solvers = [cloudpickle.loads(packed) for _ in range(3)]
     for solver in solvers:
-        kinds = question_kinds(solver)
+        kinds = reduce_request_classes(solver)
         sent = pack_object(solver.solve(None, None, None), kinds)
         assert _value_of(unpack_object(sent, kinds)) == 3.0

@@ -57,7 +57,7 @@ def run_solver_loop(context: Context) -> Solution | None:
     if (packed := share_furthest(context, rounds.log.held_range, rounds.log.packed)) is not None:
         rounds.log.replace_by(packed)
     if context.rank:
-        rounds.answer_questions()
+        rounds.answer_requests()
         return None
     work = context.fit.rounds
     with connect_to_ledger(context) as connection:
@@ -90,12 +90,12 @@ class _SumMaker:
         self._sums = LaneSums(context)
 
     @cached_property
-    def question_packer(self) -> RepeatedObjects:
+    def request_packer(self) -> RepeatedObjects:
         """Return the packer of statistics, made at first use: a single trainer needs none."""
         work = self._context.fit.rounds
-        return RepeatedObjects(question_kinds(work.solver, work.model))
+        return RepeatedObjects(reduce_request_classes(work.solver, work.model))
 
-    def answer_questions(self) -> None:
+    def answer_requests(self) -> None:
         """Compute the sums that the first trainer requests, until it has its solution."""
         communicator = self._context.communicator
         # An empty message ends the fit.
@@ -104,7 +104,7 @@ class _SumMaker:
             if kind == _KEEP_STATE:
                 self.log.keep(unpack_object(message[_HEADER:], {}), *numbers)
             else:
-                self.sum(self.question_packer.unpack(message[_HEADER:]), *numbers)
+                self.sum(self.request_packer.unpack(message[_HEADER:]), *numbers)
 
     def broadcast_message(self, message: Any, kind: int, *numbers: int) -> None:
         """Send a statistic to be summed, or a state to be saved, to the other trainers."""
@@ -112,7 +112,7 @@ class _SumMaker:
             # Fixed-size header, then the packed object, sent without joining them.
             header = np.array([kind, *numbers], np.int64)
             keeps = kind == _KEEP_STATE
-            parts = pack_object_parts(message, {}) if keeps else self.question_packer.pack(message)
+            parts = pack_object_parts(message, {}) if keeps else self.request_packer.pack(message)
             self._context.communicator.broadcast_bytes([header.data.cast("B"), *parts])
 
     def sum(self, statistic: Statistic, number: int, left: int) -> NDArray[np.float64]:
@@ -309,7 +309,7 @@ class _RequestedSums:
         self._context.communicator.broadcast_bytes()
 
 
-def question_kinds(*brought: Any) -> KnownClasses:
+def reduce_request_classes(*brought: Any) -> KnownClasses:
     """Return the classes of which statistics consist, by name.
 
     They are the classes of loaded modules, and those that are pickled by value with the given
