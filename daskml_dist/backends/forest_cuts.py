@@ -390,9 +390,6 @@ def _search_fenwick_tree(counts: Any, most: Any) -> tuple[Any, Any, Any]:
 #: outputs.
 KIND, BITS, LEAST_ROWS, LEAST_WEIGHT, ANYWHERE, MISSING, N_FEATURES = 0, 1, 2, 3, 4, 5, 6
 FEATURES, MAX_DEPTH, MIN_SPLIT, FIRST, OUTPUTS = 7, 8, 9, 10, 11
-#: Numbers that describe a cut: last bin on the left, first on the right (-1: only missing values),
-#: whether missing values go left.
-FOUND = 3
 
 
 @_inside
