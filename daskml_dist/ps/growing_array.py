@@ -69,11 +69,8 @@ class GrowingArray:
 
     def take_over(self, extended: NDArray[Any], n_rows: int) -> None:
         """Use the first `n_rows` rows of the extended array from now on."""
-        self._reserved_rows, self.values, self.is_mapped = (
-            extended,
-            extended[:n_rows],
-            self._file is not None,
-        )
+        self._reserved_rows, self.values = extended, extended[:n_rows]
+        self.is_mapped = self._file is not None
 
     def _map(self, size: int, folder: str | None) -> mmap.mmap:
         """Return a mapping of the file's first bytes, creating or extending the file as needed."""

@@ -227,6 +227,7 @@ class RowStore:
     """Rows of a growing table by id, with their optimizer state.
 
     Not thread-safe: the server that owns it holds a lock.
+
     Parameters
     ----------
     settings : RowStoreSettings

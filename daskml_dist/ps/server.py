@@ -522,6 +522,7 @@ class ServerState:
     """State of a server from which it can continue; makes snapshots when they are due.
 
     Not thread-safe: the server that owns it holds a lock.
+
     Parameters
     ----------
     policy : Consistency

@@ -101,9 +101,8 @@ class ClusterLanes:
 
         `position` is the stream's position after the call.
         """
-        self._steps.check_lane_share(
-            block.n_rows
-        )  # checked before any change, so that the stream can continue
+        # Checked before any change, so that the stream can continue.
+        self._steps.check_lane_share(block.n_rows)
         try:
             self._steps.learn_rows(rows, block, (weight, block.n_rows, position))
         except Exception:

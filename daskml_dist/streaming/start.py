@@ -146,9 +146,8 @@ def plan_stream(
     first centroids, from the rows instead.
     """
     settings = check_stream_settings(estimator)
-    continues = hasattr(
-        estimator, "_state"
-    )  # a fitted estimator: the stream continues from its fit
+    # A fitted estimator: the stream continues from its fit.
+    continues = hasattr(estimator, "_state")
     if continues:
         settings = estimator._settings_of_last_fit(settings)
     if estimator._classification:

@@ -154,8 +154,7 @@ class RunView:
 
 
 def _do_nothing() -> None:
-    """Do nothing; used in place of `stop` when there is no server."""
-    pass
+    """Do nothing; used in place of `stop` once the run has ended."""
 
 
 class Engine(ABC):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
+from daskml_dist.diagnostics.curves import make_curves_html
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
-from collections.abc import Sequence
-from html import escape
-
-from daskml_dist.diagnostics.curves import make_curves_html
 
 __all__ = ["EVAL_KEYS", "RECORD_KEYS", "History"]
 

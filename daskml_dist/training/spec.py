@@ -913,7 +913,7 @@ class FitSpec:
     Parameters
     ----------
     rows : RowsSpec
-    work : StepWork, RoundWork, OwnRowsWork or KeyedWork
+    work : FitWork
     run : RunSpec
     """
 

@@ -347,10 +347,8 @@ class ClusterRows:
 
     def scales(self) -> FeatureScales:
         """Return the scales of all features, merged on the workers."""
-        numbers, look = (
-            [info.index for info in self.infos],
-            self._make_lazy_tasks(compute_block_scales),
-        )
+        numbers = [info.index for info in self.infos]
+        look = self._make_lazy_tasks(compute_block_scales)
         n_parts = len(self._collection.columns or (0, 0)) - 1
         of_part = np.array_split(np.array(numbers), n_parts)
 

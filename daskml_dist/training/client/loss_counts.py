@@ -49,6 +49,7 @@ class LossCounts:
         """Count a loss; raise if the fit has made no progress for long.
 
         It raises sooner for unreadable messages, since their sender will most likely repeat them.
+
         Parameters
         ----------
         reason : str

@@ -291,10 +291,8 @@ class ClusterEngine(Engine):
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         """Run the fit."""
         assert self._placement is not None
-        early, self._early = (
-            self._early or EarlyHost(self._client),
-            None,
-        )  # only the first of several parts has an early actor
+        # Only the first of several parts has an early actor.
+        early, self._early = self._early or EarlyHost(self._client), None
         assert self._shielding is not None
         # Each of several parts is a separate run, with its own name.
         if self._visited:

@@ -237,7 +237,6 @@ class Lane:
 
         `run` gets the rows of each batch, and a function that returns a block by its number; it
         returns the sum of the losses. With step callbacks, `count` must be 1.
-        returns the sum of the losses. With step callbacks, `count` must be 1.
         """
         batches, since = self.reader.next_rows_in_turn(count), time.perf_counter()
         n_rows = sum(len(rows) for _, rows in batches)

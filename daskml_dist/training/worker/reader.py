@@ -38,6 +38,7 @@ class ReadyBlock:
 
     For sums over all rows, dense features stay on the host unconverted until a statistic needs
     more: copying a block costs more than many sums.
+
     Attributes
     ----------
     unchecked : int or None

@@ -122,6 +122,7 @@ class _PrivatePasses:
     """Entries in the records of a private fit's passes: the privacy spent, and no loss.
 
     A loss is a sum over rows without noise, so trainers do not report it.
+
     Parameters
     ----------
     fit : FitSpec

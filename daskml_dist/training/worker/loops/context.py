@@ -376,10 +376,8 @@ class Context:
     def count_moved_bytes(self) -> tuple[int, int]:
         """Return the bytes sent to, and received from, other trainers since the last call."""
         # Counters grow during the whole generation; passes report differences.
-        before, self._moved = (
-            self._moved,
-            (self.communicator.bytes_sent, self.communicator.bytes_received),
-        )
+        before = self._moved
+        self._moved = self.communicator.bytes_sent, self.communicator.bytes_received
         return self._moved[0] - before[0], self._moved[1] - before[1]
 
     def count_unreported_bytes(self) -> tuple[int, int]:

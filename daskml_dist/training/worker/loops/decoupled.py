@@ -219,12 +219,8 @@ class DecoupledLane:
         reports: OpenReports,
         lane: Lane,
     ) -> None:
-        self._context, self._placement, self._connection, self._lane = (
-            context,
-            placement,
-            connection,
-            lane,
-        )
+        self._context, self._placement = context, placement
+        self._connection, self._lane = connection, lane
         self._reports = reports
         #: Pass whose report has no answer yet, and an answer not yet processed: whether the fit
         #: ends with that pass.

@@ -155,10 +155,8 @@ class _KeyedTrainer(SolverView):
         if all(bool(found[0]) for (found,) in self._communicator.allgather([np.array([fits])])):
             halo = self._get_halo(side)
             return [], [TouchedRows(halo.fetch, [ready(rows) for rows in self._rows[side]])]
-        owners, ranges = (
-            self._get_owners(blocks[0].side.columns),
-            self._own_ranges[blocks[0].side.rows],
-        )
+        own_side = blocks[0].side
+        owners, ranges = self._get_owners(own_side.columns), self._own_ranges[own_side.rows]
         most = max((max_bytes or 0) // nbytes, 1)
         return plan_row_parts(self._communicator, owners, blocks, ranges, ready, most, piece)
 

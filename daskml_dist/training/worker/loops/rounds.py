@@ -371,6 +371,7 @@ class SumReports:
 
     A single trainer reports each sum immediately. If other trainers wait during a report, several
     sums are reported together, at most a hundred times a second.
+
     Parameters
     ----------
     context : Context

@@ -58,11 +58,8 @@ class RowByRow:
         replica = self._replica
         if replica.w.base is not self._cells:  # new arrays, as after a restored snapshot
             self._cells = replica.interleave()
-        steps, rate, rate_sum = (
-            self._get_row_steps(lane.number),
-            replica.learning_rate(),
-            replica.rate_sum,
-        )
+        steps = self._get_row_steps(lane.number)
+        rate, rate_sum = replica.learning_rate(), replica.rate_sum
         # The other threads make as many steps meanwhile.
         updates_per_row = self._n_threads / replica.rule.scheduled_steps
 

@@ -388,10 +388,8 @@ class _DampedRowSteps:
         rates = replica.rate_sum - self._rate_sum
         self._rate_sum = replica.rate_sum
         for at in row_slices(len(delta), _PIECE):
-            opt_state, before = (
-                self._opt_state(at),
-                {n: array[at] for n, array in self._before.items()},
-            )
+            opt_state = self._opt_state(at)
+            before = {name: array[at] for name, array in self._before.items()}
             contraction = optimizer.contraction(before, opt_state, rate)
             if np.ndim(contraction) and replica.rule.penalty_is_lazy:
                 sizes = optimizer.step_sizes(opt_state)
