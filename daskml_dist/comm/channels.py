@@ -344,12 +344,8 @@ def close_socket(sock: socket.socket) -> None:
 
 #: Words of a ring's header, each in its own cache line: bytes written, bytes read, and whether the
 #: reader or the writer sleeps.
-_HEAD_WORD, _TAIL_WORD, _READER_ASLEEP, _WRITER_ASLEEP = (
-    0,
-    WORDS_PER_LINE,
-    2 * WORDS_PER_LINE,
-    3 * WORDS_PER_LINE,
-)
+_HEAD_WORD, _TAIL_WORD = 0, WORDS_PER_LINE
+_READER_ASLEEP, _WRITER_ASLEEP = 2 * WORDS_PER_LINE, 3 * WORDS_PER_LINE
 #: Bytes of a ring (4 MiB): the most that can be in transit.
 RING_BYTES = 1 << 22
 #: Bytes after which the other side is notified (256 KiB), so that it processes them in parallel,

@@ -116,10 +116,8 @@ def make_classification(
     check_number("flip_y", flip_y, lambda v: 0 <= v <= 1, "of [0, 1]")
     for name, number in (("class_sep", class_sep), ("shift", shift), ("scale", scale)):
         check_number(name, number, _is_any, "that is finite")
-    n_used, n_clusters = (
-        n_informative + n_redundant + n_repeated,
-        n_classes * n_clusters_per_class,
-    )
+    n_used = n_informative + n_redundant + n_repeated
+    n_clusters = n_classes * n_clusters_per_class
     if n_used > n_features:
         raise InvalidParameterError(
             f"n_informative + n_redundant + n_repeated is {n_used}, and n_features={n_features}. "

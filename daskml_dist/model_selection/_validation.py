@@ -372,10 +372,8 @@ class Splits:
             with self.kept() as kept:
                 for e, split in jobs:
                     report_phase("fits", len(fits), len(jobs))
-                    train, test = (
-                        kept.select_side(split, TRAIN),
-                        partial(kept.select_side, split, TEST),
-                    )
+                    train = kept.select_side(split, TRAIN)
+                    test = partial(kept.select_side, split, TEST)
                     fits.append(_fit_and_score(e, train, test, scorers, **options))
         else:
             # Both sides of a split are gathered by one task, whose result all estimators share.
