@@ -59,7 +59,7 @@ from daskml_dist.data.row_checks import (
     make_unsupported_error,
 )
 from daskml_dist.data.table_frames import find_row_counts
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.errors.suggestions import suggest_nearest
 
 #: Hint for frames without columns: `dask.dataframe.read_parquet` returns such a frame, without an
@@ -372,7 +372,7 @@ def _find_feature_names(X: Any) -> NDArray[Any] | None:
     # As in scikit-learn: names are used if all are strings, and a mixture is an error.
     are_strings = [isinstance(name, str) for name in names]
     if any(are_strings) and not all(are_strings):
-        raise InvalidDataError(
+        raise InvalidTypeError(
             "Feature names are only supported if all input features have string names. Convert "
             "them: X.columns = X.columns.astype(str)."
         )

@@ -317,7 +317,7 @@ ROWS: dict[str, Mistake] = {
         "Give each its own name (X.columns =",
     ),
     "names and numbers for columns": (
-        lambda: SGDClassifier().fit(pd.DataFrame(X, columns=["a", 1, 2]), Y), DATA,
+        lambda: SGDClassifier().fit(pd.DataFrame(X, columns=["a", 1, 2]), Y), TYPE,
         "Convert them: X.columns = X.columns.astype(str)",
     ),
     "a function for rows": (

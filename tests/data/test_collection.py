@@ -17,7 +17,7 @@ from scipy import sparse
 
 from daskml_dist.data import Block, Collection, as_collection, is_dask
 from daskml_dist.data.lazy import join_column_chunks
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import InvalidDataError, InvalidTypeError
 
 X = np.arange(24.0).reshape(8, 3)
 Y = np.arange(8.0)
@@ -90,7 +90,8 @@ def test_feature_names() -> None:
         assert names.dtype == object
         assert names.tolist() == ["a", "b", "c"]
     assert as_collection(pd.DataFrame(X)).feature_names is None
-    with pytest.raises(InvalidDataError, match=r"string names.*columns\.astype\(str\)"):
+    # scikit-learn's transformers raise a TypeError.
+    with pytest.raises(InvalidTypeError, match=r"string names.*columns\.astype\(str\)"):
         as_collection(FRAME.rename(columns={"a": 0}))
 
 
