@@ -56,6 +56,11 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
     _several = False
     classes_: NDArray[Any]
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = self._multi_label
+        return tags
+
     def _check_target(self, y: Any) -> None:
         if not is_dask(y):
             _check_labels(y)

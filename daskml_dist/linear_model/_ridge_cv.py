@@ -564,11 +564,6 @@ class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
         self.device = device
         self.callbacks = callbacks
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_label = True
-        return tags
-
     def _loss(self) -> Loss:
         return SquaredError()
 

@@ -122,11 +122,6 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
         self.device = device
         self.callbacks = callbacks
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_label = True
-        return tags
-
     def _loss(self) -> Loss:
         return SquaredError()
 

@@ -11,10 +11,12 @@ import pandas as pd
 import pytest
 from sklearn import linear_model as truths
 from sklearn import model_selection as truth
+from sklearn.utils import get_tags
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.linear_model import RidgeClassifier, RidgeClassifierCV
+from daskml_dist.linear_model import LogisticRegression, RidgeClassifier, RidgeClassifierCV
 from daskml_dist.model_selection import GridSearchCV
+from daskml_dist.neural_network import MLPClassifier
 
 RNG = np.random.default_rng(0)
 N = 200
@@ -30,6 +32,12 @@ ROWS: dict[str, Any] = {
         for v in (X, y, WEIGHT)
     ),
 }
+
+
+def test_tags_tell_which_classifiers_take_several_labels() -> None:
+    kinds: list[Any] = [RidgeClassifier, RidgeClassifierCV, MLPClassifier, LogisticRegression]
+    found = [get_tags(kind()).classifier_tags.multi_label for kind in kinds]
+    assert found == [True, True, True, False]
 
 
 @pytest.mark.parametrize("n_labels", [2, 3])
