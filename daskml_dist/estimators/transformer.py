@@ -474,7 +474,10 @@ def _keep_lazy(name: str, method: Any, plain: Callable[..., Any]) -> Callable[..
         # `fit_transform` ends in `transform`, which has made the frame; some methods always do.
         if name == "fit_transform" or is_dask_frame(result):
             return result
-        return answer_lazily(self, name, X, params)
+        # scikit-learn's configuration of this thread is unknown where the tasks run.
+        fixed = copy.copy(self)
+        fixed._sklearn_output_config = {"transform": get_output_config("transform", self)["dense"]}
+        return answer_lazily(fixed, name, X, params)
 
     setattr(answer, "keeps_lazy", True)  # noqa: B010
     return answer

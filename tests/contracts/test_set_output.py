@@ -11,8 +11,10 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn
 from scipy import sparse
 
+from daskml_dist.decomposition import PCA
 from tests.contracts.small_fits import rows_of, small_estimator, small_estimators
 
 NAMES = [
@@ -115,3 +117,13 @@ def test_frames_equal_those_of_scikit_learn(name: str) -> None:
     assert list(found.columns) == list(expected.columns)
     pd.testing.assert_index_equal(found.index, expected.index)
     assert found.dtypes.tolist() == expected.dtypes.tolist()
+
+
+def test_lazy_frames_follow_the_configuration_under_which_they_were_made() -> None:
+    """The tasks run later, and in threads and processes that do not have it."""
+    rows = np.random.default_rng(0).normal(size=(60, 3))
+    lazy = da.from_array(rows, chunks=(20, 3))
+    model = PCA(2).fit(rows)
+    with sklearn.config_context(transform_output="pandas"):
+        found = model.transform(lazy)
+    np.testing.assert_allclose(found.compute(), model.transform(rows), atol=1e-12)
