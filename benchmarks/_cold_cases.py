@@ -38,7 +38,7 @@ class Case:
     Parameters
     ----------
     classes : str
-        Estimators of a pipeline, each as ``room.Class``.
+        Estimators of a pipeline, each as ``subpackage.Class``.
     asked : float or None
         Limit on the seconds of wall time on two idle cores, if there is one.
     n_rows : int or None
@@ -78,8 +78,8 @@ def _measure(case: Case) -> Figures:
     start = time.perf_counter()
     made = []
     for name in case.classes:
-        room, _, kind = name.partition(".")
-        made.append(getattr(import_module(f"daskml_dist.{room}"), kind)())
+        subpackage, _, kind = name.partition(".")
+        made.append(getattr(import_module(f"daskml_dist.{subpackage}"), kind)())
     imported = time.perf_counter() - start
     model = made[0] if len(made) == 1 else make_pipeline(*made)
     X, y = _rows(case)

@@ -25,7 +25,7 @@ _ROUNDED, _STOPPED, _DECIDED = 5e-3, 0.02, 0.05
 class Fit(NamedTuple):
     """Fit: package and class of the estimator, its parameters, rows, and tolerance."""
 
-    room: str
+    subpackage: str
     name: str
     params: dict[str, Any]
     #: Kind of X: "numbers", "counts" or "sparse"; after a space, kind of y: "two", "three",
@@ -40,7 +40,7 @@ class Fit(NamedTuple):
 
     def make(self, device: str) -> Any:
         """Return the estimator for a device."""
-        kind = getattr(importlib.import_module(f"daskml_dist.{self.room}"), self.name)
+        kind = getattr(importlib.import_module(f"daskml_dist.{self.subpackage}"), self.name)
         return kind(device=device, **self.params)
 
 

@@ -63,7 +63,7 @@ def tree_cases() -> Iterator[tuple[str, Case]]:
 # -- kernels -------------------------------------------------------------------------------------
 
 
-def _room(n: int, mode: int) -> Any:
+def _make_rows(n: int, mode: int) -> Any:
     """Return a lane's rows with random bins and packed gradients."""
     rng = np.random.default_rng(0)
     bins = np.zeros((n, -(-_D // 8) * 8), np.uint8)
@@ -75,7 +75,7 @@ def _room(n: int, mode: int) -> Any:
         "spare": np.empty(n, np.int32),
     }  # fmt: skip
     return SimpleNamespace(
-        n=n, rows=bins, columns=np.ascontiguousarray(bins[:, :_D].T), weight=None, room=np.zeros,
+        n=n, rows=bins, columns=np.ascontiguousarray(bins[:, :_D].T), weight=None,
         device_bins=None,
         y=rng.integers(0, 2, n).astype(float), salt=np.zeros(n, np.uint32), extra=extra,
     )  # fmt: skip
@@ -84,10 +84,10 @@ def _room(n: int, mode: int) -> Any:
 def _lanes(on: Device, mode: int) -> tuple[int, Any, Any]:
     """Return the number of rows, and the lane's data on the GPU and on the CPU."""
     n = _TINY if on.tiny else _MANY
-    room, shape = _room(n, mode), (_D, 256, 2 if mode == CONSTANT else 3)
-    (gpu,) = CupyTrees(on.backend).open_rows([room], shape)
-    gpu._packed[...] = on.backend.to_device(room.extra["packed"])
-    return n, gpu, HostTrees().open_rows([room], shape)[0]
+    rows, shape = _make_rows(n, mode), (_D, 256, 2 if mode == CONSTANT else 3)
+    (gpu,) = CupyTrees(on.backend).open_rows([rows], shape)
+    gpu._packed[...] = on.backend.to_device(rows.extra["packed"])
+    return n, gpu, HostTrees().open_rows([rows], shape)[0]
 
 
 def _bins(on: Device) -> Measured:

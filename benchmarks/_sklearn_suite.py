@@ -25,7 +25,7 @@ from pathlib import Path
 
 import sklearn
 
-ROOMS = (
+SUBPACKAGES = (
     "linear_model", "svm", "naive_bayes", "preprocessing", "impute", "feature_extraction",
     "feature_selection",
     "compose", "metrics", "neural_network", "cluster", "decomposition", "mixture", "ensemble",
@@ -54,8 +54,8 @@ from sklearn.conftest import pytest_configure as _configure
 
 USED, RESULTS = set(), []
 
-def _note(room):
-    module = importlib.import_module("daskml_dist." + room)
+def _note(subpackage):
+    module = importlib.import_module("daskml_dist." + subpackage)
     for name in module.__all__:
         found = getattr(module, name)
         if inspect.isclass(found):
@@ -74,8 +74,8 @@ def pytest_configure(config):
         _configure(config)
     except Exception:
         pass
-    for room in os.environ["SUITE_ROOMS"].split():
-        _note(room)
+    for subpackage in os.environ["SUITE_SUBPACKAGES"].split():
+        _note(subpackage)
 
 def pytest_collection_modifyitems(config, items):
     pass
@@ -104,9 +104,9 @@ import importlib
 class Proxy:
     """A subpackage: our names, and scikit-learn's for the rest."""
 
-    def __init__(self, room):
-        self.ours = importlib.import_module("daskml_dist." + room)
-        self.theirs = importlib.import_module("sklearn." + room)
+    def __init__(self, subpackage):
+        self.ours = importlib.import_module("daskml_dist." + subpackage)
+        self.theirs = importlib.import_module("sklearn." + subpackage)
 
     def __getattr__(self, name):
         return getattr(self.ours if name in self.ours.__all__ else self.theirs, name)
@@ -124,8 +124,8 @@ def rewritten(path: Path, root: Path, names: dict[str, str]) -> str | None:
             for alias in node.names:
                 given = alias.asname or alias.name
                 if alias.name in names:
-                    room = names[alias.name]
-                    added.append(f"from daskml_dist.{room} import {alias.name} as {given}")
+                    subpackage = names[alias.name]
+                    added.append(f"from daskml_dist.{subpackage} import {alias.name} as {given}")
                 elif node.module == "sklearn" and alias.name in names.values():
                     added.append(
                         f"from suite_proxy import Proxy as _P; {given} = _P({alias.name!r})"
@@ -140,12 +140,12 @@ def rewritten(path: Path, root: Path, names: dict[str, str]) -> str | None:
     )
 
 
-def run_module(target: Path, rooms: list[str]) -> list[list[str]] | str:
+def run_module(target: Path, subpackages: list[str]) -> list[list[str]] | str:
     """Return name, outcome and error of each test that counts, or the reason why there is none."""
     results = target.with_suffix(".json")
     paths = [str(target.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
-        **os.environ, "SUITE_OUT": str(results), "SUITE_ROOMS": " ".join(rooms),
+        **os.environ, "SUITE_OUT": str(results), "SUITE_SUBPACKAGES": " ".join(subpackages),
         "SKLEARN_TESTS_GLOBAL_RANDOM_SEED": "42", "PYTHONPATH": os.pathsep.join(paths),
     }  # fmt: skip
     command = [
@@ -173,9 +173,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=tempfile.mkdtemp(prefix="suite-"))
     given = parser.parse_args()
     names = {
-        name: room
-        for room in ROOMS
-        for name in importlib.import_module(f"daskml_dist.{room}").__all__
+        name: subpackage
+        for subpackage in SUBPACKAGES
+        for name in importlib.import_module(f"daskml_dist.{subpackage}").__all__
         if not name.isupper()
     }
     out = Path(given.out).resolve()
@@ -184,9 +184,9 @@ def main() -> None:
     (out / "suite_proxy.py").write_text(PROXY)
     root = Path(sklearn.__file__).parent
     counts = {"all": [0, 0], "trees and boosting": [0, 0], "without these": [0, 0]}
-    for room in ROOMS:
-        paths = sorted((root / room).glob("tests/test_*.py"))
-        for path in [*paths, *(root / more for more in ELSEWHERE.get(room, ()))]:
+    for subpackage in SUBPACKAGES:
+        paths = sorted((root / subpackage).glob("tests/test_*.py"))
+        for path in [*paths, *(root / more for more in ELSEWHERE.get(subpackage, ()))]:
             label = str(path.relative_to(root).with_suffix(""))
             if given.modules and label not in given.modules:
                 continue
@@ -195,7 +195,7 @@ def main() -> None:
                 continue
             target = out / f"test_{label.replace('/', '_')}.py"
             target.write_text(text)
-            found = run_module(target, list(ROOMS))
+            found = run_module(target, list(SUBPACKAGES))
             if isinstance(found, str):
                 print(f"{label:70} {found}", flush=True)
                 continue

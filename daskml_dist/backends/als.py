@@ -143,8 +143,8 @@ class LeastSquares:
         - s)**2 - s**2``, since a pair without a rating has the loss ``s**2``.
         """
         kernels, by = _load_kernels(), by.padded(rows.dtype)
-        settings, room = (self.implicit, self.alpha), np.zeros((1, by.width), rows.dtype)
-        kernels.add_row_errors(*ratings, by.factors, by.offsets, *settings, room, rows, out)
+        settings, scratch = (self.implicit, self.alpha), np.zeros((1, by.width), rows.dtype)
+        kernels.add_row_errors(*ratings, by.factors, by.offsets, *settings, scratch, rows, out)
 
     def contributions(
         self, ratings: Ratings, by: Regressors, wanted: int, width: int
@@ -197,19 +197,19 @@ class LeastSquares:
             touched, m = ratings.indices[some], some.stop - at
             offsets = by.offsets[touched] if len(by.offsets) else by.offsets
             own = Regressors(by.factors[touched], offsets.astype(np.float64), by.gram)
-            own, (room, _) = own.padded(np.float64), _make_scratch(by, np.float64)
+            own, (scratch, _) = own.padded(np.float64), _make_scratch(by, np.float64)
             kernels.add_ratings(
                 np.arange(m, dtype=np.int32), ratings.values[some].astype(np.float64), own.factors,
-                own.offsets, self.implicit, self.alpha, A, b, room, width, 0, m,
+                own.offsets, self.implicit, self.alpha, A, b, scratch, width, 0, m,
             )  # fmt: skip
 
     def solve_equations(self, system: System, n: int, out: NDArray[Any]) -> bool:
         """Solve for the factors `out` of a row of n ratings; False: the system is singular."""
         (A, b), width, kernels = system, len(out), _load_kernels()
         shift = self.reg * (1 if self.implicit else n)
-        room = np.zeros((4, max(kernels.RATINGS_PER_CHUNK, len(A))))
+        scratch = np.zeros((4, max(kernels.RATINGS_PER_CHUNK, len(A))))
         order = np.arange(len(A), dtype=np.int32)
-        if solved := kernels.solve_system(A, b, shift, *_SOLVE_LIMITS[8], room, order, width):
+        if solved := kernels.solve_system(A, b, shift, *_SOLVE_LIMITS[8], scratch, order, width):
             out[:] = b[0, :width]
         return bool(solved)
 
@@ -257,9 +257,9 @@ class LeastSquares:
             gram,
             *_SOLVE_LIMITS[np.dtype(dtype).itemsize],
         )
-        room = _make_scratch(by, dtype)
+        scratch = _make_scratch(by, dtype)
         n = kernels.solve_rows(
-            *ratings, by.factors, by.offsets, *settings, *system, *room, out, failed, at
+            *ratings, by.factors, by.offsets, *settings, *system, *scratch, out, failed, at
         )
         return failed[:n]
 
@@ -276,12 +276,12 @@ class LeastSquares:
     ) -> None:
         """Improve the factors `out` of each row by conjugate gradient steps, in place."""
         kernels, by = _load_kernels(), by.padded(out.dtype)
-        vectors, room = np.zeros((4, 1, by.width), out.dtype), _make_scratch(by, out.dtype)
+        vectors, scratch = np.zeros((4, 1, by.width), out.dtype), _make_scratch(by, out.dtype)
         gram = by.gram.astype(out.dtype, copy=False)
         settings = self.implicit, self.alpha, self.reg, gram, self.steps
         enough, (A, _) = _GRADIENT_TOLERANCES[out.itemsize], _make_system(by, out.dtype)
         kernels.conjugate_gradient_rows(
-            *ratings, by.factors, by.offsets, *settings, enough, A, vectors, *room, out
+            *ratings, by.factors, by.offsets, *settings, enough, A, vectors, *scratch, out
         )
 
 
@@ -302,5 +302,5 @@ def _make_system(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]
 
 def _make_scratch(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
     """Return scratch arrays for terms of ratings and for pivots, and the numbers 0, 1, ..."""
-    room = np.zeros((4, max(_load_kernels().RATINGS_PER_CHUNK, by.width)), dtype)
-    return room, np.arange(by.width, dtype=np.int32)
+    scratch = np.zeros((4, max(_load_kernels().RATINGS_PER_CHUNK, by.width)), dtype)
+    return scratch, np.arange(by.width, dtype=np.int32)

@@ -288,13 +288,13 @@ _inside = compiled_inside(error_model="numpy", fastmath={"contract", "reassoc", 
 @_fast
 def solve_rows(
     indptr: Any, indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float,
-    reg: float, gram: Any, least: float, most: float, A: Any, b: Any, room: Any, order: Any,
+    reg: float, gram: Any, least: float, most: float, A: Any, b: Any, scratch: Any, order: Any,
     out: Any, failed: Any, at: Any,
 ) -> int:  # fmt: skip
     """Solve the systems of the rows ``at[0]`` to ``at[1]``; return how many were nearly singular.
 
     `A` and `b` (one row) are scratch for one system, and their dtype is that of the arithmetic; `Y`
-    and `gram` have the same dtype. `room` has four rows, each of at least `RATINGS_PER_CHUNK`
+    and `gram` have the same dtype. `scratch` has four rows, each of at least `RATINGS_PER_CHUNK`
     entries and of a padded vector of factors; `order` counts from 0. Rows that `solve_system`
     rejects, by `least` and `most`, are written to `failed`.
     """
@@ -309,11 +309,11 @@ def solve_rows(
         copy_rows(A, gram)
         b[:, :] = 0
         add_ratings(
-            indices, values, Y, offsets, implicit, alpha, A, b, room, n, start, stop
+            indices, values, Y, offsets, implicit, alpha, A, b, scratch, n, start, stop
         )  # fmt: skip
         # ALS-WR (Zhou et al. 2008): explicit penalties are weighted by the number of ratings.
         shift = reg if implicit else reg * (stop - start)
-        if solve_system(A, b, shift, least, most, room, order, n):
+        if solve_system(A, b, shift, least, most, scratch, order, n):
             for j in range(n):
                 out[row, j] = b[0, j]
         else:
@@ -325,10 +325,10 @@ def solve_rows(
 @_fast
 def add_ratings(
     indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float, A: Any, b: Any,
-    room: Any, n: int, start: int, stop: int,
+    scratch: Any, n: int, start: int, stop: int,
 ) -> None:  # fmt: skip
     """Add some ratings to the upper triangle of a matrix and to its right side."""
-    weights, targets = room[0], room[1]
+    weights, targets = scratch[0], scratch[1]
     # A chunk of ratings at a time: their factors are read twice, and cached the second time.
     for first in range(start, stop, RATINGS_PER_CHUNK):
         m = min(RATINGS_PER_CHUNK, stop - first)
@@ -390,21 +390,22 @@ def _rating_terms(
 
 @_fast
 def solve_system(
-    A: Any, b: Any, shift: float, least: float, most: float, room: Any, order: Any, n: int
+    A: Any, b: Any, shift: float, least: float, most: float, scratch: Any, order: Any, n: int
 ) -> bool:  # fmt: skip
     """Solve ``(A + shift I) x = b`` by ``U' D U``, in place; return False if too inaccurate.
 
-    The upper triangle of `A` is read and becomes ``D U``, and `b` the solution. `room` and `order`
-    as in `solve_rows`. A system is rejected if a pivot is below `least` of its diagonal entry, or
-    if the inverse, scaled to a unit diagonal of `A`, has entries above `most`. The inverse is
-    estimated only if a pivot is below `_SAFE_PIVOT` of its diagonal entry and `most` is finite.
+    The upper triangle of `A` is read and becomes ``D U``, and `b` the solution. `scratch` and
+    `order` are as in `solve_rows`. A system is rejected if a pivot is below `least` of its diagonal
+    entry, or if the inverse, scaled to a unit diagonal of `A`, has entries above `most`. The
+    inverse is estimated only if a pivot is below `_SAFE_PIVOT` of its diagonal entry and `most` is
+    finite.
     """
     width, number = A.shape[1], A.dtype.type
     # Row updates start at the vector with the diagonal entry: products are summed in whole vectors
     # from there, and skipped before it.
     lanes = _vector_entries(A)
     # Negative inverse pivots, and the diagonal.
-    inverse, diagonal = room[0], room[2]
+    inverse, diagonal = scratch[0], scratch[2]
     smallest = number(1)
     for j in range(n):
         # The penalty.
@@ -422,9 +423,9 @@ def solve_system(
             inverse[j] = number(-1) / A[j, j]
             for i in range(j + 1, bottom):
                 add_scaled_row(A, i, A, j, A[j, i] * inverse[j], i - i % lanes, width)
-    if smallest < _SAFE_PIVOT and most < np.inf and _estimate_inverse_size(A, room, n) > most:
+    if smallest < _SAFE_PIVOT and most < np.inf and _estimate_inverse_size(A, scratch, n) > most:
         return False
-    right = room[1]
+    right = scratch[1]
     for j in range(n):
         # Forward substitution with U', then back substitution with D U.
         right[j] = b[0, j]
@@ -444,7 +445,7 @@ def _substitute_back(A: Any, inverse: Any, right: Any, out: Any, n: int) -> None
 
 
 @_inside
-def _estimate_inverse_size(A: Any, room: Any, n: int) -> float:
+def _estimate_inverse_size(A: Any, scratch: Any, n: int) -> float:
     """Estimate the largest entry of a factored matrix's inverse, scaled to a unit diagonal.
 
     LINPACK's estimate (Cline, Moler, Stewart and Wilkinson, 1979): the right side has entries of 1
@@ -452,7 +453,7 @@ def _estimate_inverse_size(A: Any, room: Any, n: int) -> float:
     of its diagonal entry, a solution in float32 had a relative error of 1 in 200.
     """
     width, lanes = A.shape[1], _vector_entries(A)
-    inverse, right, diagonal, x = room[0], room[1], room[2], room[3:4]
+    inverse, right, diagonal, x = scratch[0], scratch[1], scratch[2], scratch[3:4]
     x[0, :width] = 0
     for j in range(n):
         right[j] = x[0, j] + math.copysign(math.sqrt(diagonal[j]), x[0, j])
@@ -467,8 +468,8 @@ def _estimate_inverse_size(A: Any, room: Any, n: int) -> float:
 @_fast
 def conjugate_gradient_rows(
     indptr: Any, indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float,
-    reg: float, gram: Any, steps: int, enough: float, A: Any, vectors: Any, room: Any, order: Any,
-    out: Any,
+    reg: float, gram: Any, steps: int, enough: float, A: Any, vectors: Any, scratch: Any,
+    order: Any, out: Any,
 ) -> None:  # fmt: skip
     """Take some steps of conjugate gradients for each row, in place.
 
@@ -494,27 +495,27 @@ def conjugate_gradient_rows(
             copy_rows(A, gram)
             r[:, :] = 0
             add_ratings(
-                indices, values, Y, offsets, implicit, alpha, A, r, room, n, start, stop
+                indices, values, Y, offsets, implicit, alpha, A, r, scratch, n, start, stop
             )  # fmt: skip
             _mirror_triangle(A, n)
             shared, made, last = A, True, start
         else:
             r[:, :] = 0
-        _add_shared_product(shared, made, shift, -1.0, x, r, room, order)
+        _add_shared_product(shared, made, shift, -1.0, x, r, scratch, order)
         _add_rating_products(
-            indices, values, Y, offsets, implicit, alpha, True, -1.0, x, r, room, start, last
+            indices, values, Y, offsets, implicit, alpha, True, -1.0, x, r, scratch, start, last
         )  # fmt: skip
         copy_rows(p, r)
         # Squared norm of the residual b - A x.
         square = dot_vectors(r, none, r, none, none, width)
-        end = square * room.dtype.type(enough)
+        end = square * scratch.dtype.type(enough)
         for _ in range(steps):
             if not square > end:
                 break
             q[:, :] = 0
-            _add_shared_product(shared, made, shift, 1.0, p, q, room, order)
+            _add_shared_product(shared, made, shift, 1.0, p, q, scratch, order)
             _add_rating_products(
-                indices, values, Y, offsets, implicit, alpha, False, 1.0, p, q, room, start, last
+                indices, values, Y, offsets, implicit, alpha, False, 1.0, p, q, scratch, start, last
             )  # fmt: skip
             curve, before = dot_vectors(p, none, q, none, none, width), square
             if not curve > 0:
@@ -541,10 +542,10 @@ def _mirror_triangle(A: Any, n: int) -> None:
 
 @_inside
 def _add_shared_product(
-    gram: Any, made: bool, shift: float, sign: float, x: Any, out: Any, room: Any, order: Any
+    gram: Any, made: bool, shift: float, sign: float, x: Any, out: Any, scratch: Any, order: Any
 ) -> None:
     """Add ``sign * (gram + shift I) x`` to `out`; only the shift's part if not `made`."""
-    width, signed, scales = x.shape[1], x.dtype.type(sign), room[0]
+    width, signed, scales = x.shape[1], x.dtype.type(sign), scratch[0]
     scale = signed * x.dtype.type(shift)
     for j in range(width):
         out[0, j] += scale * x[0, j]
@@ -557,10 +558,10 @@ def _add_shared_product(
 @_inside
 def _add_rating_products(
     indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float, aimed: bool,
-    sign: float, x: Any, out: Any, room: Any, start: int, stop: int,
+    sign: float, x: Any, out: Any, scratch: Any, start: int, stop: int,
 ) -> None:  # fmt: skip
     """Add ``sign w (y x) y`` for some ratings, and ``t y`` if `aimed`."""
-    width, signed, scales = x.shape[1], x.dtype.type(sign), room[0]
+    width, signed, scales = x.shape[1], x.dtype.type(sign), scratch[0]
     for first in range(start, stop, RATINGS_PER_CHUNK):
         m = min(RATINGS_PER_CHUNK, stop - first)
         rows = indices[first : first + m]

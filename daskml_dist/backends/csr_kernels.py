@@ -248,10 +248,10 @@ def find_new_columns(indptr: Any, indices: Any, data: Any, rows: Any, seen: Any)
     The entries are prefetched as well: the caller reads them next.
     """
     # Bounded by the number of entries and of columns.
-    room, n_rows = 0, len(rows)
+    capacity, n_rows = 0, len(rows)
     for i in range(n_rows):
-        room += indptr[rows[i] + 1] - indptr[rows[i]]
-    found = np.empty(min(room, len(seen)), dtype=np.int64)
+        capacity += indptr[rows[i] + 1] - indptr[rows[i]]
+    found = np.empty(min(capacity, len(seen)), dtype=np.int64)
     columns, entries = indices.ctypes.data, data.ctypes.data
     n = 0
     for i in range(n_rows):

@@ -57,7 +57,7 @@ def _add_block_gradient(
         Has the dtype of indptr and indices.
     rows : int64 (n_rows,)
     w : (n_parameters,) floats
-    index, values : int32 and floats (room,)
+    index, values : int32 and floats (capacity,)
         Columns of the gradient and its entries.
     n : int64
         Number of these that are used; the next entry is 0.
@@ -330,7 +330,7 @@ def _sum_lane_gradients(
 
 def _take_csr_team_steps(
     progress: Any, blocks: Any, parts: Any, batches: Any, state: Any, row_rate_sums: Any,
-    no_rate_sums: Any, penalty: Any, model: Any, room: Any, first: Any, meeting: Any,
+    no_rate_sums: Any, penalty: Any, model: Any, scratch: Any, first: Any, meeting: Any,
 ) -> bool:  # fmt: skip
     """Take steps; return False if others are not ready, and the loop must be entered again.
 
@@ -350,10 +350,10 @@ def _take_csr_team_steps(
         As in `host_update.update_at`; both empty if no penalty is pending.
     model : tuple
         parameters of the loss, n_features, and an empty array with the dtype of column indices.
-    room : tuple
+    scratch : tuple
         order, int64 (n_lanes, 2): rank of each lane, and its position there. rank: the own rank.
         most, head: maximum entries in a place, and the bytes before them. sizes, int64 (n_ranks,
-        n): sizes of each rank's gradients. index, values, int32 and floats (n_ranks, room): their
+        n): sizes of each rank's gradients. index, values, int32 and floats (n_ranks, size): their
         columns and sums. place, int32 (n_parameters,): position of a column among entries; -1
         between uses. union, total, int32 (n,) and floats (n, 1): columns and sums of the whole
         gradient.
@@ -361,7 +361,7 @@ def _take_csr_team_steps(
     counts, losses, busy, rows, rates, rate_sum, longest, numbers = batches
     n_penalised, l1, l2 = penalty
     parameters, n_features, like = model
-    order, rank, most, head, sizes, index, values, place, union, total = room
+    order, rank, most, head, sizes, index, values, place, union, total = scratch
     own, own_at, all_at, others, patience, yields = meeting
     w = state[0]
     number = w.dtype.type
@@ -456,13 +456,13 @@ class CSRTeam(TeamSteps):
         head = -(-8 * widest // _COHERENCE_BYTES) * _COHERENCE_BYTES
         most = max((board.size - head) // (_COLUMN_BYTES + step.w.itemsize), 1)
         # As long as all parameters, though batches use few: untouched pages are not committed.
-        room = len(lanes), widest * n + 1
+        shape = len(lanes), widest * n + 1
         union = min(len(order) * n, n)
         penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
         model = gather.parameters, gather.n_features, _unify_index_dtype(some)
         scratch = (
             order, board.rank, most, head, np.zeros((len(lanes), widest), np.int64),
-            np.empty(room, np.int32), np.empty(room, step.w.dtype), np.full(n, -1, np.int32),
+            np.empty(shape, np.int32), np.empty(shape, step.w.dtype), np.full(n, -1, np.int32),
             np.empty(union, np.int32), np.empty((union, 1), step.w.dtype),
         )  # fmt: skip
         self._l2 = step.l2

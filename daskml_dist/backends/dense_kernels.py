@@ -168,7 +168,7 @@ def _copy_padded(to: Any, numbers: Any, n: Any, n_whole: Any, of: Any) -> None:
 
 
 def _add_log_loss_gradient(
-    X: Any, y: Any, weight: Any, w: Any, out: Any, scaled: Any, room: Any, in_place: Any,
+    X: Any, y: Any, weight: Any, w: Any, out: Any, scaled: Any, scratch: Any, in_place: Any,
     n_bytes: Any,
 ) -> Any:  # fmt: skip
     """Add the gradient of the summed log loss to `out`.
@@ -184,7 +184,7 @@ def _add_log_loss_gradient(
         Receives the rows, each followed by a 1, times the square root of their weight and
         curvature: the Hessian is the product of these rows. numba compiles this part only if it is
         not None.
-    room : ndarray of the dtype of X
+    scratch : ndarray of the dtype of X
         Scratch memory, of the length that `compile_kernel` computes.
     in_place : int
         Rows (in whole groups) whose vectors may be read in place. The following rows are read from
@@ -196,9 +196,9 @@ def _add_log_loss_gradient(
     of, item = w.dtype, w.itemsize
     size = n_features * item
     n_rest = (n - in_place + _ROWS_PER_GROUP - 1) // _ROWS_PER_GROUP * _ROWS_PER_GROUP
-    # Addresses of scratch arrays and copies in `room`. Vectors begin at cache lines. Addresses are
+    # Addresses of arrays and copies in `scratch`. Vectors begin at cache lines. Addresses are
     # signed: numba turns the sum of a signed and an unsigned integer into a float.
-    raw = (np.int64(room.ctypes.data) + VECTOR_BYTES - 1) // VECTOR_BYTES * VECTOR_BYTES
+    raw = (np.int64(scratch.ctypes.data) + VECTOR_BYTES - 1) // VECTOR_BYTES * VECTOR_BYTES
     values = raw + _MAX_ROWS_PER_SUM * item
     roots = values + _MAX_ROWS_PER_SUM * item
     part = roots + _ROWS_PER_GROUP * item
@@ -288,18 +288,18 @@ def compile_kernel(
     numbers: np.dtype[Any] = np.dtype(dtype)
     scalar = numba.from_dtype(numbers)
     matrix = types.Array(scalar, 2, "C", readonly=True, aligned=False)
-    row, room = types.Array(scalar, 1, "C", readonly=True), types.Array(scalar, 1, "C")
+    row, scratch = types.Array(scalar, 1, "C", readonly=True), types.Array(scalar, 1, "C")
     scaled = types.Array(scalar, 2, "C") if curved else types.none
     sums = types.Array(types.float64, 1, "C")
     signature = types.UniTuple(types.float64, 2)(
-        matrix, row, row, row, sums, scaled, room, types.int64, types.int64
+        matrix, row, row, row, sums, scaled, scratch, types.int64, types.int64
     )
     run = compiled_in_turn(KERNELS[loss], signature)
 
     def add(X: Any, y: Any, weight: Any, w: Any, out: Any, scaled: Any = None) -> Any:
-        in_place, n_bytes, n_room = _plan_scratch(*X.shape, len(w), numbers.itemsize)
-        room = np.empty(n_room, numbers)
-        found: tuple[float, float] = run(X, y, weight, w, out, scaled, room, in_place, n_bytes)
+        in_place, n_bytes, n_scratch = _plan_scratch(*X.shape, len(w), numbers.itemsize)
+        scratch = np.empty(n_scratch, numbers)
+        found: tuple[float, float] = run(X, y, weight, w, out, scaled, scratch, in_place, n_bytes)
         return found
 
     return add

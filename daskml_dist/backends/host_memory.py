@@ -41,9 +41,9 @@ def allocate_aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Return an uninitialised array that begins at a cache line."""
     size, n = np.dtype(dtype).itemsize, math.prod(shape)
     # NumPy aligns to 16 or 64 bytes: allocate one more line, and move the start.
-    room = np.empty(n + CACHE_LINE_BYTES // size, dtype)
-    skipped = -room.ctypes.data % CACHE_LINE_BYTES // size
-    return room[skipped : skipped + n].reshape(shape)
+    buffer = np.empty(n + CACHE_LINE_BYTES // size, dtype)
+    skipped = -buffer.ctypes.data % CACHE_LINE_BYTES // size
+    return buffer[skipped : skipped + n].reshape(shape)
 
 
 #: Numbers of the parameters M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's ``mallopt``.

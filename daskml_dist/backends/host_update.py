@@ -136,9 +136,9 @@ def merge_gradients(
         Sorted and unique.
     values, more : ndarray of shape (n, width), (m, width)
     """
-    room = len(index) + len(other)
-    both = np.empty(room, np.int64)
-    total = np.empty((room, values.shape[1]), values.dtype)
+    n_both = len(index) + len(other)
+    both = np.empty(n_both, np.int64)
+    total = np.empty((n_both, values.shape[1]), values.dtype)
     n = compiled_with(_merge_sorted_rows, exact=True)(index, values, other, more, both, total)
     return both[:n], total[:n]
 

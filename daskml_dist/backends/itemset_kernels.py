@@ -244,13 +244,13 @@ def join_frequent_sets(sets: Any, most: int) -> Any:
     """Return the candidates of the next length whose subsets are all frequent (Apriori's join)."""
     n, k = sets.shape
     # Pairs of sets with a common prefix bound the number of candidates.
-    room = 0
+    capacity = 0
     start = 0
     while start < n:
         stop = _end_of_prefix(sets, start)
-        room += (stop - start) * (stop - start - 1) // 2
+        capacity += (stop - start) * (stop - start - 1) // 2
         start = stop
-    last = np.empty(min(room, most + 1), np.int32)
+    last = np.empty(min(capacity, most + 1), np.int32)
     of, bounds = np.empty(n, np.int64), np.empty(n + 1, np.int64)
     at, ends = np.empty(k - 1, np.int64), np.empty(k - 1, np.int64)
     n_prefixes = found = 0

@@ -39,14 +39,14 @@ def add_expected(
         max(_CACHED_BYTES // (2 * X.itemsize * k * d), _MIN_TILE_ROWS), _MAX_TILE_ROWS, len(X)
     )
     numbers, shares = np.empty((2, k * most * d), X.dtype), np.empty(k * most, X.dtype)
-    room, product = np.empty((most, d), X.dtype), np.empty((k, d, d), X.dtype)
+    gathered, product = np.empty((most, d), X.dtype), np.empty((k, d, d), X.dtype)
     for at in row_slices(len(X), most):
         n = at.stop - at.start
         # Arrays received over a network may be unaligned.
-        room[:n] = X[at]
+        gathered[:n] = X[at]
         near, scaled = (one[: k * n * d].reshape(k, n, d) for one in numbers)
         of_row = shares[: k * n].reshape(k, n)
-        _shift_to_means(room[:n], shift, means, near)
+        _shift_to_means(gathered[:n], shift, means, near)
         # Rows times the Cholesky factor of each precision matrix: squared norms are Mahalanobis
         # distances.
         np.matmul(near, factors, out=scaled)

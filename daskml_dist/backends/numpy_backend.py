@@ -199,9 +199,9 @@ class NumpyBackend(Backend):
         rows = self.rows(X, at)
         if not isinstance(rows, np.ndarray) or rows.flags.aligned:
             return rows
-        room = self._scratch.empty("tile", rows.shape, rows.dtype)
-        room[...] = rows
-        return room
+        buffer = self._scratch.empty("tile", rows.shape, rows.dtype)
+        buffer[...] = rows
+        return buffer
 
     def columns(self, pieces: list[CSRRows]) -> NDArray[np.int64]:
         """Return the sorted unique columns of the pieces, and renumber the pieces to them."""
@@ -247,8 +247,8 @@ class NumpyBackend(Backend):
     def matmul(self, a: NDArray[Any], b: NDArray[Any], use: str | None) -> NDArray[Any]:
         """Return ``a @ b``, in the same memory for each product of a `use`."""
         shape = a.shape[0], b.shape[1]
-        room = np.empty(shape, b.dtype) if use is None else self._scratch.empty(use, shape, b.dtype)
-        return np.matmul(a, b, out=room)
+        out = np.empty(shape, b.dtype) if use is None else self._scratch.empty(use, shape, b.dtype)
+        return np.matmul(a, b, out=out)
 
     def add_fused(
         self,

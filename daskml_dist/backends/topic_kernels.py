@@ -64,7 +64,7 @@ def write_log_expectations(rows: Any, out: Any) -> None:
 
 
 @_inside_fast
-def _write_exp_expectation(gamma: Any, room: Any, out: Any) -> None:
+def _write_exp_expectation(gamma: Any, scratch: Any, out: Any) -> None:
     """Write exp(E[log p]) without logarithms, since exp(digamma(x)) is about x."""
     total = 0.0
     for c in range(len(gamma)):
@@ -84,9 +84,9 @@ def _write_exp_expectation(gamma: Any, room: Any, out: Any) -> None:
         # digamma(x) = log(x) + this remainder, so exp of it is x * exp(remainder): one logarithm
         # less.
         out[c] = -0.5 * r - series - above / below
-        room[c] = x * whole
+        scratch[c] = x * whole
     for c in range(len(out)):
-        out[c] = room[c] * math.exp(out[c])
+        out[c] = scratch[c] * math.exp(out[c])
 
 
 @_inside_fast

@@ -149,7 +149,7 @@ def _write_ways(rows: Any, i: Any, k: Any, nodes: Any, out: Any, at: Any) -> Non
 @_exact
 def add_path_values(
     rows: Any, trees: Any, starts: Any, roots: Any, n_outputs: int, nodes: Any, edges: Any,
-    depth: Any, deepest: int, tables: Any, weights: Any, value: Any, room: Any, out: Any,
+    depth: Any, deepest: int, tables: Any, weights: Any, value: Any, scratch: Any, out: Any,
 ) -> None:  # fmt: skip
     """Add the path-dependent values of some trees to the contributions of rows.
 
@@ -182,7 +182,7 @@ def add_path_values(
     weights : ndarray of float64 of shape (n_points,)
         Weights of the quadrature.
     value : ndarray of float64 of shape (n_nodes, n_values)
-    room : ndarray of float64 of shape ((deepest + 1) * (3 + n_points * (1 + n_values)), width)
+    scratch : ndarray of float64 of shape ((deepest + 1) * (3 + n_points * (1 + n_values)), width)
         Scratch, aligned to a cache line.
     out : ndarray of float64 of shape (n_groups, n_features, n_outputs or n_values, width)
     """
@@ -198,7 +198,7 @@ def add_path_values(
     line = 8 * width
     node_bytes, sum_bytes = n_points * line, n_values * n_points * line
     level = (deepest + 1) * line
-    ways_at = np.int64(room.ctypes.data)
+    ways_at = np.int64(scratch.ctypes.data)
     held_at, kept_at, products_at = ways_at + level, ways_at + 2 * level, ways_at + 3 * level
     sums_at, out_at = products_at + n_points * level, np.int64(out.ctypes.data)
     zero, one = zero_vector(dtype), broadcast_number(dtype.type(1))
@@ -218,7 +218,7 @@ def add_path_values(
                 is_left, has_last = left[above] == k, last[k] >= 0
                 # Down: the state of the rows at the edge, and their products.
                 if is_left:
-                    _write_ways(rows, i, above, nodes, room, d)
+                    _write_ways(rows, i, above, nodes, scratch, d)
                 edge = tables_at + (k - root) * n_points * _EDGE_BYTES
                 for g in range(d * line, (d + 1) * line, VECTOR_BYTES):
                     way = load_vector(ways_at + g, dtype)

@@ -50,7 +50,7 @@ def _slopes(
 ) -> None: ...
 def _shares(n: Any, rows: Any, raw: Any, grad: Any) -> None: ...
 def _gradient(
-    blocks: Any, parts: Any, p: Any, w: Any, grad: Any, losses: Any, room: Any, stops: Any,
+    blocks: Any, parts: Any, p: Any, w: Any, grad: Any, losses: Any, scratch: Any, stops: Any,
     parameters: Any, d: Any,
 ) -> Any: ...  # fmt: skip
 def _update(
@@ -190,11 +190,11 @@ def _write_gradient(n: Any, rows: Any, raw: Any, grad: Any) -> None:
 
 
 def _set_gradients(
-    blocks: Any, parts: Any, p: Any, w: Any, grad: Any, losses: Any, room: Any, stops: Any,
+    blocks: Any, parts: Any, p: Any, w: Any, grad: Any, losses: Any, scratch: Any, stops: Any,
     parameters: Any, d: Any,
 ) -> Any:  # fmt: skip
     """Set the gradients and losses of a batch; return the position of the next batch."""
-    rows, y, mask, raw = room
+    rows, y, mask, raw = scratch
     n, p = _take(blocks, parts, p, rows, y, mask, d)
     _products(n, rows, w, raw)
     for j in range(len(losses)):
@@ -238,7 +238,7 @@ def _update_columns(
 
 def _take_steps(
     blocks: Any, parts: Any, counts: Any, rates: Any, numbers: Any, l1: Any, l2: Any, state: Any,
-    w: Any, grad: Any, losses: Any, totals: Any, room: Any, stops: Any, parameters: Any, d: Any,
+    w: Any, grad: Any, losses: Any, totals: Any, scratch: Any, stops: Any, parameters: Any, d: Any,
     n_rows: Any,
 ) -> None:  # fmt: skip
     """Take a step along each batch.
@@ -249,7 +249,7 @@ def _take_steps(
         As in `_copy_batch_rows`.
     stops, parameters
         As in `_write_slopes`.
-    room : tuple of arrays
+    scratch : tuple of arrays
         Scratch for a batch: its rows, targets and weights, and their raw predictions.
     counts : float64 (n_batches,)
         Number of rows of each batch; a batch without rows has no parts.
@@ -268,7 +268,7 @@ def _take_steps(
             for j in range(len(losses)):
                 totals[b, j] = 0
             continue
-        p = _gradient(blocks, parts, p, w, grad, losses, room, stops, parameters, d)
+        p = _gradient(blocks, parts, p, w, grad, losses, scratch, stops, parameters, d)
         for j in range(len(losses)):
             totals[b, j] = losses[j]
         n = w.dtype.type(counts[b])
@@ -377,10 +377,10 @@ class WideGather(HostGather):
         # their parameters and sums that no other thread writes.
         def some(lines: slice) -> None:
             at = self.columns(lines, w.shape[1])
-            own, grad, losses, room = self.scratch(w, at)
+            own, grad, losses, scratch = self.scratch(w, at)
             self.gradient(
-                self.where, parts, 0, own, grad, losses, room, self.split_ends(at), self.parameters,
-                self.n_features,
+                self.where, parts, 0, own, grad, losses, scratch, self.split_ends(at),
+                self.parameters, self.n_features,
             )  # fmt: skip
             n = at.stop - at.start
             out[:n_rows, at] += grad[:n_rows, :n]
@@ -434,11 +434,11 @@ class WideGather(HostGather):
         if self.has_intercept:
             rows[:, self.n_features] = 1
         n = self._n_rows
-        room = (
+        scratch = (
             rows, np.zeros(n, self.dtype), np.zeros((n, self.n_splits), self.dtype),
             np.zeros((n, own.shape[1]), self.dtype),
         )  # fmt: skip
-        return own, np.zeros_like(own), np.zeros(own.shape[1], self.dtype), room
+        return own, np.zeros_like(own), np.zeros(own.shape[1], self.dtype), scratch
 
     @property
     def _width(self) -> int:
@@ -479,7 +479,7 @@ class WideSteps(ReplicaSteps):
         def some(lines: slice) -> None:
             at = gather.columns(lines, n_columns)
             n = at.stop - at.start
-            own, grad, losses, room = gather.scratch(w, at)
+            own, grad, losses, scratch = gather.scratch(w, at)
             opt_state = [gather.padded(array, at) for array in self._state[1:]]
             penalties = [_pad_with_zeros(a[at].astype(dtype), own.shape[1]) for a in
                          (optimizer.l1, optimizer.l2)]  # fmt: skip
@@ -490,8 +490,8 @@ class WideSteps(ReplicaSteps):
             state = tuple(array.reshape(-1) for array in (own, *opt_state))
             self._loop(
                 gather.where, parts, counts, own_rates, numbers, *penalties, state, own, grad,
-                losses, totals, room, gather.split_ends(at), gather.parameters, gather.n_features,
-                used,
+                losses, totals, scratch, gather.split_ends(at), gather.parameters,
+                gather.n_features, used,
             )  # fmt: skip
             for whole, part in zip(self._state, (own, *opt_state), strict=True):
                 whole[:used, at] = part[:used, :n]

@@ -471,17 +471,17 @@ class RingOutbox(Outbox):
         """Copy a buffer into the ring, piece by piece as there is room."""
         done, n, source = 0, len(buffer), memoryview(buffer)
         while done < n:
-            room = self._find_room()
+            free = self._find_free_bytes()
             at = self._head % RING_BYTES
             # A piece stops at the end of the ring; the next one starts at its beginning.
-            take = min(n - done, room, RING_BYTES - at, _NOTIFY_BYTES)
+            take = min(n - done, free, RING_BYTES - at, _NOTIFY_BYTES)
             copy_bytes(self._data[at : at + take], source[done : done + take])
             done += take
             self._head += take
             if self._head - self._posted >= _NOTIFY_BYTES:
                 self._publish_head()
 
-    def _find_room(self) -> int:
+    def _find_free_bytes(self) -> int:
         """Return the free bytes of the ring; wait for the reader if it is full."""
         if self._head - self._tail == RING_BYTES:
             self._publish_head()

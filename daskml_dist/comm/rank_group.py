@@ -217,8 +217,8 @@ class RankGroup:
             flat = np.ascontiguousarray(own).reshape(-1)
             # Memory of the group, reused once no reference to the sum is left: new pages cost as
             # much as the sum itself.
-            room = self._memory.empty(flat.nbytes).view(flat.dtype)
-            total = self._run(lambda: self._communicator.allreduce(flat, room))
+            out = self._memory.empty(flat.nbytes).view(flat.dtype)
+            total = self._run(lambda: self._communicator.allreduce(flat, out))
             found = np.asarray(total).reshape(own.shape)
         else:
             merge = _MERGES[op] if isinstance(op, str) else op

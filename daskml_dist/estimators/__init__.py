@@ -10,5 +10,6 @@ Open these first:
 - `linear/`, `trees/`: code shared by linear models, and by decision trees and forests,
 - `batched_fits/`: many fits trained together, such as the candidates and splits of a search.
 
-Concrete estimators are in the rooms that users import from, such as `daskml_dist.linear_model`.
+Concrete estimators are in the subpackages that users import from, such as
+`daskml_dist.linear_model`.
 """

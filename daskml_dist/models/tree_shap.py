@@ -262,10 +262,10 @@ class PathShap:
         depth = of.trees.nodes.depth
         for some in tables:
             stacks = 3 + len(some.weights) * (1 + n_values)
-            room = allocate_aligned(((of.deepest + 1) * stacks, width), np.float64)
+            scratch = allocate_aligned(((of.deepest + 1) * stacks, width), np.float64)
             add_path_values(
                 lanes, some.trees, some.starts, of.trees.roots, of.n_in_turn, of.node_arrays,
-                of.edges[:3], depth, of.deepest, some.numbers, some.weights, of.value, room,
+                of.edges[:3], depth, of.deepest, some.numbers, some.weights, of.value, scratch,
                 values,
             )  # fmt: skip
         return values.transpose(0, 3, 1, 2).reshape(-1, n_features, of.n_outputs)[: len(rows)]

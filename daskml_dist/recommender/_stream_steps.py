@@ -79,11 +79,13 @@ class RatingSteps(InProcessSteps):
         there = self._model.n_users, self._model.n_items
         both = list(zip(self.ids, block.entries.ids, there, strict=True))
         # There is space even if all ids of the call are new: no need to look them up.
-        if all(len(own) + len(given) <= room for own, given, room in both):
+        if all(len(own) + len(given) <= capacity for own, given, capacity in both):
             return None
         needed = [own.count_with_new(given) for own, given, _ in both]
         # Doubled, so that moving the parameters has a constant cost per id.
-        users, items = (room if n <= room else 2 * n for n, room in zip(needed, there, strict=True))
+        users, items = (
+            capacity if n <= capacity else 2 * n for n, capacity in zip(needed, there, strict=True)
+        )
         return None if (users, items) == there else (users, items)
 
     def grow_parameters(self, n_users: int, n_items: int) -> None:
@@ -162,8 +164,8 @@ class StartedRatingStream(StartedStream):
         """Return the contents of a stream's checkpoint, with the ids and the reserved rows."""
         model: Any = self.fit.steps.model
         ids = [ids_to_json(own.array) for own in self.ids]
-        room = [model.n_users, model.n_items]
-        return {**self.likeness, "ids": ids, "room": room, "offset": float(model.offset)}
+        capacity = [model.n_users, model.n_items]
+        return {**self.likeness, "ids": ids, "room": capacity, "offset": float(model.offset)}
 
     def sorted_state(
         self, state: ShardState

@@ -103,7 +103,7 @@ class StreamedFactors(BaseSteps):
 
         stream = saved.stream
         likeness = stream["likeness"]
-        ids, room, offset = saved.likeness_for("ids", "room", "offset")
+        ids, capacities, offset = saved.likeness_for("ids", "room", "offset")
         known = [ids_from_json(plain) for plain in ids]
         # The stream is planned from one artificial rating, with known ids.
         names = self.user_col, self.item_col, self.rating_col
@@ -111,7 +111,7 @@ class StreamedFactors(BaseSteps):
         X = load_pandas().DataFrame(dict(zip(names, values, strict=True)))
 
         def ready(fit: FitSpec) -> FitSpec:
-            fit = reserve_rows(fit, *room)
+            fit = reserve_rows(fit, *capacities)
             model: Any = fit.steps.model
             model = dataclasses.replace(model, offset=offset)
             return saved.fit(fit.replace_work(model=model), path)

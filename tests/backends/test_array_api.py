@@ -30,7 +30,7 @@ from tests.strict_backend import StrictBackend
 from tests.strict_backend import xp as strict
 
 N, FEATURES = 40, 5
-ROOMS = ["losses", "penalties.py", "optimizers", "schedules.py", "models", "solvers"]
+SUBPACKAGES = ["losses", "penalties.py", "optimizers", "schedules.py", "models", "solvers"]
 CPU = get_backend("cpu")
 
 EVERY_LOSS = pytest.mark.parametrize("name", list(LOSSES))
@@ -65,7 +65,7 @@ def _copy(arrays: dict[str, Any], other: Backend) -> dict[str, Any]:
 def _names() -> set[str]:
     """Return the names of library functions that the maths calls."""
     root = Path(daskml_dist.__file__).parent
-    places = [root / room for room in ROOMS]
+    places = [root / name for name in SUBPACKAGES]
     files = [
         file for place in places for file in (place.rglob("*.py") if place.is_dir() else [place])
     ]

@@ -88,12 +88,12 @@ def test_remembered_distance_bounds_change_no_bit(dtype: str) -> None:
 
 def test_rows_at_any_byte_and_rows_that_are_not_finite() -> None:
     X = np.random.default_rng(0).normal(size=(500, 7))
-    room = np.empty(X.nbytes + 1, np.uint8)[1:].view(np.float64).reshape(X.shape)
-    room[...] = X
+    unaligned = np.empty(X.nbytes + 1, np.uint8)[1:].view(np.float64).reshape(X.shape)
+    unaligned[...] = X
     sums = [np.zeros((3, 8)) for _ in range(3)]
     shift = np.zeros(7)
     centroid_kernels.add_to_nearest(X, shift, X[:3], None, sums[0], Scratch())
-    centroid_kernels.add_to_nearest(room, shift, X[:3], None, sums[1], Scratch())
+    centroid_kernels.add_to_nearest(unaligned, shift, X[:3], None, sums[1], Scratch())
     np.testing.assert_array_equal(sums[0], sums[1])
     X[77, 3] = np.nan
     inertia = centroid_kernels.add_to_nearest(X, shift, X[:3], None, sums[2], Scratch())

@@ -149,9 +149,9 @@ def test_rows_of_any_width_and_number(d, dtype):
     """Whether or not these are multiples of 16 or 1024; memory after the last row is not read."""
     for n in (9_200, 9_201, 9_215, 9_216, 9_217):
         X, y, w, weight = _problem(LogLoss(), dtype, n, d)
-        room = np.full(X.size + 64, np.nan, dtype)
-        room[: X.size] = X.reshape(-1)
-        X = room[: X.size].reshape(X.shape)
+        padded = np.full(X.size + 64, np.nan, dtype)
+        padded[: X.size] = X.reshape(-1)
+        X = padded[: X.size].reshape(X.shape)
         found = set()
         for size in (1, 100, 3_000):
             others = [np.full(size, np.nan) for _ in range(20)]  # freed memory is reused

@@ -56,13 +56,13 @@ def _both(device, kind, n, n_outputs=1, table=True, seed=0):
         n_sums, 2 + more.shape[1], n_outputs, D, MISSING, np.array([1, 0, -1, 0, 0], np.int8),
         n_outputs == 1, low, high,
     )  # fmt: skip
-    room = SimpleNamespace(
+    lane_rows = SimpleNamespace(
         rows=rows, numbers=rng.permutation(10 * n)[:n], weight=rng.integers(0, 3, n), more=more,
         device_bins=None,
         slot=rng.integers(0, 3 if kind < SQUARED else 1, n).astype(np.int32),
     )  # fmt: skip
     host = HostForests()
-    lanes = [where.open_lane(room, facts, np.empty) for where in (host, device)]
+    lanes = [where.open_lane(lane_rows, facts, np.empty) for where in (host, device)]
     return facts, host, lanes
 
 

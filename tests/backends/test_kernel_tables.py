@@ -173,9 +173,9 @@ BASKETS = around(64, 128, itemset_kernels._MAX_BYTE_ROWS)
 def bits_of(bought: Any, words: int) -> Array:
     """Return the rows as bits, of shape (n_tiles, n_items, n_words)."""
     n_tiles = -(-len(bought) // (64 * words))
-    room = np.zeros((n_tiles * words * 64, bought.shape[1]), np.uint8)
-    room[: len(bought)] = bought
-    packed = np.packbits(room.T.reshape(bought.shape[1], -1, 64), axis=2, bitorder="little")
+    padded = np.zeros((n_tiles * words * 64, bought.shape[1]), np.uint8)
+    padded[: len(bought)] = bought
+    packed = np.packbits(padded.T.reshape(bought.shape[1], -1, 64), axis=2, bitorder="little")
     whole = np.ascontiguousarray(packed).view(np.uint64)[:, :, 0]
     return np.ascontiguousarray(whole.reshape(-1, n_tiles, words).transpose(1, 0, 2))
 

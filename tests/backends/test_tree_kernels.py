@@ -100,13 +100,13 @@ def _lane_rows(n, d, mode, seed=0, largest=False, n_bins=256, k=1, weighted=Fals
     )  # fmt: skip
 
 
-def _both(room, shape, backend):
+def _both(binned, shape, backend):
     """Return the same rows on the CPU and on the GPU."""
-    device_room = SimpleNamespace(**vars(room))
-    device_room.extra = {name: array.copy() for name, array in room.extra.items()}
-    (device,) = CupyTrees(backend).open_rows([device_room], shape)
-    device._packed[:] = room.extra["packed"]
-    return HostTrees().open_rows([room], shape)[0], device, device_room
+    device_binned = SimpleNamespace(**vars(binned))
+    device_binned.extra = {name: array.copy() for name, array in binned.extra.items()}
+    (device,) = CupyTrees(backend).open_rows([device_binned], shape)
+    device._packed[:] = binned.extra["packed"]
+    return HostTrees().open_rows([binned], shape)[0], device, device_binned
 
 
 def _table(rng, share):
@@ -116,9 +116,9 @@ def _table(rng, share):
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize(("n", "d", "n_bins"), [(1, 1, 3), (1030, 3, 5), (3001, 19, 256)])
 def test_rows_are_partitioned_and_summed(mode, n, d, n_bins, backend, monkeypatch):
-    room = _lane_rows(n, d, mode, n_bins=n_bins)
+    binned = _lane_rows(n, d, mode, n_bins=n_bins)
     shape = d, n_bins, 2 if mode == CONSTANT else 3
-    host, device, device_room = _both(room, shape, backend)
+    host, device, device_binned = _both(binned, shape, backend)
     few = host.build_root_histogram(mode, 0).copy()
     np.testing.assert_array_equal(device.build_root_histogram(mode, 0), few)
     monkeypatch.setattr(host_trees, "_MAX_ROWS_IN_NUMPY", 0)
@@ -142,7 +142,7 @@ def test_rows_are_partitioned_and_summed(mode, n, d, n_bins, backend, monkeypatc
         found, starts = device.partition_leaves(parts, mode, 0)
         np.testing.assert_array_equal(found, expected)
         assert starts == middles
-        np.testing.assert_array_equal(device._index, room.extra["index"])
+        np.testing.assert_array_equal(device._index, binned.extra["index"])
         at = [
             s for a, m in zip(at, middles, strict=False)
             for s in (slice(a.start, m), slice(m, a.stop))
@@ -150,9 +150,9 @@ def test_rows_are_partitioned_and_summed(mode, n, d, n_bins, backend, monkeypatc
     values = rng.normal(size=len(at))
     for lane in (host, device):
         lane.add_leaf_values(0, at, values)
-    assert "raw" not in device_room.extra  # the host's copy is outdated
+    assert "raw" not in device_binned.extra  # the host's copy is outdated
     device.fetch_raw_predictions()
-    np.testing.assert_array_equal(device_room.extra["raw"], room.extra["raw"])
+    np.testing.assert_array_equal(device_binned.extra["raw"], binned.extra["raw"])
     np.testing.assert_array_equal(device.find_row_leaves(at), host.find_row_leaves(at))
 
 
@@ -165,18 +165,18 @@ SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 255, 256, 257, 258, 259, 27
 def test_histograms_at_sizes_around_unrolled_loops(mode, monkeypatch):
     for n, small in itertools.product(SIZES, (0, host_trees._MAX_ROWS_IN_NUMPY)):
         monkeypatch.setattr(host_trees, "_MAX_ROWS_IN_NUMPY", small)
-        room, d = _lane_rows(n, 3, mode, seed=n, n_bins=5), 3
+        binned, d = _lane_rows(n, 3, mode, seed=n, n_bins=5), 3
         # A feature of two bins and a last bin of missing values.
-        few = np.where(room.columns[1] < 4, room.columns[1] & 1, 4)
-        room.rows[:, 1], room.columns[1], room.bins.counts[1] = few, few, 2
-        (lane,) = HostTrees().open_rows([room], (d, 5, 2 if mode == CONSTANT else 3))
+        few = np.where(binned.columns[1] < 4, binned.columns[1] & 1, 4)
+        binned.rows[:, 1], binned.columns[1], binned.bins.counts[1] = few, few, 2
+        (lane,) = HostTrees().open_rows([binned], (d, 5, 2 if mode == CONSTANT else 3))
         found = lane.build_root_histogram(mode, 0)
-        packed, expected = room.extra["packed"][0], np.zeros((d, 5, 3), np.int64)
+        packed, expected = binned.extra["packed"][0], np.zeros((d, 5, 3), np.int64)
         g_at, h_bits = {CONSTANT: (16, 0), EXACT: (32, 32), ROUNDED: (38, 25)}[mode]
         h = (packed >> (13 if mode == ROUNDED else 0)) & ((1 << h_bits) - 1)
         for j in range(d):
             for channel, values in enumerate((packed >> g_at, h, np.ones(n, np.int64))):
-                np.add.at(expected[j, :, channel], room.columns[j], values)
+                np.add.at(expected[j, :, channel], binned.columns[j], values)
         wanted = expected[..., [0, 2]] if mode == CONSTANT else expected
         np.testing.assert_array_equal(found[:, 0], wanted, f"{n} rows, small is {small}")
 
@@ -185,11 +185,11 @@ def test_histograms_at_sizes_around_unrolled_loops(mode, monkeypatch):
 def test_packed_sums_do_not_overflow(mode, backend, monkeypatch):
     # The maximum number of rows in a block, all in one bin, with the largest values.
     monkeypatch.setattr(cupy_trees, "_MIN_CHUNK_ROWS", cupy_trees._MAX_CHUNK_ROWS)
-    room = _lane_rows(2 * cupy_trees._MAX_CHUNK_ROWS + 100, 1, mode, largest=True)
-    host, device, _ = _both(room, (1, 256, 2 if mode == CONSTANT else 3), backend)
+    binned = _lane_rows(2 * cupy_trees._MAX_CHUNK_ROWS + 100, 1, mode, largest=True)
+    host, device, _ = _both(binned, (1, 256, 2 if mode == CONSTANT else 3), backend)
     found = device.build_root_histogram(mode, 0)
     np.testing.assert_array_equal(found, host.build_root_histogram(mode, 0))
-    assert found[0, 0, 7, -1] == room.n
+    assert found[0, 0, 7, -1] == binned.n
 
 
 LOSSES = {
@@ -214,15 +214,15 @@ def test_gradients(name, weighted, backend):
     loss = LOSSES[name]
     k, constant = loss.n_outputs, loss.constant_hessian and not weighted
     for n in (300, 1, 0):
-        room = _lane_rows(n, 1, CONSTANT, k=k, weighted=weighted)
+        binned = _lane_rows(n, 1, CONSTANT, k=k, weighted=weighted)
         if name.endswith("nomial"):
-            room.y = np.floor(room.y).clip(max=max(k, 2) - 1)
-        room.extra["raw"][:, :8] = [0, -0.0, 40, -40, 700, -700, 1e-310, 1e-40][:n]
-        host, device, _ = _both(room, (1, 256, 2 if constant else 3), backend)
+            binned.y = np.floor(binned.y).clip(max=max(k, 2) - 1)
+        binned.extra["raw"][:, :8] = [0, -0.0, 40, -40, 700, -700, 1e-310, 1e-40][:n]
+        host, device, _ = _both(binned, (1, 256, 2 if constant else 3), backend)
         with np.errstate(over="ignore"):
             largest = host.make_gradients(loss, constant)
         np.testing.assert_array_equal(device.make_gradients(loss, constant), largest)
-        gradients = room.extra["given"]
+        gradients = binned.extra["given"]
         np.testing.assert_array_equal(device._g, gradients[0])
         assert constant or (device._h == gradients[1]).all()
         for values in (
@@ -238,14 +238,14 @@ def test_gradients(name, weighted, backend):
                 lane.pack_output_gradients(c, mode, *scales, 0x9E3779B9) for lane in (device, host)
             ]
             assert sums[0] == sums[1]
-            np.testing.assert_array_equal(device._packed[c], room.extra["packed"][c])
+            np.testing.assert_array_equal(device._packed[c], binned.extra["packed"][c])
 
 
 @pytest.mark.parametrize("name", ["poisson", "binomial"])
 def test_nan_is_the_largest_value(name, backend):
-    room = _lane_rows(100, 1, CONSTANT)
-    room.extra["raw"][0, 70] = np.nan
-    host, device, _ = _both(room, (1, 256, 3), backend)
+    binned = _lane_rows(100, 1, CONSTANT)
+    binned.extra["raw"][0, 70] = np.nan
+    host, device, _ = _both(binned, (1, 256, 3), backend)
     for lane in (host, device):
         assert np.isnan(lane.make_gradients(LOSSES[name], False)).all()
 
@@ -256,16 +256,16 @@ def test_compiled_gradients_equal_those_of_the_loss(name, weighted, monkeypatch)
     """Bit for bit, on both sides of the end of a tile."""
     monkeypatch.setattr(host_trees, "_MAX_ROWS_IN_NUMPY", 0)
     loss, n = LOSSES[name], 2_500
-    room = _lane_rows(n, 1, CONSTANT, weighted=weighted)
-    room.y = np.arange(n) % 2.0
-    room.extra["raw"][0] = 5 * np.random.default_rng(0).normal(size=n)
-    (lane,) = HostTrees().open_rows([room], (1, 256, 3))
+    binned = _lane_rows(n, 1, CONSTANT, weighted=weighted)
+    binned.y = np.arange(n) % 2.0
+    binned.extra["raw"][0] = 5 * np.random.default_rng(0).normal(size=n)
+    (lane,) = HostTrees().open_rows([binned], (1, 256, 3))
     largest = lane.make_gradients(loss, False)
     wanted = [
-        part * (room.weight if weighted else 1.0)
-        for part in loss.gradients(room.y, room.extra["raw"])
+        part * (binned.weight if weighted else 1.0)
+        for part in loss.gradients(binned.y, binned.extra["raw"])
     ]
-    for gradients, part, most in zip(room.extra["given"], wanted, largest, strict=True):
+    for gradients, part, most in zip(binned.extra["given"], wanted, largest, strict=True):
         np.testing.assert_array_equal(gradients, part.astype(np.float32))
         assert most == np.abs(gradients).max()
 

@@ -248,16 +248,16 @@ def test_rows_sampled_by_a_tree(regression: bool) -> None:
         times = _draws(numbers, np.array([key]), table)[:, 0]
         for drawn in (times, np.ones(n, int)):
             thresholds = table if drawn is times else np.empty(0, np.uint64)
-            room, more = np.empty_like(lines), np.ascontiguousarray(lines[:, 2:])
+            out, more = np.empty_like(lines), np.ascontiguousarray(lines[:, 2:])
             m = forest_kernels.draw_tree_rows(
-                numbers, key, thresholds, weight, factor, slot, more, 12, room
+                numbers, key, thresholds, weight, factor, slot, more, 12, out
             )
             (at,) = np.nonzero((weight > 0) & (drawn > 0))
             expected = lines[at].copy()
             expected[:, 1] = ((weight * factor[slot] * drawn)[at] << 12) + 1
             if regression:  # weighted targets, and their squares
                 expected[:, 2 : 3 + n_outputs] *= drawn[at][:, None]
-            np.testing.assert_array_equal(room[:m], expected, f"{n} rows, {n_outputs} outputs")
+            np.testing.assert_array_equal(out[:m], expected, f"{n} rows, {n_outputs} outputs")
 
 
 @pytest.mark.parametrize("n_outputs", [1, 2])

@@ -52,9 +52,9 @@ def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_subjects_are_estimators(name: str) -> None:
     for subject in SUBJECTS[name]:
-        room, _, kind = subject.name.partition(".")
+        subpackage, _, kind = subject.name.partition(".")
         assert kind == name
-        estimator = getattr(import_module(f"daskml_dist.{room}"), kind)(**subject.params)
+        estimator = getattr(import_module(f"daskml_dist.{subpackage}"), kind)(**subject.params)
         assert subject.params.items() <= estimator.get_params().items()
 
 

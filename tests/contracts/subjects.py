@@ -76,18 +76,20 @@ class Subject:
 
 def _public() -> Iterator[tuple[str, str, Any]]:
     """Yield the public classes and functions: (subpackage, name, value)."""
-    for room in pkgutil.iter_modules(daskml_dist.__path__):
-        if room.name.startswith("_") or room.name == "base":  # base classes are not subjects
+    for subpackage in pkgutil.iter_modules(daskml_dist.__path__):
+        if (
+            subpackage.name.startswith("_") or subpackage.name == "base"
+        ):  # base classes are not subjects
             continue
-        module = importlib.import_module(f"daskml_dist.{room.name}")
+        module = importlib.import_module(f"daskml_dist.{subpackage.name}")
         for name in getattr(module, "__all__", []):
             value = getattr(module, name)
             if (
                 hasattr(value, "transform")
                 or hasattr(value, "predict")
-                or (room.name == "metrics" and inspect.isfunction(value))
+                or (subpackage.name == "metrics" and inspect.isfunction(value))
             ):
-                yield room.name, name, value
+                yield subpackage.name, name, value
 
 
 def public_names() -> set[str]:
@@ -121,8 +123,8 @@ def public_estimators() -> dict[str, Any]:
     return estimators
 
 
-def _twin(room: str, name: str, setting: Setting) -> Any:
-    theirs = getattr(importlib.import_module(f"sklearn.{room}"), name, None)
+def _twin(subpackage: str, name: str, setting: Setting) -> Any:
+    theirs = getattr(importlib.import_module(f"sklearn.{subpackage}"), name, None)
     if theirs is None or setting.twin is None:
         return None
     if not inspect.isclass(theirs):
@@ -132,13 +134,13 @@ def _twin(room: str, name: str, setting: Setting) -> Any:
     return theirs(**shared | setting.twin)
 
 
-def _estimator(room: str, name: str, make: Any, setting: Setting) -> Subject:
+def _estimator(subpackage: str, name: str, make: Any, setting: Setting) -> Subject:
     model = make(**setting.params)
     results = estimator_results if hasattr(model, "predict") else transformer_results
     targets = setting.targets
     if hasattr(model, "predict"):
         targets = tuple(t for t in targets if (t == "classes") == is_classifier(model))
-    twin = _twin(room, name, setting)
+    twin = _twin(subpackage, name, setting)
     return Subject(
         name,
         setting,
@@ -207,14 +209,14 @@ def _composed(name: str, model: Any) -> Subject:
 
 
 def _found() -> Iterator[tuple[str, Subject]]:
-    for room, name, value in _public():
+    for subpackage, name, value in _public():
         if name in ELSEWHERE:
             continue
-        if room == "metrics":
+        if subpackage == "metrics":
             yield name, _metric(name, value)
         else:
             for i, setting in enumerate(SETTINGS.get(name, [Setting()])):
-                yield f"{name} {i}" if i else name, _estimator(room, name, value, setting)
+                yield f"{name} {i}" if i else name, _estimator(subpackage, name, value, setting)
     for name, model in _pipelines().items():
         yield name, _composed(name, model)
 

@@ -254,10 +254,12 @@ def test_functions_work_on_the_given_client(other: LocalCluster, cluster: LocalC
 def test_every_function_that_takes_a_client_is_in_the_table() -> None:
     found = {
         name
-        for room in pkgutil.iter_modules(daskml_dist.__path__)
-        if not room.name.startswith("_")
-        for name in getattr(importlib.import_module(f"daskml_dist.{room.name}"), "__all__", [])
-        if _takes_a_client(getattr(importlib.import_module(f"daskml_dist.{room.name}"), name))
+        for subpackage in pkgutil.iter_modules(daskml_dist.__path__)
+        if not subpackage.name.startswith("_")
+        for name in getattr(
+            importlib.import_module(f"daskml_dist.{subpackage.name}"), "__all__", []
+        )
+        if _takes_a_client(getattr(importlib.import_module(f"daskml_dist.{subpackage.name}"), name))
     }
     assert found <= {name.partition(" ")[0] for name in FUNCTIONS}
 

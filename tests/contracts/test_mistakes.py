@@ -25,8 +25,8 @@ from daskml_dist.preprocessing import TargetEncoder
 from tests.contracts.mistakes import FRAME, LABELLED, MISTAKES, T, X, Y, lazy
 
 ROWS = [
-    pytest.param(mistake, id=f"{room}: {name}")
-    for room, mistakes in MISTAKES.items()
+    pytest.param(mistake, id=f"{subpackage}: {name}")
+    for subpackage, mistakes in MISTAKES.items()
     for name, mistake in mistakes.items()
 ]
 
@@ -50,12 +50,12 @@ def test_the_table_has_many_mistakes() -> None:
     assert len(ROWS) >= 176
 
 
-ROOMS = ["compose", "frequent_patterns", "graph", "inspection", "metrics", "model_selection"]
+SUBPACKAGES = ["compose", "frequent_patterns", "graph", "inspection", "metrics", "model_selection"]
 FUNCTIONS = [
-    pytest.param(function, id=f"{room}.{name}")
-    for room in [*ROOMS, "inference", "serving"]
-    for name, function in vars(import_module(f"daskml_dist.{room}")).items()
-    if inspect.isfunction(function) and name in import_module(f"daskml_dist.{room}").__all__
+    pytest.param(function, id=f"{subpackage}.{name}")
+    for subpackage in [*SUBPACKAGES, "inference", "serving"]
+    for name, function in vars(import_module(f"daskml_dist.{subpackage}")).items()
+    if inspect.isfunction(function) and name in import_module(f"daskml_dist.{subpackage}").__all__
     # Some take arguments of any name; `map_rows` is only for custom estimators.
     if name != "map_rows" and inspect.getfullargspec(function).varkw is None
 ]

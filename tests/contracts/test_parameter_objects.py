@@ -31,9 +31,12 @@ def _list_classes(kind: type) -> Iterator[type]:
 
 def _find_parameters() -> dict[str, tuple[type, str, Any]]:
     """Return class, name and default of each parameter with a numeric or boolean default."""
-    for room in pkgutil.walk_packages(daskml_dist.__path__, "daskml_dist."):
-        if not room.name.rpartition(".")[2].startswith("_") and room.name.count(".") == 1:
-            importlib.import_module(room.name)
+    for subpackage in pkgutil.walk_packages(daskml_dist.__path__, "daskml_dist."):
+        if (
+            not subpackage.name.rpartition(".")[2].startswith("_")
+            and subpackage.name.count(".") == 1
+        ):
+            importlib.import_module(subpackage.name)
     found = {}
     for kind in _list_classes(ParameterObject):
         is_public = kind.__module__.startswith("daskml_dist.") and not kind.__name__.startswith("_")

@@ -43,8 +43,8 @@ def _small(name: str) -> Any:
 
 def _twin_of(model: Any) -> Any:
     """Return scikit-learn's transformer with the same parameters; None if it has none."""
-    room = importlib.import_module(f"sklearn.{type(model).__module__.split('.')[1]}")
-    theirs = getattr(room, type(model).__name__, None)
+    module = importlib.import_module(f"sklearn.{type(model).__module__.split('.')[1]}")
+    theirs = getattr(module, type(model).__name__, None)
     if theirs is None:
         return None
     # Starting values and solvers differ, but not column names.

@@ -17,8 +17,8 @@ def _public_classes() -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "docs" / "_ext"))
         reference = importlib.import_module("reference_pages")
-    rooms = [room for some in reference.groups().values() for room in some]
-    found = [getattr(reference.module_of(r), n) for r in rooms for n in reference.names_of(r)]
+    subpackages = [name for some in reference.groups().values() for name in some]
+    found = [getattr(reference.module_of(r), n) for r in subpackages for n in reference.names_of(r)]
     return [
         one
         for one in found

@@ -85,10 +85,10 @@ def _linear(name: str, n_outputs: int) -> Any:
 
 def _public() -> dict[str, type]:
     """Return every public estimator and transformer of rows."""
-    rooms = [m.name for m in pkgutil.iter_modules(daskml_dist.__path__) if m.ispkg]
+    subpackages = [m.name for m in pkgutil.iter_modules(daskml_dist.__path__) if m.ispkg]
     found = {}
-    for room in rooms:
-        module = importlib.import_module(f"daskml_dist.{room}")
+    for subpackage in subpackages:
+        module = importlib.import_module(f"daskml_dist.{subpackage}")
         for name in getattr(module, "__all__", []):
             value = getattr(module, name)
             if inspect.isclass(value) and issubclass(value, BaseEstimator):

@@ -1,4 +1,4 @@
-"""The page on the architecture names the rooms, loops and files that there are."""
+"""The page on the architecture names the subpackages, loops and files that there are."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def test_each_subpackage_has_its_layer() -> None:
         for layer in contracts["contracts"][0]["layers"]
     ]
     floors = [
-        {n for n in re.findall(r"`(\w+)`", rooms) if not n.startswith("_")}
-        for rooms in re.findall(r"^\| \d+ \| ([^|]+) \|", PAGE, re.MULTILINE)
+        {n for n in re.findall(r"`(\w+)`", subpackages) if not n.startswith("_")}
+        for subpackages in re.findall(r"^\| \d+ \| ([^|]+) \|", PAGE, re.MULTILINE)
     ]
-    listed = [room for floor in floors for room in floor]
-    assert sorted(listed) == sorted(room for layer in layers for room in layer)
-    floor_of = {room: i for i, floor in enumerate(floors) for room in floor}
-    heights = [floor_of[room] for layer in layers for room in layer]
+    listed = [subpackage for floor in floors for subpackage in floor]
+    assert sorted(listed) == sorted(subpackage for layer in layers for subpackage in layer)
+    floor_of = {subpackage: i for i, floor in enumerate(floors) for subpackage in floor}
+    heights = [floor_of[subpackage] for layer in layers for subpackage in layer]
     assert heights == sorted(heights)
 
 

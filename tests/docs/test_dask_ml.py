@@ -63,8 +63,8 @@ def test_each_name_stands_on_the_page(path: str) -> None:
 
 def test_counterparts_of_other_names_are_there() -> None:
     for path in OTHERS:
-        room, _, name = path.rpartition(".")
-        assert hasattr(importlib.import_module(f"daskml_dist.{room}"), name), path
+        subpackage, _, name = path.rpartition(".")
+        assert hasattr(importlib.import_module(f"daskml_dist.{subpackage}"), name), path
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -30,15 +30,15 @@ _FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
 def _public() -> dict[str, Any]:
-    """Return public classes, but for exceptions, and functions, by room and name."""
+    """Return public classes, but for exceptions, and functions, by subpackage and name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "docs" / "_ext"))
         reference = importlib.import_module("reference_pages")
     found = {
-        f"{room}.{name}".lstrip("."): getattr(reference.module_of(room), name)
-        for rooms in reference.groups().values()
-        for room in rooms
-        for name in reference.names_of(room)
+        f"{subpackage}.{name}".lstrip("."): getattr(reference.module_of(subpackage), name)
+        for subpackages in reference.groups().values()
+        for subpackage in subpackages
+        for name in reference.names_of(subpackage)
     }
     return {
         name: one

@@ -128,13 +128,15 @@ def test_pages_import_only_names_in_the_reference(monkeypatch: pytest.MonkeyPatc
     """Names that users copy must be stable between releases, unlike internal ones."""
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
     reference = importlib.import_module("reference_pages")
-    rooms = {f"daskml_dist.{r}".rstrip(".") for rs in reference.groups().values() for r in rs}
-    rooms |= {room.rpartition(".")[0] for room in rooms}  # `from daskml_dist.x import y`
-    rooms |= {"daskml_dist.backends.namespace", "daskml_dist.inference.mlflow"}
+    subpackages = {f"daskml_dist.{r}".rstrip(".") for rs in reference.groups().values() for r in rs}
+    subpackages |= {
+        subpackage.rpartition(".")[0] for subpackage in subpackages
+    }  # `from daskml_dist.x import y`
+    subpackages |= {"daskml_dist.backends.namespace", "daskml_dist.inference.mlflow"}
     for name, found in PYTHON.items():
         for node in (n for block in found for n in ast.walk(ast.parse(block.code))):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("daskml_dist"):
-                assert node.module in rooms - {"daskml_dist.training"}, (name, node.module)
+                assert node.module in subpackages - {"daskml_dist.training"}, (name, node.module)
 
 
 @pytest.mark.parametrize(

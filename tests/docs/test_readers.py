@@ -44,10 +44,10 @@ def _differing_defaults() -> set[tuple[str, str]]:
     """
     theirs = dict(all_estimators())
     found = set()
-    for room in ("linear_model", "svm", "naive_bayes", "neural_network", "tree", "ensemble",
+    for subpackage in ("linear_model", "svm", "naive_bayes", "neural_network", "tree", "ensemble",
                  "calibration", "cluster", "decomposition", "mixture", "preprocessing", "impute",
                  "compose", "feature_extraction", "model_selection"):  # fmt: skip
-        module = importlib.import_module(f"daskml_dist.{room}")
+        module = importlib.import_module(f"daskml_dist.{subpackage}")
         for name in set(module.__all__) & theirs.keys():
             ours, other = _defaults(getattr(module, name)), _defaults(theirs[name])
             for parameter in ours.keys() & other.keys():

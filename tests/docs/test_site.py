@@ -31,13 +31,13 @@ def _public_names() -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "docs" / "_ext"))
         reference = importlib.import_module("reference_pages")
-    rooms = [room for some in reference.groups().values() for room in some]
+    subpackages = [subpackage for some in reference.groups().values() for subpackage in some]
     return {
-        ".".join(part for part in ("daskml_dist", room, name) if part): getattr(
-            reference.module_of(room), name
+        ".".join(part for part in ("daskml_dist", subpackage, name) if part): getattr(
+            reference.module_of(subpackage), name
         )
-        for room in rooms
-        for name in reference.names_of(room)
+        for subpackage in subpackages
+        for name in reference.names_of(subpackage)
     }
 
 

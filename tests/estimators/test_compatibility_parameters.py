@@ -14,11 +14,11 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.parameters.checks import ACCEPTED
 from tests.versions import OLD_SCIKIT_LEARN
 
-ROOMS = ("linear_model", "svm")
+SUBPACKAGES = ("linear_model", "svm")
 _PUBLIC = [
-    getattr(importlib.import_module(f"daskml_dist.{room}"), name)
-    for room in ROOMS
-    for name in importlib.import_module(f"daskml_dist.{room}").__all__
+    getattr(importlib.import_module(f"daskml_dist.{subpackage}"), name)
+    for subpackage in SUBPACKAGES
+    for name in importlib.import_module(f"daskml_dist.{subpackage}").__all__
 ]
 CLASSES = [kind for kind in _PUBLIC if issubclass(kind, BaseEstimator)]
 CASES = [(kind, name) for kind in CLASSES for name in kind._accepted]

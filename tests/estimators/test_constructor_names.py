@@ -38,20 +38,20 @@ from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.training.checkpoint import Checkpoint
 
-ROOMS = (cluster, ensemble, linear_model, naive_bayes, neural_network, svm, tree)
+SUBPACKAGES = (cluster, ensemble, linear_model, naive_bayes, neural_network, svm, tree)
 
 
 def _faces() -> Iterator[type]:
-    for room in ROOMS:
-        for face in (getattr(room, name) for name in room.__all__):
+    for subpackage in SUBPACKAGES:
+        for face in (getattr(subpackage, name) for name in subpackage.__all__):
             if isinstance(face, type) and issubclass(face, BaseOnRows):
                 yield face
 
 
-def _public(*rooms: Any) -> Iterator[type]:
+def _public(*subpackages: Any) -> Iterator[type]:
     """Return classes that users instantiate, without abstract ones and results."""
-    for room in rooms:
-        for kind in (getattr(room, name) for name in room.__all__):
+    for subpackage in subpackages:
+        for kind in (getattr(subpackage, name) for name in subpackage.__all__):
             if isinstance(kind, type) and issubclass(kind, NamedParameters | BaseOnRows):
                 if not inspect.isabstract(kind) and kind is not optimizers.Optimizer:
                     yield kind

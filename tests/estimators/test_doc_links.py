@@ -14,14 +14,14 @@ from daskml_dist.estimators import estimator_mixin
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.model_selection import GridSearchCV
 from daskml_dist.preprocessing import StandardScaler
-from tests.estimators.test_public_api import _exported, _face_rooms
+from tests.estimators.test_public_api import _exported, _public_subpackages
 
 SITE = "http://localhost/docs/"
 ESTIMATORS = {
-    f"daskml_dist.{room}.{name}": value
-    for room in _face_rooms()
-    if room != "base"
-    for name, value in _exported(importlib.import_module(f"daskml_dist.{room}")).items()
+    f"daskml_dist.{subpackage}.{name}": value
+    for subpackage in _public_subpackages()
+    if subpackage != "base"
+    for name, value in _exported(importlib.import_module(f"daskml_dist.{subpackage}")).items()
     if isinstance(value, type) and issubclass(value, BaseEstimator)
 }
 

@@ -22,7 +22,7 @@ from daskml_dist import (
 )
 from daskml_dist.errors import InvalidParameterError
 
-ROOMS = (
+SUBPACKAGES = (
     cluster, decomposition, ensemble, linear_model, mixture, naive_bayes, neural_network,
     recommender, svm, tree,
 )  # fmt: skip
@@ -40,8 +40,8 @@ Y = np.arange(12) % 2
 
 
 def _flags() -> Iterator[tuple[type, str]]:
-    for room in ROOMS:
-        for kind in (getattr(room, name) for name in room.__all__):
+    for subpackage in SUBPACKAGES:
+        for kind in (getattr(subpackage, name) for name in subpackage.__all__):
             for parameter in inspect.signature(kind.__init__).parameters.values():
                 if isinstance(parameter.default, bool):
                     yield kind, parameter.name

@@ -129,7 +129,11 @@ def test_public_names_are_exported(modules: list[ModuleType]) -> None:
 
 
 def test_public_subpackages_define_their_exports() -> None:
-    assert [room for room in _face_rooms() if not getattr(_subpackage(room), "__all__", ())] == []
+    assert [
+        subpackage
+        for subpackage in _public_subpackages()
+        if not getattr(_subpackage(subpackage), "__all__", ())
+    ] == []
 
 
 def test_exports_exist(modules: list[ModuleType]) -> None:
@@ -152,23 +156,23 @@ def test_exported_names_have_docstrings(modules: list[ModuleType]) -> None:
     assert bare == []
 
 
-@pytest.mark.parametrize("room", EXPORTS)
-def test_no_name_that_users_rely_on_is_lost(room: str) -> None:
-    assert EXPORTS[room] <= set(_subpackage(room).__all__)
+@pytest.mark.parametrize("subpackage", EXPORTS)
+def test_no_name_that_users_rely_on_is_lost(subpackage: str) -> None:
+    assert EXPORTS[subpackage] <= set(_subpackage(subpackage).__all__)
 
 
-@pytest.mark.parametrize("room", TABLES)
-def test_tables_name_exported_classes(room: str) -> None:
-    module = _subpackage(room)
-    table = getattr(module, room.upper())
+@pytest.mark.parametrize("subpackage", TABLES)
+def test_tables_name_exported_classes(subpackage: str) -> None:
+    module = _subpackage(subpackage)
+    table = getattr(module, subpackage.upper())
     entries = table.values() if isinstance(table, dict) else table
     assert {e.__name__ for e in entries if inspect.isclass(e)} <= set(module.__all__)
 
 
-@pytest.mark.parametrize("room", FAMILIES)
-def test_tables_contain_the_exports_of_their_modules(room: str) -> None:
+@pytest.mark.parametrize("subpackage", FAMILIES)
+def test_tables_contain_the_exports_of_their_modules(subpackage: str) -> None:
     modules = [
-        _subpackage(name.partition(".")[2]) for name in _module_names() if f".{room}." in name
+        _subpackage(name.partition(".")[2]) for name in _module_names() if f".{subpackage}." in name
     ]
     definitions = [entry for module in modules for entry in _own_definitions(module).items()]
     classes = {
@@ -177,7 +181,7 @@ def test_tables_contain_the_exports_of_their_modules(room: str) -> None:
     named = {
         value for value in classes if hasattr(value, "name")
     }  # their base class is not in a table
-    table = getattr(_subpackage(room), room.upper())
+    table = getattr(_subpackage(subpackage), subpackage.upper())
     # Tables are for ordinary steps; some optimizers are only for outer steps or embedding rows,
     # and some losses only for boosting or survival times.
     of_some = {Muon, DelayedNesterov, RowWiseAdagrad, RowWiseAdam, AbsoluteError, AFT, Cox}
@@ -188,19 +192,23 @@ def test_tables_contain_the_exports_of_their_modules(room: str) -> None:
 # --- the API reference -------------------------------------------------------------------------
 
 
-def _face_rooms() -> list[str]:
-    rooms = [name.split(".")[1] for name in _module_names() if name.count(".") == 1]
-    return [room for room in rooms if room not in ENGINE and not room.startswith("_")]
+def _public_subpackages() -> list[str]:
+    subpackages = [name.split(".")[1] for name in _module_names() if name.count(".") == 1]
+    return [
+        subpackage
+        for subpackage in subpackages
+        if subpackage not in ENGINE and not subpackage.startswith("_")
+    ]
 
 
 def test_names_have_a_page_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
     reference = importlib.import_module("reference_pages")
     pages = reference.pages()
-    for room in _face_rooms():
-        for name in _exported(_subpackage(room)):
-            assert ":: daskml_dist." in pages[f"daskml_dist.{room}.{name}"]
-            assert f":py:obj:`~daskml_dist.{room}.{name}`" in pages["index"]
+    for subpackage in _public_subpackages():
+        for name in _exported(_subpackage(subpackage)):
+            assert ":: daskml_dist." in pages[f"daskml_dist.{subpackage}.{name}"]
+            assert f":py:obj:`~daskml_dist.{subpackage}.{name}`" in pages["index"]
     for name in _exported(daskml_dist):
         assert f"daskml_dist.{name}" in pages
     # A subpackage without a group comes last, separately.
@@ -215,11 +223,14 @@ def test_names_have_a_page_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> 
 def _maths_modules() -> list[str]:
     """Return modules that the layers in pyproject.toml keep free of Dask."""
     contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
-    [rooms] = [c["source_modules"] for c in contracts if "dask" in c.get("forbidden_modules", [])]
+    [subpackages] = [
+        c["source_modules"] for c in contracts if "dask" in c.get("forbidden_modules", [])
+    ]
     return [
         name
         for name in _module_names()
-        if any(f"{name}.".startswith(f"{room}.") for room in rooms) and "cupy" not in name
+        if any(f"{name}.".startswith(f"{subpackage}.") for subpackage in subpackages)
+        and "cupy" not in name
     ]
 
 
@@ -237,8 +248,11 @@ def test_maths_runs_without_dask() -> None:
 
 def test_workers_train_without_scikit_learn() -> None:
     """It takes over a second to import, before the first step on a new worker."""
-    rooms = [f"daskml_dist.{room}" for room in ("data", "ps", "comm", "training.worker.trainer")]
-    assert _imported_with(rooms, {"sklearn", "pandas", "dask.dataframe"}) == []
+    subpackages = [
+        f"daskml_dist.{subpackage}"
+        for subpackage in ("data", "ps", "comm", "training.worker.trainer")
+    ]
+    assert _imported_with(subpackages, {"sklearn", "pandas", "dask.dataframe"}) == []
 
 
 def test_not_fitted_error_is_scikit_learns_too() -> None:

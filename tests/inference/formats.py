@@ -172,13 +172,13 @@ def tried() -> set[str]:
 
 def table() -> list[str]:
     """Return the lines of the page's table: subpackages, with classes that lack a format."""
-    rooms: dict[str, set[str]] = {}
+    subpackages: dict[str, set[str]] = {}
     for name, kind in _public().items():
-        rooms.setdefault(kind.__module__.split(".")[1], set()).add(name)
+        subpackages.setdefault(kind.__module__.split(".")[1], set()).add(name)
     return [
-        f"| `{room}` | {_cell(names, dict.fromkeys(TORCH, _SETTINGS))} | "
+        f"| `{subpackage}` | {_cell(names, dict.fromkeys(TORCH, _SETTINGS))} | "
         f"{_cell(names, NO_TENSORS)} | {_cell(names, NO_ONNX)} |"
-        for room, names in sorted(rooms.items())
+        for subpackage, names in sorted(subpackages.items())
     ]
 
 

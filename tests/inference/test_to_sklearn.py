@@ -221,9 +221,9 @@ def test_labels_of_twins() -> None:
 def _public() -> dict[str, Any]:
     """Return public classes with a fit, by name."""
     found = {}
-    for room in pkgutil.iter_modules(daskml_dist.__path__):
-        if not room.name.startswith("_") and room.name != "base":
-            module = importlib.import_module(f"daskml_dist.{room.name}")
+    for subpackage in pkgutil.iter_modules(daskml_dist.__path__):
+        if not subpackage.name.startswith("_") and subpackage.name != "base":
+            module = importlib.import_module(f"daskml_dist.{subpackage.name}")
             members = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
             found |= {
                 name: value for name, value in members.items()

@@ -105,8 +105,8 @@ def takes_targets(name: str) -> bool:
 
 def truth_of(name: str) -> Callable[..., Any]:
     """Return the function of scikit-learn with its options."""
-    room = sklearn.metrics if hasattr(sklearn.metrics, name) else sklearn.calibration
-    return partial(getattr(room, name), **OPTIONS.get(name, {}))
+    module = sklearn.metrics if hasattr(sklearn.metrics, name) else sklearn.calibration
+    return partial(getattr(module, name), **OPTIONS.get(name, {}))
 
 
 def metric_of(name: str) -> Callable[..., Any]:

@@ -53,10 +53,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any, Any, dict[str, Any]]] = {
 def test_batched_fits_equal_scikit_learn(case: str) -> None:
     search, name, options, grid, y, more = CASES[case]
     ours, theirs = (
-        getattr(room, search)(
+        getattr(module, search)(
             getattr(models, name)(**options), grid, random_state=0, cv=3, **more
         ).fit(X, y)
-        for room, models in ((model_selection, linear_model), (truth, truths))
+        for module, models in ((model_selection, linear_model), (truth, truths))
     )
     assert ours.stacks_ == ours.n_iterations_
     assert set(ours.cv_results_) == set(theirs.cv_results_)
@@ -122,11 +122,11 @@ def test_resources_may_be_parameters_and_other_models_are_fitted_singly(client: 
     assert not hasattr(ours, "stacks_")
     assert ours.n_candidates_ == [4, 2]
     searches = [
-        room.HalvingGridSearchCV(
+        module.HalvingGridSearchCV(
             models.LogisticRegression(tol=1e-9), {"C": [0.01, 1.0, 100.0]}, resource="max_iter",
             min_resources=30, max_resources=90, cv=3, random_state=0, scoring="neg_log_loss",
         ).fit(X, LABELS)
-        for room, models in ((model_selection, linear_model), (truth, truths))
+        for module, models in ((model_selection, linear_model), (truth, truths))
     ]  # fmt: skip
     ours, theirs = searches
     assert ours.n_resources_ == theirs.n_resources_ == [30, 90]

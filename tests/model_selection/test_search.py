@@ -99,10 +99,10 @@ def test_batched_fits_equal_scikit_learn(pair: tuple[str, str], weighted: bool) 
     params = {"sample_weight": WEIGHTS} if weighted else {}
     more = {"scoring": scoring, "refit": scoring[0], "cv": SPLITTERS[cv]}
     ours, theirs = (
-        search(getattr(rooms, name)(**options), grid, return_train_score=True, **more).fit(
+        search(getattr(models, name)(**options), grid, return_train_score=True, **more).fit(
             X, y, **params
         )
-        for search, rooms in (
+        for search, models in (
             (model_selection.GridSearchCV, linear_model),
             (truth.GridSearchCV, truths),
         )
@@ -236,10 +236,10 @@ def test_random_search_on_dask_collections(client: Any) -> None:
 def test_candidates_are_drawn_once_and_rows_may_be_lists() -> None:
     values, options = {"alpha": np.logspace(-3, 3, 20)}, {"n_iter": 3, "cv": 3}
     found = [
-        room.RandomizedSearchCV(model.Ridge(), values, random_state=state, **options)
+        module.RandomizedSearchCV(model.Ridge(), values, random_state=state, **options)
         .fit(X.tolist(), NUMBERS.tolist())
         .cv_results_
-        for room, model in ((model_selection, linear_model), (truth, truths))
+        for module, model in ((model_selection, linear_model), (truth, truths))
         for state in [np.random.RandomState(5)]
     ]
     assert _largest_difference(*found) < 1e-9

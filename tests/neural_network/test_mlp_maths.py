@@ -156,10 +156,10 @@ def test_products_are_added_in_place_whatever_their_order(dtype: Any) -> None:
             out = start.copy()
             add_matmul(left, right, out)
             np.testing.assert_allclose(out, expected, rtol=1e-5)
-    room = np.zeros((3, 10), dtype)
-    room[:, ::2] = start
-    add_matmul(a, b, room[:, ::2])  # BLAS would copy this layout
-    np.testing.assert_allclose(room[:, ::2], expected, rtol=1e-5)
+    strided = np.zeros((3, 10), dtype)
+    strided[:, ::2] = start
+    add_matmul(a, b, strided[:, ::2])  # BLAS would copy this layout
+    np.testing.assert_allclose(strided[:, ::2], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("head", ["classes", "number"])
@@ -206,7 +206,7 @@ def test_fits_equal_scikit_learn() -> None:
         {"batch_size": 300, "max_iter": 20, "shuffle": False, "alpha": 0.0, "epsilon": 1e-12},
         {"solver": "sgd", "batch_size": 300, "max_iter": 20, "shuffle": False, "alpha": 1.0},
     ):
-        fits = [room.MLPClassifier((20,), random_state=3, **params) for room in (ours, theirs)]
+        fits = [module.MLPClassifier((20,), random_state=3, **params) for module in (ours, theirs)]
         with pytest.warns(UserWarning, match=r"converge|settled"):
             one, other = (fit.fit(X, y[:300]) for fit in fits)
         for name in ("coefs_", "intercepts_"):

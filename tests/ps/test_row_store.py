@@ -104,9 +104,9 @@ class _Table:
             for _, i in old[: max(lacking, most // 16)]:
                 self.drop(i)
                 self.n_evicted += 1
-        room = min(len(due), most - len(self.rows))
-        self.n_refused += len(due) - room
-        for i in due[:room]:
+        n_free = min(len(due), most - len(self.rows))
+        self.n_refused += len(due) - n_free
+        for i in due[:n_free]:
             self.rows[i], self.touched[i] = self.start(i), step
             self.state[i] = {"sum": np.zeros(3, np.float32), "row": np.full(1, 0.5, np.float32)}
             self.waiting.pop(i, None)

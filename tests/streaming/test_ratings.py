@@ -77,10 +77,10 @@ def test_users_and_items_that_arrive_later_are_learned(monkeypatch: pytest.Monke
                     numbers[side].setdefault(key, len(numbers[side]))
             loss = stream.learn(call)
             first = stream._started.fit.steps.model.init(stream._started.fit.work.seed, "f8")
-            room = stream._started.fit.steps.model.n_users
+            n_users = stream._started.fit.steps.model.n_users
             for side, known in enumerate(numbers):
                 for key, number in known.items():
-                    begun.setdefault((side, key), first[side * room + number].copy())
+                    begun.setdefault((side, key), first[side * n_users + number].copy())
             steps: dict[Any, Any] = {}
             losses = 0.0
             for user, item, rating in call.itertuples(index=False):

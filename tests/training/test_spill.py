@@ -24,41 +24,41 @@ def is_mapped(array: Any) -> bool:
 
 
 def test_data_beyond_the_memory_limit_are_stored_in_files() -> None:
-    rooms = SpillStore(1_000)
-    first = rooms.zeros((100,), np.int64)
-    second = rooms.zeros((10, 30), np.int32)
+    store = SpillStore(1_000)
+    first = store.zeros((100,), np.int64)
+    second = store.zeros((10, 30), np.int32)
     second[:] = np.arange(300).reshape(10, 30)
     assert not is_mapped(first)
     assert is_mapped(second)
     assert second.dtype == np.int32
     assert second.sum() == 44_850
-    assert not is_mapped(rooms.zeros((0, 7), np.int64))
+    assert not is_mapped(store.zeros((0, 7), np.int64))
     view = first[:10]
     del first
     gc.collect()
-    assert is_mapped(rooms.zeros((100,), np.int64))  # a part is still referenced
+    assert is_mapped(store.zeros((100,), np.int64))  # a part is still referenced
     del view
     gc.collect()
-    assert not is_mapped(rooms.zeros((100,), np.int64))
-    rooms.end()
+    assert not is_mapped(store.zeros((100,), np.int64))
+    store.end()
 
 
 @pytest.mark.skipif(not module._STATM.exists(), reason="no /proc to read the pages from")
 def test_released_pages_keep_their_contents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LEAST_MAPPED_BYTES", 2**20)
-    rooms = SpillStore(0)
-    array = rooms.zeros((2**21,), np.int64)
-    rooms.end()
-    assert rooms._at_first is not None
+    store = SpillStore(0)
+    array = store.zeros((2**21,), np.int64)
+    store.end()
+    assert store._at_first is not None
     array[:] = np.arange(len(array))
-    assert module._count_file_pages() - rooms._at_first >= array.nbytes // mmap.PAGESIZE
-    rooms.begin()
+    assert module._count_file_pages() - store._at_first >= array.nbytes // mmap.PAGESIZE
+    store.begin()
     deadline = time.monotonic() + 200
-    while module._count_file_pages() - rooms._at_first > 2**20 // mmap.PAGESIZE:
+    while module._count_file_pages() - store._at_first > 2**20 // mmap.PAGESIZE:
         assert time.monotonic() < deadline, "pages stay"
         time.sleep(0.01)
     np.testing.assert_array_equal(array[:: 2**12], np.arange(0, len(array), 2**12))
-    rooms.end()
+    store.end()
 
 
 def test_a_full_disk_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

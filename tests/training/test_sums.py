@@ -78,15 +78,15 @@ def test_remembered_sums_are_not_changed_by_their_users(monkeypatch: pytest.Monk
     log = SumLog(10)
     arrays = []
     for number, n in enumerate((6, 200_000, 200_000, 7), 1):
-        room = log.allocate(n)
-        room[:] = number
-        log.add(number, room)
-        arrays.append(room)
-    for number, room in enumerate(arrays, 1):
+        values = log.allocate(n)
+        values[:] = number
+        log.add(number, values)
+        arrays.append(values)
+    for number, values in enumerate(arrays, 1):
         with pytest.raises(ValueError, match="read-only"):
-            room[0] = 7
-        assert (room == number).all()  # no two share memory
-        assert log.get(number) is room
+            values[0] = 7
+        assert (values == number).all()  # no two share memory
+        assert log.get(number) is values
     other = SumLog(10)
     other.replace_by(log.packed())
     assert (other.get(2) == 2).all()

@@ -230,13 +230,13 @@ def _build_parcels(
 def _batch_parts(own: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     """Return batches of parts, each with few enough entries for one task."""
     batches: list[list[int]] = []
-    room = 0
+    remaining = 0
     for i in own:
-        if not batches or sizes[i] > room:
+        if not batches or sizes[i] > remaining:
             batches.append([])
-            room = _MAX_TASK_ENTRIES
+            remaining = _MAX_TASK_ENTRIES
         batches[-1].append(i)
-        room -= sizes[i]
+        remaining -= sizes[i]
     return batches
 
 

@@ -295,8 +295,8 @@ def learning_rates(found: Any, *, ax: Axes | None = None) -> Axes:
         # The upper limit is as far above the first loss as the lowest loss is below it: losses just
         # before divergence are orders of magnitude larger, and would flatten the rest.
         low, first = losses.min(), losses[0]
-        room = max(first - low, 0.05 * abs(first), 1e-12)
-        ax.set_ylim(low - 0.1 * room, first + room)
+        margin = max(first - low, 0.05 * abs(first), 1e-12)
+        ax.set_ylim(low - 0.1 * margin, first + margin)
     if found.suggestion is not None:
         label = f"suggestion: {found.suggestion:.3g}"
         ax.axvline(found.suggestion, color=COLOURS[2], linestyle="--", label=label)

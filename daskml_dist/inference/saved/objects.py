@@ -107,7 +107,7 @@ def _can_be_found(name: str) -> bool:
 
 def _is_known(name: str) -> bool:
     """Return whether a type is known to hold data only."""
-    ours = any(name.startswith(f"daskml_dist.{room}.") for room in _TRUSTED_SUBPACKAGES)
+    ours = any(name.startswith(f"daskml_dist.{subpackage}.") for subpackage in _TRUSTED_SUBPACKAGES)
     return (
         ours
         or name in _TRUSTED_NAMES

@@ -157,16 +157,16 @@ def _check_given(left_out: list[str], given: Mapping[str, Any], name: str) -> No
 
 
 def _find_public_class(name: str) -> type | None:
-    """Return the public estimator class ``daskml_dist.<room>.<Name>``; None if there is none."""
+    """Return the estimator class named ``daskml_dist.<subpackage>.<Name>``, or None."""
     from sklearn.base import BaseEstimator
 
     package, _, rest = name.partition(".")
     # Only a public name of a public subpackage is imported: the name is read from a file.
-    room, _, class_name = rest.partition(".")
-    if package != "daskml_dist" or not room.isidentifier() or room.startswith("_"):
+    subpackage, _, class_name = rest.partition(".")
+    if package != "daskml_dist" or not subpackage.isidentifier() or subpackage.startswith("_"):
         return None
     try:
-        module = import_module(f"{package}.{room}")
+        module = import_module(f"{package}.{subpackage}")
     except ImportError:
         return None
     if class_name not in getattr(module, "__all__", ()):

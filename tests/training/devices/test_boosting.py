@@ -246,12 +246,12 @@ def test_a_fit_continues_on_another_device() -> None:
 def test_raw_predictions_are_recomputed_after_a_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rooms: list[Any] = []
+    all_rows: list[Any] = []
 
     def make_spy(where: type) -> Any:
         open_rows = where.open_rows
         return lambda self, binned_rows, shape: (
-            rooms.extend(binned_rows),
+            all_rows.extend(binned_rows),
             open_rows(self, binned_rows, shape),
         )[1]
 
@@ -259,13 +259,13 @@ def test_raw_predictions_are_recomputed_after_a_loss(
         monkeypatch.setattr(where, "open_rows", make_spy(where))
     for device in ("gpu", "cpu"):
         model = HistGradientBoostingRegressor(device=device, **SMALL).fit(X, Y)
-    left, expected = (room.extra for room in rooms)
+    left, expected = (each.extra for each in all_rows)
     assert "raw" not in left
     after = object.__new__(_BoostingRun)
     after._solver, after._outputs = SimpleNamespace(vector_leaves=False), [range(1)]
     after._loss, after._baseline = RowBoostLoss(SquaredError()), model._baseline
     after._trees = [model._trees.tree(i) for i in range(len(model._trees))]
-    after._update_predictions(rooms[0])
+    after._update_predictions(all_rows[0])
     np.testing.assert_array_equal(left["raw"], expected["raw"])
 
 
