@@ -42,6 +42,7 @@ __all__ = [
     "is_killed_worker",
     "is_process_busy",
     "is_task_wanted",
+    "is_unread_graph",
     "list_workers",
     "make_actor_proxy",
     "measure_memory",
@@ -81,6 +82,11 @@ _SHORTEST_LOOK_SECONDS, _LOOK_SHARE = 0.0003, 0.05
 def is_dask_error(error: BaseException) -> bool:
     """Return whether an error is Dask's own, caused by a lost worker or task."""
     return type(error).__module__.startswith("distributed")
+
+
+def is_unread_graph(error: BaseException) -> bool:
+    """Return whether the scheduler could not unpickle tasks, as without a module that they name."""
+    return "deserialization of the task graph" in str(error)
 
 
 def is_killed_worker(error: BaseException | None) -> bool:

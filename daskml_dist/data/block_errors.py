@@ -18,6 +18,7 @@ from dask.delayed import delayed
 from dask.utils import is_dataframe_like
 from scipy import sparse
 
+from daskml_dist.dask_internals.cluster import is_unread_graph
 from daskml_dist.data.conversion import convert_object_columns, copy_to_host, describe_block
 from daskml_dist.data.lazy import is_dask, is_from_delayed
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
@@ -55,6 +56,11 @@ def make_reading_error(what: str, error: BaseException, task: str = "") -> Inval
     # Dask compares some blocks with the declared metadata (`meta`); pandas reports missing columns.
     if "etadata" in str(error) or (isinstance(error, KeyError) and "not in index" in str(error)):
         return InvalidDataError(f"{said}{META_MISMATCH_REMEDY}")
+    if isinstance(error, ImportError) or is_unread_graph(error):
+        return InvalidDataError(
+            f"{said}A module is missing, or has another version, on the scheduler or on a worker: "
+            "this package, or one that makes the rows. Install the same packages there as here."
+        )
     if isinstance(error, TypeError) and "list indices" in str(error):
         return InvalidDataError(
             f"{said}A block of the Dask Array is a list, which Dask cannot slice. Convert the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import itertools
 import pickle
 import time
@@ -339,6 +340,27 @@ def test_a_truncated_parquet_file_raises(tmp_path: Any, client: Client) -> None:
         InvalidDataError, match=r"Block 1 could not be read: .* Repair or leave out"
     ):
         SGDClassifier().fit(frame, "y")
+
+
+class _OfMissingModule:
+    """Object of a module that this process has, and that the process that unpickles it lacks."""
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, ("missing_module",)
+
+
+@pytest.mark.parametrize("lacking", ["scheduler", "worker"])
+@pytest.mark.parametrize("fit", [SGDClassifier().fit, StandardScaler().fit], ids=["fit", "scaler"])
+def test_a_module_that_the_cluster_lacks_is_not_called_a_broken_file(
+    lacking: str, fit: Any, client: Client
+) -> None:
+    def read(block: Any, given: Any) -> Any:
+        return block if given else importlib.import_module("missing_module")
+
+    given = _OfMissingModule() if lacking == "scheduler" else None
+    X = da.from_array(X0, chunks=45).map_blocks(read, given, dtype=float, meta=np.empty((0, 0)))
+    with pytest.raises(InvalidDataError, match="Install the same packages there as here"):
+        fit(X, da.from_array(Y0, chunks=45))
 
 
 def _part(number: int) -> pd.DataFrame:
