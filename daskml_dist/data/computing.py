@@ -528,6 +528,11 @@ class _WorkerPlaces:
 
 
 _SCALE_REMEDY = "Scale the cluster up, or give its workers more memory."
+#: Dask ends a worker that cannot unpickle a task, without an error at the client.
+_ENDED_REMEDY = (
+    "If workers ended at their first task, see their logs: they need the same packages as this "
+    "process. "
+)
 _UNMET_REMEDY = (
     'Start workers that have them (dask worker --resources "GPU=1"), or remove '
     "dask.annotate(resources=..., workers=...) from the collection and from the call."
@@ -564,8 +569,8 @@ def _make_no_worker_error(timeout: float, statuses: list[Any], why: str = "") ->
     """Return the error for a wait in which no worker accepted tasks."""
     return TrainingError(
         f"No worker accepted work within {timeout:g} s ({_describe_statuses(statuses)}).{why} "
-        f"{_SCALE_REMEDY} {_REFIT_REMEDY} The time limit is daskml_dist.timeout in Dask's "
-        "configuration."
+        f"{_SCALE_REMEDY} {'' if statuses else _ENDED_REMEDY}{_REFIT_REMEDY} The time limit is "
+        "daskml_dist.timeout in Dask's configuration."
     )
 
 
