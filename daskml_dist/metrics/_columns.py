@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from functools import partial
@@ -350,9 +351,8 @@ class ScoredColumns:
         except InvalidDataError as own:
             if _hold_times(y_true) or _hold_times(y_pred):
                 raise  # scikit-learn takes some for numbers, in whatever unit they are stored
-            if weight is not None and np.ndim(weight) == 0:  # one number for all rows
-                weight = np.full(np.shape(y_true)[0], weight)
-            return _score_as_given(own, metric, y_true, y_pred, weight, **options)
+            given = _read_beside_labels(y_true, y_pred, weight)
+            return _score_as_given(own, metric, *given, **options)
         # Checked here, since not every function of scikit-learn does.
         if rows.weight is not None and not rows.weight.any():
             raise _make_zero_weight_error()
@@ -553,6 +553,25 @@ def _score_as_given(
     if isinstance(own, MissingValues):
         raise own
     return found
+
+
+def _read_beside_labels(y_true: Any, y_pred: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """Return dense indicators and weights as plain arrays; what is no indicators stays as it is.
+
+    scikit-learn refuses indicators of Arrow columns, objects or foreign byte order, and not each of
+    its functions checks weights.
+    """
+    read = []
+    for values in (y_true, y_pred):
+        with suppress(ValueError):  # no indicators, or rows of several lengths
+            if hold_indicators(values) and not hasattr(values, "toarray"):
+                values = read_indicators(values, "indicators", None).astype(np.int64)
+        read.append(values)
+    if not isinstance(weight, Real):
+        return read[0], read[1], read_sample_weights(weight, 0, None)
+    with suppress(ValueError):  # as above
+        weight = np.full(np.shape(y_true)[:1], weight)  # one weight for all rows
+    return read[0], read[1], weight
 
 
 def _hold_times(values: Any) -> bool:

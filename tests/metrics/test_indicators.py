@@ -104,6 +104,29 @@ def test_warnings_are_scikit_learns(average: Any) -> None:
     assert collect_warnings(lazy(truth), lazy(guess)) == collect_warnings(truth, guess)
 
 
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda a: a.astype(object),
+        lambda a: a.astype(">i8"),
+        lambda a: tuple(map(tuple, a)),
+        lambda a: pd.DataFrame(a).convert_dtypes(dtype_backend="pyarrow"),
+    ],
+    ids=["objects", "big-endian", "tuples", "Arrow"],
+)
+def test_indicators_in_memory_of_any_dtype(of: Any) -> None:
+    expected = sklearn.metrics.f1_score(TRUTH, GUESS, average="macro")
+    assert METRICS["f1_score"](of(TRUTH), of(GUESS), average="macro") == expected
+    expected = sklearn.metrics.roc_auc_score(TRUTH, SCORES)
+    assert METRICS["roc_auc_score"](of(TRUTH), SCORES, sample_weight=1.0) == expected
+
+
+def test_weights_of_indicators_are_checked() -> None:
+    weights = [[1.0]] * N
+    with pytest.raises(InvalidDataError, match="one column such as"):
+        METRICS["average_precision_score"](TRUTH, SCORES, sample_weight=weights)
+
+
 def test_invalid_label_indicators_are_refused() -> None:
     with pytest.raises(InvalidDataError, match="not label indicators"):
         METRICS["f1_score"](lazy(TRUTH * 2), lazy(GUESS), average="macro")
