@@ -134,6 +134,10 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "is not a valid label",
         "Set pos_label to the label that counts as positive.",
     ),
+    (
+        "Unknown label type: unknown",
+        "Convert the labels to one type, strings or integers: y.astype(str).",
+    ),
     ("multiclass format is not supported", "Score one class at a time: y_true == label."),
     (
         "Squared Logarithmic Error cannot be used|Log Error cannot be used",

@@ -10,7 +10,7 @@ from distributed import Client
 from numpy.testing import assert_allclose
 from sklearn.exceptions import DataConversionWarning
 
-from daskml_dist.ensemble import ExtraTreesClassifier, StackingClassifier
+from daskml_dist.ensemble import BaggingClassifier, ExtraTreesClassifier, StackingClassifier
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
 from daskml_dist.model_selection import StratifiedKFold
@@ -78,3 +78,18 @@ def test_labels_that_are_numbers_among_objects() -> None:
     expected = stack.fit(X0, Y0).predict(X0)
     np.testing.assert_array_equal(stack.fit(X0, labels).predict(X0), expected)
     assert sum(len(test) for _, test in StratifiedKFold(3).split(X0, labels)) == len(X0)
+
+
+def test_texts_of_any_length() -> None:
+    words = np.where(Y0, "yes", "no")
+    texts = words.astype(np.dtypes.StringDType())
+    for model in (ExtraTreesClassifier(2, random_state=0), SGDClassifier(random_state=0)):
+        expected = model.fit(X0, words).predict(X0)
+        np.testing.assert_array_equal(model.fit(X0, texts).predict(X0), expected)
+    assert sum(len(test) for _, test in StratifiedKFold(3).split(X0, texts)) == len(X0)
+
+
+def test_labels_of_several_types_name_the_remedy() -> None:
+    bag = BaggingClassifier(ExtraTreesClassifier(2), n_estimators=2)
+    with pytest.raises(InvalidDataError, match="Convert the labels to one type"):
+        bag.fit(X0, np.array([1, "a"] * (len(X0) // 2), dtype=object))
