@@ -131,10 +131,11 @@ def _read_piece(piece: Any) -> Any:
 def _convert_container(value: Any) -> Any:
     """Return one container as the package reads it; all else as it is."""
     # By far the most frequent kind, of which nothing has to be found out.
-    if type(value) is np.ndarray or value is None:
-        # scikit-learn has no words for NumPy's texts of any length, which pandas holds as objects.
-        is_text = value is not None and value.dtype.kind == "T"
-        return value.astype(object) if is_text else value
+    if value is None:
+        return value
+    if type(value) is np.ndarray:
+        # scikit-learn refuses NumPy's texts of any length. As in pandas, they become objects.
+        return value.astype(object) if value.dtype.kind == "T" else value
     if isinstance(value, np.ma.MaskedArray):
         return _fill_masked(value)
     if isinstance(value, da.Array):
