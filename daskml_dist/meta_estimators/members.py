@@ -40,6 +40,7 @@ from daskml_dist.data.conversion import (
     check_no_missing,
     check_unique_names,
     convert_extension_column,
+    convert_object_values,
     convert_to_array,
     expand_weights,
     join_blocks,
@@ -303,7 +304,8 @@ def count_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the sorted labels and how many rows have each, in one pass."""
     if not is_dask(y):
         with explain_unsortable_labels("y"):
-            labels, counts = np.unique(np.asarray(y), return_counts=True)
+            column = convert_object_values(np.asarray(y))
+            labels, counts = np.unique(column, return_counts=True)
         return check_class_labels(labels), counts
     # Passes read blocks of two-dimensional rows, so the targets are also passed as the rows.
     table = y.to_frame("y") if is_series_like(y) else y

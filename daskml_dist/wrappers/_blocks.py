@@ -24,14 +24,14 @@ def teach_block(
 
     Its errors are raised as errors of this package, with the number of the block if it is given.
     """
-    n_rows, params = X.shape[0], dict(params)
+    params = dict(params)
     # Estimators of other packages read rows in host memory.
     X, y, weight = map(copy_to_host, (X, y, weight))
-    if weight is not None:
-        params["sample_weight"] = np.asarray(expand_weights(weight, n_rows))
     # fit and partial_fit of transformers may not accept y at all, not even None.
     targets = () if y is None else (plain_labels(y),)
     try:
+        if weight is not None:
+            params["sample_weight"] = np.asarray(expand_weights(weight, np.shape(X)[0]))
         learn(convert_missing_to_nan(X), *targets, **params)
     except (ValueError, TypeError) as error:
         raise as_ours(error, "" if index is None else f"Block {index} of X: ") from error

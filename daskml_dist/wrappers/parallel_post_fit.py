@@ -356,7 +356,7 @@ def _train_on_block(
     params: dict[str, Any], estimator: Any, index: int | None, X: Any, y: Any, weight: Any
 ) -> Any:
     """Return a copy of an estimator, trained on the rows of one block."""
-    if not X.shape[0]:  # a filter may leave a block without rows
+    if index is not None and not X.shape[0]:  # a filter may leave a block without rows
         return estimator
     # If a task is run again (because its worker was lost), its input model must be unchanged.
     trained = copy.deepcopy(estimator)

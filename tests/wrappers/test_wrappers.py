@@ -187,6 +187,14 @@ def test_merged_blocks_equal_all_rows():
     )
 
 
+def test_lists_are_learned():
+    truth = SGDRegressor(random_state=0).partial_fit(X, Y)
+    model = Incremental(SGDRegressor(random_state=0)).fit(X.tolist(), Y.tolist())
+    np.testing.assert_array_equal(model.predict(X), truth.predict(X))
+    with pytest.raises(InvalidDataError, match="inhomogeneous"):
+        model.fit([[1.0], [1.0, 2.0]], [0.0, 1.0])
+
+
 def test_labels_of_later_rows():
     model = Incremental(GaussianNB())
     model.partial_fit(lazy(X), lazy(LABELS), classes=["down", "up", "zero"])
@@ -255,6 +263,13 @@ def test_means_are_those_of_each_block_s_model():
     in_memory = BlockwiseVotingRegressor(Ridge()).fit(X, Y)
     np.testing.assert_array_equal(in_memory.predict(X), Ridge().fit(X, Y).predict(X))
     assert len(in_memory.estimators_) == 1
+
+
+def test_votes_of_labels_that_are_numbers_among_objects():
+    labels = (Y > 0).astype(int)
+    truth = BlockwiseVotingClassifier(GaussianNB()).fit(X, labels)
+    model = BlockwiseVotingClassifier(GaussianNB()).fit(X, labels.astype(object))
+    assert model.score(X, labels.astype(object)) == truth.score(X, labels)
 
 
 def test_votes_name_the_block_that_is_refused():
