@@ -28,6 +28,7 @@ from dask.base import compute
 from dask.delayed import delayed
 from dask.sizeof import sizeof
 from numpy.typing import NDArray
+from scipy import sparse
 from sklearn import get_config, model_selection
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import FitFailedWarning
@@ -508,6 +509,8 @@ def prepare_inputs(
         return X, y, groups, converted
     if isinstance(y, str):
         X, y, _ = take_named_columns(X, y, None)
+    if sparse.issparse(X):
+        X = X.tocsr()  # of other formats no rows can be taken, such as of BSR
     params = {name: _compute_value(value) for name, value in converted.items()}
     return X, _compute_value(y), _compute_value(groups), params
 

@@ -8,6 +8,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from scipy import sparse
 from sklearn import linear_model as truths
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 
@@ -47,6 +48,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any, Any, dict[str, Any]]] = {
         {"min_resources": 60},
     ),
 }  # fmt: skip
+
+
+def test_any_sparse_format_is_thinned() -> None:
+    found = [
+        model_selection.HalvingRandomSearchCV(
+            linear_model.Ridge(), {"alpha": [0.1, 10.0]}, n_candidates=2, min_resources=200, cv=2,
+            random_state=0,
+        ).fit(make(X), NUMBERS).best_score_
+        for make in (sparse.csr_array, sparse.bsr_array)
+    ]  # fmt: skip
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("case", quick(CASES, "smallest", "aggressive", "drawn", "as many as fit"))
