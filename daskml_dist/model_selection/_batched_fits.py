@@ -31,7 +31,7 @@ from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
 from daskml_dist.data.collection import Collection, as_collection
-from daskml_dist.data.conversion import check_numeric_dtype
+from daskml_dist.data.conversion import check_class_labels, check_numeric_dtype
 from daskml_dist.data.reduce import (
     PassGenerator,
     add_arrays,
@@ -586,7 +586,7 @@ def _find_labels(splits: Splits, collection: Collection) -> NDArray[Any]:
         raise InvalidDataError(
             f"y holds one class only: {labels.tolist()}. A classifier needs at least two classes."
         )
-    return labels
+    return check_class_labels(labels)
 
 
 def _join_targets_and_codes(

@@ -596,7 +596,7 @@ def count_labels_by_block(
         labels = np.array(list(dict.fromkeys(label for counts in blocks for label in counts)))
     else:
         labels = np.unique([label for counts in blocks for label in counts])
-    of_blocks = [[counts.get(label, 0) for label in labels.tolist()] for counts in blocks]
+    of_blocks = [[counts.get(label, 0) for label in _as_keys(labels)] for counts in blocks]
     return labels, np.array(of_blocks).astype(np.int64)
 
 
@@ -627,7 +627,7 @@ def count_training_rows(
     count = partial(_count_block_training_rows, roles, classification)
     (counts,) = yield [ReductionPass(blocks, count, _add_counts_by_label)]
     labels = np.unique(list(counts)) if classification else None
-    keys = [None] if labels is None else labels.tolist()
+    keys = [None] if labels is None else _as_keys(labels)
     # NaN, a missing label, equals no key. It counts as 0 here, and the following fit refuses it.
     absent = np.zeros(roles.n_splits)
     return TrainedRows(labels, np.stack([counts.get(key, absent) for key in keys], axis=1))
@@ -642,7 +642,13 @@ def _count_block_training_rows(
         return {None: trained.sum(axis=0)}
     labels, encoded = np.unique(np.asarray(y), return_inverse=True)
     counts = [np.bincount(encoded.ravel(), of_split, len(labels)) for of_split in trained.T]
-    return dict(zip(labels.tolist(), np.stack(counts, axis=1), strict=True))
+    return dict(zip(_as_keys(labels), np.stack(counts, axis=1), strict=True))
+
+
+def _as_keys(labels: NDArray[Any]) -> list[Any]:
+    """Return labels as keys of a dict."""
+    # Python's dates have no unit: those of NumPy would come back as other labels, or as integers.
+    return list(labels) if labels.dtype.kind in "mM" else labels.tolist()
 
 
 def _add_counts_by_label(
@@ -666,7 +672,7 @@ def _count_block_labels(
     with explain_unsortable_labels(name, index):
         values, first, counts = np.unique(column, return_index=True, return_counts=True)
     order = np.argsort(first)
-    return [dict(zip(values[order].tolist(), counts[order].tolist(), strict=True))]
+    return [dict(zip(_as_keys(values[order]), counts[order].tolist(), strict=True))]
 
 
 def thin_rows(rows: RowsOfSplits, fraction: float, seed: int) -> RowsOfSplits:

@@ -231,6 +231,16 @@ def test_training_rows_that_lack_a_label(n_labels: int, score: str) -> None:
             np.testing.assert_allclose(ours.scores_[label][:, :3], scores[:, :3], atol=1e-3)
 
 
+@pytest.mark.parametrize("unit", ["s", "ns"])
+@pytest.mark.parametrize("name", ["LogisticRegressionCV", "RidgeClassifierCV"])
+def test_lazy_labels_may_be_dates(name: str, unit: str) -> None:
+    dates = np.array(["2024-01-01", "2024-01-02"], f"M8[{unit}]")[(NUMBERS > 4).astype(int)]
+    rows, lazy = da.from_array(X, chunks=(130, 5)), da.from_array(dates, chunks=130)
+    model = getattr(linear_model, name)(cv=3).fit(rows, lazy)
+    assert model.classes_.dtype == dates.dtype
+    assert model.score(rows, lazy) > 0.5
+
+
 def test_float32_rows_give_the_same_penalty() -> None:
     for case in ("lasso", "ridge, rows", "ridge, shuffled", "ridge classes, folds"):
         name, params, y = CASES[case]
@@ -333,6 +343,8 @@ def test_targets_that_do_not_suit_are_refused() -> None:
         linear_model.LassoCV().fit(X, TARGETS)
     with pytest.raises(InvalidDataError, match="one class"):
         linear_model.RidgeClassifierCV(cv=3).fit(X, np.ones(N, int))
+    with pytest.raises(InvalidDataError, match="continuous"):
+        linear_model.RidgeClassifierCV(cv=3).fit(da.from_array(X), da.from_array(THREE / 2))
     for rows, words in (
         (X, THREE.astype(str)),
         (da.from_array(X), da.from_array(THREE.astype(str))),
