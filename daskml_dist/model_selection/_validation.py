@@ -593,6 +593,8 @@ def check_target(estimator: Any, y: Any) -> None:
 def has_several_columns(y: Any) -> bool:
     """Return whether targets have several columns: several outputs, or several labels for a row."""
     shape: tuple[int, ...] = getattr(y, "shape", ())
+    if isinstance(y, list | tuple) and y and isinstance(y[0], list | tuple):
+        shape = len(y), len(y[0])
     return len(shape) == 2 and shape[1] != 1
 
 

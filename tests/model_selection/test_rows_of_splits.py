@@ -117,6 +117,19 @@ def test_probabilities_of_several_labels_are_a_list_of_arrays() -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def test_several_labels_a_row_may_be_lists() -> None:
+    labels = (X[:, :2] > 0).astype(int)
+    found, expected = (
+        model_selection.GridSearchCV(linear_model.RidgeClassifier(), {"alpha": [1, 9]}, cv=3).fit(
+            X, y
+        )
+        for y in (labels.tolist(), labels)
+    )
+    np.testing.assert_array_equal(
+        found.cv_results_["mean_test_score"], expected.cv_results_["mean_test_score"]
+    )
+
+
 @pytest.mark.parametrize("make", [np.asarray, _lazy])
 @pytest.mark.parametrize(
     ("model", "method", "match"),
