@@ -96,7 +96,7 @@ class DP(ParameterObject):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name, is_valid, words in (
+        for name, is_valid, expected in (
             ("epsilon", self.epsilon > 0 if _is_number(self.epsilon) else False, "a number > 0"),
             (
                 "delta",
@@ -106,7 +106,7 @@ class DP(ParameterObject):
             ("clip", self.clip > 0 if _is_number(self.clip) else False, "a number > 0"),
         ):
             if not is_valid:
-                raise InvalidParameterError(f"DP({name}={getattr(self, name)!r}): give {words}.")
+                raise InvalidParameterError(f"DP({name}={getattr(self, name)!r}): give {expected}.")
         seed = self.seed
         if seed is not None and (
             isinstance(seed, bool) or not isinstance(seed, Integral) or int(seed) < 0
@@ -237,15 +237,15 @@ class NoiseStream:
 
     def draw(self, step: int) -> NDArray[Any]:
         """Return the noise of a step (from 1), which must not be changed in place."""
-        group, at = divmod(step, self._together)
+        group, offset = divmod(step, self._together)
         if group != self._group:
             key = np.random.SeedSequence([self._noise.seed, group, self._first_row])
             # Counter-based, as all random streams of rows and steps are.
             random = np.random.Generator(np.random.Philox(key))
             drawn = random.standard_normal((self._together, *self._shape), self._dtype)
             self._group, self._drawn = group, drawn * self._dtype.type(self._noise.std)
-        found: NDArray[Any] = self._drawn[at]
-        return found
+        noise: NDArray[Any] = self._drawn[offset]
+        return noise
 
 
 #: The expected number of rows in a batch is a multiple of this fraction: sums of such numbers are
@@ -304,9 +304,9 @@ class PrivateSteps:
 @lru_cache(maxsize=256)
 def _step_rdp(sampling_rate: float, noise_multiplier: float) -> NDArray[np.float64]:
     """Return :func:`compute_step_rdp` at `RDP_ORDERS`; callers must not write to it."""
-    found = np.array([_rdp_of_order(sampling_rate, noise_multiplier, a) for a in RDP_ORDERS])
-    found.flags.writeable = False
-    return found
+    divergences = np.array([_rdp_of_order(sampling_rate, noise_multiplier, a) for a in RDP_ORDERS])
+    divergences.flags.writeable = False
+    return divergences
 
 
 def compute_step_rdp(sampling_rate: float, noise_multiplier: float) -> NDArray[np.float64]:
@@ -364,8 +364,8 @@ def _rdp_of_order(q: float, sigma: float, order: float) -> float:
     else:
         # A - 1, which is tiny for small q.
         density = np.exp(log_density)
-        near = np.minimum(log_ratio, 1.0)
-        excess = np.where(log_ratio < 1, density * np.expm1(near), np.exp(terms) - density)
+        clipped = np.minimum(log_ratio, 1.0)
+        excess = np.where(log_ratio < 1, density * np.expm1(clipped), np.exp(terms) - density)
         log_a = math.log1p(float(excess.sum()))
     return log_a / (order - 1)
 
@@ -386,11 +386,11 @@ def compute_epsilon(rdp: NDArray[np.float64], delta: float) -> float:
     """
     orders = np.array(RDP_ORDERS)
     # Proposition 12 of Canonne, Kamath and Steinke (2020).
-    found = rdp + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
+    epsilons = rdp + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
     # The divergence of order 1 is at most each of these, and bounds the total variation by sqrt(1 -
     # exp(-rdp)) (Bretagnolle and Huber 1979): if that is below delta, epsilon is 0.
-    found = np.where(delta**2 + np.expm1(-rdp) > 0, 0.0, found)
-    return max(0.0, float(found.min()))
+    epsilons = np.where(delta**2 + np.expm1(-rdp) > 0, 0.0, epsilons)
+    return max(0.0, float(epsilons.min()))
 
 
 #: Range of noise multipliers: below the first there is practically no privacy.

@@ -93,16 +93,16 @@ def __getattr__(name: str) -> Any:
     """Return a private object of scikit-learn by its name here."""
     if name not in PRIVATE_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place, use = PRIVATE_NAMES[name]
-    module, _, private = place.partition(":")
+    path, need = PRIVATE_NAMES[name]
+    module, _, private = path.partition(":")
     try:
-        found: Any = import_module(module)
-        found = getattr(found, private) if private else found
+        private_object: Any = import_module(module)
+        private_object = getattr(private_object, private) if private else private_object
     except (ImportError, AttributeError) as error:
         raise ImportError(
-            f"scikit-learn {sklearn.__version__} has no {place.replace(':', '.').rstrip('.')}, "
-            f"which is needed for: {use}. Install a version of scikit-learn that this version of "
+            f"scikit-learn {sklearn.__version__} has no {path.replace(':', '.').rstrip('.')}, "
+            f"which is needed for: {need}. Install a version of scikit-learn that this version of "
             "daskml-dist is tested with (see its pyproject.toml), or a newer daskml-dist."
         ) from error
-    globals()[name] = found  # the next access does not call this function
-    return found
+    globals()[name] = private_object  # the next access does not call this function
+    return private_object

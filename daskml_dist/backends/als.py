@@ -126,13 +126,15 @@ class LeastSquares:
         sizes = np.diff(ratings.indptr)
         long = np.flatnonzero(sizes > MAX_RATINGS_AT_ONCE)
         starts, stops = [0, *(long + 1).tolist()], [*long.tolist(), len(sizes)]
-        found = [self._cholesky(ratings, by, out, at) for at in zip(starts, stops, strict=True)]
-        found += [
+        singular_rows = [
+            self._cholesky(ratings, by, out, span) for span in zip(starts, stops, strict=True)
+        ]
+        singular_rows += [
             np.array([row])
             for row in long.tolist()
             if not self._solve_long_row(row, ratings, by, out)
         ]
-        return np.sort(np.concatenate(found))
+        return np.sort(np.concatenate(singular_rows))
 
     def errors(
         self, ratings: Ratings, by: Regressors, rows: NDArray[Any], out: NDArray[np.float64]
@@ -166,8 +168,8 @@ class LeastSquares:
             # Confidence 1 + alpha r of a preference; the 1 is included in `gram`.
             weights, targets = self.alpha * values, (1 + self.alpha * values) * (values > 0)
         else:
-            taken = by.offsets[ratings.indices] if len(by.offsets) else 0.0
-            weights, targets = np.ones(len(values)), values - taken
+            used_offsets = by.offsets[ratings.indices] if len(by.offsets) else 0.0
+            weights, targets = np.ones(len(values)), values - used_offsets
         shift = self.reg * (1 if self.implicit else len(values))
         A = (rows.T * weights) @ rows + shift * np.eye(width)
         if self.implicit:
@@ -192,15 +194,16 @@ class LeastSquares:
         """
         kernels, (A, b) = _load_kernels(), system
         start, stop = ratings.indptr.tolist()
-        for at in range(start, stop, MAX_RATINGS_AT_ONCE):
-            some = slice(at, min(at + MAX_RATINGS_AT_ONCE, stop))
-            touched, m = ratings.indices[some], some.stop - at
+        for piece_start in range(start, stop, MAX_RATINGS_AT_ONCE):
+            piece = slice(piece_start, min(piece_start + MAX_RATINGS_AT_ONCE, stop))
+            touched, m = ratings.indices[piece], piece.stop - piece_start
             offsets = by.offsets[touched] if len(by.offsets) else by.offsets
-            own = Regressors(by.factors[touched], offsets.astype(np.float64), by.gram)
-            own, (scratch, _) = own.padded(np.float64), _make_scratch(by, np.float64)
+            regressors = Regressors(by.factors[touched], offsets.astype(np.float64), by.gram)
+            regressors, (scratch, _) = regressors.padded(np.float64), _make_scratch(by, np.float64)
             kernels.add_ratings(
-                np.arange(m, dtype=np.int32), ratings.values[some].astype(np.float64), own.factors,
-                own.offsets, self.implicit, self.alpha, A, b, scratch, width, 0, m,
+                np.arange(m, dtype=np.int32), ratings.values[piece].astype(np.float64),
+                regressors.factors, regressors.offsets, self.implicit, self.alpha, A, b, scratch,
+                width, 0, m,
             )  # fmt: skip
 
     def solve_equations(self, system: System, n: int, out: NDArray[Any]) -> bool:
@@ -232,14 +235,14 @@ class LeastSquares:
         # Ratings of the failed rows only, renumbered to the factors that they use.
         starts, sizes = ratings.indptr[rows], np.diff(ratings.indptr)[rows]
         indptr = np.concatenate([[0], np.cumsum(sizes)])
-        at = np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], sizes)
-        touched, indices = np.unique(ratings.indices[at], return_inverse=True)
-        own = Ratings(indptr, indices.astype(np.int32), ratings.values[at])
+        positions = np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], sizes)
+        touched, indices = np.unique(ratings.indices[positions], return_inverse=True)
+        row_ratings = Ratings(indptr, indices.astype(np.int32), ratings.values[positions])
         offsets = by.offsets[touched] if len(by.offsets) else by.offsets
         # All in float64, as in a float64 fit: one compiled loop is enough for both.
-        its = Regressors(by.factors[touched], offsets.astype(np.float64), by.gram)
+        regressors = Regressors(by.factors[touched], offsets.astype(np.float64), by.gram)
         solved = out[rows].astype(np.float64)
-        singular = self._solve_rows(own, its, solved, (0, len(rows)), np.float64)
+        singular = self._solve_rows(row_ratings, regressors, solved, (0, len(rows)), np.float64)
         out[rows] = solved
         return rows[singular]
 
@@ -279,9 +282,9 @@ class LeastSquares:
         vectors, scratch = np.zeros((4, 1, by.width), out.dtype), _make_scratch(by, out.dtype)
         gram = by.gram.astype(out.dtype, copy=False)
         settings = self.implicit, self.alpha, self.reg, gram, self.steps
-        enough, (A, _) = _GRADIENT_TOLERANCES[out.itemsize], _make_system(by, out.dtype)
+        tolerance, (A, _) = _GRADIENT_TOLERANCES[out.itemsize], _make_system(by, out.dtype)
         kernels.conjugate_gradient_rows(
-            *ratings, by.factors, by.offsets, *settings, enough, A, vectors, *scratch, out
+            *ratings, by.factors, by.offsets, *settings, tolerance, A, vectors, *scratch, out
         )
 
 

@@ -86,8 +86,10 @@ def _emit_lane_sum(builder: Any, parts: Any) -> Any:
         half //= 2
         kind = ir.VectorType(index, half)
         low, high = (
-            builder.shuffle_vector(parts, parts, ir.Constant(kind, [*range(at, at + half)]))
-            for at in (0, half)
+            builder.shuffle_vector(
+                parts, parts, ir.Constant(kind, [*range(first_lane, first_lane + half)])
+            )
+            for first_lane in (0, half)
         )
         parts = builder.fadd(low, high, flags=_FAST_FLAGS)
     return builder.extract_element(parts, ir.Constant(index, 0))
@@ -105,23 +107,23 @@ def _emit_loop(
     start, stop = bounds
     builder.cbranch(builder.icmp_signed("<", start, stop), body, after)
     builder.position_at_end(body)
-    at = builder.phi(_INT64)
-    at.add_incoming(start, before)
-    held = []
+    position = builder.phi(_INT64)
+    position.add_incoming(start, before)
+    phis = []
     for total in totals:
-        held.append(builder.phi(total.type))
-        held[-1].add_incoming(total, before)
-    found = more(at, held)
-    last, following = builder.block, builder.add(at, ir.Constant(_INT64, 1))
-    at.add_incoming(following, last)
+        phis.append(builder.phi(total.type))
+        phis[-1].add_incoming(total, before)
+    updated = more(position, phis)
+    last, following = builder.block, builder.add(position, ir.Constant(_INT64, 1))
+    position.add_incoming(following, last)
     builder.cbranch(builder.icmp_signed("<", following, stop), body, after)
     builder.position_at_end(after)
     results = []
-    for total, one, new in zip(totals, held, found, strict=True):
-        one.add_incoming(new, last)
+    for total, phi, value in zip(totals, phis, updated, strict=True):
+        phi.add_incoming(value, last)
         results.append(builder.phi(total.type))
         results[-1].add_incoming(total, before)
-        results[-1].add_incoming(new, last)
+        results[-1].add_incoming(value, last)
     return results
 
 
@@ -150,11 +152,13 @@ def _make_add_outer(height: int) -> Any:
             weight = _emit_broadcast(builder, weights.entry(i), Y.vector)
             right = Y.load(Y.place(Y.at(row, k)))
             right = builder.fmul(right, weight, flags=_FAST_FLAGS)
-            left = Y.at(row, j)
-            lefts = [Y.entry(builder.add(left, r)) for r in steps]
+            left_index = Y.at(row, j)
+            lefts = [Y.entry(builder.add(left_index, r)) for r in steps]
             return [
-                _emit_multiply_add(builder, _emit_broadcast(builder, one, Y.vector), right, total)
-                for one, total in zip(lefts, totals, strict=True)
+                _emit_multiply_add(
+                    builder, _emit_broadcast(builder, left_entry, Y.vector), right, total
+                )
+                for left_entry, total in zip(lefts, totals, strict=True)
             ]
 
         totals = _emit_loop(builder, given[6:], [A.load(place) for place in places], more)
@@ -219,14 +223,14 @@ def dot_vectors(context: Any, builder: Any, signature: Any, given: Any) -> Any:
     """Return the product of ``X[i, start:stop]`` and ``Y[j, start:stop]``; whole vectors."""
     X, Y = (_Row(context, builder, signature.args[i], given[i]) for i in (0, 2))
     count = ir.Constant(_INT64, X.vector.count)
-    bounds = [builder.sdiv(one, count) for one in given[4:]]
+    bounds = [builder.sdiv(bound, count) for bound in given[4:]]
 
     def more(at: Any, totals: Any) -> Any:
         k = builder.mul(at, count)
-        left, right = (
+        left_part, right_part = (
             rows.load(rows.place(rows.at(row, k))) for rows, row in ((X, given[1]), (Y, given[3]))
         )
-        return [_emit_multiply_add(builder, left, right, totals[0])]
+        return [_emit_multiply_add(builder, left_part, right_part, totals[0])]
 
     (parts,) = _emit_loop(builder, bounds, [ir.Constant(X.vector, None)], more)
     return _emit_lane_sum(builder, parts)
@@ -242,22 +246,24 @@ def dot_four_rows(context: Any, builder: Any, signature: Any, given: Any) -> Any
     x, Y, rows, out = (_Row(context, builder, signature.args[i], given[i]) for i in range(4))
     count, none = ir.Constant(_INT64, x.vector.count), ir.Constant(_INT64, 0)
     steps = [ir.Constant(_INT64, r) for r in range(4)]
-    whole = builder.sdiv(given[5], count)
+    n_vectors = builder.sdiv(given[5], count)
     with cgutils.for_range_slice(builder, none, given[4], ir.Constant(_INT64, 4)) as (i, _):
-        at = [builder.add(i, step) for step in steps]
-        starts = [Y.at(builder.sext(rows.entry(one), _INT64), none) for one in at]
+        row_indices = [builder.add(i, step) for step in steps]
+        starts = [Y.at(builder.sext(rows.entry(row), _INT64), none) for row in row_indices]
 
         def more(v: Any, totals: Any) -> Any:
             k = builder.mul(v, count)
-            left = x.load(x.place(k))
+            x_part = x.load(x.place(k))
             return [
-                _emit_multiply_add(builder, left, Y.load(Y.place(builder.add(start, k))), total)
+                _emit_multiply_add(builder, x_part, Y.load(Y.place(builder.add(start, k))), total)
                 for start, total in zip(starts, totals, strict=True)
             ]
 
         zeros = [ir.Constant(x.vector, None)] * 4
-        for one, parts in zip(at, _emit_loop(builder, (none, whole), zeros, more), strict=True):
-            out.put(one, _emit_lane_sum(builder, parts))
+        for row, parts in zip(
+            row_indices, _emit_loop(builder, (none, n_vectors), zeros, more), strict=True
+        ):
+            out.put(row, _emit_lane_sum(builder, parts))
     return context.get_dummy_value()
 
 
@@ -381,11 +387,11 @@ def _rating_terms(
 ) -> Any:
     """Return a rating's weight in the matrix and its target, in the dtype of `like`."""
     kind = type(like)
-    one, v = kind(1), kind(value)
+    unit, v = kind(1), kind(value)
     if implicit:
         weight = kind(alpha) * v
-        return weight, one + weight if v > 0 else kind(0)
-    return one, v - kind(offsets[other]) if len(offsets) else v
+        return weight, unit + weight if v > 0 else kind(0)
+    return unit, v - kind(offsets[other]) if len(offsets) else v
 
 
 @_fast
@@ -489,7 +495,7 @@ def conjugate_gradient_rows(
         x[:, :] = 0
         for j in range(n):
             x[0, j] = out[row, j]
-        shared, made, last = gram, implicit, stop
+        shared, has_matrix, last = gram, implicit, stop
         # Forming the matrix costs ratings * width; a product with it, width squared.
         if width <= _MAX_DENSE_WIDTH and stop - start > n:
             copy_rows(A, gram)
@@ -498,10 +504,10 @@ def conjugate_gradient_rows(
                 indices, values, Y, offsets, implicit, alpha, A, r, scratch, n, start, stop
             )  # fmt: skip
             _mirror_triangle(A, n)
-            shared, made, last = A, True, start
+            shared, has_matrix, last = A, True, start
         else:
             r[:, :] = 0
-        _add_shared_product(shared, made, shift, -1.0, x, r, scratch, order)
+        _add_shared_product(shared, has_matrix, shift, -1.0, x, r, scratch, order)
         _add_rating_products(
             indices, values, Y, offsets, implicit, alpha, True, -1.0, x, r, scratch, start, last
         )  # fmt: skip
@@ -513,7 +519,7 @@ def conjugate_gradient_rows(
             if not square > end:
                 break
             q[:, :] = 0
-            _add_shared_product(shared, made, shift, 1.0, p, q, scratch, order)
+            _add_shared_product(shared, has_matrix, shift, 1.0, p, q, scratch, order)
             _add_rating_products(
                 indices, values, Y, offsets, implicit, alpha, False, 1.0, p, q, scratch, start, last
             )  # fmt: skip

@@ -92,7 +92,7 @@ class ReplicaSteps:
     def serves(self, step: Step) -> bool:
         """Return whether a step has the same arrays: restoring a replica changes its arrays."""
         pairs = zip(self._state, step.state(self._optimizer), strict=True)
-        return all(one is other for one, other in pairs)
+        return all(array is other for array, other in pairs)
 
 
 #: Products of rows and centroids that are computed together: 8 MiB of float64, the largest array of
@@ -110,16 +110,16 @@ def assign_to_centroids(
     :meth:`Backend.assign`.
     """
     inertia = 0.0
-    for at, rows in _iterate_shifted_rows(backend, X, shift, centroids.shape[0]):
-        labels, apart = _nearest(backend, rows, centroids)
-        some = None if weight is None else weight[at]
+    for row_slice, rows in _iterate_shifted_rows(backend, X, shift, centroids.shape[0]):
+        labels, distances = _nearest(backend, rows, centroids)
+        slice_weight = None if weight is None else weight[row_slice]
         # A column of ones counts the rows; both sums are scatter-adds by label.
-        each = ones((apart.shape[0], 1), apart.dtype, like=apart)
-        backend.add_rows(each, labels, some, out[:, :1])
-        backend.add_rows(rows, labels, some, out[:, 1:])
+        unit_column = ones((distances.shape[0], 1), distances.dtype, like=distances)
+        backend.add_rows(unit_column, labels, slice_weight, out[:, :1])
+        backend.add_rows(rows, labels, slice_weight, out[:, 1:])
         # In float64, on the device: one transfer at the end instead of one per slice.
-        apart = cast(apart, out.dtype)
-        inertia = inertia + total(apart if some is None else apart * some)
+        distances = cast(distances, out.dtype)
+        inertia = inertia + total(distances if slice_weight is None else distances * slice_weight)
     return scalar(inertia)
 
 
@@ -127,13 +127,13 @@ def find_nearest_centroids(
     backend: Any, X: Any, shift: Any | None, centroids: Any
 ) -> tuple[Any, Any]:
     """Return each row's nearest centroid in array API functions; see :meth:`Backend.nearest`."""
-    found = [
+    slice_results = [
         _nearest(backend, rows, centroids)
         for _, rows in _iterate_shifted_rows(backend, X, shift, centroids.shape[0])
     ]
-    labels, apart = zip(*found, strict=True)
+    labels, distances = zip(*slice_results, strict=True)
     xp = namespace(centroids)
-    return xp.concat(labels), xp.concat(apart)
+    return xp.concat(labels), xp.concat(distances)
 
 
 def _iterate_shifted_rows(
@@ -141,14 +141,14 @@ def _iterate_shifted_rows(
 ) -> Iterator[tuple[slice, Any]]:
     """Yield slices of rows minus the shift, sized to leave memory for `width` numbers per row."""
     step = (backend.entries_at_once or _PRODUCTS_AT_ONCE) // max(width, 1)
-    for at in row_slices(X.shape[0], max(step, _MIN_ROWS_AT_ONCE)):
-        rows = X[at] if is_sparse(X) else backend.rows(X, at)
+    for row_slice in row_slices(X.shape[0], max(step, _MIN_ROWS_AT_ONCE)):
+        rows = X[row_slice] if is_sparse(X) else backend.rows(X, row_slice)
         # Near the origin, the products in `_nearest` suffer less cancellation. Shifted rows are
         # dense.
         if shift is not None:
-            whole = rows.toarray() if is_sparse(X) else rows
-            rows = cast(whole, arithmetic_dtype(whole)) - shift
-        yield at, rows
+            dense = rows.toarray() if is_sparse(X) else rows
+            rows = cast(dense, arithmetic_dtype(dense)) - shift
+        yield row_slice, rows
 
 
 def _nearest(backend: Any, X: Any, centroids: Any) -> tuple[Any, Any]:
@@ -156,10 +156,10 @@ def _nearest(backend: Any, X: Any, centroids: Any) -> tuple[Any, Any]:
     xp, k = namespace(centroids), centroids.shape[0]
     # Argmin of |x - c|**2 / 2 without |x|**2, which is the same for all centroids.
     half = total(centroids * centroids, axis=1) / 2
-    apart = half - xp.reshape(backend.dot(X, centroids.T), (-1, k))
+    scores = half - xp.reshape(backend.dot(X, centroids.T), (-1, k))
     # Rounding may make it negative. Compared, not clipped, so that NaN in a row gives NaN.
-    squared = _squared_norms(backend, X) + 2 * xp.min(apart, axis=1)
-    return xp.argmin(apart, axis=1), xp.where(squared > 0, squared, 0 * squared)
+    squared = _squared_norms(backend, X) + 2 * xp.min(scores, axis=1)
+    return xp.argmin(scores, axis=1), xp.where(squared > 0, squared, 0 * squared)
 
 
 def _squared_norms(backend: Any, X: Any) -> Any:
@@ -168,8 +168,10 @@ def _squared_norms(backend: Any, X: Any) -> Any:
         return total(X * X, axis=1)
     # Sparse rows: squared entries times a column of ones, a product that any backend has.
     values = X.values
-    each = ones((X.shape[1], 1), X.dtype, like=values)
-    return namespace(values).reshape(backend.dot(X.with_values(values * values), each), (-1,))
+    unit_column = ones((X.shape[1], 1), X.dtype, like=values)
+    return namespace(values).reshape(
+        backend.dot(X.with_values(values * values), unit_column), (-1,)
+    )
 
 
 def is_sparse(X: Any) -> bool:
@@ -276,9 +278,9 @@ class Backend(ABC):
     def add_squares(self, X: Any, at: Any, weight: Any | None, mean: Any, out: Any) -> None:
         """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
         # The second pass of a two-pass variance: sums of squares about 0 would lose digits.
-        apart = X - namespace(X).take(mean, at, axis=0)
-        apart *= apart
-        self.add_rows(apart, at, weight, out)
+        deviations = X - namespace(X).take(mean, at, axis=0)
+        deviations *= deviations
+        self.add_rows(deviations, at, weight, out)
 
     def assign(
         self, X: Any, shift: Any | None, centroids: Any, weight: Any | None, out: Any,

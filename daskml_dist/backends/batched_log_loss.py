@@ -54,10 +54,10 @@ def add_log_gradients(
     part, slopes = np.zeros(wide * k, X.dtype), np.zeros(wide * k, X.dtype)
     for start in range(0, n, at_once):
         tile = X[start : start + at_once]
-        some = raw[: len(tile)]
+        tile_values = raw[: len(tile)]
         # BLAS computes the products of a tile with all models.
-        np.dot(tile, w, some)
-        flat = some.reshape(-1)
+        np.dot(tile, w, tile_values)
+        flat = tile_values.reshape(-1)
         for first in range(0, len(tile), wide * _MAX_ROWS_PER_SUM):
             # Losses and slopes of `_MAX_ROWS_PER_SUM` rows are summed in the rows' dtype, then in
             # float64.
@@ -71,8 +71,8 @@ def add_log_gradients(
             for i in range(wide):
                 _add_to_total(gradient[d], slopes[i * k : (i + 1) * k])
                 _add_to_total(losses, part[i * k : (i + 1) * k])
-        # `some` now holds derivatives: their product with the rows is the gradient.
-        np.dot(tile.T, some, product)
+        # `tile_values` now holds derivatives: their product with the rows is the gradient.
+        np.dot(tile.T, tile_values, product)
         for j in range(d):
             _add_to_total(gradient[j], product[j])
 
@@ -87,19 +87,20 @@ def add_log_scores(
     raw = np.empty((min(at_once, n), k), X.dtype)
     for start in range(0, n, at_once):
         tile = X[start : start + at_once]
-        some = raw[: len(tile)]
-        np.dot(tile, w, some)
+        tile_values = raw[: len(tile)]
+        np.dot(tile, w, tile_values)
         for i in range(len(tile)):
             sign, first = signs[start + i], 0
             # sums: losses, then weights of the negative and positive rows, then those of correct
             # predictions.
-            at = 2 if sign > 0 else 1
+            sign_row = 2 if sign > 0 else 1
             for split in range(len(stops)):
                 weight, last = mask[start + i, split], stops[split]
                 if weight != 0 and first < last:
                     _score_row(
-                        some[i, first:last], bias[first:last], sign, weight, most,
-                        sums[0, first:last], sums[at, first:last], sums[at + 2, first:last],
+                        tile_values[i, first:last], bias[first:last], sign, weight, most,
+                        sums[0, first:last], sums[sign_row, first:last],
+                        sums[sign_row + 2, first:last],
                     )  # fmt: skip
                 first = last
 
@@ -115,11 +116,11 @@ def _add_to_total(total: Any, part: Any) -> None:
 def _repeat_values(values: Any, times: int) -> Any:
     """Return values repeated, one copy after the other."""
     k = len(values)
-    found = np.empty(times * k, values.dtype)
+    repeated = np.empty(times * k, values.dtype)
     for i in range(times):
         for j in range(k):
-            found[i * k + j] = values[j]
-    return found
+            repeated[i * k + j] = values[j]
+    return repeated
 
 
 @_inside
@@ -130,9 +131,9 @@ def _spread_weights(mask: Any, stops: Any, start: int, stop: int, k: int, weight
         end = first
         for split in range(len(stops)):
             last = (i - start) * k + stops[split]
-            some, value = weight[end:last], mask[i, split]
-            for j in range(len(some)):
-                some[j] = value
+            row_weights, value = weight[end:last], mask[i, split]
+            for j in range(len(row_weights)):
+                row_weights[j] = value
             end = last
 
 
@@ -140,9 +141,9 @@ def _spread_weights(mask: Any, stops: Any, start: int, stop: int, k: int, weight
 def _spread_signs(signs: Any, start: int, stop: int, k: int, sign: Any) -> None:
     """Write the sign of each row once for each of its k columns."""
     for i in range(start, stop):
-        some, value = sign[(i - start) * k : (i - start + 1) * k], signs[i]
+        row_signs, value = sign[(i - start) * k : (i - start + 1) * k], signs[i]
         for j in range(k):
-            some[j] = value
+            row_signs[j] = value
 
 
 @_inside

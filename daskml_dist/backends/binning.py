@@ -33,14 +33,14 @@ def put_in_bins(
         write_bins(X, table, n_edges, categorical, missing, rows, columns, seen)
         return
     for j, edges in enumerate(table):
-        own, values = edges[: n_edges[j]], X[:, j].astype(np.float64)
+        used_edges, values = edges[: n_edges[j]], X[:, j].astype(np.float64)
         # The bin of a value is the number of edges below it.
-        bins = np.searchsorted(own, values)
+        bins = np.searchsorted(used_edges, values)
         is_missing = np.isnan(values)
         if categorical[j]:
-            known = bins < len(own)
-            known[known] = own[bins[known]] == values[known]
-            is_missing |= ~known
+            is_known = bins < len(used_edges)
+            is_known[is_known] = used_edges[bins[is_known]] == values[is_known]
+            is_missing |= ~is_known
         bins[is_missing] = missing
         if is_missing.any() or (bins == missing).any():
             seen[j] = 1

@@ -51,9 +51,11 @@ def add_to_nearest(
     """Add dense rows to the sums of their nearest centroids; see :meth:`Backend.assign`."""
     inertia, none = 0.0, np.empty(0, X.dtype)
     nearest = _NearestCentroids(centroids, before, scratch)
-    for at, near, some in nearest.of(X, shift, bounds):
-        scale = none if weight is None else weight[at]
-        inertia += _add_labelled_rows(near, nearest.centroids, scale, some, nearest.above, out)
+    for row_slice, shifted, tile_bounds in nearest.of(X, shift, bounds):
+        scale = none if weight is None else weight[row_slice]
+        inertia += _add_labelled_rows(
+            shifted, nearest.centroids, scale, tile_bounds, nearest.above, out
+        )
     return inertia
 
 
@@ -61,11 +63,13 @@ def nearest(
     X: NDArray[Any], shift: NDArray[Any], centroids: NDArray[Any], scratch: Scratch
 ) -> tuple[NDArray[np.intp], NDArray[Any]]:
     """Return the nearest centroid of each row, and the squared distance to it."""
-    labels, apart = np.empty(len(X), np.intp), np.empty(len(X), X.dtype)
-    for at, near, some in _NearestCentroids(centroids, None, scratch).of(X, shift, None):
-        labels[at] = some[:, 0]
-        _measure_distances(near, centroids, some, apart[at])
-    return labels, apart
+    labels, distances = np.empty(len(X), np.intp), np.empty(len(X), X.dtype)
+    for row_slice, shifted, tile_bounds in _NearestCentroids(centroids, None, scratch).of(
+        X, shift, None
+    ):
+        labels[row_slice] = tile_bounds[:, 0]
+        _measure_distances(shifted, centroids, tile_bounds, distances[row_slice])
+    return labels, distances
 
 
 class _NearestCentroids:
@@ -89,9 +93,9 @@ class _NearestCentroids:
     ) -> None:
         self.centroids = np.ascontiguousarray(centroids)
         self._scratch, dtype = scratch, centroids.dtype
-        whole = centroids.astype(np.float64)
+        exact = centroids.astype(np.float64)
         # Scores are |c|^2 / 2 - x c: half squared distances, except for the row's own norm.
-        self._half = ((whole**2).sum(axis=1) / 2).astype(dtype)
+        self._half = ((exact**2).sum(axis=1) / 2).astype(dtype)
         # Bound of the relative error of sums over the features.
         eps = (centroids.shape[1] + 8) * np.finfo(dtype).eps
         self._eps, self.above = dtype.type(eps), dtype.type(1 + eps)
@@ -103,8 +107,8 @@ class _NearestCentroids:
         if before is not None:
             # A row closer to its centroid than half the distance to the next centroid cannot change
             # label.
-            self._alone = ((1 - eps) / 2 * _distances_to_nearest(whole)).astype(dtype)
-            ways = (1 + eps) * np.sqrt(((whole - before.astype(np.float64)) ** 2).sum(axis=1))
+            self._alone = ((1 - eps) / 2 * _distances_to_nearest(exact)).astype(dtype)
+            ways = (1 + eps) * np.sqrt(((exact - before.astype(np.float64)) ** 2).sum(axis=1))
             self._ways, self._others = ways.astype(dtype), _largest_other_moves(ways).astype(dtype)
 
     def of(
@@ -114,17 +118,17 @@ class _NearestCentroids:
         d = X.shape[1]
         # Slices that fit in a core's cache, so that products and sums read rows from memory once.
         step = min(max(_CACHED_BYTES // X.itemsize // max(d, 1), _MIN_TILE_ROWS), _MAX_TILE_ROWS)
-        for at in row_slices(len(X), step):
-            n = at.stop - at.start
-            near = self._scratch.empty("near", (n, d), X.dtype)
+        for row_slice in row_slices(len(X), step):
+            n = row_slice.stop - row_slice.start
+            shifted = self._scratch.empty("near", (n, d), X.dtype)
             squares = self._scratch.empty("squares", (n,), X.dtype)
-            _shift_rows(X[at], shift, near, squares)
+            _shift_rows(X[row_slice], shift, shifted, squares)
             if bounds is None:
-                some = self._scratch.empty("bounds", (n, N_BOUNDS), X.dtype)
+                tile_bounds = self._scratch.empty("bounds", (n, N_BOUNDS), X.dtype)
             else:
-                some = bounds[at]
-            self._label(near, squares, some, known=bounds is not None and self._known)
-            yield at, near, some
+                tile_bounds = bounds[row_slice]
+            self._label(shifted, squares, tile_bounds, known=bounds is not None and self._known)
+            yield row_slice, shifted, tile_bounds
 
     def _label(
         self, near: NDArray[Any], squares: NDArray[Any], bounds: NDArray[Any], *, known: bool
@@ -135,33 +139,33 @@ class _NearestCentroids:
             bounds[...] = 0
             return
         numbers = self._scratch.empty("numbers", (n,), np.int32)
-        found = n
+        n_chosen = n
         # First pass: bounds exclude most rows. If they exclude few, the next slices skip this pass.
         if known and not self._in_vain:
-            moved = self._ways, self._others, self._alone
-            found = _screen_rows(near, self.centroids, *moved, self.above, bounds, numbers)
-            self._in_vain = _SLICES_NOT_SCREENED if found > _FULL_PASS_SHARE * n else 0
+            moves = self._ways, self._others, self._alone
+            n_chosen = _screen_rows(near, self.centroids, *moves, self.above, bounds, numbers)
+            self._in_vain = _SLICES_NOT_SCREENED if n_chosen > _FULL_PASS_SHARE * n else 0
         elif known:
             self._in_vain -= 1
-        if found > _FULL_PASS_SHARE * n:
+        if n_chosen > _FULL_PASS_SHARE * n:
             numbers[...] = np.arange(n)
-            found = n
+            n_chosen = n
         chosen = near
-        if found < n:
-            chosen = self._scratch.empty("chosen", (found, near.shape[1]), near.dtype)
+        if n_chosen < n:
+            chosen = self._scratch.empty("chosen", (n_chosen, near.shape[1]), near.dtype)
             _copy_chosen_rows(near, numbers, chosen)
         # Second pass: products with all centroids, for the remaining rows.
-        for at in row_slices(found, max(_CACHED_BYTES // near.itemsize // k, _MIN_TILE_ROWS)):
-            shape = k, at.stop - at.start
+        for tile in row_slices(n_chosen, max(_CACHED_BYTES // near.itemsize // k, _MIN_TILE_ROWS)):
+            shape = k, tile.stop - tile.start
             # One row of products per centroid, so that vector instructions compare many rows.
             products = self._scratch.empty("products", shape, near.dtype)
-            np.matmul(self.centroids, chosen[at].T, out=products)
+            np.matmul(self.centroids, chosen[tile].T, out=products)
             labels = self._scratch.empty("labels", shape[1:], np.int32)
             least = self._scratch.empty("least", shape[1:], near.dtype)
             second = self._scratch.empty("second", shape[1:], near.dtype)
             _find_two_nearest(products, self._half, labels, least, second)
             _settle_close_calls(
-                near, numbers[at], self.centroids, self._half, products, labels, least, second,
+                near, numbers[tile], self.centroids, self._half, products, labels, least, second,
                 squares, self._eps, self._largest, bounds,
             )  # fmt: skip
 
@@ -170,19 +174,19 @@ def _distances_to_nearest(centroids: NDArray[np.float64]) -> NDArray[np.float64]
     """Return the distance of each centroid to the nearest other one."""
     squares: NDArray[np.float64] = np.full(len(centroids), np.inf)
     for number in range(1, len(centroids)):
-        apart = ((centroids[number] - centroids[:number]) ** 2).sum(axis=1)
-        np.minimum(squares[:number], apart, out=squares[:number])
-        squares[number] = apart.min()
+        squared_distances = ((centroids[number] - centroids[:number]) ** 2).sum(axis=1)
+        np.minimum(squares[:number], squared_distances, out=squares[:number])
+        squares[number] = squared_distances.min()
     np.sqrt(squares, out=squares)
     return squares
 
 
 def _largest_other_moves(ways: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return, for each centroid, the largest move of any other centroid."""
-    first, *others = np.sort(ways)[::-1]
-    found = np.full(len(ways), first)
-    found[ways.argmax()] = others[0] if others else 0.0
-    return found
+    first, *smaller = np.sort(ways)[::-1]
+    largest = np.full(len(ways), first)
+    largest[ways.argmax()] = smaller[0] if smaller else 0.0
+    return largest
 
 
 @_fast
@@ -191,9 +195,9 @@ def _shift_rows(X: Any, shift: Any, rows: Any, squares: Any) -> None:
     for i in range(X.shape[0]):
         square = rows.dtype.type(0)
         for j in range(X.shape[1]):
-            near = X[i, j] - shift[j]
-            rows[i, j] = near
-            square += near * near
+            shifted = X[i, j] - shift[j]
+            rows[i, j] = shifted
+            square += shifted * shifted
         squares[i] = square
 
 
@@ -202,7 +206,7 @@ def _screen_rows(
     rows: Any, centroids: Any, ways: Any, others: Any, alone: Any, above: Any, bounds: Any, out: Any
 ) -> int:
     """Write the numbers of rows that may have changed their centroid; return how many there are."""
-    found = 0
+    n_found = 0
     for i in range(rows.shape[0]):
         lower = bounds[i, 2]
         if lower >= 0:
@@ -219,16 +223,16 @@ def _screen_rows(
                 # The bound is not sufficient: compute the exact distance.
                 square = rows.dtype.type(0)
                 for j in range(rows.shape[1]):
-                    apart = rows[i, j] - centroids[label, j]
-                    square += apart * apart
+                    difference = rows[i, j] - centroids[label, j]
+                    square += difference * difference
                 upper = np.sqrt(square) * above
             else:
                 upper += ways[label]
             if upper < far:
                 continue
-        out[found] = i
-        found += 1
-    return found
+        out[n_found] = i
+        n_found += 1
+    return n_found
 
 
 @_fast
@@ -249,11 +253,11 @@ def _find_two_nearest(products: Any, half: Any, labels: Any, least: Any, second:
         labels[i] = 0
     for c in range(1, k):
         for i in range(n):
-            apart = half[c] - products[c, i]
+            score = half[c] - products[c, i]
             # Selections instead of branches, so that the loop over rows is vectorised.
-            nearer = apart < least[i]
-            second[i] = min(second[i], least[i] if nearer else apart)
-            least[i] = apart if nearer else least[i]
+            nearer = score < least[i]
+            second[i] = min(second[i], least[i] if nearer else score)
+            least[i] = score if nearer else least[i]
             labels[i] = np.int32(c) if nearer else labels[i]
 
 
@@ -284,8 +288,8 @@ def _find_nearest_exactly(row: Any, centroids: Any, half: Any, products: Any, mo
         if half[c] - products[c] <= most:
             square = 0.0
             for j in range(len(row)):
-                apart = np.float64(row[j]) - np.float64(centroids[c, j])
-                square += apart * apart
+                difference = np.float64(row[j]) - np.float64(centroids[c, j])
+                square += difference * difference
             if square < best:
                 best, label = square, c
     return label
@@ -302,8 +306,8 @@ def _add_labelled_rows(
         scale = weight[i] if len(weight) else rows.dtype.type(1)
         square = rows.dtype.type(0)
         for j in range(rows.shape[1]):
-            apart = rows[i, j] - centroids[label, j]
-            square += apart * apart
+            difference = rows[i, j] - centroids[label, j]
+            square += difference * difference
         out[label, 0] += scale
         for j in range(rows.shape[1]):
             out[label, j + 1] += scale * rows[i, j]
@@ -320,6 +324,6 @@ def _measure_distances(rows: Any, centroids: Any, bounds: Any, out: Any) -> None
         label = int(bounds[i, 0])
         square = rows.dtype.type(0)
         for j in range(rows.shape[1]):
-            apart = rows[i, j] - centroids[label, j]
-            square += apart * apart
+            difference = rows[i, j] - centroids[label, j]
+            square += difference * difference
         out[i] = square

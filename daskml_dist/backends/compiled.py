@@ -46,9 +46,9 @@ def compiled_with(
     # numba's cache on disk is keyed by function name: loops with other parts need other names.
     code = zlib.crc32(b"".join(map(_identify_part, parts.values())))
     name = f"{loop.__name__.strip('_')}_{code:08x}"
-    own = {key: _compile_part(part) for key, part in parts.items()}
+    compiled_parts = {key: _compile_part(part) for key, part in parts.items()}
     # The loop's code with other globals: placeholders become the given functions.
-    function = FunctionType(loop.__code__, {**loop.__globals__, **own}, name)
+    function = FunctionType(loop.__code__, {**loop.__globals__, **compiled_parts}, name)
     function.__qualname__ = name
     fastmath: Any = False if exact else {"contract"}
     if reassociates:
@@ -61,8 +61,8 @@ def compiled_entry(**options: Any) -> Callable[[_F], _F]:
 
     numba then makes no C entry point, which nothing calls and which takes a tenth of the time.
     """
-    given: Any = {"nogil": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
-    return compiled_and_kept(**{**given, **options})
+    defaults: Any = {"nogil": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+    return compiled_and_kept(**{**defaults, **options})
 
 
 def compiled_and_kept(**options: Any) -> Callable[[_F], _F]:
@@ -74,15 +74,15 @@ def compiled_and_kept(**options: Any) -> Callable[[_F], _F]:
 
     def decorate(function: _F) -> _F:
         try:
-            made: Any = numba.njit(cache=True, **options)(function)
+            compiled: Any = numba.njit(cache=True, **options)(function)
         except RuntimeError as error:
             if "cannot cache" not in str(error):
                 raise
             _warn_of_no_cache("no folder for it is writable")
             return cast(_F, numba.njit(**options)(function))
-        if (kept := getattr(made, "_cache", None)) is not None:  # numba may be switched off
-            kept.save_overload = partial(_save_if_possible, kept.save_overload)
-        return cast(_F, made)
+        if (cache := getattr(compiled, "_cache", None)) is not None:  # numba may be switched off
+            cache.save_overload = partial(_save_if_possible, cache.save_overload)
+        return cast(_F, compiled)
 
     return decorate
 
@@ -126,10 +126,10 @@ def compiled_in_turn(function: Callable[..., Any], signature: Any, **options: An
     If several processes need it at the same time, such as the workers of a cluster, one compiles it
     and the others load it from numba's cache.
     """
-    made: Any = compiled_entry(**options)(function)
-    with _take_turn(made.stats.cache_path):
-        compile_once(made, signature)
-    return made
+    compiled: Any = compiled_entry(**options)(function)
+    with _take_turn(compiled.stats.cache_path):
+        compile_once(compiled, signature)
+    return compiled
 
 
 def compile_once(made: Any, signature: Any) -> None:
@@ -176,9 +176,9 @@ def _compile_part(part: Any) -> Any:
     if hasattr(part, "py_func"):
         return part
     # Helpers are compiled in the same way; otherwise numba would use their Python versions.
-    own = {name: _compile_part(helper) for name, helper in find_helpers(part).items()}
+    helpers = {name: _compile_part(helper) for name, helper in find_helpers(part).items()}
     code, defaults, closure = part.__code__, part.__defaults__, part.__closure__
-    function = FunctionType(code, {**part.__globals__, **own}, part.__name__, defaults, closure)
+    function = FunctionType(code, {**part.__globals__, **helpers}, part.__name__, defaults, closure)
     no_entries: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return numba.njit(inline="never", error_model="numpy", **no_entries)(function)
 
@@ -189,11 +189,11 @@ def _identify_part(part: Any) -> bytes:
     code = function.__code__
     names = function.__module__, function.__qualname__, code.co_names, code.co_consts
     # numba compiles numbers of the module and of enclosing functions into the code as constants.
-    frozen = [function.__globals__.get(name) for name in code.co_names]
-    frozen += [cell.cell_contents for cell in function.__closure__ or ()]
-    if numbers := [value for value in frozen if isinstance(value, int | float)]:
+    constants = [function.__globals__.get(name) for name in code.co_names]
+    constants += [cell.cell_contents for cell in function.__closure__ or ()]
+    if numbers := [value for value in constants if isinstance(value, int | float)]:
         names = *names, *numbers
-    called = (
+    helper_codes = (
         b"" if function is not part else b"".join(map(_identify_part, find_helpers(part).values()))
     )
-    return bytes(code.co_code) + repr(names).encode() + called
+    return bytes(code.co_code) + repr(names).encode() + helper_codes

@@ -40,19 +40,19 @@ def count_concordant(
     """
     n, size = len(begins), len(tree) - 1
     right, tied, pairs, added = 0.0, 0.0, 0.0, 0.0
-    at = n - 1
+    next_position = n - 1
     # By decreasing `ends`: the set of comparable rows only grows.
     for k in range(n - 1, -1, -1):
         i = end_order[k]
-        while at >= 0 and begins[begin_order[at]] >= ends[i]:
-            j = begin_order[at]
+        while next_position >= 0 and begins[begin_order[next_position]] >= ends[i]:
+            j = begin_order[next_position]
             place = places[j]
             # The lowest set bit is the number of ranks that a node sums; go up through its parents.
             while place <= size:
                 tree[place] += weight[j]
                 place += place & -place
             added += weight[j]
-            at -= 1
+            next_position -= 1
         if added == 0.0:
             continue
         # Sums up to the row's rank, and below it: their difference is the weight of ties.

@@ -115,11 +115,11 @@ def multiply_rows(indptr: Any, indices: Any, data: Any, rows: Any, w: Any, out: 
     for i in range(len(rows)):
         row = rows[i]
         # A view of a row: vector instructions need its length.
-        to = out[i]
+        out_row = out[i]
         for k in range(indptr[row], indptr[row + 1]):
             value, of_column = data[k], w[indices[k]]
-            for c in range(len(to)):
-                to[c] += value * of_column[c]
+            for c in range(len(out_row)):
+                out_row[c] += value * of_column[c]
 
 
 @_compile_gradient
@@ -138,9 +138,9 @@ def multiply_rows_at(
             out[i, 0] = total
             continue
         for k in range(indptr[row], indptr[row + 1]):
-            at = position[indices[k]]
+            w_row = position[indices[k]]
             for c in range(width):
-                out[i, c] += data[k] * w[at, c]
+                out[i, c] += data[k] * w[w_row, c]
 
 
 @_compile_gradient
@@ -156,9 +156,9 @@ def add_transposed_product(
             continue
         of_row = g[i]
         for k in range(indptr[row], indptr[row + 1]):
-            value, to = data[k], out[indices[k]]
+            value, out_row = data[k], out[indices[k]]
             for c in range(len(of_row)):
-                to[c] += value * of_row[c]
+                out_row[c] += value * of_row[c]
 
 
 @_compile_gradient
@@ -170,9 +170,9 @@ def add_transposed_product_at(
     for i in range(len(rows)):
         row = rows[i]
         for k in range(indptr[row], indptr[row + 1]):
-            at = position[indices[k]]
+            out_row = position[indices[k]]
             for c in range(width):
-                out[at, c] += data[k] * g[i, c]
+                out[out_row, c] += data[k] * g[i, c]
 
 
 @_compile_gradient
@@ -195,10 +195,10 @@ def add_sparse_rows(
 ) -> None:
     """Add ``weight[i] * X[rows[i]]`` to ``out[at[i]]``; an empty `weight` is all ones."""
     for i in range(len(rows)):
-        row, to = rows[i], at[i]
+        row, target_row = rows[i], at[i]
         scale = np.float64(weight[i]) if len(weight) else 1.0
         for k in range(indptr[row], indptr[row + 1]):
-            out[to, indices[k]] += scale * data[k]
+            out[target_row, indices[k]] += scale * data[k]
 
 
 @_compile_gradient
@@ -206,9 +206,9 @@ def add_dense_rows(X: Any, at: Any, weight: Any, out: Any) -> None:
     """Add ``weight[i] * X[i]`` of dense rows to ``out[at[i]]``; an empty `weight` is all ones."""
     for i in range(len(X)):
         scale = np.float64(weight[i]) if len(weight) else 1.0
-        row, to = X[i], out[at[i]]
+        row, out_row = X[i], out[at[i]]
         for j in range(len(row)):
-            to[j] += scale * row[j]
+            out_row[j] += scale * row[j]
 
 
 @_compile_gradient
@@ -216,10 +216,10 @@ def add_dense_squares(X: Any, at: Any, weight: Any, mean: Any, out: Any) -> None
     """Add ``weight[i] * (X[i] - mean[at[i]]) ** 2`` of dense rows to ``out[at[i]]``."""
     for i in range(len(X)):
         scale = np.float64(weight[i]) if len(weight) else 1.0
-        row, centre, to = X[i], mean[at[i]], out[at[i]]
+        row, centre, out_row = X[i], mean[at[i]], out[at[i]]
         for j in range(len(row)):
-            apart = row[j] - centre[j]
-            to[j] += scale * (apart * apart)
+            deviation = row[j] - centre[j]
+            out_row[j] += scale * (deviation * deviation)
 
 
 @_compile_gradient
@@ -232,13 +232,13 @@ def add_sparse_squares(
     The weights of the entries are added to ``stored[at[i]]``.
     """
     for i in range(len(rows)):
-        row, to = rows[i], at[i]
+        row, target_row = rows[i], at[i]
         scale = np.float64(weight[i]) if len(weight) else 1.0
         for k in range(indptr[row], indptr[row + 1]):
             column = indices[k]
-            apart = data[k] - mean[to, column]
-            out[to, column] += scale * (apart * apart)
-            stored[to, column] += scale
+            deviation = data[k] - mean[target_row, column]
+            out[target_row, column] += scale * (deviation * deviation)
+            stored[target_row, column] += scale
 
 
 @_compile_gradient
@@ -251,24 +251,26 @@ def find_new_columns(indptr: Any, indices: Any, data: Any, rows: Any, seen: Any)
     capacity, n_rows = 0, len(rows)
     for i in range(n_rows):
         capacity += indptr[rows[i] + 1] - indptr[rows[i]]
-    found = np.empty(min(capacity, len(seen)), dtype=np.int64)
+    new_columns = np.empty(min(capacity, len(seen)), dtype=np.int64)
     columns, entries = indices.ctypes.data, data.ctypes.data
     n = 0
     for i in range(n_rows):
         # A prefetch for each cache line (64 bytes) of the columns and of the values.
         if i + _ROWS_AHEAD < n_rows:
             first, stop = indptr[rows[i + _ROWS_AHEAD]], indptr[rows[i + _ROWS_AHEAD] + 1]
-            for at in range(
+            for address in range(
                 columns + first * indices.itemsize, columns + stop * indices.itemsize, 64
             ):
-                prefetch(at)
-            for at in range(entries + first * data.itemsize, entries + stop * data.itemsize, 64):
-                prefetch(at)
+                prefetch(address)
+            for address in range(
+                entries + first * data.itemsize, entries + stop * data.itemsize, 64
+            ):
+                prefetch(address)
         row = rows[i]
         for k in range(np.uint64(indptr[row]), np.uint64(indptr[row + 1])):
             column = np.uint64(indices[k])
             if not seen[column]:
                 seen[column] = True
-                found[n] = column
+                new_columns[n] = column
                 n += 1
-    return found[:n]
+    return new_columns[:n]

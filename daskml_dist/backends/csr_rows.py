@@ -35,11 +35,11 @@ class TouchedColumns:
             self._seen = np.zeros(n_features, dtype=np.bool_)
             self._position = np.empty(n_features, dtype=np.int32)
             self._numbered = None
-        found = [
+        piece_columns = [
             csr_kernels.find_new_columns(p.X.indptr, p.X.indices, p.X.data, p.rows, self._seen)
             for p in pieces
         ]
-        columns = np.sort(np.concatenate(found))
+        columns = np.sort(np.concatenate(piece_columns))
         self._seen[columns] = False
         for piece in pieces:
             piece.columns = columns

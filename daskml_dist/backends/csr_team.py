@@ -80,10 +80,10 @@ def _add_block_gradient(
                 pointer(here[0] + rows[i + _ENTRIES_AHEAD] * index_item), 2, like.dtype
             )
             a, b = np.int64(ahead[0]), np.int64(ahead[1])
-            for at in range(here[1] + a * index_item, here[1] + b * index_item, 64):
-                prefetch(at)
-            for at in range(here[2] + a * item, here[2] + b * item, 64):
-                prefetch(at)
+            for address in range(here[1] + a * index_item, here[1] + b * index_item, 64):
+                prefetch(address)
+            for address in range(here[2] + a * item, here[2] + b * item, 64):
+                prefetch(address)
         row = rows[i]
         ends = array_at(pointer(here[0] + row * index_item), 2, like.dtype)
         first, size = np.int64(ends[0]), np.int64(ends[1]) - np.int64(ends[0])
@@ -112,12 +112,12 @@ def _add_block_gradient(
             j: Any = np.uint64(column[k])
             # Half of the columns are new, which is unpredictable for the processor: so there is no
             # branch.
-            had = np.int64(place[j])
-            to = n if had < 0 else had
-            place[j], index[np.uint64(n)] = to, column[k]
-            n += had < 0
+            existing = np.int64(place[j])
+            entry = n if existing < 0 else existing
+            place[j], index[np.uint64(n)] = entry, column[k]
+            n += existing < 0
             values[np.uint64(n)] = 0
-            values[np.uint64(to)] += x[k] * g
+            values[np.uint64(entry)] += x[k] * g
     return total, slopes, n
 
 
@@ -130,7 +130,7 @@ def _csr_gradient(
     Return the loss, the new number of entries, and where the next batch begins. `parts` are as in
     `host_gather`, the others as above. All of `place` is -1 before and after.
     """
-    begin, loss, batch = n, 0.0, parts[p, 0]
+    first_entry, loss, batch = n, 0.0, parts[p, 0]
     # The entry after the last is always 0: new columns are added to it.
     values[n] = 0
     # The intercept's entry comes first, and gets the slopes.
@@ -145,20 +145,20 @@ def _csr_gradient(
         if counted:
             counts = array_at(pointer(parts[p, 3]), n_runs, np.int64)
             rows = np.empty(counts.sum(), np.int64)
-            at = np.int64(0)
+            n_written = np.int64(0)
             for r in range(n_runs):
                 for i in range(counts[r]):
-                    rows[at + i] = starts[r] + i
-                at += counts[r]
-        some, slopes, n = _add_block_gradient(
+                    rows[n_written + i] = starts[r] + i
+                n_written += counts[r]
+        block_loss, slopes, n = _add_block_gradient(
             blocks[parts[p, 1]], like, rows, w, index, values, n, place, parameters, n_features
         )
-        loss += some
+        loss += block_loss
         if len(w) > n_features:
-            values[begin] += w.dtype.type(slopes)
+            values[first_entry] += w.dtype.type(slopes)
         p += 1
     # Only used positions are reset.
-    for i in range(begin, n):
+    for i in range(first_entry, n):
         place[np.uint64(index[i])] = -1
     return loss, n, p
 
@@ -182,7 +182,7 @@ class CSRGather:
         matrices = [X for X, *_ in blocks.values()]
         self.n_features, self.dtype = matrices[0].shape[1], matrices[0].dtype
         self._blocks = blocks
-        self._place = {number: at for at, number in enumerate(blocks)}
+        self._place = {number: position for position, number in enumerate(blocks)}
         self.set_index_bytes(max(max(X.indptr.itemsize, X.indices.itemsize) for X in matrices))
         nonzeros = sum(X.nnz for X in matrices) / max(sum(X.shape[0] for X in matrices), 1)
         #: Steps that can be made together.
@@ -261,13 +261,13 @@ def _write_own_gradients(
     """
     n, since = np.int64(0), monotonic_nanoseconds()
     for lane in range(len(counts)):
-        begin = n
+        first_entry = n
         losses[lane] = 0.0
         if counts[lane] > 0:
             losses[lane], n, p = _batch_gradient(
                 blocks, like, parts, p, w, index, values, n, place, parameters, n_features
             )
-        sizes[lane] = n - begin
+        sizes[lane] = n - first_entry
         now = monotonic_nanoseconds()
         busy[lane] += now - since
         since = now
@@ -278,16 +278,16 @@ def _publish_part(
     at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, values: Any
 ) -> Any:
     """Write sizes, and a part of the own gradients, to a place; return the number of bytes."""
-    theirs = array_at(pointer(at), len(sizes), np.int64)
-    copy_values(theirs, sizes)
+    published_sizes = array_at(pointer(at), len(sizes), np.int64)
+    copy_values(published_sizes, sizes)
     # Gradients longer than a place are sent in parts, one per turn.
-    begin = part * most
-    n = max(min(sizes.sum() - begin, most), np.int64(0))
+    first_entry = part * most
+    n = max(min(sizes.sum() - first_entry, most), np.int64(0))
     columns = array_at(pointer(at + head), n, np.int32)
     sums = array_at(pointer(at + head + most * 4), n, values.dtype)
     for i in range(n):
-        columns[i] = index[begin + i]
-        sums[i] = values[begin + i]
+        columns[i] = index[first_entry + i]
+        sums[i] = values[first_entry + i]
     return 8 * len(sizes) + n * (4 + values.itemsize)
 
 
@@ -296,13 +296,13 @@ def _collect_part(
 ) -> None:
     """Read from another member's place what `_publish_part` wrote there."""
     copy_values(sizes, array_at(pointer(at), len(sizes), np.int64))
-    begin = part * most
-    n = max(min(sizes.sum() - begin, most), np.int64(0))
+    first_entry = part * most
+    n = max(min(sizes.sum() - first_entry, most), np.int64(0))
     columns = array_at(pointer(at + head), n, np.int32)
     sums = array_at(pointer(at + head + most * 4), n, values.dtype)
     for i in range(n):
-        index[begin + i] = columns[i]
-        values[begin + i] = sums[i]
+        index[first_entry + i] = columns[i]
+        values[first_entry + i] = sums[i]
 
 
 def _sum_lane_gradients(
@@ -312,10 +312,10 @@ def _sum_lane_gradients(
     n = np.int64(0)
     # Always in the order of the lanes' numbers, so every member gets the same bits, whichever
     # member runs a lane.
-    for at in range(len(order)):
-        rank, lane = order[at, 0], order[at, 1]
-        begin = sizes[rank, :lane].sum()
-        for i in range(begin, begin + sizes[rank, lane]):
+    for position in range(len(order)):
+        rank, lane = order[position, 0], order[position, 1]
+        first_entry = sizes[rank, :lane].sum()
+        for i in range(first_entry, first_entry + sizes[rank, lane]):
             j: Any = np.uint64(index[rank, i])
             k = np.int64(place[j])
             if k < 0:
@@ -432,9 +432,11 @@ class CSRTeam(TeamSteps):
 
     def _bind(self, gather: Any, step: Step) -> tuple[Any, tuple[Any, ...]]:
         board, number, n = self._board, step.w.dtype.type, len(step.w)
-        lanes, some = board.lanes, [g for g in self._gathers if g is not None]
+        lanes, gathers = board.lanes, [g for g in self._gathers if g is not None]
         loops = [compile_entry_step(self._optimizer, step.l1 * lr, lr) for lr in (1.0, 0.0)]
-        update, rest = (compiled_with(update_at, exact=True, _step_entry=loop) for loop in loops)
+        update, update_at_rest = (
+            compiled_with(update_at, exact=True, _step_entry=loop) for loop in loops
+        )
         loop = compiled_with(
             _take_csr_team_steps,
             _write_own_gradients=compiled_with(
@@ -446,11 +448,11 @@ class CSRTeam(TeamSteps):
             _announce_turn=compiled_with(announce_turn),
             _await_others=compiled_with(await_others),
             _update_touched=update,
-            _update_at_rest=rest,
+            _update_at_rest=update_at_rest,
         )
         order = np.array(
-            [(r, k) for _, r, k in sorted((n, r, k) for r, own in enumerate(lanes)
-             for k, n in enumerate(own))], np.int64,
+            [(r, k) for _, r, k in sorted((n, r, k) for r, lane_counts in enumerate(lanes)
+             for k, n in enumerate(lane_counts))], np.int64,
         )  # fmt: skip
         widest = max(map(len, lanes))
         head = -(-8 * widest // _COHERENCE_BYTES) * _COHERENCE_BYTES
@@ -459,7 +461,7 @@ class CSRTeam(TeamSteps):
         shape = len(lanes), widest * n + 1
         union = min(len(order) * n, n)
         penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
-        model = gather.parameters, gather.n_features, _unify_index_dtype(some)
+        model = gather.parameters, gather.n_features, _unify_index_dtype(gathers)
         scratch = (
             order, board.rank, most, head, np.zeros((len(lanes), widest), np.int64),
             np.empty(shape, np.int32), np.empty(shape, step.w.dtype), np.full(n, -1, np.int32),

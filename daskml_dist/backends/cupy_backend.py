@@ -63,9 +63,9 @@ class PinnedCopy:
         stream.wait_event(cp.cuda.get_current_stream().record())
         source = array.reshape(-1).view(np.uint8)
         for turn, start in enumerate(range(0, source.nbytes, _PINNED_BUFFER_BYTES)):
-            buffer, sent = self._buffers[turn % 2], self._sent[turn % 2]
+            buffer, sent_event = self._buffers[turn % 2], self._sent[turn % 2]
             chunk = source[start : start + _PINNED_BUFFER_BYTES]
-            sent.synchronize()  # until the buffer's previous transfer is done
+            sent_event.synchronize()  # until the buffer's previous transfer is done
             buffer[: chunk.nbytes] = chunk
             cp.cuda.runtime.memcpyAsync(
                 out.data.ptr + start,
@@ -74,7 +74,7 @@ class PinnedCopy:
                 cp.cuda.runtime.memcpyHostToDevice,
                 stream.ptr,
             )
-            sent.record(stream)
+            sent_event.record(stream)
         stream.synchronize()
         return out
 
@@ -109,11 +109,11 @@ class PinnedRing:
             if self._next + n_bytes > len(self._buffer):
                 stream.synchronize()  # until no transfer reads the memory any more
                 self._next = 0
-            at = first = self._next
+            offset = first = self._next
             for part in parts:
-                self._buffer[at : at + part.nbytes] = part
-                at += part.nbytes
-            self._next = at
+                self._buffer[offset : offset + part.nbytes] = part
+                offset += part.nbytes
+            self._next = offset
             cp.cuda.runtime.memcpyAsync(
                 self._address(out), self._base + first, n_bytes,
                 cp.cuda.runtime.memcpyHostToDevice, stream.ptr,
@@ -234,10 +234,10 @@ class CupyBackend(Backend):
             )
         indices, indptr = (a.astype(np.int32, copy=False) for a in (X.indices, X.indptr))
         parts = tuple(map(self.to_device, (X.data, indices, indptr)))
-        moved = self._sparse.csr_matrix(parts, shape=X.shape)
+        on_device = self._sparse.csr_matrix(parts, shape=X.shape)
         # Copied, since CuPy would compute it at each product and wait for the device.
-        moved.has_canonical_format = X.has_canonical_format
-        return moved
+        on_device.has_canonical_format = X.has_canonical_format
+        return on_device
 
     def to_numpy(self, array: Any) -> NDArray[Any]:
         """Return a copy of an array on the host; wait for queued work on it."""

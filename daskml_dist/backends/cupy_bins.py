@@ -103,16 +103,16 @@ class DeviceBins:
 
     def merge(self, lanes: Sequence[Any]) -> DeviceBins:
         """Return the bins of several lanes, including this one, as those of one lane."""
-        found = DeviceBins(self._bins, self._backend)
-        found.parts = [join_bins(lanes, self._backend)]
-        return found
+        merged = DeviceBins(self._bins, self._backend)
+        merged.parts = [join_bins(lanes, self._backend)]
+        return merged
 
     def fetch_missing(self) -> NDArray[np.uint8]:
         """Return whether features have missing values."""
         if self._seen is None:
             return np.zeros(self._bins.n_features, np.uint8)
-        found: NDArray[np.uint8] = self._backend.to_numpy(self._seen)
-        return found
+        has_missing: NDArray[np.uint8] = self._backend.to_numpy(self._seen)
+        return has_missing
 
     def fetch_reach(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the smallest and the largest value of each bin."""
@@ -157,19 +157,19 @@ def join_bins(lanes: Sequence[Any], backend: Any) -> Any:
     parts: list[list[Any]] = [
         [lane.rows] if lane.device_bins is None else lane.device_bins.parts for lane in lanes
     ]
-    (first, *others), start = [part for of_lane in parts for part in of_lane], 0
+    (first, *later_parts), start = [part for of_lane in parts for part in of_lane], 0
     joined = backend.to_device(first)
-    if others:
+    if later_parts:
         n = sum(len(part) for of_lane in parts for part in of_lane)
         joined = backend.calls.cupy.empty((n, first.shape[1]), np.uint8)
     for lane, of_lane in zip(lanes, parts, strict=True):
-        begin = start
+        lane_start = start
         for part in of_lane:
-            if others:
+            if later_parts:
                 joined[start : start + len(part)] = backend.to_device(part)
             start += len(part)
         if lane.device_bins is not None:
-            lane.device_bins.parts = [joined[begin:start]]
+            lane.device_bins.parts = [joined[lane_start:start]]
     return joined
 
 
@@ -178,22 +178,22 @@ class _BinCalls(KernelCalls):
 
     def put(self, X: Any, edges: tuple[Any, Any, Any], rows: Any, seen: Any, missing: int) -> None:
         """Write the bins of some rows; `edges` are followed by categories and their numbers."""
-        (n, d), words = X.shape, rows.shape[1] // _FEATURES_PER_WORD
+        (n, d), n_words = X.shape, rows.shape[1] // _FEATURES_PER_WORD
         # Groups of words whose edges fit in a block, as equal as possible.
-        n_groups = -(-words // _WORDS_PER_BLOCK[X.dtype.itemsize])
-        own_words = -(-words // n_groups)
-        chunk, n_units = self._divide(n, -(-words // own_words))
+        n_groups = -(-n_words // _WORDS_PER_BLOCK[X.dtype.itemsize])
+        own_words = -(-n_words // n_groups)
+        chunk, n_units = self._divide(n, -(-n_words // own_words))
         self._launch_units(
-            "tree_bins", X, n_units, X, *edges, rows, seen, n, d, words, missing, own_words, chunk,
-            n_units, self._is_aligned(X),
+            "tree_bins", X, n_units, X, *edges, rows, seen, n, d, n_words, missing, own_words,
+            chunk, n_units, self._is_aligned(X),
         )  # fmt: skip
 
     def widen(self, X: Any, rows: Any, counts: Any, reach: Any) -> None:
         """Update the range of the values of each bin."""
-        (n, d), words = X.shape, rows.shape[1] // _FEATURES_PER_WORD
-        chunk, n_units = self._divide(n, words)
+        (n, d), n_words = X.shape, rows.shape[1] // _FEATURES_PER_WORD
+        chunk, n_units = self._divide(n, n_words)
         self._launch_units(
-            "tree_reach", X, n_units, X, rows, counts, reach, n, d, words, chunk, n_units,
+            "tree_reach", X, n_units, X, rows, counts, reach, n, d, n_words, chunk, n_units,
             self._is_aligned(X),
         )  # fmt: skip
 
@@ -214,8 +214,8 @@ class _BinCalls(KernelCalls):
 
     def _launch_units(self, function: str, X: Any, n_units: int, *arguments: Any) -> None:
         """Launch a kernel over units of work."""
-        at = kernels.launch(function, n_units, X.shape[1], X.dtype, self._n_sms)
-        self._call("tree_bins", X.dtype, function, at, *arguments)()
+        launch = kernels.launch(function, n_units, X.shape[1], X.dtype, self._n_sms)
+        self._call("tree_bins", X.dtype, function, launch, *arguments)()
 
 
 def order_edges(table: NDArray[np.float64], dtype: Any) -> Array:

@@ -169,8 +169,8 @@ class KernelCalls:
         """Return the launches that compute the gradient of the summed loss, and the loss."""
         if isinstance(rows, CsrRows):
             return self._csr_gradient(kernel, parameter, rows, w, out, loss, add, count)
-        at = self._launch("linear_gradient", rows)
-        assert at is not None
+        launch = self._launch("linear_gradient", rows)
+        assert launch is not None
         chosen = {
             "loss": kernel,
             "result": out.dtype,
@@ -188,9 +188,12 @@ class KernelCalls:
         numbers = rows.n, rows.d, intercept, parameter, count
         # Two launches: blocks write partial gradients, then one kernel adds them up in a fixed
         # order. Atomic additions would need one launch, but give different bits in each run.
-        total = kernels.launch("sum_partials", at.grid, rows.d, rows.dtype, self._n_sms)
-        sums = partials, out, loss, at.grid, rows.d, intercept, int(add)
-        return [make("linear_gradient", at, *arrays, *numbers), make("sum_partials", total, *sums)]
+        total = kernels.launch("sum_partials", launch.grid, rows.d, rows.dtype, self._n_sms)
+        sums = partials, out, loss, launch.grid, rows.d, intercept, int(add)
+        return [
+            make("linear_gradient", launch, *arrays, *numbers),
+            make("sum_partials", total, *sums),
+        ]
 
     def _csr_gradient(
         self,
@@ -217,36 +220,36 @@ class KernelCalls:
         # Additions are atomic: `out` must be initialised, with zeros unless `add`.
         if add:
             return [sums]
-        at = kernels.launch("csr_clear", out.size, 1, out.dtype, self._n_sms)
-        return [make("csr_clear", at, out, out.size), sums]
+        launch = kernels.launch("csr_clear", out.size, 1, out.dtype, self._n_sms)
+        return [make("csr_clear", launch, out, out.size), sums]
 
     def partials(self, rows: DenseRows | CsrRows) -> Any | None:
         """Return memory for the blocks' partial gradients, or None if the kernel needs none."""
         if isinstance(rows, CsrRows):
             return None
-        at = self._launch("linear_gradient", rows)
-        assert at is not None
+        launch = self._launch("linear_gradient", rows)
+        assert launch is not None
         # One row per block: the gradient of the features, of the intercept, and the loss.
-        return self.cupy.empty((at.grid, rows.d + 2), np.float64)
+        return self.cupy.empty((launch.grid, rows.d + 2), np.float64)
 
     def softmax_rows(self, rows: DenseRows, w: Any, out: Any, loss: Any) -> list[KernelCall] | None:
         """Return the launches that add the gradient of softmax regression to `out`, or None."""
         k, intercept = w.shape[1], w.shape[0] - rows.d
         chosen = {"k": k, "alignment": rows.alignment, "capability": self._capability}
-        at = kernels.launch("softmax_rows", rows.n, rows.d, rows.dtype, self._n_sms, **chosen)
-        if at is None or not rows.X.flags.c_contiguous:
+        launch = kernels.launch("softmax_rows", rows.n, rows.d, rows.dtype, self._n_sms, **chosen)
+        if launch is None or not rows.X.flags.c_contiguous:
             return None
         # `sum_partials` takes one row of sums, with an intercept last: here the last class's
         # intercept, or a number that is dropped.
         width = w.size - intercept
-        partials = self.cupy.empty((at.grid, width + 2), np.float64)
+        partials = self.cupy.empty((launch.grid, width + 2), np.float64)
         arrays = rows.X, rows.y, rows.weight, w, partials
         numbers = rows.n, rows.d, intercept
-        total = kernels.launch("sum_partials", at.grid, width, rows.dtype, self._n_sms)
-        sums = partials, out, loss, at.grid, width, intercept, 1
+        total = kernels.launch("sum_partials", launch.grid, width, rows.dtype, self._n_sms)
+        sums = partials, out, loss, launch.grid, width, intercept, 1
         names = {"d": rows.d, "result": out.dtype, "alignment": rows.alignment}
         return [
-            self._call("softmax_rows", rows.dtype, "softmax_rows", at, *arrays, *numbers,
+            self._call("softmax_rows", rows.dtype, "softmax_rows", launch, *arrays, *numbers,
                        d=rows.d, **chosen),
             self._call("linear_gradient", rows.dtype, "sum_partials", total, *sums,
                        capability=self._capability, **names),
@@ -255,9 +258,11 @@ class KernelCalls:
     def softmax_gradient(self, raw: Any, y: Any, weight: Any | None, losses: Any) -> KernelCall:
         """Return the launch that turns raw predictions (n, k) into gradients and writes losses."""
         n, k = raw.shape
-        at = kernels.launch("softmax_gradient", n, 1, raw.dtype, self._n_sms, k=k)
+        launch = kernels.launch("softmax_gradient", n, 1, raw.dtype, self._n_sms, k=k)
         arrays = raw, y, weight, losses
-        return self._call("softmax_gradient", raw.dtype, "softmax_gradient", at, *arrays, n, k, k=k)
+        return self._call(
+            "softmax_gradient", raw.dtype, "softmax_gradient", launch, *arrays, n, k, k=k
+        )
 
     def has_kmeans_tiles(self, X: Any, centroids: Any) -> bool:
         """Return whether tensor cores can find the nearest centroids of these rows."""
@@ -286,26 +291,26 @@ class KernelCalls:
         (n, d), k = X.shape, centroids.shape[0]
         # The kernel for tensor cores subtracts the shift itself; the other one supports none.
         source = "kmeans" if shift is None else "kmeans_tiles"
-        at = kernels.launch(source, n, d, X.dtype, self._n_sms, k=k)
+        launch = kernels.launch(source, n, d, X.dtype, self._n_sms, k=k)
         # Scratch memory of the kernel, kept alive by the call.
         labels = self.cupy.empty(n, np.int32)
         rows = (X,) if shift is None else (X, shift)
         arrays = *rows, centroids, weight, labels, sums, counts, inertia
-        return self._call(source, X.dtype, source, at, *arrays, n, d, k, d=d, k=k)
+        return self._call(source, X.dtype, source, launch, *arrays, n, d, k, d=d, k=k)
 
     def update(
         self, optimizer: Any, step: Step, opt_state: list[Any], numbers: Any = None
     ) -> KernelCall:
         """Return the launch of an optimizer's step."""
         n, width = step.w.size, step.w.shape[1]
-        at = kernels.launch("optimizer_update", n, 1, step.w.dtype, self._n_sms)
-        given = kernels.optimizer_numbers(optimizer, step.rows, step.lr, step.number)
+        launch = kernels.launch("optimizer_update", n, 1, step.w.dtype, self._n_sms)
+        hyperparameters = kernels.optimizer_numbers(optimizer, step.rows, step.lr, step.number)
         # The kernel has three arguments for state; an optimizer may use fewer. `numbers` on the
-        # device replace `given` if many steps are recorded together.
+        # device replace `hyperparameters` if many steps are recorded together.
         arrays = step.w, step.grad, *opt_state, *[None] * (3 - len(opt_state))
         return self._call(
-            "optimizer_updates", step.w.dtype, "optimizer_update", at, *arrays, n,
-            step.n_penalised * width, step.l1, step.l2, *given, numbers,
+            "optimizer_updates", step.w.dtype, "optimizer_update", launch, *arrays, n,
+            step.n_penalised * width, step.l1, step.l2, *hyperparameters, numbers,
             optimizer=optimizer.name, result=step.grad.dtype,
         )  # fmt: skip
 
@@ -336,9 +341,9 @@ class KernelCalls:
         """
         n, dtype = runs.shape[0], chosen[1].dtype
         function = "gather_csr_rows" if row_bytes is None else "gather_rows"
-        at = kernels.launch(function, n, 1, dtype, self._n_sms)
+        launch = kernels.launch(function, n, 1, dtype, self._n_sms)
         numbers = (n,) if row_bytes is None else (n, row_bytes)
-        return self._call("gather_rows", dtype, function, at, blocks, runs, *chosen, *numbers)
+        return self._call("gather_rows", dtype, function, launch, blocks, runs, *chosen, *numbers)
 
     def _call(
         self,
@@ -353,9 +358,9 @@ class KernelCalls:
         assert at is not None
         options = kernels.options(source, dtype, **chosen)
         # None is a null pointer.
-        given = tuple(0 if argument is None else argument for argument in arguments)
+        pointers = tuple(0 if argument is None else argument for argument in arguments)
         return KernelCall(
-            _load_function(self.cupy, self._device, source, options, function), at, given
+            _load_function(self.cupy, self._device, source, options, function), at, pointers
         )
 
 

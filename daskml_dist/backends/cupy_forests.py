@@ -80,11 +80,11 @@ class ForestCalls(KernelCalls):
         table[:, 5:7] = np.ascontiguousarray(nodes.bounds[:, :2]).view(np.int64)
         if cuts is not None:
             table[:, 7:] = cuts
-        found = NodeTable(self.cupy.asarray(table), int(tiles.sum()))
+        node_table = NodeTable(self.cupy.asarray(table), int(tiles.sum()))
         # A table with cuts is used for one partition only, after which the nodes change.
         if cuts is None:
-            self._last_table = nodes, firsts, found
-        return found
+            self._last_table = nodes, firsts, node_table
+        return node_table
 
     def count(self, numbers: Any, weight: Any, keys: Any, table: Any, counts: Any) -> None:
         """Count the drawn rows of each tile, for each tree."""
@@ -102,11 +102,11 @@ class ForestCalls(KernelCalls):
 
         `rows`: numbers, weights, classes, and the remaining columns of the lines.
         """
-        (numbers, weight, slot, more), (n_trees, n_tiles) = rows, ends.shape
+        (numbers, weight, slot, columns), (n_trees, n_tiles) = rows, ends.shape
         n_classes = 0 if factor is None else factor.shape[1]
         self._forest(
             "forest_lines", "forest_draw", ends.size, numbers, weight, keys, table, factor, slot,
-            more, ends, lines, len(numbers), n_trees, n_tiles, len(table), n_classes, bits,
+            columns, ends, lines, len(numbers), n_trees, n_tiles, len(table), n_classes, bits,
             lines.shape[1],
         )  # fmt: skip
 
@@ -126,20 +126,20 @@ class ForestCalls(KernelCalls):
 
     def features(self, table: NodeTable, d: int, first: int, last: int) -> Any:
         """Return the features that nodes draw."""
-        cp, found = self.cupy, self.cupy.empty((table.n, last - first), np.int32)
+        cp, drawn = self.cupy, self.cupy.empty((table.n, last - first), np.int32)
         # Each thread permutes a list of its own; their memory limits the number of threads.
         most = max(1, _MAX_DRAW_ENTRIES // (d + last))
-        at = kernels.launch("forest_features", min(table.n, most), 1, "float32", self._n_sms)
-        assert at is not None
-        n_threads = min(table.n, most, at.grid * at.block[0])
+        launch = kernels.launch("forest_features", min(table.n, most), 1, "float32", self._n_sms)
+        assert launch is not None
+        n_threads = min(table.n, most, launch.grid * launch.block[0])
         order = cp.empty((d, n_threads), np.int32)
         order[...] = cp.arange(d, dtype=np.int32)[:, None]
         swaps = cp.empty((last, n_threads), np.int32)
         self._forest(
-            "forest_splits", "forest_features", n_threads, table.nodes, order, swaps, found,
+            "forest_splits", "forest_features", n_threads, table.nodes, order, swaps, drawn,
             table.n, n_threads, d, first, last,
         )  # fmt: skip
-        return found
+        return drawn
 
     def histograms(self, bins: Any, lines: Any, table: NodeTable, features: Any, hist: Any) -> None:
         """Add the histograms of some features of nodes."""
@@ -176,8 +176,8 @@ class ForestCalls(KernelCalls):
 
     def _forest(self, source: str, function: str, n: int, *arguments: Any) -> None:
         """Launch a kernel over n tiles, threads or jobs."""
-        at = kernels.launch(function, n, 1, "float32", self._n_sms)
-        self._call(source, "float32", function, at, *arguments)()
+        launch = kernels.launch(function, n, 1, "float32", self._n_sms)
+        self._call(source, "float32", function, launch, *arguments)()
 
 
 Array = NDArray[Any]
@@ -220,8 +220,8 @@ class CupyForests:
 
     def copy_to_host(self, hist: Any) -> Array:
         """Return histograms in host memory."""
-        found: Array = self._backend.to_numpy(hist)
-        return found
+        on_host: Array = self._backend.to_numpy(hist)
+        return on_host
 
     def copy_to_device(self, summed: Array) -> Any:
         """Return the sums of all trainers on the GPU."""
@@ -249,8 +249,8 @@ class CupyForests:
 
     def choose_best_cuts(self, cuts: Any, features: Any, one: bool) -> NDArray[np.int64]:
         """Return the best cut of each node."""
-        found = self._calls.best(cuts, features, one)
-        best: NDArray[np.int64] = self._backend.to_numpy(found)
+        best_on_device = self._calls.best(cuts, features, one)
+        best: NDArray[np.int64] = self._backend.to_numpy(best_on_device)
         return best
 
 
@@ -297,13 +297,13 @@ class CupyLane:
         self._lines = [cp.empty(shape, np.int64), cp.empty(shape, np.int64)]
         factor = None if factor is None else to_device(factor)
         self._calls.draw(self._rows, keys, self._table, factor, ends, self._lines[0], facts.bits)
-        found: list[int] = (last - self._firsts).tolist()
-        return found
+        n_lines: list[int] = (last - self._firsts).tolist()
+        return n_lines
 
     def hold_lines(self, lines: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
         """Store lines that were drawn elsewhere, and where those of each tree begin."""
-        own = self._backend.to_device(lines)
-        self._lines, self._firsts = [own, self._calls.cupy.empty_like(own)], firsts
+        on_device = self._backend.to_device(lines)
+        self._lines, self._firsts = [on_device, self._calls.cupy.empty_like(on_device)], firsts
 
     def _of(self, turn: int) -> Any:
         """Return the memory of the lines after a number of partitions; two buffers alternate."""
@@ -313,14 +313,14 @@ class CupyLane:
         self, nodes: GrowingNodes, sums: NDArray[np.int64], reach: NDArray[np.float64]
     ) -> None:
         """Add up the sums of nodes."""
-        found = self._calls.cupy.zeros(sums.shape, np.int64)
+        device_sums = self._calls.cupy.zeros(sums.shape, np.int64)
         # CUDA's atomic maximum takes integers: floats are converted to integers of the same order.
-        of = self._backend.to_device(to_ordered_integers(reach))
+        device_reach = self._backend.to_device(to_ordered_integers(reach))
         table = self._calls.table(nodes, self._firsts)
-        self._calls.sums(self._of(nodes.turn), table, found, of)
-        sums += self._backend.to_numpy(found)
+        self._calls.sums(self._of(nodes.turn), table, device_sums, device_reach)
+        sums += self._backend.to_numpy(device_sums)
         if self._facts.n_line % 2:  # classification has no range of targets
-            reach[...] = from_ordered_integers(self._backend.to_numpy(of))
+            reach[...] = from_ordered_integers(self._backend.to_numpy(device_reach))
 
     def build_histograms(self, nodes: GrowingNodes, features: Any) -> Any:
         """Return the histograms of some features of nodes."""
@@ -346,5 +346,5 @@ class CupyLane:
     def copy_lines(self, nodes: GrowingNodes, k: int) -> NDArray[np.int64]:
         """Return a copy of the lines of the k-th node, in host memory."""
         first = self._firsts[nodes.tree[k]]
-        some = self._of(nodes.turn)[first + nodes.start[k] : first + nodes.stop[k]]
-        return np.array(self._backend.to_numpy(some))
+        node_lines = self._of(nodes.turn)[first + nodes.start[k] : first + nodes.stop[k]]
+        return np.array(self._backend.to_numpy(node_lines))

@@ -100,12 +100,12 @@ class TreeCalls(KernelCalls):
     def copy_together(self, *arrays: NDArray[Any]) -> list[Any]:
         """Copy small arrays to the device in one transfer, which costs more than its bytes."""
         parts = [array.reshape(-1).view(np.uint8) for array in arrays]
-        there, found, start = self._send_small(parts), [], 0
+        on_device, copies, start = self._send_small(parts), [], 0
         for array in arrays:
-            own = there[start : start + array.nbytes]
-            found.append(own.view(array.dtype).reshape(array.shape))
+            array_bytes = on_device[start : start + array.nbytes]
+            copies.append(array_bytes.view(array.dtype).reshape(array.shape))
             start += array.nbytes
-        return found
+        return copies
 
     def gradients(self, loss: Any, y: Any, raw: Any, weight: Any, g: Any, h: Any) -> Any:
         """Compute gradients and hessians; return the bits of the largest of each output.
@@ -139,10 +139,10 @@ class TreeCalls(KernelCalls):
         """Copy the description of some leaves to the device."""
         n_groups = words if mode == EXACT else -(-words // _WORDS_PER_BLOCK)
         rows = [part.at.stop - part.at.start for part in parts]
-        asked = sum(n for n, part in zip(rows, parts, strict=True) if part.side >= 0)
+        n_requested = sum(n for n, part in zip(rows, parts, strict=True) if part.side >= 0)
         # Rows per block: few enough to use all multiprocessors, and enough that adding the block's
         # histogram to memory costs little.
-        chunk = -(-asked * n_groups // (_BLOCKS_PER_MULTIPROCESSOR * self._n_sms))
+        chunk = -(-n_requested * n_groups // (_BLOCKS_PER_MULTIPROCESSOR * self._n_sms))
         chunk = min(max(chunk, _MIN_CHUNK_ROWS), _MAX_CHUNK_ROWS)
         numbers, tile, unit, slot = [], 0, 0, 0
         for part, n in zip(parts, rows, strict=True):
@@ -166,12 +166,12 @@ class TreeCalls(KernelCalls):
         # Stable partition in four launches: count by tile, scan, write to the spare index, copy
         # back.
         counts = self.cupy.empty(n_tiles, np.int32)
-        given, ends = (bins, index, work.tasks, work.tables, counts), (n_tasks, n_tiles)
+        inputs, ends = (bins, index, work.tasks, work.tables, counts), (n_tasks, n_tiles)
         of_tasks = work.tasks, counts, work.middles
-        self._tree("tree_partition", "tree_count", n_tiles, *given, *ends, width)
+        self._tree("tree_partition", "tree_count", n_tiles, *inputs, *ends, width)
         self._tree("tree_partition", "tree_scan", n_tasks, *of_tasks, *ends)
-        parted = work.middles, spare
-        self._tree("tree_partition", "tree_part", n_tiles, *given, *parted, *ends, width)
+        outputs = work.middles, spare
+        self._tree("tree_partition", "tree_part", n_tiles, *inputs, *outputs, *ends, width)
         self._tree("tree_partition", "tree_back", n_tiles, index, work.tasks, spare, *ends)
 
     def histograms(self, work: LeafWork, bins: Any, packed: Any, index: Any, out: Any) -> None:
@@ -221,15 +221,15 @@ class TreeCalls(KernelCalls):
 
     def _tree(self, source: str, function: str, n: int, *arguments: Any, k: int = 1) -> None:
         """Launch a kernel of trees over n of its units."""
-        at = kernels.launch(function, n, 1, "float32", self._n_sms, k=k)
-        assert at is not None
-        launched = self._functions.get(function)
-        if launched is None:
-            call = self._call(source, "float32", function, at)
-            launched = self._functions[function] = call.function
+        launch = kernels.launch(function, n, 1, "float32", self._n_sms, k=k)
+        assert launch is not None
+        kernel = self._functions.get(function)
+        if kernel is None:
+            call = self._call(source, "float32", function, launch)
+            kernel = self._functions[function] = call.function
         # None is a null pointer.
-        given = tuple([0 if argument is None else argument for argument in arguments])
-        launched((at.grid,), at.block, given, shared_mem=at.shared)
+        pointers = tuple([0 if argument is None else argument for argument in arguments])
+        kernel((launch.grid,), launch.block, pointers, shared_mem=launch.shared)
 
 
 Array = NDArray[Any]
@@ -269,12 +269,14 @@ class CupyForest:
         out = cp.empty((n, len(self._start)), np.float64)
         out[...] = self._backend.to_device(self._start)
         if hasattr(X, "tocsr"):
-            for at in row_slices(n, max(1, _MAX_DENSE_ENTRIES // max(self._n_features, 1))):
-                self._calls.predict(cp.ascontiguousarray(X[at].toarray()), self._arrays, out[at])
+            for row_slice in row_slices(n, max(1, _MAX_DENSE_ENTRIES // max(self._n_features, 1))):
+                self._calls.predict(
+                    cp.ascontiguousarray(X[row_slice].toarray()), self._arrays, out[row_slice]
+                )
         else:
             self._calls.predict(cp.ascontiguousarray(X), self._arrays, out)
-        found: NDArray[np.float64] = self._backend.to_numpy(out)
-        return found
+        sums: NDArray[np.float64] = self._backend.to_numpy(out)
+        return sums
 
 
 def pack_nodes(nodes: Any) -> NDArray[np.float64]:
@@ -291,9 +293,9 @@ def pack_nodes(nodes: Any) -> NDArray[np.float64]:
 
 def _join_categories(bins: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the concatenated categories of all features, and where each feature's begin."""
-    some = [e if c else e[:0] for e, c in zip(bins.edges, bins.categorical, strict=True)]
-    firsts = np.cumsum([0, *map(len, some)])
-    return _ensure_nonempty(np.concatenate([np.empty(0), *some])), firsts.astype(np.int64)
+    categories = [e if c else e[:0] for e, c in zip(bins.edges, bins.categorical, strict=True)]
+    firsts = np.cumsum([0, *map(len, categories)])
+    return _ensure_nonempty(np.concatenate([np.empty(0), *categories])), firsts.astype(np.int64)
 
 
 def _ensure_nonempty(array: Array) -> Array:
@@ -307,9 +309,9 @@ class _PredictCalls(KernelCalls):
     def predict(self, X: Any, arrays: list[Any], out: Any) -> None:
         """Add the values of the leaves that rows reach to `out`."""
         (n, d), (roots, *_, values) = X.shape, arrays
-        at = kernels.launch("tree_predict", n, d, X.dtype, self._n_sms)
+        launch = kernels.launch("tree_predict", n, d, X.dtype, self._n_sms)
         self._call(
-            "tree_predict", X.dtype, "tree_predict", at, X, *arrays, out, n, d, len(roots),
+            "tree_predict", X.dtype, "tree_predict", launch, X, *arrays, out, n, d, len(roots),
             values.shape[1], out.shape[1],
         )()  # fmt: skip
 
@@ -355,21 +357,21 @@ class CupyTrees:
 
     def copy_to_host(self, hist: Any) -> Array:
         """Return histograms in host memory."""
-        found: Array = self._backend.to_numpy(hist)
-        return found
+        on_host: Array = self._backend.to_numpy(hist)
+        return on_host
 
     def find_best_splits(
         self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
         scales: NDArray[np.float64], splits: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Find the best split of some leaves, with a warp per leaf and feature."""
-        of = slice(first, first + leaves[0].hist.shape[0])
-        if of.start == of.stop:  # more trainers than features
+        owned = slice(first, first + leaves[0].hist.shape[0])
+        if owned.start == owned.stop:  # more trainers than features
             splits[:, :1].view(np.float64)[:] = -1.0
             return
-        if self._facts is None or self._facts[0] is not facts or self._facts[1] != of:
+        if self._facts is None or self._facts[0] is not facts or self._facts[1] != owned:
             arrays = facts.counts, facts.missing, facts.categorical, facts.monotonic_signs
-            self._facts = facts, of, [self._backend.to_device(array[of]) for array in arrays]
+            self._facts = facts, owned, [self._backend.to_device(array[owned]) for array in arrays]
         table = np.empty((len(leaves), 8), np.int64)
         # Columns as in `Leaf` of tree_splits.cu: histograms are not copied, but given by address
         # and stride. Written column by column, since the device waits for the host here.
@@ -377,13 +379,13 @@ class CupyTrees:
         table[:, 1] = [leaf.hist.strides[0] // _HISTOGRAM_ITEM_BYTES for leaf in leaves]
         table[:, 2:5] = [leaf.totals for leaf in leaves]
         table.view(np.float64)[:, 5:8] = [(leaf.value, leaf.low, leaf.high) for leaf in leaves]
-        allowed = np.array([leaf.allowed[of] for leaf in leaves])
+        allowed = np.array([leaf.allowed[owned] for leaf in leaves])
         on_device = self._calls.copy_together(table, allowed)
-        found = self._calls.splits(
+        device_splits = self._calls.splits(
             on_device[0], on_device[1], self._facts[2], facts, scales.tolist(),
             leaves[0].hist.shape,
         )  # fmt: skip
-        splits[:] = self._backend.to_numpy(found)
+        splits[:] = self._backend.to_numpy(device_splits)
         # Features are numbered from the first that this trainer owns.
         splits[splits[:, :1].view(np.float64)[:, 0] > 0, 1] += first
 
@@ -439,8 +441,8 @@ class CupyTreeRows:
         has_weights = any(binned.weight is not None for binned in binned_rows)
         self._weight = self._joined(weights) if has_weights else None
         self._raw = cp.empty((k, n), np.float64)
-        for binned, at in zip(binned_rows, self._places, strict=True):
-            self._raw[:, at] = backend.to_device(binned.extra["raw"])
+        for binned, place in zip(binned_rows, self._places, strict=True):
+            self._raw[:, place] = backend.to_device(binned.extra["raw"])
         self._g = cp.empty((k, n), np.float32)
         self._h = None if shape[2] == _CONSTANT_CHANNELS else cp.empty((k, n), np.float32)
         self._packed = cp.empty((k, n), np.int64)
@@ -449,14 +451,14 @@ class CupyTreeRows:
 
     def _joined(self, parts: Sequence[Array]) -> Any:
         """Copy the rows of all lanes to one array on the device, without a second full copy."""
-        first, *others = parts
-        if not others:
+        first, *later_parts = parts
+        if not later_parts:
             return self._backend.to_device(np.ascontiguousarray(first))
         # Bounds of times in lanes without rows have the dtype of other targets.
         dtype = np.result_type(*parts)
         out = self._calls.cupy.empty((self.n, *first.shape[1:]), dtype)
-        for part, at in zip(parts, self._places, strict=True):
-            out[at] = self._backend.to_device(np.ascontiguousarray(part))
+        for part, place in zip(parts, self._places, strict=True):
+            out[place] = self._backend.to_device(np.ascontiguousarray(part))
         return out
 
     def make_gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
@@ -464,19 +466,19 @@ class CupyTreeRows:
         if loss.kernel not in kernels.TREE_LOSSES:  # a user's loss: computed by the host
             return self._make_on_host(loss, constant)
         largest = self._calls.gradients(loss, self._y, self._raw, self._weight, self._g, self._h)
-        found = self._backend.to_numpy(largest).view(np.float32)
-        return np.asarray(found, np.float64)
+        largest_values = self._backend.to_numpy(largest).view(np.float32)
+        return np.asarray(largest_values, np.float64)
 
     def _make_on_host(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Compute gradients and hessians on the host; return the largest of each output."""
         self.fetch_raw_predictions()
-        found = []
+        pairs = []
         for binned in self.binned_rows:
             g = np.empty(binned.n, np.float32)
             h = np.empty(0 if constant else binned.n, np.float32)
             loss.write_gradients(binned.y, binned.extra["raw"], binned.weight, g, h)
-            found.append((g, h))
-        gradients, hessians = zip(*found, strict=True)
+            pairs.append((g, h))
+        gradients, hessians = zip(*pairs, strict=True)
         return self.set_gradients(gradients, hessians)
 
     def set_gradients(
@@ -484,9 +486,9 @@ class CupyTreeRows:
     ) -> NDArray[np.float64]:
         """Store gradients and hessians of one output that the host computed."""
         on_host = [np.concatenate(parts).astype(np.float32) for parts in (g, h)]
-        for there, here in zip((self._g, self._h), on_host, strict=True):
-            if there is not None:
-                there[0] = self._backend.to_device(here)
+        for target, values in zip((self._g, self._h), on_host, strict=True):
+            if target is not None:
+                target[0] = self._backend.to_device(values)
         return largest_sizes(*on_host)
 
     def fetch_gradients(self) -> list[NDArray[np.float32]]:
@@ -499,11 +501,11 @@ class CupyTreeRows:
         assert self._h is not None, "hessians are 1, and factors are not"
         if not self.n:
             return np.zeros((2, len(self._g)))
-        of_rows, cp, found = self._joined(factors), self._calls.cupy, []
+        of_rows, cp, maxima = self._joined(factors), self._calls.cupy, []
         for values in (self._g, self._h):
             values *= of_rows
-            found.append(self._backend.to_numpy(cp.abs(values).max(axis=1)))
-        return np.array(found, np.float64)
+            maxima.append(self._backend.to_numpy(cp.abs(values).max(axis=1)))
+        return np.array(maxima, np.float64)
 
     def pack_output_gradients(
         self, output: int, mode: int, g_scale: float, h_scale: float, key: int
@@ -531,8 +533,8 @@ class CupyTreeRows:
     def build_root_histogram(self, mode: int, output: int) -> Any:
         """Put all rows in one leaf, and return the histogram of the chosen ones."""
         self.order_rows()
-        every = LeafPartition(0, np.zeros(256, np.uint8), slice(0, self.n_chosen), _ALL_ROWS_SIDE)
-        return self._histograms(self._work([every], mode), output)
+        root = LeafPartition(0, np.zeros(256, np.uint8), slice(0, self.n_chosen), _ALL_ROWS_SIDE)
+        return self._histograms(self._work([root], mode), output)
 
     def partition_leaves(
         self, parts: Sequence[LeafPartition], mode: int, output: int
@@ -542,9 +544,9 @@ class CupyTreeRows:
         self._calls.part(work, self._bins, self._index, self._spare)
         hist = self._histograms(work, output)
         # If no reply from the device is needed, the host continues while the kernels run.
-        known = [part.at.start + part.n_left for part in parts if part.n_left is not None]
-        if len(known) == len(parts):
-            return hist, known
+        known_middles = [part.at.start + part.n_left for part in parts if part.n_left is not None]
+        if len(known_middles) == len(parts):
+            return hist, known_middles
         middles: list[int] = self._backend.to_numpy(work.middles).tolist()
         return hist, middles
 
@@ -578,13 +580,13 @@ class CupyTreeRows:
     def fetch_raw_predictions(self) -> None:
         """Copy raw predictions to the host."""
         raw = self._backend.to_numpy(self._raw)
-        for binned, at in zip(self.binned_rows, self._places, strict=True):
-            binned.extra["raw"] = raw[:, at]
+        for binned, place in zip(self.binned_rows, self._places, strict=True):
+            binned.extra["raw"] = raw[:, place]
 
     def find_row_leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
         """Return, for each lane, the number of the leaf of each row."""
         index = self._backend.to_numpy(self._index)
-        found = np.zeros(self.n, np.int64)
+        leaf_numbers = np.zeros(self.n, np.int64)
         for number, of_leaf in enumerate(at):
-            found[index[of_leaf]] = number
-        return [found[place] for place in self._places]
+            leaf_numbers[index[of_leaf]] = number
+        return [leaf_numbers[place] for place in self._places]

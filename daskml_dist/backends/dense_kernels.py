@@ -61,14 +61,14 @@ def _multiply_group(
         # rows.
         a, b, c, d = zero_vector(of), zero_vector(of), zero_vector(of), zero_vector(of)
         for k in range(0, n_bytes, VECTOR_BYTES):
-            w, at = load_vector(coef + k, of), rows + i * size + k
+            w, address = load_vector(coef + k, of), rows + i * size + k
             # Ahead by a tile: the hardware prefetcher stops at page boundaries.
-            prefetch(at + _BYTES_AHEAD)
-            prefetch(at + 2 * size + _BYTES_AHEAD)
-            a = multiply_add(load_vector(at, of), w, a)
-            b = multiply_add(load_vector(at + size, of), w, b)
-            c = multiply_add(load_vector(at + 2 * size, of), w, c)
-            d = multiply_add(load_vector(at + 3 * size, of), w, d)
+            prefetch(address + _BYTES_AHEAD)
+            prefetch(address + 2 * size + _BYTES_AHEAD)
+            a = multiply_add(load_vector(address, of), w, a)
+            b = multiply_add(load_vector(address + size, of), w, b)
+            c = multiply_add(load_vector(address + 2 * size, of), w, c)
+            d = multiply_add(load_vector(address + 3 * size, of), w, d)
         store_four_sums(raw + i * item, a, b, c, d)
 
 
@@ -81,18 +81,24 @@ def _add_group_gradient(
         # A vector of the gradient stays in registers during the loop over the 16 rows of the group.
         a, b, c, d = load_vector(part + k, of), zero_vector(of), zero_vector(of), zero_vector(of)
         for i in range(0, _ROWS_PER_GROUP, 4):
-            at = rows + i * size + k
-            prefetch(at + size + _BYTES_AHEAD)
-            prefetch(at + 3 * size + _BYTES_AHEAD)
-            a = multiply_add(load_vector(at, of), broadcast_number(number_at(slopes, i, of)), a)
+            address = rows + i * size + k
+            prefetch(address + size + _BYTES_AHEAD)
+            prefetch(address + 3 * size + _BYTES_AHEAD)
+            a = multiply_add(
+                load_vector(address, of), broadcast_number(number_at(slopes, i, of)), a
+            )
             b = multiply_add(
-                load_vector(at + size, of), broadcast_number(number_at(slopes, i + 1, of)), b
+                load_vector(address + size, of), broadcast_number(number_at(slopes, i + 1, of)), b
             )
             c = multiply_add(
-                load_vector(at + 2 * size, of), broadcast_number(number_at(slopes, i + 2, of)), c
+                load_vector(address + 2 * size, of),
+                broadcast_number(number_at(slopes, i + 2, of)),
+                c,
             )
             d = multiply_add(
-                load_vector(at + 3 * size, of), broadcast_number(number_at(slopes, i + 3, of)), d
+                load_vector(address + 3 * size, of),
+                broadcast_number(number_at(slopes, i + 3, of)),
+                d,
             )
         store_vector(part + k, add_vectors(add_vectors(a, b), add_vectors(c, d)))
 
@@ -193,7 +199,7 @@ def _add_log_loss_gradient(
         Bytes of the coefficients, in whole vectors.
     """
     n, n_features = X.shape
-    of, item = w.dtype, w.itemsize
+    dtype, item = w.dtype, w.itemsize
     size = n_features * item
     n_rest = (n - in_place + _ROWS_PER_GROUP - 1) // _ROWS_PER_GROUP * _ROWS_PER_GROUP
     # Addresses of arrays and copies in `scratch`. Vectors begin at cache lines. Addresses are
@@ -205,22 +211,22 @@ def _add_log_loss_gradient(
     coef = part + n_bytes
     rest_y = coef + n_bytes
     rest_weight = rest_y + n_rest * item
-    rest = rest_weight + n_rest * item
-    sums, of_sums = rest + n_rest * size + VECTOR_BYTES, out.dtype
+    rest_rows = rest_weight + n_rest * item
+    sums, of_sums = rest_rows + n_rest * size + VECTOR_BYTES, out.dtype
     X_at, y_at = np.int64(X.ctypes.data), np.int64(y.ctypes.data)
     weight_at = np.int64(weight.ctypes.data)
-    weighted, bias = len(weight) > 0, of.type(0)
+    weighted, bias = len(weight) > 0, dtype.type(0)
     if len(w) > n_features:
         bias = w[n_features]
     for j in range(len(w)):
         put_number(sums, j, 0.0)
-    _copy_padded(coef, np.int64(w.ctypes.data), n_features, n_bytes // item, of)
-    left = n - in_place
-    whole = n_rest * n_features + VECTOR_BYTES // item
-    _copy_padded(rest, X_at + in_place * size, left * n_features, whole, of)
-    _copy_padded(rest_y, y_at + in_place * item, left, n_rest, of)
+    _copy_padded(coef, np.int64(w.ctypes.data), n_features, n_bytes // item, dtype)
+    n_copied = n - in_place
+    n_padded = n_rest * n_features + VECTOR_BYTES // item
+    _copy_padded(rest_rows, X_at + in_place * size, n_copied * n_features, n_padded, dtype)
+    _copy_padded(rest_y, y_at + in_place * item, n_copied, n_rest, dtype)
     if weighted:
-        _copy_padded(rest_weight, weight_at + in_place * item, left, n_rest, of)
+        _copy_padded(rest_weight, weight_at + in_place * item, n_copied, n_rest, dtype)
 
     step = _TILE_BYTES // (_ROWS_PER_GROUP * size) * _ROWS_PER_GROUP
     if step == 0:
@@ -229,44 +235,44 @@ def _add_log_loss_gradient(
     for copied in range(2):
         rows, ys, weights, n_there, n_whole = X_at, y_at, weight_at, in_place, in_place
         if copied:
-            rows, ys, weights, n_there, n_whole = rest, rest_y, rest_weight, left, n_rest
+            rows, ys, weights, n_there, n_whole = rest_rows, rest_y, rest_weight, n_copied, n_rest
         for start in range(0, n_whole, _MAX_ROWS_PER_SUM):
             for j in range(n_bytes // item):
-                put_number(part, j, of.type(0))
+                put_number(part, j, dtype.type(0))
             end = start + _MAX_ROWS_PER_SUM if start + _MAX_ROWS_PER_SUM < n_whole else n_whole
             for first in range(start, end, step):
                 last = first + step if first + step < end else end
                 for i in range(first, last, _ROWS_PER_GROUP):
                     _multiply_group(
-                        rows + i * size, size, coef, n_bytes, raw + (i - start) * item, item, of
+                        rows + i * size, size, coef, n_bytes, raw + (i - start) * item, item, dtype
                     )
                 own_raw, own_values = raw + (first - start) * item, values + (first - start) * item
                 if scaled is not None:
                     for i in range(first, last, _ROWS_PER_GROUP):
                         _write_curvature_roots(
-                            ys + i * item, bias, raw + (i - start) * item, roots, of
+                            ys + i * item, bias, raw + (i - start) * item, roots, dtype
                         )
                         n_own = _ROWS_PER_GROUP if i + _ROWS_PER_GROUP < n_there else n_there - i
-                        to = (copied * in_place + i) * scaled.shape[1] * item
+                        scaled_offset = (copied * in_place + i) * scaled.shape[1] * item
                         flat += _scale_rows(
                             rows + i * size, n_own, n_features,
                             weights + i * item if weighted else 0, roots,
-                            np.int64(scaled.ctypes.data) + to, scaled.shape[1], of,
+                            np.int64(scaled.ctypes.data) + scaled_offset, scaled.shape[1], dtype,
                         )  # fmt: skip
-                _write_log_losses(ys + first * item, bias, own_raw, own_values, last - first, of)
+                _write_log_losses(ys + first * item, bias, own_raw, own_values, last - first, dtype)
                 if weighted:
-                    _multiply_weights(weights + first * item, own_raw, last - first, of)
-                    _multiply_weights(weights + first * item, own_values, last - first, of)
+                    _multiply_weights(weights + first * item, own_raw, last - first, dtype)
+                    _multiply_weights(weights + first * item, own_values, last - first, dtype)
                 for i in range(first, last, _ROWS_PER_GROUP):
                     _add_group_gradient(
-                        rows + i * size, size, raw + (i - start) * item, part, n_bytes, of
+                        rows + i * size, size, raw + (i - start) * item, part, n_bytes, dtype
                     )
             counted = (end if end < n_there else n_there) - start
-            loss += _sum_numbers(values, counted, of)
+            loss += _sum_numbers(values, counted, dtype)
             for j in range(n_features):
-                put_number(sums, j, number_at(sums, j, of_sums) + number_at(part, j, of))
+                put_number(sums, j, number_at(sums, j, of_sums) + number_at(part, j, dtype))
             if len(w) > n_features:
-                slopes = number_at(sums, n_features, of_sums) + _sum_numbers(raw, counted, of)
+                slopes = number_at(sums, n_features, of_sums) + _sum_numbers(raw, counted, dtype)
                 put_number(sums, n_features, slopes)
     for j in range(len(w)):
         out[j] += number_at(sums, j, of_sums)
@@ -299,8 +305,8 @@ def compile_kernel(
     def add(X: Any, y: Any, weight: Any, w: Any, out: Any, scaled: Any = None) -> Any:
         in_place, n_bytes, n_scratch = _plan_scratch(*X.shape, len(w), numbers.itemsize)
         scratch = np.empty(n_scratch, numbers)
-        found: tuple[float, float] = run(X, y, weight, w, out, scaled, scratch, in_place, n_bytes)
-        return found
+        sums: tuple[float, float] = run(X, y, weight, w, out, scaled, scratch, in_place, n_bytes)
+        return sums
 
     return add
 

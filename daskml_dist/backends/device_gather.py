@@ -134,7 +134,9 @@ class DeviceGather:
         self._place = {number: place for place, number in enumerate(blocks)}
         first = next(iter(self._blocks.values()))
         self.n_features, self.dtype = first[0].shape[1], first[0].dtype
-        parts = [(*self._arrays(X), *others) for X, *others in self._blocks.values()]
+        parts = [
+            (*self._arrays(X), *targets_weights) for X, *targets_weights in self._blocks.values()
+        ]
         where = [[0 if a is None else calls.address(a) for a in arrays] for arrays in parts]
         self._where = cupy.asarray(np.array(where, np.uint64))
         #: Maximum batches gathered together.
@@ -166,8 +168,8 @@ class DeviceGather:
             places, blocks, firsts, counts = zip(*parts, strict=True)
             # All runs of all batches in one table, copied together: each copy costs microseconds.
             place, block = (
-                np.repeat(each, [len(part) for part in firsts])
-                for each in (places, [self._place[number] for number in blocks])
+                np.repeat(of_parts, [len(part) for part in firsts])
+                for of_parts in (places, [self._place[number] for number in blocks])
             )
             count = np.concatenate(
                 [
@@ -178,21 +180,21 @@ class DeviceGather:
             n_rows = np.bincount(place, count, len(batches)).astype(np.intp)
             # Each batch begins at a fixed place.
             gaps = np.arange(len(batches)) * self._n_rows - np.cumsum(n_rows) + n_rows
-            at = np.cumsum(count) - count + gaps[place]
-            table = np.stack([block, np.concatenate(firsts), at, count], axis=1)
+            destination = np.cumsum(count) - count + gaps[place]
+            table = np.stack([block, np.concatenate(firsts), destination, count], axis=1)
             runs = self._cp.asarray(table.astype(np.int32))
             arrays = self._gathered, self._y, self._weight
             self.calls.gather_rows(self._where, runs, self._row_bytes, *arrays)()
-        found: list[int] = n_rows.tolist()
-        return found
+        row_counts: list[int] = n_rows.tolist()
+        return row_counts
 
     def rows(self, place: int, n_rows: int | None = None) -> DenseRows | CsrRows:
         """Return a gathered batch as a kernel needs it; by default with the maximum of rows."""
         start = place * self._n_rows
         n = self._n_rows if n_rows is None else n_rows
-        at = slice(start, start + n)
-        weight = None if self._weight is None else self._weight[at]
-        return self._described(n, self._gathered[at], self._y[at], weight)
+        row_slice = slice(start, start + n)
+        weight = None if self._weight is None else self._weight[row_slice]
+        return self._described(n, self._gathered[row_slice], self._y[row_slice], weight)
 
     # Properties that depend on the layout of a block's rows.
 

@@ -53,8 +53,8 @@ def logarithm(x: Any) -> float:
     odd = ((((_L9 * w + _L7) * w + _L5) * w + _L3) * w + _L1) * z
     even = ((((_L10 * w + _L8) * w + _L6) * w + _L4) * w + _L2) * w
     half = 0.5 * f * f
-    rest = s * (half + (even + odd)) + power * _LOG_2_REST
-    return power * _LOG_2 - ((half - rest) - f)
+    remainder = s * (half + (even + odd)) + power * _LOG_2_REST
+    return power * _LOG_2 - ((half - remainder) - f)
 
 
 _exact = compiled_entry()
@@ -98,10 +98,10 @@ def _exponentiate_few(x: NDArray[np.float64]) -> None:
         half = ((power + 2048).view(np.uint64) >> np.uint64(1)).view(np.int64)
         first, second = ((half - 1) << 52).view(float), ((power - half + 2047) << 52).view(float)
         shifted -= _SHIFT
-        rest = x - shifted * _LOG_2 - shifted * _LOG_2_REST
-        total = np.full_like(rest, _C13)
+        reduced = x - shifted * _LOG_2 - shifted * _LOG_2_REST
+        total = np.full_like(reduced, _C13)
         for term in (_C12, _C11, _C10, _C9, _C8, _C7, _C6, _C5, _C4, _C3, 0.5, 1.0, 1.0):
-            total *= rest
+            total *= reduced
             total += term
         np.multiply(total * first, second, out=x)
 
@@ -122,19 +122,19 @@ def exponentiate_in_place(x: Any) -> None:
             shifted[i] = value * _LOG2_E + _SHIFT
         for i in range(len(part)):
             # By two powers of two, neither of which overflows.
-            whole = np.float64(shifted[i]).view(np.int64) - _SHIFT_BITS
-            half = np.int64(np.uint64(whole + 2048) >> np.uint64(1))
+            exponent = np.float64(shifted[i]).view(np.int64) - _SHIFT_BITS
+            half = np.int64(np.uint64(exponent + 2048) >> np.uint64(1))
             of_first = np.int64((half - 1) << 52).view(np.float64)
-            of_second = np.int64((whole - half + 2047) << 52).view(np.float64)
+            of_second = np.int64((exponent - half + 2047) << 52).view(np.float64)
             first[i], second[i] = of_first, of_second
         for i in range(len(part)):
-            whole = shifted[i] - _SHIFT
+            exponent = shifted[i] - _SHIFT
             # Reduction of the argument, then a Taylor polynomial of degree 13.
-            rest = part[i] - whole * _LOG_2 - whole * _LOG_2_REST
-            total = ((_C13 * rest + _C12) * rest + _C11) * rest + _C10
-            total = (((total * rest + _C9) * rest + _C8) * rest + _C7) * rest + _C6
-            total = (((total * rest + _C5) * rest + _C4) * rest + _C3) * rest + 0.5
-            total = (total * rest + 1.0) * rest + 1.0
+            reduced = part[i] - exponent * _LOG_2 - exponent * _LOG_2_REST
+            total = ((_C13 * reduced + _C12) * reduced + _C11) * reduced + _C10
+            total = (((total * reduced + _C9) * reduced + _C8) * reduced + _C7) * reduced + _C6
+            total = (((total * reduced + _C5) * reduced + _C4) * reduced + _C3) * reduced + 0.5
+            total = (total * reduced + 1.0) * reduced + 1.0
             part[i] = total * first[i] * second[i]
 
 

@@ -33,19 +33,19 @@ def predict_rows(
     """
     number, rank, last = w.dtype.type, w.shape[1] - 1, len(w) - 1
     for i in range(len(raw)):
-        total, squares, own = w[last, 0], number(0), sums[i]
+        total, squares, vector_sums = w[last, 0], number(0), sums[i]
         for k in range(indptr[i], indptr[i + 1]):
             x, row = data[k], w[place[k]]
             total += row[0] * x
             if pairs:
                 for f in range(rank):
                     part = row[1 + f] * x
-                    own[f] += part
+                    vector_sums[f] += part
                     squares += part * part
         # Pairs in linear time: half of (the square of the sum - the sum of squares).
         of_sum = number(0)
         for f in range(rank):
-            of_sum += own[f] * own[f]
+            of_sum += vector_sums[f] * vector_sums[f]
         raw[i] = total + number(0.5) * (of_sum - squares)
 
 
@@ -72,24 +72,24 @@ def add_row_gradients(
     number, rank, last = w.dtype.type, w.shape[1] - 1, len(w) - 1
     intercept = 0.0
     for i in range(len(slope)):
-        own, g, shrink, shrink_vector = sums[i], slope[i], number(alpha), number(vector_alpha)
+        row_sums, g, shrink, shrink_vector = sums[i], slope[i], number(alpha), number(vector_alpha)
         if len(weight):
             shrink *= weight[i]
             shrink_vector *= weight[i]
         intercept += g
         for k in range(indptr[i], indptr[i + 1]):
-            at, x = place[k], data[k]
-            row, to = w[at], out[at]
+            position, x = place[k], data[k]
+            row, out_row = w[position], out[position]
             gx = g * x
-            to[0] += gx + shrink * row[0]
+            out_row[0] += gx + shrink * row[0]
             if pairs:
                 # The derivative of all pairs by the vector of one id is x * (sum - x * v).
                 for f in range(rank):
                     v = row[1 + f]
-                    to[1 + f] += gx * (own[f] - v * x) + shrink_vector * v
+                    out_row[1 + f] += gx * (row_sums[f] - v * x) + shrink_vector * v
             else:
                 for f in range(rank):
-                    to[1 + f] += shrink_vector * row[1 + f]
+                    out_row[1 + f] += shrink_vector * row[1 + f]
     out[last, 0] += number(intercept)
 
 
@@ -99,9 +99,9 @@ def pool_fields(indptr: Any, place: Any, field: Any, data: Any, w: Any, pooled: 
     rank = w.shape[1] - 1
     for i in range(len(pooled)):
         for k in range(indptr[i], indptr[i + 1]):
-            x, row, to = data[k], w[place[k]], pooled[i, field[k]]
+            x, row, field_sum = data[k], w[place[k]], pooled[i, field[k]]
             for f in range(rank):
-                to[f] += row[1 + f] * x
+                field_sum[f] += row[1 + f] * x
 
 
 @_compiled
@@ -112,9 +112,9 @@ def add_pooled_gradients(
     rank = out.shape[1] - 1
     for i in range(len(slope)):
         for k in range(indptr[i], indptr[i + 1]):
-            x, own, to = data[k], slope[i, field[k]], out[place[k]]
+            x, pooled_slope, out_row = data[k], slope[i, field[k]], out[place[k]]
             for f in range(rank):
-                to[1 + f] += own[f] * x
+                out_row[1 + f] += pooled_slope[f] * x
 
 
 @_compiled
@@ -139,13 +139,13 @@ def predict_field_pairs(
         for k in range(indptr[i], indptr[i + 1]):
             x, row = data[k], w[place[k]]
             total += row[0] * x
-            at = 1 + rank * field[k]
+            field_start = 1 + rank * field[k]
             for m in range(indptr[i], k):
                 # The vector of each id for the other's field (Juan et al. 2016, equation 4).
-                other, own = w[place[m]], 1 + rank * field[m]
+                other, other_field_start = w[place[m]], 1 + rank * field[m]
                 product = number(0)
                 for f in range(rank):
-                    product += row[own + f] * other[at + f]
+                    product += row[other_field_start + f] * other[field_start + f]
                 total += product * x * data[m]
         raw[i] = total
 
@@ -177,15 +177,15 @@ def add_field_pair_gradients(
             shrink *= weight[i]
         intercept += g
         for k in range(indptr[i], indptr[i + 1]):
-            x, row, to = data[k], w[place[k]], out[place[k]]
-            to[0] += g * x
+            x, row, out_row = data[k], w[place[k]], out[place[k]]
+            out_row[0] += g * x
             for f in range(w.shape[1]):
-                to[f] += shrink * row[f]
-            at = 1 + rank * field[k]
+                out_row[f] += shrink * row[f]
+            field_start = 1 + rank * field[k]
             for m in range(indptr[i], k):
-                other, own = w[place[m]], 1 + rank * field[m]
-                to_other, gxx = out[place[m]], g * x * data[m]
+                other, other_field_start = w[place[m]], 1 + rank * field[m]
+                other_out_row, gxx = out[place[m]], g * x * data[m]
                 for f in range(rank):
-                    to[own + f] += gxx * other[at + f]
-                    to_other[at + f] += gxx * row[own + f]
+                    out_row[other_field_start + f] += gxx * other[field_start + f]
+                    other_out_row[field_start + f] += gxx * row[other_field_start + f]
     out[last, 0] += number(intercept)

@@ -28,36 +28,36 @@ def where(condition: Any, one: Any, other: Any) -> Any:
 
 def find_helpers(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the Python functions that another one calls by global names."""
-    own: Any = function
-    found = {name: own.__globals__.get(name) for name in own.__code__.co_names}
-    return {name: value for name, value in found.items() if isinstance(value, FunctionType)}
+    caller: Any = function
+    global_values = {name: caller.__globals__.get(name) for name in caller.__code__.co_names}
+    return {name: value for name, value in global_values.items() if isinstance(value, FunctionType)}
 
 
 @cache
 def lift_to_arrays(function: Callable[..., Any], xp: Any) -> Any:
     """Convert a function of single entries to a function of arrays."""
-    own: Any = function
-    names = own.__globals__
+    source: Any = function
+    names = source.__globals__
     # The same code object with other globals: helpers of the package are lifted too, `math` and its
     # functions become those of the array library.
-    found: dict[str, Any] = {
+    lifted: dict[str, Any] = {
         name: xp.where if value is where else lift_to_arrays(value, xp)
         for name, value in find_helpers(function).items()
     }
-    for name in own.__code__.co_names:
+    for name in source.__code__.co_names:
         value = names.get(name, getattr(builtins, name, None))
         if value is math:
-            found[name] = xp
+            lifted[name] = xp
         elif name in _ARRAY_FUNCTIONS and name not in names:
-            found[name] = getattr(xp, _ARRAY_FUNCTIONS[name])
+            lifted[name] = getattr(xp, _ARRAY_FUNCTIONS[name])
         elif isinstance(value, BuiltinFunctionType) and value.__module__ == "math":
-            found[name] = getattr(xp, name)
+            lifted[name] = getattr(xp, name)
     if any(value is math for value in names.values()):
-        unknown = [n for n in own.__code__.co_names if hasattr(math, n) and not hasattr(xp, n)]
+        unknown = [n for n in source.__code__.co_names if hasattr(math, n) and not hasattr(xp, n)]
         if unknown:
             raise InvalidParameterError(
-                f"{own.__qualname__} calls math.{unknown[0]}, which arrays of {xp.__name__} do "
+                f"{source.__qualname__} calls math.{unknown[0]}, which arrays of {xp.__name__} do "
                 "not have. Give the optimizer a `_descend` of its own as well."
             )
-    code, defaults, closure = own.__code__, own.__defaults__, own.__closure__
-    return FunctionType(code, {**names, **found}, own.__name__, defaults, closure)
+    code, defaults, closure = source.__code__, source.__defaults__, source.__closure__
+    return FunctionType(code, {**names, **lifted}, source.__name__, defaults, closure)

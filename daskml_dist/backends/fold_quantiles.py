@@ -53,8 +53,8 @@ def select_shifted(
                     widest, width = k, high[k] - low[k]
             if width == 0:
                 break
-            at = (low[widest] + high[widest]) >> 1
-            pivot = centers[i, widest] + units[i, widest] * values[at]
+            pivot_position = (low[widest] + high[widest]) >> 1
+            pivot = centers[i, widest] + units[i, widest] * values[pivot_position]
             weight = 0.0
             for k in range(n_arrays):
                 middle[k] = _count_up_to(values, low[k], high[k], centers[i, k], units[i, k], pivot)
@@ -64,7 +64,7 @@ def select_shifted(
                 best = pivot
                 for k in range(n_arrays):
                     high[k] = middle[k]
-                high[widest] = at
+                high[widest] = pivot_position
             else:
                 for k in range(n_arrays):
                     low[k] = middle[k]
@@ -75,9 +75,9 @@ def select_shifted(
 def _count_up_to(values: Any, low: Any, high: Any, center: Any, unit: Any, pivot: Any) -> Any:
     """Return the end of a range's elements that are at most the pivot."""
     while low < high:
-        at = (low + high) >> 1
-        if center + unit * values[at] <= pivot:
-            low = at + 1
+        middle = (low + high) >> 1
+        if center + unit * values[middle] <= pivot:
+            low = middle + 1
         else:
-            high = at
+            high = middle
     return low

@@ -36,31 +36,31 @@ def node_worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
     # Maximising the sum of these over the children minimises their weighted impurity: the constant
     # is the same for all cuts of a node.
     weight = np.float64(total >> bits)
-    found = 0.0
+    worth = 0.0
     if kind == SQUARED:
         for k in range(1, len(sums)):
             s = np.float64(sums[k])
             # Squared error: the sum of squares minus this is the error about the mean.
-            found += s * s / weight
-        return found
+            worth += s * s / weight
+        return worth
     if kind == POISSON:
         for k in range(1, len(sums)):
             s = np.float64(sums[k])
             # Half the Poisson deviance, without terms that do not depend on the cut.
-            found += s * logarithm(s / weight) if s > 0 else -np.inf
-        return found
+            worth += s * logarithm(s / weight) if s > 0 else -np.inf
+        return worth
     if kind == GINI:
         for c in range(len(sums)):
             w = np.float64(sums[c] >> bits)
             # Gini: weight * (1 - impurity).
-            found += w * w
-        return found / weight
+            worth += w * w
+        return worth / weight
     for c in range(len(sums)):
         w = np.float64(sums[c] >> bits)
         if w > 0:
             # Minus weight * entropy, in bits.
-            found += w * (logarithm(w / weight) / LOG_2)
-    return found
+            worth += w * (logarithm(w / weight) / LOG_2)
+    return worth
 
 
 @_inside
@@ -87,7 +87,7 @@ def write_node_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
     sums : ndarray of int64 of shape (n_outputs + 3,)
     """
     n, n_outputs = len(lines), len(sums) - 3
-    found, real = 0.0, np.zeros(1)
+    total_error, float_bits = 0.0, np.zeros(1)
     if n == 0:
         return
     counts = np.zeros((2, n + 1), np.int64)
@@ -97,21 +97,21 @@ def write_node_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
         # Rows are added to a Fenwick tree in the order of their targets, with weights and weighted
         # targets: prefix sums then give the median and the error about it.
         counts[:] = 0
-        whole, total = np.int64(0), np.int64(0)
+        total_weight, total = np.int64(0), np.int64(0)
         for q in range(n):
             weight = lines[q, 1] >> facts[BITS]
             _add_to_fenwick_tree(counts, rank[q], weight, lines[q, 2 + k])
-            whole += weight
+            total_weight += weight
             total += lines[q, 2 + k]
         median, error = _median_and_error(
-            facts, scale, lines, counts, order, values, k, whole, total
+            facts, scale, lines, counts, order, values, k, total_weight, total
         )
-        found += error
+        total_error += error
         # Sums are int64; a median is stored among them by its bits.
-        real[0] = median
-        sums[1 + k] = real.view(np.int64)[0]
-    real[0] = found
-    sums[n_outputs + 2] = real.view(np.int64)[0]
+        float_bits[0] = median
+        sums[1 + k] = float_bits.view(np.int64)[0]
+    float_bits[0] = total_error
+    sums[n_outputs + 2] = float_bits.view(np.int64)[0]
 
 
 @_inside
@@ -126,7 +126,7 @@ def find_median_split(
     """
     n, missing, d, m = len(lines), facts[MISSING], facts[N_FEATURES], facts[FEATURES]
     targets = _sort_all_targets(lines, (lines.shape[1] - 3) // 2)
-    seen, places = np.zeros((256, 1), np.int64), np.zeros(256, np.int64)
+    bin_counts, places = np.zeros((256, 1), np.int64), np.zeros(256, np.int64)
     ends, sequence = np.zeros(258, np.int64), np.zeros(n, np.int64)
     work = np.zeros((2, n + 1), np.int64), np.zeros((2, 2, 257)), np.zeros(257, np.int64)
     best, best_feature, spreads, tried = -np.inf, -1, False, 0
@@ -135,23 +135,23 @@ def find_median_split(
         j = draw_next_feature(path, tried, features, swaps)
         tried += 1
         # Number of rows in each bin.
-        seen[:] = 0
+        bin_counts[:] = 0
         for q in range(n):
-            seen[rows[lines[q, 0], j], 0] += 1
-        n_places = find_occupied_bins(seen, missing, places)
-        n_missing = seen[missing, 0]
+            bin_counts[rows[lines[q, 0], j], 0] += 1
+        n_places = find_occupied_bins(bin_counts, missing, places)
+        n_missing = bin_counts[missing, 0]
         if n_places + (n_missing > 0) <= 1:
             continue
         spreads = True
-        _sort_lines_by_bin(rows, lines, j, places, n_places, missing, seen, ends, sequence)
-        sides, first, last, at = (0, 2 if n_missing else 1), 0, n_places, np.nan
+        _sort_lines_by_bin(rows, lines, j, places, n_places, missing, bin_counts, ends, sequence)
+        sides, first, last, cut_value = (0, 2 if n_missing else 1), 0, n_places, np.nan
         # Extremely randomised trees evaluate only the drawn cut, with missing values on a drawn
         # side.
         if facts[ANYWHERE]:
             draw = hash_feature_draw(path, j)
-            first, at = draw_cut(low[j], high[j], places, n_places, draw)
-            left = n_missing > 0 and n_places > 1 and (draw & np.uint64(1)) != 0
-            sides, last = (1, 2) if left else (0, 1), first + 1
+            first, cut_value = draw_cut(low[j], high[j], places, n_places, draw)
+            missing_left = n_missing > 0 and n_places > 1 and (draw & np.uint64(1)) != 0
+            sides, last = (1, 2) if missing_left else (0, 1), first + 1
         for side in range(*sides):
             _measure_both_sides(facts, scale, lines, targets, sequence, ends, n_places, side, work)
             # The right side may have only missing values.
@@ -161,7 +161,7 @@ def find_median_split(
                 best, best_feature = value, j
                 found[0], found[2] = places[c], side
                 found[1] = places[c + 1] if c + 1 < n_places else -1
-                threshold[0] = at
+                threshold[0] = cut_value
                 medians[0], medians[1] = work[1][1, 0, c + 1], work[1][1, 1, c + 1]
     # Restore the order of the list of features, so that the next node's draws do not depend on this
     # node.
@@ -240,24 +240,24 @@ def _sort_targets(lines: Any, k: Any, n_outputs: Any, order: Any, rank: Any, val
         order[q] = q
     # Merge sort from the bottom up, which keeps the order of equal targets. NumPy's own sort takes
     # numba several times as long to compile.
-    here, there = order, rank
+    source, target = order, rank
     while width < n:
         for start in range(0, n, 2 * width):
             middle, stop = min(start + width, n), min(start + 2 * width, n)
             first, second = start, middle
             for q in range(start, stop):
                 if second >= stop or (
-                    first < middle and targets[here[first]] <= targets[here[second]]
+                    first < middle and targets[source[first]] <= targets[source[second]]
                 ):
-                    there[q] = here[first]
+                    target[q] = source[first]
                     first += 1
                 else:
-                    there[q] = here[second]
+                    target[q] = source[second]
                     second += 1
-        here, there = there, here
+        source, target = target, source
         width *= 2
     for q in range(n):
-        order[q] = here[q]
+        order[q] = source[q]
     for q in range(n):
         rank[order[q]] = q
         values[q] = targets[order[q]]
@@ -304,7 +304,7 @@ def _measure_one_side(
     Medians are overwritten, errors are added to.
     """
     counts[:] = 0
-    whole, total = np.int64(0), np.int64(0)
+    total_weight, total = np.int64(0), np.int64(0)
     for step in range(n_places + 1):
         # Missing values come first, then the bins from this side's end.
         c = n_places if step == 0 else (step - 1 if from_left else n_places - step)
@@ -313,12 +313,12 @@ def _measure_one_side(
                 line = sequence[q]
                 weight = lines[line, 1] >> facts[BITS]
                 _add_to_fenwick_tree(counts, rank[line], weight, lines[line, 2 + k])
-                whole += weight
+                total_weight += weight
                 total += lines[line, 2 + k]
         cut = step if from_left else n_places - step
-        if whole > 0:
+        if total_weight > 0:
             median, error = _median_and_error(
-                facts, scale, lines, counts, order, values, k, whole, total
+                facts, scale, lines, counts, order, values, k, total_weight, total
             )
             medians[cut] = median
             errors[cut] += error
@@ -328,11 +328,11 @@ def _measure_one_side(
 def _add_to_fenwick_tree(counts: Any, rank: Any, weight: Any, value: Any) -> None:
     """Add a row's weight and weighted target at its rank in the order of targets."""
     # Fenwick (1994): entry i holds the sum of the last `i & -i` ranks up to i.
-    at, n = rank + 1, counts.shape[1]
-    while at < n:
-        counts[0, at] += weight
-        counts[1, at] += value
-        at += at & -at
+    entry, n = rank + 1, counts.shape[1]
+    while entry < n:
+        counts[0, entry] += weight
+        counts[1, entry] += value
+        entry += entry & -entry
 
 
 @_inside
@@ -349,11 +349,11 @@ def _median_and_error(
 ) -> tuple[float, float]:
     """Return the median of the rows added so far, and the sum of their absolute errors, scaled."""
     # The lower median is the first rank whose prefix sum reaches half of the weight.
-    at, below, value = _search_fenwick_tree(counts, (whole + 1) // 2 - 1)
-    line = order[at]
+    median_rank, below, value = _search_fenwick_tree(counts, (whole + 1) // 2 - 1)
+    line = order[median_rank]
     below += lines[line, 1] >> facts[BITS]
     value += lines[line, 2 + k]
-    median = values[at]
+    median = values[median_rank]
     # Exactly half of the weight is below: the median is the mean of the two neighbours.
     if 2 * below == whole:
         after = _search_fenwick_tree(counts, below)[0]
@@ -372,16 +372,16 @@ def _search_fenwick_tree(counts: Any, most: Any) -> tuple[Any, Any, Any]:
     # Binary descent from the largest power of two.
     while 2 * step <= n:
         step *= 2
-    at = 0
+    rank = 0
     below, value = np.int64(0), np.int64(0)
     while step:
-        after = at + step
+        after = rank + step
         if after <= n and below + counts[0, after] <= most:
-            at = after
+            rank = after
             below += counts[0, after]
             value += counts[1, after]
         step //= 2
-    return at, below, value
+    return rank, below, value
 
 
 #: Positions of a fit's settings in an array of int64: criterion, bits of counts, minimum rows and
@@ -488,34 +488,36 @@ def find_best_cut(
     work : ndarray of int64 of shape (2, n_sums)
     """
     missing, n_sums, kind, bits = facts[MISSING], len(sums), facts[KIND], facts[BITS]
-    left, right = work[0], work[1]
-    there = has_missing_rows(hist, missing)
+    left_sums, right_sums = work[0], work[1]
+    has_missing = has_missing_rows(hist, missing)
     # First with missing values on the right, then on the left.
-    for side in range(2 if there else 1):
+    for side in range(2 if has_missing else 1):
         l_total = np.int64(0)
         for v in range(n_sums):
-            left[v] = hist[missing, v] if side == 1 else 0
+            left_sums[v] = hist[missing, v] if side == 1 else 0
         if side == 1:
             for v in range(facts[FIRST]):
                 l_total += hist[missing, v]
         # With missing values on the right, the last cut has only them there.
-        for k in range(n if there and side == 0 else n - 1):
+        for k in range(n if has_missing and side == 0 else n - 1):
             b = places[k]
             for v in range(n_sums):
-                left[v] += hist[b, v]
+                left_sums[v] += hist[b, v]
                 # The right child's sums are the node's minus the left child's: exact, since they
                 # are integers.
-                right[v] = sums[v] - left[v]
+                right_sums[v] = sums[v] - left_sums[v]
             for v in range(facts[FIRST]):
                 l_total += hist[b, v]
             r_total = total - l_total
-            if not _children_allowed(facts, left, l_total, right, r_total, sign, bounds):
+            if not _children_allowed(facts, left_sums, l_total, right_sums, r_total, sign, bounds):
                 continue
-            value = node_worth(kind, left, l_total, bits) + node_worth(kind, right, r_total, bits)
+            value = node_worth(kind, left_sums, l_total, bits) + node_worth(
+                kind, right_sums, r_total, bits
+            )
             if value > best:
                 best = value
                 following = places[k + 1] if k + 1 < n else -1
-                _write_cut(b, following, side, left, l_total, found, left_found)
+                _write_cut(b, following, side, left_sums, l_total, found, left_found)
     return best
 
 
@@ -550,19 +552,19 @@ def draw_cut(low: Any, high: Any, places: Any, n: Any, draw: Any) -> tuple[int, 
 
     Return the last non-empty bin that goes left, and the threshold.
     """
-    cut, at = 0, np.nan
+    cut, threshold = 0, np.nan
     if n > 1:
-        at = draw_threshold(low, high, places[0], places[n - 1], draw)
+        threshold = draw_threshold(low, high, places[0], places[n - 1], draw)
         while cut + 1 < n - 1:
             b = places[cut + 1]
-            if not lies_mostly_left(low[b], high[b], at):
+            if not lies_mostly_left(low[b], high[b], threshold):
                 break
             cut += 1
         # Rows within a bin are indistinguishable: the threshold becomes the midpoint between two
         # bins.
-        if not (high[places[cut]] <= at < low[places[cut + 1]]):
-            at = np.nan
-    return cut, at
+        if not (high[places[cut]] <= threshold < low[places[cut + 1]]):
+            threshold = np.nan
+    return cut, threshold
 
 
 @_inside
@@ -587,20 +589,20 @@ def judge_drawn_cut(
     threshold : ndarray of float64 of shape (1,)
         Set to the drawn value; NaN if the cut is to be between two bins.
     """
-    missing, left = facts[MISSING], work[0]
+    missing, left_sums = facts[MISSING], work[0]
     draw = hash_feature_draw(path, feature)
-    cut, at = draw_cut(low[feature], high[feature], places, n, draw)
+    cut, cut_value = draw_cut(low[feature], high[feature], places, n, draw)
     # The lowest bit of the draw selects the side of missing values.
     side = np.int64(draw & np.uint64(1)) if n > 1 and has_missing_rows(hist, missing) else 0
     for v in range(len(sums)):
-        left[v] = hist[missing, v] * side
+        left_sums[v] = hist[missing, v] * side
     for k in range(cut + 1):
         for v in range(len(sums)):
-            left[v] += hist[places[k], v]
+            left_sums[v] += hist[places[k], v]
     following = places[cut + 1] if cut + 1 < n else -1
     return _judge_sides(
-        facts, sums, total, sign, bounds, places[cut], following, side, at, best, found, left_found,
-        threshold, work,
+        facts, sums, total, sign, bounds, places[cut], following, side, cut_value, best, found,
+        left_found, threshold, work,
     )  # fmt: skip
 
 
@@ -610,20 +612,20 @@ def _judge_sides(
     at: float, best: float, found: Any, left_found: Any, threshold: Any, work: Any,
 ) -> float:  # fmt: skip
     """Evaluate a drawn cut by the sums of its left side in `work`; see `judge_drawn_cut`."""
-    kind, bits, (left, right) = facts[KIND], facts[BITS], (work[0], work[1])
+    kind, bits, (left_sums, right_sums) = facts[KIND], facts[BITS], (work[0], work[1])
     l_total = np.int64(0)
     for v in range(len(sums)):
-        right[v] = sums[v] - left[v]
+        right_sums[v] = sums[v] - left_sums[v]
     for v in range(facts[FIRST]):
-        l_total += left[v]
+        l_total += left_sums[v]
     r_total = total - l_total
-    if not _children_allowed(facts, left, l_total, right, r_total, sign, bounds):
+    if not _children_allowed(facts, left_sums, l_total, right_sums, r_total, sign, bounds):
         return best
-    value = node_worth(kind, left, l_total, bits) + node_worth(kind, right, r_total, bits)
+    value = node_worth(kind, left_sums, l_total, bits) + node_worth(kind, right_sums, r_total, bits)
     if value > best:
         best = value
         threshold[0] = at
-        _write_cut(last, following, side, left, l_total, found, left_found)
+        _write_cut(last, following, side, left_sums, l_total, found, left_found)
     return best
 
 
@@ -647,31 +649,31 @@ def judge_drawn_cut_of_lines(
     several = first < last
     if not several and (n_missing == 0 or last < 0):
         return False, best
-    draw, at, side = hash_feature_draw(path, feature), np.nan, np.int64(0)
+    draw, cut_value, side = hash_feature_draw(path, feature), np.nan, np.int64(0)
     if several:
-        at = draw_threshold(low[feature], high[feature], first, last, draw)
+        cut_value = draw_threshold(low[feature], high[feature], first, last, draw)
         if n_missing:
             side = np.int64(draw & np.uint64(1))
-    left, last_left, following = work[0], first, np.int64(256)
+    left_sums, last_left, following = work[0], first, np.int64(256)
     for v in range(len(sums)):
-        left[v] = 0
+        left_sums[v] = 0
     for q in range(len(lines)):
         b = np.int64(rows[lines[q, 0] & 0xFFFFFFFF, feature])
         if b == missing:
             goes = side == 1
         else:
             goes = b == first or (
-                b < last and lies_mostly_left(low[feature, b], high[feature, b], at)
+                b < last and lies_mostly_left(low[feature, b], high[feature, b], cut_value)
             )
             if goes:
                 last_left = max(last_left, b)
             else:
                 following = min(following, b)
         if goes:
-            add_any_line(lines[q], left)
-    if not (following < 256 and high[feature, last_left] <= at < low[feature, following]):
-        at = np.nan
+            add_any_line(lines[q], left_sums)
+    if not (following < 256 and high[feature, last_left] <= cut_value < low[feature, following]):
+        cut_value = np.nan
     return True, _judge_sides(
-        facts, sums, total, sign, bounds, last_left, following if following < 256 else -1, side, at,
-        best, found, left_found, threshold, work,
+        facts, sums, total, sign, bounds, last_left, following if following < 256 else -1, side,
+        cut_value, best, found, left_found, threshold, work,
     )  # fmt: skip

@@ -95,22 +95,24 @@ def settle_splits(
     n_sums = sums.shape[1] - 2
     work = np.zeros((2, n_sums), np.int64)
     for q in range(len(tree)):
-        own, j = facts[tree[q]], best[q, 0]
+        tree_facts, j = facts[tree[q]], best[q, 0]
         gain[q] = -1.0
         if j < 0:
             continue
         # Gain: the children's worth minus the node's.
-        before = node_worth(own[KIND], sums[q, :n_sums], sums[q, n_sums], own[BITS])
+        before = node_worth(tree_facts[KIND], sums[q, :n_sums], sums[q, n_sums], tree_facts[BITS])
         # Rounding may make it slightly negative.
-        more = max(worths[q] - before, 0.0)
-        if more < least[tree[q]]:
+        gained = max(worths[q] - before, 0.0)
+        if gained < least[tree[q]]:
             continue
-        gain[q] = more
+        gain[q] = gained
         of_children[q, 0] = bounds[q]
         of_children[q, 1] = bounds[q]
         if bounds[q, 2] != 0:
-            left = best[q, 7:]
-            bound_children(own, sums[q], left, signs[j], bounds[q], work, of_children[q, :, :2])
+            left_sums = best[q, 7:]
+            bound_children(
+                tree_facts, sums[q], left_sums, signs[j], bounds[q], work, of_children[q, :, :2]
+            )
         for side in range(2):
             ways[q, side] = hash_child_path(paths[q], side)
 
@@ -148,18 +150,18 @@ def choose_best_cuts(cuts: Any, worths: Any, features: Any, one: Any, out: Any) 
     width = cuts.shape[2]
     for q in range(len(cuts)):
         out[q, 0] = -1
-        best, varies, which = -np.inf, False, -1
+        best, varies, best_job = -np.inf, False, -1
         for k in range(cuts.shape[1]):
             # Beyond the features that a node must draw (`one`), only the first that varies counts.
             if cuts[q, k, 2] == 0 or (one and varies):
                 continue
             varies = True
             if worths[q, k] > best:
-                best, which = worths[q, k], k
-        if which >= 0:
-            out[q, 0] = features[q, which]
+                best, best_job = worths[q, k], k
+        if best_job >= 0:
+            out[q, 0] = features[q, best_job]
             for v in range(width):
-                out[q, 1 + v] = cuts[q, which, v]
+                out[q, 1 + v] = cuts[q, best_job, v]
         out[q, 3] = varies
 
 
@@ -184,35 +186,39 @@ def find_job_cuts(
     """
     n_sums = hist.shape[2]
     places, work = np.zeros(256, np.int64), np.zeros((2, n_sums), np.int64)
-    found, left, at = np.zeros(3, np.int64), np.zeros(n_sums + 1, np.int64), np.zeros(1)
-    real = np.zeros(2)
+    best_cut, left_sums, threshold = (
+        np.zeros(3, np.int64),
+        np.zeros(n_sums + 1, np.int64),
+        np.zeros(1),
+    )
+    float_bits = np.zeros(2)
     for q in range(len(features)):
         missing, j = facts[q, MISSING], features[q]
         # A feature with one bin, including missing values, cannot split the node.
         n = find_occupied_bins(hist[q], missing, places)
-        there = False
+        has_missing = False
         for v in range(n_sums):
-            there = there or hist[q, missing, v] != 0
-        real[0] = -np.inf
-        if n + there > 1:
+            has_missing = has_missing or hist[q, missing, v] != 0
+        float_bits[0] = -np.inf
+        if n + has_missing > 1:
             cuts[q, 2] = 1
-            own, total = sums[q, :n_sums], sums[q, n_sums]
+            node_sums, total = sums[q, :n_sums], sums[q, n_sums]
             if facts[q, ANYWHERE]:
-                real[0] = judge_drawn_cut(
-                    facts[q], hist[q], places, n, own, total, signs[j], bounds[q], low, high,
-                    paths[q], j, -np.inf, found, left, at, work,
+                float_bits[0] = judge_drawn_cut(
+                    facts[q], hist[q], places, n, node_sums, total, signs[j], bounds[q], low, high,
+                    paths[q], j, -np.inf, best_cut, left_sums, threshold, work,
                 )  # fmt: skip
             else:
-                at[0] = np.nan
-                real[0] = find_best_cut(
-                    facts[q], hist[q], places, n, own, total, signs[j], bounds[q], -np.inf, found,
-                    left, work,
+                threshold[0] = np.nan
+                float_bits[0] = find_best_cut(
+                    facts[q], hist[q], places, n, node_sums, total, signs[j], bounds[q], -np.inf,
+                    best_cut, left_sums, work,
                 )  # fmt: skip
             # Worth and threshold are stored by their bits in an array of integers.
-            real[1] = at[0]
-            copy_values(cuts[q, 3:6], found)
-            copy_values(cuts[q, 6:], left)
-        copy_values(cuts[q, :2], real.view(np.int64))
+            float_bits[1] = threshold[0]
+            copy_values(cuts[q, 3:6], best_cut)
+            copy_values(cuts[q, 6:], left_sums)
+        copy_values(cuts[q, :2], float_bits.view(np.int64))
 
 
 _inside = compiled_inside(error_model="numpy", forceinline=True)  # see `forest_cuts`
@@ -243,10 +249,10 @@ def is_splittable(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
             if -reach[2 * k] != reach[2 * k + 1]:
                 return True
         return False
-    there = 0
+    n_classes = 0
     for c in range(len(sums) - 2):
-        there += (sums[c] >> bits) > 0
-    return there > facts[OUTPUTS]
+        n_classes += (sums[c] >> bits) > 0
+    return n_classes > facts[OUTPUTS]
 
 
 @_inside
@@ -259,12 +265,12 @@ def _add_few_rows(
         seen[k] = 0
     width = lines.shape[1]
     for q in range(len(lines)):
-        at = lines[q, 0]
-        b = np.int64(rows[at & 0xFFFFFFFF, feature])
+        packed = lines[q, 0]
+        b = np.int64(rows[packed & 0xFFFFFFFF, feature])
         # Non-empty bins are marked by bits, so that empty ones of the 256 are skipped.
         seen[b >> 6] |= one << np.uint64(b & 63)
         if width == 2:
-            hist[b, at >> 32] += lines[q, 1]
+            hist[b, packed >> 32] += lines[q, 1]
         elif width == 5:
             hist[b, 0] += lines[q, 1]
             hist[b, 1] += lines[q, 2]
@@ -301,20 +307,20 @@ def _find_split(
     ties, and a fixed order would favour some features.
     """
     missing, d, m = facts[MISSING], facts[N_FEATURES], facts[FEATURES]
-    own, total = sums[: len(sums) - 2], sums[len(sums) - 2]
+    node_sums, total = sums[: len(sums) - 2], sums[len(sums) - 2]
     best, best_feature, spreads, k = -np.inf, -1, False, 0
     threshold[0] = np.nan
     while k < d and (k < m or not spreads):
         j = draw_next_feature(path, k, features, swaps)
         k += 1
         if facts[ANYWHERE]:
-            differ, new = judge_drawn_cut_of_lines(
-                facts, rows, lines, own, total, signs[j], bounds, low, high, path, j, best, found,
-                left, threshold, work,
+            differ, worth = judge_drawn_cut_of_lines(
+                facts, rows, lines, node_sums, total, signs[j], bounds, low, high, path, j, best,
+                found, left, threshold, work,
             )  # fmt: skip
             spreads = spreads or differ
-            if new > best:
-                best, best_feature = new, j
+            if worth > best:
+                best, best_feature = worth, j
             continue
         # The cost of a small node is proportional to its rows, that of a large one to its bins.
         if len(lines) < _MAX_SPARSE_ROWS:
@@ -324,11 +330,11 @@ def _find_split(
             n = find_occupied_bins(hist, missing, places)
         if n + has_missing_rows(hist, missing) > 1:
             spreads = True
-            new = find_best_cut(
-                facts, hist, places, n, own, total, signs[j], bounds, best, found, left, work
+            worth = find_best_cut(
+                facts, hist, places, n, node_sums, total, signs[j], bounds, best, found, left, work
             )
-            if new > best:
-                best, best_feature = new, j
+            if worth > best:
+                best, best_feature = worth, j
         for v in range(hist.shape[1]):
             # Only bins that were written are cleared for the next feature.
             hist[missing, v] = 0
@@ -390,14 +396,14 @@ def grow_tree(
         n_stack -= 1
         node, start, stop = stack[n_stack, 0], stack[n_stack, 1], stack[n_stack, 2]
         path = paths[n_stack]
-        some = lines[start:stop]
+        node_lines = lines[start:stop]
         for k in range(len(reach)):
             reach[k] = -np.inf
         for k in range(sums.shape[1]):
             sums[node, k] = 0
-        add_node_sums(some, sums[node], reach)
+        add_node_sums(node_lines, sums[node], reach)
         if scale is not None:
-            write_node_medians(facts, scale, some, sums[node])
+            write_node_medians(facts, scale, node_lines, sums[node])
         # A leaf, unless it is split below; a leaf is its own left child.
         feature[node], left[node], gain[node] = -1, node, 0.0
         if len(between):
@@ -406,25 +412,25 @@ def grow_tree(
             continue
         if scale is not None:
             j, best = find_median_split(
-                facts, scale, rows, some, sums[node, n_sums], path, low, high, features, swaps,
-                found, at, signs, own, medians,
+                facts, scale, rows, node_lines, sums[node, n_sums], path, low, high, features,
+                swaps, found, at, signs, own, medians,
             )  # fmt: skip
             # The node's absolute error, as written by `write_node_medians`.
             before = -sums[node, n_sums + 1 :].view(np.float64)[0]
         else:
             j, best = _find_split(
-                facts, rows, some, sums[node], path, signs, own, low, high, features, hist, places,
-                seen, swaps, found, of_left, at, work,
+                facts, rows, node_lines, sums[node], path, signs, own, low, high, features, hist,
+                places, seen, swaps, found, of_left, at, work,
             )  # fmt: skip
             before = node_worth(facts[KIND], sums[node, :n_sums], sums[node, n_sums], bits)
         if j < 0:
             continue
-        more = max(best - before, 0.0)
-        if more < least_gain:
+        gained = max(best - before, 0.0)
+        if gained < least_gain:
             continue
         # Lines of the left child come first, in order, so that sums do not depend on the tree.
-        n_left = partition_lines(rows, some, j, found[0], facts[MISSING], found[2], spare)
-        feature[node], left[node], gain[node], threshold[node] = j, n_nodes, more, at[0]
+        n_left = partition_lines(rows, node_lines, j, found[0], facts[MISSING], found[2], spare)
+        feature[node], left[node], gain[node], threshold[node] = j, n_nodes, gained, at[0]
         cut[node, 0], cut[node, 1], cut[node, 2] = found[0], found[1], found[2]
         depths[n_nodes] = depths[n_nodes + 1] = depths[node] + 1
         if len(between) and scale is not None:

@@ -174,11 +174,13 @@ def draw_next_feature(path: Any, k: Any, features: Any, swaps: Any) -> Any:
     """
     # Fisher-Yates on a shared list: the draw is hashed from the node's path, so it does not depend
     # on which nodes were split earlier.
-    left = np.uint64(len(features) - k)
-    at = k + np.int64(hash_number(path + np.uint64(0x5851F42D4C957F2D) * np.uint64(k + 1)) % left)
-    swaps[k] = at
-    feature = features[at]
-    features[at] = features[k]
+    n_undrawn = np.uint64(len(features) - k)
+    drawn = k + np.int64(
+        hash_number(path + np.uint64(0x5851F42D4C957F2D) * np.uint64(k + 1)) % n_undrawn
+    )
+    swaps[k] = drawn
+    feature = features[drawn]
+    features[drawn] = features[k]
     features[k] = feature
     return feature
 
@@ -186,9 +188,9 @@ def draw_next_feature(path: Any, k: Any, features: Any, swaps: Any) -> Any:
 @_inside
 def undo_feature_draw(features: Any, k: Any, swaps: Any) -> None:
     """Undo the k-th draw of `draw_next_feature`."""
-    at = swaps[k]
-    feature = features[at]
-    features[at] = features[k]
+    drawn = swaps[k]
+    feature = features[drawn]
+    features[drawn] = features[k]
     features[k] = feature
 
 
@@ -199,8 +201,8 @@ def add_lines(rows: Any, lines: Any, feature: Any, hist: Any) -> None:
     # The two most frequent layouts have separate loops: one class, one target; then all others.
     if width == 2:
         for q in range(len(lines)):
-            at = lines[q, 0]
-            hist[rows[at & 0xFFFFFFFF, feature], at >> 32] += lines[q, 1]
+            packed = lines[q, 0]
+            hist[rows[packed & 0xFFFFFFFF, feature], packed >> 32] += lines[q, 1]
     elif width == 5:
         for q in range(len(lines)):
             b = rows[lines[q, 0], feature]
@@ -273,8 +275,8 @@ def partition_lines(
     rows: Any, lines: Any, feature: Any, last: Any, missing: Any, missing_left: Any, spare: Any
 ) -> Any:
     """Move lines that go left before the others, in place and in order; return their number."""
-    left: Any = 0
-    right: Any = 0
+    n_left: Any = 0
+    n_right: Any = 0
     width = lines.shape[1]
     for q in range(len(lines)):
         b = rows[lines[q, 0] & 0xFFFFFFFF, feature]
@@ -283,11 +285,11 @@ def partition_lines(
         # incremented.
         for k in range(width):
             v = lines[q, k]
-            lines[left, k] = v
-            spare[right, k] = v
-        left += goes
-        right += 1 - goes
-    for q in range(right):
+            lines[n_left, k] = v
+            spare[n_right, k] = v
+        n_left += goes
+        n_right += 1 - goes
+    for q in range(n_right):
         for k in range(width):
-            lines[left + q, k] = spare[q, k]
-    return left
+            lines[n_left + q, k] = spare[q, k]
+    return n_left

@@ -32,31 +32,35 @@ def sort_entries(
     n, weighted = int(indptr[-1]), dtype is not None
     kind = np.dtype(np.float64 if dtype is None else dtype)
     indices, values = np.empty(n, np.int32), np.empty(n if weighted else 0, kind)
-    at, row = indptr[:-1].copy(), 0
+    row_positions, row = indptr[:-1].copy(), 0
     # Slices of rows with at most `_MAX_SORTED_ENTRIES` entries, which bounds the scratch memory.
-    while row < len(at):
+    while row < len(row_positions):
         stop = max(
             int(np.searchsorted(indptr, indptr[row] + _MAX_SORTED_ENTRIES, side="right")) - 1,
             row + 1,
         )
         m = int(indptr[stop] - indptr[row])
         # If all rows fit, the columns' counts are known already, and need no further pass.
-        whole = m == n
+        all_fit = m == n
         starts = np.zeros(len(uses) + 1, np.int64)
-        if whole:
+        if all_fit:
             np.cumsum(uses, out=starts[1:])
-        for part in () if whole else some():
+        for part in () if all_fit else some():
             codes = _make_plain(part.rows), _make_plain(part.columns)
             _count_columns(*codes, part.row_of, part.column_of, row, stop, starts[1:])
-        if not whole:
+        if not all_fit:
             np.cumsum(starts, out=starts)
-        rows, its = np.empty(m, np.int32), np.empty(m if weighted else 0, kind)
+        rows, sorted_values = np.empty(m, np.int32), np.empty(m if weighted else 0, kind)
         for part in some():
             codes = _make_plain(part.rows), _make_plain(part.columns)
-            given = its[:0] if part.values is None else part.values.astype(kind, copy=False)
-            own = _make_plain(given)
-            _sort_by_column(*codes, own, part.row_of, part.column_of, row, stop, starts, rows, its)
-        _sort_by_row(starts, rows, its, place, at, indices, values)
+            part_values = (
+                sorted_values[:0] if part.values is None else part.values.astype(kind, copy=False)
+            )
+            plain = _make_plain(part_values)
+            _sort_by_column(
+                *codes, plain, part.row_of, part.column_of, row, stop, starts, rows, sorted_values
+            )
+        _sort_by_row(starts, rows, sorted_values, place, row_positions, indices, values)
         row = stop
     return indices, values if weighted else None
 
@@ -151,10 +155,10 @@ def update_ranks(
         else:
             for p in range(indptr[i], indptr[i + 1]):
                 total += sent[indices[p]]
-        new = damping * (total + dangling * spread[i if each_spread else 0])
-        new += fixed[i if each_fixed else 0]
-        change += abs(new - ranks[i])
-        ranks[i] = new
+        new_rank = damping * (total + dangling * spread[i if each_spread else 0])
+        new_rank += fixed[i if each_fixed else 0]
+        change += abs(new_rank - ranks[i])
+        ranks[i] = new_rank
     return change
 
 

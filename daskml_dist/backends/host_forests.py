@@ -47,9 +47,9 @@ class HostForests:
         """Return the features that nodes draw."""
         from daskml_dist.backends.forest_grow import draw_node_features
 
-        found = np.empty((len(nodes), last - first), np.int32)
-        draw_node_features(nodes.path, first, last, facts.n_features, found)
-        return found
+        drawn = np.empty((len(nodes), last - first), np.int32)
+        draw_node_features(nodes.path, first, last, facts.n_features, drawn)
+        return drawn
 
     def find_cuts(
         self, nodes: GrowingNodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
@@ -76,11 +76,11 @@ class HostForests:
         from daskml_dist.backends.forest_grow import choose_best_cuts
 
         # The gains, stored as the bits of float64 among integers, are read as float64 again.
-        found = np.zeros((len(features), 1 + cuts.shape[2]), np.int64)
+        best = np.zeros((len(features), 1 + cuts.shape[2]), np.int64)
         choose_best_cuts(
-            cuts, np.ascontiguousarray(cuts[:, :, 0]).view(np.float64), features, one, found
+            cuts, np.ascontiguousarray(cuts[:, :, 0]).view(np.float64), features, one, best
         )
-        return found
+        return best
 
 
 def draw_lane_lines(
@@ -146,8 +146,8 @@ class HostLane:
         """Add up the sums of nodes."""
         from daskml_dist.backends.forest_kernels import add_node_sums
 
-        for k, (own, of) in enumerate(zip(sums, reach, strict=True)):
-            add_node_sums(self._view_lines(nodes, k), own, of)
+        for k, (node_sums, node_reach) in enumerate(zip(sums, reach, strict=True)):
+            add_node_sums(self._view_lines(nodes, k), node_sums, node_reach)
 
     def _view_lines(self, nodes: GrowingNodes, k: int) -> Array:
         """Return a view of the lines of the k-th node."""
@@ -162,11 +162,13 @@ class HostLane:
         hist = np.zeros((n, m, 256, self._facts.n_sums), np.int64)
         # Lines are stored by tree; one call for each tree's nodes.
         for tree in np.unique(nodes.tree):
-            (which,) = np.nonzero(nodes.tree == tree)
-            at = slice(which[0], which[-1] + 1)  # nodes of a tree are contiguous
+            (node_numbers,) = np.nonzero(nodes.tree == tree)
+            tree_nodes = slice(
+                node_numbers[0], node_numbers[-1] + 1
+            )  # nodes of a tree are contiguous
             add_job_histograms(
-                self._binned.rows, self._lines[tree], nodes.start[at], nodes.stop[at], features[at],
-                hist[at],
+                self._binned.rows, self._lines[tree], nodes.start[tree_nodes],
+                nodes.stop[tree_nodes], features[tree_nodes], hist[tree_nodes],
             )  # fmt: skip
         return hist
 
@@ -176,10 +178,10 @@ class HostLane:
 
         middles, spare = nodes.start.copy(), self._line_memory(0)
         for k, (feature, last, missing_left) in enumerate(cuts.tolist()):
-            some = self._view_lines(nodes, k)
+            node_lines = self._view_lines(nodes, k)
             middles[k] += partition_lines(
-                self._binned.rows, some, feature, last, self._facts.missing, missing_left,
-                spare[: len(some)],
+                self._binned.rows, node_lines, feature, last, self._facts.missing, missing_left,
+                spare[: len(node_lines)],
             )  # fmt: skip
         return middles
 

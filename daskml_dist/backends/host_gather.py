@@ -168,8 +168,8 @@ def _set_batch_gradient(
                 # Rows are not copied: the tile holds their addresses, and their first cache lines
                 # are being prefetched.
                 where[n] = X_at + i * size
-                for at in range(where[n], where[n] + fetched, 64):
-                    prefetch(at)
+                for address in range(where[n], where[n] + fetched, 64):
+                    prefetch(address)
                 y[n] = array_at(pointer(y_at + i * item), 1, dtype)[0]
                 if weight_at != 0:
                     weight[n] = array_at(pointer(weight_at + i * item), 1, dtype)[0]
@@ -194,12 +194,12 @@ def _set_large_gradient(
     sums, loss, batch = np.zeros(len(grad), np.float64), 0.0, parts[p, 0]
     none = np.int64(0)
     while p < len(parts) and parts[p, 0] == batch:
-        some, _ = _set_batch_gradient(
+        part_loss, _ = _set_batch_gradient(
             blocks, parts[p : p + 1], none, w, grad, parameters, n_features
         )
         for j in range(len(grad)):
             sums[j] += grad[j]
-        loss += some
+        loss += part_loss
         p += 1
     for j in range(len(grad)):
         grad[j] = sums[j]
@@ -324,8 +324,8 @@ class HostGather:
         # The loop writes a separate gradient, which is added to `out` in its dtype.
         grad, parts = np.empty(len(w), self.dtype), self.parts([batch])
         # The loop reads rows in the dtype of w; only the version for writable arrays is compiled.
-        fits = w.dtype == self.dtype and w.flags.c_contiguous and w.flags.writeable
-        w = w.reshape(-1) if fits else w.astype(self.dtype).reshape(-1)
+        is_usable = w.dtype == self.dtype and w.flags.c_contiguous and w.flags.writeable
+        w = w.reshape(-1) if is_usable else w.astype(self.dtype).reshape(-1)
         loss, _ = self.gradient(self.where, parts, 0, w, grad, self.parameters, self.n_features)
         out[:, 0] += grad
         return float(loss)
@@ -366,10 +366,12 @@ class BatchSteps(ReplicaSteps):
         # Values that differ between steps are passed as arrays: one call for all steps.
         rows = np.array([step.rows for step in steps], np.float64)
         rates = np.array([step.lr for step in steps], np.float64)
-        given = rows, rates, list_step_numbers(self._optimizer, steps)
+        step_numbers = rows, rates, list_step_numbers(self._optimizer, steps)
         state = tuple(array.reshape(-1) for array in self._state)
         losses, parts = np.empty(len(steps)), self._gather.parts(batches)
-        self._loop(self._gather.where, parts, *given, state, self._scratch, losses, *self._rest)
+        self._loop(
+            self._gather.where, parts, *step_numbers, state, self._scratch, losses, *self._rest
+        )
         return losses
 
 
@@ -470,8 +472,8 @@ def _shorten_runs(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the same rows as runs of at most `_MAX_ROWS_PER_SUM` rows each."""
     pieces = -(-counts // _MAX_ROWS_PER_SUM)
-    at = np.repeat(np.arange(len(starts)), pieces)
-    nth = np.arange(len(at)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    return starts[at] + nth * _MAX_ROWS_PER_SUM, np.minimum(
-        counts[at] - nth * _MAX_ROWS_PER_SUM, _MAX_ROWS_PER_SUM
+    run_numbers = np.repeat(np.arange(len(starts)), pieces)
+    nth = np.arange(len(run_numbers)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    return starts[run_numbers] + nth * _MAX_ROWS_PER_SUM, np.minimum(
+        counts[run_numbers] - nth * _MAX_ROWS_PER_SUM, _MAX_ROWS_PER_SUM
     )

@@ -27,10 +27,10 @@ class Scratch:
 
     def empty(self, use: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """Return an uninitialised array, valid until the next call with the same use."""
-        size, held = math.prod(shape), self._held.get(use)
-        if held is None or held.dtype != dtype or held.size < size:
-            held = self._held[use] = np.empty(size, dtype)
-        return held[:size].reshape(shape)
+        size, memory = math.prod(shape), self._held.get(use)
+        if memory is None or memory.dtype != dtype or memory.size < size:
+            memory = self._held[use] = np.empty(size, dtype)
+        return memory[:size].reshape(shape)
 
 
 #: Bytes of a cache line, and of a vector: in aligned rows no vector crosses a line boundary.
@@ -42,8 +42,8 @@ def allocate_aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     size, n = np.dtype(dtype).itemsize, math.prod(shape)
     # NumPy aligns to 16 or 64 bytes: allocate one more line, and move the start.
     buffer = np.empty(n + CACHE_LINE_BYTES // size, dtype)
-    skipped = -buffer.ctypes.data % CACHE_LINE_BYTES // size
-    return buffer[skipped : skipped + n].reshape(shape)
+    n_skipped = -buffer.ctypes.data % CACHE_LINE_BYTES // size
+    return buffer[n_skipped : n_skipped + n].reshape(shape)
 
 
 #: Numbers of the parameters M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's ``mallopt``.
@@ -61,17 +61,17 @@ _users = 0
 @contextmanager
 def keep_freed_memory() -> Iterator[None]:
     """Keep freed memory for later arrays within the context; then return it to the system."""
-    trim = os.environ.get(_TRIM_VARIABLE, "")
-    if not trim.isdecimal() or not _has_glibc():
+    trim_threshold = os.environ.get(_TRIM_VARIABLE, "")
+    if not trim_threshold.isdecimal() or not _has_glibc():
         yield  # the allocator adapts its thresholds itself
         return
     # By default glibc raises both thresholds adaptively; setting one of them, as Dask does,
     # disables that.
-    _count_user(1, int(trim))
+    _count_user(1, int(trim_threshold))
     try:
         yield
     finally:
-        _count_user(-1, int(trim))
+        _count_user(-1, int(trim_threshold))
 
 
 def _has_glibc() -> bool:

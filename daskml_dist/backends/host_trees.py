@@ -61,16 +61,16 @@ class HostTrees:
         from daskml_dist.backends.tree_kernels import compiled_search
 
         best_split = compiled_search(bool(facts.categorical.any()))
-        for leaf, own in zip(leaves, splits, strict=True):
+        for leaf, split_row in zip(leaves, splits, strict=True):
             of_leaf = np.array(
                 [leaf.value, leaf.low, leaf.high, facts.l2, facts.least_hessian, facts.least_rows]
             )
             gain = best_split(
                 leaf.hist, first, facts.counts, facts.missing, facts.categorical,
-                facts.monotonic_signs, leaf.allowed, leaf.totals, scales, of_leaf, own[1:8],
-                own[8:].view(np.uint64),
+                facts.monotonic_signs, leaf.allowed, leaf.totals, scales, of_leaf, split_row[1:8],
+                split_row[8:].view(np.uint64),
             )  # fmt: skip
-            own[:1].view(np.float64)[0] = gain
+            split_row[:1].view(np.float64)[0] = gain
 
     def _find_best_vector_splits(
         self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
@@ -81,11 +81,11 @@ class HostTrees:
 
         best_split = compiled_vector_search(bool(facts.categorical.any()))
         limits = np.array([facts.l2, facts.least_hessian, facts.least_rows])
-        for leaf, own in zip(leaves, splits, strict=True):
-            own[:1].view(np.float64)[0] = best_split(
+        for leaf, split_row in zip(leaves, splits, strict=True):
+            split_row[:1].view(np.float64)[0] = best_split(
                 leaf.hist, first, facts.counts, facts.missing, facts.categorical, leaf.allowed,
-                leaf.totals, scales, np.array(leaf.value), limits, own[1:-4],
-                own[-4:].view(np.uint64),
+                leaf.totals, scales, np.array(leaf.value), limits, split_row[1:-4],
+                split_row[-4:].view(np.uint64),
             )  # fmt: skip
 
 
@@ -115,11 +115,11 @@ class HostRows:
 
         Dask's workers return freed memory to the system immediately, and new pages are expensive.
         """
-        d, *rest = self._shape
+        d, *inner_shape = self._shape
         size = n * math.prod(self._shape)
         if len(self._out) < size:
             self._out = np.empty(size, np.int64)
-        return self._out[:size].reshape(d, n, *rest)
+        return self._out[:size].reshape(d, n, *inner_shape)
 
     # Beyond the range of float32 they become infinite, which the caller looks for.
     @np.errstate(over="ignore")
@@ -129,34 +129,34 @@ class HostRows:
 
         binned, k = self._binned, loss.n_outputs
         g, h = self._allocate_gradients(k, constant)
-        own: NDArray[np.float64] | None = loss.write_gradients(
+        loss_maxima: NDArray[np.float64] | None = loss.write_gradients(
             binned.y, binned.extra["raw"], binned.weight, g[0], h[0] if len(h) else g[0, :0]
         )
-        if own is not None:
-            return own
+        if loss_maxima is not None:
+            return loss_maxima
         # One pass for the log loss; other losses in NumPy, a slice at a time that fits in a cache.
         compiled = GRADIENT_LOOPS.get(loss.kernel) if binned.n > _MAX_ROWS_IN_NUMPY else None
         if compiled is not None:
-            found = np.zeros(2, np.float32)
+            maxima = np.zeros(2, np.float32)
             weight = np.empty(0) if binned.weight is None else binned.weight
-            compiled(binned.y, binned.extra["raw"][0], weight, g[0], h[0], found)
-            return found.astype(np.float64)[:, None]
+            compiled(binned.y, binned.extra["raw"][0], weight, g[0], h[0], maxima)
+            return maxima.astype(np.float64)[:, None]
         largest = np.zeros((2, k))
         for start in range(0, binned.n, _ROWS_AT_ONCE):
-            at = slice(start, min(binned.n, start + _ROWS_AT_ONCE))
-            g_at, h_at = loss.gradients(binned.y[at], binned.extra["raw"][:, at])
+            tile = slice(start, min(binned.n, start + _ROWS_AT_ONCE))
+            g_at, h_at = loss.gradients(binned.y[tile], binned.extra["raw"][:, tile])
             if binned.weight is not None:
-                g_at = g_at * binned.weight[at]
+                g_at = g_at * binned.weight[tile]
                 h_at = (
-                    np.broadcast_to(1.0 if h_at is None else h_at, g_at.shape) * binned.weight[at]
+                    np.broadcast_to(1.0 if h_at is None else h_at, g_at.shape) * binned.weight[tile]
                 )
             # The largest float32 values, by which gradients are scaled to integers.
-            g[:, at] = g_at
-            for end in (g[:, at].max(axis=1), -g[:, at].min(axis=1)):
+            g[:, tile] = g_at
+            for end in (g[:, tile].max(axis=1), -g[:, tile].min(axis=1)):
                 np.maximum(largest[0], end, out=largest[0])
             if not constant:
-                h[:, at] = 1.0 if h_at is None else h_at
-                np.maximum(largest[1], h[:, at].max(axis=1), out=largest[1])
+                h[:, tile] = 1.0 if h_at is None else h_at
+                np.maximum(largest[1], h[:, tile].max(axis=1), out=largest[1])
         return largest
 
     def set_gradients(
@@ -184,10 +184,10 @@ class HostRows:
         if "given" not in binned.extra:
             shape = k, binned.n
             of_h = (0, binned.n) if constant else shape
-            g, h = (binned.allocate_zeros(each, np.float32) for each in (shape, of_h))
+            g, h = (binned.allocate_zeros(array_shape, np.float32) for array_shape in (shape, of_h))
             binned.extra["given"] = g, h
-        found: tuple[Array, Array] = binned.extra["given"]
-        return found
+        arrays: tuple[Array, Array] = binned.extra["given"]
+        return arrays
 
     def pack_output_gradients(
         self, output: int, mode: int, g_scale: float, h_scale: float, key: int
@@ -238,8 +238,8 @@ class HostRows:
         # For few or chosen rows: the partition loop, which is compiled anyway, with a split that
         # sends all rows left.
         if mode == VECTOR or binned.n <= _MAX_ROWS_IN_NUMPY or len(self._order):
-            everywhere = LeafPartition(0, _ALL_LEFT, slice(0, self.n_chosen), 0)
-            return self.partition_leaves([everywhere], mode, output)[0]
+            root = LeafPartition(0, _ALL_LEFT, slice(0, self.n_chosen), 0)
+            return self.partition_leaves([root], mode, output)[0]
         from daskml_dist.backends.tree_kernels import sum_all_rows
 
         out, packed = self._allocate_histograms(1), binned.extra["packed"][output]
@@ -288,7 +288,7 @@ class HostRows:
 
     def find_row_leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
         """Return the number of the leaf of each row."""
-        found = np.zeros(self._binned.n, np.int64)
+        leaf_numbers = np.zeros(self._binned.n, np.int64)
         for number, of_leaf in enumerate(at):
-            found[self._binned.extra["index"][of_leaf]] = number
-        return [found]
+            leaf_numbers[self._binned.extra["index"][of_leaf]] = number
+        return [leaf_numbers]

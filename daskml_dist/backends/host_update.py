@@ -266,8 +266,8 @@ def compile_entry_step(optimizer: Any, l1: float, lr: float) -> Callable[..., An
         step: Callable[..., Any] = kind.elementwise_update_l1
         return step
     form = _proximal if l1 > 0 else _plain
-    found: Callable[..., Any] = compiled_with(form, exact=True, _move=kind.elementwise_update)
-    return found
+    entry_step: Callable[..., Any] = compiled_with(form, exact=True, _move=kind.elementwise_update)
+    return entry_step
 
 
 # `_update_state` is a placeholder for `_update`.
@@ -319,8 +319,8 @@ def can_compile_update(optimizer: Any, step: Step) -> bool:
         return True
     w = step.w[:1].copy()
     opt_state = {name: array[:1].copy() for name, array in step.opt_state.items()}
-    one = replace(step, w=w, opt_state=opt_state, n_penalised=min(step.n_penalised, 1))
-    return Updates(optimizer, one)(w * 0, 1.0, step.lr, step.number)
+    row_step = replace(step, w=w, opt_state=opt_state, n_penalised=min(step.n_penalised, 1))
+    return Updates(optimizer, row_step)(w * 0, 1.0, step.lr, step.number)
 
 
 class Updates:
@@ -345,15 +345,15 @@ class Updates:
 
     def __call__(self, grad: Any, rows: float, lr: float, number: int) -> bool:
         """Take a step."""
-        to = self._number
+        as_number = self._number
         if type(self._optimizer) in _refused:
             return False
         if grad.dtype != self._dtype or not grad.flags.c_contiguous:
             return False
-        numbers = tuple([to(x) for x in self._optimizer.coefficients(number)])
-        given = to(rows), to(lr), *self._penalty, self._n_penalised
+        numbers = tuple([as_number(x) for x in self._optimizer.coefficients(number)])
+        step_arguments = as_number(rows), as_number(lr), *self._penalty, self._n_penalised
         try:
-            self._loops[lr != 0](self._state, grad.reshape(-1), *given, numbers)
+            self._loops[lr != 0](self._state, grad.reshape(-1), *step_arguments, numbers)
         except numba.errors.NumbaError:
             _refused.add(type(self._optimizer))
             return False

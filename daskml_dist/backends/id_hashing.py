@@ -34,13 +34,13 @@ def mix_ids(ids: NDArray[Any]) -> NDArray[np.uint64]:
 
 def find_fields(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Return the field of each row of a growing table."""
-    found: NDArray[np.uint8] = (ids & ((1 << FIELD_BITS) - 1)).astype(np.uint8)
-    return found
+    fields: NDArray[np.uint8] = (ids & ((1 << FIELD_BITS) - 1)).astype(np.uint8)
+    return fields
 
 
 def field_ids(ids: NDArray[Any], field: int) -> NDArray[np.int64]:
     """Return the row numbers of a growing table for the ids of a field."""
-    found: NDArray[np.int64] = ((mix_ids(ids) << np.uint64(FIELD_BITS)) | np.uint64(field)).astype(
-        np.int64
-    )
-    return found
+    row_numbers: NDArray[np.int64] = (
+        (mix_ids(ids) << np.uint64(FIELD_BITS)) | np.uint64(field)
+    ).astype(np.int64)
+    return row_numbers

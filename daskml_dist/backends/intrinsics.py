@@ -34,10 +34,12 @@ def emitted(typing: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
             return typing(*kinds), emit
 
         # numba matches arguments by the names of the parameters after the context.
-        given = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD)]
-        own: Any = define
-        own.__signature__ = Signature([*given, *signature(typing).parameters.values()])
-        return intrinsic(own)
+        context_parameter = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD)]
+        defined: Any = define
+        defined.__signature__ = Signature(
+            [*context_parameter, *signature(typing).parameters.values()]
+        )
+        return intrinsic(defined)
 
     return decorate
 
@@ -53,8 +55,8 @@ def prefetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     """Prefetch the cache line at an address, which need not be valid."""
     number = ir.IntType(32)
     pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
-    of = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-    fetch = cgutils.get_or_insert_function(builder.module, of, "llvm.prefetch.p0")
+    function_type = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+    fetch = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
     builder.call(fetch, [pointer, number(0), number(3), number(1)])
     return context.get_dummy_value()
 
@@ -141,8 +143,8 @@ def broadcast_number(context: Any, builder: Any, signature: Any, arguments: Any)
     """Return a vector with one number in all lanes."""
     kind = _vector_type(signature.return_type.dtype)
     empty = ir.Constant(kind, ir.Undefined)
-    one = builder.insert_element(empty, arguments[0], _INT32(0))
-    return _shuffle_lanes(builder, one, empty, [0] * kind.count)
+    first_lane = builder.insert_element(empty, arguments[0], _INT32(0))
+    return _shuffle_lanes(builder, first_lane, empty, [0] * kind.count)
 
 
 @emitted(lambda a, b, c: a(a, b, c))
@@ -150,8 +152,10 @@ def multiply_add(context: Any, builder: Any, signature: Any, arguments: Any) -> 
     """Return ``a * b + c``, rounded once if the processor has fused multiply-adds."""
     kind = arguments[0].type
     name = f"llvm.fmuladd.v{kind.count}f{signature.return_type.dtype.bitwidth}"
-    of = ir.FunctionType(kind, [kind] * 3)
-    return builder.call(cgutils.get_or_insert_function(builder.module, of, name), arguments)
+    function_type = ir.FunctionType(kind, [kind] * 3)
+    return builder.call(
+        cgutils.get_or_insert_function(builder.module, function_type, name), arguments
+    )
 
 
 @emitted(lambda a, b: a(a, b))
@@ -237,20 +241,20 @@ def raise_flag(context: Any, builder: Any, signature: Any, arguments: Any) -> An
 @emitted(lambda: types.void())
 def hint_waiting(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     """Hint to the processor that this loop only waits."""
-    name, given = _WAITING_HINTS.get(platform.machine(), (None, []))
+    name, hint_arguments = _WAITING_HINTS.get(platform.machine(), (None, []))
     if name is not None:
         number = ir.IntType(32)
-        of = ir.FunctionType(ir.VoidType(), [number for _ in given])
-        hint = cgutils.get_or_insert_function(builder.module, of, name)
-        builder.call(hint, [number(value) for value in given])
+        function_type = ir.FunctionType(ir.VoidType(), [number for _ in hint_arguments])
+        hint = cgutils.get_or_insert_function(builder.module, function_type, name)
+        builder.call(hint, [number(value) for value in hint_arguments])
     return context.get_dummy_value()
 
 
 @emitted(lambda: types.void())
 def yield_processor(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     """Yield the core to another thread."""
-    of = ir.FunctionType(ir.IntType(32), [])
-    call = cgutils.get_or_insert_function(builder.module, of, "sched_yield")
+    function_type = ir.FunctionType(ir.IntType(32), [])
+    call = cgutils.get_or_insert_function(builder.module, function_type, "sched_yield")
     builder.call(call, [])
     return context.get_dummy_value()
 
@@ -260,19 +264,19 @@ def monotonic_nanoseconds(context: Any, builder: Any, signature: Any, arguments:
     """Return the nanoseconds of the monotonic clock."""
     moment = cgutils.alloca_once(builder, ir.ArrayType(_INT64, 2))
     number = ir.IntType(32)
-    of = ir.FunctionType(number, [number, moment.type])
-    call = cgutils.get_or_insert_function(builder.module, of, "clock_gettime")
+    function_type = ir.FunctionType(number, [number, moment.type])
+    call = cgutils.get_or_insert_function(builder.module, function_type, "clock_gettime")
     builder.call(call, [number(_CLOCK_MONOTONIC), moment])
-    seconds, rest = (builder.extract_value(builder.load(moment), i) for i in (0, 1))
-    return builder.add(builder.mul(seconds, _INT64(10**9)), rest)
+    seconds, nanoseconds = (builder.extract_value(builder.load(moment), i) for i in (0, 1))
+    return builder.add(builder.mul(seconds, _INT64(10**9)), nanoseconds)
 
 
 @emitted(lambda descriptor: types.void(types.int64))
 def ring_bell(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     """Write a byte to a pipe; if the pipe is full, its reader is already woken."""
     byte = cgutils.alloca_once_value(builder, ir.IntType(8)(33))
-    of = ir.FunctionType(_INT64, [ir.IntType(32), byte.type, _INT64])
-    call = cgutils.get_or_insert_function(builder.module, of, "write")
+    function_type = ir.FunctionType(_INT64, [ir.IntType(32), byte.type, _INT64])
+    call = cgutils.get_or_insert_function(builder.module, function_type, "write")
     where = builder.trunc(arguments[0], ir.IntType(32))
     builder.call(call, [where, byte, _INT64(1)])
     return context.get_dummy_value()

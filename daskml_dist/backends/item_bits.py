@@ -36,17 +36,17 @@ def find_first_negative(X: Any, backend: NumpyBackend) -> tuple[int, float] | No
         if values.dtype.kind in "bu" or not len(values) or values.min() >= 0:
             return None
         for i, row in enumerate(X.rows.tolist()):
-            own = values[indptr[row] : indptr[row + 1]]
-            if len(own) and own.min() < 0:
-                return i, float(own.min())
+            row_values = values[indptr[row] : indptr[row + 1]]
+            if len(row_values) and row_values.min() < 0:
+                return i, float(row_values.min())
         return None
     if X.dtype.kind in "bu":
         return None
-    for at in _word_aligned_slices(X):
-        part = backend.part(X, at)
+    for row_slice in _word_aligned_slices(X):
+        part = backend.part(X, row_slice)
         if part.size and part.min() < 0:
             row = int((part < 0).any(axis=1).argmax())
-            return at.start + row, float(part[row].min())
+            return row_slice.start + row, float(part[row].min())
     return None
 
 
@@ -57,8 +57,8 @@ def add_item_counts(X: Any, out: NDArray[np.float64], backend: NumpyBackend) -> 
     if isinstance(X, CSRRows):
         count_csr_items(X.X.indptr, X.X.indices, _nonzero_flags(X.X.data), X.rows, out)
         return
-    for at in _word_aligned_slices(X):
-        count_items(_nonzero_flags(backend.part(X, at)), out)
+    for row_slice in _word_aligned_slices(X):
+        count_items(_nonzero_flags(backend.part(X, row_slice)), out)
 
 
 def add_pair_counts(
@@ -130,8 +130,13 @@ class ItemBits:
                 csr.indptr, csr.indices, _nonzero_flags(csr.data), X.rows, rank, self._words
             )
             return
-        for at in _word_aligned_slices(X):
-            pack_rows(_nonzero_flags(backend.part(X, at)), self._items, at.start // 64, self._words)
+        for row_slice in _word_aligned_slices(X):
+            pack_rows(
+                _nonzero_flags(backend.part(X, row_slice)),
+                self._items,
+                row_slice.start // 64,
+                self._words,
+            )
 
     @staticmethod
     def _in_turn(
@@ -141,11 +146,11 @@ class ItemBits:
         from daskml_dist.backends.itemset_kernels import pack_csr_rows
 
         csr, rank, bought = X.X, _rank_columns(items, X.shape[1]), _nonzero_flags(X.X.data)
-        words = np.empty((1, len(items), width), np.uint64)
-        for at in row_slices(X.shape[0], 64 * width):
-            words[...] = 0
-            pack_csr_rows(csr.indptr, csr.indices, bought, X.rows[at], rank, words)
-            yield words, items
+        tile_words = np.empty((1, len(items), width), np.uint64)
+        for row_slice in row_slices(X.shape[0], 64 * width):
+            tile_words[...] = 0
+            pack_csr_rows(csr.indptr, csr.indices, bought, X.rows[row_slice], rank, tile_words)
+            yield tile_words, items
 
 
 def add_set_counts(
@@ -159,8 +164,8 @@ def add_set_counts(
     from daskml_dist.backends.itemset_kernels import count_supports
 
     # Arrays received in messages are read-only; numba would compile the loop again for them.
-    own = [np.require(array, requirements=["C", "A", "W"]) for array in (prefix, bounds, last)]
-    count_supports(words, own[0], own[1], own[2], out)
+    writable = [np.require(array, requirements=["C", "A", "W"]) for array in (prefix, bounds, last)]
+    count_supports(words, writable[0], writable[1], writable[2], out)
 
 
 def _word_aligned_slices(X: Any) -> Iterator[slice]:
@@ -171,8 +176,8 @@ def _word_aligned_slices(X: Any) -> Iterator[slice]:
 
 def _nonzero_flags(values: NDArray[Any]) -> Bytes:
     """Return 1 for values that are not zero, else 0."""
-    found: Bytes = np.ascontiguousarray(values != 0).view(np.uint8)
-    return found
+    flags: Bytes = np.ascontiguousarray(values != 0).view(np.uint8)
+    return flags
 
 
 def _rank_columns(items: NDArray[np.int64], n_columns: int) -> NDArray[np.int32]:

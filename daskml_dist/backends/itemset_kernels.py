@@ -37,15 +37,15 @@ def count_items(bought: Any, out: Any) -> None:
     out : ndarray of float64 of shape (n_items,)
     """
     n, d = bought.shape
-    found = np.empty(d, np.uint8)
+    byte_counts = np.empty(d, np.uint8)
     # Bytes are summed in bytes, 64 per vector, and added to the floats before any can overflow.
     for start in range(0, n, _MAX_BYTE_ROWS):
-        found[:] = 0
+        byte_counts[:] = 0
         for i in range(start, min(n, start + _MAX_BYTE_ROWS)):
             for j in range(d):
-                found[j] += bought[i, j]
+                byte_counts[j] += bought[i, j]
         for j in range(d):
-            out[j] += found[j]
+            out[j] += byte_counts[j]
 
 
 @_exact
@@ -74,23 +74,23 @@ def pack_rows(bought: Any, items: Any, first: int, words: Any) -> None:
     words : ndarray of uint64 of shape (n_tiles, n_items, n_words)
     """
     n, m, width = len(bought), len(items), words.shape[2]
-    whole = m == bought.shape[1]
-    found = np.empty(m, np.uint64)
+    all_columns = m == bought.shape[1]
+    row_bits = np.empty(m, np.uint64)
     for start in range(0, n, 64):
-        found[:] = 0
+        row_bits[:] = 0
         for i in range(start, min(n, start + 64)):
-            row, at = bought[i], np.uint64(i - start)
-            if whole:
+            row, bit = bought[i], np.uint64(i - start)
+            if all_columns:
                 for j in range(m):
                     # 64 rows become one word per item.
-                    found[j] |= np.uint64(row[j]) << at
+                    row_bits[j] |= np.uint64(row[j]) << bit
             else:
                 for j in range(m):
-                    found[j] |= np.uint64(row[items[j]]) << at
+                    row_bits[j] |= np.uint64(row[items[j]]) << bit
         word = first + start // 64
         tile, place = word // width, word % width
         for j in range(m):
-            words[tile, j, place] = found[j]
+            words[tile, j, place] = row_bits[j]
 
 
 @_exact
@@ -149,8 +149,8 @@ def count_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) ->
     """
     n_prefixes, depth = prefix.shape
     width = words.shape[2]
-    held = np.empty((depth, width), np.uint64)
-    live, some = np.empty(width, np.int64), np.empty(width, np.uint64)
+    prefix_bits = np.empty((depth, width), np.uint64)
+    live, live_words = np.empty(width, np.int64), np.empty(width, np.uint64)
     # Tile by tile, so that words stay cached over all candidates.
     for tile in range(len(words)):
         bits = words[tile]
@@ -162,35 +162,35 @@ def count_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) ->
                 while same < depth and prefix[p, same] == prefix[p - 1, same]:
                     same += 1
             for level in range(same, depth):
-                own, to = bits[prefix[p, level]], held[level]
+                item_bits, level_bits = bits[prefix[p, level]], prefix_bits[level]
                 if level == 0:
-                    copy_values(to, own)
+                    copy_values(level_bits, item_bits)
                 else:
-                    before = held[level - 1]
+                    before = prefix_bits[level - 1]
                     for w in range(width):
-                        to[w] = before[w] & own[w]
-            top = held[depth - 1]
+                        level_bits[w] = before[w] & item_bits[w]
+            top = prefix_bits[depth - 1]
             n_live = 0
             for w in range(width):
                 # Without a branch: an index with no common row is overwritten by the next one.
                 live[n_live] = w
-                some[n_live] = top[w]
+                live_words[n_live] = top[w]
                 n_live += top[w] != 0
             if n_live == 0:
                 continue
             # Most words are nonzero: reading all of them, vector by vector, beats a gather.
             if n_live * _DENSE_WORD_SHARE > width:
                 for c in range(bounds[p], bounds[p + 1]):
-                    own, found = bits[last[c]], np.uint64(0)
+                    item_bits, support = bits[last[c]], np.uint64(0)
                     for w in range(width):
-                        found += _count_ones(top[w] & own[w])
-                    out[c] += found
+                        support += _count_ones(top[w] & item_bits[w])
+                    out[c] += support
             else:
                 for c in range(bounds[p], bounds[p + 1]):
-                    own, found = bits[last[c]], np.uint64(0)
+                    item_bits, support = bits[last[c]], np.uint64(0)
                     for w in range(n_live):
-                        found += _count_ones(some[w] & own[live[w]])
-                    out[c] += found
+                        support += _count_ones(live_words[w] & item_bits[live[w]])
+                    out[c] += support
 
 
 # --- pairs ------------------------------------------------------------------------------------
@@ -201,10 +201,10 @@ def count_row_pairs(indptr: Any, indices: Any, bought: Any, rows: Any, rank: Any
     """Return the number of pairs of items in all rows, with repetitions; see `pack_csr_rows`."""
     total = 0.0
     for i in rows:
-        held = 0
+        n_items = 0
         for e in range(indptr[i], indptr[i + 1]):
-            held += bought[e] and rank[indices[e]] >= 0
-        total += held * (held - 1) / 2
+            n_items += bought[e] and rank[indices[e]] >= 0
+        total += n_items * (n_items - 1) / 2
     return total
 
 
@@ -214,26 +214,26 @@ def count_pairs(
     out: Any,
 ) -> None:  # fmt: skip
     """Add to `out` the number of rows that contain each pair of items, row by row."""
-    held = np.empty(m, np.int64)
+    row_items = np.empty(m, np.int64)
     begins = np.empty(m, np.int64)
-    at = 0
+    offset = 0
     for j in range(first, end):
         # Where the pairs (j, j + 1), (j, j + 2)... of the upper triangle begin.
-        begins[j] = at - j - 1
-        at += m - 1 - j
+        begins[j] = offset - j - 1
+        offset += m - 1 - j
     for i in rows:
         n = 0
         for e in range(indptr[i], indptr[i + 1]):
             j = rank[indices[e]]
             if bought[e] and j >= 0:
-                held[n] = j
+                row_items[n] = j
                 n += 1
         for a in range(n):
-            j = held[a]
+            j = row_items[a]
             if first <= j < end:
-                begin = begins[j]
+                pair_offset = begins[j]
                 for b in range(a + 1, n):
-                    out[begin + held[b]] += 1.0
+                    out[pair_offset + row_items[b]] += 1.0
 
 
 # --- candidates -------------------------------------------------------------------------------
@@ -251,38 +251,42 @@ def join_frequent_sets(sets: Any, most: int) -> Any:
         capacity += (stop - start) * (stop - start - 1) // 2
         start = stop
     last = np.empty(min(capacity, most + 1), np.int32)
-    of, bounds = np.empty(n, np.int64), np.empty(n + 1, np.int64)
-    at, ends = np.empty(k - 1, np.int64), np.empty(k - 1, np.int64)
-    n_prefixes = found = 0
+    prefix_sets, bounds = np.empty(n, np.int64), np.empty(n + 1, np.int64)
+    cursors, ends = np.empty(k - 1, np.int64), np.empty(k - 1, np.int64)
+    n_prefixes = n_candidates = 0
     start = 0
-    while start < n and found <= most:
+    while start < n and n_candidates <= most:
         stop = _end_of_prefix(sets, start)
         # Apriori's join and prune (Agrawal and Srikant, VLDB 1994): sets a < b that differ in their
         # last item make a candidate; it stays if all other subsets are frequent.
         for a in range(start, stop):
-            begin = found
+            first_candidate = n_candidates
             # Sets that begin like set `a` without one of its items: if one of them ends with b's
             # last item, that subset of the candidate is frequent.
             for q in range(k - 1):
-                at[q], ends[q] = _subset_bounds(sets, a, q)
+                cursors[q], ends[q] = _subset_bounds(sets, a, q)
             for b in range(a + 1, stop):
                 item = sets[b, k - 1]
-                whole = True
+                all_frequent = True
                 for q in range(k - 1):
-                    while at[q] < ends[q] and sets[at[q], k - 1] < item:
-                        at[q] += 1
-                    if at[q] == ends[q] or sets[at[q], k - 1] != item:
-                        whole = False
+                    while cursors[q] < ends[q] and sets[cursors[q], k - 1] < item:
+                        cursors[q] += 1
+                    if cursors[q] == ends[q] or sets[cursors[q], k - 1] != item:
+                        all_frequent = False
                         break
-                if whole and found <= most:
-                    last[found] = item
-                    found += 1
-            if found > begin:
-                of[n_prefixes], bounds[n_prefixes] = a, begin
+                if all_frequent and n_candidates <= most:
+                    last[n_candidates] = item
+                    n_candidates += 1
+            if n_candidates > first_candidate:
+                prefix_sets[n_prefixes], bounds[n_prefixes] = a, first_candidate
                 n_prefixes += 1
         start = stop
-    bounds[n_prefixes] = found
-    return of[:n_prefixes].copy(), bounds[: n_prefixes + 1].copy(), last[:found].copy()
+    bounds[n_prefixes] = n_candidates
+    return (
+        prefix_sets[:n_prefixes].copy(),
+        bounds[: n_prefixes + 1].copy(),
+        last[:n_candidates].copy(),
+    )
 
 
 @_inside

@@ -28,12 +28,16 @@ def iterate_shifted_rows(
     """Yield slices of dense rows minus the shift, with memory left for `width` numbers per row."""
     step = (backend.entries_at_once or _ENTRIES_AT_ONCE) // max(width, 1)
     step = max(step, _MIN_ROWS_AT_ONCE)
-    for at in row_slices(
+    for row_slice in row_slices(
         X.shape[0], step if backend.entries_at_once else min(step, _MAX_ROWS_AT_ONCE)
     ):
-        rows = backend.part(X, at)
+        rows = backend.part(X, row_slice)
         rows = rows.toarray() if hasattr(rows, "toarray") else rows
-        yield at, cast(rows, shift.dtype) - shift, None if weight is None else weight[at]
+        yield (
+            row_slice,
+            cast(rows, shift.dtype) - shift,
+            None if weight is None else weight[row_slice],
+        )
 
 
 def log_densities(near: Any, constants: Any, means: Any, factors: Any) -> Any:
@@ -48,14 +52,16 @@ def log_densities(near: Any, constants: Any, means: Any, factors: Any) -> Any:
     factors : array of shape (k, d, d), or (k, d) of diagonals
         Factors of the precisions.
     """
-    found = []
+    columns = []
     for c in range(means.shape[0]):
         # With the factor F of the precision F F', |(x - mean) F|**2 is the squared Mahalanobis
         # distance.
-        apart = near - means[c, ...]
-        apart = apart * factors[c, ...] if factors.ndim == 2 else apart @ factors[c, ...]
-        found.append(constants[c] - total(apart * apart, axis=1) / 2)
-    return namespace(near).stack(found, axis=1)
+        deviations = near - means[c, ...]
+        deviations = (
+            deviations * factors[c, ...] if factors.ndim == 2 else deviations @ factors[c, ...]
+        )
+        columns.append(constants[c] - total(deviations * deviations, axis=1) / 2)
+    return namespace(near).stack(columns, axis=1)
 
 
 def add_moments(near: Any, shares: Any, means: Any, out: Any) -> None:
@@ -70,13 +76,17 @@ def add_moments(near: Any, shares: Any, means: Any, out: Any) -> None:
         Weight, sum, and products or squares.
     """
     xp, d = namespace(near), near.shape[1]
-    whole = out.shape[1] != 1 + 2 * d
+    is_full = out.shape[1] != 1 + 2 * d
     for c in range(means.shape[0]):
-        apart, share = near - means[c, ...], shares[:, c]
-        scaled = apart * share[:, None]
-        seconds = apart.T @ scaled if whole else total(apart * scaled, axis=0)
-        found = [xp.reshape(total(share), (1,)), total(scaled, axis=0), xp.reshape(seconds, (-1,))]
-        out[c, ...] += cast(xp.concat(found), out.dtype)
+        deviations, share = near - means[c, ...], shares[:, c]
+        scaled = deviations * share[:, None]
+        seconds = deviations.T @ scaled if is_full else total(deviations * scaled, axis=0)
+        moments = [
+            xp.reshape(total(share), (1,)),
+            total(scaled, axis=0),
+            xp.reshape(seconds, (-1,)),
+        ]
+        out[c, ...] += cast(xp.concat(moments), out.dtype)
 
 
 def add_expected(
@@ -106,10 +116,10 @@ def add_expected(
         from daskml_dist.backends import mixture_kernels
 
         none = np.empty(0, means.dtype)
-        given = none if weight is None else weight
-        return mixture_kernels.add_expected(X, shift, constants, means, factors, given, out)
-    found = 0.0
-    for _, near, some in iterate_shifted_rows(
+        host_weight = none if weight is None else weight
+        return mixture_kernels.add_expected(X, shift, constants, means, factors, host_weight, out)
+    log_likelihood = 0.0
+    for _, near, slice_weight in iterate_shifted_rows(
         backend, X, shift, weight, 2 * means.shape[0] * X.shape[1]
     ):
         xp = namespace(near)
@@ -119,7 +129,9 @@ def add_expected(
         shares = xp.exp(shares - top[:, None])
         size = total(shares, axis=1)
         likelihoods = cast(top + xp.log(size), out.dtype)
-        scale = 1 / size if some is None else some / size
+        scale = 1 / size if slice_weight is None else slice_weight / size
         add_moments(near, shares * scale[:, None], means, out)
-        found = found + total(likelihoods if some is None else likelihoods * some)
-    return scalar(found)
+        log_likelihood = log_likelihood + total(
+            likelihoods if slice_weight is None else likelihoods * slice_weight
+        )
+    return scalar(log_likelihood)

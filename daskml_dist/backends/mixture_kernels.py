@@ -33,29 +33,31 @@ def add_expected(
     """Add the moments of an E-step; see `mixture.add_expected`. An empty `weight` is all ones."""
     if factors.ndim == 2:
         return _add_diagonal(X, shift, constants, means, factors, weight, out)
-    (k, d), found = means.shape, 0.0
+    (k, d), log_likelihood = means.shape, 0.0
     # As many rows as keep both (k, rows, d) arrays in the cache.
     most = min(
         max(_CACHED_BYTES // (2 * X.itemsize * k * d), _MIN_TILE_ROWS), _MAX_TILE_ROWS, len(X)
     )
     numbers, shares = np.empty((2, k * most * d), X.dtype), np.empty(k * most, X.dtype)
     gathered, product = np.empty((most, d), X.dtype), np.empty((k, d, d), X.dtype)
-    for at in row_slices(len(X), most):
-        n = at.stop - at.start
+    for row_slice in row_slices(len(X), most):
+        n = row_slice.stop - row_slice.start
         # Arrays received over a network may be unaligned.
-        gathered[:n] = X[at]
-        near, scaled = (one[: k * n * d].reshape(k, n, d) for one in numbers)
+        gathered[:n] = X[row_slice]
+        near, scaled = (buffer[: k * n * d].reshape(k, n, d) for buffer in numbers)
         of_row = shares[: k * n].reshape(k, n)
         _shift_to_means(gathered[:n], shift, means, near)
         # Rows times the Cholesky factor of each precision matrix: squared norms are Mahalanobis
         # distances.
         np.matmul(near, factors, out=scaled)
-        found += _compute_shares(scaled, constants, weight[at] if len(weight) else weight, of_row)
+        log_likelihood += _compute_shares(
+            scaled, constants, weight[row_slice] if len(weight) else weight, of_row
+        )
         _scale_and_sum(near, of_row, scaled, out)
         # Weighted outer products, by BLAS for all components.
         np.matmul(near.transpose(0, 2, 1), scaled, out=product)
         out[:, 1 + d :] += product.reshape(k, d * d)
-    return found
+    return log_likelihood
 
 
 @_fast
@@ -85,7 +87,7 @@ def _compute_shares(scaled: Any, constants: Any, weight: Any, shares: Any) -> fl
 def _normalise_shares(shares: Any, weight: Any) -> float:
     """Turn logarithms into shares that sum to the row's weight; return the log likelihood."""
     k, n = shares.shape
-    found = 0.0
+    log_likelihood = 0.0
     for i in range(n):
         # log-sum-exp over components, relative to the largest.
         top = shares[0, i]
@@ -97,10 +99,10 @@ def _normalise_shares(shares: Any, weight: Any) -> float:
             size += shares[c, i]
         # Responsibilities times the row's weight; log likelihoods are summed in float64.
         of_row = weight[i] if len(weight) else shares.dtype.type(1)
-        found += of_row * (np.float64(top) + np.log(np.float64(size)))
+        log_likelihood += of_row * (np.float64(top) + np.log(np.float64(size)))
         for c in range(k):
             shares[c, i] *= of_row / size
-    return found
+    return log_likelihood
 
 
 @_fast
@@ -123,23 +125,23 @@ def _add_diagonal(
 ) -> float:
     """Add the moments of rows under diagonal covariances; return the log likelihood."""
     k, d = means.shape
-    found, tile = 0.0, 128
-    shares, near = np.empty((k, tile), X.dtype), np.empty((tile, d), X.dtype)
+    log_likelihood, tile = 0.0, 128
+    shares, shifted = np.empty((k, tile), X.dtype), np.empty((tile, d), X.dtype)
     # A tile of rows stays in the cache, from its densities to its moments.
     for start in range(0, X.shape[0], tile):
         n = min(tile, X.shape[0] - start)
         for i in range(n):
             for j in range(d):
-                near[i, j] = X[start + i, j] - shift[j]
+                shifted[i, j] = X[start + i, j] - shift[j]
         # Log densities of the rows in each component.
         for c in range(k):
             for i in range(n):
-                square = near.dtype.type(0)
+                square = shifted.dtype.type(0)
                 for j in range(d):
-                    apart = (near[i, j] - means[c, j]) * factors[c, j]
-                    square += apart * apart
+                    deviation = (shifted[i, j] - means[c, j]) * factors[c, j]
+                    square += deviation * deviation
                 shares[c, i] = constants[c] - square / 2
-        found += _normalise_shares(
+        log_likelihood += _normalise_shares(
             shares[:, :n], weight[start : start + n] if len(weight) else weight
         )
         # Moments about the component's mean, which keep more digits than those about zero.
@@ -148,7 +150,7 @@ def _add_diagonal(
                 share = shares[c, i]
                 out[c, 0] += share
                 for j in range(d):
-                    apart = near[i, j] - means[c, j]
-                    out[c, 1 + j] += share * apart
-                    out[c, 1 + d + j] += share * apart * apart
-    return found
+                    deviation = shifted[i, j] - means[c, j]
+                    out[c, 1 + j] += share * deviation
+                    out[c, 1 + d + j] += share * deviation * deviation
+    return log_likelihood

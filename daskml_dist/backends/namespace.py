@@ -97,8 +97,10 @@ def _created(function: str, shape: tuple[int, ...], dtype: Any, like: Any) -> An
     xp = namespace(like)
     if xp is np:
         return getattr(np, function)(shape, dtype)
-    own = getattr(xp, np.dtype(dtype).name) if isinstance(dtype, str | type | np.dtype) else dtype
-    return getattr(xp, function)(shape, dtype=own, **_place(like))
+    library_dtype = (
+        getattr(xp, np.dtype(dtype).name) if isinstance(dtype, str | type | np.dtype) else dtype
+    )
+    return getattr(xp, function)(shape, dtype=library_dtype, **_place(like))
 
 
 def _place(like: Any) -> dict[str, Any]:

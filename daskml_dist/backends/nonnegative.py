@@ -69,12 +69,12 @@ def descend_coordinates(gram: Any, slope: Any, W: Any, most: int, tol: float) ->
         for t in range(gram.shape[0]):
             if not float(gram[t, t]) > 0:
                 continue
-            new = W[:, t] - slope[:, t] / gram[t, t]
-            new = xp.where(new > 0, new, 0 * new)
-            step = (new - W[:, t]) * going
+            updated = W[:, t] - slope[:, t] / gram[t, t]
+            updated = xp.where(updated > 0, updated, 0 * updated)
+            step = (updated - W[:, t]) * going
             W[:, t] += step
             slope += step[:, None] * gram[t, ...][None, :]
-            change, largest = xp.maximum(change, xp.abs(step)), xp.maximum(largest, new)
+            change, largest = xp.maximum(change, xp.abs(step)), xp.maximum(largest, updated)
         going *= cast(change > tol * largest, going.dtype)
         if not float(xp.max(going)):
             break
@@ -91,10 +91,10 @@ def divide_by_product(X: Any, found: Any, least: float) -> Any:
 
 def residual_squares(X: Any, W: Any, across: Any, backend: Any) -> Any:
     """Return the squared distance of each dense row to ``W @ across.T``, in float64."""
-    found = backend.matmul(W, across.T, "found")
-    xp = namespace(found)
-    if is_host(found):
-        np.subtract(X, found, out=found)
-        return np.einsum("ij,ij->i", found, found).astype(np.float64)
-    apart = X - found
-    return total(apart * apart, axis=1, dtype=xp.float64)
+    product = backend.matmul(W, across.T, "found")
+    xp = namespace(product)
+    if is_host(product):
+        np.subtract(X, product, out=product)
+        return np.einsum("ij,ij->i", product, product).astype(np.float64)
+    residuals = X - product
+    return total(residuals * residuals, axis=1, dtype=xp.float64)

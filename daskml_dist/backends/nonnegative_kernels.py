@@ -39,16 +39,16 @@ def descend_rows(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
                 if curve <= 0 or (old == 0 and g[t] >= 0):
                     continue
                 # The minimum along the coordinate, clipped at 0 (Hsieh and Dhillon 2011).
-                new = max(old - g[t] / curve, gram[0, 0] * 0)
-                step = new - old
+                updated = max(old - g[t] / curve, gram[0, 0] * 0)
+                step = updated - old
                 if step != 0:
-                    w[t] = new
+                    w[t] = updated
                     row = gram[t]
                     for r in range(k):
                         # Update the gradient by a row of the Gram matrix.
                         g[r] += step * row[r]
                     change = max(change, abs(step))
-                largest = max(largest, new)
+                largest = max(largest, updated)
             if change <= tol * largest:
                 break
 
@@ -56,10 +56,10 @@ def descend_rows(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
 @compiled_entry(fastmath=_REORDERED)
 def _floored_product(w: Any, h: Any, least: Any) -> Any:
     """Return a product of two vectors, at least `least`, since it is a divisor."""
-    found = w[0] * 0
+    product = w[0] * 0
     for c in range(len(w)):
-        found += w[c] * h[c]
-    return max(found, least)
+        product += w[c] * h[c]
+    return max(product, least)
 
 
 @compiled_entry(fastmath=_REORDERED)
@@ -77,21 +77,21 @@ def multiply_weights(
         w, row = W[i], rows[i]
         for _ in range(most):
             above[:] = 0
-            for at in range(indptr[row], indptr[row + 1]):
-                if data[at] == 0:
+            for entry in range(indptr[row], indptr[row + 1]):
+                if data[entry] == 0:
                     continue
-                h = H[indices[at]]
+                h = H[indices[entry]]
                 # Lee and Seung (2001): w *= (H (x / WH)) / (sum of H + penalties).
-                share = data[at] / _floored_product(w, h, least)
+                share = data[entry] / _floored_product(w, h, least)
                 for c in range(len(w)):
                     above[c] += share * h[c]
             change = largest = w[0] * 0
             for c in range(len(w)):
                 below = column_sums[c] + l1 + l2 * w[c]
-                new = w[c] * above[c] / (below if below != 0 else least)
-                change = max(change, abs(new - w[c]))
-                largest = max(largest, new)
-                w[c] = new
+                updated = w[c] * above[c] / (below if below != 0 else least)
+                change = max(change, abs(updated - w[c]))
+                largest = max(largest, updated)
+                w[c] = updated
             if change <= tol * largest:
                 break
 
@@ -102,14 +102,14 @@ def add_component_shares(
 ) -> None:
     """Add ``own[i] * X[i, j] / (W[i] @ H[j])`` of all entries to ``out[j]``."""
     for i in range(len(rows)):
-        row, w, mine = rows[i], W[i], own[i]
-        for at in range(indptr[row], indptr[row + 1]):
-            if data[at] == 0:
+        row, w, own_row = rows[i], W[i], own[i]
+        for entry in range(indptr[row], indptr[row + 1]):
+            if data[entry] == 0:
                 continue
-            h, to = H[indices[at]], out[indices[at]]
-            share = data[at] / _floored_product(w, h, least)
+            h, out_row = H[indices[entry]], out[indices[entry]]
+            share = data[entry] / _floored_product(w, h, least)
             for c in range(len(w)):
-                to[c] += share * mine[c]
+                out_row[c] += share * own_row[c]
 
 
 @compiled_entry()
@@ -119,9 +119,9 @@ def write_divergences(
     """Write the sum of ``x log(x / (W[i] @ H[j])) - x`` over the entries x of each row i."""
     for i in range(len(rows)):
         row, total = rows[i], 0.0
-        for at in range(indptr[row], indptr[row + 1]):
-            x = data[at]
+        for entry in range(indptr[row], indptr[row + 1]):
+            x = data[entry]
             if x > least:
-                total += x * math.log(x / _floored_product(W[i], H[indices[at]], least))
+                total += x * math.log(x / _floored_product(W[i], H[indices[entry]], least))
             total -= x
         out[i] = total

@@ -99,12 +99,12 @@ def add_matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
     """
     # Use NumPy if BLAS would have to copy an argument.
     gemm = _GEMM.get(out.dtype)
-    left, right = _fortran_order(a, out.dtype), _fortran_order(b, out.dtype)
-    if gemm is None or left is None or right is None or not out.flags.c_contiguous or not a.size:
+    blas_a, blas_b = _fortran_order(a, out.dtype), _fortran_order(b, out.dtype)
+    if gemm is None or blas_a is None or blas_b is None or not out.flags.c_contiguous or not a.size:
         out += a @ b
         return
     # BLAS uses column order, so it is given the transposes: out.T = b.T @ a.T.
-    (a, a_turned), (b, b_turned) = left, right
+    (a, a_turned), (b, b_turned) = blas_a, blas_b
     gemm(1.0, b, a, 1.0, out.T, b_turned, a_turned, 1)
 
 
@@ -301,10 +301,12 @@ class NumpyBackend(Backend):
         )
         scaled[:, n_features:] = 0
         loss = flat = 0.0
-        for at in row_slices(n, len(scaled)):
-            rows = scaled[: at.stop - at.start]
-            some = run(X[at], y[at], weight[at], w.reshape(-1), sums, rows)
-            loss, flat = loss + some[0], flat + some[1]
+        for row_slice in row_slices(n, len(scaled)):
+            rows = scaled[: row_slice.stop - row_slice.start]
+            slice_losses = run(
+                X[row_slice], y[row_slice], weight[row_slice], w.reshape(-1), sums, rows
+            )
+            loss, flat = loss + slice_losses[0], flat + slice_losses[1]
             # BLAS's symmetric product (syrk) computes half of it; the column after the features is
             # the intercept.
             hessian += self._square(rows)[:width, :width]
@@ -316,8 +318,8 @@ class NumpyBackend(Backend):
             return True
         # If numba is already loaded, a loop is worth it sooner; it may be used only if the bits are
         # equal.
-        many = number > _MIN_LOADED_UPDATES or number * n_entries > _MIN_LOADED_ENTRIES
-        return many and any_way and _LOOPS_MODULE in sys.modules
+        is_large = number > _MIN_LOADED_UPDATES or number * n_entries > _MIN_LOADED_ENTRIES
+        return is_large and any_way and _LOOPS_MODULE in sys.modules
 
     def update(self, optimizer: Any, step: Step) -> bool:
         """Take a step in one compiled pass, for optimizers with an `elementwise_update`."""
@@ -326,8 +328,8 @@ class NumpyBackend(Backend):
     def updater(self, optimizer: Any, step: Step) -> Callable[[Any, float, float, int], bool]:
         """Return an updater of one compiled pass, for optimizers with an `elementwise_update`."""
         state, dtype = step.state(optimizer), step.w.dtype
-        fit = all(array.dtype == dtype and array.flags.c_contiguous for array in state)
-        if optimizer.elementwise_update is None or dtype.kind != "f" or not fit:
+        is_uniform = all(array.dtype == dtype and array.flags.c_contiguous for array in state)
+        if optimizer.elementwise_update is None or dtype.kind != "f" or not is_uniform:
             return lambda *given: False
         from daskml_dist.backends.host_update import Updates
 
@@ -495,8 +497,10 @@ class NumpyBackend(Backend):
         """Add dense rows to their nearest centroids: a product, then a loop while it is cached."""
         if (loops := load_centroid_loops(X, shift, len(centroids))) is None:
             return float(super().assign(X, shift, centroids, weight, out))
-        known = (bounds, before) if bounds is not None and bounds.shape[1] else ()
-        return float(loops.add_to_nearest(X, shift, centroids, weight, out, self._scratch, *known))
+        earlier = (bounds, before) if bounds is not None and bounds.shape[1] else ()
+        return float(
+            loops.add_to_nearest(X, shift, centroids, weight, out, self._scratch, *earlier)
+        )
 
     def row_bounds(self, X: Any, shift: Any | None, k: int) -> Any:
         """Return memory for a label and two distances of each dense row."""
@@ -517,14 +521,14 @@ class NumpyBackend(Backend):
         """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
         from daskml_dist.backends import csr_kernels
 
-        given = np.empty(0) if weight is None else weight
+        row_weight = np.empty(0) if weight is None else weight
         if not isinstance(X, CSRRows):
-            csr_kernels.add_dense_squares(X, at, given, mean, out)
+            csr_kernels.add_dense_squares(X, at, row_weight, mean, out)
             return
         stored = np.zeros(out.shape)
         csr_kernels.add_sparse_squares(
-            X.X.indptr, X.X.indices, X.X.data, X.rows, at, given, mean, out, stored
+            X.X.indptr, X.X.indices, X.X.data, X.rows, at, row_weight, mean, out, stored
         )
         # Each entry that is not stored, a zero, is as far from the mean as 0 is.
-        whole = np.bincount(at, weight, minlength=len(out))
-        out += (whole[:, None] - stored) * mean**2
+        total_weight = np.bincount(at, weight, minlength=len(out))
+        out += (total_weight[:, None] - stored) * mean**2

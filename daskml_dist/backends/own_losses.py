@@ -30,8 +30,8 @@ def map_row_function(
     parameters = tuple(float(value) for value in parameters)
     # Bounds of times are complex numbers (`losses.AFT`).
     dtype = np.result_type(y, np.float64)
-    given = np.ascontiguousarray(np.broadcast_to(y, raw.shape), dtype).reshape(-1)
-    rows = given, np.ascontiguousarray(raw, np.float64).reshape(-1), parameters
+    targets = np.ascontiguousarray(np.broadcast_to(y, raw.shape), dtype).reshape(-1)
+    rows = targets, np.ascontiguousarray(raw, np.float64).reshape(-1), parameters
     compiled = _compile(function, len(parameters), dtype)
     out = np.empty((2, raw.size))
     if compiled is not None:
@@ -88,7 +88,7 @@ def _map_in_python(
     name = getattr(function, "__qualname__", repr(function))
     for i, (target, prediction) in enumerate(zip(y.tolist(), raw.tolist(), strict=True)):
         try:
-            found = function(target, prediction, parameters)
+            results = function(target, prediction, parameters)
         # In compiled code a division by 0 gives infinity, and the logarithm of a negative number
         # NaN.
         except (ArithmeticError, ValueError) as error:
@@ -97,10 +97,10 @@ def _map_in_python(
                 f"{error!r}. Let it return two numbers for any two, infinity and NaN among them."
             ) from error
         try:
-            out[0, i], out[1, i] = found
+            out[0, i], out[1, i] = results
         except (TypeError, ValueError) as error:
             raise InvalidParameterError(
-                f"{name} returned {found!r} for a row, and is to return two numbers."
+                f"{name} returned {results!r} for a row, and is to return two numbers."
             ) from error
 
 

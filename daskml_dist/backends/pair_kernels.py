@@ -25,10 +25,10 @@ def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 
 def _multiply_factors(w: Any, a: Any, b: Any, rank: Any) -> Any:
     """Return the product of the factors of two rows."""
-    whole = w.dtype.type(0)
+    product = w.dtype.type(0)
     for j in range(rank):
-        whole += w[a, j] * w[b, j]
-    return whole
+        product += w[a, j] * w[b, j]
+    return product
 
 
 def _number_distinct(keys: Any, place: Any, index: Any) -> Any:
@@ -45,20 +45,20 @@ def _number_distinct(keys: Any, place: Any, index: Any) -> Any:
 
 def find_distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
     """Return the sorted distinct numbers of some arrays, and each entry's position among them."""
-    whole = np.concatenate([part.reshape(-1) for part in numbers]).astype(np.int64)
-    n = len(whole)
-    if n >> _PLACE_BITS or (n and int(whole.max()) >> (63 - _PLACE_BITS)):
-        index, place = np.unique(whole, return_inverse=True)
+    joined = np.concatenate([part.reshape(-1) for part in numbers]).astype(np.int64)
+    n = len(joined)
+    if n >> _PLACE_BITS or (n and int(joined.max()) >> (63 - _PLACE_BITS)):
+        index, place = np.unique(joined, return_inverse=True)
     else:
         # Number in the high bits, position in the low bits of one key: sorting the keys sorts both.
-        whole <<= _PLACE_BITS
-        whole |= np.arange(n)
-        whole.sort()  # several times faster than an argument sort
+        joined <<= _PLACE_BITS
+        joined |= np.arange(n)
+        joined.sort()  # several times faster than an argument sort
         index, place = np.empty(n, np.int64), np.empty(n, np.int32)
-        index = index[: compiled_with(_number_distinct, exact=True)(whole, place, index)]
+        index = index[: compiled_with(_number_distinct, exact=True)(joined, place, index)]
     ends = np.cumsum([part.size for part in numbers])[:-1]
     pairs = zip(np.split(place, ends), numbers, strict=True)
-    return index, [part.reshape(given.shape) for part, given in pairs]
+    return index, [part.reshape(array.shape) for part, array in pairs]
 
 
 def _add_pair_gradients(
@@ -80,7 +80,7 @@ def _add_pair_gradients(
     parameters : floats
         Parameters of the loss.
     """
-    number, whole = w.dtype.type, 0.0
+    number, total_loss = w.dtype.type, 0.0
     biased = w.shape[1] > rank
     for t in range(len(at)):
         a, b = np.uint64(at[t, 0]), np.uint64(at[t, 1])
@@ -93,7 +93,7 @@ def _add_pair_gradients(
         value, slope = _evaluate_row(y[t], raw, parameters)
         if len(weight):
             value, slope, penalty = value * weight[t], slope * weight[t], reg * weight[t]
-        whole += value
+        total_loss += value
         g, shrink = number(slope / unit), number(penalty / unit)
         for j in range(rank):
             # Both are read first: a row may be paired with itself.
@@ -103,7 +103,7 @@ def _add_pair_gradients(
         if biased:
             out[a, rank] += g + penalty * w[a, rank]
             out[b, rank] += g + penalty * w[b, rank]
-    return whole
+    return total_loss
 
 
 def add_pair_gradients(
@@ -133,5 +133,5 @@ def add_pair_gradients(
     run = compiled_with(_add_pair_gradients, _evaluate_row=evaluate_row, _multiply_factors=product)
     weight = np.empty(0, w.dtype) if weight is None else weight
     number = w.dtype.type
-    given = rank, number(reg), number(offset), number(unit), out, loss.parameters
-    return float(run(w, at, y, weight, *given))
+    settings = rank, number(reg), number(offset), number(unit), out, loss.parameters
+    return float(run(w, at, y, weight, *settings))

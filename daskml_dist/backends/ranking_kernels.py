@@ -105,12 +105,12 @@ def sum_best_gains(gains: Any, starts: Any, discounts: Any, cutoff: int, out: An
     most = _most_rows(starts, 0, len(out))
     order, spare = np.empty(most, np.int64), np.empty(most, np.int64)
     for q in range(len(out)):
-        own = gains[starts[q] : starts[q + 1]]
-        n = len(own)
-        _sort_query(own, order[:n], spare[:n])
+        query_gains = gains[starts[q] : starts[q + 1]]
+        n = len(query_gains)
+        _sort_query(query_gains, order[:n], spare[:n])
         total = 0.0
         for i in range(min(n, cutoff)):
-            total += own[order[i]] * discounts[i]
+            total += query_gains[order[i]] * discounts[i]
         out[q] = total
 
 
@@ -127,14 +127,14 @@ def sum_ranked_gains(
     most = _most_rows(starts, first, last)
     order, spare = np.empty(most, np.int64), np.empty(most, np.int64)
     for q in range(first, last):
-        own, of_rows = scores[starts[q] : starts[q + 1]], gains[starts[q] : starts[q + 1]]
-        n = len(own)
-        _sort_query(own, order[:n], spare[:n])
+        query_scores, of_rows = scores[starts[q] : starts[q + 1]], gains[starts[q] : starts[q + 1]]
+        n = len(query_scores)
+        _sort_query(query_scores, order[:n], spare[:n])
         total, low = 0.0, 0
         while low < min(n, cutoff):
             high = low + 1
             if averages_ties:
-                while high < n and own[order[high]] == own[order[low]]:
+                while high < n and query_scores[order[high]] == query_scores[order[low]]:
                     high += 1
             gain, discount = 0.0, 0.0
             for i in range(low, high):
@@ -168,19 +168,19 @@ def average_precisions(
     most = _most_rows(starts, first, last)
     order, spare = np.empty(most, np.int64), np.empty(most, np.int64)
     for q in range(first, last):
-        at = starts[q]
-        own = scores[at : starts[q + 1]]
-        n = len(own)
-        _sort_query(own, order[:n], spare[:n])
+        query_start = starts[q]
+        query_scores = scores[query_start : starts[q + 1]]
+        n = len(query_scores)
+        _sort_query(query_scores, order[:n], spare[:n])
         total, hits, low = 0.0, 0.0, 0
         while low < n:
-            high, new = low, 0.0
-            while high < n and own[order[high]] == own[order[low]]:
-                new += relevant[at + order[high]]
+            high, tie_relevance = low, 0.0
+            while high < n and query_scores[order[high]] == query_scores[order[low]]:
+                tie_relevance += relevant[query_start + order[high]]
                 high += 1
-            hits += new
-            if new > 0.0:
-                total += new * hits / high
+            hits += tie_relevance
+            if tie_relevance > 0.0:
+                total += tie_relevance * hits / high
             low = high
         out[q] = total / hits if hits > 0.0 else -1.0
 
@@ -335,16 +335,16 @@ def make_cross_entropy_gradients(
         for i in range(n):
             share[i] /= total
             # At least the smallest step below 1, for a row that has all of the softmax.
-            rest = max(1.0 - share[i], 1e-15)
+            complement = max(1.0 - share[i], 1e-15)
             of_row = share[i] - targets[start + i] / target if is_ranked else 0.0
             g[start + i] = of_row
-            terms[i] = of_row / rest
+            terms[i] = of_row / complement
             first_sum += terms[i]
         for i in range(n):
-            rest = max(1.0 - share[i], 1e-15)
+            complement = max(1.0 - share[i], 1e-15)
             of_row = share[i] * (first_sum - terms[i])
             g[start + i] += of_row
-            terms[i] = of_row / rest
+            terms[i] = of_row / complement
             second_sum += terms[i]
         for i in range(n):
             of_row = g[start + i] + share[i] * (second_sum - terms[i])

@@ -28,21 +28,21 @@ def run_over_threads(work: Callable[[slice], None], n_rows: int, least: int) -> 
         work(slice(0, n_rows))
         return
     # The calling thread processes the first slice.
-    own, *others = row_slices(n_rows, -(-n_rows // n_threads))
-    with ThreadPoolExecutor(len(others), "daskml-rows") as pool:
-        found = [pool.submit(work, at) for at in others]
-        work(own)
-    for one in found:
-        one.result()
+    first_slice, *other_slices = row_slices(n_rows, -(-n_rows // n_threads))
+    with ThreadPoolExecutor(len(other_slices), "daskml-rows") as pool:
+        futures = [pool.submit(work, row_slice) for row_slice in other_slices]
+        work(first_slice)
+    for future in futures:
+        future.result()
 
 
 def _count_allowed_threads() -> int:
     """Return the number of threads that the caller may use."""
     if threading.current_thread() is not threading.main_thread():
         return 1
-    asked = os.environ.get("OMP_NUM_THREADS", "")
+    limit = os.environ.get("OMP_NUM_THREADS", "")
     cores = count_cores()
-    return max(1, min(cores, int(asked))) if asked.isdecimal() else cores
+    return max(1, min(cores, int(limit))) if limit.isdecimal() else cores
 
 
 def row_slices(n_rows: int, step: int) -> Iterator[slice]:

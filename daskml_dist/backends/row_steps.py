@@ -103,13 +103,15 @@ def _step_along_rows(
             before += (stops[batch] - (stops[batch - 1] if batch > 0 else 0)) * pace
             batch, rate_sum = batch + 1, before
         if i + _ENTRIES_AHEAD < n_rows:
-            soon = i + _ENTRIES_AHEAD
-            ahead = blocks[block[soon]]
-            ends = array_at(pointer(ahead[0] + row[soon] * index_item), 2, like.dtype)
-            for at in range(ahead[1] + ends[0] * index_item, ahead[1] + ends[1] * index_item, 64):
-                prefetch(at)
-            for at in range(ahead[2] + ends[0] * item, ahead[2] + ends[1] * item, 64):
-                prefetch(at)
+            upcoming = i + _ENTRIES_AHEAD
+            ahead = blocks[block[upcoming]]
+            ends = array_at(pointer(ahead[0] + row[upcoming] * index_item), 2, like.dtype)
+            for address in range(
+                ahead[1] + ends[0] * index_item, ahead[1] + ends[1] * index_item, 64
+            ):
+                prefetch(address)
+            for address in range(ahead[2] + ends[0] * item, ahead[2] + ends[1] * item, 64):
+                prefetch(address)
         if i + 3 * _ENTRIES_AHEAD < n_rows:
             far = i + 3 * _ENTRIES_AHEAD
             prefetch(blocks[block[far], 0] + row[far] * index_item)
@@ -122,11 +124,11 @@ def _step_along_rows(
             for k in range(n_ahead):
                 prefetch(base + np.int64(columns[k]) * stride)
 
-        here = blocks[block[i]]
-        ends = array_at(pointer(here[0] + row[i] * index_item), 2, like.dtype)
+        addresses = blocks[block[i]]
+        ends = array_at(pointer(addresses[0] + row[i] * index_item), 2, like.dtype)
         n = ends[1] - ends[0]
-        column = array_at(pointer(here[1] + ends[0] * index_item), n, like.dtype)
-        x = array_at(pointer(here[2] + ends[0] * item), n, cells.dtype)
+        column = array_at(pointer(addresses[1] + ends[0] * index_item), n, like.dtype)
+        x = array_at(pointer(addresses[2] + ends[0] * item), n, cells.dtype)
 
         for k in range(n):
             j: Any = np.uint64(column[k])
@@ -151,17 +153,17 @@ def _step_along_rows(
             raw += state[0][n]
 
         # Loss and derivative.
-        y = array_at(pointer(here[4] + row[i] * item), 1, cells.dtype)[0]
+        y = array_at(pointer(addresses[4] + row[i] * item), 1, cells.dtype)[0]
         value, slope = _evaluate_row(y, raw, loss_parameters)
-        if here[5] != 0:
-            weight = array_at(pointer(here[5] + row[i] * item), 1, cells.dtype)[0]
+        if addresses[5] != 0:
+            weight = array_at(pointer(addresses[5] + row[i] * item), 1, cells.dtype)[0]
             value, slope = value * weight, slope * weight
         loss += value
         g = number(slope)
         rate_sum += pace
         now = number(rate_sum)
 
-        if here[3] == 0:
+        if addresses[3] == 0:
             # The row may hold a column twice: its entries are updated one after the other.
             for k in range(n):
                 j = np.uint64(column[k])
@@ -285,14 +287,14 @@ class RowSteps:
             Rows of each batch; the rate sum is rounded after each. None: all are one batch.
         """
         stops = np.cumsum([len(row)] if sizes is None else sizes)
-        found, longest, index_dtype = self._blocks(blocks)
+        addresses, longest, index_dtype = self._blocks(blocks)
         scratch = self._get_scratch(longest + 1, cells.dtype)
         number = cells.dtype.type
         # A penalty that is pending at a rate of zero is applied later.
         l1, l2 = self._penalty if rate > 0 else (0.0, 0.0)
         return float(
             self._kernel(
-                found, np.empty(0, index_dtype), block, row, stops, cells,
+                addresses, np.empty(0, index_dtype), block, row, stops, cells,
                 tuple(scratch[1:]), scratch[0], float(rate), float(rate_sum),
                 float(rate * self._n_threads), l1, l2, self._loss_parameters,
                 tuple(map(number, self._optimizer_numbers)), self._intercept,
@@ -310,14 +312,18 @@ class RowSteps:
         # One version of the loop reads all blocks: with 64-bit indices if any block has them.
         wide = np.dtype(np.int64 if any(X.indptr.itemsize == 8 for X, *_ in blocks) else np.int32)
         keys = [(id(X), id(y), wide) for X, y, _ in blocks]
-        known = {
+        located = {
             key: self._known.get(key) or _locate_block(X, y, weight, wide)
             for key, (X, y, weight) in zip(keys, blocks, strict=True)
         }
         # The next batch mostly has the same blocks; other blocks must not be kept in memory.
-        self._known = known
-        found = [known[key] for key in keys]
-        return np.stack([k.addresses for k in found]), max(k.longest for k in found), wide
+        self._known = located
+        batch_blocks = [located[key] for key in keys]
+        return (
+            np.stack([k.addresses for k in batch_blocks]),
+            max(k.longest for k in batch_blocks),
+            wide,
+        )
 
 
 def _locate_block(X: Any, y: Any, weight: Any, wide: np.dtype[Any]) -> _LocatedBlock:
@@ -328,7 +334,9 @@ def _locate_block(X: Any, y: Any, weight: Any, wide: np.dtype[Any]) -> _LocatedB
         None if a is None else np.require(a, X.data.dtype, ["C", "A"]) for a in (X.data, y, weight)
     ]
     arrays = indptr, indices, *values
-    *at, y_at, weight_at = (0 if a is None else a.__array_interface__["data"][0] for a in arrays)
-    addresses = np.array([*at, X.has_canonical_format, y_at, weight_at], dtype=np.int64)
+    *row_addresses, y_at, weight_at = (
+        0 if a is None else a.__array_interface__["data"][0] for a in arrays
+    )
+    addresses = np.array([*row_addresses, X.has_canonical_format, y_at, weight_at], dtype=np.int64)
     # Blocks are identified by the ids of X and y; holding both keeps these ids from being reused.
     return _LocatedBlock((X, y, *arrays), addresses, int(np.diff(X.indptr).max(initial=0)))

@@ -48,10 +48,10 @@ def _fetch_place(table: Any, number: Any) -> None:
 def _search(table: Any, number: Any) -> Any:
     """Return the position of an id, or the free entry at which its search ends."""
     last = np.uint64(len(table) - 1)
-    at = hash_number(number) & last
-    while table[at, 0] != number and table[at, 0] != FREE:
-        at = (at + np.uint64(1)) & last
-    return at
+    position = hash_number(number) & last
+    while table[position, 0] != number and table[position, 0] != FREE:
+        position = (position + np.uint64(1)) & last
+    return position
 
 
 @_exact
@@ -95,8 +95,8 @@ def insert_ids(table: Any, ids: Any, numbers: Any) -> None:
         if i + _SEARCHES_AHEAD < n:
             _fetch_place(table, ids[i + _SEARCHES_AHEAD])
         if i >= 0:
-            at = _search(table, ids[i])
-            table[at, 0], table[at, 1] = ids[i], numbers[i]
+            position = _search(table, ids[i])
+            table[position, 0], table[position, 1] = ids[i], numbers[i]
 
 
 @_exact
@@ -111,10 +111,10 @@ def collect_entries(table: Any, least: int, bound: int, ids: Any, numbers: Any) 
         With space for all entries.
     """
     n = 0
-    for at in range(len(table)):
-        number = table[np.uint64(at), 1]
+    for position in range(len(table)):
+        number = table[np.uint64(position), 1]
         if number >= least and number < bound:
-            ids[np.uint64(n)], numbers[np.uint64(n)] = table[np.uint64(at), 0], number
+            ids[np.uint64(n)], numbers[np.uint64(n)] = table[np.uint64(position), 0], number
             n += 1
     return n
 
@@ -127,7 +127,7 @@ def remove_ids(table: Any, ids: Any) -> int:
     entries of removed ids, however many there were.
     """
     n, n_removed = len(ids), 0
-    last, one = np.uint64(len(table) - 1), np.uint64(1)
+    last, step = np.uint64(len(table) - 1), np.uint64(1)
     for i in range(-_SEARCHES_AHEAD, n):
         if i + _SEARCHES_AHEAD < n:
             _fetch_place(table, ids[i + _SEARCHES_AHEAD])
@@ -137,17 +137,17 @@ def remove_ids(table: Any, ids: Any) -> int:
         if table[hole, 0] == FREE:
             continue
         n_removed += 1
-        at = hole
+        position = hole
         while True:
-            at = (at + one) & last
-            if table[at, 0] == FREE:
+            position = (position + step) & last
+            if table[position, 0] == FREE:
                 break
             # An entry may fill the hole unless its search begins after it: it must be at least as
             # far from its home as from the hole.
-            home = hash_number(table[at, 0]) & last
-            if ((at - home) & last) >= ((at - hole) & last):
-                table[hole, 0], table[hole, 1] = table[at, 0], table[at, 1]
-                hole = at
+            home = hash_number(table[position, 0]) & last
+            if ((position - home) & last) >= ((position - hole) & last):
+                table[hole, 0], table[hole, 1] = table[position, 0], table[position, 1]
+                hole = position
         table[hole, 0], table[hole, 1] = FREE, FREE
     return n_removed
 
@@ -179,15 +179,15 @@ def count_sightings(
             _fetch_place(table, ids[i + _SEARCHES_AHEAD])
         if i < 0:
             continue
-        at, count = _search(table, ids[i]), 1
-        before[i] = table[at, 1]
-        if table[at, 0] == FREE:
-            table[at, 0] = ids[i]
+        position, count = _search(table, ids[i]), 1
+        before[i] = table[position, 1]
+        if table[position, 0] == FREE:
+            table[position, 0] = ids[i]
             n_new += 1
         else:
-            count += table[at, 1] & _COUNT_MASK
+            count += table[position, 1] & _COUNT_MASK
         due[i] = count >= admit_after
-        table[at, 1] = (step << COUNT_BITS) | min(count, admit_after - 1)
+        table[position, 1] = (step << COUNT_BITS) | min(count, admit_after - 1)
     return n_new
 
 
@@ -195,9 +195,9 @@ def count_sightings(
 def _fetch_row(rows: Any, slot: Any) -> None:
     """Prefetch the first lines of a row; the slot may be negative."""
     stride = rows.strides[0]
-    begin = rows.ctypes.data + slot * stride
-    for at in range(0, min(stride, _MAX_LINES_AHEAD * _CACHE_LINE_BYTES), _CACHE_LINE_BYTES):
-        prefetch(begin + at)
+    row_address = rows.ctypes.data + slot * stride
+    for offset in range(0, min(stride, _MAX_LINES_AHEAD * _CACHE_LINE_BYTES), _CACHE_LINE_BYTES):
+        prefetch(row_address + offset)
 
 
 @_exact

@@ -85,8 +85,8 @@ class LocalBuffer(SharedBuffer):
     last_turn = 0
 
     def __init__(self, lanes: list[int]) -> None:
-        nowhere = np.zeros((2, 1), np.int64)
-        super().__init__(0, nowhere, nowhere, np.empty((0, 3), np.int64), 0, False, [lanes])
+        no_places = np.zeros((2, 1), np.int64)
+        super().__init__(0, no_places, no_places, np.empty((0, 3), np.int64), 0, False, [lanes])
 
     def wait(self, turn: int) -> None:
         """Return immediately: there are no other members."""

@@ -207,10 +207,12 @@ class TeamSteps(ReplicaSteps):
     def __init__(
         self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: SharedBuffer
     ) -> None:
-        some = [gather for gather in gathers if gather is not None]
-        first = some[0]
+        active_gathers = [gather for gather in gathers if gather is not None]
+        first = active_gathers[0]
         #: Maximum steps made together.
-        self.most = max(1, min(gather.most_steps for gather in some) // len(some))
+        self.most = max(
+            1, min(gather.most_steps for gather in active_gathers) // len(active_gathers)
+        )
         super().__init__(optimizer, step)
         self._gathers, self._board = gathers, board
         self._loop, self._rest = self._bind(first, step)
@@ -237,11 +239,13 @@ class TeamSteps(ReplicaSteps):
         self, lanes: Sequence[Sequence[Draw]], counts: NDArray[np.int64], steps: Sequence[Step]
     ) -> TeamRun:
         """Return steps to be made by :meth:`TeamRun.run`."""
-        rest = *self._arrays(steps[0]), *self._rest
+        loop_arguments = *self._arrays(steps[0]), *self._rest
         parts = self._parts(lanes)
         # Only now, since streamed blocks change.
         where = np.concatenate([gather.where for gather in self._gathers if gather is not None])
-        return self._run(self._loop, self._board, where, parts, counts, self._given(steps), rest)
+        return self._run(
+            self._loop, self._board, where, parts, counts, self._given(steps), loop_arguments
+        )
 
     def _given(self, steps: Sequence[Step]) -> tuple[Any, ...]:
         """Return the numbers of each step."""
@@ -259,7 +263,7 @@ class TeamSteps(ReplicaSteps):
 
     def _parts(self, lanes: Sequence[Sequence[Draw]]) -> NDArray[np.int64]:
         """Return the batches' runs of all own lanes, sorted by step."""
-        blocks, found = 0, list[NDArray[np.int64]]()
+        blocks, lane_parts = 0, list[NDArray[np.int64]]()
         for place, (gather, batches) in enumerate(zip(self._gathers, lanes, strict=True)):
             if gather is None:
                 continue
@@ -268,10 +272,10 @@ class TeamSteps(ReplicaSteps):
             parts[:, 0] = parts[:, 0] * len(lanes) + place
             parts[:, 1] += blocks
             blocks += len(gather.where)
-            found.append(parts)
-        if len(found) == 1:
-            return found[0]
-        joined = np.concatenate(found)
+            lane_parts.append(parts)
+        if len(lane_parts) == 1:
+            return lane_parts[0]
+        joined = np.concatenate(lane_parts)
         return joined[np.argsort(joined[:, 0], kind="stable")]
 
 

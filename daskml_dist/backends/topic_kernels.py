@@ -51,9 +51,9 @@ def _write_log_expectation(gamma: Any, out: Any) -> None:
     total = 0.0
     for c in range(len(gamma)):
         total += gamma[c]
-    whole = _digamma(total)
+    digamma_of_total = _digamma(total)
     for c in range(len(gamma)):
-        out[c] = _digamma(gamma[c]) - whole
+        out[c] = _digamma(gamma[c]) - digamma_of_total
 
 
 @_fast
@@ -69,7 +69,7 @@ def _write_exp_expectation(gamma: Any, scratch: Any, out: Any) -> None:
     total = 0.0
     for c in range(len(gamma)):
         total += gamma[c]
-    whole = math.exp(-_digamma(total))
+    factor = math.exp(-_digamma(total))
     for c in range(len(gamma)):
         x, above, below = gamma[c], 0.0, 1.0
         # All topics take the same six iterations, so that LLVM vectorises the loop over topics.
@@ -84,7 +84,7 @@ def _write_exp_expectation(gamma: Any, scratch: Any, out: Any) -> None:
         # digamma(x) = log(x) + this remainder, so exp of it is x * exp(remainder): one logarithm
         # less.
         out[c] = -0.5 * r - series - above / below
-        scratch[c] = x * whole
+        scratch[c] = x * factor
     for c in range(len(out)):
         out[c] = scratch[c] * math.exp(out[c])
 
@@ -123,8 +123,8 @@ def fit_documents(
         Receives exp(E[log theta]).
     """
     k = topics.shape[1]
-    words = np.empty((_longest_document(indptr, rows), k))
-    new = np.empty(k)
+    word_topics = np.empty((_longest_document(indptr, rows), k))
+    topic_counts = np.empty(k)
     for i in range(len(rows)):
         first = indptr[rows[i]]
         n = indptr[rows[i] + 1] - first
@@ -132,28 +132,28 @@ def fit_documents(
         # often.
         for w in range(n):
             for c in range(k):
-                words[w, c] = topics[indices[first + w], c]
-        own, share = gamma[i], shares[i]
-        _write_exp_expectation(own, new, share)
+                word_topics[w, c] = topics[indices[first + w], c]
+        document_gamma, share = gamma[i], shares[i]
+        _write_exp_expectation(document_gamma, topic_counts, share)
         for _ in range(most):
             for c in range(k):
-                new[c] = 0.0
+                topic_counts[c] = 0.0
             for w in range(n):
                 # Expected count of the word under the document's topics (Hoffman et al. 2010,
                 # algorithm 2, with phi eliminated).
                 mean = _MIN_MEAN
                 for c in range(k):
-                    mean += share[c] * words[w, c]
+                    mean += share[c] * word_topics[w, c]
                 times = data[first + w] / mean
                 for c in range(k):
-                    new[c] += times * words[w, c]
+                    topic_counts[c] += times * word_topics[w, c]
             change = 0.0
             for c in range(k):
                 # gamma = prior + sum of counts times phi.
-                value = share[c] * new[c] + prior
-                change += abs(value - own[c])
-                own[c] = value
-            _write_exp_expectation(own, new, share)
+                value = share[c] * topic_counts[c] + prior
+                change += abs(value - document_gamma[c])
+                document_gamma[c] = value
+            _write_exp_expectation(document_gamma, topic_counts, share)
             if change < tol * k:
                 break
 
@@ -168,14 +168,14 @@ def add_word_counts(
     """
     k = topics.shape[1]
     for i in range(len(rows)):
-        for at in range(indptr[rows[i]], indptr[rows[i] + 1]):
-            word = indices[at]
+        for entry in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            word = indices[entry]
             mean = _MIN_MEAN
             for c in range(k):
                 mean += shares[i, c] * topics[word, c]
             # The sufficient statistic n * phi, without its factor exp(E[log beta]), which is the
             # same for all documents and multiplied in once.
-            times = data[at] / mean
+            times = data[entry] / mean
             for c in range(k):
                 out[word, c] += times * shares[i, c]
 
@@ -200,8 +200,8 @@ def write_bounds(
             score += (prior - gamma[i, c]) * theta[c]
             score += math.lgamma(gamma[i, c]) - math.lgamma(prior)
         score -= math.lgamma(total)
-        for at in range(indptr[rows[i]], indptr[rows[i] + 1]):
-            word, highest = indices[at], -np.inf
+        for entry in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            word, highest = indices[entry], -np.inf
             for c in range(k):
                 # log-sum-exp over topics, relative to the largest term.
                 terms[c] = theta[c] + log_topics[word, c]
@@ -209,8 +209,8 @@ def write_bounds(
             likelihood = 0.0
             for c in range(k):
                 likelihood += math.exp(terms[c] - highest)
-            score += data[at] * (highest + math.log(likelihood))
-            n_words += data[at]
+            score += data[entry] * (highest + math.log(likelihood))
+            n_words += data[entry]
         out[i, 0], out[i, 1] = score, n_words
 
 

@@ -52,14 +52,14 @@ def _split_gain(
     l2: float,
 ) -> float:  # fmt: skip
     """Return the gain of a split into two leaves; -1 if their order is not allowed."""
-    left, right = _leaf_value(gl, hl, low, high, l2), _leaf_value(gr, hr, low, high, l2)
+    left_value, right_value = _leaf_value(gl, hl, low, high, l2), _leaf_value(gr, hr, low, high, l2)
     # Monotonic constraints forbid a split whose children's values are in the wrong order.
-    if (sign > 0 and left > right) or (sign < 0 and left < right):
+    if (sign > 0 and left_value > right_value) or (sign < 0 and left_value < right_value):
         return -1.0
     # The drop of the loss's second-order model, as in XGBoost (Chen and Guestrin 2016, equation 7).
     gain = loss
-    gain -= gl * left
-    gain -= gr * right
+    gain -= gl * left_value
+    gain -= gr * right_value
     return gain
 
 
@@ -304,12 +304,12 @@ _ABSOLUTE_BITS = np.int32(0x7FFFFFFF)
 @_inside
 def _largest_bits(x: Any) -> Any:
     """Return the bits of the largest absolute value; NaN counts as larger than any number."""
-    bits, found = x.view(np.int32), np.int32(0)
+    bits, largest = x.view(np.int32), np.int32(0)
     # Non-negative floats sort like their bits: an integer maximum, which LLVM vectorises and in
     # which NaN is largest.
     for i in range(len(bits)):
-        found = max(found, bits[i] & _ABSOLUTE_BITS)
-    return found
+        largest = max(largest, bits[i] & _ABSOLUTE_BITS)
+    return largest
 
 
 @_exact
@@ -324,7 +324,7 @@ def write_binomial_gradients(y: Any, raw: Any, weight: Any, g: Any, h: Any, larg
     largest : ndarray of float32 of shape (2,)
         Initially zeros. Set to the largest absolute values of both.
     """
-    small, of = np.empty(_GRADIENT_TILE_ROWS), largest.view(np.int32)
+    small, largest_bits = np.empty(_GRADIENT_TILE_ROWS), largest.view(np.int32)
     for start in range(0, len(y), _GRADIENT_TILE_ROWS):
         n = min(_GRADIENT_TILE_ROWS, len(y) - start)
         part = small[:n]
@@ -343,8 +343,8 @@ def write_binomial_gradients(y: Any, raw: Any, weight: Any, g: Any, h: Any, larg
                 of_g *= weight[k]
                 of_h *= weight[k]
             g[k], h[k] = of_g, of_h
-        of[0] = max(of[0], _largest_bits(g[start : start + n]))
-        of[1] = max(of[1], _largest_bits(h[start : start + n]))
+        largest_bits[0] = max(largest_bits[0], _largest_bits(g[start : start + n]))
+        largest_bits[1] = max(largest_bits[1], _largest_bits(h[start : start + n]))
 
 
 #: Loops by the name of the loss's kernel.
@@ -516,19 +516,19 @@ def _add_row_pairs(rows: Any, packed: Any, start: int, stop: int, two: Any) -> N
         # For an odd number of rows, nothing is added for the row after the last. Two rows per
         # iteration, with two numbers each.
         both = min(i + 1, stop - 1)
-        there = np.int64(both - i)
-        ga, gb = packed[i] >> 32, (packed[both] >> 32) * there
+        has_second = np.int64(both - i)
+        ga, gb = packed[i] >> 32, (packed[both] >> 32) * has_second
         ha = ((packed[i] & 0xFFFFFFFF) << 16) + 1
-        hb = (((packed[both] & 0xFFFFFFFF) << 16) + 1) * there
+        hb = (((packed[both] & 0xFFFFFFFF) << 16) + 1) * has_second
         a, b = np.uintp(i) * width, np.uintp(both) * width
         for j in range(d):
             k = np.uintp(j)
             first = k * stride
-            at = (first + np.uintp(bins[a + k])) << _ONE
+            of_a = (first + np.uintp(bins[a + k])) << _ONE
             of_b = (first + np.uintp(bins[b + k])) << _ONE
-            sums[at] += ga
+            sums[of_a] += ga
             sums[of_b] += gb
-            sums[at + _ONE] += ha
+            sums[of_a + _ONE] += ha
             sums[of_b + _ONE] += hb
 
 
@@ -587,9 +587,9 @@ def _add_chosen_rows(rows: Any, packed: Any, index: Any, start: int, stop: int, 
         if q <= last:
             for r in range(q + _ROWS_AHEAD, q + _ROWS_AHEAD + 4):
                 # Rows of a leaf are scattered: the processor cannot predict their addresses.
-                soon = np.int64(index[r])
-                prefetch(rows_at + soon * line)
-                prefetch(packed_at + soon * 8)
+                next_row = np.int64(index[r])
+                prefetch(rows_at + next_row * line)
+                prefetch(packed_at + next_row * 8)
         a, b = np.uintp(index[q]), np.uintp(index[q + 1])
         c, e = np.uintp(index[q + 2]), np.uintp(index[q + 3])
         va, vb, vc, vd = packed[a], packed[b], packed[c], packed[e]
@@ -622,25 +622,25 @@ def _add_chosen_pairs(rows: Any, packed: Any, index: Any, start: int, stop: int,
     for q in range(start, stop, 2):
         if q <= last:
             for r in range(q + _ROWS_AHEAD, q + _ROWS_AHEAD + 2):
-                soon = np.int64(index[r])
-                prefetch(rows_at + soon * line)
-                prefetch(packed_at + soon * 8)
+                next_row = np.int64(index[r])
+                prefetch(rows_at + next_row * line)
+                prefetch(packed_at + next_row * 8)
         # For an odd number of rows, nothing is added for the row after the last.
         both = min(q + 1, stop - 1)
-        there = np.int64(both - q)
+        has_second = np.int64(both - q)
         a, b = np.uintp(index[q]), np.uintp(index[both])
-        ga, gb = packed[a] >> 32, (packed[b] >> 32) * there
+        ga, gb = packed[a] >> 32, (packed[b] >> 32) * has_second
         ha = ((packed[a] & 0xFFFFFFFF) << 16) + 1
-        hb = (((packed[b] & 0xFFFFFFFF) << 16) + 1) * there
+        hb = (((packed[b] & 0xFFFFFFFF) << 16) + 1) * has_second
         a, b = a * width, b * width
         for j in range(d):
             k = np.uintp(j)
             first = k * stride
-            at = (first + np.uintp(bins[a + k])) << _ONE
+            of_a = (first + np.uintp(bins[a + k])) << _ONE
             of_b = (first + np.uintp(bins[b + k])) << _ONE
-            sums[at] += ga
+            sums[of_a] += ga
             sums[of_b] += gb
-            sums[at + _ONE] += ha
+            sums[of_a + _ONE] += ha
             sums[of_b + _ONE] += hb
 
 
@@ -682,17 +682,17 @@ def partition_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
         Rows of a node.
     spare : ndarray of int32 of shape (at least m,)
     """
-    left, right = np.uintp(0), np.uintp(0)
+    left_end, right_end = np.uintp(0), np.uintp(0)
     for q in range(len(index)):
         i = index[q]
         goes = np.uintp(table[column[np.uintp(i)]])
         # Without a branch: each row is written to both sides, and one of the counts is incremented.
-        index[left] = i
-        spare[right] = i
-        left += goes
-        right += _ONE - goes
-    n_left = np.int64(left)
-    for q in range(np.int64(right)):
+        index[left_end] = i
+        spare[right_end] = i
+        left_end += goes
+        right_end += _ONE - goes
+    n_left = np.int64(left_end)
+    for q in range(np.int64(right_end)):
         index[n_left + q] = spare[q]
     return n_left
 
@@ -723,8 +723,8 @@ def partition_and_sum(
     number = 0
     for k in range(len(tasks)):
         feature, start, stop, side = tasks[k]
-        own = index[start:stop]
-        n_left = partition_rows(columns[feature], tables[k], own, spare)
+        leaf_rows = index[start:stop]
+        n_left = partition_rows(columns[feature], tables[k], leaf_rows, spare)
         tasks[k, 1] = start + n_left
         if side < 0:
             continue
@@ -734,8 +734,8 @@ def partition_and_sum(
                     out[j, number, b, c] = 0
         # Only the smaller child's rows are read; the sibling's histogram is the parent's minus this
         # one.
-        asked = own[n_left:] if side else own[:n_left]
-        sum_chosen_rows(mode, rows, packed, asked, counts, one, two, out, number)
+        requested_rows = leaf_rows[n_left:] if side else leaf_rows[:n_left]
+        sum_chosen_rows(mode, rows, packed, requested_rows, counts, one, two, out, number)
         number += 1
 
 

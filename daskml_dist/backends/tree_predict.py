@@ -77,17 +77,17 @@ def add_by_masks(
             )
             for start in range(0, n, _MASK_ROWS):
                 m = min(n - start, _MASK_ROWS)
-                rest = alive[:m]
-                rest[:] = _bit_range(0, n_leaves - low, tables)
-                _rule_out_leaves(columns[:, start:], tables, used, n_used, rest)
+                leaf_masks = alive[:m]
+                leaf_masks[:] = _bit_range(0, n_leaves - low, tables)
+                _rule_out_leaves(columns[:, start:], tables, used, n_used, leaf_masks)
                 # A row whose leaf is in another round's word has no bit left.
                 if n_words == 1:
                     for i in range(m):
-                        out[start + i, output] += values[_zeros_below(rest[i])]
+                        out[start + i, output] += values[_zeros_below(leaf_masks[i])]
                 else:
                     for i in range(m):
-                        if rest[i] != 0:
-                            out[start + i, output] += values[_zeros_below(rest[i])]
+                        if leaf_masks[i] != 0:
+                            out[start + i, output] += values[_zeros_below(leaf_masks[i])]
 
 
 @_inside
@@ -118,28 +118,28 @@ def _fill_mask_tables(
     used: Any, values: Any,
 ) -> int:  # fmt: skip
     """Make tables of the features a tree uses; return their number, padded to a multiple of 4."""
-    feature, bins, left, missing_left, category, bitsets = nodes
-    size, begin = np.ones(end - root, np.int64), np.zeros(end - root, np.int64)
+    feature, bins, left_child, missing_left, category, bitsets = nodes
+    size, first_leaf = np.ones(end - root, np.int64), np.zeros(end - root, np.int64)
     slots = np.full(len(tables), -1)
     # Leaves under each node, from the last node up: children come after their parent.
     for k in range(end - 1, root - 1, -1):
         if feature[k] >= 0:
-            child = left[k] - root
+            child = left_child[k] - root
             size[k - root] = size[child] + size[child + 1]
     n_used = 0
     for k in range(root, end):
-        # The node's leaves are numbered from `begin` on, the left child's first.
-        at = begin[k - root]
+        # The node's leaves are numbered from `first_leaf` on, the left child's first.
+        leaf = first_leaf[k - root]
         if feature[k] < 0:
-            if 0 <= at - low < len(values):
-                values[at - low] = value[k]
+            if 0 <= leaf - low < len(values):
+                values[leaf - low] = value[k]
             continue
-        child = left[k] - root
-        middle = begin[child + 1] = at + size[child]
-        begin[child] = at
+        child = left_child[k] - root
+        middle = first_leaf[child + 1] = leaf + size[child]
+        first_leaf[child] = leaf
         # Going right excludes the left child's leaves, and going left the right child's.
-        stay = ~_bit_range(at - low, middle - low, tables)
-        leave = ~_bit_range(middle - low, at + size[k - root] - low if both else 0, tables)
+        stay = ~_bit_range(leaf - low, middle - low, tables)
+        leave = ~_bit_range(middle - low, leaf + size[k - root] - low if both else 0, tables)
         if stay == leave:  # the word has no leaf below this node
             continue
         slot = slots[feature[k]]
@@ -182,13 +182,13 @@ _FOREST_ROWS, _ROWS_SIDE_BY_SIDE = 512, 8
 def _next_node(X: Any, i: Any, k: Any, threshold: Any, facts: Any) -> Any:
     """Return the node that a row goes to from another one; a leaf is its own successor."""
     x = X[i, facts[k, 0]]
-    left = facts[k, 1]
+    left_child = facts[k, 1]
     # NaN is missing.
     if x != x:
-        return left + 1 - facts[k, 2]
-    # A comparison instead of a branch. For leaves `left` is the leaf itself, and the threshold is
-    # infinite.
-    return left + np.int32(x > threshold[k])
+        return left_child + 1 - facts[k, 2]
+    # A comparison instead of a branch. For leaves `left_child` is the leaf itself, and the
+    # threshold is infinite.
+    return left_child + np.int32(x > threshold[k])
 
 
 @_exact
@@ -210,13 +210,13 @@ def add_forest_answers(
     out : ndarray of float64 of shape (n, n_values)
     """
     n, n_values = len(X), values.shape[1]
-    at = np.empty(_FOREST_ROWS, np.int32)
+    row_nodes = np.empty(_FOREST_ROWS, np.int32)
     for start in range(0, n, _FOREST_ROWS):
         stop = min(n, start + _FOREST_ROWS)
         for t in range(len(roots) - 1):
-            _descend_rows(X, start, stop, roots[t], depths[t], threshold, facts, at)
+            _descend_rows(X, start, stop, roots[t], depths[t], threshold, facts, row_nodes)
             for i in range(start, stop):
-                k = at[i - start]
+                k = row_nodes[i - start]
                 for v in range(n_values):
                     out[i, v] += values[k, v]
 
@@ -241,10 +241,10 @@ def _descend_rows(
             g1 = _next_node(X, i + 6, g, threshold, facts)
             h1 = _next_node(X, i + 7, h, threshold, facts)
             # All eight rows are in leaves when no node changes.
-            moved = (a1 ^ a) | (b1 ^ b) | (c1 ^ c) | (d1 ^ d)
-            moved |= (e1 ^ e) | (f1 ^ f) | (g1 ^ g) | (h1 ^ h)
+            changed_bits = (a1 ^ a) | (b1 ^ b) | (c1 ^ c) | (d1 ^ d)
+            changed_bits |= (e1 ^ e) | (f1 ^ f) | (g1 ^ g) | (h1 ^ h)
             a, b, c, d, e, f, g, h = a1, b1, c1, d1, e1, f1, g1, h1
-            if moved == 0:
+            if changed_bits == 0:
                 break
         k = i - start
         at[k], at[k + 1], at[k + 2], at[k + 3] = a, b, c, d
@@ -367,7 +367,7 @@ def _write_bins(
     for start in range(0, n, 256):
         stop = start + 256 if start + 256 < n else n
         for j in range(d):
-            edges, at, low, scale = table[j], starts[j], lows[j], scales[j]
+            edges, cell_starts, low, scale = table[j], starts[j], lows[j], scales[j]
             for i in range(start, stop):
                 value = np.float64(X[i, j])
                 b = missing
@@ -375,7 +375,7 @@ def _write_bins(
                     # Edges of lower cells are smaller than the value, those of higher cells are
                     # not.
                     c = _grid_cell(value, low, scale)
-                    b, end = at[c], at[c + 1]
+                    b, end = cell_starts[c], cell_starts[c + 1]
                     while end - b > 2:
                         middle = (b + end) >> 1
                         if edges[middle] < value:
@@ -397,10 +397,10 @@ def _write_bins(
 @_inside
 def _grid_cell(value: Any, low: Any, scale: Any) -> Any:
     """Return the cell of a value in an even grid; it is monotonic in the value."""
-    at = (value - low) * scale
-    if at >= _GRID_CELLS:
+    cell = (value - low) * scale
+    if cell >= _GRID_CELLS:
         return _GRID_CELLS
-    return np.int64(at) if at > 0 else 0
+    return np.int64(cell) if cell > 0 else 0
 
 
 #: Rows that go through all trees together.

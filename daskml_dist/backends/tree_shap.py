@@ -83,12 +83,12 @@ def describe_edges(
         root = roots[t]
         parent[root], last[root], slot[root], n_features[root] = root, -1, 0, 0
         shares[root, 0] = shares[root, 1] = 1.0
-        waiting[0], n, at = root, 1, root
+        waiting[0], n, position = root, 1, root
         while n:
             n -= 1
             k = waiting[n]
-            order[at] = k
-            at += 1
+            order[position] = k
+            position += 1
             if k != root:
                 above = parent[k]
                 # Climb to the edge above with the same feature.
@@ -231,25 +231,25 @@ def add_path_values(
                     keeps = multiply_add(holds, way, zero)
                     store_vector(held_at + g, holds)
                     store_vector(kept_at + g, keeps)
-                    at = products_at + d * node_bytes + g - d * line
+                    address = products_at + d * node_bytes + g - d * line
                     for q in range(n_points):
                         numbers = edge + q * _EDGE_BYTES
                         factor = broadcast_number(number_at(numbers, 0, dtype))
-                        more = broadcast_number(number_at(numbers, 1, dtype))
-                        factor = multiply_add(holds, more, factor)
-                        more = broadcast_number(number_at(numbers, 2, dtype))
-                        factor = multiply_add(keeps, more, factor)
-                        product = load_vector(at - node_bytes + q * line, dtype)
-                        store_vector(at + q * line, multiply_add(product, factor, zero))
+                        coefficient = broadcast_number(number_at(numbers, 1, dtype))
+                        factor = multiply_add(holds, coefficient, factor)
+                        coefficient = broadcast_number(number_at(numbers, 2, dtype))
+                        factor = multiply_add(keeps, coefficient, factor)
+                        product = load_vector(address - node_bytes + q * line, dtype)
+                        store_vector(address + q * line, multiply_add(product, factor, zero))
                 if feature[k] >= 0:
                     continue
                 for v in range(n_values):
                     worth = broadcast_number(value[k, v])
-                    at = products_at + d * node_bytes
-                    to = sums_at + d * sum_bytes + v * node_bytes
+                    address = products_at + d * node_bytes
+                    sum_address = sums_at + d * sum_bytes + v * node_bytes
                     for g in range(0, node_bytes, VECTOR_BYTES):
-                        product = load_vector(at + g, dtype)
-                        store_vector(to + g, multiply_add(product, worth, zero))
+                        product = load_vector(address + g, dtype)
+                        store_vector(sum_address + g, multiply_add(product, worth, zero))
                 # Up, while both children of a node are done: each node's sums are added to its
                 # parent, and its edge's feature gains from them.
                 while True:
@@ -261,25 +261,27 @@ def add_path_values(
                         place = (i * n_all + feature[above]) * n_columns + column
                         below = sums_at + d * sum_bytes + v * node_bytes
                         for g in range(0, line, VECTOR_BYTES):
-                            gain, more = zero, zero
+                            gain, coefficient = zero, zero
                             for q in range(n_points):
                                 numbers = edge + q * _EDGE_BYTES
-                                at = below + q * line + g
-                                some = load_vector(at, dtype)
+                                address = below + q * line + g
+                                child_sum = load_vector(address, dtype)
                                 factor = broadcast_number(number_at(numbers, 3, dtype))
-                                gain = multiply_add(some, factor, gain)
+                                gain = multiply_add(child_sum, factor, gain)
                                 factor = broadcast_number(number_at(numbers, 4, dtype))
-                                more = multiply_add(some, factor, more)
+                                coefficient = multiply_add(child_sum, factor, coefficient)
                                 # The left child comes first, and initialises the sums of its
                                 # parent.
                                 if not is_left:
-                                    some = add_vectors(some, load_vector(at - sum_bytes, dtype))
-                                store_vector(at - sum_bytes, some)
+                                    child_sum = add_vectors(
+                                        child_sum, load_vector(address - sum_bytes, dtype)
+                                    )
+                                store_vector(address - sum_bytes, child_sum)
                             holds = load_vector(held_at + d * line + g, dtype)
                             keeps = load_vector(kept_at + d * line + g, dtype)
-                            at = out_at + place * line + g
-                            whole = multiply_add(holds, gain, load_vector(at, dtype))
-                            store_vector(at, multiply_add(keeps, more, whole))
+                            address = out_at + place * line + g
+                            contribution = multiply_add(holds, gain, load_vector(address, dtype))
+                            store_vector(address, multiply_add(keeps, coefficient, contribution))
                     k, d = above, d - 1
                     if is_left or k == root:
                         break
@@ -307,17 +309,17 @@ def _mark_leavers(
     `patterns` holds those of rows by depth; `d` is the child's depth.
     """
     feature, threshold, _left, missing_left, category, bitsets = nodes
-    column, above, own = columns[feature[k]], patterns[d - 1], patterns[d]
+    column, above, child_patterns = columns[feature[k]], patterns[d - 1], patterns[d]
     limit, missing, nothing = threshold[k], missing_left[k], np.uint64(0)
     if category[k] >= 0:
         for r in range(len(column)):
             passes = _passes_left(column[r], k, threshold, missing_left, category, bitsets)
-            own[r] = above[r] | (nothing if passes == is_left else bit)
+            child_patterns[r] = above[r] | (nothing if passes == is_left else bit)
     else:
         for r in range(len(column)):
             x = column[r]
             passes = x <= limit if x == x else missing
-            own[r] = above[r] | (nothing if passes == is_left else bit)
+            child_patterns[r] = above[r] | (nothing if passes == is_left else bit)
 
 
 @_inside
@@ -371,14 +373,14 @@ def add_interventional_values(
     order, parent, slot, n_features = edges
     n, n_background, n_values = columns.shape[1], background.shape[1], value.shape[1]
     # Patterns by depth: a bit is set if a row leaves the path by the feature of the slot.
-    own = np.zeros((deepest + 1, n), np.uint64)
-    others = np.zeros((deepest + 1, n_background), np.uint64)
+    row_patterns = np.zeros((deepest + 1, n), np.uint64)
+    other_patterns = np.zeros((deepest + 1, n_background), np.uint64)
     # For few rows, few background rows matter at most nodes; for many rows nearly all do.
-    few = n <= _FEW_ROWS
-    kept = np.empty((deepest + 1, n_background if few else 1), np.int64)
+    few_rows = n <= _FEW_ROWS
+    kept_rows = np.empty((deepest + 1, n_background if few_rows else 1), np.int64)
     n_kept = np.full(deepest + 1, n_background)
-    if few:
-        kept[0] = np.arange(n_background)
+    if few_rows:
+        kept_rows[0] = np.arange(n_background)
     path = np.empty(most + 1, np.int64)
     # Distinct patterns of the background at a leaf, their sizes and numbers of rows; and, as bits,
     # which of them stay on the path by each feature.
@@ -389,7 +391,7 @@ def add_interventional_values(
     size = 64
     while size < 2 * max(n, n_background):
         size *= 2
-    known, numbers = np.empty(size, np.uint64), np.empty(size, np.int64)
+    known_patterns, numbers = np.empty(size, np.uint64), np.empty(size, np.int64)
     marks, mark = np.zeros(size, np.int64), 0
     # Contributions of a leaf of value 1, by feature and pattern of rows; the rows that have any,
     # and the numbers of their patterns.
@@ -406,40 +408,44 @@ def add_interventional_values(
                 n_kept[d] = 0
                 continue
             is_left = left[above] == k
-            if few:
+            if few_rows:
                 # If a row and a background row leave the path by the same feature, no leaf below
                 # matters for the two. The node's data is read here: a call with all the arrays
                 # would count references to each.
-                column, of = feature[above], category[above]
+                column, node_category = feature[above], category[above]
                 limit, missing = threshold[above], missing_left[above]
                 for r in range(n):
-                    passes = _goes_left(columns[column, r], limit, missing, of, bitsets)
-                    own[d, r] = own[d - 1, r] | (nothing if passes == is_left else bit)
+                    passes = _goes_left(columns[column, r], limit, missing, node_category, bitsets)
+                    row_patterns[d, r] = row_patterns[d - 1, r] | (
+                        nothing if passes == is_left else bit
+                    )
                 n_left = 0
                 for i in range(n_kept[d - 1]):
-                    b, pattern = kept[d - 1, i], others[d - 1, i]
-                    passes = _goes_left(background[column, b], limit, missing, of, bitsets)
+                    b, pattern = kept_rows[d - 1, i], other_patterns[d - 1, i]
+                    passes = _goes_left(
+                        background[column, b], limit, missing, node_category, bitsets
+                    )
                     if passes != is_left:
                         pattern |= bit
                     is_needed = False
                     for r in range(n):
-                        is_needed |= own[d, r] & pattern == nothing
-                    kept[d, n_left], others[d, n_left] = b, pattern
+                        is_needed |= row_patterns[d, r] & pattern == nothing
+                    kept_rows[d, n_left], other_patterns[d, n_left] = b, pattern
                     n_left += is_needed
                 n_kept[d] = n_left
             else:
-                _mark_leavers(columns, above, is_left, nodes, own, d, bit)
-                _mark_leavers(background, above, is_left, nodes, others, d, bit)
+                _mark_leavers(columns, above, is_left, nodes, row_patterns, d, bit)
+                _mark_leavers(background, above, is_left, nodes, other_patterns, d, bit)
             if feature[k] >= 0 or n_kept[d] == 0:
                 continue
             n_slots = n_features[k]
             mark += 1
             n_other = 0
             for b in range(n_kept[d]):
-                pattern = others[d, b]
-                place = _find_place(pattern, known, marks, mark)
+                pattern = other_patterns[d, b]
+                place = _find_place(pattern, known_patterns, marks, mark)
                 if marks[place] != mark:
-                    marks[place], known[place], numbers[place] = mark, pattern, n_other
+                    marks[place], known_patterns[place], numbers[place] = mark, pattern, n_other
                     other[n_other], counts[n_other] = pattern, 0.0
                     sizes[n_other] = _count_bits(pattern)
                     n_other += 1
@@ -457,13 +463,13 @@ def add_interventional_values(
             mark += 1
             n_known, n_active = 0, 0
             for r in range(n):
-                pattern = own[d, r]
-                place = _find_place(pattern, known, marks, mark)
+                pattern = row_patterns[d, r]
+                place = _find_place(pattern, known_patterns, marks, mark)
                 if marks[place] != mark:
                     pays = _share_leaf(
                         pattern, n_slots, other, sizes, counts, stays, of_both, shares, n_known
                     )
-                    marks[place], known[place] = mark, pattern
+                    marks[place], known_patterns[place] = mark, pattern
                     numbers[place] = n_known if pays else -1
                     n_known += pays
                 if numbers[place] >= 0:
@@ -491,10 +497,10 @@ def _share_leaf(
     for w in range(stays.shape[1]):
         # Only background rows that stay wherever the row leaves: otherwise neither reaches the
         # leaf.
-        reach, rest = stays[n_slots, w], own
-        while rest != np.uint64(0) and reach != np.uint64(0):
-            reach &= stays[_zeros_below(rest), w]
-            rest &= rest - np.uint64(1)
+        reach, remaining = stays[n_slots, w], own
+        while remaining != np.uint64(0) and reach != np.uint64(0):
+            reach &= stays[_zeros_below(remaining), w]
+            remaining &= remaining - np.uint64(1)
         while reach != np.uint64(0):
             b = 64 * w + np.int64(_zeros_below(reach))
             reach &= reach - np.uint64(1)
@@ -503,13 +509,13 @@ def _share_leaf(
                 charged += counts[b] * of_both[n_other, n_own - 1]
             if n_other:
                 paid = counts[b] * of_both[n_other - 1, n_own]
-                rest = other[b]
-                while rest != np.uint64(0):
-                    out[_zeros_below(rest), at] += paid
-                    rest &= rest - np.uint64(1)
+                remaining = other[b]
+                while remaining != np.uint64(0):
+                    out[_zeros_below(remaining), at] += paid
+                    remaining &= remaining - np.uint64(1)
             pays_any = pays_any or n_own + n_other > 0
-    rest = own
-    while rest != np.uint64(0):
-        out[_zeros_below(rest), at] -= charged
-        rest &= rest - np.uint64(1)
+    remaining = own
+    while remaining != np.uint64(0):
+        out[_zeros_below(remaining), at] -= charged
+        remaining &= remaining - np.uint64(1)
     return pays_any

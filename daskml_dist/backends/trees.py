@@ -243,14 +243,14 @@ def largest_sizes(g: Array, h: Array) -> NDArray[np.float64]:
 def order_by_choice(is_chosen: NDArray[np.bool_], out: NDArray[np.int32]) -> int:
     """Write the numbers of the chosen rows, then of the others; return how many are chosen."""
     n_chosen = int(np.count_nonzero(is_chosen))
-    left, right = 0, n_chosen
+    chosen_start, other_start = 0, n_chosen
     # By slices, whose temporary arrays fit in a cache.
     for start in range(0, len(is_chosen), _ROWS_AT_ONCE):
         of_slice = is_chosen[start : start + _ROWS_AT_ONCE]
-        chosen, others = np.flatnonzero(of_slice), np.flatnonzero(~of_slice)
-        out[left : left + len(chosen)] = chosen + start
-        out[right : right + len(others)] = others + start
-        left, right = left + len(chosen), right + len(others)
+        chosen, not_chosen = np.flatnonzero(of_slice), np.flatnonzero(~of_slice)
+        out[chosen_start : chosen_start + len(chosen)] = chosen + start
+        out[other_start : other_start + len(not_chosen)] = not_chosen + start
+        chosen_start, other_start = chosen_start + len(chosen), other_start + len(not_chosen)
     return n_chosen
 
 

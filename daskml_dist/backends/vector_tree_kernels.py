@@ -100,8 +100,8 @@ def partition_and_sum_vectors(
     number = 0
     for k in range(len(tasks)):
         feature, start, stop, side = tasks[k]
-        own = index[start:stop]
-        n_left = partition_rows(columns[feature], tables[k], own, spare)
+        leaf_rows = index[start:stop]
+        n_left = partition_rows(columns[feature], tables[k], leaf_rows, spare)
         tasks[k, 1] = start + n_left
         if side < 0:
             continue
@@ -109,8 +109,8 @@ def partition_and_sum_vectors(
             for b in range(out.shape[2]):
                 for c in range(out.shape[3]):
                     out[j, number, b, c] = 0
-        asked = own[n_left:] if side else own[:n_left]
-        _add_vectors(rows, vectors, asked, out, number)
+        requested_rows = leaf_rows[n_left:] if side else leaf_rows[:n_left]
+        _add_vectors(rows, vectors, requested_rows, out, number)
         number += 1
 
 
@@ -126,15 +126,15 @@ def _add_vectors(rows: Any, vectors: Any, index: Any, out: Any, number: Any) -> 
     for q in range(len(index)):
         if q <= last:
             # Rows of a leaf are scattered: the processor cannot predict their addresses.
-            soon = np.int64(index[q + _ROWS_AHEAD])
-            prefetch(rows_at + soon * line)
-            prefetch(vectors_at + soon * 4 * width)
+            next_row = np.int64(index[q + _ROWS_AHEAD])
+            prefetch(rows_at + next_row * line)
+            prefetch(vectors_at + next_row * 4 * width)
         i = np.uintp(index[q])
-        own, sums = vectors_at + np.int64(i) * 4 * width, first
+        vector_address, sums = vectors_at + np.int64(i) * 4 * width, first
         for j in range(d):
-            at = sums + np.int64(rows[i, np.uintp(j)]) * of_bin
+            bin_address = sums + np.int64(rows[i, np.uintp(j)]) * of_bin
             for c in range(0, width, VECTOR_CHANNELS):
-                add_numbers(at + 8 * c, own + 4 * c)
+                add_numbers(bin_address + 8 * c, vector_address + 4 * c)
             sums += of_feature
 
 
@@ -230,7 +230,7 @@ def find_best_vector_split(
     constant = hist.shape[2] < 2 * k + 1
     n_at = k if constant else 2 * k
     n_all, end = totals[2 * k], 2 * k + 1
-    side, left = np.empty(end, np.int64), np.empty(end, np.int64)
+    side, left_sums = np.empty(end, np.int64), np.empty(end, np.int64)
     best = -1.0
     for m in range(hist.shape[0]):
         j = first + m
@@ -269,11 +269,11 @@ def find_best_vector_split(
             if n_all - side[2 * k] < least_n:
                 break
             for c in range(end):
-                left[c] = totals[c] - side[c]
-            gain = _vector_gain(left, totals, scales, value, l2, least_h)
+                left_sums[c] = totals[c] - side[c]
+            gain = _vector_gain(left_sums, totals, scales, value, l2, least_h)
             if gain > best and gain > 0:
                 best = gain
-                _note_split(found, j, b, 1, left, 0)
+                _note_split(found, j, b, 1, left_sums, 0)
     return best
 
 

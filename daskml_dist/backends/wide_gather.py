@@ -86,8 +86,8 @@ def _copy_batch_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: A
         for r in range(n_runs):
             # A later run is prefetched while this one is copied.
             ahead = starts[min(r + _ROWS_AHEAD, n_runs - 1)]
-            for at in range(X_at + ahead * size, X_at + ahead * size + size, 64):
-                prefetch(at)
+            for address in range(X_at + ahead * size, X_at + ahead * size + size, 64):
+                prefetch(address)
             prefetch(y_at + ahead * of_y)
             for i in range(starts[r], starts[r] + (counts[r] if counted else 1)):
                 x = array_at(pointer(X_at + i * size), d, dtype)
@@ -114,28 +114,28 @@ def _write_products(n: Any, rows: Any, w: Any, raw: Any) -> None:
     # Eight rows by a vector of columns: 8 accumulators stay in registers, and each load of w is
     # used for 8 rows.
     for i in range(0, n, 8):
-        some = rows[i : i + 8]
+        eight_rows = rows[i : i + 8]
         for c in range(0, line, VECTOR_BYTES):
             a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = zero_vector(dtype)
             for k in range(width):
                 v = load_vector(w_at + k * line + c, dtype)
-                a0 = multiply_add(broadcast_number(some[0, k]), v, a0)
-                a1 = multiply_add(broadcast_number(some[1, k]), v, a1)
-                a2 = multiply_add(broadcast_number(some[2, k]), v, a2)
-                a3 = multiply_add(broadcast_number(some[3, k]), v, a3)
-                a4 = multiply_add(broadcast_number(some[4, k]), v, a4)
-                a5 = multiply_add(broadcast_number(some[5, k]), v, a5)
-                a6 = multiply_add(broadcast_number(some[6, k]), v, a6)
-                a7 = multiply_add(broadcast_number(some[7, k]), v, a7)
-            at = raw_at + i * line + c
-            store_vector(at, a0)
-            store_vector(at + line, a1)
-            store_vector(at + 2 * line, a2)
-            store_vector(at + 3 * line, a3)
-            store_vector(at + 4 * line, a4)
-            store_vector(at + 5 * line, a5)
-            store_vector(at + 6 * line, a6)
-            store_vector(at + 7 * line, a7)
+                a0 = multiply_add(broadcast_number(eight_rows[0, k]), v, a0)
+                a1 = multiply_add(broadcast_number(eight_rows[1, k]), v, a1)
+                a2 = multiply_add(broadcast_number(eight_rows[2, k]), v, a2)
+                a3 = multiply_add(broadcast_number(eight_rows[3, k]), v, a3)
+                a4 = multiply_add(broadcast_number(eight_rows[4, k]), v, a4)
+                a5 = multiply_add(broadcast_number(eight_rows[5, k]), v, a5)
+                a6 = multiply_add(broadcast_number(eight_rows[6, k]), v, a6)
+                a7 = multiply_add(broadcast_number(eight_rows[7, k]), v, a7)
+            address = raw_at + i * line + c
+            store_vector(address, a0)
+            store_vector(address + line, a1)
+            store_vector(address + 2 * line, a2)
+            store_vector(address + 3 * line, a3)
+            store_vector(address + 4 * line, a4)
+            store_vector(address + 5 * line, a5)
+            store_vector(address + 6 * line, a6)
+            store_vector(address + 7 * line, a7)
 
 
 def _write_slopes(
@@ -145,16 +145,16 @@ def _write_slopes(
     for i in range(n):
         first, target = 0, y[i]
         for s in range(len(stops)):
-            some, sums, weight = raw[i, first : stops[s]], losses[first : stops[s]], mask[i, s]
+            raw_row, sums, weight = raw[i, first : stops[s]], losses[first : stops[s]], mask[i, s]
             # Held-out rows add nothing, and their derivative must be 0 in the gradient's product.
             if weight != 0:
-                for j in range(len(some)):
-                    value, slope = _evaluate_row(target, some[j], parameters)
-                    some[j] = slope * weight
+                for j in range(len(raw_row)):
+                    value, slope = _evaluate_row(target, raw_row[j], parameters)
+                    raw_row[j] = slope * weight
                     sums[j] += value * weight
             else:
-                for j in range(len(some)):
-                    some[j] = 0
+                for j in range(len(raw_row)):
+                    raw_row[j] = 0
             first = stops[s]
 
 
@@ -178,15 +178,15 @@ def _write_gradient(n: Any, rows: Any, raw: Any, grad: Any) -> None:
                 a5 = multiply_add(broadcast_number(x[k + 5]), v, a5)
                 a6 = multiply_add(broadcast_number(x[k + 6]), v, a6)
                 a7 = multiply_add(broadcast_number(x[k + 7]), v, a7)
-            at = grad_at + k * line + c
-            store_vector(at, a0)
-            store_vector(at + line, a1)
-            store_vector(at + 2 * line, a2)
-            store_vector(at + 3 * line, a3)
-            store_vector(at + 4 * line, a4)
-            store_vector(at + 5 * line, a5)
-            store_vector(at + 6 * line, a6)
-            store_vector(at + 7 * line, a7)
+            address = grad_at + k * line + c
+            store_vector(address, a0)
+            store_vector(address + line, a1)
+            store_vector(address + 2 * line, a2)
+            store_vector(address + 3 * line, a3)
+            store_vector(address + 4 * line, a4)
+            store_vector(address + 5 * line, a5)
+            store_vector(address + 6 * line, a6)
+            store_vector(address + 7 * line, a7)
 
 
 def _set_gradients(
@@ -315,14 +315,14 @@ def make_wide_gather(
     n_rows: int,
 ) -> WideGather | None:
     """Return a gather if numba compiles the loss and blocks are dense, else None."""
-    fit = all(
+    are_dense = all(
         isinstance(X, np.ndarray)
         and X.dtype == y.dtype
         and all(a is None or a.flags.c_contiguous for a in (X, y, weight))
         for X, y, weight in blocks.values()
     )
     if (
-        not fit
+        not are_dense
         or type(loss.each).evaluate_row is None
         or loss.width > 1
         or n_rows > _MAX_BATCH_ROWS
@@ -371,32 +371,34 @@ class WideGather(HostGather):
     def add_gradient(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
         """Add the gradients of a batch's summed losses to `out`; return the mean over columns."""
         parts, n_rows = self.parts([batch]), self.n_features + self.has_intercept
-        found = np.zeros(w.shape[1])
+        loss_sums = np.zeros(w.shape[1])
 
         # Columns are independent: a thread takes some lines (vectors) of columns, with copies of
         # their parameters and sums that no other thread writes.
-        def some(lines: slice) -> None:
-            at = self.columns(lines, w.shape[1])
-            own, grad, losses, scratch = self.scratch(w, at)
+        def process_lines(lines: slice) -> None:
+            columns = self.columns(lines, w.shape[1])
+            padded_w, grad, losses, scratch = self.scratch(w, columns)
             self.gradient(
-                self.where, parts, 0, own, grad, losses, scratch, self.split_ends(at),
+                self.where, parts, 0, padded_w, grad, losses, scratch, self.split_ends(columns),
                 self.parameters, self.n_features,
             )  # fmt: skip
-            n = at.stop - at.start
-            out[:n_rows, at] += grad[:n_rows, :n]
+            n = columns.stop - columns.start
+            out[:n_rows, columns] += grad[:n_rows, :n]
             # The last row of the parameters sums losses: a step along minus the loss adds it.
-            out[-1, at] -= losses[:n]
-            found[at] = losses[:n]
+            out[-1, columns] -= losses[:n]
+            loss_sums[columns] = losses[:n]
 
-        run_over_threads(some, self.n_lines(w.shape[1]), self.min_vectors_per_thread(w.shape[1]))
-        return float(_mean_losses(found))
+        run_over_threads(
+            process_lines, self.n_lines(w.shape[1]), self.min_vectors_per_thread(w.shape[1])
+        )
+        return float(_mean_losses(loss_sums))
 
     def recorder(self, optimizer: Any, step: Step) -> WideSteps | None:
         """Return an object that makes many steps in one call, if they can be compiled, or None."""
         # Only optimizers of the package: a user's own step may not compile.
-        own = type(optimizer.each).__module__.partition(".")[0] == __name__.partition(".")[0]
-        alike = all(a.dtype == self.dtype for a in step.state(optimizer))
-        return WideSteps(self, optimizer, step) if own and alike else None
+        is_builtin = type(optimizer.each).__module__.partition(".")[0] == __name__.partition(".")[0]
+        same_dtype = all(a.dtype == self.dtype for a in step.state(optimizer))
+        return WideSteps(self, optimizer, step) if is_builtin and same_dtype else None
 
     # -- columns of a thread -------------------------------------------------------------------
 
@@ -422,23 +424,23 @@ class WideGather(HostGather):
     def padded(self, w: NDArray[Any], at: slice) -> NDArray[Any]:
         """Return some columns of the parameters, padded to whole vectors."""
         size, n = VECTOR_BYTES // self.dtype.itemsize, at.stop - at.start
-        own = np.zeros((self._width, -(-n // size) * size), self.dtype)
+        padded_columns = np.zeros((self._width, -(-n // size) * size), self.dtype)
         used = self.n_features + self.has_intercept
-        own[:used, :n] = w[:used, at]
-        return own
+        padded_columns[:used, :n] = w[:used, at]
+        return padded_columns
 
     def scratch(self, w: NDArray[Any], at: slice) -> tuple[Any, Any, Any, Any]:
         """Return some columns of the parameters, and scratch for gradients, losses and a batch."""
-        own = self.padded(w, at)
+        padded_w = self.padded(w, at)
         rows = np.zeros((self._n_rows, self._width), self.dtype)
         if self.has_intercept:
             rows[:, self.n_features] = 1
         n = self._n_rows
         scratch = (
             rows, np.zeros(n, self.dtype), np.zeros((n, self.n_splits), self.dtype),
-            np.zeros((n, own.shape[1]), self.dtype),
+            np.zeros((n, padded_w.shape[1]), self.dtype),
         )  # fmt: skip
-        return own, np.zeros_like(own), np.zeros(own.shape[1], self.dtype), scratch
+        return padded_w, np.zeros_like(padded_w), np.zeros(padded_w.shape[1], self.dtype), scratch
 
     @property
     def _width(self) -> int:
@@ -474,35 +476,37 @@ class WideSteps(ReplicaSteps):
         rates = optimizer.rates_of([step.lr for step in steps]).astype(dtype)
         numbers = np.array([optimizer.each.coefficients(step.number) for step in steps], dtype)
         numbers = numbers.reshape(len(steps), -1)
-        parts, found = gather.parts(batches), np.zeros((len(steps), n_columns))
+        parts, loss_sums = gather.parts(batches), np.zeros((len(steps), n_columns))
 
-        def some(lines: slice) -> None:
-            at = gather.columns(lines, n_columns)
-            n = at.stop - at.start
-            own, grad, losses, scratch = gather.scratch(w, at)
-            opt_state = [gather.padded(array, at) for array in self._state[1:]]
-            penalties = [_pad_with_zeros(a[at].astype(dtype), own.shape[1]) for a in
+        def process_lines(lines: slice) -> None:
+            columns = gather.columns(lines, n_columns)
+            n = columns.stop - columns.start
+            padded_w, grad, losses, scratch = gather.scratch(w, columns)
+            opt_state = [gather.padded(array, columns) for array in self._state[1:]]
+            penalties = [_pad_with_zeros(a[columns].astype(dtype), padded_w.shape[1]) for a in
                          (optimizer.l1, optimizer.l2)]  # fmt: skip
             # Padding columns step at rate 1 on a gradient of zeros.
-            own_rates = np.ones((len(steps), own.shape[1]), dtype)
-            own_rates[:, :n] = rates[:, at]
-            totals = np.zeros((len(steps), own.shape[1]))
-            state = tuple(array.reshape(-1) for array in (own, *opt_state))
+            own_rates = np.ones((len(steps), padded_w.shape[1]), dtype)
+            own_rates[:, :n] = rates[:, columns]
+            totals = np.zeros((len(steps), padded_w.shape[1]))
+            state = tuple(array.reshape(-1) for array in (padded_w, *opt_state))
             self._loop(
-                gather.where, parts, counts, own_rates, numbers, *penalties, state, own, grad,
-                losses, totals, scratch, gather.split_ends(at), gather.parameters,
+                gather.where, parts, counts, own_rates, numbers, *penalties, state, padded_w, grad,
+                losses, totals, scratch, gather.split_ends(columns), gather.parameters,
                 gather.n_features, used,
             )  # fmt: skip
-            for whole, part in zip(self._state, (own, *opt_state), strict=True):
-                whole[:used, at] = part[:used, :n]
-            found[:, at] = totals[:, :n]
+            for full_array, part in zip(self._state, (padded_w, *opt_state), strict=True):
+                full_array[:used, columns] = part[:used, :n]
+            loss_sums[:, columns] = totals[:, :n]
             # The last row of the parameters collects each model's losses.
-            w[-1, at] += totals[:, :n].sum(axis=0).astype(dtype)
+            w[-1, columns] += totals[:, :n].sum(axis=0).astype(dtype)
 
         run_over_threads(
-            some, gather.n_lines(n_columns), gather.min_vectors_per_thread(n_columns, len(steps))
+            process_lines,
+            gather.n_lines(n_columns),
+            gather.min_vectors_per_thread(n_columns, len(steps)),
         )
-        losses: NDArray[np.float64] = _mean_losses(found)
+        losses: NDArray[np.float64] = _mean_losses(loss_sums)
         return losses
 
 

@@ -172,10 +172,10 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         """
         X, y, sample_weight = convert_named_columns(*convert_to_host(X, y, sample_weight))
         if not is_dask(X):
-            X, y, given = prepare_in_memory(
+            X, y, checked_params = prepare_in_memory(
                 X, y, {**fit_params, "sample_weight": sample_weight}, labels=True
             )
-            fitted: Self = super().fit(X, y, **given)
+            fitted: Self = super().fit(X, y, **checked_params)
             n_known = [len(c.estimator.classes_) for c in self.calibrated_classifiers_]
             if self.method == "temperature" and min(n_known) < len(self.classes_):
                 # scikit-learn fits such a model, which then fails to predict.
@@ -196,10 +196,10 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             y, classes = encode_labels(y, self.classes_), np.arange(len(self.classes_))
         else:
             classes = self.classes_
-        few = has_few_entries(X, int(counts.sum()))
+        has_few = has_few_entries(X, int(counts.sum()))
         with report_operation(type(self).__name__, None):
             weight = weighted.get("sample_weight")
-            self._fit_lazily(member, X, y, groups, member_params, weight, classes, few)
+            self._fit_lazily(member, X, y, groups, member_params, weight, classes, has_few)
         return self
 
     def _fit_lazily(
@@ -238,25 +238,25 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         with report_reading("calibrating"):
             if self.method == "temperature":
                 are_decisions = _has_decision_function(final[0])
-                found = _fit_temperatures(predictions, len(final), are_decisions)
+                calibrators_by_fit = _fit_temperatures(predictions, len(final), are_decisions)
             else:
-                labels = [self._find_column_classes(one, classes) for one in final]
-                found = fit_label_calibrators(predictions, labels, self.method)
+                labels = [self._find_column_classes(classifier, classes) for classifier in final]
+                calibrators_by_fit = fit_label_calibrators(predictions, labels, self.method)
         self.calibrated_classifiers_ = [
             CalibratedClassifier(fitted, calibrators, method=self.method, classes=self.classes_)
-            for fitted, calibrators in zip(final, found, strict=True)
+            for fitted, calibrators in zip(final, calibrators_by_fit, strict=True)
         ]
         copy_feature_attributes(self, final[0])
 
     @staticmethod
     def _find_column_classes(fitted: Any, classes: Any) -> list[int]:
         """Return the index of the class of each column of a classifier's scores."""
-        known = [int(k) for k in np.searchsorted(classes, fitted.classes_)]
-        if len(known) > 2:
-            return known
+        codes = [int(k) for k in np.searchsorted(classes, fitted.classes_)]
+        if len(codes) > 2:
+            return codes
         # A single column belongs to the second of two classes. If there are more classes, but this
         # classifier was fitted to two, scikit-learn assigns the column to the first of these.
-        return known[-1:] if len(classes) == 2 else known[:1]
+        return codes[-1:] if len(classes) == 2 else codes[:1]
 
     def _route_params(
         self, member: Any, weighted: dict[str, Any], more: dict[str, Any]
@@ -269,8 +269,8 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             )
         if is_metadata_routing_enabled():
             with translate_parameter_errors():
-                given = {"sample_weight": weighted.get("sample_weight"), **more}
-                routed = process_routing(self, "fit", **given)
+                metadata = {"sample_weight": weighted.get("sample_weight"), **more}
+                routed = process_routing(self, "fit", **metadata)
             return dict(routed.estimator.fit), routed.splitter.split.get("groups")
         if weighted and not has_fit_parameter(member, "sample_weight"):
             warnings.warn(
@@ -358,8 +358,8 @@ class _HeldOutPredictor:
         labels = np.searchsorted(self.classes, as_column(y, name="y"))
         weights = _check_weights(weight, n_rows)
         if self.folds is None:
-            every = np.arange(n_rows)
-            return [self._predict_rows(self.classifiers[0], X, labels, weights, every)]
+            all_rows = np.arange(n_rows)
+            return [self._predict_rows(self.classifiers[0], X, labels, weights, all_rows)]
         by_split = []
         for k, classifier in enumerate(self.classifiers):
             tested = np.flatnonzero(self.folds.assign_roles(codes, k) == TEST)
@@ -368,13 +368,13 @@ class _HeldOutPredictor:
             return by_split
         # The predictions of all splits are joined into one set, so each row must be tested exactly
         # once.
-        filled = [found for found in by_split if found is not None]
-        if sum(len(found.labels) for found in filled) != n_rows:
+        filled = [held_out for held_out in by_split if held_out is not None]
+        if sum(len(held_out.labels) for held_out in filled) != n_rows:
             raise InvalidDataError(
                 "With ensemble=False every row must be in the test rows of one split. Use KFold or "
                 "StratifiedKFold as cv."
             )
-        columns = [(found.scores, found.labels, found.weights) for found in filled]
+        columns = [(held_out.scores, held_out.labels, held_out.weights) for held_out in filled]
         return [HeldOutPredictions(*map(np.concatenate, zip(*columns, strict=True)))]
 
     def _predict_rows(
@@ -441,13 +441,13 @@ def _check_known_classes(
     classes are one column, which cannot be expanded to the columns of all classes.
     """
     for split, classifier in enumerate(classifiers):
-        lacking = np.setdiff1d(classes, classifier.classes_).tolist()
+        missing = np.setdiff1d(classes, classifier.classes_).tolist()
         is_decided = _has_decision_function(classifier)
         needs_all = method == "temperature" and (per_split or is_decided)
         needs_all |= not per_split and is_decided and len(classifier.classes_) <= 2
-        if lacking and needs_all:
+        if missing and needs_all:
             raise _make_lacking_label_error(
-                f"The training rows of split {split} lack the label(s) {lacking}"
+                f"The training rows of split {split} lack the label(s) {missing}"
             )
 
 
@@ -485,14 +485,14 @@ def _summarize_scores(
 ) -> list[list[tuple[ScoreRun, Any] | None]]:  # fmt: skip
     """Return a block's distinct scores with their weights, and their dtype, for each column."""
     summaries: list[list[tuple[ScoreRun, Any] | None]] = []
-    for found, columns in zip(predictions, labels, strict=True):
-        if found is None:
+    for held_out, columns in zip(predictions, labels, strict=True):
+        if held_out is None:
             summaries.append([None] * len(columns))
             continue
         of_columns: list[tuple[ScoreRun, Any] | None] = []
-        for label, scores in zip(columns, found.scores.T, strict=True):
-            is_label = (found.labels == label).astype(np.int64)
-            run = make_score_run(is_label, scores, found.weights, limit)
+        for label, scores in zip(columns, held_out.scores.T, strict=True):
+            is_label = (held_out.labels == label).astype(np.int64)
+            run = make_score_run(is_label, scores, held_out.weights, limit)
             of_columns.append((run, scores.dtype))
         summaries.append(of_columns)
     return summaries
@@ -538,8 +538,10 @@ def _fit_sigmoid(run: ScoreRun, dtype: Any) -> Any:
     # Each score occurs twice, with label 0 and with label 1, weighted accordingly.
     labels = np.repeat([0.0, 1.0], len(scores))
     label_weights, label_scores = weights.T.ravel(), np.tile(scores, 2)
-    kept = label_weights > 0
-    return SigmoidCalibration().fit(label_scores[kept], labels[kept], label_weights[kept])
+    has_weight = label_weights > 0
+    return SigmoidCalibration().fit(
+        label_scores[has_weight], labels[has_weight], label_weights[has_weight]
+    )
 
 
 # --- temperature: one calibrator for all classes ------------------------------------------------
@@ -577,24 +579,26 @@ def _minimize_log_losses(
     """
     low = np.full(n_temperatures, -_MAX_LOG_BETA)
     high = np.full(n_temperatures, _MAX_LOG_BETA)
-    at = np.zeros(n_temperatures)
+    log_betas = np.zeros(n_temperatures)
     for _ in range(_MAX_NEWTON_STEPS):
         slopes, curvatures = reduce_parts(
-            predictions, partial(_sum_derivatives, np.exp(at), are_decisions), add_arrays
+            predictions, partial(_sum_derivatives, np.exp(log_betas), are_decisions), add_arrays
         )
         # The loss is convex: a negative slope means that the minimum lies above.
-        low, high = np.where(slopes < 0, at, low), np.where(slopes < 0, high, at)
+        low, high = np.where(slopes < 0, log_betas, low), np.where(slopes < 0, high, log_betas)
         # Newton's step in beta, since the loss need not be convex in log(beta). The result is not
         # finite if there is no curvature or beta would be negative; then bisection is used.
         with np.errstate(divide="ignore", invalid="ignore"):
-            newton = np.log(np.exp(at) - slopes / curvatures)
+            newton = np.log(np.exp(log_betas) - slopes / curvatures)
         is_inside = (newton > low) & (newton < high)
-        ahead = np.where(slopes == 0, at, np.where(is_inside, newton, (low + high) / 2))
-        is_done = np.abs(ahead - at).max() < _LOG_BETA_TOLERANCE
-        at = ahead
+        next_log_betas = np.where(
+            slopes == 0, log_betas, np.where(is_inside, newton, (low + high) / 2)
+        )
+        is_done = np.abs(next_log_betas - log_betas).max() < _LOG_BETA_TOLERANCE
+        log_betas = next_log_betas
         if is_done:
             break
-    return at
+    return log_betas
 
 
 def _sum_derivatives(
@@ -606,17 +610,17 @@ def _sum_derivatives(
     and the curvature is the variance of the logits, both under the predicted probabilities.
     """
     out = np.zeros((2, len(betas)))
-    for i, (found, beta) in enumerate(zip(predictions, betas, strict=True)):
-        if found is None:
+    for i, (held_out, beta) in enumerate(zip(predictions, betas, strict=True)):
+        if held_out is None:
             continue
-        logits = _convert_to_logits(found.scores.astype(np.float64), are_decisions)
+        logits = _convert_to_logits(held_out.scores.astype(np.float64), are_decisions)
         scaled = beta * logits
         probabilities = np.exp(scaled - logsumexp(scaled, axis=1, keepdims=True))
         means = (probabilities * logits).sum(axis=1)
-        true_logits = logits[np.arange(len(logits)), found.labels]
-        out[0, i] = found.weights @ (means - true_logits)
+        true_logits = logits[np.arange(len(logits)), held_out.labels]
+        out[0, i] = held_out.weights @ (means - true_logits)
         variances = (probabilities * (logits - means[:, None]) ** 2).sum(axis=1)
-        out[1, i] = found.weights @ variances
+        out[1, i] = held_out.weights @ variances
     return out
 
 

@@ -109,11 +109,11 @@ class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
         binned = {"n_bins": n_bins, "strategy": strategy, "pos_label": pos_label}
         # For rows in memory scikit-learn itself computes the curve, with its own checks.
         if not (is_dask(y_true) or is_dask(y_prob)):
-            shown: Self = super().from_predictions(y_true, y_prob, name=name, **binned, **options)
-            return shown
+            result: Self = super().from_predictions(y_true, y_prob, name=name, **binned, **options)
+            return result
         # One pass over the rows, which returns two numbers for each bin.
         curve = calibration_curve(y_true, y_prob, **binned)
         name = UNNAMED_CURVE if name is None else name
         display = remember_curve_name(cls(*curve, y_prob, pos_label=pos_label), name)
-        drawn: Self = display.plot(name=name, **options)
-        return drawn
+        plotted: Self = display.plot(name=name, **options)
+        return plotted

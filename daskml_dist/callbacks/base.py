@@ -28,8 +28,8 @@ class FitCallback(ParameterObject):
         return type(self)(**self.__getstate__())
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.__getstate__().items())
-        return f"{type(self).__name__}({given})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.__getstate__().items())
+        return f"{type(self).__name__}({arguments})"
 
 
 def find_fit_facts(run: Any) -> dict[str, Any]:

@@ -69,8 +69,8 @@ class EvalMonitor(FitCallback):
 
     def __init__(self, eval_set: Any, scoring: Any = None) -> None:
         scores = name_scores(scoring)
-        for one in scores.values():
-            if one is not None and not isinstance(one, str) and not callable(one):
+        for scorer in scores.values():
+            if scorer is not None and not isinstance(scorer, str) and not callable(scorer):
                 raise InvalidParameterError(_wrong_scoring(scoring))
         self.eval_set = eval_set
         self.scoring = scoring
@@ -95,7 +95,7 @@ class EvalMonitor(FitCallback):
         run : object
         record : dict
         """
-        begin = time.perf_counter()
+        start = time.perf_counter()
         estimator = run.estimator()
         # Once per fit: the classes do not change, and the labels of a Dask collection must be
         # computed.
@@ -105,17 +105,17 @@ class EvalMonitor(FitCallback):
             self._labels_are_checked = True
         for set_name, (X, y, *weights) in self._sets.items():
             # Scorers that take no weights are called without them.
-            given = {"sample_weight": weights[0]} if weights and weights[0] is not None else {}
+            weighted = {"sample_weight": weights[0]} if weights and weights[0] is not None else {}
             for score_name, score in self._scores.items():
                 with _explain_pipelines():
                     if score is None:
-                        value = estimator.score(X, y, **given)
+                        value = estimator.score(X, y, **weighted)
                     else:
-                        value = score(estimator, X, y, **given)
+                        value = score(estimator, X, y, **weighted)
                 record[_record_key(set_name, score_name)] = float(value)
                 # The first score of the first set, which callbacks monitor by default.
                 record.setdefault("eval_score", float(value))
-        record["eval_seconds"] = time.perf_counter() - begin
+        record["eval_seconds"] = time.perf_counter() - start
 
 
 def name_eval_sets(eval_set: Any, others: str = "sample_weight") -> dict[str, tuple[Any, ...]]:
@@ -127,19 +127,19 @@ def name_eval_sets(eval_set: Any, others: str = "sample_weight") -> dict[str, tu
     # A list of tuples is several sets, as in XGBoost; a list [X, y] is one.
     if isinstance(eval_set, dict):
         sets = eval_set
-    elif isinstance(eval_set, list) and all(isinstance(one, tuple) for one in eval_set):
-        sets = {str(place): one for place, one in enumerate(eval_set)}
+    elif isinstance(eval_set, list) and all(isinstance(entry, tuple) for entry in eval_set):
+        sets = {str(number): entry for number, entry in enumerate(eval_set)}
     else:
         sets = {"": eval_set}
-    for one in sets.values():
-        if not isinstance(one, tuple | list) or not 2 <= len(one) <= 2 + len(names):
+    for entry in sets.values():
+        if not isinstance(entry, tuple | list) or not 2 <= len(entry) <= 2 + len(names):
             raise InvalidParameterError(
                 f"eval_set must be (X, y) or (X, y, {others}), such as eval_set=(X_val, y_val), "
-                f"or a dict or a list of these; it is a {type(one).__name__}."
+                f"or a dict or a list of these; it is a {type(entry).__name__}."
             )
     if not sets:
         raise InvalidParameterError("eval_set is empty: give at least one set of rows.")
-    return {str(name): tuple(one) for name, one in sets.items()}
+    return {str(name): tuple(entry) for name, entry in sets.items()}
 
 
 def name_scores(scoring: Any) -> dict[str, Any]:
@@ -152,9 +152,9 @@ def name_scores(scoring: Any) -> dict[str, Any]:
             raise InvalidParameterError(_wrong_scoring(scoring))
     if not scores:
         raise InvalidParameterError("scoring is empty: give at least one score.")
-    for name, one in scores.items():
+    for name, score in scores.items():
         # None (the estimator's own score) is only valid alone, without a name.
-        if not isinstance(name, str) or (one is None and name):
+        if not isinstance(name, str) or (score is None and name):
             raise InvalidParameterError(_wrong_scoring(scoring))
     return scores
 
@@ -185,8 +185,8 @@ def _check_labels(estimator: Any, name: str, y: Any) -> None:
     if not isinstance(classes, np.ndarray) or len(np.shape(y)) != 1:
         return
     # Compare Python values: NumPy would convert the number 1 to the string "1" first.
-    labels, known = find_all_labels(y).tolist(), set(classes.tolist())
-    unknown = [label for label in labels if label not in known]
+    labels, class_set = find_all_labels(y).tolist(), set(classes.tolist())
+    unknown = [label for label in labels if label not in class_set]
     if not unknown:
         return
     message = (

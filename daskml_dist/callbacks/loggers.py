@@ -283,15 +283,15 @@ class MLflow(FitCallback):
         active = mlflow.active_run()
         # If the callback names its own server or experiment, it creates a run beside the active
         # one. Otherwise it uses the active run, or starts one in the current experiment.
-        elsewhere = self.tracking_uri is not None or self.experiment is not None
-        self._is_own_run = elsewhere or active is None
-        if elsewhere:
-            made = client.create_run(self._experiment_id(client), run_name=self.run_name)
+        creates_run = self.tracking_uri is not None or self.experiment is not None
+        self._is_own_run = creates_run or active is None
+        if creates_run:
+            mlflow_run = client.create_run(self._experiment_id(client), run_name=self.run_name)
         elif active is None:
-            made = mlflow.start_run(run_name=self.run_name)
+            mlflow_run = mlflow.start_run(run_name=self.run_name)
         else:
-            made = active
-        self._run_id = made.info.run_id
+            mlflow_run = active
+        self._run_id = mlflow_run.info.run_id
         self._client = client
         for name, value in find_fit_facts(run).items():
             client.log_param(self._run_id, name, value)
@@ -299,8 +299,10 @@ class MLflow(FitCallback):
     def _experiment_id(self, client: Any) -> str:
         """Return the id of the experiment, which is created if there is none of its name."""
         name = "Default" if self.experiment is None else self.experiment
-        found = client.get_experiment_by_name(name)
-        return str(client.create_experiment(name) if found is None else found.experiment_id)
+        experiment = client.get_experiment_by_name(name)
+        return str(
+            client.create_experiment(name) if experiment is None else experiment.experiment_id
+        )
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         """Log a pass.

@@ -188,12 +188,12 @@ def _check_direction(trial: Any, monitor: str) -> None:
             "OptunaPruning: Optuna's pruners only support studies with one objective. Leave the "
             "callback out, or create the study with one direction."
         )
-    wanted = "maximize" if is_more_better(monitor) else "minimize"
-    if directions[0].name.lower() != wanted:
+    direction = "maximize" if is_more_better(monitor) else "minimize"
+    if directions[0].name.lower() != direction:
         raise InvalidParameterError(
             f"OptunaPruning(monitor={monitor!r}): the study is to {directions[0].name.lower()}, so "
-            f"its pruner would end the best fits. Create it with direction={wanted!r}, or monitor "
-            "another measure."
+            f"its pruner would end the best fits. Create it with direction={direction!r}, or "
+            "monitor another measure."
         )
 
 
@@ -306,6 +306,6 @@ class EarlyStopping(FitCallback):
         ----------
         run : object
         """
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            run.end_with(kept)
+        best, self._kept = self._kept, None
+        if best is not None:
+            run.end_with(best)

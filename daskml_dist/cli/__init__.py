@@ -87,12 +87,12 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return the parsed arguments; the parser of their command reports unknown ones."""
-        found, unknown = self.parse_known_args(args, namespace)
+        parsed, unknown = self.parse_known_args(args, namespace)
         # argparse would report an unknown argument by the main parser, which has other options.
         if unknown:
-            command = self._commands().get(getattr(found, "command", ""), self)
+            command = self._commands().get(getattr(parsed, "command", ""), self)
             command.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         """Print the error with a suggestion, and exit with status 2."""

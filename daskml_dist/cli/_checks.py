@@ -71,7 +71,7 @@ def _check_versions() -> Finding:
         lines = metadata.requires("daskml-dist") or []
     except metadata.PackageNotFoundError:
         return Finding("broken", "daskml-dist itself is not installed: pip install -e .")
-    found, wrong = [], []
+    versions, wrong = [], []
     for requirement in map(Requirement, lines):
         # Requirements of extras have the marker `extra == "..."`, false for the empty extra; other
         # markers depend on platforms and versions of Python.
@@ -83,10 +83,10 @@ def _check_versions() -> Finding:
             version = "none"
         if version == "none" or not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement.name} {version} ({requirement.specifier} is needed)")
-        found.append(f"{requirement.name} {version}")
+        versions.append(f"{requirement.name} {version}")
     if wrong:
         return Finding("broken", f"{'; '.join(wrong)}. pip install -U daskml-dist")
-    return Finding("ok", ", ".join(found))
+    return Finding("ok", ", ".join(versions))
 
 
 def _time_small_fit(client: Any = None) -> float:
@@ -208,10 +208,10 @@ def _check_nccl() -> Finding:
 def _check_slurm() -> Finding:
     """Check that Slurm responds, and that dask-jobqueue is installed."""
     # The programs that dask-jobqueue calls, and one that only queries.
-    lacking = [name for name in ("sbatch", "scancel", "sinfo") if shutil.which(name) is None]
-    if lacking:
+    missing = [name for name in ("sbatch", "scancel", "sinfo") if shutil.which(name) is None]
+    if missing:
         return Finding(
-            "missing", f"no {', '.join(lacking)} here: not a node that can submit Slurm jobs"
+            "missing", f"no {', '.join(missing)} here: not a node that can submit Slurm jobs"
         )
     answer = subprocess.run(
         ["sinfo", "-h", "-o", "%P %a %D"], capture_output=True, text=True, timeout=30, check=False
@@ -232,8 +232,8 @@ def _check_slurm() -> Finding:
 
 def _check_tables() -> Finding:
     """Check that tables can be read, for DataFrames and files of Parquet and CSV."""
-    if lacking := [name for name in ("pandas", "pyarrow") if find_spec(name) is None]:
-        return Finding("missing", f'no {", ".join(lacking)}: pip install "daskml-dist[dataframe]"')
+    if missing := [name for name in ("pandas", "pyarrow") if find_spec(name) is None]:
+        return Finding("missing", f'no {", ".join(missing)}: pip install "daskml-dist[dataframe]"')
     import_module("dask.dataframe")  # raises if the versions do not fit together
     return Finding(
         "ok", f"pandas {metadata.version('pandas')}, pyarrow {metadata.version('pyarrow')}"
@@ -242,10 +242,10 @@ def _check_tables() -> Finding:
 
 def _check_pictures() -> Finding:
     """Check that the libraries for plots and Dask's dashboard are installed."""
-    if lacking := [name for name in ("bokeh", "matplotlib") if find_spec(name) is None]:
+    if missing := [name for name in ("bokeh", "matplotlib") if find_spec(name) is None]:
         return Finding(
             "missing",
-            f"no {', '.join(lacking)}, for Dask's dashboard and plots: pip install "
+            f"no {', '.join(missing)}, for Dask's dashboard and plots: pip install "
             '"daskml-dist[viz]"',
         )
     return Finding("ok", "Dask's dashboard and plots")
@@ -309,11 +309,11 @@ def run_check_apart(name: str, limit: float) -> Finding:
 def _run_named_check() -> None:
     """Print the finding of the check that the command line names."""
     try:
-        found = CHECKS[sys.argv[1]].make()
+        finding = CHECKS[sys.argv[1]].make()
     except Exception as error:
-        found = Finding("broken", f"{type(error).__name__}: {error}")
-    text = " ".join(found.text.split())  # the report has one line for each check
-    print(_FINDING_PREFIX + json.dumps([found.state, text]), flush=True)
+        finding = Finding("broken", f"{type(error).__name__}: {error}")
+    text = " ".join(finding.text.split())  # the report has one line for each check
+    print(_FINDING_PREFIX + json.dumps([finding.state, text]), flush=True)
 
 
 if __name__ == "__main__":

@@ -77,9 +77,9 @@ def check_output(path: str | None, has_texts: bool = False) -> None:
         raise InvalidParameterError(f"--output {path}: its folder does not exist. Create it first.")
     if Path(path).is_dir() or not os.access(folder, os.W_OK):
         raise InvalidParameterError(f"--output {path}: the file cannot be written. Name another.")
-    if lacking := [n for n in _NEEDS.get(Path(path).suffix, []) if find_spec(n) is None]:
+    if missing := [n for n in _NEEDS.get(Path(path).suffix, []) if find_spec(n) is None]:
         raise InvalidParameterError(
-            f'--output {path} needs {", ".join(lacking)}: pip install "daskml-dist[export]", or '
+            f'--output {path} needs {", ".join(missing)}: pip install "daskml-dist[export]", or '
             "end it with .joblib or .pkl."
         )
 
@@ -99,9 +99,9 @@ def load(path: str, trusted: Collection[str] = ()) -> Any:
     """
     suffix = Path(path).suffix
     if suffix not in _FORMATS or suffix == ".onnx":
-        why = " Run ONNX files with onnxruntime, in any language." if suffix == ".onnx" else ""
-        kinds = ", ".join(known for known in _FORMATS if known != ".onnx")
-        raise InvalidParameterError(f"--model {path}: name a file that ends in {kinds}.{why}")
+        hint = " Run ONNX files with onnxruntime, in any language." if suffix == ".onnx" else ""
+        kinds = ", ".join(form for form in _FORMATS if form != ".onnx")
+        raise InvalidParameterError(f"--model {path}: name a file that ends in {kinds}.{hint}")
     # skops and safetensors run no code of the file; a pickle does, as the help text warns.
     if suffix in (".skops", ".safetensors"):
         model = daskml_dist.load(path, trusted=trusted)
@@ -145,18 +145,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def make_estimator(name: str, settings: Iterable[str], **params: Any) -> Any:
     """Return an estimator by the name of its class, with parameters given as NAME=VALUE."""
-    made = _find_estimator_class(name)()
-    given = dict(map(_parse_setting, settings))
-    given |= {key: value for key, value in params.items() if value is not None}
-    known = made.get_params()
-    for key in given:
+    estimator = _find_estimator_class(name)()
+    params_by_name = dict(map(_parse_setting, settings))
+    params_by_name |= {key: value for key, value in params.items() if value is not None}
+    known_params = estimator.get_params()
+    for key in params_by_name:
         # Parameters of a parameter, such as estimator__alpha, are checked by `set_params`.
-        if key.partition("__")[0] not in known:
+        if key.partition("__")[0] not in known_params:
             raise InvalidParameterError(
-                f"{name} has no parameter {key!r}. Use one of {sorted(known)}."
-                f"{suggest_nearest(key, known)}"
+                f"{name} has no parameter {key!r}. Use one of {sorted(known_params)}."
+                f"{suggest_nearest(key, known_params)}"
             )
-    return made.set_params(**given)
+    return estimator.set_params(**params_by_name)
 
 
 def encoding_columns(
@@ -191,13 +191,14 @@ def _find_estimator_class(name: str) -> Any:
     """Return the class of an estimator; raise if no subpackage has one of the name."""
     # Subpackages are imported one after the other, until one of them has the class.
     for package in _SUBPACKAGES:
-        if (found := _list_supervised_estimators(package).get(name)) is not None:
-            return found
-    known = sorted(
+        if (estimator_class := _list_supervised_estimators(package).get(name)) is not None:
+            return estimator_class
+    known_names = sorted(
         name for package in _SUBPACKAGES for name in _list_supervised_estimators(package)
     )
     raise InvalidParameterError(
-        f"There is no estimator {name!r}. Use one of {known}.{suggest_nearest(name, known)}"
+        f"There is no estimator {name!r}. Use one of {known_names}."
+        f"{suggest_nearest(name, known_names)}"
     )
 
 

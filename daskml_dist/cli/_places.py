@@ -13,15 +13,15 @@ from daskml_dist.errors import InvalidParameterError, TrainingError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for the place of the computation."""
     # Without either the command computes in its own process.
-    places = parser.add_mutually_exclusive_group()
-    places.add_argument(
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--workers",
         type=int,
         default=0,
         metavar="N",
         help="start N local worker processes; default: none",
     )
-    places.add_argument(
+    group.add_argument(
         "--scheduler",
         metavar="ADDRESS",
         help="address of the Dask scheduler, such as tcp://10.0.0.7:8786",

@@ -181,7 +181,7 @@ def _no_rows(name: str) -> InvalidDataError:
 
 def _expand_paths(given: list[str]) -> list[str]:
     """Return the existing paths of names and patterns; raise for one without any."""
-    found = []
+    paths = []
     for text in given:
         # Some shells do not expand patterns, and quotes prevent it.
         matching = sorted(glob.glob(text)) if glob.has_magic(text) else [text]
@@ -190,8 +190,8 @@ def _expand_paths(given: list[str]) -> list[str]:
             folder = Path(text).parent
             names = [str(folder / p.name) for p in folder.iterdir()] if folder.is_dir() else []
             raise InvalidDataError(f"There is no file {text}.{suggest_nearest(text, names)}")
-        found += existing
-    return found
+        paths += existing
+    return paths
 
 
 def _find_file_kind(path: str) -> str:
@@ -228,7 +228,7 @@ def _read_tables(
         frame = dd.read_parquet(paths[0] if len(paths) == 1 else paths)
     target = None if arguments.target is None else _find_column(arguments.target, frame.columns)
     categories, texts = (
-        _parse_columns(given, frame) for given in (arguments.categories, arguments.text)
+        _parse_columns(listed, frame) for listed in (arguments.categories, arguments.text)
     )
     left_out: list[str] = []
     # The features: the model's, else those of --features with --categories and --text, else all
@@ -242,9 +242,9 @@ def _read_tables(
         _check_numbers([c for c in columns if c not in (*categories, *texts)], frame)
     else:
         named = {*categories, *texts}
-        others = [c for c in frame.columns if c != target]
-        columns = [c for c in others if c in named or frame.dtypes[c].kind in _NUMBERS]
-        left_out = [c for c in others if c not in columns]
+        candidates = [c for c in frame.columns if c != target]
+        columns = [c for c in candidates if c in named or frame.dtypes[c].kind in _NUMBERS]
+        left_out = [c for c in candidates if c not in columns]
     if not columns:
         # Columns of a CSV file without rows hold no numbers either, as pandas sees them.
         if not len(frame.head(1, npartitions=-1)):
@@ -283,7 +283,7 @@ def _check_commas(files: list[str]) -> None:
 
     pandas would read such a file as one column, and the error would be about that column's name.
     """
-    for path in sorted(found for pattern in files for found in glob.glob(pattern)):
+    for path in sorted(match for pattern in files for match in glob.glob(pattern)):
         with open(path, encoding="utf-8", errors="replace") as file:
             header = file.readline()
         separator = next((mark for mark in _SEPARATORS if mark in header), None)
@@ -337,8 +337,8 @@ def _read_arrays(paths: list[str], kind: str, name: str, arguments: argparse.Nam
     X = np.concatenate([pair[0] for pair in pairs])
     y = None if arguments.target is None else np.concatenate([pair[1] for pair in pairs])
     if arguments.drop_missing:
-        whole = _mask_whole_rows(X, y)
-        X, y = X[whole], y[whole]  # type: ignore[index]
+        is_complete = _mask_whole_rows(X, y)
+        X, y = X[is_complete], y[is_complete]  # type: ignore[index]
     return FileRows(name, X, y, [])
 
 
@@ -370,8 +370,8 @@ def _read_svmlight(
         X.resize(X.shape[0], width)
     X, y = scipy.sparse.vstack([X for X, _ in parts], "csr"), np.concatenate([y for _, y in parts])
     if arguments.drop_missing:
-        whole = _mask_whole_rows(X, y)
-        X, y = X[whole], y[whole]
+        is_complete = _mask_whole_rows(X, y)
+        X, y = X[is_complete], y[is_complete]
     return FileRows(name, X, y, [])
 
 

@@ -55,9 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     broken = False
     # Each thread waits for a check's process; findings are printed in the order of the checks.
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for name, found in zip(
+        for name, finding in zip(
             names, pool.map(lambda n: run_check_apart(n, arguments.limit), names), strict=True
         ):
-            print(f"{found.state:7}  {name:{width}}  {found.text}", flush=True)
-            broken |= found.state == "broken"
+            print(f"{finding.state:7}  {name:{width}}  {finding.text}", flush=True)
+            broken |= finding.state == "broken"
     return int(broken)

@@ -115,14 +115,14 @@ def _make_model(arguments: argparse.Namespace) -> Any:
     """Return the estimator that the arguments describe."""
     params: dict[str, Any] = {"policy": arguments.policy}
     model = make_estimator(arguments.estimator, arguments.set, **params)
-    own = model.get_params(deep=False)
+    model_params = model.get_params(deep=False)
     # A random_state given by --set is more specific than --seed.
-    if "random_state" in own and own["random_state"] is None:
+    if "random_state" in model_params and model_params["random_state"] is None:
         model.set_params(random_state=arguments.seed)
     if arguments.checkpoint is not None:
         from daskml_dist.training.checkpoint import Checkpoint
 
-        if "checkpoint" not in own:
+        if "checkpoint" not in model_params:
             raise InvalidParameterError(f"{arguments.estimator} does not support checkpoints.")
         model.set_params(checkpoint=Checkpoint(arguments.checkpoint, resume=True))
     return model

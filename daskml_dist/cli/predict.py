@@ -62,24 +62,24 @@ def run(arguments: argparse.Namespace) -> int:
     model = load(arguments.model, arguments.trusted)
     method = getattr(model, arguments.method, None)
     if method is None:
-        has = [name for name in _METHODS if hasattr(model, name)]
+        available = [name for name in _METHODS if hasattr(model, name)]
         raise InvalidParameterError(
-            f"--method {arguments.method}: {model} has none. Use one of {has}."
+            f"--method {arguments.method}: {model} has none. Use one of {available}."
         )
     rows = read_features(arguments, model)
     with open_client(arguments) as client:
         # On a cluster rows stay lazy, and only the predictions are sent to this process.
         X, y = (rows.X, rows.y) if client is not None and rows.is_lazy else read_here(rows)
-        found = np.asarray(compute(method(X))[0])
+        predictions = np.asarray(compute(method(X))[0])
         score = None if y is None else float(model.score(X, y))
-    names = _names(arguments.method, found, getattr(model, "classes_", None))
+    names = _names(arguments.method, predictions, getattr(model, "classes_", None))
     # Predictions on standard output are for another program: the score must not be among them.
     stream = sys.stdout if arguments.output is not None else sys.stderr
     if arguments.output is None:
-        _print(names, found)
+        _print(names, predictions)
     else:
-        _write(Path(arguments.output), names, found)
-        print(f"saved: {arguments.output}, {len(found):,} rows")
+        _write(Path(arguments.output), names, predictions)
+        print(f"saved: {arguments.output}, {len(predictions):,} rows")
     if score is not None:
         print(f"score: {score:.4f}", file=stream)
     return 0

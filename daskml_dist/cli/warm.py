@@ -163,11 +163,11 @@ def _count_of_compiled() -> Iterator[Callable[[], int]]:
 
         def count() -> int:
             # A function that calls others compiles these between its own start and end.
-            depth, found = 0, 0
-            for _, each in recorder.buffer:
-                found += each.is_start and depth == 0
-                depth += 1 if each.is_start else -1
-            return found
+            depth, n_compiled = 0, 0
+            for _, record in recorder.buffer:
+                n_compiled += record.is_start and depth == 0
+                depth += 1 if record.is_start else -1
+            return n_compiled
 
         yield count
 
@@ -229,18 +229,18 @@ def _warm_cases(cases: list[tuple[str, str]], client: Any, workers: list[str]) -
     # One case after the other, so that its line is printed as soon as it is done.
     for name, dtype in cases:
         if client is None:
-            found = {workers[0]: warm_up(name, dtype)}
+            by_host = {workers[0]: warm_up(name, dtype)}
         else:
             # Tasks, since `Client.run` would block the worker's event loop while it compiles.
             tasks = [
                 client.submit(warm_up, name, dtype, workers=[worker], pure=False)
                 for worker in workers
             ]
-            found = dict(zip(workers, client.gather(tasks), strict=True))
+            by_host = dict(zip(workers, client.gather(tasks), strict=True))
         # Hosts compile in parallel and independently.
         all_hosts = Compiled(
-            sum(one.functions for one in found.values()),
-            max(one.seconds for one in found.values()),
+            sum(compiled.functions for compiled in by_host.values()),
+            max(compiled.seconds for compiled in by_host.values()),
         )
         n_functions += all_hosts.functions
         print(

@@ -138,22 +138,22 @@ class BaseCentroidEstimator(
         If they are not an array, the error lists the strings `inits` that `init` may be.
         """
         # The centroids that a function `init` has returned, or `init` itself.
-        given = self.__dict__.pop("_called_init", self.init)
+        init = self.__dict__.pop("_called_init", self.init)
         try:
-            centroids = np.asarray(given, dtype=np.float64)
+            centroids = np.asarray(init, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise InvalidParameterError(
                 f"init={self.init!r}: use one of {list(inits)}, or an array of numbers."
             ) from error
         expected = self.n_clusters, n_features
         # Pad the shape, since an array with fewer dimensions has a shorter one.
-        for what, size, wanted in zip(
+        for axis_name, size, expected_size in zip(
             ("clusters", "features of the data"), (*centroids.shape, 0, 0), expected, strict=False
         ):
-            if centroids.ndim != 2 or size != wanted:
+            if centroids.ndim != 2 or size != expected_size:
                 raise InvalidParameterError(
                     f"The shape of the initial centers {centroids.shape} does not match the number "
-                    f"of {what} {wanted}. Give init an array of shape {expected}."
+                    f"of {axis_name} {expected_size}. Give init an array of shape {expected}."
                 )
         if not np.isfinite(centroids).all():
             raise InvalidParameterError("init holds NaN or infinity. Give it finite centres.")

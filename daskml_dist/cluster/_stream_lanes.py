@@ -51,12 +51,12 @@ class ClusterCentroidSteps(ClusterSteps):
         if not self.reassignments.count_rows(block.n_rows, self._log.state.w):
             return None
         # A copy, since the caller may overwrite the rows after an interrupt.
-        own = replace(block, rows=block.rows.copy())
-        return partial(self.reassignments.reassign_low_centroids, block=own)
+        copied = replace(block, rows=block.rows.copy())
+        return partial(self.reassignments.reassign_low_centroids, block=copied)
 
     def pop_finished(self) -> tuple[Any, float] | None:
         """Return the next call with a known loss, and the loss, which is stored as the inertia."""
-        found = super().pop_finished()
-        if found is not None:
-            self.inertia = found[1]
-        return found
+        call_and_loss = super().pop_finished()
+        if call_and_loss is not None:
+            self.inertia = call_and_loss[1]
+        return call_and_loss

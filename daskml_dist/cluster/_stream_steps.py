@@ -106,8 +106,8 @@ class CentroidSteps(InProcessSteps):
         self.inertia = super().learn_rows(rows, block)
         if is_due:
             state: Any = ShardState(self.shard.w, {}, self.shard.step)
-            if (found := self.reassignments.reassign_low_centroids(state, block)) is not None:
-                self.shard.replace(found.w)
+            if (reassigned := self.reassignments.reassign_low_centroids(state, block)) is not None:
+                self.shard.replace(reassigned.w)
         return self.inertia
 
 

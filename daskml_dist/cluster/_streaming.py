@@ -76,8 +76,8 @@ class StreamedCentroids(BaseSteps):
         fit = started.fit.replace_work(model=replace(model, reassignment=None))
         shift = None if model.shift is None else model.shift.tolist()
         started.likeness |= {"first": model.first.tolist(), "shift": shift}
-        every = ROWS_PER_REASSIGNMENT * int(self.n_clusters)
-        reassignments = ReassignmentSchedule(fit, float(self.reassignment_ratio), every, n_since)
+        interval = ROWS_PER_REASSIGNMENT * int(self.n_clusters)
+        reassignments = ReassignmentSchedule(fit, float(self.reassignment_ratio), interval, n_since)
         return StartedCentroidStream(
             **vars(started)
             | {

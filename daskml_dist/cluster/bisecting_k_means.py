@@ -139,9 +139,9 @@ class BisectingKMeans(BaseCentroidSolver):
         labels[nodes] = np.arange(len(nodes))
         self._tree = _TreeDescent(leaves, labels)
         # A leaf whose rows are all equal cannot be split.
-        if (found := len(nodes)) < self.n_clusters:
+        if (n_leaves := len(nodes)) < self.n_clusters:
             warnings.warn(
-                f"Number of clusters ({found}) found smaller than n_clusters "
+                f"Number of clusters ({n_leaves}) found smaller than n_clusters "
                 f"({self.n_clusters}): no remaining cluster has distinct rows, or the fit was "
                 "stopped. Ask for fewer clusters.",
                 ConvergenceWarning,

@@ -155,9 +155,9 @@ class KMeans(BaseCentroidSolver):
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         self._set_centroids(solution, model, rows)
         # There are fewer distinct rows than clusters.
-        if (found := int(solution.extra["n_found"])) < self.n_clusters:
+        if (n_distinct := int(solution.extra["n_found"])) < self.n_clusters:
             warnings.warn(
-                f"Number of distinct clusters ({found}) found smaller than n_clusters "
+                f"Number of distinct clusters ({n_distinct}) found smaller than n_clusters "
                 f"({self.n_clusters}). Possibly due to duplicate points in X.",
                 ConvergenceWarning,
                 stacklevel=user_stack_level(),

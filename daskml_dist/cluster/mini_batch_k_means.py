@@ -339,13 +339,13 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         # Centroids are distributed among the lanes that have rows. At most half of a step's rows
         # become centroids, as in scikit-learn.
         lanes = tuple(n for n, rows in enumerate(fit.rows.lane_rows) if rows)
-        ratio, every = float(self.reassignment_ratio), ROWS_PER_REASSIGNMENT * k / batch
+        ratio, interval = float(self.reassignment_ratio), ROWS_PER_REASSIGNMENT * k / batch
         policy = fit.steps.policy
         average_every = None
         if policy.averages and len(lanes) > 1:
             # Lanes that are drawn for a round are averaged at its end.
             average_every = fit.work.n_steps if policy.draws_lanes else policy.average_every
-        return Reassignment(k, ratio, sample, lanes, every, max(1, batch // 2), average_every)
+        return Reassignment(k, ratio, sample, lanes, interval, max(1, batch // 2), average_every)
 
     def _make_stopping(self, fit: FitSpec, tolerance: float) -> PassStoppingRule:
         """Return the rule that ends the fit when the mean squared distance stops falling."""
@@ -384,14 +384,14 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         Lanes reassign at the beginning of each step but the first, and such a fit has only one
         step.
         """
-        before = fit.make_start_state().w
+        start_w = fit.make_start_state().w
         model, n_since = fit.steps.model, count_joint_step_rows(fit)
         if fit.steps.initial is not None:
             n_since += self._n_since
         assert isinstance(model, CentroidModel)
         # Due after 10 rows per centroid, counted over calls, or while a centroid has no row.
         is_due = n_since >= ROWS_PER_REASSIGNMENT * self.n_clusters
-        if not is_due and (model.parts(before)[0] > 0).all():
+        if not is_due and (model.parts(start_w)[0] > 0).all():
             self._n_since = n_since
             return
         self._n_since = 0

@@ -78,10 +78,10 @@ class ParameterServer(ParameterObject):
         optimizer: str | Optimizer = "sgd",
         learning_rate: float | Schedule = 0.01,
     ) -> None:
-        own = {name: np.asarray(array) for name, array in arrays.items()}
-        if not own:
+        initial = {name: np.asarray(array) for name, array in arrays.items()}
+        if not initial:
             raise InvalidDataError("arrays is empty: name at least one array of parameters.")
-        for name, array in own.items():
+        for name, array in initial.items():
             if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
                 raise InvalidDataError(f"The parameters {name!r} must be finite real numbers.")
         if isinstance(n_servers, bool) or not isinstance(n_servers, int) or n_servers < 1:
@@ -89,20 +89,22 @@ class ParameterServer(ParameterObject):
         self.n_servers = n_servers
         self.policy = get_policy(policy)
         if self.policy.trainers_communicate or self.policy.averages:
-            served = sorted(name for name, each in POLICIES.items() if each().uses_shards)
+            policy_names = sorted(
+                name for name, policy_class in POLICIES.items() if policy_class().uses_shards
+            )
             raise InvalidParameterError(
                 f"Under the policy {self.policy.name!r} ranks hold the parameters themselves. Use "
-                f"one of {served}, or group.allreduce."
+                f"one of {policy_names}, or group.allreduce."
             )
         self.optimizer = get_optimizer(optimizer)
         self.schedule = get_schedule(learning_rate, default=0.01, alpha=0.0, max_iter=1)
-        kinds = {array.dtype for array in own.values()}
+        kinds = {array.dtype for array in initial.values()}
         self.dtype = "float32" if kinds == {np.dtype(np.float32)} else "float64"
-        parts = tuple(Part(name, array.shape, penalised=False) for name, array in own.items())
+        parts = tuple(Part(name, array.shape, penalised=False) for name, array in initial.items())
         self._model = NamedArrays(Parameters(parts))
         w = np.zeros(self._model.parameters.shape, self.dtype)
         for name, view in self._model.parameters.views(w).items():
-            view[...] = own[name]
+            view[...] = initial[name]
         self._state = ShardState(w, {})
 
     def as_numpy(self) -> dict[str, NDArray[Any]]:

@@ -42,11 +42,11 @@ class ReusedMemory:
         """Return an uninitialized array of `size` bytes."""
         if size < _MIN_REUSED_BYTES:
             return np.empty(size, np.uint8)
-        whole = self._taken(size)
-        # The returned array is not `whole` itself. All views hold the returned array as their base,
-        # so it is collected once no view is left, and then `whole` is free again.
-        array: NDArray[np.uint8] = np.frombuffer(whole.data, np.uint8)
-        weakref.finalize(array, _keep_memory, self._free, whole).atexit = False
+        memory = self._taken(size)
+        # The returned array is not `memory` itself. All views hold the returned array as their
+        # base, so it is collected once no view is left, and then `memory` is free again.
+        array: NDArray[np.uint8] = np.frombuffer(memory.data, np.uint8)
+        weakref.finalize(array, _keep_memory, self._free, memory).atexit = False
         return array
 
     def _taken(self, size: int) -> NDArray[np.uint8]:
@@ -58,8 +58,8 @@ class ReusedMemory:
 
 def _keep_memory(free: _FreeMemory, whole: NDArray[np.uint8]) -> None:
     """Put memory back into the pool; the garbage collector may call this in any thread."""
-    held = sum(size * len(some) for size, some in list(free.items()))
-    if held + len(whole) > _MAX_KEPT_BYTES:
+    total = sum(size * len(arrays) for size, arrays in list(free.items()))
+    if total + len(whole) > _MAX_KEPT_BYTES:
         free.clear()
     free.setdefault(len(whole), []).append(whole)
 
@@ -216,7 +216,7 @@ class Communicator(ABC):
         Unlike other calls, it may be made while other ranks have finished their work: every next
         step of a rank begins with it.
         """
-        return np.stack([theirs for (theirs,) in self.allgather([words])])
+        return np.stack([row for (row,) in self.allgather([words])])
 
     def find_missing_ranks(self) -> list[int]:
         """Return the ranks that this one waits for, if they are known."""

@@ -119,10 +119,10 @@ class Outbox:
         if self._wait is None:
             self._sock.sendall(buffer)
             return
-        rest, since, silent = memoryview(buffer), time.monotonic(), False
-        while rest:
+        remaining, since, silent = memoryview(buffer), time.monotonic(), False
+        while remaining:
             try:
-                rest = rest[self._sock.send(rest) :]
+                remaining = remaining[self._sock.send(remaining) :]
             except TimeoutError as error:
                 if error.errno in _UNREACHABLE:  # the socket's own timeout has no errno
                     raise
@@ -189,9 +189,9 @@ class EagerOutbox(Outbox):
 
     def _count_as_sent(self, n_bytes: int) -> None:
         """Remove sent bytes from the front of the pending buffers."""
-        rest = self._unsent[0][n_bytes:]
-        if rest:
-            self._unsent[0] = rest
+        remaining = self._unsent[0][n_bytes:]
+        if remaining:
+            self._unsent[0] = remaining
         else:
             self._unsent.popleft()
 
@@ -218,21 +218,21 @@ class Inbox:
         """Fill `target` with the next bytes."""
         n = len(target)
         self.received += n
-        have = min(n, self._end - self._start)
-        if have:
-            target[:have] = self._buffer[self._start : self._start + have]
-            self._start += have
-        while have < n:
+        n_read = min(n, self._end - self._start)
+        if n_read:
+            target[:n_read] = self._buffer[self._start : self._start + n_read]
+            self._start += n_read
+        while n_read < n:
             # Large parts are received in place. Small ones go through a buffer, so that one system
             # call receives several.
-            if n - have >= _BUFFER_BYTES:
-                have += self._receive_some(target[have:])
+            if n - n_read >= _BUFFER_BYTES:
+                n_read += self._receive_some(target[n_read:])
                 continue
             self._start, self._end = 0, self._receive_some(self._buffer)
-            take = min(n - have, self._end)
-            target[have : have + take] = self._buffer[:take]
-            self._start = take
-            have += take
+            size = min(n - n_read, self._end)
+            target[n_read : n_read + size] = self._buffer[:size]
+            self._start = size
+            n_read += size
 
     def has_arrived(self) -> bool:
         """Return whether there is something to read, or the connection has ended."""
@@ -272,8 +272,8 @@ def _is_ready(sock: socket.socket, direction: Literal["read", "write"]) -> bool:
     if sock.fileno() < 0:
         return True
     if not hasattr(select, "poll"):  # Windows, whose select has no limit on descriptors
-        read, write = ([sock], []) if direction == "read" else ([], [sock])
-        return any(select.select(read, write, [], 0))
+        readers, writers = ([sock], []) if direction == "read" else ([], [sock])
+        return any(select.select(readers, writers, [], 0))
     poll = select.poll()
     poll.register(sock, select.POLLIN if direction == "read" else select.POLLOUT)
     return bool(poll.poll(0))
@@ -327,12 +327,12 @@ def _is_silent(sock: socket.socket) -> bool:
     """
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        allowed = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        break_milliseconds = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
     except (AttributeError, OSError):  # not Linux, or closed already
         return False
     retransmits, probes, since_data, since_acknowledged = _TCP_INFO.unpack(info)
-    silence = allowed / SILENCES_TO_BREAK
-    return bool(retransmits or probes) and min(since_data, since_acknowledged) > silence
+    allowed_silence = break_milliseconds / SILENCES_TO_BREAK
+    return bool(retransmits or probes) and min(since_data, since_acknowledged) > allowed_silence
 
 
 def close_socket(sock: socket.socket) -> None:
@@ -417,8 +417,8 @@ class RingOffer:
 
 def accept_ring_offer(data: bytes, allowed: bool) -> tuple[Ring | None, bytes]:
     """Return the ring of an offer, None if it cannot be used, and the answer to send."""
-    place, pid, memory, reader, writer, digest = _OFFER.unpack(data)
-    if not (allowed and place and place == identify_machine()):
+    machine, pid, memory, reader, writer, digest = _OFFER.unpack(data)
+    if not (allowed and machine and machine == identify_machine()):
         return None, _REFUSAL
     try:
         segment = SharedSegment.find(pid, memory, RING_BYTES)
@@ -452,9 +452,9 @@ class RingOutbox(Outbox):
         # only when the ring seems full. `_posted` is the head that was last published.
         self._head = self._posted = self._tail = 0
         wait = wait or WaitBound(SEND_SECONDS)
-        others = [(self._words, SocketLife(control))]
+        peers = [(self._words, SocketLife(control))]
         self._sleeper = SpinningWait(
-            ring.writer, self._words, _WRITER_ASLEEP, others, _TAIL_WORD, wait
+            ring.writer, self._words, _WRITER_ASLEEP, peers, _TAIL_WORD, wait
         )
 
     def _send_frame(self, buffers: Buffers, size: int) -> None:
@@ -469,15 +469,15 @@ class RingOutbox(Outbox):
 
     def _write(self, buffer: Any) -> None:
         """Copy a buffer into the ring, piece by piece as there is room."""
-        done, n, source = 0, len(buffer), memoryview(buffer)
-        while done < n:
-            free = self._find_free_bytes()
-            at = self._head % RING_BYTES
+        n_written, n, source = 0, len(buffer), memoryview(buffer)
+        while n_written < n:
+            n_free = self._find_free_bytes()
+            offset = self._head % RING_BYTES
             # A piece stops at the end of the ring; the next one starts at its beginning.
-            take = min(n - done, free, RING_BYTES - at, _NOTIFY_BYTES)
-            copy_bytes(self._data[at : at + take], source[done : done + take])
-            done += take
-            self._head += take
+            size = min(n - n_written, n_free, RING_BYTES - offset, _NOTIFY_BYTES)
+            copy_bytes(self._data[offset : offset + size], source[n_written : n_written + size])
+            n_written += size
+            self._head += size
             if self._head - self._posted >= _NOTIFY_BYTES:
                 self._publish_head()
 
@@ -513,30 +513,30 @@ class RingInbox(Inbox):
         self._words, self._data = ring.segment.words, ring.segment.data.data
         # As the writer's counters; `_published_tail` is the tail that was last published.
         self._head = self._tail = self._published_tail = 0
-        others = [(self._words, SocketLife(control))]
+        peers = [(self._words, SocketLife(control))]
         self._sleeper = SpinningWait(
-            ring.reader, self._words, _READER_ASLEEP, others, _HEAD_WORD, wait
+            ring.reader, self._words, _READER_ASLEEP, peers, _HEAD_WORD, wait
         )
 
     def read_into(self, target: memoryview) -> None:
         """Fill `target` with the next bytes."""
-        done, n = 0, len(target)
+        n_read, n = 0, len(target)
         self.received += n
-        while done < n:
-            ready = self._count_ready()
-            at = self._tail % RING_BYTES
-            take = min(n - done, ready, RING_BYTES - at, _NOTIFY_BYTES)
-            copy_bytes(target[done : done + take], self._data[at : at + take])
-            done += take
-            self._tail += take
+        while n_read < n:
+            n_ready = self._count_ready()
+            offset = self._tail % RING_BYTES
+            size = min(n - n_read, n_ready, RING_BYTES - offset, _NOTIFY_BYTES)
+            copy_bytes(target[n_read : n_read + size], self._data[offset : offset + size])
+            n_read += size
+            self._tail += size
             if self._tail - self._published_tail >= _NOTIFY_BYTES:
                 self._publish_tail()
 
     def has_arrived(self) -> bool:
         """Return whether there is something to read, or the ring has ended."""
         # The socket of a ring carries no data: it becomes readable when the ring has ended.
-        written = self._head != self._tail or self._words[_HEAD_WORD] != self._tail
-        return bool(written) or super().has_arrived()
+        has_bytes = self._head != self._tail or self._words[_HEAD_WORD] != self._tail
+        return bool(has_bytes) or super().has_arrived()
 
     def _count_ready(self) -> int:
         """Return the bytes that can be read; wait for the writer if there are none."""

@@ -118,18 +118,18 @@ class SharedGroup(Communicator):
         self._close = close
         self._turn = 0
         self._memory = ReusedMemory()
-        own, wake_pipe = places[rank]
+        own_segment, wake_pipe = places[rank]
         self._places = [places[r] for r in ranks]
-        self._words = own.words
+        self._words = own_segment.words
         self._areas = [
             [places[r][0].data[:_AREA_BYTES], places[r][0].data[_AREA_BYTES:]] for r in ranks
         ]
         self._views: dict[tuple[str, int, int], list[NDArray[Any]]] = {}
-        others = [r for r in ranks if r != rank]
-        self._others = [(places[r][0].words, places[r][1]) for r in others]
-        alive = [(places[r][0].words, lives[r]) for r in others]
+        other_ranks = [r for r in ranks if r != rank]
+        self._others = [(places[r][0].words, places[r][1]) for r in other_ranks]
+        peers = [(places[r][0].words, lives[r]) for r in other_ranks]
         self._sleeper = SpinningWait(
-            wake_pipe, self._words, ASLEEP_WORD, alive, TURN_WORD, wait, spin_seconds
+            wake_pipe, self._words, ASLEEP_WORD, peers, TURN_WORD, wait, spin_seconds
         )
 
     # -- a turn --------------------------------------------------------------------------------
@@ -184,8 +184,8 @@ class SharedGroup(Communicator):
         if n is None:
             return _AreaBuffer(self, self._places, _AREA_BYTES, lanes, _AREA_BYTES, False)
         size = n * dtype.itemsize
-        most = max(map(len, lanes)) if in_order else 1
-        if (self.size > 2 and size > _MAX_ONE_TURN_BYTES) or most * _round_to_lines(
+        n_lanes = max(map(len, lanes)) if in_order else 1
+        if (self.size > 2 and size > _MAX_ONE_TURN_BYTES) or n_lanes * _round_to_lines(
             size
         ) > _AREA_BYTES:
             return None
@@ -237,10 +237,10 @@ class SharedGroup(Communicator):
         views[self.rank][:low] = piece[:low]
         views[self.rank][high:] = piece[high:]
         self._finish_turn()
-        total, first = out[low:high], piece[low:high]
+        total, augend = out[low:high], piece[low:high]
         for r, view in enumerate(views):
             if r != self.rank:
-                first = np.add(first, view[low:high], out=total)
+                augend = np.add(augend, view[low:high], out=total)
         sums = self._view_areas(piece.dtype, n)
         sums[self.rank][low:high] = total
         self._finish_turn()
@@ -263,14 +263,14 @@ class SharedGroup(Communicator):
                 if r != self.rank:
                     views[self.rank][r * slot : r * slot + len(piece)] = piece
             self._finish_turn()
-            own = total[start : start + slot]
+            own_piece = total[start : start + slot]
             areas = [
-                pieces[r] if r == self.rank else view[self.rank * slot :][: len(own)]
+                pieces[r] if r == self.rank else view[self.rank * slot :][: len(own_piece)]
                 for r, view in enumerate(views)
             ]
-            np.add(areas[0], areas[1], out=own)
-            for part in areas[2:]:
-                own += part
+            np.add(areas[0], areas[1], out=own_piece)
+            for area in areas[2:]:
+                own_piece += area
         self._count_traffic((len(array) - len(total)) * array.itemsize)
         return total
 
@@ -287,12 +287,12 @@ class SharedGroup(Communicator):
         step = _AREA_BYTES // flat.itemsize
         for start in range(0, len(flat), step):
             piece = flat[start : start + step]
-            first = self._view_areas(piece.dtype, len(piece))[0]
+            root_view = self._view_areas(piece.dtype, len(piece))[0]
             if self.rank == 0:
-                first[...] = piece
+                root_view[...] = piece
             self._finish_turn()
             if self.rank:
-                piece[...] = first
+                piece[...] = root_view
                 self.bytes_received += piece.nbytes
             else:
                 self.bytes_sent += piece.nbytes * (self.size - 1)
@@ -306,19 +306,19 @@ class SharedGroup(Communicator):
         return np.stack(views)
 
     def find_missing_ranks(self) -> list[int]:
-        others = [r for r in range(self.size) if r != self.rank]
-        places = zip(others, self._others, strict=True)
+        other_ranks = [r for r in range(self.size) if r != self.rank]
+        places = zip(other_ranks, self._others, strict=True)
         return [r for r, (words, *_) in places if words[TURN_WORD] < self._turn]
 
     def allgather(self, arrays: Arrays) -> list[Arrays]:
-        others = [r for r in range(self.size) if r != self.rank]
-        received = self._exchange_messages([pack_array_parts(arrays)], others)
+        other_ranks = [r for r in range(self.size) if r != self.rank]
+        received = self._exchange_messages([pack_array_parts(arrays)], other_ranks)
         return [arrays if r == self.rank else unpack_arrays(received[r]) for r in range(self.size)]
 
     def alltoall(self, arrays: Arrays) -> Arrays:
-        others = [r for r in range(self.size) if r != self.rank]
+        other_ranks = [r for r in range(self.size) if r != self.rank]
         messages = [[] if r == self.rank else pack_array_parts([a]) for r, a in enumerate(arrays)]
-        received = self._exchange_messages(messages, others)
+        received = self._exchange_messages(messages, other_ranks)
         return [
             arrays[r] if r == self.rank else unpack_arrays(received[r])[0] for r in range(self.size)
         ]
@@ -339,21 +339,21 @@ class SharedGroup(Communicator):
         data, writer = np.empty(0, np.uint8), PieceWriter(buffers if self.rank == 0 else ())
         # Each area begins with the length of the message (int64). The other ranks read it in the
         # first turn; the initial length of 1 makes them take part in that turn.
-        done, length, per_turn = 0, 1, _AREA_BYTES - 8
-        while done < length:
+        offset, length, turn_bytes = 0, 1, _AREA_BYTES - 8
+        while offset < length:
             area = self._view_areas(_BYTE, _AREA_BYTES)[0]
             if self.rank == 0:
-                length, own = writer.length, area.data
-                own[:8] = length.to_bytes(8, "little")
-                writer.write(own[8:])
+                length, buffer = writer.length, area.data
+                buffer[:8] = length.to_bytes(8, "little")
+                writer.write(buffer[8:])
             self._finish_turn()
             if self.rank:
-                if not done:
+                if not offset:
                     length = int.from_bytes(area[:8].tobytes(), "little")
                     data = self._memory.empty(length)
-                piece = data[done : done + per_turn]
+                piece = data[offset : offset + turn_bytes]
                 piece[...] = area[8 : 8 + len(piece)]
-            done += per_turn
+            offset += turn_bytes
         self.bytes_sent += writer.length * (self.size - 1)
         self.bytes_received += len(data)
         return data
@@ -371,27 +371,29 @@ class SharedGroup(Communicator):
         n = len(messages)
         head = 8 * n + -8 * n % 64
         slot = (_AREA_BYTES - head) // n // 64 * 64
-        at = head + slot * (self.rank if n > 1 else 0)
+        start = head + slot * (self.rank if n > 1 else 0)
         writers = [PieceWriter(message) for message in messages]
-        done, longest, received = 0, 1, dict[int, NDArray[np.uint8]]()
-        while done < longest:
+        offset, longest, received = 0, 1, dict[int, NDArray[np.uint8]]()
+        while offset < longest:
             areas = self._view_areas(_BYTE, _AREA_BYTES)
-            own = areas[self.rank].data
-            own[: 8 * n].cast("q")[:] = memoryview(packed_array("q", [w.length for w in writers]))
+            own_area = areas[self.rank].data
+            own_area[: 8 * n].cast("q")[:] = memoryview(
+                packed_array("q", [w.length for w in writers])
+            )
             for i, writer in enumerate(writers):
-                writer.write(own[head + i * slot : head + (i + 1) * slot])
+                writer.write(own_area[head + i * slot : head + (i + 1) * slot])
             self._finish_turn()
-            if not done:
+            if not offset:
                 lengths = [area[: 8 * n].view(np.int64) for area in areas]
-                longest = max(int(each.max()) for each in lengths)
+                longest = max(int(sizes.max()) for sizes in lengths)
                 position = self.rank if n > 1 else 0
                 received = {r: np.empty(int(lengths[r][position]), np.uint8) for r in sources}
-            for r, whole in received.items():
-                piece = whole[done : done + slot]
-                piece[...] = areas[r][at : at + len(piece)]
-            done += slot
+            for r, target in received.items():
+                piece = target[offset : offset + slot]
+                piece[...] = areas[r][start : start + len(piece)]
+            offset += slot
         self.bytes_sent += sum(w.length for w in writers) * (self.size - 1 if n == 1 else 1)
-        self.bytes_received += sum(whole.nbytes for whole in received.values())
+        self.bytes_received += sum(target.nbytes for target in received.values())
         return received
 
     def close(self) -> None:
@@ -438,34 +440,34 @@ class _AreaBuffer(SharedBuffer):
     ) -> None:
         # In the order of lanes, each lane has a place for its gradient; otherwise each rank has one
         # place, for the sum of its lanes.
-        writers = lanes if in_order else [own[:1] for own in lanes]
+        writers = lanes if in_order else [numbers[:1] for numbers in lanes]
         self._group, self._size = group, size * len(writers[group.rank])
         segments = [segment for segment, _ in places]
         # Number of the writer, and the addresses of its place in even and odd turns. Odd turns use
         # the first area, since turns are counted from 1.
-        found = [
+        lane_places = [
             [
                 (
                     number,
                     s.find_address(area + k * _round_to_lines(size)),
                     s.find_address(k * _round_to_lines(size)),
                 )
-                for k, number in enumerate(own)
+                for k, number in enumerate(numbers)
             ]
-            for s, own in zip(segments, writers, strict=True)
+            for s, numbers in zip(segments, writers, strict=True)
         ]
-        joined = [place for own in found for place in own]
+        all_places = [place for numbers in lane_places for place in numbers]
         # Addresses with which a compiled loop waits for and wakes another rank without Python.
-        others = [
+        peer_addresses = [
             (s.find_word_address(TURN_WORD), s.find_word_address(ASLEEP_WORD), wake_pipe.descriptor)
             for rank, (s, wake_pipe) in enumerate(places)
             if rank != group.rank
         ]
         super().__init__(
             segments[group.rank].find_word_address(TURN_WORD),
-            _split_by_turn(found[group.rank]),
-            _split_by_turn(sorted(joined) if in_order else joined),
-            np.array(others, np.int64),
+            _split_by_turn(lane_places[group.rank]),
+            _split_by_turn(sorted(all_places) if in_order else all_places),
+            np.array(peer_addresses, np.int64),
             _SPIN_NANOSECONDS,
             True,
             lanes,
@@ -504,14 +506,14 @@ def choose_communicator(
     if len(hosts) == peers.size:
         return peers
     # A rank that is alone on its host has no local group; the others share memory on theirs.
-    local = None
+    shared_group = None
     if len(places) > 1:
         lives = {r: SocketLife(peers.control(r)) for r in places if r != peers.rank}
         spin_seconds = LONG_SPIN_SECONDS if own_core else SPIN_SECONDS
-        local = SharedGroup(peers.rank, places, lives, wait, peers.close, spin_seconds)
-    if len(hosts) == 1 and local is not None:
-        return local
-    return TwoLevelGroup(peers, local, hosts)
+        shared_group = SharedGroup(peers.rank, places, lives, wait, peers.close, spin_seconds)
+    if len(hosts) == 1 and shared_group is not None:
+        return shared_group
+    return TwoLevelGroup(peers, shared_group, hosts)
 
 
 class TwoLevelGroup(Communicator):
@@ -536,9 +538,9 @@ class TwoLevelGroup(Communicator):
         self.rank, self.size = peers.rank, peers.size
         self._peers, self._local = peers, local
         self._order = [rank for ranks in hosts for rank in ranks]
-        firsts = [ranks[0] for ranks in hosts]
+        first_ranks = [ranks[0] for ranks in hosts]
         # The first ranks of the hosts sum among themselves over the network.
-        self._first = peers.among(firsts) if self.rank in firsts else None
+        self._first = peers.among(first_ranks) if self.rank in first_ranks else None
         self._host_ranks = next(ranks for ranks in hosts if self.rank in ranks)
 
     @property
@@ -548,10 +550,10 @@ class TwoLevelGroup(Communicator):
     @property
     def traffic(self) -> dict[str, int]:
         """Return the bytes sent and received by this rank, by transport."""
-        found: Counter[str] = Counter()
-        for part in (self._peers, self._local, self._first):
-            found.update({} if part is None else part.traffic)
-        return dict(found)
+        totals: Counter[str] = Counter()
+        for group in (self._peers, self._local, self._first):
+            totals.update({} if group is None else group.traffic)
+        return dict(totals)
 
     def allreduce(self, array: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         total = array
@@ -581,11 +583,11 @@ class TwoLevelGroup(Communicator):
         # One array of bytes, which other ranks forward without unpacking it.
         data = [np.frombuffer(pack_arrays(arrays), np.uint8)]
         if self._local is not None:
-            data = [own for (own,) in self._local.allgather(data)]
+            data = [packed for (packed,) in self._local.allgather(data)]
         if self._first is not None:
             # Three steps: within the host, between the hosts' first ranks, and back within the
             # host.
-            data = [one for some in self._first.allgather(data) for one in some]
+            data = [packed for host_data in self._first.allgather(data) for packed in host_data]
         if self._local is not None:
             data = self._local.allgather(data if self._first is not None else [])[0]
         self._count_traffic()
@@ -595,12 +597,12 @@ class TwoLevelGroup(Communicator):
     def alltoall(self, arrays: Arrays) -> Arrays:
         """Exchange within the host through its memory, and with other hosts over sockets."""
         # Sockets between ranks of one host only show that both are alive.
-        others = [rank for rank in self._order if rank not in self._host_ranks]
-        received = self._peers.exchange(arrays, others)
-        within = [arrays[rank] for rank in self._host_ranks]
+        remote_ranks = [rank for rank in self._order if rank not in self._host_ranks]
+        received = self._peers.exchange(arrays, remote_ranks)
+        host_arrays = [arrays[rank] for rank in self._host_ranks]
         if self._local is not None:
-            within = self._local.alltoall(within)
-        received.update(zip(self._host_ranks, within, strict=True))
+            host_arrays = self._local.alltoall(host_arrays)
+        received.update(zip(self._host_ranks, host_arrays, strict=True))
         self._count_traffic()
         return [received[rank] for rank in range(self.size)]
 
@@ -629,10 +631,10 @@ class TwoLevelGroup(Communicator):
 
     def _count_traffic(self) -> None:
         """Add up the bytes of both levels."""
-        parts: list[Communicator] = [self._peers]
-        parts += [p for p in (self._local, self._first) if p is not None]
-        self.bytes_sent = sum(part.bytes_sent for part in parts)
-        self.bytes_received = sum(part.bytes_received for part in parts)
+        groups: list[Communicator] = [self._peers]
+        groups += [p for p in (self._local, self._first) if p is not None]
+        self.bytes_sent = sum(group.bytes_sent for group in groups)
+        self.bytes_received = sum(group.bytes_received for group in groups)
 
     def close(self) -> None:
         """Close the sockets; the memory goes with its last user."""
@@ -648,33 +650,35 @@ def find_shared_memory(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]]
     """Return the ranks of each host, and the memory of the ranks on this host."""
     # A rank that shares no memory still makes the calls, with a place of zeros: collectives need
     # all ranks.
-    own = make_rank_memory() if allowed else None
-    place = _NOWHERE
-    if own is not None:
-        place = np.array([identify_machine(), os.getpid(), own[2], own[1].descriptor])
+    own_memory = make_rank_memory() if allowed else None
+    announced = _NOWHERE
+    if own_memory is not None:
+        announced = np.array(
+            [identify_machine(), os.getpid(), own_memory[2], own_memory[1].descriptor]
+        )
     try:
         # Step 1: every rank announces where its memory is, and opens the memory that it can reach.
-        places = [_check_numbers(arrays) for arrays in peers.allgather([place])]
-        seen = {
+        places = [_check_numbers(arrays) for arrays in peers.allgather([announced])]
+        visible = {
             rank: pair
-            for rank, place in enumerate(places)
-            if own is not None
-            and (pair := own[:2] if rank == peers.rank else _open_if_local(place))
+            for rank, announced in enumerate(places)
+            if own_memory is not None
+            and (pair := own_memory[:2] if rank == peers.rank else _open_if_local(announced))
         }
         # Zeros mean memory that this rank cannot read.
-        read = np.zeros((peers.size, TOKEN_BYTES), np.uint8)
-        for rank, (segment, _) in seen.items():
-            read[rank] = np.frombuffer(segment.token, np.uint8)
+        tokens_read = np.zeros((peers.size, TOKEN_BYTES), np.uint8)
+        for rank, (segment, _) in visible.items():
+            tokens_read[rank] = np.frombuffer(segment.token, np.uint8)
         # Step 2: every rank announces the tokens it has read. A rank that read the right token sees
         # the memory itself, and not another object under the same number.
-        tokens = [_check_tokens(arrays, peers.size) for arrays in peers.allgather([read])]
+        tokens = [_check_tokens(arrays, peers.size) for arrays in peers.allgather([tokens_read])]
     finally:
-        if own is not None:
-            os.close(own[2])
+        if own_memory is not None:
+            os.close(own_memory[2])
     # Step 3: all ranks have the same tokens, so they all form the same groups.
     hosts = _group_by_host(tokens)
     own_ranks = next(ranks for ranks in hosts if peers.rank in ranks)
-    return hosts, {rank: seen[rank] for rank in own_ranks if rank in seen}
+    return hosts, {rank: visible[rank] for rank in own_ranks if rank in visible}
 
 
 def _check_numbers(arrays: list[NDArray[Any]]) -> list[int]:
@@ -698,11 +702,11 @@ def _group_by_host(tokens: list[NDArray[np.uint8]]) -> list[list[int]]:
     def sees(q: int, r: int) -> bool:
         return q == r or bool(tokens[q][r].any() and (tokens[q][r] == tokens[r][r]).all())
 
-    seen = [[r for r in ranks if sees(q, r)] for q in ranks]
+    visible = [[r for r in ranks if sees(q, r)] for q in ranks]
     # If visibility is one-way between any two ranks, no rank shares memory.
-    if any(seen[r] != seen[q] for q in ranks for r in seen[q]):
+    if any(visible[r] != visible[q] for q in ranks for r in visible[q]):
         return [[r] for r in ranks]
-    return [some for rank, some in enumerate(seen) if some[0] == rank]
+    return [group for rank, group in enumerate(visible) if group[0] == rank]
 
 
 def make_rank_memory() -> tuple[SharedSegment, WakePipe, int] | None:
@@ -766,11 +770,11 @@ class OneHostSetup:
         places = [_check_place(place) for place in places]
         if not places[0][0] or any(place[0] != places[0][0] for place in places):
             return None
-        seen = self._open_all_memory(rank, places)
+        memory = self._open_all_memory(rank, places)
         # If a single rank cannot see another, all ranks use sockets.
-        if not all(sees_all is True for sees_all in exchange(seen is not None)) or seen is None:
+        if not all(sees_all is True for sees_all in exchange(memory is not None)) or memory is None:
             return None
-        return SharedGroup(rank, *seen, wait, spin_seconds=spin_seconds)
+        return SharedGroup(rank, *memory, wait, spin_seconds=spin_seconds)
 
     def _open_all_memory(
         self, rank: int, places: list[list[Any]]
@@ -778,22 +782,22 @@ class OneHostSetup:
         """Return all ranks' memory and liveness checks; None if this rank cannot see them all."""
         assert self._own is not None
         segment, wake_pipe, _ = self._own
-        found: RankMemory = {rank: (segment, wake_pipe)}
+        segments: RankMemory = {rank: (segment, wake_pipe)}
         lives: dict[int, ProcessLife] = {}
         try:
-            for other, (_, pid, memory, number, token) in enumerate(places):
-                if other == rank:
+            for peer, (_, pid, memory, number, token) in enumerate(places):
+                if peer == rank:
                     continue
                 # The process is opened before its memory: while it is alive, its number cannot be
                 # reused.
-                lives[other] = ProcessLife(pid)
-                found[other] = opened = open_rank_memory(pid, memory, number)
+                lives[peer] = ProcessLife(pid)
+                segments[peer] = opened = open_rank_memory(pid, memory, number)
                 if opened[0].token.hex() != token:
                     return None
-                lives[other].watch(segment.words, opened[0].words, ENDED_WORD)
+                lives[peer].watch(segment.words, opened[0].words, ENDED_WORD)
         except OSError:
             return None
-        return found, lives
+        return segments, lives
 
     def close(self) -> None:
         """Close the descriptor of the memory once the other ranks have opened it."""
@@ -804,6 +808,6 @@ class OneHostSetup:
 def _check_place(place: Any) -> list[Any]:
     """Return the place that a rank announced; raise if it is malformed."""
     kinds = [int, int, int, int, str]
-    if not isinstance(place, list | tuple) or [type(part) for part in place] != kinds:
+    if not isinstance(place, list | tuple) or [type(field) for field in place] != kinds:
         raise make_malformed_error("no place of its memory")
     return list(place)

@@ -75,8 +75,8 @@ class DevicePlace:
     @classmethod
     def of_this_process(cls, backend: Backend) -> DevicePlace:
         """Return this process's place, with the calling thread's GPU if the backend uses one."""
-        found = find_gpu_and_nccl() if backend.device == "gpu" else ("", 0)
-        return cls(platform.node(), *found)
+        gpu_and_nccl = find_gpu_and_nccl() if backend.device == "gpu" else ("", 0)
+        return cls(platform.node(), *gpu_and_nccl)
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def _find_problem(places: list[DevicePlace], hosts: list[list[int]]) -> str:
         return "there is one worker per host, so NCCL is not needed"
     for place in places:
         if place.nccl < _OLDEST_NCCL:
-            found = f"NCCL {place.nccl}" if place.nccl else "no NCCL"
-            return f'{place.host} has {found}; install it: pip install "daskml-dist[nccl]"'
+            installed = f"NCCL {place.nccl}" if place.nccl else "no NCCL"
+            return f'{place.host} has {installed}; install it: pip install "daskml-dist[nccl]"'
     for ranks in hosts:
         if len({places[rank].gpu for rank in ranks}) < len(ranks):
             return (
@@ -175,10 +175,10 @@ class DeviceCommunicator(Communicator):
     @property
     def traffic(self) -> dict[str, int]:
         """Return the bytes sent and received by this rank, by transport."""
-        found = Counter({} if self._group is None else {"NCCL": 2 * self._group.bytes_moved})
-        for part in (self._host, self._firsts):
-            found.update({} if part is None else part.traffic)
-        return dict(found)
+        totals = Counter({} if self._group is None else {"NCCL": 2 * self._group.bytes_moved})
+        for group in (self._host, self._firsts):
+            totals.update({} if group is None else group.traffic)
+        return dict(totals)
 
     def allreduce(self, array: Any, out: Any = None) -> Any:
         if is_host(array):
@@ -215,11 +215,11 @@ class DeviceCommunicator(Communicator):
     def _reduce_scatter(self, array: Any, bounds: list[int]) -> Any:
         if not is_host(array):
             # NCCL computes the sum on every GPU in any case; this rank's range is a part of it.
-            own = slice(bounds[self.rank], bounds[self.rank + 1])
-            return self.allreduce(array)[own]
-        own = self._host.reduce_scatter(array, bounds)
+            own_range = slice(bounds[self.rank], bounds[self.rank + 1])
+            return self.allreduce(array)[own_range]
+        own_range = self._host.reduce_scatter(array, bounds)
         self._count_traffic()
-        return own
+        return own_range
 
     def allgather(self, arrays: list[Any]) -> list[Arrays]:
         gathered = self._host.allgather(self._copy_to_host(arrays))
@@ -247,11 +247,13 @@ class DeviceCommunicator(Communicator):
 
     def _count_traffic(self) -> None:
         """Add up the bytes of all transports."""
-        within = 0 if self._group is None else self._group.bytes_moved
-        parts = [self._host] if self._firsts is None else [self._host, self._firsts]
-        sent, received = self._setup_bytes
-        self.bytes_sent = within - sent + sum(part.bytes_sent for part in parts)
-        self.bytes_received = within - received + sum(part.bytes_received for part in parts)
+        device_bytes = 0 if self._group is None else self._group.bytes_moved
+        groups = [self._host] if self._firsts is None else [self._host, self._firsts]
+        setup_sent, setup_received = self._setup_bytes
+        self.bytes_sent = device_bytes - setup_sent + sum(group.bytes_sent for group in groups)
+        self.bytes_received = (
+            device_bytes - setup_received + sum(group.bytes_received for group in groups)
+        )
 
     def abort(self) -> None:
         """Abandon the GPUs' pending operations; a new generation makes new groups."""
@@ -284,7 +286,7 @@ def make_device_communicator(
         # Step 1: all ranks announce their places. Step 2: each chooses the same route from the same
         # list. Step 3: either all ranks open the route, or none does.
         places = _gather_places(host, place or DevicePlace.of_this_process(backend))
-        if not any(found.gpu for found in places) and backend.device == "cpu":
+        if not any(rank_place.gpu for rank_place in places) and backend.device == "cpu":
             return host
         route = choose_route(places)
         group = None
@@ -297,15 +299,15 @@ def make_device_communicator(
         host.close()
         raise
     firsts = [ranks[0] for ranks in route.hosts]
-    leads = not route.problem and len(firsts) > 1 and host.rank in firsts
-    return DeviceCommunicator(host, backend, route, group, among(firsts) if leads else None)
+    is_leader = not route.problem and len(firsts) > 1 and host.rank in firsts
+    return DeviceCommunicator(host, backend, route, group, among(firsts) if is_leader else None)
 
 
 def _gather_places(host: Communicator, own: DevicePlace) -> list[DevicePlace]:
     """Return the places of all ranks."""
     data = np.frombuffer(json.dumps(asdict(own)).encode(), np.uint8)
     try:
-        return [DevicePlace(**json.loads(facts[0].tobytes())) for facts in host.allgather([data])]
+        return [DevicePlace(**json.loads(arrays[0].tobytes())) for arrays in host.allgather([data])]
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise make_malformed_error(f"no place of its GPU ({type(error).__name__})") from error
 
@@ -322,15 +324,17 @@ def _open_group(
     It is a collective of all ranks: each performs both all-gathers, even if it failed before.
     """
     ranks = next(ranks for ranks in route.hosts if host.rank in ranks)
-    group, failure, own = None, "", b""
+    group, failure, own_identifier = None, "", b""
     if host.rank == ranks[0] and len(ranks) > 1:
-        own, failure = _try_or_report(identify, b"")
+        own_identifier, failure = _try_or_report(identify, b"")
     # NCCL's identifier of each host's group, made by the host's first rank.
-    gathered = host.allgather([np.frombuffer(own, np.uint8)])
+    gathered = host.allgather([np.frombuffer(own_identifier, np.uint8)])
     identifier = gathered[ranks[0]][0].tobytes()
     if len(ranks) > 1 and identifier:
-        place = ranks.index(host.rank)
-        group, failure = _try_or_report(lambda: make(place, len(ranks), identifier, wait), None)
+        host_index = ranks.index(host.rank)
+        group, failure = _try_or_report(
+            lambda: make(host_index, len(ranks), identifier, wait), None
+        )
     try:
         # All ranks learn of a failure on any of them, and all give up NCCL together.
         outcomes = host.allgather([np.frombuffer(failure.encode(), np.uint8)])

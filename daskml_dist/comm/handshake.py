@@ -63,20 +63,20 @@ class HandshakeDeadline:
     def limit_next_call(self, sock: socket.socket) -> None:
         """Limit the next call on a socket to the remaining time."""
         # One deadline for all reads: a caller that sends single bytes slowly gains no time.
-        left = self._end - time.monotonic()
-        if left <= 0:
+        remaining = self._end - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError("the handshake took too long")
-        sock.settimeout(left)
+        sock.settimeout(remaining)
 
     def receive(self, sock: socket.socket, n: int) -> bytes:
         """Read exactly `n` bytes."""
         data = b""
         while len(data) < n:
             self.limit_next_call(sock)
-            part = sock.recv(n - len(data))
-            if not part:
+            chunk = sock.recv(n - len(data))
+            if not chunk:
                 raise ConnectionError("end of file in the handshake")
-            data += part
+            data += chunk
         return data
 
     def send(self, sock: socket.socket, data: bytes) -> None:
@@ -106,11 +106,11 @@ class HandshakeSession:
     def receive_words(self, label: bytes, n: int = 0) -> bytes:
         """Return a message of `n` bytes after verifying its proof."""
         data = self._deadline.receive(self._sock, n + _PROOF_BYTES)
-        words = data[:n]
+        message = data[:n]
         # In constant time, so that the duration reveals nothing about the proof.
-        if not hmac.compare_digest(data[n:], self._proof(label, words)):
+        if not hmac.compare_digest(data[n:], self._proof(label, message)):
             raise ConnectionError("the other side does not know this run's secret")
-        return words
+        return message
 
     def _proof(self, label: bytes, words: bytes) -> bytes:
         """Return the HMAC-SHA256 of a message, under the key of the connection."""
@@ -168,6 +168,6 @@ def _derive_key(secret: bytes, hello: bytes, nonce: bytes, listener: Endpoint) -
     """Return the key of one connection, derived from everything that both sides must agree on."""
     if not secret:
         raise ConnectionError("this process has no secret for a run")
-    place = f"{listener.host}\0{listener.port}\0{listener.key}".encode()
+    address = f"{listener.host}\0{listener.port}\0{listener.key}".encode()
     # All parts but the last have a fixed length, and a host name contains no NUL.
-    return hmac.digest(secret, b"connection\0" + hello + nonce + place, "sha256")
+    return hmac.digest(secret, b"connection\0" + hello + nonce + address, "sha256")

@@ -223,13 +223,13 @@ class Listener:
                 oldest = next(iter(self._pending))
                 # Real callers finish within the grace period, so a flood of silent ones cannot keep
                 # them out.
-                left = oldest.since + _GRACE_SECONDS - time.monotonic()
-                if left <= 0 and not oldest.is_evicted:
+                seconds_left = oldest.since + _GRACE_SECONDS - time.monotonic()
+                if seconds_left <= 0 and not oldest.is_evicted:
                     oldest.is_evicted = True
                     close_socket(oldest.sock)
                 # An evicted socket counts until its thread has noticed, so that a burst of callers
                 # cannot start threads faster than the threads of evicted sockets end.
-                self._changed.wait(None if oldest.is_evicted else left)
+                self._changed.wait(None if oldest.is_evicted else seconds_left)
 
     def _drop_socket(self, pending: _PendingSocket) -> None:
         """Close a socket whose handshake failed."""
@@ -240,10 +240,10 @@ class Listener:
 
     def _close_expired(self) -> None:
         """Close the channels whose other half did not arrive in time."""
-        before = time.monotonic() - self._credentials.patience
+        oldest_allowed = time.monotonic() - self._credentials.patience
         with self._changed:
             for name, half in list(self._half_connections.items()):
-                if half.since < before:
+                if half.since < oldest_allowed:
                     del self._half_connections[name]
                     self._close_channels(half.channel)
 
@@ -258,11 +258,13 @@ class Listener:
             return
         with self._changed:
             # An evicted socket is closed already.
-            known = not pending.is_evicted and not self._closed
+            is_accepted = not pending.is_evicted and not self._closed
             self._pending.pop(pending, None)
             self._changed.notify_all()
-            pair = self._pair_channels(role, name, channel) if known and role != PEER else None
-        if not known:
+            pair = (
+                self._pair_channels(role, name, channel) if is_accepted and role != PEER else None
+            )
+        if not is_accepted:
             channel.close()
         elif role == PEER and self._on_peer is not None:
             self._on_peer(int.from_bytes(name, "big"), channel.sock)
@@ -282,11 +284,11 @@ class Listener:
         role, name, session = receive_hello(
             pending.sock, deadline, credentials.secret, self.endpoint
         )
-        words = session.receive_words(CALLER, 0 if role == PEER else RingOffer.SIZE)
+        offer = session.receive_words(CALLER, 0 if role == PEER else RingOffer.SIZE)
         ring = None
         # Trainers set up shared memory together (`choosing_communicators`), not per socket.
         if role != PEER:
-            ring, answer = accept_ring_offer(words, credentials.settings.shared_memory)
+            ring, answer = accept_ring_offer(offer, credentials.settings.shared_memory)
             session.send_words(ANSWER, answer)
         return role, name, Channel(pending.sock, ring)
 
@@ -296,14 +298,14 @@ class Listener:
         """Return the channels to read and to write once both have arrived, else None."""
         self._open.add(channel.sock)
         # The two channels of a connection arrive as two sockets of one name, in any order.
-        other = self._half_connections.pop(name, None)
-        if other is None:
+        half = self._half_connections.pop(name, None)
+        if half is None:
             self._half_connections[name] = _HalfConnection(role, channel)
             return None
-        if other.role == role:  # a connection needs one channel per direction
-            self._close_channels(channel, other.channel)
+        if half.role == role:  # a connection needs one channel per direction
+            self._close_channels(channel, half.channel)
             return None
-        return (channel, other.channel) if role == UP else (other.channel, channel)
+        return (channel, half.channel) if role == UP else (half.channel, channel)
 
     def _serve(self, up: Channel, down: Channel) -> None:
         """Pass a connection on, in this thread, and forget its sockets afterwards."""

@@ -64,13 +64,13 @@ class NcclGroup:
         # A ring sends 2 (n - 1) / n of the array from each of n ranks.
         self.bytes_moved += 2 * (self._size - 1) * array.nbytes // self._size
         return self._call_and_wait(
-            lambda own, a, s: own.allreduce(a, a, operation, stream=s), array
+            lambda group, a, s: group.allreduce(a, a, operation, stream=s), array
         )
 
     def broadcast(self, array: Any, root: int) -> Any:
         """Return the array of rank `root`, in place where `array` is contiguous."""
         self.bytes_moved += array.nbytes
-        return self._call_and_wait(lambda own, a, s: own.broadcast(a, a, root, stream=s), array)
+        return self._call_and_wait(lambda group, a, s: group.broadcast(a, a, root, stream=s), array)
 
     def _call_and_wait(self, call: Callable[[Any, Any, int], None], array: Any) -> Any:
         """Call NCCL in the current stream, and wait until its work is done."""
@@ -103,15 +103,15 @@ class NcclGroup:
 
     def _wait_until(self, is_done: Callable[[], bool], source: str) -> None:
         """Wait until a condition holds, within the bound; abort the group on an error."""
-        since = looked = time.monotonic()
+        since = last_check = time.monotonic()
         try:
             with _translate_errors():
                 while not is_done():
                     now = time.monotonic()
                     # The bound is checked rarely: a check costs more than testing the condition.
-                    if now - looked > min(CHECK_SECONDS, self._wait.timeout):
+                    if now - last_check > min(CHECK_SECONDS, self._wait.timeout):
                         self._wait.check(since, source)
-                        looked = now
+                        last_check = now
                     time.sleep(0 if now - since < _SPIN_SECONDS else _NAP_SECONDS)
         except BaseException:
             self.abort()
@@ -200,8 +200,8 @@ def find_gpu_and_nccl() -> tuple[str, int]:
     except Exception:  # no CuPy, driver or device
         return "", 0
     try:
-        found = import_module("nccl.core").get_version().libnccl
-        major, minor, micro = itertools.islice((*found.version.release, 0, 0), 3)
+        library = import_module("nccl.core").get_version().libnccl
+        major, minor, micro = itertools.islice((*library.version.release, 0, 0), 3)
     # Not installed; a library that cannot be loaded (OSError, RuntimeError); or an nccl4py whose
     # versions have another form (AttributeError). In each case sums go through host memory.
     except Exception:

@@ -57,8 +57,8 @@ def list_array_bytes(arrays: list[NDArray[Any]]) -> list[Any]:
     for array in arrays:
         if array.size:
             parts.append(view_bytes(array))
-            if odd := -array.nbytes % 8:
-                parts.append(bytes(odd))
+            if n_padding := -array.nbytes % 8:
+                parts.append(bytes(n_padding))
     return parts
 
 
@@ -67,12 +67,12 @@ def unpack_arrays(data: NDArray[np.uint8]) -> list[NDArray[Any]]:
     try:
         length = int.from_bytes(data[:8].tobytes(), "little")
         layout = json.loads(data[8 : 8 + length].tobytes())
-        at, arrays = 8 + length + -length % 8, []
+        offset, arrays = 8 + length + -length % 8, []
         for dtype, shape in layout:
             # No array may extend beyond the received bytes.
-            found, size = check_array_layout(dtype, shape, max(0, len(data) - at))
-            arrays.append(data[at : at + size].view(found).reshape(shape))
-            at += size + -size % 8
+            checked_dtype, size = check_array_layout(dtype, shape, max(0, len(data) - offset))
+            arrays.append(data[offset : offset + size].view(checked_dtype).reshape(shape))
+            offset += size + -size % 8
     except (ValueError, TypeError, RecursionError) as error:
         raise make_malformed_error(
             f"arrays that cannot be read ({type(error).__name__})"
@@ -126,7 +126,7 @@ def _build_tree(obj: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> An
     """Return an object as JSON values; append its arrays to `arrays`."""
 
     def each(objects: Iterable[Any]) -> list[Any]:
-        return [_build_tree(one, arrays, known) for one in objects]
+        return [_build_tree(value, arrays, known) for value in objects]
 
     if obj is None or isinstance(obj, bool | int | float | str):
         return obj
@@ -145,9 +145,9 @@ def _build_tree(obj: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> An
         return {"dict": [each(item) for item in obj.items()]}
     name = _get_qualified_name(type(obj))
     if known.get(name) is not type(obj):
-        another = f" (there is another class {name})" if name in known else ""
+        hint = f" (there is another class {name})" if name in known else ""
         raise TypeError(
-            f"{name} cannot be sent to other workers{another}: give numbers, text, arrays, "
+            f"{name} cannot be sent to other workers{hint}: give numbers, text, arrays, "
             "lists, tuples, sets, dictionaries or objects of the classes that are sent."
         )
     return {"object": [name, *each(vars(obj)), *each(vars(obj).values())]}
@@ -167,19 +167,19 @@ def _rebuild_object(tree: Any, arrays: list[NDArray[Any]], known: KnownClasses) 
     """Return the object of a tree that :func:`_build_tree` made."""
 
     def each(trees: list[Any]) -> list[Any]:
-        return [_rebuild_object(one, arrays, known) for one in trees]
+        return [_rebuild_object(subtree, arrays, known) for subtree in trees]
 
     if isinstance(tree, list):
         return each(tree)
     if not isinstance(tree, dict):
         return tree
-    ((kind, of),) = tree.items()
+    ((kind, content),) = tree.items()
     if kind == "array":
-        return arrays[of]
+        return arrays[content]
     if kind == "object":
-        name, *rest = each(of)
-        return _make_object(known[name], rest)
-    return _CONTAINERS[kind](each(of))
+        name, *children = each(content)
+        return _make_object(known[name], children)
+    return _CONTAINERS[kind](each(content))
 
 
 #: Containers that JSON lacks, by their names in a tree.
@@ -208,14 +208,14 @@ def _make_object(kind: type, rest: list[Any]) -> Any:
 
 def _find_type_hints(kind: type) -> dict[str, Any]:
     """Return the types in a class's annotations."""
-    found = _known_hints.get(kind)
-    if found is None:
+    hints = _known_hints.get(kind)
+    if hints is None:
         try:
-            found = typing.get_type_hints(kind)
+            hints = typing.get_type_hints(kind)
         except NameError:  # names that a user's class imports for type checkers only
-            found = {}
-        _known_hints[kind] = found
-    return found
+            hints = {}
+        _known_hints[kind] = hints
+    return hints
 
 
 #: Type hints by class; weak, since a notebook defines new classes each time a cell runs.
@@ -224,25 +224,28 @@ _known_hints: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
 
 def _matches_hint(value: Any, hint: Any) -> bool:
     """Return whether a value has the annotated type, as far as this can be checked."""
-    origin, of = typing.get_origin(hint), typing.get_args(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or getattr(hint, "_is_protocol", False):
         return True
     if origin in (types.UnionType, typing.Union):
-        return any(_matches_hint(value, one) for one in of)
+        return any(_matches_hint(value, item) for item in arguments)
     # An integer is accepted for a float, as by type checkers (PEP 484).
     if hint is float:
         return isinstance(value, int | float)
     if hint is int:
         return type(value) is int
-    if origin in (list, set) and of:
-        return isinstance(value, origin) and all(_matches_hint(one, of[0]) for one in value)
+    if origin in (list, set) and arguments:
+        return isinstance(value, origin) and all(
+            _matches_hint(item, arguments[0]) for item in value
+        )
     if origin is dict:
         return isinstance(value, dict) and all(
-            _matches_hint(key, of[0]) and _matches_hint(one, of[1]) for key, one in value.items()
+            _matches_hint(key, arguments[0]) and _matches_hint(item, arguments[1])
+            for key, item in value.items()
         )
     # Hints that are not classes, such as a TypeVar, are not checked.
-    found = origin or hint
-    return not isinstance(found, type) or isinstance(value, found)
+    expected = origin or hint
+    return not isinstance(expected, type) or isinstance(value, expected)
 
 
 #: Dtypes of arrays that may be sent: plain numbers in this machine's byte order. Object dtypes,
@@ -308,15 +311,15 @@ class MessageBounds:
 
 def check_array_layout(dtype: Any, shape: Sequence[Any], most: int) -> tuple[np.dtype[Any], int]:
     """Return the dtype and size in bytes of an announced array; raise if it is not allowed."""
-    found = _WIRE_DTYPES.get(dtype)
-    if found is None:
+    known_dtype = _WIRE_DTYPES.get(dtype)
+    if known_dtype is None:
         raise make_malformed_error(f"an array of dtype {str(dtype)[:20]!r}")
     if len(shape) > 8 or not all(type(n) is int and 0 <= n < _MAX_DIMENSION for n in shape):
         raise make_malformed_error("an array without a shape")
-    size = found.itemsize * math.prod(shape)
+    size = known_dtype.itemsize * math.prod(shape)
     if size > most:
         raise make_malformed_error(f"an array of {size} bytes where {most} are the most")
-    return found, size
+    return known_dtype, size
 
 
 def make_malformed_error(content: object) -> MessageError:
@@ -334,21 +337,21 @@ def pack_ids(some: Sequence[IdArray]) -> NDArray[np.uint8]:
     """Return several arrays of ids as bytes; object arrays must be all str or all bytes."""
     arrays: list[IdArray] = []
     for ids in some:
-        plain = ids.astype(object) if ids.dtype.kind in "SU" else ids
-        if plain.dtype.kind == "O":
-            arrays += _pack_texts(plain.tolist())
+        array = ids.astype(object) if ids.dtype.kind in "SU" else ids
+        if array.dtype.kind == "O":
+            arrays += _pack_texts(array.tolist())
         else:
-            data = np.ascontiguousarray(plain).view(np.uint8)
-            arrays += [_encode_name(plain.dtype.str), np.empty(0, np.int64), data]
+            data = np.ascontiguousarray(array).view(np.uint8)
+            arrays += [_encode_name(array.dtype.str), np.empty(0, np.int64), data]
     return np.frombuffer(pack_arrays(arrays), np.uint8)
 
 
 def _pack_texts(texts: list[Any]) -> list[IdArray]:
     """Return the type, lengths and bytes of texts."""
     is_bytes = bool(texts) and isinstance(texts[0], bytes)
-    parts = texts if is_bytes else [text.encode("utf-8", "surrogatepass") for text in texts]
-    lengths = np.array([len(part) for part in parts], np.int64)
-    data = np.frombuffer(b"".join(parts), np.uint8)
+    encoded = texts if is_bytes else [text.encode("utf-8", "surrogatepass") for text in texts]
+    lengths = np.array([len(text_bytes) for text_bytes in encoded], np.int64)
+    data = np.frombuffer(b"".join(encoded), np.uint8)
     return [_encode_name("bytes" if is_bytes else "str"), lengths, data]
 
 
@@ -360,21 +363,21 @@ def _encode_name(text: str) -> IdArray:
 def unpack_ids(packed: NDArray[np.uint8]) -> list[IdArray]:
     """Undo `pack_ids`; texts become object arrays."""
     arrays = unpack_arrays(packed)
-    found: list[IdArray] = []
+    id_arrays: list[IdArray] = []
     for name, lengths, data in zip(arrays[::3], arrays[1::3], arrays[2::3], strict=True):
         kind = name.tobytes().decode()
         if kind in ("str", "bytes"):
-            found.append(_unpack_texts(data.tobytes(), lengths, kind))
+            id_arrays.append(_unpack_texts(data.tobytes(), lengths, kind))
         else:
-            found.append(data.copy().view(kind))
-    return found
+            id_arrays.append(data.copy().view(kind))
+    return id_arrays
 
 
 def _unpack_texts(whole: bytes, lengths: IdArray, kind: str) -> IdArray:
     """Return an object array of str or bytes, from the joined bytes and their lengths."""
-    parts: list[Any] = [whole[a:b] for a, b in pairwise([0, *np.cumsum(lengths).tolist()])]
-    texts = np.empty(len(parts), object)
-    texts[:] = parts if kind == "bytes" else [p.decode("utf-8", "surrogatepass") for p in parts]
+    pieces: list[Any] = [whole[a:b] for a, b in pairwise([0, *np.cumsum(lengths).tolist()])]
+    texts = np.empty(len(pieces), object)
+    texts[:] = pieces if kind == "bytes" else [p.decode("utf-8", "surrogatepass") for p in pieces]
     return texts
 
 
@@ -477,9 +480,9 @@ def _describe_form(obj: Any) -> tuple[Any, list[NDArray[Any]]] | None:
 
 def _read_form(obj: Any, text: bytes) -> _ObjectForm:
     """Return the form of an object that was read from the given JSON text."""
-    _, *rest = json.loads(text)["object"]
-    half = len(rest) // 2
-    named = zip(rest[:half], rest[half:], strict=True)
-    numbers = {name: value["array"] for name, value in named if isinstance(value, dict)}
+    _, *attributes = json.loads(text)["object"]
+    half = len(attributes) // 2
+    fields = zip(attributes[:half], attributes[half:], strict=True)
+    numbers = {name: value["array"] for name, value in fields if isinstance(value, dict)}
     state = {name: None if name in numbers else value for name, value in vars(obj).items()}
     return _ObjectForm(type(obj), state, numbers)

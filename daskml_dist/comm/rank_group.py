@@ -78,8 +78,8 @@ def unpack_value(packed: PackedValue) -> Any:
     """Undo :func:`pack_value`; arrays in the returned value are writable."""
     text, *buffers = packed
     # Buffers that other ranks own, or that were received as bytes, may be read-only.
-    own = [array if array.flags.writeable else array.copy() for array in buffers]
-    return cloudpickle.loads(text, buffers=own)
+    writable = [array if array.flags.writeable else array.copy() for array in buffers]
+    return cloudpickle.loads(text, buffers=writable)
 
 
 def join_packed(packed: PackedValue) -> NDArray[np.uint8]:
@@ -91,9 +91,9 @@ def join_packed(packed: PackedValue) -> NDArray[np.uint8]:
 def split_packed(joined: NDArray[np.uint8]) -> PackedValue:
     """Undo :func:`join_packed`."""
     n = int(joined[:8].copy().view(np.int64)[0])
-    begin = 8 * (n + 1)
-    sizes = joined[8:begin].copy().view(np.int64)
-    bounds = begin + np.concatenate([[0], np.cumsum(sizes)])
+    data_start = 8 * (n + 1)
+    sizes = joined[8:data_start].copy().view(np.int64)
+    bounds = data_start + np.concatenate([[0], np.cumsum(sizes)])
     return [joined[a:b] for a, b in pairwise(bounds.tolist())]
 
 
@@ -204,31 +204,31 @@ class RankGroup:
         InvalidDataError
             The array holds no numbers.
         """
-        given, own = array, _as_numbers(array)
-        if own.dtype.kind == "b" and op == "sum":
-            own = own.astype(np.int64)
+        original, numbers = array, _as_numbers(array)
+        if numbers.dtype.kind == "b" and op == "sum":
+            numbers = numbers.astype(np.int64)
         name = op if isinstance(op, str) else "function"
         if isinstance(op, str) and op not in ("sum", *_MERGES):
             raise InvalidParameterError(f'op={op!r} must be "sum", "max", "min" or a function.')
-        self._align_calls(f"allreduce of {_describe_array(own.dtype, own.shape)} by {name}")
-        if not own.size:
-            found = own
+        self._align_calls(f"allreduce of {_describe_array(numbers.dtype, numbers.shape)} by {name}")
+        if not numbers.size:
+            reduced = numbers
         elif op == "sum":
-            flat = np.ascontiguousarray(own).reshape(-1)
+            flat = np.ascontiguousarray(numbers).reshape(-1)
             # Memory of the group, reused once no reference to the sum is left: new pages cost as
             # much as the sum itself.
             out = self._memory.empty(flat.nbytes).view(flat.dtype)
             total = self._run(lambda: self._communicator.allreduce(flat, out))
-            found = np.asarray(total).reshape(own.shape)
+            reduced = np.asarray(total).reshape(numbers.shape)
         else:
             merge = _MERGES[op] if isinstance(op, str) else op
             (total,) = self._run(
                 lambda: self._communicator.reduce(
-                    [own], lambda a, b: [np.asarray(merge(a[0], b[0]), own.dtype)]
+                    [numbers], lambda a, b: [np.asarray(merge(a[0], b[0]), numbers.dtype)]
                 )
             )
-            found = np.array(total).reshape(own.shape)
-        return namespace(given).asarray(found) if find_device(given) == "gpu" else found
+            reduced = np.array(total).reshape(numbers.shape)
+        return namespace(original).asarray(reduced) if find_device(original) == "gpu" else reduced
 
     def reduce_scatter(self, array: ArrayLike) -> Any:
         """Return this rank's share of the sum of all ranks' arrays, along the first axis.
@@ -240,22 +240,25 @@ class RankGroup:
         array : array-like of numbers of shape (n, ...)
             Of the same shape and dtype on all ranks.
         """
-        own = np.ascontiguousarray(_as_numbers(array))
-        if not own.ndim:
+        numbers = np.ascontiguousarray(_as_numbers(array))
+        if not numbers.ndim:
             raise InvalidDataError("A single number cannot be scattered: use allreduce.")
-        self._align_calls(f"reduce_scatter of {_describe_array(own.dtype, own.shape)}")
-        each = int(np.prod(own.shape[1:]))
-        bounds = [at * each for at in self._communicator.bounds(len(own))]
-        flat = own.reshape(-1)
-        part = self._run(lambda: self._communicator.reduce_scatter(flat, bounds))
-        return np.array(part).reshape(-1, *own.shape[1:])
+        self._align_calls(f"reduce_scatter of {_describe_array(numbers.dtype, numbers.shape)}")
+        row_size = int(np.prod(numbers.shape[1:]))
+        bounds = [bound * row_size for bound in self._communicator.bounds(len(numbers))]
+        flat = numbers.reshape(-1)
+        own_sum = self._run(lambda: self._communicator.reduce_scatter(flat, bounds))
+        return np.array(own_sum).reshape(-1, *numbers.shape[1:])
 
     def allgather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank; each may be anything that can be pickled."""
         packed = pack_value(value)
         self._align_calls("allgather")
-        found = self._run(lambda: self._communicator.allgather(packed))
-        return [value if r == self.rank else unpack_value(one) for r, one in enumerate(found)]
+        gathered = self._run(lambda: self._communicator.allgather(packed))
+        return [
+            value if r == self.rank else unpack_value(packed_value)
+            for r, packed_value in enumerate(gathered)
+        ]
 
     def alltoall(self, values: Sequence[Any]) -> list[Any]:
         """Send each rank the value at its index in `values`; return what each sent to this one."""
@@ -265,20 +268,22 @@ class RankGroup:
             )
         packed = [join_packed(pack_value(value)) for value in values]
         self._align_calls("alltoall")
-        found = self._run(lambda: self._communicator.alltoall(packed))
-        return [unpack_value(split_packed(one)) for one in found]
+        received = self._run(lambda: self._communicator.alltoall(packed))
+        return [unpack_value(split_packed(received_bytes)) for received_bytes in received]
 
     def allgather_bytes(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """Return the bytes of all ranks, by rank: :meth:`allgather` for libraries' own messages."""
         self._align_calls("allgather_bytes")
-        found = self._run(lambda: self._communicator.allgather([data]))
-        return [array for (array,) in found]
+        gathered = self._run(lambda: self._communicator.allgather([data]))
+        return [array for (array,) in gathered]
 
     def alltoall_bytes(self, data: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
         """Send each rank its bytes, and return those for this one: :meth:`alltoall` of bytes."""
         self._align_calls("alltoall_bytes")
-        found: list[NDArray[np.uint8]] = self._run(lambda: self._communicator.alltoall(list(data)))
-        return found
+        received: list[NDArray[np.uint8]] = self._run(
+            lambda: self._communicator.alltoall(list(data))
+        )
+        return received
 
     def broadcast(self, value: Any = None, root: int = 0) -> Any:
         """Return the value of rank `root` on all ranks; the values of other ranks are ignored."""
@@ -287,8 +292,8 @@ class RankGroup:
         self._align_calls(f"broadcast from rank {root}")
         is_root = self.rank == root
         if root:
-            own = pack_value(value) if is_root else []
-            packed = self._run(lambda: self._communicator.allgather(own))[root]
+            packed_value = pack_value(value) if is_root else []
+            packed = self._run(lambda: self._communicator.allgather(packed_value))[root]
             return value if is_root else unpack_value(packed)
         joined = join_packed(pack_value(value)) if is_root else np.empty(0, np.uint8)
         data = self._run(lambda: self._communicator.broadcast_bytes([joined.data]))
@@ -336,7 +341,7 @@ class RankGroup:
             return
         # All ranks see the same codes, so on a mismatch all of them exchange their calls.
         gathered = self._run(lambda: self._communicator.allgather([_as_bytes(call)]))
-        calls = [bytes(one[0]).decode() for one in gathered]
+        calls = [bytes(arrays[0]).decode() for arrays in gathered]
         self.failure = RankMismatchError(_describe_mismatch(calls, codes[:, 0].tolist()))
         raise self.failure
 
@@ -432,13 +437,13 @@ class RankParameters:
                 f"No parameters are named {unknown}: the server has {sorted(views)}."
             )
         for name, gradient in gradients.items():
-            own = np.asarray(copy_to_host(gradient))
-            if own.shape != views[name].shape:
+            values = np.asarray(copy_to_host(gradient))
+            if values.shape != views[name].shape:
                 raise InvalidParameterError(
-                    f"The gradient of {name!r} has the shape {own.shape}; the parameters have "
+                    f"The gradient of {name!r} has the shape {values.shape}; the parameters have "
                     f"{views[name].shape}."
                 )
-            views[name][...] = own
+            views[name][...] = values
         self.clock += 1
         self._connection.send(self._lanes, self.clock, float(rows), total, pull=False)
 
@@ -449,13 +454,13 @@ class RankParameters:
 
 def _as_numbers(array: Any) -> NDArray[Any]:
     """Return an array of numbers in host memory."""
-    own = np.asarray(copy_to_host(array) if hasattr(array, "shape") else array)
-    if own.dtype.kind not in _SUMMABLE:
+    numbers = np.asarray(copy_to_host(array) if hasattr(array, "shape") else array)
+    if numbers.dtype.kind not in _SUMMABLE:
         raise InvalidDataError(
-            f"An array of {own.dtype} cannot be reduced: it does not hold numbers. Use allgather "
-            "for other values."
+            f"An array of {numbers.dtype} cannot be reduced: it does not hold numbers. Use "
+            "allgather for other values."
         )
-    return own
+    return numbers
 
 
 @lru_cache
@@ -471,21 +476,21 @@ def _as_bytes(text: str) -> NDArray[np.uint8]:
 
 def _name_host(address: str) -> str:
     """Return the host of a worker's address; "localhost" for a worker within this process."""
-    _, _, place = address.rpartition("://")
+    _, _, host_and_port = address.rpartition("://")
     if address.startswith("inproc"):
         return "localhost"
-    return place.rpartition(":")[0].strip("[]") or place
+    return host_and_port.rpartition(":")[0].strip("[]") or host_and_port
 
 
 def _describe_mismatch(calls: Sequence[str], numbers: Sequence[int]) -> str:
     """Return the error message for ranks that make different calls."""
-    doing = "; ".join(
+    by_rank = "; ".join(
         f"rank {rank} " + ("has returned" if call == "return" else f"is at {call}")
         + f" (call {number})"
         for rank, (call, number) in enumerate(zip(calls[:8], numbers, strict=False))
     )  # fmt: skip
     return (
-        f"The ranks of a function make different calls: {doing}. Every rank must make the same "
+        f"The ranks of a function make different calls: {by_rank}. Every rank must make the same "
         "calls of its group in the same order, with arrays of the same shape and dtype, until "
         "it returns, whatever blocks it has."
     )

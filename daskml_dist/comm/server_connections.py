@@ -187,8 +187,8 @@ class RemoteConnection(ServerConnection):
         """Send the request; its arrays are copied into the transport."""
         # The answer is checked against the number of rows that were requested.
         if request.pull:
-            wanted = request.pull_index
-            self._asked[request.lanes[0]] = self._n_rows if wanted is None else len(wanted)
+            index = request.pull_index
+            self._asked[request.lanes[0]] = self._n_rows if index is None else len(index)
         self._out.send(encode_request(request, self._keys))
         self.bytes_pushed = self._out.sent
 
@@ -201,8 +201,8 @@ class RemoteConnection(ServerConnection):
             if rows is None or (message.values is not None and len(message.values) != rows):
                 self.close()
                 raise make_malformed_error("an unexpected answer")
-        found: ServerReply | CallPayload = message
-        return found
+        payload: ServerReply | CallPayload = message
+        return payload
 
     def _has_message(self) -> bool:
         return self._in.has_arrived()
@@ -256,14 +256,17 @@ def _answer_until_goodbye(
     # A trainer may take any time for its next step, but its host always acknowledges TCP's probes.
     wait = None
     if up.ring is None:
-        silent = SilentPeerError("The host of a trainer does not acknowledge data.")
-        wait = WaitBound(math.inf, on_silence=partial(on_silence, silent))
-    out, reader = down.open_outbox(None), FrameReader(up.open_inbox(wait), bounds, (REQUEST, CALL))
+        error = SilentPeerError("The host of a trainer does not acknowledge data.")
+        wait = WaitBound(math.inf, on_silence=partial(on_silence, error))
+    outbox, reader = (
+        down.open_outbox(None),
+        FrameReader(up.open_inbox(wait), bounds, (REQUEST, CALL)),
+    )
 
     def send(message: ServerReply | CallPayload) -> None:
         # A lost trainer needs no handling here: the client detects the loss.
         with contextlib.suppress(CommunicationError):
-            out.send(
+            outbox.send(
                 encode_reply(message) if isinstance(message, ServerReply) else encode_call(message)
             )
 
@@ -273,7 +276,7 @@ def _answer_until_goodbye(
     answer: Callable[[Any], None] = send
     try:
         # Answers that fit into the system's buffers never block; larger ones are sent by a thread.
-        if server.most_answer_bytes > out.holds:
+        if server.most_answer_bytes > outbox.holds:
             answer = queued.put
             threading.Thread(
                 target=_send_queued, args=(queued, send), daemon=True, name="daskml-answer"
@@ -483,12 +486,14 @@ class ShardedConnection:
         # All parts are sent before any answer is awaited.
         for s, connection in enumerate(self._connections):
             # For the rows of shard s: their values, their numbers within it, and the packed values.
-            part, at, packed = None, None if pushes is None else pushes[s][0], None
+            shard_values, shard_rows, packed = None, None if pushes is None else pushes[s][0], None
             if values is not None:
-                part = values[self._slices[s] if pushes is None else pushes[s][1]]
+                shard_values = values[self._slices[s] if pushes is None else pushes[s][1]]
             # A push of no rows makes an empty step, which would lose the residual.
-            if part is not None and self._compression is not None and rows > 0:
-                part, at, packed = self._compress_part(lanes[0], s, part, at, whole)
+            if shard_values is not None and self._compression is not None and rows > 0:
+                shard_values, shard_rows, packed = self._compress_part(
+                    lanes[0], s, shard_values, shard_rows, whole
+                )
             connection.send(
                 ServerRequest(
                     lanes,
@@ -496,8 +501,8 @@ class ShardedConnection:
                     clock,
                     self._versions.get((lanes[0], s), 0),
                     rows,
-                    part,
-                    at,
+                    shard_values,
+                    shard_rows,
                     pull,
                     None if pulls is None else pulls[s][0],
                     loss,
@@ -566,8 +571,8 @@ class ShardedConnection:
     def receive(self, lane: int) -> PulledParameters:
         """Wait for the answers of all shards to the open pull of `lane`."""
         replies = [self.receive_from_shard(s, lane) for s in range(len(self._connections))]
-        parts = [reply.values for reply in replies if reply.values is not None]
-        w = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        shard_values = [reply.values for reply in replies if reply.values is not None]
+        w = shard_values[0] if len(shard_values) == 1 else np.concatenate(shard_values)
         return PulledParameters(w, replies[0].clock, replies[0].stop)
 
     def call(self, op: str, **payload: Any) -> CallPayload:

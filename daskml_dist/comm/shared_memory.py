@@ -67,11 +67,11 @@ def identify_machine() -> int:
     network not be cut while the shared memory still works.
     """
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        spaces = [os.stat(f"/proc/self/ns/{name}").st_ino for name in ("net", "pid")]
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text()
+        namespaces = [os.stat(f"/proc/self/ns/{name}").st_ino for name in ("net", "pid")]
     except OSError:
         return 0
-    return int.from_bytes(hashlib.sha256(f"{boot}{spaces}".encode()).digest()[:7], "big")
+    return int.from_bytes(hashlib.sha256(f"{boot_id}{namespaces}".encode()).digest()[:7], "big")
 
 
 def _reopen_descriptor(pid: int, descriptor: int) -> int:
@@ -130,12 +130,12 @@ class SharedSegment:
         descriptor = _reopen_descriptor(pid, number)
         try:
             state = os.fstat(descriptor)
-            private = state.st_uid == os.geteuid() and not state.st_mode & 0o077
+            is_private = state.st_uid == os.geteuid() and not state.st_mode & 0o077
             # Only memory files have seals; querying another file raises an error.
-            sealed = (
+            is_sealed = (
                 fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _required_seals() == _required_seals()
             )
-            if not (private and sealed and state.st_size == _HEADER_BYTES + size):
+            if not (is_private and is_sealed and state.st_size == _HEADER_BYTES + size):
                 raise OSError("not a private segment of this user")
             return cls(mmap.mmap(descriptor, state.st_size))
         finally:
@@ -232,11 +232,11 @@ class SpinningWait:
         end = start + self._spin_seconds
         # Step 1: poll without sleeping. If the other sides are about to arrive, this takes less
         # time than waking a process.
-        coming = self._peer_words.copy()
+        awaited_words = self._peer_words.copy()
         while now() < end:
-            while coming[-1][index] >= value:
-                coming.pop()
-                if not coming:
+            while awaited_words[-1][index] >= value:
+                awaited_words.pop()
+                if not awaited_words:
                     return True
         try:
             return self._sleep_until(value)
@@ -254,17 +254,17 @@ class SpinningWait:
                 # other's write.
                 self._words[self._asleep] = 1
                 fence_memory()
-                missing = [n for n, (words, _) in self._others.items() if words[index] < value]
-                for number in missing:
+                behind = [n for n, (words, _) in self._others.items() if words[index] < value]
+                for number in behind:
                     words, life = self._others[number]
                     # Writes that a side made before it ended still count.
                     if (number in self._ended_peers or life.has_announced_end()) and words[
                         index
                     ] < value:
                         return False
-                if not missing:
+                if not behind:
                     return True
-                self._sleep_once(since, missing)
+                self._sleep_once(since, behind)
         finally:
             self._words[self._asleep] = 0
 
@@ -359,8 +359,8 @@ class ProcessLife:
 
     def has_announced_end(self) -> bool:
         """Return whether either side is done."""
-        own, other = self._words
-        return bool(own[self._index] or other[self._index])
+        own_words, peer_words = self._words
+        return bool(own_words[self._index] or peer_words[self._index])
 
     def has_ended(self) -> bool:
         """Return whether either side is done, or the process has ended."""
@@ -385,14 +385,14 @@ class PieceWriter:
 
     def write(self, target: memoryview) -> None:
         """Fill `target` with the next bytes, as far as any are left."""
-        at = 0
-        while self._left and at < len(target):
+        offset = 0
+        while self._left and offset < len(target):
             buffer = self._left.pop()
-            take = min(len(buffer), len(target) - at)
-            copy_bytes(target[at : at + take], buffer[:take])
-            if take < len(buffer):
-                self._left.append(buffer[take:])
-            at += take
+            size = min(len(buffer), len(target) - offset)
+            copy_bytes(target[offset : offset + size], buffer[:size])
+            if size < len(buffer):
+                self._left.append(buffer[size:])
+            offset += size
 
 
 def copy_bytes(to: memoryview, source: memoryview) -> None:

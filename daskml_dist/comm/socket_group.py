@@ -150,13 +150,17 @@ class PeerGroup(Communicator):
     def _send(self, ranks: list[int], *buffers: Any) -> Future[None] | None:
         """Send buffers; a background thread sends the bytes that the system does not accept now."""
         self.bytes_sent += sum(len(buffer) for buffer in buffers) * len(ranks)
-        begun = [out for out in map(self._out.__getitem__, ranks) if not out.begin(list(buffers))]
-        if not begun:
+        unfinished = [
+            outbox
+            for outbox in map(self._out.__getitem__, ranks)
+            if not outbox.begin(list(buffers))
+        ]
+        if not unfinished:
             return None
 
         def finish() -> None:
-            for out in begun:
-                out.finish()
+            for outbox in unfinished:
+                outbox.finish()
 
         try:
             return self._sender.submit(finish)
@@ -173,36 +177,36 @@ class PeerGroup(Communicator):
         # Pieces stay in the processor's cache between their arrival and their addition.
         scratch = np.empty(min(len(array), _ADD_PIECE_BYTES // array.itemsize), dtype=array.dtype)
         for start in range(0, len(array), len(scratch)):
-            part = array[start : start + len(scratch)]
-            received = scratch[: len(part)]
+            piece = array[start : start + len(scratch)]
+            received = scratch[: len(piece)]
             self._receive(rank, received)
-            part += received
+            piece += received
 
     # -- sums ----------------------------------------------------------------------------------
 
     def allreduce(self, array: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         array = np.ascontiguousarray(array)
-        way = choose_allreduce(self.size, array.nbytes) if array.size else None
-        if way == "mesh":
+        algorithm = choose_allreduce(self.size, array.nbytes) if array.size else None
+        if algorithm == "mesh":
             return self._allreduce_mesh(array, out)
-        if way == "ranges":
+        if algorithm == "ranges":
             return self._allreduce_ranges(array, out)
         if out is not None:
             out[...] = array
             array = out
-        return array if way is None else self._allreduce_ring(array)
+        return array if algorithm is None else self._allreduce_ring(array)
 
     def _allreduce_mesh(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
         """Send the array to every rank, and add all in rank order: one hop, for small arrays."""
         sending = self._send(self._others, array.data.cast("B"))
-        parts = {self.rank: array}
+        arrays = {self.rank: array}
         for r in self._others:
-            parts[r] = np.empty_like(array)
-            self._receive(r, parts[r])
+            arrays[r] = np.empty_like(array)
+            self._receive(r, arrays[r])
         if sending is not None:
             sending.result()
         # In rank order on every rank, so that all get the same bits.
-        return self._add_in_order(parts, out)
+        return self._add_in_order(arrays, out)
 
     def _add_in_order(
         self, parts: dict[int, NDArray[Any]], out: NDArray[Any] | None = None
@@ -218,25 +222,25 @@ class PeerGroup(Communicator):
         bounds = self.bounds(array.size)
         ranges = [array.reshape(-1)[a:b] for a, b in itertools.pairwise(bounds)]
         sending = [self._send([r], view_bytes(ranges[r])) for r in self._others]
-        parts = {self.rank: ranges[self.rank]}
+        ranges_received = {self.rank: ranges[self.rank]}
         for r in self._others:
-            parts[r] = np.empty_like(ranges[self.rank])
-            self._receive(r, parts[r])
-        total = self._add_in_order(parts)
+            ranges_received[r] = np.empty_like(ranges[self.rank])
+            self._receive(r, ranges_received[r])
+        total = self._add_in_order(ranges_received)
         sending.append(self._send(self._others, view_bytes(total)))
         # `out` may be the array itself. This is safe: another rank's sum arrives only after that
         # rank has received this rank's part.
-        whole = out if out is not None and out.flags.c_contiguous else np.empty_like(array)
-        flat = whole.reshape(-1)
+        result = out if out is not None and out.flags.c_contiguous else np.empty_like(array)
+        flat = result.reshape(-1)
         flat[bounds[self.rank] : bounds[self.rank + 1]] = total
         for r in self._others:
             self._receive(r, flat[bounds[r] : bounds[r + 1]])
-        for sent in sending:
-            if sent is not None:
-                sent.result()
-        if out is None or out is whole:
-            return whole
-        out[...] = whole
+        for future in sending:
+            if future is not None:
+                future.result()
+        if out is None or out is result:
+            return result
+        out[...] = result
         return out
 
     def _allreduce_ring(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -244,7 +248,7 @@ class PeerGroup(Communicator):
         flat = array.reshape(-1)
         bounds = np.linspace(0, len(flat), self.size + 1).astype(int)
         chunks = [flat[a:b] for a, b in itertools.pairwise(bounds)]
-        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        next_rank, previous_rank = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         # Patarasuk and Yuan (2009), with the fewest bytes that any all-reduce can send. The first
         # size - 1 steps add (reduce-scatter): each chunk goes around the ring and collects every
         # rank's part. The other steps copy (all-gather): each finished chunk goes around again. A
@@ -252,11 +256,11 @@ class PeerGroup(Communicator):
         for step in range(2 * (self.size - 1)):
             outgoing = chunks[(self.rank - step) % self.size]
             incoming = chunks[(self.rank - step - 1) % self.size]
-            sending = self._send([after], outgoing.data.cast("B"))
+            sending = self._send([next_rank], outgoing.data.cast("B"))
             if step < self.size - 1:
-                self._receive_and_add(before, incoming)
+                self._receive_and_add(previous_rank, incoming)
             else:
-                self._receive(before, incoming)
+                self._receive(previous_rank, incoming)
             if sending is not None:
                 sending.result()
         return array
@@ -265,8 +269,8 @@ class PeerGroup(Communicator):
         """Send each other rank its range: as many bytes as a ring, in fewer turns."""
         array = np.ascontiguousarray(array)
         total = array[bounds[self.rank] : bounds[self.rank + 1]].copy()
-        for to, source in self._pair_turns():
-            sending = self._send([to], view_bytes(array[bounds[to] : bounds[to + 1]]))
+        for target, source in self._pair_turns():
+            sending = self._send([target], view_bytes(array[bounds[target] : bounds[target + 1]]))
             if total.size:
                 self._receive_and_add(source, total)
             if sending is not None:
@@ -298,15 +302,15 @@ class PeerGroup(Communicator):
     def align(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
         # Lengths are not sent: the messages of all ranks have the same size.
         sending = self._send(self._others, words.data.cast("B"))
-        found = np.empty((self.size, len(words)), np.int64)
-        found[self.rank] = words
+        rows = np.empty((self.size, len(words)), np.int64)
+        rows[self.rank] = words
         for rank in self._others:
             self._awaited = rank
-            self._receive(rank, found[rank])
+            self._receive(rank, rows[rank])
         self._awaited = None
         if sending is not None:
             sending.result()
-        return found
+        return rows
 
     def find_missing_ranks(self) -> list[int]:
         return [] if self._awaited is None else [self._awaited]
@@ -326,8 +330,10 @@ class PeerGroup(Communicator):
     def exchange(self, arrays: Arrays, ranks: list[int]) -> dict[int, NDArray[Any]]:
         """Send some other ranks their arrays, and receive the array that each has for this one."""
         received = {}
-        for to, source in self._pair_turns():
-            sending = self._send([to], *_pack_frame([arrays[to]])) if to in ranks else None
+        for target, source in self._pair_turns():
+            sending = (
+                self._send([target], *_pack_frame([arrays[target]])) if target in ranks else None
+            )
             if source in ranks:
                 received[source] = _unwrap_single(self.receive(source))
             if sending is not None:
@@ -367,15 +373,15 @@ class PeerGroup(Communicator):
         """Return `length` bytes; allocates at most twice the bytes that have arrived."""
         if length < 0:
             raise make_malformed_error(f"{length} bytes")
-        data, done = np.empty(min(length, _TRUSTED_BYTES), dtype=np.uint8), 0
+        data, n_received = np.empty(min(length, _TRUSTED_BYTES), dtype=np.uint8), 0
         while True:
-            self._receive(rank, data[done:])
+            self._receive(rank, data[n_received:])
             if len(data) == length:
                 return data
-            done = len(data)
-            more = np.empty(min(length, 2 * done), dtype=np.uint8)
-            more[:done] = data
-            data = more
+            n_received = len(data)
+            larger = np.empty(min(length, 2 * n_received), dtype=np.uint8)
+            larger[:n_received] = data
+            data = larger
 
     def among(self, ranks: list[int]) -> PeerGroup:
         """Return the group of some ranks, with this one, numbered by their order in `ranks`."""
@@ -383,9 +389,9 @@ class PeerGroup(Communicator):
         group.rank, group.size = ranks.index(self.rank), len(ranks)
         group.bytes_sent = group.bytes_received = 0
         # The sockets are shared with the whole group: collectives of both groups never overlap.
-        group._others = [place for place in range(group.size) if place != group.rank]
-        group._out = {place: self._out[ranks[place]] for place in group._others}
-        group._in = {place: self._in[ranks[place]] for place in group._others}
+        group._others = [index for index in range(group.size) if index != group.rank]
+        group._out = {index: self._out[ranks[index]] for index in group._others}
+        group._in = {index: self._in[ranks[index]] for index in group._others}
         return group
 
     def control(self, rank: int) -> socket.socket:

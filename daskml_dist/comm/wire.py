@@ -73,20 +73,20 @@ def _count_rows(array: NDArray[Any] | None) -> int:
 
 def encode_request(request: ServerRequest, keys: PulledKeys) -> Buffers:
     """Return the buffers of a request, header first; updates the sender's `keys`."""
-    values, index, wanted = request.values, request.index, request.pull_index
+    values, index, pull_index = request.values, request.index, request.pull_index
     n_index, lane = _count_rows(index), request.lanes[0]
     # Key caching: the reader already has the rows of the lane's last pull.
     if index is not None and lane in keys and np.array_equal(index, keys[lane]):
         index, n_index = None, _PULLED_LAST
-    if wanted is not None:
-        keys[lane] = wanted.copy()
+    if pull_index is not None:
+        keys[lane] = pull_index.copy()
     header = _REQUEST.pack(
         REQUEST, request.pull, len(request.lanes),
         request.generation, request.clock, request.version, request.rows, request.loss,
-        _count_rows(request.progress), _count_rows(values), n_index, _count_rows(wanted),
+        _count_rows(request.progress), _count_rows(values), n_index, _count_rows(pull_index),
         0 if request.packed is None else len(request.packed.arrays),
     )  # fmt: skip
-    arrays: list[NDArray[Any] | None] = [request.progress, values, index, wanted]
+    arrays: list[NDArray[Any] | None] = [request.progress, values, index, pull_index]
     buffers: Buffers = [header + np.array(request.lanes, dtype="<i8").tobytes()]
     buffers += [view_bytes(a) for a in arrays if a is not None and a.size]
     for array in () if request.packed is None else request.packed.arrays:
@@ -208,7 +208,7 @@ class FrameReader:
         """Read a push, a pull or both."""
         (
             _, pull, n_lanes, generation, clock, version, rows, loss,
-            n_progress, n, n_index, n_wanted, n_packed,
+            n_progress, n, n_index, n_pull_index, n_packed,
         ) = self._read_header(REQUEST)  # fmt: skip
         if not (1 <= n_lanes <= self._bounds.n_lanes and 0 <= rows < math.inf):
             raise make_malformed_error(f"a push of {n_lanes} lanes and {rows} rows")
@@ -220,9 +220,9 @@ class FrameReader:
         n_values = self._check_row_count(n)
         values = None if n_values is None else self._read_matrix(n_values)
         index = self._keys[lanes[0]] if n_index == _PULLED_LAST else self._read_index(n_index)
-        wanted = self._read_index(n_wanted)
-        if wanted is not None:
-            self._keys[lanes[0]] = wanted
+        pull_index = self._read_index(n_pull_index)
+        if pull_index is not None:
+            self._keys[lanes[0]] = pull_index
         packed = self._read_packed(n_packed) if n_packed else None
         # Values that do not match their rows would be applied to other rows.
         if values is not None and len(values) != self._count_pushed_rows(index):
@@ -230,8 +230,8 @@ class FrameReader:
                 f"{len(values)} rows of values for {self._count_pushed_rows(index)}"
             )
         return ServerRequest(
-            lanes, generation, clock, version, rows, values, index, pull, wanted, loss, progress,
-            owned=True, packed=packed,
+            lanes, generation, clock, version, rows, values, index, pull, pull_index, loss,
+            progress, owned=True, packed=packed,
         )  # fmt: skip
 
     def _read_progress(self, n: int, n_lanes: int) -> NDArray[np.float64] | None:
@@ -264,12 +264,14 @@ class FrameReader:
 
     def _read_packed(self, n_arrays: int) -> Packed:
         """Read a compressed push, whose arrays have a common bound."""
-        arrays, left = [], self._bounds.most_packed
+        arrays, bytes_left = [], self._bounds.most_packed
         for _ in range(n_arrays):
             dtype, length = _ARRAY.unpack(self._read_bytes(_ARRAY.size))
-            found, size = check_array_layout(dtype.rstrip(b"\0").decode(), (length,), left)
-            left -= size
-            arrays.append(self._read_array((length,), found))
+            checked_dtype, size = check_array_layout(
+                dtype.rstrip(b"\0").decode(), (length,), bytes_left
+            )
+            bytes_left -= size
+            arrays.append(self._read_array((length,), checked_dtype))
         return Packed(tuple(arrays))
 
     def _read_reply(self) -> ServerReply:

@@ -98,8 +98,8 @@ class Blockwise(EstimatorMixin, BaseEstimator):
             self.transformer_ = self.transformer
             return self
         self.transformer_ = clone(self.transformer)
-        learns = get_tags(self.transformer_).requires_fit
-        if learns and not isinstance(self.transformer_, _STATELESS_CLASSES):
+        requires_fit = get_tags(self.transformer_).requires_fit
+        if requires_fit and not isinstance(self.transformer_, _STATELESS_CLASSES):
             raise InvalidParameterError(
                 f"{type(self.transformer).__name__} learns from rows, so it cannot be applied to "
                 "blocks before it is fitted. Fit it first on a sample of the rows, or use the "

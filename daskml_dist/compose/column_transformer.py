@@ -149,9 +149,9 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
     def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> PassGenerator[None]:
         """Fit all transformers at the same time, so that they share each pass over the rows."""
         malformed = [
-            given
-            for given in self.transformers
-            if not isinstance(given, tuple | list) or len(given) != 3
+            entry
+            for entry in self.transformers
+            if not isinstance(entry, tuple | list) or len(entry) != 3
         ]
         if malformed:
             raise InvalidParameterError(
@@ -190,14 +190,16 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         """
         columns_of_parts = [c(rows) if callable(c) else c for _, _, c in self.transformers]
         # The remainder gets the columns that no transformer uses.
-        used = {at for columns in columns_of_parts for at in _find_positions(rows, columns)}
-        rest = [at for at in range(rows.shape[1]) if at not in used]
+        used = {
+            position for columns in columns_of_parts for position in _find_positions(rows, columns)
+        }
+        unused = [position for position in range(rows.shape[1]) if position not in used]
         parts = [part for _, part, _ in self.transformers]
         report_phase(f"fitting {len(parts)} transformers")
         *fitted, remainder = yield from run_in_lock_step(
             self._fit_transformer(part, X, rows, columns, y)
             for part, columns in zip(
-                [*parts, self.remainder], [*columns_of_parts, rest], strict=True
+                [*parts, self.remainder], [*columns_of_parts, unused], strict=True
             )
         )
         frozen = [
@@ -243,10 +245,10 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         if is_dataframe_like(X):  # as plain values, so that model files do not need pandas
             dtypes = row.dtypes.astype(str)
             used = {
-                row.columns[at]
+                row.columns[position]
                 for _, part, columns in self.transformers_
                 if not (isinstance(part, str) and part == "drop")
-                for at in _find_positions(row, columns)
+                for position in _find_positions(row, columns)
             }
             row = {
                 name: _make_plain_value(row[name].iloc[0], dtypes[name], name in used)
@@ -350,8 +352,8 @@ def make_column_transformer(
     array([[-1.,  1.,  0.],
            [ 1.,  0.,  1.]])
     """
-    for given in transformers:
-        _check_pair(given)
+    for pair in transformers:
+        _check_pair(pair)
     named = compose.make_column_transformer(*transformers).transformers
     return ColumnTransformer(
         named,
@@ -408,15 +410,15 @@ def _take_first_rows(index: int, X: Any, y: Any, sample_weight: Any) -> Any:
 
 def _find_positions(rows: Any, columns: Any) -> list[int]:
     """Return the positions of columns that are given as names, numbers, slices or masks."""
-    every = np.arange(rows.shape[1])
+    positions = np.arange(rows.shape[1])
     try:
         if not is_dataframe_like(rows):
-            # An index that selects columns of an array selects their positions from `every`.
-            return list(np.atleast_1d(every[columns]))
-        return _find_positions_in_frame(every, rows, columns)
+            # An index that selects columns of an array selects the same entries of `positions`.
+            return list(np.atleast_1d(positions[columns]))
+        return _find_positions_in_frame(positions, rows, columns)
     except IndexError as error:
         raise InvalidDataError(
-            f"Columns {columns!r} are not in X, which has {len(every)} columns. Give numbers "
+            f"Columns {columns!r} are not in X, which has {len(positions)} columns. Give numbers "
             "from 0, slices or masks; names need a dataframe."
         ) from error
 
@@ -449,6 +451,6 @@ def _select_columns(X: Any, columns: Any) -> Any:
     if isinstance(columns, str):
         return X[columns]
     if hasattr(X, "columns"):
-        at = _find_positions(getattr(X, "_meta", X), columns)
-        return X[[X.columns[i] for i in at]]
+        positions = _find_positions(getattr(X, "_meta", X), columns)
+        return X[[X.columns[i] for i in positions]]
     return X[:, columns if isinstance(columns, slice) else list(np.atleast_1d(columns))]

@@ -258,20 +258,25 @@ class _SomeEntries(Compressor):
 
     def compress(self, array: NDArray[Any]) -> Packed:
         """Return the chosen entries, and their positions."""
-        chosen = self._choose(array)
-        places = np.flatnonzero(chosen)
+        is_chosen = self._choose(array)
+        positions = np.flatnonzero(is_chosen)
         # Positions take 32 bits each, a bitmask one bit per entry; the smaller form is sent. The
         # dtype distinguishes the two.
-        few = 32 * len(places) < len(array) < 2**32
-        return Packed((places.astype(np.uint32) if few else np.packbits(chosen), array[places]))
+        as_positions = 32 * len(positions) < len(array) < 2**32
+        return Packed(
+            (
+                positions.astype(np.uint32) if as_positions else np.packbits(is_chosen),
+                array[positions],
+            )
+        )
 
     def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
         """Write the entries to their positions; zeros elsewhere."""
-        places, values = packed.arrays
-        if places.dtype == np.uint8:
-            places = np.flatnonzero(np.unpackbits(places, count=len(out)))  # a bitmask
+        positions, values = packed.arrays
+        if positions.dtype == np.uint8:
+            positions = np.flatnonzero(np.unpackbits(positions, count=len(out)))  # a bitmask
         out[:] = 0
-        out[places] = values
+        out[positions] = values
 
 
 @dataclass(frozen=True)
@@ -315,10 +320,10 @@ class TopK(_SomeEntries):
         n = len(array)
         k = min(n, int(np.ceil(self.share * n)))
         # Selection in linear time; the order of the chosen entries does not matter.
-        chosen = np.zeros(n, dtype=bool)
+        is_chosen = np.zeros(n, dtype=bool)
         # NaN sorts as the largest value, so it reaches the server, which reports divergence.
-        chosen[np.argpartition(np.abs(array), n - k)[n - k :] if k < n else slice(None)] = True
-        return chosen
+        is_chosen[np.argpartition(np.abs(array), n - k)[n - k :] if k < n else slice(None)] = True
+        return is_chosen
 
 
 @dataclass(frozen=True)
@@ -359,10 +364,10 @@ class SignificantlyModified(_SomeEntries):
     def _choose(self, array: NDArray[Any]) -> NDArray[np.bool_]:
         """Return which entries are at least `threshold` times the largest."""
         sizes = np.abs(array)
-        least = self.threshold * np.max(sizes, initial=0.0)
+        min_size = self.threshold * np.max(sizes, initial=0.0)
         # "Not smaller" instead of "at least", so that NaN is chosen, too, and reaches the server.
-        chosen: NDArray[np.bool_] = ~(sizes < least) & (array != 0)
-        return chosen
+        is_chosen: NDArray[np.bool_] = ~(sizes < min_size) & (array != 0)
+        return is_chosen
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,11 @@ class Packed:
     arrays: tuple[NDArray[Any], ...]
 
     def __post_init__(self) -> None:
-        plain = all(
+        are_plain = all(
             isinstance(a, np.ndarray) and a.ndim == 1 and a.dtype.kind in "biuf"
             for a in self.arrays
         )
-        if not (plain and 1 <= len(self.arrays) <= 255):
+        if not (are_plain and 1 <= len(self.arrays) <= 255):
             raise InvalidParameterError(
                 "Packed takes a tuple of 1 to 255 arrays of numbers, each of one dimension: use "
                 "np.atleast_1d and ravel() in your compressor's compress()."

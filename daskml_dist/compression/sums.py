@@ -67,9 +67,9 @@ class Feedback:
         with np.errstate(over="ignore", invalid="ignore"):
             total = self._add_residual(values, index)
             packed = self._compressor.compress(total.reshape(-1))
-            sent = np.empty_like(total)
-            self._compressor.decompress(packed, sent.reshape(-1))
-            total -= sent
+            decompressed = np.empty_like(total)
+            self._compressor.decompress(packed, decompressed.reshape(-1))
+            total -= decompressed
         self.residual[slice(None) if index is None else index] = total
         return packed
 
@@ -82,20 +82,20 @@ class Feedback:
         index : ndarray of int64 or None
             The rows of `index` and all other rows with a residual.
         """
-        waiting = self.residual
-        self.residual = np.zeros_like(waiting)  # the whole residual is sent now
+        residual = self.residual
+        self.residual = np.zeros_like(residual)  # the whole residual is sent now
         if index is None:
-            return values + waiting, None
+            return values + residual, None
         # Rows that this step does not touch may have a residual of earlier steps, which is sent as
         # well.
-        waiting[index] += values
-        rows = np.union1d(index, np.flatnonzero(waiting.any(axis=1)))
-        return waiting[rows], rows
+        residual[index] += values
+        rows = np.union1d(index, np.flatnonzero(residual.any(axis=1)))
+        return residual[rows], rows
 
     def _add_residual(self, values: NDArray[Any], index: NDArray[np.int64] | None) -> NDArray[Any]:
         """Return `values` plus the residual of their rows, as a new array."""
-        kept = self.residual if index is None else self.residual[index]
-        total: NDArray[Any] = np.add(kept, values)
+        residual = self.residual if index is None else self.residual[index]
+        total: NDArray[Any] = np.add(residual, values)
         return total
 
 
@@ -215,8 +215,8 @@ class CompressedSum(ABC):
                 return coded
             total = np.empty((len(self._plain) + len(coded), coded.shape[1]), coded.dtype)
             total[self._coded] = coded
-            rest = exchange.gather({n: [g[self._plain]] for n, g in own.items()})
-            total[self._plain] = _add_in_order(rest.values())
+            plain_parts = exchange.gather({n: [g[self._plain]] for n, g in own.items()})
+            total[self._plain] = _add_in_order(plain_parts.values())
             return total
 
     def _average(self, lane: int, gradient: NDArray[Any]) -> NDArray[Any]:
@@ -234,22 +234,22 @@ class CompressedSum(ABC):
 
     def _flush(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
         """Return the sum over all lanes of their values and residuals."""
-        own = {}
+        lane_rests = {}
         for lane, gradient in values.items():
             residual = self.kept[lane]["residual"]
-            own[lane] = [gradient + residual]
+            lane_rests[lane] = [gradient + residual]
             residual[...] = 0
-        return _add_in_order(exchange.gather(own).values())
+        return _add_in_order(exchange.gather(lane_rests).values())
 
     def snapshot(self, lane: int) -> dict[str, NDArray[Any]]:
         """Return a copy of a lane's arrays; for lane 0, with the arrays that all share."""
-        known = self.kept[lane] | (self.common if lane == 0 else {})
-        return {name: array.copy() for name, array in known.items()}
+        arrays = self.kept[lane] | (self.common if lane == 0 else {})
+        return {name: array.copy() for name, array in arrays.items()}
 
     def restore(self, lanes: Mapping[int, Mapping[str, NDArray[Any]]]) -> None:
         """Continue from the snapshots of all lanes."""
-        for lane, own in self.kept.items():
-            for name, array in own.items():
+        for lane, lane_arrays in self.kept.items():
+            for name, array in lane_arrays.items():
                 array[...] = lanes[lane][name]
         for name, array in self.common.items():
             array[...] = lanes[0][name]
@@ -346,9 +346,9 @@ class FeedbackSum(_CodecSum):
         packed = exchange.map(lambda n: list(self.pack(n, values[n]).arrays), values)
         gathered = exchange.gather(dict(zip(values, packed, strict=True)))
         total = np.zeros(self._shape, self._dtype)
-        sent = np.empty_like(total)
+        decompressed = np.empty_like(total)
         for arrays in gathered.values():
-            total += self.unpack(Packed(tuple(arrays)), sent)
+            total += self.unpack(Packed(tuple(arrays)), decompressed)
         return total
 
 
@@ -388,10 +388,10 @@ class RangeSum(FeedbackSum):
         bounds = [size * k // n_ranges for k in range(n_ranges + 1)]
         #: Entries of each range, which the lane of that number owns.
         self._ranges = [slice(a, b) for a, b in itertools.pairwise(bounds)]
-        for lane, own in self.kept.items():
+        for lane, lane_arrays in self.kept.items():
             if lane < n_ranges:
-                at = self._ranges[lane]
-                own["range_residual"] = np.zeros(at.stop - at.start, dtype)
+                own_range = self._ranges[lane]
+                lane_arrays["range_residual"] = np.zeros(own_range.stop - own_range.start, dtype)
 
     def _add(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
         packed = exchange.map(lambda n: self._pack_ranges(n, values[n]), values)
@@ -408,41 +408,41 @@ class RangeSum(FeedbackSum):
         """Return the bytes of each range of a lane's gradient, and keep the residual."""
         residual = self.kept[lane]["residual"].reshape(-1)
         residual += gradient.reshape(-1)
-        found = {}
-        for owner, at in enumerate(self._ranges):
-            packed = self._pack(residual[at])
-            found[owner] = np.concatenate([array.view(np.uint8) for array in packed.arrays])
-        return found
+        packed_bytes = {}
+        for owner, part in enumerate(self._ranges):
+            packed = self._pack(residual[part])
+            packed_bytes[owner] = np.concatenate([array.view(np.uint8) for array in packed.arrays])
+        return packed_bytes
 
     def _pack(self, wanted: NDArray[Any]) -> Packed:
         """Return the packed form of a vector, which is overwritten by its residual."""
         packed = self._compressor.compress(wanted)
-        sent = np.empty_like(wanted)
-        self._compressor.decompress(packed, sent)
-        wanted -= sent
+        decompressed = np.empty_like(wanted)
+        self._compressor.decompress(packed, decompressed)
+        wanted -= decompressed
         return packed
 
     def _sum_range(self, owner: int, received: Mapping[int, NDArray[np.uint8]]) -> Arrays:
         """Return the packed sum of a range over all lanes, and keep its residual."""
         total = self.kept[owner]["range_residual"]
-        sent = np.empty_like(total)
+        decompressed = np.empty_like(total)
         # The arrays in the bytes have the same lengths and types for any vector of this length.
-        like = self._compressor.compress(np.zeros_like(total)).arrays
-        ends = np.cumsum([0, *(array.nbytes for array in like)])
+        templates = self._compressor.compress(np.zeros_like(total)).arrays
+        ends = np.cumsum([0, *(array.nbytes for array in templates)])
         for lane in sorted(received):
             parts = (
                 received[lane][a:b].view(array.dtype)
-                for array, (a, b) in zip(like, itertools.pairwise(ends), strict=True)
+                for array, (a, b) in zip(templates, itertools.pairwise(ends), strict=True)
             )
-            self._compressor.decompress(Packed(tuple(parts)), sent)
-            total += sent
+            self._compressor.decompress(Packed(tuple(parts)), decompressed)
+            total += decompressed
         return list(self._pack(total).arrays)
 
     def _flush(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
-        for lane, own in self.kept.items():
-            if (left := own.get("range_residual")) is not None:
-                own["residual"].reshape(-1)[self._ranges[lane]] += left
-                left[...] = 0
+        for lane, lane_arrays in self.kept.items():
+            if (range_residual := lane_arrays.get("range_residual")) is not None:
+                lane_arrays["residual"].reshape(-1)[self._ranges[lane]] += range_residual
+                range_residual[...] = 0
         return super()._flush(values, exchange)
 
 
@@ -465,8 +465,8 @@ class EstimateSum(_CodecSum):
         momentum: float = 0.0,
     ) -> None:
         super().__init__(compressor, lanes, parameters, dtype, momentum)
-        for own in self.kept.values():
-            own["estimate"] = own.pop("residual")
+        for lane_arrays in self.kept.values():
+            lane_arrays["estimate"] = lane_arrays.pop("residual")
         self.common = {"total": np.zeros(self._shape, dtype), "n_steps": np.zeros(1, np.int64)}
 
     def _average(self, lane: int, gradient: NDArray[Any]) -> NDArray[Any]:
@@ -475,7 +475,7 @@ class EstimateSum(_CodecSum):
         return super()._average(lane, gradient)
 
     def _add(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
-        total, sent = self.common["total"], np.empty(self._shape, self._dtype)
+        total, decompressed = self.common["total"], np.empty(self._shape, self._dtype)
         # The first estimates are the first gradients themselves.
         if not self.common["n_steps"][0]:
             for lane, gradient in values.items():
@@ -486,8 +486,8 @@ class EstimateSum(_CodecSum):
             packed = exchange.map(lambda n: self._follow(n, values[n]), values)
             gathered = exchange.gather(dict(zip(values, packed, strict=True)))
             for arrays in gathered.values():
-                self._compressor.decompress(Packed(tuple(arrays)), sent.reshape(-1))
-                total += sent
+                self._compressor.decompress(Packed(tuple(arrays)), decompressed.reshape(-1))
+                total += decompressed
         self.common["n_steps"] += 1
         return total.copy()
 
@@ -542,32 +542,32 @@ class LowRankSum(CompressedSum):
 
     def _add(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
         # Residual plus gradient of each lane, computed in the residual's memory.
-        wanted = {}
+        residuals = {}
         for lane, gradient in values.items():
-            wanted[lane] = self.kept[lane]["residual"].reshape(-1)
-            wanted[lane] += gradient.reshape(-1)
-        right = self._factors(self.common["right"], [m for _, _, m in self._matrices])
+            residuals[lane] = self.kept[lane]["residual"].reshape(-1)
+            residuals[lane] += gradient.reshape(-1)
+        right_factors = self._factors(self.common["right"], [m for _, _, m in self._matrices])
 
         def project(lane: int) -> NDArray[Any]:
             """Return the left factors of a lane, and all entries outside the matrices."""
-            left = [
+            left_factors = [
                 matrix @ factor
-                for matrix, factor in zip(self._views(wanted[lane]), right, strict=True)
+                for matrix, factor in zip(self._views(residuals[lane]), right_factors, strict=True)
             ]
-            return np.concatenate([*(f.ravel() for f in left), wanted[lane][self._rest]])
+            return np.concatenate([*(f.ravel() for f in left_factors), residuals[lane][self._rest]])
 
-        found = exchange.map(project, wanted)
-        summed = exchange.add(dict(zip(wanted, found, strict=True)))
+        results = exchange.map(project, residuals)
+        summed = exchange.add(dict(zip(residuals, results, strict=True)))
         n_left = self._rank * sum(n for _, n, _ in self._matrices)
         # Copied before the next exchange, which may reuse the memory of this result.
         total = np.zeros(self._shape, self._dtype)
         flat = total.reshape(-1)
         flat[self._rest] = summed[n_left:]
         if not self._matrices:  # everything was sent uncompressed
-            for lane in wanted:
-                wanted[lane][:] = 0
+            for lane in residuals:
+                residuals[lane][:] = 0
             return total
-        left = [
+        left_factors = [
             np.linalg.qr(factor)[0]
             for factor in self._factors(summed[:n_left], [n for _, n, _ in self._matrices])
         ]
@@ -575,28 +575,30 @@ class LowRankSum(CompressedSum):
         def leave_rest(lane: int) -> NDArray[Any]:
             """Return the right factors of a lane, and keep the residual."""
             factors = []
-            for matrix, basis in zip(self._views(wanted[lane]), left, strict=True):
+            for matrix, basis in zip(self._views(residuals[lane]), left_factors, strict=True):
                 factors.append(matrix.T @ basis)
                 matrix -= basis @ factors[-1].T
-            wanted[lane][self._rest] = 0
+            residuals[lane][self._rest] = 0
             return np.concatenate([np.empty(0, self._dtype), *(f.ravel() for f in factors)])
 
-        found = exchange.map(leave_rest, wanted)
-        self.common["right"][...] = exchange.add(dict(zip(wanted, found, strict=True)))
-        right = self._factors(self.common["right"], [m for _, _, m in self._matrices])
-        for matrix, basis, factor in zip(self._views(flat), left, right, strict=True):
+        results = exchange.map(leave_rest, residuals)
+        self.common["right"][...] = exchange.add(dict(zip(residuals, results, strict=True)))
+        right_factors = self._factors(self.common["right"], [m for _, _, m in self._matrices])
+        for matrix, basis, factor in zip(
+            self._views(flat), left_factors, right_factors, strict=True
+        ):
             matrix[...] = basis @ factor.T
         return total
 
     def count_numbers(self) -> int:
         """Return the numbers that are sent in a step."""
         factors = self._rank * sum(n + m for _, n, m in self._matrices)
-        plain = 0 if self._plain is None else len(self._plain) * self._shape[1]
-        return factors + int(self._rest.sum()) + plain
+        n_plain = 0 if self._plain is None else len(self._plain) * self._shape[1]
+        return factors + int(self._rest.sum()) + n_plain
 
     def _views(self, flat: NDArray[Any]) -> Arrays:
         """Return the matrices as views of all entries."""
-        return [flat[at : at + n * m].reshape(n, m) for at, n, m in self._matrices]
+        return [flat[offset : offset + n * m].reshape(n, m) for offset, n, m in self._matrices]
 
     def _factors(self, flat: NDArray[Any], rows: list[int]) -> Arrays:
         """Return the factors, which are stored one after the other."""

@@ -121,9 +121,9 @@ class HeldOutScorer:
                 )
             tested = [np.flatnonzero(role) for role in roles]
         parts = [
-            self._score_rows(number, take_rows(X, at), y[at])
-            for number, at in enumerate(tested)
-            if len(at)
+            self._score_rows(number, take_rows(X, rows), y[rows])
+            for number, rows in enumerate(tested)
+            if len(rows)
         ]
         return _join_scores(parts) if parts else None
 
@@ -221,13 +221,13 @@ class FunctionGroups:
 
     def __call__(self, X: Any, y: Any = None) -> Array:
         """Return the label of each row."""
-        found = as_column(self.function(X), name="group_by")
-        if len(found) != count_rows_of_block(X):
+        labels = as_column(self.function(X), name="group_by")
+        if len(labels) != count_rows_of_block(X):
             raise InvalidParameterError(
-                f"group_by gives {len(found)} labels for {count_rows_of_block(X)} rows. Give one "
+                f"group_by gives {len(labels)} labels for {count_rows_of_block(X)} rows. Give one "
                 "per row."
             )
-        return check_group_labels(found, "group_by")
+        return check_group_labels(labels, "group_by")
 
 
 def make_groups(group_by: Any) -> Callable[..., Array] | None:
@@ -269,8 +269,8 @@ def make_ratio(likelihood_ratio: Any) -> Callable[[Any], Any] | None:
             )
         return ClassifierRatio(likelihood_ratio)
     if callable(likelihood_ratio):
-        found: Callable[[Any], Any] = likelihood_ratio
-        return found
+        ratio: Callable[[Any], Any] = likelihood_ratio
+        return ratio
     raise InvalidParameterError(
         f"likelihood_ratio={likelihood_ratio!r}: use a function of rows, or a fitted classifier "
         "that separates calibration rows (class 0) from new rows (class 1)."
@@ -365,7 +365,7 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
         groups, ratio = self._make_groups(), make_ratio(self.likelihood_ratio)
         X, y, sample_weight = convert_named_columns(*convert_to_host(X, y, sample_weight))
         weighted = {} if sample_weight is None else {"sample_weight": sample_weight}
-        check_weighable([("estimator", one) for one in self._list_members()], weighted)
+        check_weighable([("estimator", member) for member in self._list_members()], weighted)
         if is_dask(X):
             X, y, params = prepare_lazy_inputs(X, y, weighted)
         else:
@@ -417,11 +417,11 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
             self.estimator_ = self._choose_point_estimator(fitted)
             return [fitted], None, []
         cv = self._make_splitter() if self.cv is None else self.cv
-        few = has_few_entries(X)
+        has_few = has_few_entries(X)
         by_member = []
         splits = Splits(self, X, y, None, params, cv)
         for member in members:
-            by_member.append(fit_folds(member, splits, few))
+            by_member.append(fit_folds(member, splits, has_few))
         fits = list(zip(*by_member, strict=True)) if len(members) > 1 else by_member[0]
         self.n_splits_ = splits.n_splits
         if self.n_splits_ == 1:
@@ -430,7 +430,7 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
         else:
             # Point predictions use the fit to all rows; intervals and sets use the folds' fits.
             self.fold_estimators_ = fits
-            self.estimator_ = self._fit_all(members, X, y, params, few)
+            self.estimator_ = self._fit_all(members, X, y, params, has_few)
         codes = [splits.codes] if splits.codes is not None else splits.rows.code_parts
         return fits, splits.roles, codes
 
@@ -476,8 +476,8 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
     @property
     def _first_estimator(self) -> Any:
         """Return the estimator that the user gave; the first if there are several."""
-        several = isinstance(self.estimator, tuple | list) and len(self.estimator)
-        return self.estimator[0] if several else self.estimator
+        is_sequence = isinstance(self.estimator, tuple | list) and len(self.estimator)
+        return self.estimator[0] if is_sequence else self.estimator
 
     def _ratios_of(self, X: Any) -> NDArray[np.float64] | None:
         """Return the likelihood ratios of rows; None without them."""

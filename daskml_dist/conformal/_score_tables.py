@@ -102,9 +102,9 @@ class ScoreTable:
 
     def quantile(self, alpha: float) -> float:
         """Return the score that a new row exceeds with a probability of at most `alpha`."""
-        for level, found in self.exact:
+        for level, score in self.exact:
             if level == alpha:
-                return found
+                return score
         rank = find_conformal_rank(self.weight, alpha)
         return float(self.find_score(np.array([rank + self.error]))[0])
 
@@ -115,24 +115,24 @@ class ScoreTable:
         covariate shift", NeurIPS 2019: the new row's own weight is placed at infinity.
         """
         total = self.weight + ratios
-        asked = (1 - alpha) * total
+        weights = (1 - alpha) * total
         # Rounded down a little, so that equal weights give the ranks of rows.
-        found = self.find_score(asked - _ROUNDING * total + self.error)
+        scores = self.find_score(weights - _ROUNDING * total + self.error)
         # If no row has a weight, the new row has no bound.
-        return np.where(total > 0, found, np.inf)
+        return np.where(total > 0, scores, np.inf)
 
     def find_score(self, asked: Floats) -> Floats:
         """Return the least score that reaches each of the given weights; infinity if none does."""
-        at = np.searchsorted(self.reached, asked, side="left")
-        beyond = np.append(self.values, np.inf)
-        return np.asarray(beyond[np.minimum(at, len(self.values))])
+        positions = np.searchsorted(self.reached, asked, side="left")
+        padded = np.append(self.values, np.inf)
+        return np.asarray(padded[np.minimum(positions, len(self.values))])
 
     def count_below(self, scores: Floats) -> Floats:
         """Return a lower bound of the number of rows with scores below each of the given scores."""
-        at = np.searchsorted(self.values, scores, side="left")
-        below = np.append(0.0, self.reached)[at]
+        positions = np.searchsorted(self.values, scores, side="left")
+        counts = np.append(0.0, self.reached)[positions]
         # A lower bound, so that sets keep a label in doubt.
-        return np.asarray(np.maximum(below - self.error, 0.0))
+        return np.asarray(np.maximum(counts - self.error, 0.0))
 
 
 def find_conformal_rank(n_rows: float, alpha: float) -> int:
@@ -154,14 +154,14 @@ def check_enough_rows(n_rows: float, alpha: float, group: Any = None) -> None:
     if find_conformal_rank(n, alpha) <= n:
         return
     needed = int(np.ceil(1 / alpha * (1 - _ROUNDING))) - 1
-    whose = "" if group is None else f" of group {group!r}"
+    of_group = "" if group is None else f" of group {group!r}"
     possible = (
         f"these can cover {n / (n + 1):.4g} of new rows at most (alpha >= {1 / (n + 1):.4g})"
         if n
         else "no coverage can be promised for new rows"
     )
     raise InvalidDataError(
-        f"There are {n} calibration rows{whose}, and alpha={alpha:g} needs {needed} or more: "
+        f"There are {n} calibration rows{of_group}, and alpha={alpha:g} needs {needed} or more: "
         f"{possible}. Raise alpha, calibrate on more rows, or merge groups."
     )
 
@@ -187,10 +187,10 @@ def tabulate_scores(
             key: [find_conformal_rank(table.weight, alpha) for alpha in alphas]
             for key, table in tables.items()
         }
-        found = select_ranks(blocks, _read_scores, sketches, ranks)
+        quantiles = select_ranks(blocks, _read_scores, sketches, ranks)
         for key, table in tables.items():
             for alpha, rank in zip(alphas, ranks[key], strict=True):
-                limit = found[key][rank] if rank <= table.weight else np.inf
+                limit = quantiles[key][rank] if rank <= table.weight else np.inf
                 table.exact.append((alpha, limit))
     return ScoreTables([list(key) for key in tables], list(tables.values()), n_sides)
 
@@ -209,12 +209,12 @@ def _split_scores(found: HeldOutScores) -> dict[ScoreKey, tuple[Floats, Floats |
     order = np.lexsort((codes, found.members))
     is_last = (np.diff(found.members[order]) != 0) | (np.diff(codes[order]) != 0)
     parts = {}
-    for at in np.split(order, np.flatnonzero(is_last) + 1):
-        member, label = int(found.members[at[0]]), labels[codes[at[0]]]
-        weights = None if found.ratios is None else found.ratios[at]
+    for rows in np.split(order, np.flatnonzero(is_last) + 1):
+        member, label = int(found.members[rows[0]]), labels[codes[rows[0]]]
+        weights = None if found.ratios is None else found.ratios[rows]
         group = label.item() if isinstance(label, np.generic) else label
         for side in range(n_sides):
-            parts[ScoreKey(member, group, side)] = found.scores[at, side], weights
+            parts[ScoreKey(member, group, side)] = found.scores[rows, side], weights
     return parts
 
 
@@ -296,8 +296,8 @@ class ScoreTables:
     @property
     def groups(self) -> list[Any]:
         """Groups of rows, sorted; [None] without groups."""
-        found = {ScoreKey(*key).group for key in self.keys}
-        return [None] if found == {None} else sorted(found)
+        groups = {ScoreKey(*key).group for key in self.keys}
+        return [None] if groups == {None} else sorted(groups)
 
     def share_of_side(self, alpha: float) -> float:
         """Return the share of rows that may be beyond one side."""
@@ -317,15 +317,15 @@ class ScoreTables:
         n_rows: int,
     ) -> Floats:  # fmt: skip
         """Return the quantile that bounds the score of each of the given rows, for pooled fits."""
-        share, tables, found = self.share_of_side(alpha), self.tables, np.empty(n_rows)
-        for group, at in iterate_groups(groups, self.groups):
+        share, tables, limits = self.share_of_side(alpha), self.tables, np.empty(n_rows)
+        for group, rows in iterate_groups(groups, self.groups):
             table = tables[ScoreKey(0, group, side)]
-            found[at] = (
+            limits[rows] = (
                 table.quantile(share)
                 if ratios is None
-                else table.weighted_quantiles(share, ratios[at])
+                else table.weighted_quantiles(share, ratios[rows])
             )
-        return found
+        return limits
 
 
 def iterate_groups(groups: NDArray[Any] | None, known: list[Any]) -> list[tuple[Any, Any]]:
@@ -333,9 +333,9 @@ def iterate_groups(groups: NDArray[Any] | None, known: list[Any]) -> list[tuple[
     if groups is None:
         return [(None, slice(None))]
     labels, codes = np.unique(groups, return_inverse=True)
-    if strange := set(labels.tolist()).difference(known):
+    if unknown := set(labels.tolist()).difference(known):
         raise InvalidDataError(
-            f"group_by gives the group {min(strange)!r}, which no calibration row has. Groups of "
+            f"group_by gives the group {min(unknown)!r}, which no calibration row has. Groups of "
             f"the calibration are {known[:10]}."
         )
     if not len(labels):

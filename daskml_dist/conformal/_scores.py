@@ -122,12 +122,12 @@ class LabelScore:
             return ranks.astype(np.float64) + 1
         ordered = np.take_along_axis(p, order, axis=1)
         # Probability of all labels that are at least as likely.
-        found = np.take_along_axis(np.cumsum(ordered, axis=1), ranks, axis=1)
+        scores = np.take_along_axis(np.cumsum(ordered, axis=1), ranks, axis=1)
         if self.randomized:
-            found = found - draw_shares(p, self.seed)[:, None] * p
+            scores = scores - draw_shares(p, self.seed)[:, None] * p
         if self.kind == "raps":
-            found = found + self.weight * np.maximum(ranks + 1 - self.size, 0)
-        return np.asarray(found)
+            scores = scores + self.weight * np.maximum(ranks + 1 - self.size, 0)
+        return np.asarray(scores)
 
 
 def draw_shares(rows: Floats, seed: int) -> Floats:
@@ -142,5 +142,5 @@ def draw_shares(rows: Floats, seed: int) -> Floats:
 
 def take_label_scores(scores: Floats, at: NDArray[np.intp]) -> Floats:
     """Return the score of each row's own label, of shape (n, 1)."""
-    found: Floats = np.take_along_axis(scores, at[:, None], axis=1)
-    return found
+    own_scores: Floats = np.take_along_axis(scores, at[:, None], axis=1)
+    return own_scores

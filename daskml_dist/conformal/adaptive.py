@@ -128,11 +128,11 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         -------
         self
         """
-        begun = clone(self)
-        begun.estimator = self.estimator  # a clone of a fitted one would have forgotten
-        begun.partial_fit(X, y)
-        copy_feature_attributes(self, begun)  # names of an earlier stream go
-        self.__dict__.update(vars(begun))
+        fresh = clone(self)
+        fresh.estimator = self.estimator  # a clone of a fitted one would have forgotten
+        fresh.partial_fit(X, y)
+        copy_feature_attributes(self, fresh)  # names of an earlier stream go
+        self.__dict__.update(vars(fresh))
         return self
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
@@ -164,14 +164,14 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         rows = as_collection(X, y, None, numeric=False)
         # Blocks are computed one by one: each is predicted by the model learned from the previous
         # ones. The state is replaced after the whole batch: a batch that fails does not change it.
-        made = self._copy_state()
+        updated = self._copy_state()
         for number, (block, target, _) in enumerate(rows.parts):
             index = None
             if rows.kind != "memory":
                 (block, target), index = compute((block, target))[0], number
             if block.shape[0]:
-                made._take_batch(convert_missing_to_nan(block), target, index)
-        self.__dict__.update(vars(made))
+                updated._take_batch(convert_missing_to_nan(block), target, index)
+        self.__dict__.update(vars(updated))
         copy_feature_attributes(self, self.estimator_)
         return self
 
@@ -180,8 +180,10 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         check_number("gamma", self.gamma, lambda v: v > 0, "> 0")
         check_count("window", self.window)
         check_flag("update", self.update)
-        learns = self.update or not is_fitted(vars(self).get("estimator_", self.estimator))
-        if learns and not hasattr(self.estimator, "partial_fit"):
+        needs_partial_fit = self.update or not is_fitted(
+            vars(self).get("estimator_", self.estimator)
+        )
+        if needs_partial_fit and not hasattr(self.estimator, "partial_fit"):
             raise InvalidParameterError(
                 f"{type(self.estimator).__name__} has no partial_fit. Pass a fitted estimator "
                 "with update=False, or one that learns batch by batch, such as SGDRegressor."
@@ -189,21 +191,21 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
 
     def _copy_state(self) -> Self:
         """Return a copy that a batch may change."""
-        made = copy.copy(self)
+        copied = copy.copy(self)
         if not hasattr(self, "level_"):
-            made.level_, made.n_rows_, made.n_errors_ = float(self.alpha), 0, 0
-            made._scores = np.empty(0)
+            copied.level_, copied.n_rows_, copied.n_errors_ = float(self.alpha), 0, 0
+            copied._scores = np.empty(0)
             is_ready = is_fitted(self.estimator)
-            made.estimator_ = copy.deepcopy(self.estimator) if is_ready else clone(self.estimator)
+            copied.estimator_ = copy.deepcopy(self.estimator) if is_ready else clone(self.estimator)
         else:
-            made.estimator_ = copy.deepcopy(self.estimator_) if self.update else self.estimator_
-        return made
+            copied.estimator_ = copy.deepcopy(self.estimator_) if self.update else self.estimator_
+        return copied
 
     def _take_batch(self, X: Any, target: Any, index: int | None) -> None:
         """Predict a batch, adapt the level to its errors, and learn it."""
-        found = as_column(target, name="y", index=index)
-        check_length(count_rows_of_block(X), found, "y", index or 0)
-        y = found.astype(np.float64)
+        column = as_column(target, name="y", index=index)
+        check_length(count_rows_of_block(X), column, "y", index or 0)
+        y = column.astype(np.float64)
         if not np.isfinite(y).all():
             raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
         # The first batch of an unfitted model has no predictions, and no errors.
@@ -217,12 +219,12 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
             self._follow_errors(scores)
             if not self.update:
                 return
-        self.estimator_.partial_fit(X, found)
+        self.estimator_.partial_fit(X, column)
 
     def _follow_errors(self, scores: Floats) -> None:
         """Change the level by the errors of rows, one after the other, and keep their scores."""
-        kept = deque(self._scores.tolist(), maxlen=int(self.window))
-        ordered = sorted(kept)  # kept in order beside the window: a quantile is one look
+        window = deque(self._scores.tolist(), maxlen=int(self.window))
+        ordered = sorted(window)  # kept in order beside the window: a quantile is one look
         for score in scores.tolist():
             is_error = score > _find_width(ordered, self.level_)
             # The update of Gibbs and Candes (2021): an error makes the next interval wider.
@@ -230,11 +232,11 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
             self.n_rows_ += 1
             self.n_errors_ += is_error
             # The oldest score leaves the window.
-            if len(kept) == kept.maxlen:
-                del ordered[bisect_left(ordered, kept[0])]
-            kept.append(score)
+            if len(window) == window.maxlen:
+                del ordered[bisect_left(ordered, window[0])]
+            window.append(score)
             insort(ordered, score)
-        self._scores = np.array(kept)
+        self._scores = np.array(window)
 
     def predict_interval(self, X: Any) -> Any:
         """Predict intervals at the current level.

@@ -47,16 +47,16 @@ class _ScoredLabels:
     classes: NDArray[Any]
 
     def __call__(self, fit: Any, X: Any, y: NDArray[Any]) -> Floats:
-        at = np.searchsorted(self.classes, y)
+        codes = np.searchsorted(self.classes, y)
         # A label above all classes would be looked up behind the last one.
-        at = np.minimum(at, len(self.classes) - 1)
-        if (self.classes[at] != y).any():
-            lacking = np.unique(y[self.classes[at] != y])[:5].tolist()
+        codes = np.minimum(codes, len(self.classes) - 1)
+        if (self.classes[codes] != y).any():
+            unknown = np.unique(y[self.classes[codes] != y])[:5].tolist()
             raise InvalidDataError(
-                f"y holds labels that the classifier has not learned: {lacking}. Drop these "
+                f"y holds labels that the classifier has not learned: {unknown}. Drop these "
                 "rows, or fit it to rows with all labels."
             )
-        return take_label_scores(self.score_all(fit, X), at)
+        return take_label_scores(self.score_all(fit, X), codes)
 
     def score_all(self, fit: Any, X: Any) -> Floats:
         """Return the scores of all labels, of shape (n, n_classes)."""
@@ -240,8 +240,8 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
         InvalidDataError
             The calibration rows are too few for `alpha`; a row is of a group that none of them has.
         """
-        none = np.empty((0, len(getattr(self, "classes_", ()))), bool)
-        lazy = self._map_block_method("predict_set", X, alpha, none)
+        no_rows = np.empty((0, len(getattr(self, "classes_", ()))), bool)
+        lazy = self._map_block_method("predict_set", X, alpha, no_rows)
         if lazy is not None:
             return lazy
         X = self._read_rows(X)
@@ -269,35 +269,35 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
                 for label in self.classes_.tolist()
             ]
             return np.column_stack(columns)
-        found = tables.limits_of_rows(0, alpha, self._groups_of(X), ratios, n)
-        return found[:, None]
+        limits = tables.limits_of_rows(0, alpha, self._groups_of(X), ratios, n)
+        return limits[:, None]
 
     def _join_sets(self, X: Any, alpha: float) -> NDArray[np.bool_]:
         """Return the sets of CV+: labels that conform at least as well as enough held-out rows."""
-        by_key, known, scored = self.tables_.tables, self.tables_.groups, self._scored_labels()
+        by_key, fit_groups, scored = self.tables_.tables, self.tables_.groups, self._scored_labels()
         scores = [scored.score_all(fit, X) for fit in self.fold_estimators_]
         by_class = self._make_groups() is _group_by_class
         groups = None if by_class else self._groups_of(X)
         sets = np.empty(scores[0].shape, bool)
-        for group, at in iterate_groups(groups, known):
+        for group, rows in iterate_groups(groups, fit_groups):
             for column, label in enumerate(self.classes_.tolist()):
                 keys = [
                     ScoreKey(fold, label if by_class else group, 0) for fold in range(len(scores))
                 ]
-                found = [by_key.get(key) for key in keys]
-                n_rows = sum(table.weight for table in found if table is not None)
+                fold_tables = [by_key.get(key) for key in keys]
+                n_rows = sum(table.weight for table in fold_tables if table is not None)
                 # A row of fold k is compared with the new one by the fit of fold k, which was
                 # trained on neither: the label stays unless too many of them conform better (Romano
                 # et al. 2020).
-                below = sum(
+                n_below = sum(
                     (
-                        table.count_below(score[at, column])
-                        for table, score in zip(found, scores, strict=True)
+                        table.count_below(score[rows, column])
+                        for table, score in zip(fold_tables, scores, strict=True)
                         if table is not None
                     ),
-                    start=np.zeros(len(scores[0][at])),
+                    start=np.zeros(len(scores[0][rows])),
                 )
-                sets[at, column] = below < find_conformal_rank(n_rows, alpha)
+                sets[rows, column] = n_below < find_conformal_rank(n_rows, alpha)
         return sets
 
 

@@ -127,11 +127,11 @@ class ConformalizedQuantileRegressor(OnBlocks, IntervalRegressor):
                     "quantile, one for the upper, and optionally one for point predictions."
                 )
             return list(self.estimator)
-        half = float(self.alpha) / 2
+        half_alpha = float(self.alpha) / 2
         # The median is for point predictions; scores use the other two.
         return [
             set_quantile(self.estimator, share, self.quantile_param)
-            for share in (half, 1 - half, 0.5)
+            for share in (half_alpha, 1 - half_alpha, 0.5)
         ]
 
     def _pools_fits(self) -> bool:
@@ -163,34 +163,34 @@ class ConformalizedQuantileRegressor(OnBlocks, IntervalRegressor):
 
 def set_quantile(estimator: Any, share: float, name: str | None) -> Any:
     """Return a clone of a regressor that estimates a quantile."""
-    made = clone(estimator)
-    params = made.get_params(deep=True)
+    regressor = clone(estimator)
+    params = regressor.get_params(deep=True)
     if name is not None:
         if name not in params:
             raise InvalidParameterError(
                 f"quantile_param={name!r} is not a parameter of {type(estimator).__name__}."
             )
-        return made.set_params(**{name: share})
+        return regressor.set_params(**{name: share})
     # The shortest name first: for a pipeline the last step that has one, for an estimator its own.
-    for own in sorted(params, key=len):
-        prefix, last = own[: own.rfind("__") + 2] if "__" in own else "", own.rpartition("__")[2]
+    for key in sorted(params, key=len):
+        prefix, last = key[: key.rfind("__") + 2] if "__" in key else "", key.rpartition("__")[2]
         loss = params.get(f"{prefix}loss", params.get(f"{prefix}objective"))
-        asks = isinstance(loss, Quantile) or (isinstance(loss, str) and loss == "quantile")
+        is_quantile = isinstance(loss, Quantile) or (isinstance(loss, str) and loss == "quantile")
         if last == "quantile":
-            if loss is not None and not asks:
+            if loss is not None and not is_quantile:
                 raise InvalidParameterError(
                     f"{prefix}loss={loss!r} does not estimate quantiles. Use "
                     f'{prefix}loss="quantile".'
                 )
-            return made.set_params(**{own: share})
-        if last not in ("loss", "objective") or not asks or f"{prefix}quantile" in params:
+            return regressor.set_params(**{key: share})
+        if last not in ("loss", "objective") or not is_quantile or f"{prefix}quantile" in params:
             continue
         # Estimators trained by steps have a loss; scikit-learn's GradientBoostingRegressor and
         # LightGBM name the quantile alpha.
         if isinstance(loss, Quantile) or f"{prefix}optimizer" in params:
-            return made.set_params(**{own: Quantile(share)})
+            return regressor.set_params(**{key: Quantile(share)})
         if f"{prefix}alpha" in params:
-            return made.set_params(**{f"{prefix}alpha": share})
+            return regressor.set_params(**{f"{prefix}alpha": share})
     raise InvalidParameterError(
         f"{type(estimator).__name__} has no quantile parameter. Use a quantile regressor, such "
         'as HistGradientBoostingRegressor(loss="quantile"), name its parameter with '

@@ -41,13 +41,13 @@ class _ScoredPrediction:
 
 def predict_numbers(fit: Any, X: Any) -> Floats:
     """Return the predictions of a regressor of one target, as float64 of one dimension."""
-    found = np.asarray(fit.predict(X), np.float64)
-    if found.ndim == 2 and found.shape[1] > 1:
+    predictions = np.asarray(fit.predict(X), np.float64)
+    if predictions.ndim == 2 and predictions.shape[1] > 1:
         raise InvalidDataError(
-            f"The regressor predicts {found.shape[1]} targets, but intervals are for one. Fit a "
-            "regressor for each target."
+            f"The regressor predicts {predictions.shape[1]} targets, but intervals are for one. "
+            "Fit a regressor for each target."
         )
-    return found.reshape(-1)
+    return predictions.reshape(-1)
 
 
 class IntervalRegressor(RegressorMixin, ConformalPredictor):
@@ -229,10 +229,10 @@ class ConformalRegressor(OnBlocks, IntervalRegressor):
         is_outermost = self.n_splits_ > 1 and self.method == "minmax"
         fits = self.fold_estimators_ if is_outermost else [self.estimator_]
         predicted = [predict_numbers(fit, X) for fit in fits]
-        units = [score.find_units(each) for each in predicted]
+        units = [score.find_units(center) for center in predicted]
         pairs = list(zip(predicted, units, strict=True))
-        lows = [each - widths[0] * unit for each, unit in pairs]
-        highs = [each + widths[-1] * unit for each, unit in pairs]
+        lows = [center - widths[0] * unit for center, unit in pairs]
+        highs = [center + widths[-1] * unit for center, unit in pairs]
         return np.column_stack([np.min(lows, axis=0), np.max(highs, axis=0)])
 
     def _join_intervals(self, X: Any, score: ResidualScore, alpha: float) -> Floats:
@@ -245,19 +245,19 @@ class ConformalRegressor(OnBlocks, IntervalRegressor):
         centers = np.column_stack([predict_numbers(fit, X) for fit in self.fold_estimators_])
         units = np.column_stack([score.find_units(column) for column in centers.T])
         ends = np.empty((len(centers), 2))
-        for group, at in iterate_groups(self._groups_of(X), tables.groups):
-            of_rows, scale = np.ascontiguousarray(centers[at]), np.ascontiguousarray(units[at])
+        for group, rows in iterate_groups(self._groups_of(X), tables.groups):
+            center, scale = np.ascontiguousarray(centers[rows]), np.ascontiguousarray(units[rows])
             # Each fit's prediction, minus and plus each score of the rows that it was held out of.
             # The lower end is the upper end of the mirrored numbers.
             for side, sign in ((0, -1.0), (tables.n_sides - 1, 1.0)):
                 arrays = _FoldArrays.of(by_key, group, side, centers.shape[1])
-                asked = find_conformal_rank(arrays.weight, tables.share_of_side(alpha))
-                found = np.empty(len(of_rows))
+                rank = find_conformal_rank(arrays.weight, tables.share_of_side(alpha))
+                bounds = np.empty(len(center))
                 select_shifted(
-                    sign * of_rows, scale, arrays.values, arrays.reached, arrays.starts,
-                    asked + arrays.error, found,
+                    sign * center, scale, arrays.values, arrays.reached, arrays.starts,
+                    rank + arrays.error, bounds,
                 )  # fmt: skip
-                ends[at, int(sign > 0)] = sign * found
+                ends[rows, int(sign > 0)] = sign * bounds
         return ends
 
 
@@ -289,12 +289,12 @@ class _FoldArrays:
         """Return the scores of a group and side."""
         keys = [ScoreKey(fold, group, side) for fold in range(n_folds)]
         # A fold may lack a group.
-        found = [tables.get(key) for key in keys]
+        fold_tables = [tables.get(key) for key in keys]
         empty = np.empty(0)
         return cls(
-            np.concatenate([empty if table is None else table.values for table in found]),
-            np.concatenate([empty if table is None else table.reached for table in found]),
-            np.cumsum([0, *(0 if table is None else len(table.values) for table in found)]),
-            sum(0.0 if table is None else table.weight for table in found),
-            sum(0.0 if table is None else table.error for table in found),
+            np.concatenate([empty if table is None else table.values for table in fold_tables]),
+            np.concatenate([empty if table is None else table.reached for table in fold_tables]),
+            np.cumsum([0, *(0 if table is None else len(table.values) for table in fold_tables)]),
+            sum(0.0 if table is None else table.weight for table in fold_tables),
+            sum(0.0 if table is None else table.error for table in fold_tables),
         )

@@ -251,7 +251,7 @@ def submit_tasks(
     if not graph:
         return {}
     # An empty list of workers means any worker.
-    pins = {key: [] if (at := workers.get(key)) is None else [at] for key in graph}
+    pins = {key: [] if (worker := workers.get(key)) is None else [worker] for key in graph}
     # If the value is callable, the scheduler calls it with each key.
     with annotate(workers=pins.__getitem__):
         futures: dict[Any, Any] = client._graph_to_futures(
@@ -318,9 +318,9 @@ async def is_process_busy(client: Any, address: str) -> bool:
             return False
         with suppress(psutil.Error):
             process = psutil.Process(dask_worker.pid)
-            before = sum(process.cpu_times()[:2])
+            start_seconds = sum(process.cpu_times()[:2])
             await asyncio.sleep(_LOOKS_APART)
-            if sum(process.cpu_times()[:2]) - before >= _BUSY_CPU_SECONDS:
+            if sum(process.cpu_times()[:2]) - start_seconds >= _BUSY_CPU_SECONDS:
                 return True
             # On a busy machine the process may wait longer than that for a core. Linux shows this
             # per thread: the main thread sleeps while another one holds Python's lock. A thread in
@@ -367,17 +367,21 @@ def release_stuck_tasks(
     def free(dask_scheduler: Any) -> None:
         stimulus = "daskml-dist-free-tasks"
         tasks, running = dask_scheduler.tasks, dask_scheduler.running
-        able = {worker.address for worker in running}
+        running_addresses = {worker.address for worker in running}
         moves: dict[Any, str] = {}
         # The tasks and all their dependencies that are not in memory.
-        stack, seen = [tasks[key] for key in keys if key in tasks], set()
+        stack, visited = [tasks[key] for key in keys if key in tasks], set()
         while stack:
             ts = stack.pop()
-            if ts in seen or ts.state == "memory":
+            if ts in visited or ts.state == "memory":
                 continue
-            seen.add(ts)
+            visited.add(ts)
             stack.extend(ts.dependencies)
-            if ours and ts.worker_restrictions and not able.intersection(ts.worker_restrictions):
+            if (
+                ours
+                and ts.worker_restrictions
+                and not running_addresses.intersection(ts.worker_restrictions)
+            ):
                 dask_scheduler.set_restrictions({ts.key: None})
                 if ts.state == "no-worker":
                     moves[ts.key] = "processing"
@@ -390,7 +394,7 @@ def release_stuck_tasks(
         # gives them up. Resetting the count lets them be retried.
         erred = [key for key in killed or () if key in tasks and tasks[key].state == "erred"]
         if erred:
-            for ts in seen:
+            for ts in visited:
                 ts.suspicious = 0
             dask_scheduler.stimulus_retry(erred)
 
@@ -410,26 +414,26 @@ def find_unmet_demands(client: Any, keys: list[Any]) -> str:
         if not dask_scheduler.unrunnable:
             return ""
         # The tasks and all their dependencies that are not in memory.
-        stack, seen = [tasks[key] for key in keys if key in tasks], set()
+        stack, visited = [tasks[key] for key in keys if key in tasks], set()
         while stack:
             ts = stack.pop()
-            if ts in seen or ts.state == "memory":
+            if ts in visited or ts.state == "memory":
                 continue
             if ts.processing_on:
                 return ""
-            seen.add(ts)
+            visited.add(ts)
             stack.extend(ts.dependencies)
             if ts not in dask_scheduler.unrunnable:
                 continue
-            asked = ts.resource_restrictions or {}
-            places = {*(ts.worker_restrictions or ()), *(ts.host_restrictions or ())}
+            demanded = ts.resource_restrictions or {}
+            allowed = {*(ts.worker_restrictions or ()), *(ts.host_restrictions or ())}
             if not any(
-                all(worker.resources.get(name, 0) >= asked[name] for name in asked)
+                all(worker.resources.get(name, 0) >= demanded[name] for name in demanded)
                 for worker in dask_scheduler.workers.values()
             ):
-                demands.add(f"no worker has the resources {dict(asked)}")
-            elif places and not dask_scheduler.valid_workers(ts):
-                demands.add(f"no worker is one of {sorted(places)}")
+                demands.add(f"no worker has the resources {dict(demanded)}")
+            elif allowed and not dask_scheduler.valid_workers(ts):
+                demands.add(f"no worker is one of {sorted(allowed)}")
         return ", and ".join(sorted(demands))
 
     with suppress(Exception):  # the scheduler is gone, or of another version
@@ -512,9 +516,9 @@ def renew_timers(node: Any) -> int:
     # A client stores its timers under a private name.
     timers = node._periodic_callbacks if isinstance(node, Client) else node.periodic_callbacks
     for timer in list(timers.values()):
-        ahead = getattr(timer, "_next_timeout", now) - now
+        delay = getattr(timer, "_next_timeout", now) - now
         # The next call of a timer is at most one interval in the future.
-        if timer.is_running() and ahead > 2 * timer.callback_time / 1e3:
+        if timer.is_running() and delay > 2 * timer.callback_time / 1e3:
             timer.stop()
             timer.start()
             n_renewed += 1
@@ -529,12 +533,12 @@ def renew_timers(node: Any) -> int:
 def _list_message_streams(node: Any) -> list[Any]:
     """Return the streams in which a worker, a scheduler or a client sends messages in batches."""
     if isinstance(node, Client):
-        found = [node.scheduler_comm]
+        streams = [node.scheduler_comm]
     elif isinstance(node, Worker):
-        found = [node.batched_stream]
+        streams = [node.batched_stream]
     else:
-        found = [*node.stream_comms.values(), *node.client_comms.values()]
-    return [stream for stream in found if stream is not None]
+        streams = [*node.stream_comms.values(), *node.client_comms.values()]
+    return [stream for stream in streams if stream is not None]
 
 
 def renew_client_timers(client: Any) -> None:

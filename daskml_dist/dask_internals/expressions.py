@@ -50,8 +50,8 @@ def find_read_function(frame: Any) -> Any:
     expr = frame.expr
     while isinstance(expr, Projection):
         expr = expr.frame
-    whole = isinstance(expr, FromMap) and expr.operand("_partitions") is None
-    return expr.func if whole else None
+    reads_all = isinstance(expr, FromMap) and expr.operand("_partitions") is None
+    return expr.func if reads_all else None
 
 
 # --- three ways to lower ---------------------------------------------------------------------
@@ -76,8 +76,8 @@ def lower_together(exprs: list[Expr]) -> Sequence[Expr]:
 
 def lower_separately(exprs: list[Expr]) -> Sequence[Expr]:
     """Lower each expression alone; shuffles keep all columns, so that they are always the same."""
-    known: dict[str, Expr] = {}
-    return [_lower_shuffles(expr, known).simplify().lower_completely() for expr in exprs]
+    lowered_by_name: dict[str, Expr] = {}
+    return [_lower_shuffles(expr, lowered_by_name).simplify().lower_completely() for expr in exprs]
 
 
 def lower_all_partitions(exprs: list[Expr]) -> Sequence[Expr]:
@@ -85,8 +85,8 @@ def lower_all_partitions(exprs: list[Expr]) -> Sequence[Expr]:
 
     A filter that is pushed into a read may remove partitions, so that others no longer match.
     """
-    known: dict[str, Expr] = {}
-    return [_lower_shuffles(expr, known).lower_completely() for expr in exprs]
+    lowered_by_name: dict[str, Expr] = {}
+    return [_lower_shuffles(expr, lowered_by_name).lower_completely() for expr in exprs]
 
 
 def _lower_shuffles(expr: Expr, known: dict[str, Expr]) -> Expr:
@@ -145,23 +145,23 @@ def _resolve_aliases(keys: list[Any], tasks: dict[Any, Any]) -> list[Any]:
 
     The aliases themselves would be separate tasks.
     """
-    found = []
+    resolved = []
     for key in keys:
         while isinstance(tasks.get(key), Alias) and tasks[key].target in tasks:
             key = tasks[key].target
-        found.append(key)
+        resolved.append(key)
     # Two partitions with one key would be one task, and a block of rows would be missing.
-    return found if len(set(found)) == len(keys) else keys
+    return resolved if len(set(resolved)) == len(keys) else keys
 
 
 def _build_graph(*lowered: Expr) -> dict[Any, Any]:
     """Return the tasks of lowered expressions; tasks of shared parts are made once."""
     graph: dict[Any, Any] = {}
-    seen: set[str] = set()
+    visited: set[str] = set()
     for expr in lowered:
         for node in expr.walk():
-            if node._name not in seen:
-                seen.add(node._name)
+            if node._name not in visited:
+                visited.add(node._name)
                 graph.update(node._layer())
     # `from_delayed` without a check of its partitions stores aliases under wrong keys.
     for key, task in graph.items():

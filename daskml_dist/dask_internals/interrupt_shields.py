@@ -46,10 +46,10 @@ def process_group() -> tuple[Any, ...] | None:
     """
     if not hasattr(os, "getpgrp"):
         return None
-    place: list[Any] = [socket.gethostname(), os.getpgrp()]
+    parts: list[Any] = [socket.gethostname(), os.getpgrp()]
     with suppress(OSError):  # containers may share a host name and process ids
-        place.append(os.readlink("/proc/self/ns/pid"))
-    return tuple(place)
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return tuple(parts)
 
 
 def shield_from_interrupts(name: str, pid: int, group: tuple[Any, ...]) -> bool:
@@ -158,10 +158,10 @@ class Shielding:
         """Shield new workers; return whether there may be more."""
         workers = await self._list_workers()
         # Only processes of this machine can be in the client's process group.
-        new = set(filter(_is_on_this_host, workers)) - self._covered
-        self._covered |= new
-        if new and not await self._call_everywhere(
-            new, shield_from_interrupts, self._name, os.getpid(), self._group
+        new_workers = set(filter(_is_on_this_host, workers)) - self._covered
+        self._covered |= new_workers
+        if new_workers and not await self._call_everywhere(
+            new_workers, shield_from_interrupts, self._name, os.getpid(), self._group
         ):
             _shielded_alone.add(self._client)
         return bool(self._covered) or not workers
@@ -185,11 +185,11 @@ class Shielding:
         if client not in _shielded_alone:
             calls.append(client.run_on_scheduler(function, *args))
             calls += [run(workers=workers, nanny=True)] if workers else []
-        beside: list[Any] = []
+        effects: list[Any] = []
         with suppress(TimeoutError):
-            found = asyncio.gather(*calls, return_exceptions=True)
-            beside = (await asyncio.wait_for(found, _END))[bool(workers) :]
-        return any(any(f.values()) if isinstance(f, dict) else f for f in beside)
+            outcomes = asyncio.gather(*calls, return_exceptions=True)
+            effects = (await asyncio.wait_for(outcomes, _END))[bool(workers) :]
+        return any(any(f.values()) if isinstance(f, dict) else f for f in effects)
 
 
 def _is_on_this_host(address: str) -> bool:

@@ -88,16 +88,16 @@ def collect_layers(lazy: Iterable[Any]) -> dict[str, Mapping[Any, Any]]:
 
 def find_futures(graphs: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
     """Return every future in some graphs, by its key, at any depth of an argument."""
-    found: dict[Any, Any] = {}
+    futures: dict[Any, Any] = {}
     if "distributed" not in sys.modules:
-        return found
+        return futures
     stack: list[Any] = []
     for graph in graphs:
         stack.extend(graph.values())
         while stack:
             value = stack.pop()
             if is_future(value):
-                found[value.key] = value
+                futures[value.key] = value
             elif isinstance(value, Task):  # Dask's containers (`List`, `Dict`) are also tasks
                 stack.extend(value.args)
                 stack.extend(value.kwargs.values())
@@ -105,7 +105,7 @@ def find_futures(graphs: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
                 stack.extend(value.values())
             elif isinstance(value, _CONTAINER_TYPES):
                 stack.extend(value)
-    return found
+    return futures
 
 
 def convert_to_tasks(
@@ -128,16 +128,16 @@ def collect_dependencies(tasks: Mapping[Any, GraphNode]) -> set[Any]:
 
 def select_tasks(tasks: Mapping[Any, GraphNode], keys: Iterable[Any]) -> dict[Any, GraphNode]:
     """Return the tasks that are needed for some keys; data on workers has no task."""
-    found: dict[Any, GraphNode] = {}
+    selected: dict[Any, GraphNode] = {}
     stack = list(keys)
     while stack:
         key = stack.pop()
         # Keys without a task are data that workers hold.
-        if key in found or key not in tasks:
+        if key in selected or key not in tasks:
             continue
-        found[key] = tasks[key]
+        selected[key] = tasks[key]
         stack.extend(tasks[key].dependencies)
-    return found
+    return selected
 
 
 def describe_task(key: Any, tasks: Mapping[Any, Any]) -> str:
@@ -167,21 +167,21 @@ def find_shuffles(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
     if not any(is_unordered_shuffle(task) for task in tasks.values()):
         return frozenset()
     tasks = {**dict(graph), **tasks}
-    found, seen, stack = set(), set(), list(keys)
+    shuffles, visited, stack = set(), set(), list(keys)
     while stack:
         key = stack.pop()
-        if key in seen or key not in tasks:
+        if key in visited or key not in tasks:
             continue
-        seen.add(key)
+        visited.add(key)
         task = convert_legacy_task(key, tasks[key], tasks)
         if not is_unordered_shuffle(task):
             stack.extend(getattr(task, "dependencies", ()))  # a literal has none
         else:
             # Reads from disk have a unique key; keys in between are drawn at random.
-            found.add(
+            shuffles.add(
                 key[0] if _get_function_name(task) == (_DISK_SHUFFLE_MODULE, "collect") else key
             )
-    return frozenset(found)
+    return frozenset(shuffles)
 
 
 def _iterate_layers(graph: Any) -> Iterator[Mapping[Any, Any]]:

@@ -49,9 +49,9 @@ def make_baskets(
         # scheduler. With a cluster, the user's setting is used.
         method = "tasks" if client is None and not _has_client() else None
         # All entries of a basket must be in one partition, where they become one row.
-        together = rows.shuffle(on=basket, shuffle_method=method)
-        make, known = delayed(matrix, pure=False), delayed(items, pure=False)
-        return [make(part, known) for part in lower_partitions(together)], items
+        shuffled = rows.shuffle(on=basket, shuffle_method=method)
+        make, delayed_items = delayed(matrix, pure=False), delayed(items, pure=False)
+        return [make(part, delayed_items) for part in lower_partitions(shuffled)], items
 
 
 def _check_basket_columns(frame: Any, basket: Any, item: Any) -> None:
@@ -137,8 +137,8 @@ def _mark_block(block: Any) -> NDArray[np.bool_]:
             "item is in a basket: make it zero or more, or NaN for unknown."
         )
     # Two columns per item: present (and known), and known.
-    known = ~np.isnan(values)
-    return np.hstack([known & (values != 0), known])
+    is_known = ~np.isnan(values)
+    return np.hstack([is_known & (values != 0), is_known])
 
 
 def _check_table(X: Any) -> None:

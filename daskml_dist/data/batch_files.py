@@ -121,15 +121,17 @@ class _FramesInFiles(TableSource):
 
 def _join_categories(empties: list[Any]) -> dict[Any, Any]:
     """Return the dtypes, with all categories, of columns whose categories differ by batch."""
-    pandas, found = load_pandas(), {}
-    for at, name in enumerate(empties[0].columns):
-        dtypes = [frame.dtypes.iloc[at] for frame in empties]
+    pandas, joined = load_pandas(), {}
+    for i, name in enumerate(empties[0].columns):
+        dtypes = [frame.dtypes.iloc[i] for frame in empties]
         if not all(isinstance(dtype, pandas.CategoricalDtype) for dtype in dtypes):
             continue
-        known = [tuple(dtype.categories) for dtype in dtypes]
-        if len(set(known)) > 1:
-            found[name] = pandas.CategoricalDtype(list(dict.fromkeys(chain.from_iterable(known))))
-    return found
+        categories = [tuple(dtype.categories) for dtype in dtypes]
+        if len(set(categories)) > 1:
+            joined[name] = pandas.CategoricalDtype(
+                list(dict.fromkeys(chain.from_iterable(categories)))
+            )
+    return joined
 
 
 def _put_back(first: Any, others: Iterator[Any]) -> Iterator[Any]:
@@ -167,26 +169,26 @@ def spool_batches(batches: Iterator[Any], read_piece: Callable[[Any], Any]) -> t
     if _split_batch(first, read_piece) is None:
         return _put_back(first, batches), None, None
     folder = RowsFolder()
-    # `like`: the first batch without its rows; `empties`: each stored batch without its rows.
-    like: list[Any] | None = None
+    # The first batch without its rows, and each stored batch without its rows.
+    first_empties: list[Any] | None = None
     row_counts, empties = list[int](), list[list[Any]]()
     for number, batch in enumerate(chain([first], batches)):
         pieces = _split_batch(batch, read_piece)
-        if pieces is None or (like is not None and len(pieces) != len(like)):
+        if pieces is None or (first_empties is not None and len(pieces) != len(first_empties)):
             raise InvalidTypeError(
                 f"Batch {number} is a {type(batch).__name__}, but the first one was of another "
                 "kind. Every batch must be a table, a two-dimensional array, or a tuple (X, y)."
             )
-        lengths = {name: one.shape[0] for name, one in zip(_PIECE_NAMES, pieces, strict=False)}
+        lengths = {name: piece.shape[0] for name, piece in zip(_PIECE_NAMES, pieces, strict=False)}
         if len(set(lengths.values())) > 1:
             raise InvalidDataError(
                 f"Batch {number} has parts of different lengths: {lengths}. Give one target "
                 "per row."
             )
-        if like is None:
-            like = [piece[:0] for piece in pieces]
+        if first_empties is None:
+            first_empties = [piece[:0] for piece in pieces]
         else:
-            _check_like_first(pieces, like, number)
+            _check_like_first(pieces, first_empties, number)
         # An empty batch, for example from a filter, may have any dtype: it is left out.
         if not lengths["X"]:
             continue
@@ -199,30 +201,30 @@ def spool_batches(batches: Iterator[Any], read_piece: Callable[[Any], Any]) -> t
             "The batches of X hold 0 sample(s), while a minimum of 1 is required. Check the "
             "filter that they come from."
         )
-    found = [
-        _join_pieces(folder, name, [one[at] for one in empties], row_counts)
-        for at, name in enumerate(_PIECE_NAMES[: len(empties[0])])
+    collections = [
+        _join_pieces(folder, name, [pieces[i] for pieces in empties], row_counts)
+        for i, name in enumerate(_PIECE_NAMES[: len(empties[0])])
     ]
-    X, y, sample_weight = [*found, None, None][: len(_PIECE_NAMES)]
+    X, y, sample_weight = [*collections, None, None][: len(_PIECE_NAMES)]
     return X, y, sample_weight
 
 
 def _split_batch(batch: Any, read_piece: Callable[[Any], Any]) -> list[Any] | None:
     """Return the X of a batch, and its y and weights if any; None if it is not a batch."""
     # Loaders of torch yield lists instead of tuples.
-    several = isinstance(batch, tuple) or (
-        isinstance(batch, list) and all(getattr(one, "ndim", 0) for one in batch)
+    is_tuple = isinstance(batch, tuple) or (
+        isinstance(batch, list) and all(getattr(value, "ndim", 0) for value in batch)
     )
-    pieces = list(batch) if several else [batch]
+    pieces = list(batch) if is_tuple else [batch]
     while pieces and pieces[-1] is None:  # (X, y, None): no weights
         pieces.pop()
     if not 1 <= len(pieces) <= len(_PIECE_NAMES):
         return None
-    X, *beside = [_read_rows(piece, read_piece) for piece in pieces]
+    X, *y_and_weights = [_read_rows(piece, read_piece) for piece in pieces]
     # One-dimensional items are single rows or scalars, of which there may be millions.
-    if getattr(X, "ndim", 0) < 2 or any(getattr(one, "ndim", 0) < 1 for one in beside):
+    if getattr(X, "ndim", 0) < 2 or any(getattr(value, "ndim", 0) < 1 for value in y_and_weights):
         return None
-    return [X, *(_read_column(one) for one in beside)]
+    return [X, *(_read_column(value) for value in y_and_weights)]
 
 
 def _read_rows(piece: Any, read_piece: Callable[[Any], Any]) -> Any:
@@ -248,12 +250,14 @@ def _read_column(values: Any) -> Any:
 
 def _check_like_first(pieces: list[Any], empties: list[Any], number: int) -> None:
     """Check that a batch has the same columns as the first one."""
-    for name, *both in zip(_PIECE_NAMES, pieces, empties, strict=False):
-        found, first = (list(getattr(one, "columns", one.shape[1:])) for one in both)
-        if found != first:
+    for name, *compared in zip(_PIECE_NAMES, pieces, empties, strict=False):
+        columns, first_columns = (
+            list(getattr(piece, "columns", piece.shape[1:])) for piece in compared
+        )
+        if columns != first_columns:
             raise InvalidDataError(
-                f"Batch {number}: {name} has the columns {found}, and that of the first batch "
-                f"{first}. Give every batch the same columns in the same order."
+                f"Batch {number}: {name} has the columns {columns}, and that of the first batch "
+                f"{first_columns}. Give every batch the same columns in the same order."
             )
 
 
@@ -261,12 +265,12 @@ def _join_pieces(folder: RowsFolder, name: str, empties: list[Any], row_counts: 
     """Return the X, y or weights of all batches as one Dask collection, whose tasks read files."""
     if hasattr(empties[0], "columns"):
         return make_frame(_FramesInFiles(folder, empties, row_counts))
-    dtype = _find_common_dtype([one.dtype for one in empties], name)
+    dtype = _find_common_dtype([empty.dtype for empty in empties], name)
     # All batches are read with one dtype, whatever dtype each was written with.
-    read = delayed(_ArrayRead(folder, name, dtype), pure=False)
+    read_batch = delayed(_ArrayRead(folder, name, dtype), pure=False)
     meta = empties[0].astype(dtype)
     chunks = [
-        da.from_delayed(read(i), (n, *meta.shape[1:]), dtype=dtype, meta=meta)
+        da.from_delayed(read_batch(i), (n, *meta.shape[1:]), dtype=dtype, meta=meta)
         for i, n in enumerate(row_counts)
     ]
     return da.concatenate(chunks)

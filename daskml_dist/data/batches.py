@@ -120,8 +120,8 @@ def split_rows(
     # Even boundaries, each moved to a block's boundary if one is near enough.
     cuts = (np.arange(n_lanes + 1) * total) // n_lanes
     if snap and total:
-        after = np.searchsorted(edges, cuts).clip(1, len(edges) - 1)
-        below, above = edges[after - 1], edges[after]
+        next_edge = np.searchsorted(edges, cuts).clip(1, len(edges) - 1)
+        below, above = edges[next_edge - 1], edges[next_edge]
         nearest = np.where(cuts - below <= above - cuts, below, above)
         close = np.abs(nearest - cuts) <= snap * total / n_lanes
         cuts = np.where(close, nearest, cuts)
@@ -158,9 +158,9 @@ def make_column_lanes(rows: Mapping[int, int], n_parts: int) -> list[LaneSpec]:
         LaneSpec(
             part,
             tuple(
-                Segment(block, 0, rows[block], drawn_as=at)
-                for at in range(n_blocks)
-                if rows[block := part * n_blocks + at]
+                Segment(block, 0, rows[block], drawn_as=position)
+                for position in range(n_blocks)
+                if rows[block := part * n_blocks + position]
             ),
         )
         for part in range(n_parts)
@@ -169,15 +169,21 @@ def make_column_lanes(rows: Mapping[int, int], n_parts: int) -> list[LaneSpec]:
 
 def make_block_lanes(rows: Mapping[int, int]) -> list[LaneSpec]:
     """Return a lane for each block that has rows."""
-    filled = [Segment(block, 0, rows[block]) for block in sorted(rows) if rows[block]]
-    return [LaneSpec(i, (segment,)) for i, segment in enumerate(filled)]
+    segments = [Segment(block, 0, rows[block]) for block in sorted(rows) if rows[block]]
+    return [LaneSpec(i, (segment,)) for i, segment in enumerate(segments)]
 
 
 def make_whole_lanes(rows: Mapping[int, int], n_lanes: int) -> list[LaneSpec]:
     """Return lanes of whole consecutive blocks, nearly equal in number."""
-    each = len(rows) // n_lanes
+    n_lane_blocks = len(rows) // n_lanes
     return [
-        LaneSpec(lane, tuple(Segment(b, 0, rows[b]) for b in range(lane * each, (lane + 1) * each)))
+        LaneSpec(
+            lane,
+            tuple(
+                Segment(b, 0, rows[b])
+                for b in range(lane * n_lane_blocks, (lane + 1) * n_lane_blocks)
+            ),
+        )
         for lane in range(n_lanes)
     ]
 
@@ -282,8 +288,8 @@ class LaneRows:
         """Yield each block that has training rows, with these rows, in stored order."""
         for i, segment in enumerate(self.segments):
             if len(segment):
-                whole = slice(segment.start, segment.stop)
-                yield segment.block, self._split(i)[1] if self._held[i] else whole
+                segment_rows = slice(segment.start, segment.stop)
+                yield segment.block, self._split(i)[1] if self._held[i] else segment_rows
 
     def _random(self, pass_: int, *segments: Segment) -> np.random.Generator:
         """Return the random generator of a pass over segments; it is the same on every worker."""
@@ -295,16 +301,18 @@ class LaneRows:
 
     def _visit(self, pass_: int) -> list[list[int]]:
         """Return the segments in the order of a pass, in groups that are shuffled together."""
-        visit = [i for i, segment in enumerate(self.segments) if len(segment)]
+        segment_order = [i for i, segment in enumerate(self.segments) if len(segment)]
         if self._is_full:
             # A full batch needs no random order: views of the blocks, in sequence, are enough.
-            return [[i] for i in visit]
+            return [[i] for i in segment_order]
         # With only one group, the order of its blocks does not matter: their rows are shuffled
         # together.
-        if self._shuffle and len(visit) > self._size:
-            first = self.segments[visit[0]]
-            visit = [visit[i] for i in self._random(pass_, first).permutation(len(visit))]
-        return [visit[i : i + self._size] for i in range(0, len(visit), self._size)]
+        if self._shuffle and len(segment_order) > self._size:
+            first = self.segments[segment_order[0]]
+            segment_order = [
+                segment_order[i] for i in self._random(pass_, first).permutation(len(segment_order))
+            ]
+        return [segment_order[i : i + self._size] for i in range(0, len(segment_order), self._size)]
 
     def blocks(self, pass_: int) -> list[list[int]]:
         """Return the blocks of a pass in order, in groups that are needed at the same time."""
@@ -314,8 +322,8 @@ class LaneRows:
         """Yield each segment as a whole, in stored order."""
         for (i,) in groups:
             segment = self.segments[i]
-            whole = slice(segment.start, segment.stop)
-            yield segment.block, self._split(i)[1] if self._held[i] else whole
+            segment_rows = slice(segment.start, segment.stop)
+            yield segment.block, self._split(i)[1] if self._held[i] else segment_rows
 
     def batches(self, pass_: int, start: int = 0) -> Iterator[list[DrawnRows]]:
         """Yield the batches of a pass (from 1), from step `start` on: lists of (block, rows)."""
@@ -327,38 +335,38 @@ class LaneRows:
         # Batch s holds rows cuts[s] to cuts[s + 1] in the order of the pass: sizes differ by at
         # most one row.
         cuts = ((np.arange(self._n_steps + 1) * self.n_rows) // self._n_steps).tolist()
-        done = 0
+        n_visited = 0
         step = 0
         open_batch: list[DrawnRows] = []
         for group in groups:
-            size, taken = self._group(pass_, group)
+            size, drawn_group = self._group(pass_, group)
             take: Callable[[int, int], Sequence[DrawnRows]] = (
-                taken.in_turn if self._in_turn else taken
+                drawn_group.in_turn if self._in_turn else drawn_group
             )
             # Batches that end in this group; the first may have begun in an earlier group.
-            while step < self._n_steps and cuts[step + 1] <= done + size:
-                low = max(cuts[step] - done, 0)
+            while step < self._n_steps and cuts[step + 1] <= n_visited + size:
+                low = max(cuts[step] - n_visited, 0)
                 if step >= start:
-                    yield [*open_batch, *take(low, cuts[step + 1] - done)]
+                    yield [*open_batch, *take(low, cuts[step + 1] - n_visited)]
                 open_batch = []
                 step += 1
             # The remaining rows of the group begin a batch that later groups complete.
-            if step < self._n_steps and cuts[step] < done + size:
-                open_batch = [*open_batch, *take(max(cuts[step] - done, 0), size)]
-            done += size
+            if step < self._n_steps and cuts[step] < n_visited + size:
+                open_batch = [*open_batch, *take(max(cuts[step] - n_visited, 0), size)]
+            n_visited += size
         for _ in range(max(step, start), self._n_steps):
             yield []
 
     def _group(self, pass_: int, group: list[int]) -> tuple[int, _GroupOrder]:
         """Return the number of training rows of a group of segments, and their shuffled order."""
         segments = [self.segments[i] for i in group]
-        kept = [self._split(i)[1] if self._held[i] else None for i in group]
+        training_rows = [self._split(i)[1] if self._held[i] else None for i in group]
         sizes = [len(self.segments[i]) - self._held[i] for i in group]
         order: NDArray[np.intp] | None = None
         if self._shuffle:
             order = self._random(pass_, *segments).permutation(sum(sizes) // self._run)
         return sum(sizes), _GroupOrder(
-            list(zip(segments, kept, strict=True)), sizes, order, self._run
+            list(zip(segments, training_rows, strict=True)), sizes, order, self._run
         )
 
 
@@ -418,8 +426,8 @@ class ClientRows(LaneRows):
     def blocks(self, pass_: int) -> list[list[int]]:
         return [
             group
-            for own in self._own_passes(pass_)
-            for group in super(ClientRows, self).blocks(own)
+            for lane_pass in self._own_passes(pass_)
+            for group in super(ClientRows, self).blocks(lane_pass)
         ]
 
     def batches(self, pass_: int, start: int = 0) -> Iterator[list[DrawnRows]]:
@@ -457,14 +465,14 @@ class PoissonRows(LaneRows):
             return
         members = [segment for segment in self.segments if len(segment)]
         edges = np.cumsum([0, *map(len, members)])
-        for step, at in enumerate(self._draw_positions(pass_, members)):
+        for step, positions in enumerate(self._draw_positions(pass_, members)):
             if step < start:
                 continue
-            batch: list[DrawnRows] = [(members[0].block, at + members[0].start)]
+            batch: list[DrawnRows] = [(members[0].block, positions + members[0].start)]
             if len(members) > 1:
-                cuts = np.searchsorted(at, edges)
+                cuts = np.searchsorted(positions, edges)
                 batch = [
-                    (segment.block, at[a:b] - edge + segment.start)
+                    (segment.block, positions[a:b] - edge + segment.start)
                     for segment, edge, a, b in zip(members, edges, cuts, cuts[1:], strict=False)
                     if a < b
                 ]
@@ -480,25 +488,25 @@ class PoissonRows(LaneRows):
         # A geometric variable is an exponential one, rounded down: NumPy's own geometric draws take
         # four times as long.
         scale = -1 / math.log1p(-1 / self._n_steps)
-        step, last, rest = 0, -1, np.empty(0, np.intp)
+        step, last_trial, pending = 0, -1, np.empty(0, np.intp)
         while step < self._n_steps:
             gaps = random.standard_exponential(at_once)
             gaps *= scale
             drawn = gaps.astype(np.intp)
             drawn += 1
-            drawn[0] += last
+            drawn[0] += last_trial
             drawn = np.cumsum(drawn, out=drawn)
-            last = int(drawn[-1])
+            last_trial = int(drawn[-1])
             # Steps whose rows have all been drawn; the remaining draws belong to the next step.
-            done = min(last // n_rows, self._n_steps)
-            rest = np.concatenate([rest, drawn])
-            if done == step:
+            step_stop = min(last_trial // n_rows, self._n_steps)
+            pending = np.concatenate([pending, drawn])
+            if step_stop == step:
                 continue
-            firsts = np.arange(step, done + 1) * n_rows
-            cuts = np.searchsorted(rest, firsts[1:]).tolist()
+            firsts = np.arange(step, step_stop + 1) * n_rows
+            cuts = np.searchsorted(pending, firsts[1:]).tolist()
             for first, a, b in zip(firsts.tolist(), [0, *cuts], cuts, strict=False):
-                yield rest[a:b] - first
-            step, rest = done, rest[cuts[-1] :]
+                yield pending[a:b] - first
+            step, pending = step_stop, pending[cuts[-1] :]
 
 
 class _GroupOrder:
@@ -521,9 +529,9 @@ class _GroupOrder:
         self._order = order
         self._run = run
         # In a single segment without held-out rows, positions convert to rows directly.
-        alone = len(members) == 1 and members[0][1] is None
-        self._first = members[0][0].start if alone else 0
-        self._alone = alone
+        is_whole_block = len(members) == 1 and members[0][1] is None
+        self._first = members[0][0].start if is_whole_block else 0
+        self._alone = is_whole_block
         self._ahead: NDArray[np.intp] = np.empty(0, np.intp)
         self._ahead_from = 0
         self._blocks_ahead: NDArray[np.intp] = np.empty(0, np.intp)
@@ -533,30 +541,30 @@ class _GroupOrder:
             return []
         if self._run >= _LONG_RUN_ROWS:
             return self._long(low, high)
-        at = self._next(low, high)
+        positions = self._next(low, high)
         if self._alone:
-            return [(self._members[0][0].block, at)]
+            return [(self._members[0][0].block, positions)]
         if len(self._members) == 1:
-            return [self._rows(0, at)]
+            return [self._rows(0, positions)]
         # The rows of a batch are summed, so their order is free: sorted, they are read in memory
         # order.
-        at.sort()
+        positions.sort()
         # Positions are numbered across the blocks of the group: each block has a range of them.
-        edges = np.searchsorted(at, self._offsets)
+        edges = np.searchsorted(positions, self._offsets)
         return [
-            self._rows(m, at[a:b] - self._offsets[m])
+            self._rows(m, positions[a:b] - self._offsets[m])
             for m, (a, b) in enumerate(itertools.pairwise(edges))
             if a < b
         ]
 
     def in_turn(self, low: int, high: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
         """Return positions low to high in drawn order: the block of each row, and the row."""
-        at = self._ahead_from
-        if not at <= low <= high <= at + len(self._blocks_ahead):
+        ahead_from = self._ahead_from
+        if not ahead_from <= low <= high <= ahead_from + len(self._blocks_ahead):
             stop = min(max(high, low + _POSITIONS_AHEAD), int(self._offsets[-1]))
-            self._ahead_from = at = low
+            self._ahead_from = ahead_from = low
             self._blocks_ahead, self._ahead = self._each(self._positions(low, stop))
-        ahead = slice(low - at, high - at)
+        ahead = slice(low - ahead_from, high - ahead_from)
         return [(self._blocks_ahead[ahead], self._ahead[ahead])] if high > low else []
 
     def _each(self, at: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -566,10 +574,10 @@ class _GroupOrder:
         segments = [segment for segment, _ in self._members]
         first = np.array([segment.start for segment in segments]) - self._offsets[:-1]
         rows = at + first[member]
-        for m, (segment, kept) in enumerate(self._members):
-            if kept is not None:
-                own = member == m
-                rows[own] = kept[rows[own] - segment.start]
+        for m, (segment, training_rows) in enumerate(self._members):
+            if training_rows is not None:
+                in_segment = member == m
+                rows[in_segment] = training_rows[rows[in_segment] - segment.start]
         return np.array([segment.block for segment in segments])[member], rows
 
     def _long(self, low: int, high: int) -> list[tuple[int, BlockRows]]:
@@ -578,57 +586,61 @@ class _GroupOrder:
         if len(self._members) == 1:
             return [self._rows(0, RowRuns(starts, stops - starts))]
         # Sorted, the runs of a block are read in memory order.
-        sort = np.argsort(starts)
-        starts, stops = starts[sort], stops[sort]
-        found = []
+        order = np.argsort(starts)
+        starts, stops = starts[order], stops[order]
+        block_runs = []
         for m, (a, b) in enumerate(itertools.pairwise(self._offsets.tolist())):
-            some = slice(np.searchsorted(stops, a, "right"), np.searchsorted(starts, b))
-            first, last = np.maximum(starts[some], a), np.minimum(stops[some], b)
+            overlapping = slice(np.searchsorted(stops, a, "right"), np.searchsorted(starts, b))
+            first, stop = np.maximum(starts[overlapping], a), np.minimum(stops[overlapping], b)
             if len(first):
-                found.append(self._rows(m, RowRuns(first - a, last - first)))
-        return found
+                block_runs.append(self._rows(m, RowRuns(first - a, stop - first)))
+        return block_runs
 
     def _next(self, low: int, high: int) -> NDArray[np.intp]:
         """Return positions low to high of the order, in an array that the caller may change."""
-        at = self._ahead_from
-        if not at <= low <= high <= at + len(self._ahead):
+        ahead_from = self._ahead_from
+        if not ahead_from <= low <= high <= ahead_from + len(self._ahead):
             stop = min(max(high, low + _POSITIONS_AHEAD), int(self._offsets[-1]))
             self._ahead_from, self._ahead = low, self._positions(low, stop) + self._first
-            at = low
-        return self._ahead[low - at : high - at]
+            ahead_from = low
+        return self._ahead[low - ahead_from : high - ahead_from]
 
     def _positions(self, low: int, high: int) -> NDArray[np.intp]:
         """Return positions low to high of the order, as single positions."""
         if self._order is None:
             return np.arange(low, high)
-        run, whole = self._run, len(self._order) * self._run
-        stop = min(high, whole)
+        run_length, n_in_runs = self._run, len(self._order) * self._run
+        stop = min(high, n_in_runs)
         # Runs that overlap the positions low to stop; the first and the last may be cut.
-        first, last = low // run, -(-stop // run)
-        runs = self._order[first:last, None] * run + np.arange(run)
-        at = runs.reshape(-1)[low - first * run :][: max(stop - low, 0)]
-        return at if high <= whole else np.append(at, np.arange(max(low, whole), high))
+        first, run_stop = low // run_length, -(-stop // run_length)
+        runs = self._order[first:run_stop, None] * run_length + np.arange(run_length)
+        positions = runs.reshape(-1)[low - first * run_length :][: max(stop - low, 0)]
+        return (
+            positions
+            if high <= n_in_runs
+            else np.append(positions, np.arange(max(low, n_in_runs), high))
+        )
 
     def _runs(self, low: int, high: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return positions low to high of the order, as the starts and stops of runs."""
         if self._order is None:
             return np.array([low]), np.array([high])
-        run, whole = self._run, len(self._order) * self._run
-        first, last = low // run, -(-min(high, whole) // run)
-        starts = self._order[first:last] * run
-        stops = starts + run
+        run_length, n_in_runs = self._run, len(self._order) * self._run
+        first, run_stop = low // run_length, -(-min(high, n_in_runs) // run_length)
+        starts = self._order[first:run_stop] * run_length
+        stops = starts + run_length
         if len(starts):
-            starts[0] += low - first * run
-            stops[-1] -= max(last * run - high, 0)
-        if high > whole:
-            starts, stops = np.append(starts, max(low, whole)), np.append(stops, high)
+            starts[0] += low - first * run_length
+            stops[-1] -= max(run_stop * run_length - high, 0)
+        if high > n_in_runs:
+            starts, stops = np.append(starts, max(low, n_in_runs)), np.append(stops, high)
         return starts, stops
 
     def _rows(self, member: int, at: NDArray[np.intp] | RowRuns) -> tuple[int, BlockRows]:
         """Return the block and row numbers of positions among a segment's training rows."""
-        segment, kept = self._members[member]
-        if kept is not None:
-            return segment.block, kept[at.numbers if isinstance(at, RowRuns) else at]
+        segment, training_rows = self._members[member]
+        if training_rows is not None:
+            return segment.block, training_rows[at.numbers if isinstance(at, RowRuns) else at]
         if isinstance(at, RowRuns):
             return segment.block, RowRuns(at.starts + segment.start, at.counts)
         return segment.block, at + segment.start

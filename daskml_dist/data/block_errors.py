@@ -39,34 +39,35 @@ def make_unread_error(blocks: Iterable[tuple[Any, ...]], error: Exception) -> In
     Blocks are read again, one after the other, until one fails.
     """
     # A task that only returns True fails only if computing its arguments fails.
-    there, what = delayed(_touch_parts, pure=False), "Rows"
+    touch, unread = delayed(_touch_parts, pure=False), "Rows"
     for number, parts in enumerate(blocks):
         try:
-            compute(there(*parts))
-        except Exception as found:
+            compute(touch(*parts))
+        except Exception as block_error:
             # The first block that cannot be read is reported; many others may fail too.
-            what, error = f"Block {number}", found
+            unread, error = f"Block {number}", block_error
             break
-    return make_reading_error(what, error)
+    return make_reading_error(unread, error)
 
 
 def make_reading_error(what: str, error: BaseException, task: str = "") -> InvalidDataError:
     """Return the error for rows whose computation raised, with the remedy for its kind."""
-    said = f"{what} could not be read: {task and f'{task} raised '}{error!r}. "
+    message = f"{what} could not be read: {task and f'{task} raised '}{error!r}. "
     # Dask compares some blocks with the declared metadata (`meta`); pandas reports missing columns.
     if "etadata" in str(error) or (isinstance(error, KeyError) and "not in index" in str(error)):
-        return InvalidDataError(f"{said}{META_MISMATCH_REMEDY}")
+        return InvalidDataError(f"{message}{META_MISMATCH_REMEDY}")
     if isinstance(error, ImportError) or is_unread_graph(error):
         return InvalidDataError(
-            f"{said}A module is missing, or has another version, on the scheduler or on a worker: "
-            "this package, or one that makes the rows. Install the same packages there as here."
+            f"{message}A module is missing, or has another version, on the scheduler or on a "
+            "worker: this package, or one that makes the rows. Install the same packages there as "
+            "here."
         )
     if isinstance(error, TypeError) and "list indices" in str(error):
         return InvalidDataError(
-            f"{said}A block of the Dask Array is a list, which Dask cannot slice. Convert the "
+            f"{message}A block of the Dask Array is a list, which Dask cannot slice. Convert the "
             "blocks to arrays first: X.map_blocks(numpy.asarray)."
         )
-    return InvalidDataError(f"{said}Repair or leave out the file or the task that makes it.")
+    return InvalidDataError(f"{message}Repair or leave out the file or the task that makes it.")
 
 
 def _touch_parts(*parts: Any) -> bool:
@@ -125,10 +126,15 @@ class DeclaredNumbers:
         if is_dataframe_like(block):
             frame = convert_object_columns(block)
             dtypes = zip(frame.columns, frame.dtypes, strict=True)
-            wrong = {n: t for n, t in dtypes if n not in self.others and t.kind not in "biufc"}
-            if wrong:
-                found = f"columns {list(wrong)} of dtype {', '.join(map(str, wrong.values()))}"
-                self._refuse(found, index)
+            non_numeric = {
+                n: t for n, t in dtypes if n not in self.others and t.kind not in "biufc"
+            }
+            if non_numeric:
+                description = (
+                    f"columns {list(non_numeric)} of dtype "
+                    f"{', '.join(map(str, non_numeric.values()))}"
+                )
+                self._refuse(description, index)
         elif not _holds_numbers(block):
             self._refuse(f"values of dtype {np.asarray(block).dtype}", index)
 
@@ -147,8 +153,12 @@ def find_declared_numbers(values: Any, name: str) -> DeclaredNumbers | None:
         return None
     if is_dataframe_like(values):
         dtypes = zip(values.columns, values.dtypes, strict=True)
-        others = tuple(column for column, dtype in dtypes if dtype.kind not in "biufc")
-        return DeclaredNumbers(name, "numbers", others) if len(others) < values.shape[1] else None
+        other_columns = tuple(column for column, dtype in dtypes if dtype.kind not in "biufc")
+        return (
+            DeclaredNumbers(name, "numbers", other_columns)
+            if len(other_columns) < values.shape[1]
+            else None
+        )
     dtype = getattr(values, "dtype", None)
     if getattr(dtype, "kind", "O") not in "biufc":
         return None
@@ -169,9 +179,9 @@ def call_on_declared_blocks(
     try:
         return function()
     except Exception:
-        for one, block in zip(declared, blocks, strict=True):
-            if one is not None and block is not None:
-                one.check_block(block, index)
+        for numbers, block in zip(declared, blocks, strict=True):
+            if numbers is not None and block is not None:
+                numbers.check_block(block, index)
         raise
 
 

@@ -134,8 +134,8 @@ def make_block(
     n_rows, dtype = rows.shape[0], choose_float_dtype(rows.dtype)
     if y is not None:
         # If rows stay on the GPU, their labels do too.
-        stays = classification and not multi_output and find_device(rows) == "gpu"
-        if not (stays and are_device_labels(y)):
+        stays_on_device = classification and not multi_output and find_device(rows) == "gpu"
+        if not (stays_on_device and are_device_labels(y)):
             y = as_column(y, name="y", index=index, several=multi_output)
         check_length(n_rows, y, "y", index)
         # Labels keep their dtype, which `classes_` needs; targets become floats.
@@ -157,8 +157,8 @@ def _may_stay_on_device(X: Any, dtype: str | None, tensors: bool) -> bool:
     """Return whether rows are on a device, in the layout and dtype of the fit."""
     if find_device(X) == "cpu" or hasattr(X, "tocsr") or gpu_problem():
         return False
-    kept = choose_tensor_dtype(X.dtype) if tensors else choose_float_dtype(X.dtype)
-    return bool(X.dtype == (dtype or kept) and X.flags.c_contiguous)
+    fit_dtype = choose_tensor_dtype(X.dtype) if tensors else choose_float_dtype(X.dtype)
+    return bool(X.dtype == (dtype or fit_dtype) and X.flags.c_contiguous)
 
 
 def check_finite(block: Block) -> None:
@@ -177,9 +177,9 @@ def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None
         row = int(np.searchsorted(X.indptr, position, side="right")) - 1
         column, place = int(X.indices[position]), "{column}"
     else:
-        row, rest = divmod(position, math.prod(X.shape[1:]))
-        at = tuple(map(int, np.unravel_index(rest, X.shape[1:])))
-        column, place = rest, "{column}" if len(at) == 1 else f"entry {at}"
+        row, place_in_row = divmod(position, math.prod(X.shape[1:]))
+        entry = tuple(map(int, np.unravel_index(place_in_row, X.shape[1:])))
+        column, place = place_in_row, "{column}" if len(entry) == 1 else f"entry {entry}"
     raise make_bad_value_error(
         f"{describe_block(index)}Input X contains "
         f"{_describe_nonfinite(_get_flat_entry(values, position), values.dtype)} "
@@ -211,8 +211,8 @@ def find_first_nonfinite(values: Any) -> int | None:
         # finite values may overflow too; then the check of each value below finds none.
         if xp.isfinite(total(values)):
             return None
-    wrong = ~xp.isfinite(xp.reshape(values, (-1,)))
-    return int(xp.argmax(wrong)) if xp.any(wrong) else None
+    is_nonfinite = ~xp.isfinite(xp.reshape(values, (-1,)))
+    return int(xp.argmax(is_nonfinite)) if xp.any(is_nonfinite) else None
 
 
 def _get_flat_entry(values: Any, position: int) -> float:
@@ -383,7 +383,7 @@ def join_column_infos(infos: Sequence[BlockInfo], n_parts: int) -> list[BlockInf
     """Return the facts of blocks of whole rows, joined from blocks of parts of their columns."""
     # Infos are ordered by column part: infos of the same rows are n_blocks apart.
     n_blocks = len(infos) // n_parts
-    return [_join_infos(infos[at::n_blocks]) for at in range(n_blocks)]
+    return [_join_infos(infos[block::n_blocks]) for block in range(n_blocks)]
 
 
 def _join_infos(parts: Sequence[BlockInfo]) -> BlockInfo:
@@ -410,29 +410,29 @@ def _summarize_labels(block: Block) -> dict[str, Any]:
     weights = block.sample_weight
     if not is_host(block.target) and weights is None:
         # A few consecutive integers are counted on the device that holds them.
-        if (counted := _count_device_labels(block.target)) is not None:
-            labels, rows = counted
+        if (labels_and_rows := _count_device_labels(block.target)) is not None:
+            labels, rows = labels_and_rows
             return {"labels": labels, "label_weights": rows.astype(np.float64), "label_rows": rows}
     y = block.y
     assert y is not None
-    several = y.ndim == 2
+    is_multi_output = y.ndim == 2
     try:
         columns = [
-            _count_small_integers(of, weights) or _count_labels_by_sorting(of, weights)
-            for of in (y.T if several else [y])
+            _count_small_integers(target, weights) or _count_labels_by_sorting(target, weights)
+            for target in (y.T if is_multi_output else [y])
         ]
         labels = columns[0][0]
-        if several:
+        if is_multi_output:
             # Several targets share one list of labels, but have separate counts.
-            labels = np.unique(np.concatenate([found for found, _, _ in columns]))
+            labels = np.unique(np.concatenate([label_counts for label_counts, _, _ in columns]))
     except TypeError as error:
         raise InvalidDataError(
             f"Block {block.index}: the labels in y are of different types ({error}). Make them "
             "one type, for example y.astype(str)."
         ) from error
-    if several:
-        found = tuple((labels, sums.astype(np.float64)) for labels, _, sums in columns)
-        return {"labels": labels, "n_targets": y.shape[1], "columns": found}
+    if is_multi_output:
+        label_counts = tuple((labels, sums.astype(np.float64)) for labels, _, sums in columns)
+        return {"labels": labels, "n_targets": y.shape[1], "columns": label_counts}
     _, counts, sums = columns[0]
     return {
         "labels": labels,
@@ -460,14 +460,14 @@ def _count_small_integers(y: NDArray[Any], weights: NDArray[Any] | None) -> _Lab
     if labels is None:
         return None
     masks = (y == label for label in labels)
-    facts = [(np.count_nonzero(at), weights[at].sum(dtype=np.float64)) for at in masks]
+    facts = [(np.count_nonzero(mask), weights[mask].sum(dtype=np.float64)) for mask in masks]
     counts, sums = np.array([c for c, _ in facts]), np.array([s for _, s in facts])
     # Some values are not among the counted integers.
     if counts.sum() != len(y):
         return None
     # Labels in the range that do not occur are left out.
-    there = counts > 0
-    return labels[there].astype(y.dtype), counts[there], sums[there]
+    occurs = counts > 0
+    return labels[occurs].astype(y.dtype), counts[occurs], sums[occurs]
 
 
 def _list_neighbours(low: float, high: float) -> NDArray[np.int64] | None:
@@ -489,10 +489,10 @@ def _count_by_tiles(y: NDArray[Any]) -> _LabelCounts | None:
             return None
         for label in labels.tolist():
             counts[label] = counts.get(label, 0) + int(np.count_nonzero(tile == label))
-    there = sorted(label for label, count in counts.items() if count)
-    if there and there[-1] - there[0] >= _MAX_COUNTED_LABELS:
+    occurring = sorted(label for label, count in counts.items() if count)
+    if occurring and occurring[-1] - occurring[0] >= _MAX_COUNTED_LABELS:
         return None
-    return _list_counts(there, counts, y)
+    return _list_counts(occurring, counts, y)
 
 
 def _count_device_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
@@ -501,15 +501,17 @@ def _count_device_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]] | Non
         return None
     xp = namespace(y)
     is_bool = y.dtype.kind == "b"
-    ends = [0, 1] if is_bool else [copy_to_host(of(y)).item() for of in (xp.min, xp.max)]
+    ends = (
+        [0, 1] if is_bool else [copy_to_host(reduction(y)).item() for reduction in (xp.min, xp.max)]
+    )
     labels = _list_neighbours(*ends)
     if labels is None:
         return None
     # All counts are copied together: each copy synchronises with the device.
     sums = xp.stack([xp.count_nonzero(y == label) for label in labels.tolist()])
     counts = dict(zip(labels.tolist(), copy_to_host(sums).tolist(), strict=True))
-    found = _list_counts([label for label in counts if counts[label]], counts, y)
-    return None if found is None else found[:2]
+    listed_counts = _list_counts([label for label in counts if counts[label]], counts, y)
+    return None if listed_counts is None else listed_counts[:2]
 
 
 def _list_counts(labels: list[int], counts: dict[int, int], y: Any) -> _LabelCounts | None:
@@ -571,6 +573,6 @@ def _sample_targets(y: NDArray[Any], weights: NDArray[Any] | None) -> NDArray[np
     n = min(
         len(y), _SAMPLE_ROWS, max(_SAMPLE_ROWS * _MAX_COUNTED_LABELS // max(columns.shape[1], 1), 1)
     )
-    at = np.linspace(0, len(y) - 1, n).round().astype(int)
-    weight = np.ones(len(at)) if weights is None else weights[at]
-    return np.vstack([columns[at].T, weight]).astype(float)
+    row_numbers = np.linspace(0, len(y) - 1, n).round().astype(int)
+    weight = np.ones(len(row_numbers)) if weights is None else weights[row_numbers]
+    return np.vstack([columns[row_numbers].T, weight]).astype(float)

@@ -103,9 +103,9 @@ def read_bounds(y: Any, index: int | None = None) -> tuple[Array, Array]:
 def _read_numbers(values: Array, index: int | None) -> Array:
     """Return numbers as float64; raise for missing ones."""
     check_no_missing(values, "y", index)
-    found = convert_to_numbers(values, "float64", "y", index)
-    _refuse(np.isnan(found), found, "is missing", index)
-    return found
+    numbers = convert_to_numbers(values, "float64", "y", index)
+    _refuse(np.isnan(numbers), numbers, "is missing", index)
+    return numbers
 
 
 def _read_signed(times: Array, index: int | None) -> tuple[Array, Array]:
@@ -185,10 +185,10 @@ def _map_partition(of_block: Callable[[Any], Array], y: Any) -> Any:
     """Apply the function to a partition, and keep its index."""
     import pandas as pd
 
-    found = of_block(y)
-    if found.ndim == 2:
-        return pd.DataFrame(found, columns=list(_COLUMNS), index=y.index)
-    return pd.Series(found, index=y.index, name=y.name if is_series_like(y) else _COLUMNS[0])
+    result = of_block(y)
+    if result.ndim == 2:
+        return pd.DataFrame(result, columns=list(_COLUMNS), index=y.index)
+    return pd.Series(result, index=y.index, name=y.name if is_series_like(y) else _COLUMNS[0])
 
 
 def _stack_bounds(y: Any) -> Array:
@@ -198,8 +198,8 @@ def _stack_bounds(y: Any) -> Array:
 
 def _encode_intervals(y: Any) -> Array:
     """Return the bounds of a block, encoded for `AFT`."""
-    found: Array = AFT.encode(*read_bounds(y))
-    return found
+    encoded: Array = AFT.encode(*read_bounds(y))
+    return encoded
 
 
 def _encode_signed(y: Any) -> Array:

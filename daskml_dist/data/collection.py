@@ -286,14 +286,14 @@ def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
     if y is not None:
         check_holds_values(y, "y")
         _check_not_swapped(X, y)
-    given = {"y": y, "sample_weight": sample_weight}
+    values_by_name = {"y": y, "sample_weight": sample_weight}
     # A string is a column name, as in formulas and scikit-learn's column selectors.
-    named = {name: column for name, column in given.items() if isinstance(column, str)}
+    named = {name: column for name, column in values_by_name.items() if isinstance(column, str)}
     columns = find_columns(X)
     for name, column in named.items():
         if column not in (columns or ()):
             _check_has_columns(X, f"{name}={column!r}")
-            has = (
+            columns_hint = (
                 f"its columns are {columns}. Earlier steps of a pipeline may have dropped some"
                 if columns is not None
                 else "X is not a dataframe here; steps of a pipeline may have made it an array"
@@ -305,17 +305,17 @@ def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
                     "class_weight='balanced' to the constructor."
                 )
             raise InvalidDataError(
-                f"{name}={column!r} names no column of X: {has}. Name a column of a dataframe, "
-                f"or pass the values themselves.{suggest_nearest(column, columns or ())}"
+                f"{name}={column!r} names no column of X: {columns_hint}. Name a column of a "
+                f"dataframe, or pass the values themselves.{suggest_nearest(column, columns or ())}"
             )
-        given[name] = take_columns(X, column)
+        values_by_name[name] = take_columns(X, column)
     # A column used as target or weight is not a feature.
-    taken = set(named.values())
+    taken_names = set(named.values())
     if _names_columns(y, X):
-        given["y"], taken = take_columns(X, list(y)), taken | set(y)
-    if taken:
-        X = take_columns(X, [column for column in columns or () if column not in taken])
-    return X, given["y"], given["sample_weight"]
+        values_by_name["y"], taken_names = take_columns(X, list(y)), taken_names | set(y)
+    if taken_names:
+        X = take_columns(X, [column for column in columns or () if column not in taken_names])
+    return X, values_by_name["y"], values_by_name["sample_weight"]
 
 
 def _check_has_columns(X: Any, named: str) -> None:
@@ -451,9 +451,11 @@ def find_length(value: Any) -> int | None:
 
 def check_equal_lengths(inputs: dict[str, Any]) -> int | None:
     """Return the number of rows, if any input knows it; raise if inputs differ."""
-    known = {name: n for name, value in inputs.items() if (n := find_length(value)) is not None}
-    check_same_length(known)
-    return next(iter(known.values()), None)
+    known_lengths = {
+        name: n for name, value in inputs.items() if (n := find_length(value)) is not None
+    }
+    check_same_length(known_lengths)
+    return next(iter(known_lengths.values()), None)
 
 
 def check_same_length(lengths: dict[str, int], unit: str = "rows") -> None:
@@ -480,9 +482,9 @@ def count_blocks(value: Any) -> int:
 def _find_row_counts(inputs: dict[str, Any]) -> list[int] | None:
     """Return the rows of each block of the first lazy input, if any input knows them."""
     lazy = [value for value in inputs.values() if is_dask(value)]
-    known = [rows for value in lazy if (rows := _find_known_rows(value)) is not None]
+    known_row_counts = [rows for value in lazy if (rows := _find_known_rows(value)) is not None]
     n_blocks = count_blocks(lazy[0])
-    return next(([*map(int, rows)] for rows in known if len(rows) == n_blocks), None)
+    return next(([*map(int, rows)] for rows in known_row_counts if len(rows) == n_blocks), None)
 
 
 def _find_known_rows(value: Any) -> Sequence[int] | None:
@@ -501,29 +503,32 @@ def cut_into_blocks(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tupl
     if row_counts is not None:
         lazy = {name: _rechunk_rows(value, tuple(row_counts)) for name, value in lazy.items()}
     scalars = [name for name, v in inputs.items() if v is None or isinstance(v, float)]
-    here = [name for name in inputs if name not in lazy and name not in scalars]
+    in_memory = [name for name in inputs if name not in lazy and name not in scalars]
     # Lazy inputs are lowered together, so that X and y come out of the same shuffles and reads;
     # lowered separately, an unordered shuffle could give them different row orders.
-    pieces: dict[str, list[Any]] = dict(align_partitions(lazy, here))
+    pieces: dict[str, list[Any]] = dict(align_partitions(lazy, in_memory))
     first = next(iter(pieces))
     # Inputs in memory can be sliced only by known row counts, which need a pass over the data.
-    if here and row_counts is None:
+    if in_memory and row_counts is None:
         row_counts = _count_rows_of_pieces(pieces[first])
         check_same_length(
-            {first: sum(row_counts), **{name: count_rows_of_block(inputs[name]) for name in here}}
+            {
+                first: sum(row_counts),
+                **{name: count_rows_of_block(inputs[name]) for name in in_memory},
+            }
         )
     pieces.update({name: [inputs[name]] * len(pieces[first]) for name in scalars})
-    pieces.update({name: slice_rows(inputs[name], row_counts or []) for name in here})
+    pieces.update({name: slice_rows(inputs[name], row_counts or []) for name in in_memory})
     return row_counts, list(zip(*(pieces[name] for name in inputs), strict=True))
 
 
 def _count_rows_of_pieces(pieces: list[Any]) -> list[int]:
     """Compute and return the number of rows of each lazy piece."""
     count = delayed(count_rows_of_block, pure=False)
-    found: list[int] = compute_with_retries(
+    row_counts: list[int] = compute_with_retries(
         lambda _: delayed(list, pure=False)([count(piece) for piece in pieces])
     )
-    return found
+    return row_counts
 
 
 def count_rows_of_block(part: Any) -> int:
@@ -586,7 +591,9 @@ def cut_by_columns(collection: Collection, n_parts: int) -> Collection:
         ).parts
         for start, stop in pairwise(bounds)
     ]
-    return replace(collection, parts=[part for same in parts for part in same], columns=bounds)
+    return replace(
+        collection, parts=[part for column_parts in parts for part in column_parts], columns=bounds
+    )
 
 
 def _find_column_count(collection: Collection) -> int:
@@ -610,14 +617,15 @@ def _find_column_count(collection: Collection) -> int:
 def _choose_column_bounds(X: Any, n_features: int, n_parts: int) -> tuple[int, ...]:
     """Return the bounds of the parts of the columns, moved to chunk edges that are near."""
     # Even bounds, unless a chunk of a Dask Array ends nearby: a whole chunk need not be moved.
-    even = [n_features * part // n_parts for part in range(n_parts + 1)]
+    even_bounds = [n_features * part // n_parts for part in range(n_parts + 1)]
     if not isinstance(X, da.Array):
-        return tuple(even)
+        return tuple(even_bounds)
     edges = np.cumsum([0, *X.chunks[1]])
-    near = [int(edges[np.abs(edges - cut).argmin()]) for cut in even]
-    most = _SNAP_SHARE * n_features / n_parts
+    nearest_edges = [int(edges[np.abs(edges - cut).argmin()]) for cut in even_bounds]
+    max_move = _SNAP_SHARE * n_features / n_parts
     return tuple(
-        edge if abs(edge - cut) <= most else cut for cut, edge in zip(even, near, strict=True)
+        edge if abs(edge - cut) <= max_move else cut
+        for cut, edge in zip(even_bounds, nearest_edges, strict=True)
     )
 
 
@@ -628,8 +636,8 @@ def _take_column_range(X: Any, start: int, stop: int) -> Any:
     if isinstance(X, da.Array):
         edges = np.cumsum([0, *X.chunks[1]])
         # Whole chunks keep their tasks; slicing would add a task for each.
-        first, last = np.searchsorted(edges, [start, stop]).tolist()
-        if edges[first] == start and edges[last] == stop:
-            return X.blocks[:, first:last]
+        first_chunk, stop_chunk = np.searchsorted(edges, [start, stop]).tolist()
+        if edges[first_chunk] == start and edges[stop_chunk] == stop:
+            return X.blocks[:, first_chunk:stop_chunk]
         return X[:, start:stop]
     return (X.tocsr() if hasattr(X, "tocsr") else X)[:, start:stop]

@@ -77,9 +77,9 @@ class ColumnSketch:
         # The rows at both sides of each position, between which NumPy interpolates.
         position = np.clip(position, 0.0, max(self.n_rows - 1, 0.0))
         ends = np.cumsum(self.weights)
-        low, high, last = np.floor(position), np.ceil(position), len(self.values) - 1
-        at = np.minimum(np.searchsorted(ends, np.stack([low, high]), side="right"), last)
-        a, b = self.values[at]
+        low, high, last_index = np.floor(position), np.ceil(position), len(self.values) - 1
+        indices = np.minimum(np.searchsorted(ends, np.stack([low, high]), side="right"), last_index)
+        a, b = self.values[indices]
         share = position - low
         # As NumPy rounds it: a value that is also a row's stays that.
         return np.where(share < 0.5, a + (b - a) * share, b - (b - a) * (1 - share))[()]
@@ -93,14 +93,16 @@ class ColumnSketch:
         with weights in the place of counts.
         """
         reached = np.cumsum(self.weights)  # of rows that have some weight
-        last = len(self.values) - 1
-        asked = 100 * q / 100 * reached[-1]  # with the digits of percentiles, as in scikit-learn
-        at = np.minimum(np.searchsorted(reached, asked), last)
-        found: NDArray[np.float64] = self.values[at]
+        last_index = len(self.values) - 1
+        targets = 100 * q / 100 * reached[-1]  # with the digits of percentiles, as in scikit-learn
+        indices = np.minimum(np.searchsorted(reached, targets), last_index)
+        quantiles: NDArray[np.float64] = self.values[indices]
         if not average:
-            return found
-        exact = reached[at] - asked <= np.finfo(np.float64).eps
-        return np.where(exact, (found + self.values[np.minimum(at + 1, last)]) / 2, found)
+            return quantiles
+        is_exact = reached[indices] - targets <= np.finfo(np.float64).eps
+        return np.where(
+            is_exact, (quantiles + self.values[np.minimum(indices + 1, last_index)]) / 2, quantiles
+        )
 
 
 def _compute_positions(q: NDArray[np.float64], n: float, method: str) -> NDArray[np.float64]:
@@ -113,8 +115,8 @@ def _compute_positions(q: NDArray[np.float64], n: float, method: str) -> NDArray
     position = n * q - 1
     if method == "closest_observation":
         position = position - 0.5
-        whole = np.floor(position)
-        return np.where((position == whole) & (whole % 2 == 1), whole, whole + 1)
+        floor = np.floor(position)
+        return np.where((position == floor) & (floor % 2 == 1), floor, floor + 1)
     above = np.ceil(position)
     if method == "inverted_cdf":
         return above
@@ -137,15 +139,15 @@ def sketch_columns(
             return [sketch_column(column, weight) for column in rows.T]
         return [_sketch_device_column(rows[:, j]) for j in range(rows.shape[1])]
     columns = rows.tocsc()
-    found = []
+    sketches = []
     for start, end in zip(columns.indptr[:-1], columns.indptr[1:], strict=True):
-        own, n_zeros = sketch_column(columns.data[start:end]), rows.shape[0] - (end - start)
+        sketch, n_zeros = sketch_column(columns.data[start:end]), rows.shape[0] - (end - start)
         if n_zeros and not stored:
             # Zeros that are not stored are one value with their number as weight.
             zeros = ColumnSketch(np.zeros(1), np.array([float(n_zeros)]))
-            own = merge_sketches([own, zeros])
-        found.append(own)
-    return found
+            sketch = merge_sketches([sketch, zeros])
+        sketches.append(sketch)
+    return sketches
 
 
 def sketch_column(column: NDArray[Any], weight: NDArray[Any] | None = None) -> ColumnSketch:
@@ -192,15 +194,17 @@ def _shorten_sketch(sketch: ColumnSketch) -> ColumnSketch:
     if sketch.n_rows > SKETCH_SIZE and sketch.n_rows.is_integer():
         bounds = np.rint(bounds)  # rows stay whole
     # The value in the middle of each run stands for all of it.
-    at = np.searchsorted(np.cumsum(sketch.weights), (bounds[1:] + bounds[:-1]) / 2)
-    at = np.concatenate([[0], np.minimum(at, len(sketch.values) - 1), [len(sketch.values) - 1]])
+    indices = np.searchsorted(np.cumsum(sketch.weights), (bounds[1:] + bounds[:-1]) / 2)
+    indices = np.concatenate(
+        [[0], np.minimum(indices, len(sketch.values) - 1), [len(sketch.values) - 1]]
+    )
     # The ends of the range are kept as they are, and take their rows from the runs beside them.
     weights = np.concatenate([[0.0], np.diff(bounds), [0.0]])
-    for end, beside in ((0, 1), (-1, -2)):
-        weights[end] = min(sketch.weights[end], weights[beside])
-        weights[beside] -= weights[end]
+    for end, neighbour in ((0, 1), (-1, -2)):
+        weights[end] = min(sketch.weights[end], weights[neighbour])
+        weights[neighbour] -= weights[end]
     error = sketch.error + sketch.n_rows / n_runs / 2 + 1
-    return ColumnSketch(sketch.values[at], weights, error)
+    return ColumnSketch(sketch.values[indices], weights, error)
 
 
 Numbers = NDArray[np.float64]
@@ -215,9 +219,9 @@ def compute_column_ranges(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any
         return _compute_device_ranges(rows)
     # NaN to begin with: fmin and fmax ignore it as soon as there is a value.
     low, high = np.full((2, rows.shape[1]), np.nan, dtype=rows.dtype)
-    for at, tile in _iterate_tiles(rows, rows.dtype):
-        np.fmin(low[at], np.fmin.reduce(tile, axis=1), out=low[at])
-        np.fmax(high[at], np.fmax.reduce(tile, axis=1), out=high[at])
+    for columns, tile in _iterate_tiles(rows, rows.dtype):
+        np.fmin(low[columns], np.fmin.reduce(tile, axis=1), out=low[columns])
+        np.fmax(high[columns], np.fmax.reduce(tile, axis=1), out=high[columns])
     check_no_infinity(low)
     check_no_infinity(high)
     return low, high
@@ -230,20 +234,20 @@ def compute_column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Number
     merged as in Chan, Golub and LeVeque (1983), so that no digits are lost to a large mean.
     """
     count, mean, squares = np.zeros((3, rows.shape[1]))
-    for at, tile in (
+    for columns, tile in (
         _iterate_tiles(rows, np.float64) if is_host(rows) else _iterate_device_pieces(rows)
     ):
         n, m, s = _compute_moments(tile) if is_host(tile) else _compute_device_moments(tile)
         # Chan, Golub and LeVeque's update of count, mean and squared deviations by one tile.
-        together = count[at] + n
-        share = n / np.maximum(together, 1)
-        apart = m - mean[at]
+        new_count = count[columns] + n
+        share = n / np.maximum(new_count, 1)
+        mean_difference = m - mean[columns]
         # Not the square first: it may overflow, and no rows times infinity are NaN.
-        squares[at] += s + apart * (apart * (count[at] * share))
-        mean[at] += apart * share
-        count[at] = together
-    some = np.where(count > 0, count, np.nan)
-    return count, np.where(count > 0, mean, np.nan), squares / some
+        squares[columns] += s + mean_difference * (mean_difference * (count[columns] * share))
+        mean[columns] += mean_difference * share
+        count[columns] = new_count
+    nonzero_count = np.where(count > 0, count, np.nan)
+    return count, np.where(count > 0, mean, np.nan), squares / nonzero_count
 
 
 def merge_column_moments(parts: Sequence[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
@@ -285,19 +289,19 @@ def _iterate_tiles(rows: NDArray[Any], dtype: DTypeLike) -> Iterator[tuple[slice
     n_rows, n_columns = rows.shape
     itemsize = np.dtype(dtype).itemsize
     # Columns that lie so already are read in their place.
-    ready = rows.dtype == dtype and rows.flags.f_contiguous and rows.flags.aligned
-    for at in row_slices(n_columns, _TILE_COLUMNS):
-        columns = rows[:, at].T
+    is_in_place = rows.dtype == dtype and rows.flags.f_contiguous and rows.flags.aligned
+    for column_slice in row_slices(n_columns, _TILE_COLUMNS):
+        columns = rows[:, column_slice].T
         size = min(_TILE_VALUES, _TILE_BYTES // (itemsize * len(columns)), n_rows)
         # One buffer for all tiles: rows in C order, or of another dtype, are copied into it.
-        place = None if ready else np.empty((len(columns), size), dtype)
-        for some in row_slices(n_rows, size):
-            tile = columns[:, some]
-            if place is not None:
-                copied = place[:, : tile.shape[1]]
-                copied[...] = tile
-                tile = copied
-            yield at, tile
+        buffer = None if is_in_place else np.empty((len(columns), size), dtype)
+        for row_slice in row_slices(n_rows, size):
+            tile = columns[:, row_slice]
+            if buffer is not None:
+                tile_copy = buffer[:, : tile.shape[1]]
+                tile_copy[...] = tile
+                tile = tile_copy
+            yield column_slice, tile
 
 
 def _compute_moments(tile: Numbers) -> tuple[Any, Numbers, Numbers]:
@@ -314,10 +318,10 @@ def _compute_moments(tile: Numbers) -> tuple[Any, Numbers, Numbers]:
         n, total = n - missing.sum(axis=1), tile.sum(axis=1)
     mean = total / np.maximum(n, 1)
     # The second step of the two-step variance: deviations from the tile's own mean.
-    apart = tile - mean[:, None]
+    deviations = tile - mean[:, None]
     if missing is not None:
-        np.copyto(apart, 0.0, where=missing)
-    return n, mean, np.einsum("ij,ij->i", apart, apart)
+        np.copyto(deviations, 0.0, where=missing)
+    return n, mean, np.einsum("ij,ij->i", deviations, deviations)
 
 
 # Rows on a GPU, in array API functions; what leaves it has the size of a row.
@@ -329,8 +333,8 @@ _DEVICE_PIECE_BYTES = 2**28
 def _iterate_device_pieces(rows: Any) -> Iterator[tuple[slice, Any]]:
     """Yield a slice of all columns and some rows in float64, of shape (n, n_columns)."""
     n_rows, n_columns = rows.shape
-    for some in row_slices(n_rows, max(_DEVICE_PIECE_BYTES // (8 * max(n_columns, 1)), 1)):
-        yield slice(0, n_columns), cast(rows[some], np.dtype(np.float64))
+    for row_slice in row_slices(n_rows, max(_DEVICE_PIECE_BYTES // (8 * max(n_columns, 1)), 1)):
+        yield slice(0, n_columns), cast(rows[row_slice], np.dtype(np.float64))
 
 
 def _compute_device_moments(piece: Any) -> tuple[Any, Numbers, Numbers]:
@@ -342,9 +346,9 @@ def _compute_device_moments(piece: Any) -> tuple[Any, Numbers, Numbers]:
     if not xp.isfinite(total(sums)) and xp.any(xp.isinf(piece)):
         check_no_infinity(np.array(np.inf))
     mean = sums / xp.maximum(n, xp.ones(n.shape, dtype=n.dtype))
-    apart = xp.where(missing, 0.0, piece - mean)
-    found = xp.stack([n, mean, total(apart * apart, axis=0)])
-    count, means, squares = copy_to_host(found)
+    deviations = xp.where(missing, 0.0, piece - mean)
+    moments = xp.stack([n, mean, total(deviations * deviations, axis=0)])
+    count, means, squares = copy_to_host(moments)
     return count, means, squares
 
 
@@ -355,8 +359,8 @@ def _compute_device_ranges(rows: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     low = copy_to_host(xp.min(xp.where(missing, np.inf, rows), axis=0)).astype(rows.dtype)
     high = copy_to_host(xp.max(xp.where(missing, -np.inf, rows), axis=0)).astype(rows.dtype)
     # A column without a value has the ends of the range the wrong way round.
-    without = low > high
-    low[without] = high[without] = np.nan
+    has_no_value = low > high
+    low[has_no_value] = high[has_no_value] = np.nan
     check_no_infinity(low)
     check_no_infinity(high)
     return low, high
@@ -371,13 +375,15 @@ def _sketch_device_column(column: Any) -> ColumnSketch:
         return ColumnSketch(np.empty(0), np.empty(0))
     firsts = xp.nonzero(values[1:] != values[:-1])[0] + 1
     if firsts.shape[0] < SKETCH_SIZE:
-        at = np.concatenate([[0], copy_to_host(firsts)])
-        kept = xp.take(values, xp.asarray(at), axis=0)
-        return ColumnSketch(copy_to_host(kept).astype(np.float64), np.diff(at, append=n) * 1.0)
+        indices = np.concatenate([[0], copy_to_host(firsts)])
+        sketch_values = xp.take(values, xp.asarray(indices), axis=0)
+        return ColumnSketch(
+            copy_to_host(sketch_values).astype(np.float64), np.diff(indices, append=n) * 1.0
+        )
     # Rows of weight 1: the row in the middle of each run follows from their number alone.
-    at, weights = _choose_runs(n)
-    kept = copy_to_host(xp.take(values, xp.asarray(at), axis=0)).astype(np.float64)
-    return ColumnSketch(kept, weights, n / (SKETCH_SIZE - 2) / 2 + 1)
+    indices, weights = _choose_runs(n)
+    sketch_values = copy_to_host(xp.take(values, xp.asarray(indices), axis=0)).astype(np.float64)
+    return ColumnSketch(sketch_values, weights, n / (SKETCH_SIZE - 2) / 2 + 1)
 
 
 def _choose_runs(n: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -385,12 +391,12 @@ def _choose_runs(n: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     n_runs = SKETCH_SIZE - 2
     bounds = np.rint(np.arange(n_runs + 1) * (n / n_runs))
     middle = np.ceil((bounds[1:] + bounds[:-1]) / 2).astype(np.int64) - 1
-    at = np.concatenate([[0], np.clip(middle, 0, n - 1), [n - 1]])
+    indices = np.concatenate([[0], np.clip(middle, 0, n - 1), [n - 1]])
     weights = np.concatenate([[0.0], np.diff(bounds), [0.0]])
-    for end, beside in ((0, 1), (-1, -2)):
-        weights[end] = min(1.0, weights[beside])
-        weights[beside] -= weights[end]
-    return at, weights
+    for end, neighbour in ((0, 1), (-1, -2)):
+        weights[end] = min(1.0, weights[neighbour])
+        weights[neighbour] -= weights[end]
+    return indices, weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -419,20 +425,22 @@ class WeightedMoments:
         """Return the moments of some numbers, which may lie on a GPU, with weights beside them."""
         columns = cast(values if values.ndim == 2 else values[:, None], np.dtype(np.float64))
         n_rows, width = columns.shape
-        given = None if weights is None else cast(weights, np.dtype(np.float64))
-        weight = float(n_rows if given is None else total(given))
+        float_weights = None if weights is None else cast(weights, np.dtype(np.float64))
+        weight = float(n_rows if float_weights is None else total(float_weights))
         if not weight > 0:
             return cls(weight, np.zeros(width), np.zeros(width), np.zeros(width))
         # A row without weight may hold anything.
-        origin = columns[0 if given is None else int(namespace(given).argmax(given))]
+        origin = columns[
+            0 if float_weights is None else int(namespace(float_weights).argmax(float_weights))
+        ]
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow shows in the moments
             distances = columns - origin
-            offset = _sum_weighted(distances, given) / weight
+            offset = _sum_weighted(distances, float_weights) / weight
             distances -= offset
             distances *= distances
-            squares = _sum_weighted(distances, given)
+            squares = _sum_weighted(distances, float_weights)
         # Of the host's rows a copy, since a view would keep them all in memory.
-        return cls(weight, *(copy_to_host(found).copy() for found in (origin, offset, squares)))
+        return cls(weight, *(copy_to_host(moment).copy() for moment in (origin, offset, squares)))
 
     def __add__(self, other: WeightedMoments) -> WeightedMoments:
         if not self.weight > 0 or not other.weight > 0:
@@ -446,8 +454,10 @@ class WeightedMoments:
 
     def of_column(self, column: int) -> WeightedMoments:
         """Return the moments of one column alone."""
-        at = slice(column, column + 1)
-        return WeightedMoments(self.weight, self.origin[at], self.offset[at], self.squares[at])
+        columns = slice(column, column + 1)
+        return WeightedMoments(
+            self.weight, self.origin[columns], self.offset[columns], self.squares[columns]
+        )
 
     @property
     def mean(self) -> Numbers:
@@ -480,20 +490,20 @@ def find_distinct_rows(X: Any) -> tuple[Any, list[Places]]:
     if is_dataframe_like(X):
         columns = [_find_distinct_in_series(X.iloc[:, j]) for j in range(X.shape[1])]
         longest = max(len(values) for values, _ in columns)
-        few = load_pandas().DataFrame(
+        distinct_rows = load_pandas().DataFrame(
             {
                 j: values.take(np.resize(np.arange(len(values)), longest)).reset_index(drop=True)
                 for j, (values, _) in enumerate(columns)
             }
         )
-        few.columns = X.columns
+        distinct_rows.columns = X.columns
     elif isinstance(X, np.ndarray):
         columns = [_find_distinct_in_array(X[:, j]) for j in range(X.shape[1])]
         longest = max(len(values) for values, _ in columns)
-        few = np.stack([np.resize(values, longest) for values, _ in columns], axis=1)
+        distinct_rows = np.stack([np.resize(values, longest) for values, _ in columns], axis=1)
     else:
         return X, [np.arange(X.shape[0])] * X.shape[1]
-    return few, [places for _, places in columns]
+    return distinct_rows, [places for _, places in columns]
 
 
 def count_distinct_rows(X: Any) -> tuple[Any, list[NDArray[np.int64]]]:
@@ -504,13 +514,15 @@ def count_distinct_rows(X: Any) -> tuple[Any, list[NDArray[np.int64]]]:
     if find_device(X) == "cpu":
         distinct, places = find_distinct_rows(X)
         n_distinct = distinct.shape[0]
-        return distinct, [np.bincount(own, minlength=n_distinct) for own in places]
+        return distinct, [
+            np.bincount(column_places, minlength=n_distinct) for column_places in places
+        ]
     xp = namespace(X)
     columns = [tuple(map(copy_to_host, xp.unique_counts(X[:, j]))) for j in range(X.shape[1])]
     longest = max(len(values) for values, _ in columns)
-    few = np.stack([np.resize(values, longest) for values, _ in columns], axis=1)
+    distinct_rows = np.stack([np.resize(values, longest) for values, _ in columns], axis=1)
     # A value that is there again stands for no rows.
-    return few, [np.pad(counts, (0, longest - len(counts))) for _, counts in columns]
+    return distinct_rows, [np.pad(counts, (0, longest - len(counts))) for _, counts in columns]
 
 
 def _find_distinct_in_series(column: Any) -> tuple[Any, Places]:
@@ -535,10 +547,10 @@ def _find_distinct_in_array(values: NDArray[Any]) -> tuple[NDArray[Any], Places]
     """Return the sorted distinct values of an array, and the place of each entry among them."""
     if values.dtype.kind == "O":
         return _find_distinct_objects(values)
-    if (counted := _count_whole_floats(values)) is not None:
-        return counted
-    found, places = np.unique(values, return_inverse=True)
-    return found, places
+    if (distinct_and_places := _count_whole_floats(values)) is not None:
+        return distinct_and_places
+    distinct, places = np.unique(values, return_inverse=True)
+    return distinct, places
 
 
 def _find_distinct_objects(values: NDArray[Any]) -> tuple[NDArray[Any], Places]:
@@ -549,9 +561,9 @@ def _find_distinct_objects(values: NDArray[Any]) -> tuple[NDArray[Any], Places]:
     except TypeError:  # what has no hash is for scikit-learn to refuse
         return values, np.arange(len(values))
     # Assigned as a whole: np.array() would take lists of equal length apart.
-    found = np.empty(len(place), dtype=object)
-    found[:] = list(place)
-    return found, np.fromiter(map(place.__getitem__, rows), np.intp, len(rows))
+    distinct = np.empty(len(place), dtype=object)
+    distinct[:] = list(place)
+    return distinct, np.fromiter(map(place.__getitem__, rows), np.intp, len(rows))
 
 
 def _count_whole_floats(values: NDArray[Any]) -> tuple[NDArray[Any], Places] | None:
@@ -559,21 +571,27 @@ def _count_whole_floats(values: NDArray[Any]) -> tuple[NDArray[Any], Places] | N
     if values.dtype.kind != "f":
         return count_whole_numbers(values)
     with np.errstate(invalid="ignore"):
-        whole = values.astype(np.int64)
-    counted = count_whole_numbers(whole) if (whole == values).all() else None
-    return None if counted is None else (counted[0].astype(values.dtype), counted[1])
+        whole_numbers = values.astype(np.int64)
+    distinct_and_places = (
+        count_whole_numbers(whole_numbers) if (whole_numbers == values).all() else None
+    )
+    return (
+        None
+        if distinct_and_places is None
+        else (distinct_and_places[0].astype(values.dtype), distinct_and_places[1])
+    )
 
 
 def _find_present_codes(codes: NDArray[Any], n: int) -> tuple[NDArray[np.intp], Places]:
     """Return the codes that occur, -1 (missing) among them, and the place of each row's code."""
     if len(codes) and codes.min() >= 0:
-        there = np.bincount(codes, minlength=n) > 0
-        if there.all():
+        is_present = np.bincount(codes, minlength=n) > 0
+        if is_present.all():
             return np.arange(n), codes
-        return np.flatnonzero(there), (np.cumsum(there) - 1)[codes]
-    after = np.add(codes, 1, dtype=np.intp)
-    there = np.bincount(after, minlength=n + 1) > 0
-    return np.flatnonzero(there) - 1, (np.cumsum(there) - 1)[after]
+        return np.flatnonzero(is_present), (np.cumsum(is_present) - 1)[codes]
+    shifted_codes = np.add(codes, 1, dtype=np.intp)
+    is_present = np.bincount(shifted_codes, minlength=n + 1) > 0
+    return np.flatnonzero(is_present) - 1, (np.cumsum(is_present) - 1)[shifted_codes]
 
 
 def count_whole_numbers(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]] | None:
@@ -587,11 +605,11 @@ def count_whole_numbers(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.
     if high - low > max(_MAX_COUNTED_RANGE, len(values)) or high > np.iinfo(np.intp).max:
         return None
     # Counting sort: presence of each number of the range, then ranks by a running sum.
-    at = values.astype(np.intp)
-    at -= low
+    ranks = values.astype(np.intp)
+    ranks -= low
     if high - low <= 1:
-        return np.array([low, high][: high - low + 1], dtype=values.dtype), at
-    there = np.bincount(at) > 0
-    if not there.all():
-        at = (np.cumsum(there) - 1)[at]
-    return (np.flatnonzero(there) + low).astype(values.dtype), at
+        return np.array([low, high][: high - low + 1], dtype=values.dtype), ranks
+    is_present = np.bincount(ranks) > 0
+    if not is_present.all():
+        ranks = (np.cumsum(is_present) - 1)[ranks]
+    return (np.flatnonzero(is_present) + low).astype(values.dtype), ranks

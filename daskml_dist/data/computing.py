@@ -62,7 +62,7 @@ def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
     """Return a value computed by Dask; start it again if workers are lost repeatedly."""
     client = get_computing_client()
     # A new name for each attempt: the scheduler remembers the keys of tasks that it gave up.
-    for left in reversed(range(_MAX_ATTEMPTS)):
+    for n_remaining in reversed(range(_MAX_ATTEMPTS)):
         try:
             name = f"block-{uuid4().hex}"
             return _compute_on_client(make(name), name, n_parts)
@@ -83,7 +83,7 @@ def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
                     f"storage. {MISSING_TASKS_HINT} ({error})"
                 ) from error
             # Dask gives up a task if several workers died while running it, whatever the cause.
-            if not left or name != "KilledWorker":
+            if not n_remaining or name != "KilledWorker":
                 raise
     raise AssertionError
 
@@ -91,17 +91,17 @@ def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
 def compute_together(values: Iterable[Any]) -> list[Any]:
     """Return lazy values, computed in one computation as :func:`compute_with_retries` does."""
     values = list(values)
-    found: list[Any] = compute_with_retries(
+    results: list[Any] = compute_with_retries(
         lambda name: delayed(list, pure=False)(values, dask_key_name=name)
     )
-    return found
+    return results
 
 
 def _is_client_cut_off(client: Any | None, error: Exception) -> bool:
     """Return whether a cancellation means that the client has no scheduler any more."""
     # Its client may have connected again by now, to a scheduler that knows no task.
-    lost = getattr(error, "reason", None) == "scheduler-connection-lost"
-    return lost or (client is not None and client.status != "running")
+    is_lost = getattr(error, "reason", None) == "scheduler-connection-lost"
+    return is_lost or (client is not None and client.status != "running")
 
 
 def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
@@ -122,8 +122,11 @@ def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
     timeout = configured_timeout()
     wait_for_workers(client, workers, timeout)
     try:
-        look = _make_progress_look(client, name, n_parts)
-        with shield_workers(client), watch_workers(client, workers, timeout, lazy.key, look):
+        progress_look = _make_progress_look(client, name, n_parts)
+        with (
+            shield_workers(client),
+            watch_workers(client, workers, timeout, lazy.key, progress_look),
+        ):
             return compute(lazy, scheduler=client)[0]
     finally:
         flush_releases(client)
@@ -156,15 +159,15 @@ def configured_timeout() -> float:
 
 def configured_number(name: str, default: float) -> float:
     """Return a setting of Dask's configuration, the default if it is None; raise if no number."""
-    given = dask.config.get(name, None)
-    if given is None:
+    setting = dask.config.get(name, None)
+    if setting is None:
         return default
     # A string that reads as a number is one: files of settings may quote it.
     with suppress(TypeError, ValueError):
-        if not isinstance(given, bool) and (number := float(given)) >= 0.0:
+        if not isinstance(setting, bool) and (number := float(setting)) >= 0.0:
             return number
     raise InvalidParameterError(
-        f"{name} of Dask's configuration is {given!r}, but must be a number that is at least 0, "
+        f"{name} of Dask's configuration is {setting!r}, but must be a number that is at least 0, "
         f'without a unit: dask.config.set({{"{name}": {default:g}}}) is the default.'
     )
 
@@ -178,14 +181,14 @@ _FLAG_TEXTS = {
 
 def configured_flag(name: str, default: bool) -> bool:
     """Return a setting of Dask's configuration that is on or off, the default if it is None."""
-    given = dask.config.get(name, None)
-    if given is None:
+    setting = dask.config.get(name, None)
+    if setting is None:
         return default
     # Dask leaves DASK_...=no a string, which would count as true.
     with suppress(KeyError):
-        return _FLAG_TEXTS[str(given).strip().lower()]
+        return _FLAG_TEXTS[str(setting).strip().lower()]
     raise InvalidParameterError(
-        f"{name} of Dask's configuration is {given!r}, but must be true or false: "
+        f"{name} of Dask's configuration is {setting!r}, but must be true or false: "
         f'dask.config.set({{"{name}": {default}}}) is the default.'
     )
 
@@ -507,10 +510,16 @@ class _WorkerPlaces:
         An adaptive cluster fills them automatically, and a cluster that was just scaled is about
         to.
         """
-        kept = getattr(self._cluster, "workers", None)
+        workers = getattr(self._cluster, "workers", None)
         adapts = getattr(self._cluster, "_adaptive", None) is not None
         # A worker runs or will be started: not given up yet.
-        if kept is None or len(kept) or adapts or not self.n_requested or self._are_being_filled():
+        if (
+            workers is None
+            or len(workers)
+            or adapts
+            or not self.n_requested
+            or self._are_being_filled()
+        ):
             self._since = None
             return False
         self._since = self._since or time.monotonic()
@@ -591,8 +600,8 @@ def _describe_statuses(statuses: list[Any]) -> str:
     if not statuses:
         return "0"
     counts = Counter("at their memory limit" if s == "paused" else str(s) for s in statuses)
-    said = ", ".join(f"{count} {what}" for what, count in counts.items())
-    return f"0 of {len(statuses)}: {said}"
+    status_counts = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return f"0 of {len(statuses)}: {status_counts}"
 
 
 #: Seconds during which sending is retried, and between two attempts.

@@ -82,14 +82,14 @@ def convert_foreign(*values: Any) -> Any:
     The first value is rows: of it a text is the path of files, and a generator gives batches, each
     of rows or a tuple of rows and targets, which then take the place of a second value of None.
     """
-    X, *beside = values
+    X, *other_values = values
     if isinstance(X, str | os.PathLike):
         X = open_path(X)
     elif isinstance(X, Iterator):
-        X, *beside = convert_batches(X, *beside)
-    if beside and _find_kind(X) == ("xarray", "Dataset"):
-        X, *beside = _join_to_grid(X, beside)
-    converted = tuple(map(_convert_container, (X, *beside)))
+        X, *other_values = convert_batches(X, *other_values)
+    if other_values and _find_kind(X) == ("xarray", "Dataset"):
+        X, *other_values = _join_to_grid(X, other_values)
+    converted = tuple(map(_convert_container, (X, *other_values)))
     return converted[0] if len(converted) == 1 else converted
 
 
@@ -101,19 +101,21 @@ def convert_batches(X: Any, *beside: Any) -> tuple[Any, ...]:
     """
     if not isinstance(X, Iterator):
         return (X, *beside)
-    X, *held = spool_batches(X, _read_piece)
-    given = list(beside)
-    for at, (name, values) in enumerate(zip(("y", "sample_weight"), held, strict=True)):
+    X, *batch_values = spool_batches(X, _read_piece)
+    converted = list(beside)
+    for position, (name, values) in enumerate(
+        zip(("y", "sample_weight"), batch_values, strict=True)
+    ):
         if values is None:
             continue
-        if at >= len(given) or given[at] is not None:
+        if position >= len(converted) or converted[position] is not None:
             raise InvalidTypeError(
                 f"The batches of X hold {name} themselves, which is "
-                f"{'given, too' if at < len(given) else 'not used here'}. Make each batch only "
-                f"rows, or pass {name}=None."
+                f"{'given, too' if position < len(converted) else 'not used here'}. Make each "
+                f"batch only rows, or pass {name}=None."
             )
-        given[at] = values
-    return (X, *given)
+        converted[position] = values
+    return (X, *converted)
 
 
 def _find_kind(value: Any) -> tuple[str, str]:
@@ -236,29 +238,31 @@ def take_columns(X: Any, names: Any) -> Any:
     """Return a column of rows by its name, or several by a list of names."""
     if not isinstance(X, _NamedColumns):
         return X[names]
-    known = list(X.column_names)
+    column_names = list(X.column_names)
     if not isinstance(names, list):
         # A variable's own dtype: labels stay whole numbers beside rows of floats.
-        own = None if X.variables is None else X.variables[names]
-        return X[:, known.index(names)] if own is None else own
+        variable = None if X.variables is None else X.variables[names]
+        return X[:, column_names.index(names)] if variable is None else variable
     if X.variables is not None:
         return _stack_variables({name: X.variables[name] for name in names})
-    return _name_columns(X[:, [known.index(name) for name in names]], names)
+    return _name_columns(X[:, [column_names.index(name) for name in names]], names)
 
 
 def convert_named_columns(X: Any, *beside: Any) -> Any:
     """Return a :class:`_NamedColumns` as a dask DataFrame, whose blocks have the names."""
-    found: tuple[Any, ...] = (X, *beside)
+    converted: tuple[Any, ...] = (X, *beside)
     if (names := get_column_names(X)) is not None:
         import dask.dataframe as dd
 
         # A frame's partition holds whole rows.
-        whole, rows = X.rechunk({1: -1}), {0: X.chunks[0]}
-        found = (
-            dd.from_dask_array(_rebuild_array(whole, whole.chunks), columns=list(names)),
+        all_columns, rows = X.rechunk({1: -1}), {0: X.chunks[0]}
+        converted = (
+            dd.from_dask_array(
+                _rebuild_array(all_columns, all_columns.chunks), columns=list(names)
+            ),
             *(value.rechunk(rows) if isinstance(value, da.Array) else value for value in beside),
         )
-    return found if beside else found[0]
+    return converted if beside else converted[0]
 
 
 def restore_chunk_sizes(answers: Any, X: Any) -> Any:
@@ -316,18 +320,18 @@ def _convert_dataset(dataset: Any) -> Any:
 def _join_to_grid(dataset: Any, beside: list[Any]) -> list[Any]:
     """Return the rows of an xarray.Dataset, and beside them what lies on its grid, row by row."""
     on_grid = {
-        f"_beside_{at}": one
-        for at, one in enumerate(beside)
-        if _find_kind(one) == ("xarray", "DataArray") and set(one.dims) <= set(dataset.dims)
+        f"_beside_{i}": values
+        for i, values in enumerate(beside)
+        if _find_kind(values) == ("xarray", "DataArray") and set(values.dims) <= set(dataset.dims)
     }
     if not on_grid:
         return [dataset, *beside]
     joined = _convert_dataset(dataset.assign(on_grid))
-    found = [
-        take_columns(joined, name) if (name := f"_beside_{at}") in on_grid else one
-        for at, one in enumerate(beside)
+    flat_beside = [
+        take_columns(joined, name) if (name := f"_beside_{i}") in on_grid else values
+        for i, values in enumerate(beside)
     ]
-    return [take_columns(joined, list(dataset.data_vars)), *found]
+    return [take_columns(joined, list(dataset.data_vars)), *flat_beside]
 
 
 def _stack_variables(columns: dict[str, da.Array]) -> _NamedColumns:
@@ -385,12 +389,12 @@ def densify_columns(frame: Any) -> Any:
     """Return a pandas frame or series with dense columns in place of sparse ones."""
     if not is_dataframe_like(frame):
         return frame.sparse.to_dense() if hasattr(frame.dtype, "fill_value") else frame
-    wide = {
-        at: dtype.subtype
-        for at, dtype in zip(frame.columns, frame.dtypes, strict=True)
+    dense_dtypes = {
+        name: dtype.subtype
+        for name, dtype in zip(frame.columns, frame.dtypes, strict=True)
         if hasattr(dtype, "fill_value")
     }
-    return frame.astype(wide) if wide else frame
+    return frame.astype(dense_dtypes) if dense_dtypes else frame
 
 
 def convert_sparse_bools(frame: Any) -> Any:
@@ -398,22 +402,22 @@ def convert_sparse_bools(frame: Any) -> Any:
     if not hasattr(frame, "dtypes") or not is_dataframe_like(frame):
         return frame
     # The sum of two bools is a bool: two ones would add up to one.
-    wide = {
-        at: type(dtype)(np.float64, 0.0)
-        for at, dtype in zip(frame.columns, frame.dtypes, strict=True)
+    float_dtypes = {
+        name: type(dtype)(np.float64, 0.0)
+        for name, dtype in zip(frame.columns, frame.dtypes, strict=True)
         if hasattr(dtype, "fill_value") and dtype.kind == "b"
     }
-    return frame.astype(wide) if wide else frame
+    return frame.astype(float_dtypes) if float_dtypes else frame
 
 
 def check_unique_names(X: Any) -> None:
     """Check that no two columns of a dataframe have one name: columns are found by it."""
     if not is_dataframe_like(X) or X.columns.is_unique:
         return
-    alike = X.columns[X.columns.duplicated()].unique().tolist()
+    duplicates = X.columns[X.columns.duplicated()].unique().tolist()
     raise InvalidDataError(
-        f"Expected unique column names: several columns of the dataframe are named {alike}. Give "
-        "each its own name (X.columns = [...]), or keep the first of each: X.loc[:, "
+        f"Expected unique column names: several columns of the dataframe are named {duplicates}. "
+        "Give each its own name (X.columns = [...]), or keep the first of each: X.loc[:, "
         "~X.columns.duplicated()]."
     )
 
@@ -439,20 +443,20 @@ def as_rows(
         return _check_device_rows(X, index, tensors)
     # From here on X is in host memory: CuPy's was copied, pydata/sparse is SciPy's now.
     X = copy_to_host(X)
-    kept = choose_tensor_dtype if tensors else choose_float_dtype
+    choose_dtype = choose_tensor_dtype if tensors else choose_float_dtype
     if is_dataframe_like(X):
         if (entries := _convert_frame_to_csr(X)) is None:
-            return _convert_frame(X, dtype, index, kept, any_order)
+            return _convert_frame(X, dtype, index, choose_dtype, any_order)
         X = entries
     # Of the sparse formats only CSR can be cut by rows.
     if sparse.issparse(X):
         check_sparse_structure(X, index)
     rows = X.tocsr() if hasattr(X, "tocsr") else convert_to_array(X, "X", index)
     check_dimensions(rows, index, tensors=tensors, given=X)
-    wanted = dtype or kept(rows.dtype)
+    target_dtype = dtype or choose_dtype(rows.dtype)
     if sparse.issparse(rows):
-        return _canonicalize_csr(rows, wanted, index)
-    return convert_to_numbers(rows, wanted, "X", index, any_order)
+        return _canonicalize_csr(rows, target_dtype, index)
+    return convert_to_numbers(rows, target_dtype, "X", index, any_order)
 
 
 def are_device_labels(values: Any) -> bool:
@@ -478,8 +482,8 @@ def as_column(
 
     In host memory, unless they are numbers on a GPU and may stay there (`on_device`).
     """
-    stays = on_device and are_device_numbers(values)
-    values = values if stays else copy_to_host(values)
+    stays_on_device = on_device and are_device_numbers(values)
+    values = values if stays_on_device else copy_to_host(values)
     # Several targets are a table of numbers, like X; a single target may also be labels, which are
     # kept as they are.
     if several and is_dataframe_like(values):
@@ -487,7 +491,7 @@ def as_column(
     if is_dataframe_like(values) and len(values.columns) == 1:
         values = values.iloc[:, 0]
     array: NDArray[Any]
-    if stays:
+    if stays_on_device:
         array = values
     elif is_series_like(values):
         array = _convert_series(values)
@@ -584,14 +588,15 @@ def choose_tensor_dtype(dtype: Any) -> str:
 def check_numeric_columns(dtypes: Iterable[tuple[Any, Any]]) -> None:
     """Check that the columns of a dataframe are real numbers."""
     # Kinds of NumPy: b(ool), i(nt), u(nsigned), f(loat); pandas' own dtypes have them, too.
-    wrong = {name: dtype for name, dtype in dtypes if dtype.kind not in "biuf"}
-    for dtype in wrong.values():
+    non_numeric = {name: dtype for name, dtype in dtypes if dtype.kind not in "biuf"}
+    for dtype in non_numeric.values():
         check_not_complex(dtype, "X")
-    if not wrong:
+    if not non_numeric:
         return
     raise InvalidDataError(
-        f"Columns {list(wrong)} of X are not numeric ({', '.join(map(str, wrong.values()))}). "
-        f"{describe_columns_remedy(wrong)}"
+        f"Columns {list(non_numeric)} of X are not numeric "
+        f"({', '.join(map(str, non_numeric.values()))}). "
+        f"{describe_columns_remedy(non_numeric)}"
     )
 
 
@@ -671,8 +676,8 @@ def convert_missing_to_nan(X: Any) -> Any:
 def convert_object_columns(frame: Any) -> Any:
     """Return a dataframe whose columns of objects that are all numbers have a dtype of numbers."""
     objects = [name for name, dtype in frame.dtypes.items() if dtype == np.dtype(object)]
-    found = {name: _convert_object_column(frame[name]) for name in objects}
-    changed = {name: column for name, column in found.items() if column is not None}
+    converted = {name: _convert_object_column(frame[name]) for name in objects}
+    changed = {name: column for name, column in converted.items() if column is not None}
     if changed:
         frame = frame.copy(deep=False)
         for name, column in changed.items():
@@ -683,12 +688,12 @@ def convert_object_columns(frame: Any) -> Any:
 def _convert_object_column(column: Any) -> Any:
     """Return a column of objects as one of numbers; None where it holds anything else."""
     # Missing values say nothing of the type.
-    known = column.dropna()
+    present = column.dropna()
     # The types of the values decide, not what they might be parsed to: "1" stays a word.
-    types = set(map(type, known))
-    if not types or not all(issubclass(one, Number | np.bool_) for one in types):
+    types = set(map(type, present))
+    if not types or not all(issubclass(value_type, Number | np.bool_) for value_type in types):
         return None
-    if any(issubclass(one, complex | np.complexfloating) for one in types):
+    if any(issubclass(value_type, complex | np.complexfloating) for value_type in types):
         return None
     # Plain inference keeps whole numbers and bools; mixtures and decimals become floats.
     plain = column.infer_objects()
@@ -765,8 +770,8 @@ def convert_to_numbers(
     """
     check_numeric_dtype(values.dtype, name, index)
     if find_device(values) == "gpu":
-        there: NDArray[Any] = cast(values, np.dtype(dtype))
-        return there
+        device_values: NDArray[Any] = cast(values, np.dtype(dtype))
+        return device_values
     try:
         # What is too large for the dtype becomes infinite, which the finite checks find.
         with np.errstate(over="ignore"):
@@ -795,26 +800,29 @@ def check_sparse_structure(X: Any, index: int | None = None, *, entries: bool = 
     line, across = ("row", "column") if is_csr else ("column", "row")
     indptr, indices = X.indptr, X.indices
     n_stored = min(len(indices), len(X.data))
-    wrong = ""
+    defect = ""
     if len(indptr) != n_lines + 1:
-        wrong = f"its indptr has {len(indptr)} entries instead of {n_lines + 1}"
+        defect = f"its indptr has {len(indptr)} entries instead of {n_lines + 1}"
     elif indptr[0] != 0 or indptr[-1] > n_stored:
-        wrong = (
+        defect = (
             f"its indptr goes from {indptr[0]} to {indptr[-1]}, but {n_stored} entries are stored"
         )
     elif (indptr[1:] < indptr[:-1]).any():
-        at = int(np.argmax(indptr[1:] < indptr[:-1]))
-        wrong = f"its indptr decreases after {line} {at}"
+        position = int(np.argmax(indptr[1:] < indptr[:-1]))
+        defect = f"its indptr decreases after {line} {position}"
     elif entries and indptr[-1]:
         # Without a sign, a negative index is larger than any shape: one pass finds both.
         unsigned = indices[: indptr[-1]].view(f"u{indices.dtype.itemsize}")
         if unsigned.max() >= length:
-            at = int(np.argmax(unsigned >= length))
-            whose = int(np.searchsorted(indptr, at, side="right")) - 1
-            wrong = f"{line} {whose} has an entry in {across} {indices[at]}, of {length} {across}s"
-    if wrong:
+            position = int(np.argmax(unsigned >= length))
+            line_number = int(np.searchsorted(indptr, position, side="right")) - 1
+            defect = (
+                f"{line} {line_number} has an entry in {across} {indices[position]}, "
+                f"of {length} {across}s"
+            )
+    if defect:
         raise InvalidDataError(
-            f"{describe_block(index)}X is no valid {X.format.upper()} matrix: {wrong}. Pass SciPy "
+            f"{describe_block(index)}X is no valid {X.format.upper()} matrix: {defect}. Pass SciPy "
             "the shape that its entries need, shape=(n_rows, n_features), and call its "
             "check_format() after changing indices or indptr."
         )
@@ -839,12 +847,12 @@ def _add_up_repeated(X: Any) -> Any:
     the entries are looked at by a matrix that has none.
     """
     n_stored = int(X.indptr[-1])
-    fresh = type(X)((X.data[:n_stored], X.indices[:n_stored], X.indptr), shape=X.shape)
-    if fresh.has_canonical_format:
+    summed = type(X)((X.data[:n_stored], X.indices[:n_stored], X.indptr), shape=X.shape)
+    if summed.has_canonical_format:
         return X
-    fresh = fresh.copy()  # the user's matrix is left alone
-    fresh.sum_duplicates()
-    return fresh
+    summed = summed.copy()  # the user's matrix is left alone
+    summed.sum_duplicates()
+    return summed
 
 
 def _canonicalize_csr(rows: Any, dtype: str, index: int | None) -> Any:
@@ -882,8 +890,8 @@ def _convert_frame(
     check_numeric_columns(zip(frame.columns, dtypes, strict=True))
     if dtype is None:
         # One dtype for all columns: float32 only where every column is float32.
-        found = {kept(_get_numpy_dtype(d)) for d in dtypes} or {"float64"}
-        dtype = str(np.result_type(*found))
+        column_dtypes = {kept(_get_numpy_dtype(d)) for d in dtypes} or {"float64"}
+        dtype = str(np.result_type(*column_dtypes))
     # pandas joins columns of NumPy dtypes block by block, without a conversion of each; nullable
     # and Arrow columns need the dtype, and a NaN for pandas.NA.
     if all(isinstance(d, np.dtype) for d in dtypes):
@@ -920,10 +928,12 @@ def convert_extension_column(values: Any) -> Any:
 
 def describe_columns_remedy(wrong: Mapping[Any, Any]) -> str:
     """Return what to do about columns of a dataframe that are not numeric."""
-    of_kind: dict[str, list[Any]] = {}
+    names_by_kind: dict[str, list[Any]] = {}
     for name, dtype in wrong.items():
-        of_kind.setdefault(_classify_dtype(dtype), []).append(name)
-    return "\n".join(_COLUMN_REMEDIES[kind].format(names=names) for kind, names in of_kind.items())
+        names_by_kind.setdefault(_classify_dtype(dtype), []).append(name)
+    return "\n".join(
+        _COLUMN_REMEDIES[kind].format(names=names) for kind, names in names_by_kind.items()
+    )
 
 
 def describe_values_remedy(dtype: Any, name: str) -> str:
@@ -1080,10 +1090,10 @@ def check_no_missing(values: NDArray[Any], name: str, index: int | None = None) 
         return
     if missing.any():
         row = int(np.argwhere(missing)[0, 0])
-        whose = "" if index is None else " of the block"
+        of_block = "" if index is None else " of the block"
         raise InvalidDataError(
             f"{describe_block(index)}Input {name} contains NaN, a missing value (row "
-            f"{row}{whose}). Drop "
+            f"{row}{of_block}). Drop "
             f"such rows first: keep = ~{name}.isna() of a Series, and take [keep] of all inputs."
         )
 

@@ -26,23 +26,23 @@ def _dump_parts(parts: tuple[Any, ...], are_on_device: bool) -> tuple[dict[str, 
     if not are_on_device:
         raise NotImplementedError("rows in host memory")  # Dask then tries its next serializer
     # Rows on the device become frames without a copy; everything else is pickled.
-    dumped: tuple[dict[str, Any], list[Any]] = serialize(
+    header_and_frames: tuple[dict[str, Any], list[Any]] = serialize(
         parts, serializers=("cuda", "pickle"), on_error="raise", iterate_collection=True
     )
-    return dumped
+    return header_and_frames
 
 
 def _dump_block(block: Block) -> tuple[dict[str, Any], list[Any]]:
     """Return a block's rows and other fields, serialised separately."""
-    rest = {field.name: getattr(block, field.name) for field in fields(block)}
-    rest["target"] = copy_to_host(rest["target"])
-    return _dump_parts((rest.pop("rows"), rest), block.on_device is not None)
+    other_fields = {field.name: getattr(block, field.name) for field in fields(block)}
+    other_fields["target"] = copy_to_host(other_fields["target"])
+    return _dump_parts((other_fields.pop("rows"), other_fields), block.on_device is not None)
 
 
 def _load_block(header: dict[str, Any], frames: list[Any]) -> Block:
     """Return the block that :func:`_dump_block` serialised."""
-    rows, rest = deserialize(header, frames)
-    return Block(rows=rows, **rest)
+    rows, other_fields = deserialize(header, frames)
+    return Block(rows=rows, **other_fields)
 
 
 def _dump_bundle(bundle: BlockBundle) -> tuple[dict[str, Any], list[Any]]:

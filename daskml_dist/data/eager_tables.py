@@ -109,7 +109,7 @@ def extract_plain_columns(table: Any, names: Sequence[str]) -> dict[str, NDArray
     None if a column is not plain numbers, or if a value is missing, which NumPy's integers cannot
     express.
     """
-    found: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for name in names:
         if find_package(table) == "polars":
             column = table.get_column(name)
@@ -127,8 +127,8 @@ def extract_plain_columns(table: Any, names: Sequence[str]) -> dict[str, NDArray
             return None
         if array.dtype.kind == "f" and array.dtype.itemsize < 4:
             return None
-        found[name] = array
-    return found
+        arrays[name] = array
+    return arrays
 
 
 # --- Polars ----------------------------------------------------------------------------------
@@ -208,17 +208,17 @@ def _find_large_columns(table: Any) -> list[tuple[str, Any]]:
     import pyarrow
     import pyarrow.compute as pc
 
-    found = []
+    large_columns = []
     for field, column in zip(table.schema, table.columns, strict=True):
-        known = len(column) - column.null_count
-        if not (pyarrow.types.is_integer(field.type) and column.null_count and known):
+        n_present = len(column) - column.null_count
+        if not (pyarrow.types.is_integer(field.type) and column.null_count and n_present):
             continue
         ends = pc.min_max(column).as_py()
         if _are_beyond_floats(ends["min"], ends["max"]):
             filled = pc.fill_null(column, 0).to_numpy(zero_copy_only=False).copy()
             mask = pc.is_null(column).to_numpy(zero_copy_only=False).copy()
-            found.append((field.name, load_pandas().arrays.IntegerArray(filled, mask)))
-    return found
+            large_columns.append((field.name, load_pandas().arrays.IntegerArray(filled, mask)))
+    return large_columns
 
 
 def _find_plain_type(type_: Any) -> Any:

@@ -50,8 +50,8 @@ def compute_block_scales(block: Block) -> FeatureScales:
     """Return the scales of the rows of a block."""
     X = block.X
     if block.n_rows == 0:
-        nothing = np.zeros(X.shape[1])
-        return FeatureScales(0, nothing, nothing)
+        zeros = np.zeros(X.shape[1])
+        return FeatureScales(0, zeros, zeros)
     if sparse.issparse(X):
         # Only stored entries: zeros add nothing to a sum of squares.
         squares = np.bincount(X.indices, X.data.astype(np.float64) ** 2, X.shape[1]).astype(float)

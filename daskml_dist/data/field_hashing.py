@@ -140,12 +140,12 @@ def join_kinds(names: Sequence[Any], parts: list[list[str]]) -> list[str]:
 
 def find_kinds(rows: Any, names: Sequence[Any]) -> list[str]:
     """Return the kinds of the columns of rows in memory."""
-    found = []
+    kinds = []
     for name, column in zip(names, _split_columns(rows), strict=True):
         bag = _open_bags(column)
         kind = _find_kind(bag.ids, name)
-        found.append(kind if bag.lengths is None else _find_bag_kind(kind, name))
-    return found
+        kinds.append(kind if bag.lengths is None else _find_bag_kind(kind, name))
+    return kinds
 
 
 def _find_bag_kind(kind: str, name: Any) -> str:
@@ -171,12 +171,12 @@ def _find_kind(column: Any, name: Any) -> str:
     if dtype.kind in "US" or str(dtype).partition("[")[0] in ("str", "string", "large_string"):
         return "text"
     if dtype == np.dtype(object):
-        said = load_pandas().api.types.infer_dtype(column, skipna=True)
-        if (kind := _OBJECT_KINDS.get(said)) is not None:
+        inferred = load_pandas().api.types.infer_dtype(column, skipna=True)
+        if (kind := _OBJECT_KINDS.get(inferred)) is not None:
             return kind
-        if said.startswith("mixed"):
-            raise _make_mixed_error(name, said)
-        dtype = f"{dtype}, values of {said}"
+        if inferred.startswith("mixed"):
+            raise _make_mixed_error(name, inferred)
+        dtype = f"{dtype}, values of {inferred}"
     raise InvalidTypeError(
         f"Column {name!r} of dtype {dtype} cannot be used as ids. Convert it to strings, "
         f"{_REMEDIES['text'].format(name=name)}, or leave it out of X."
@@ -225,18 +225,18 @@ def _open_bags(column: Any) -> _Bags:
         return _Bags(column)
     are_missing = np.asarray(load_pandas().isna(column))
     cells = np.asarray(column, dtype=object)
-    known = cells[~are_missing]
-    kinds = set(map(type, known))
+    present = cells[~are_missing]
+    kinds = set(map(type, present))
     if not kinds or not all(issubclass(k, list | tuple | set | np.ndarray) for k in kinds):
         return _Bags(column)
     lengths = np.zeros(len(cells), np.int64)
-    lengths[~are_missing] = np.fromiter(map(len, known), np.int64, len(known))
+    lengths[~are_missing] = np.fromiter(map(len, present), np.int64, len(present))
     # Parquet's lists keep their numeric dtype. Empty ones have no kind, whatever their dtype.
     if kinds == {np.ndarray} and lengths.any():
-        flat = np.concatenate([cell for cell in known if len(cell)])
+        flat = np.concatenate([cell for cell in present if len(cell)])
     else:
         # Cell by cell: NumPy would expand ids that are themselves lists.
-        flat = np.fromiter(chain.from_iterable(known), dtype=object, count=int(lengths.sum()))
+        flat = np.fromiter(chain.from_iterable(present), dtype=object, count=int(lengths.sum()))
     is_plain = flat.dtype.kind in "biuf"
     return _Bags(
         flat if is_plain else load_pandas().Series(flat, dtype=object), lengths, are_missing
@@ -298,13 +298,13 @@ class BlockHasher:
         """Return the entries of a column."""
         name, kind = self.names[field], self.kinds[field]
         bags = _open_bags(column)
-        found = _find_kind(bags.ids, name)
+        found_kind = _find_kind(bags.ids, name)
         if bags.lengths is not None:
-            found = _find_bag_kind(found, name)
-        self._check_kind(name, found, kind)
+            found_kind = _find_bag_kind(found_kind, name)
+        self._check_kind(name, found_kind, kind)
         if kind == "numeric":
             return self._encode_numbers(name, column)
-        ids, are_missing = self._hash_ids(name, bags.ids, found)
+        ids, are_missing = self._hash_ids(name, bags.ids, found_kind)
         if are_missing is not None and are_missing.any():
             self._check_missing(name, are_missing)
             ids = np.where(are_missing, _MISSING_ID, ids)
@@ -379,9 +379,9 @@ class BlockHasher:
         if are_missing.any():
             self._check_missing(name, are_missing)
             lengths = np.where(are_missing, 1, lengths)
-            own = np.repeat(are_missing, lengths)
-            filled = np.full(len(own), _MISSING_ID)
-            filled[~own] = ids
+            is_missing_entry = np.repeat(are_missing, lengths)
+            filled = np.full(len(is_missing_entry), _MISSING_ID)
+            filled[~is_missing_entry] = ids
             ids = filled
         if self.bags == "sum":
             return _Entries(ids, None, lengths)
@@ -405,9 +405,9 @@ class BlockHasher:
             return
         if fitted == "numeric" and found in numbers:
             return
-        wanted = "float" if fitted == "numeric" else fitted
-        if wanted in _REMEDIES and found in _REMEDIES:
-            remedy = f"Convert it first: {_REMEDIES[wanted].format(name=name)}"
+        target_kind = "float" if fitted == "numeric" else fitted
+        if target_kind in _REMEDIES and found in _REMEDIES:
+            remedy = f"Convert it first: {_REMEDIES[target_kind].format(name=name)}"
         else:  # bags
             remedy = "Convert it to that kind"
         raise InvalidTypeError(
@@ -453,9 +453,9 @@ def _extract_integers(column: Any, name: Any) -> tuple[Words, NDArray[np.bool_] 
     are_missing = None
     if dtype == np.dtype(object):
         are_missing = np.asarray(load_pandas().isna(column))
-        known = np.array(np.asarray(column, dtype=object)[~are_missing].tolist())
-        numbers = np.zeros(len(column), known.dtype)
-        numbers[~are_missing] = known
+        present = np.array(np.asarray(column, dtype=object)[~are_missing].tolist())
+        numbers = np.zeros(len(column), present.dtype)
+        numbers[~are_missing] = present
     elif isinstance(dtype, np.dtype):
         numbers = np.asarray(column)
     else:  # nullable, or Arrow's
@@ -523,9 +523,9 @@ def _join_even(fields: Sequence[_Entries], n_rows: int, dtype: np.dtype[Any]) ->
             # The low bits of a sorted column are the field whose value belongs to it.
             data[rows] = np.take_along_axis(values, columns & MODEL_FIELD, axis=1)
     indptr = np.arange(n_rows + 1, dtype=np.int64) * n_fields
-    made = sparse.csr_array((data.ravel(), indices.ravel(), indptr), shape=(n_rows, N_COLUMNS))
-    made.has_canonical_format = True
-    return made
+    matrix = sparse.csr_array((data.ravel(), indices.ravel(), indptr), shape=(n_rows, N_COLUMNS))
+    matrix.has_canonical_format = True
+    return matrix
 
 
 def _join_uneven(fields: Sequence[_Entries], n_rows: int, dtype: np.dtype[Any]) -> Any:
@@ -534,26 +534,26 @@ def _join_uneven(fields: Sequence[_Entries], n_rows: int, dtype: np.dtype[Any]) 
     for field in fields:
         counts += 1 if field.lengths is None else field.lengths
     indptr = np.concatenate([[0], np.cumsum(counts)])
-    words = np.empty(int(indptr[-1]), np.uint64)
-    numbers = np.empty(len(words), np.uint64)
-    data = np.ones(len(words), dtype)
+    ids = np.empty(int(indptr[-1]), np.uint64)
+    numbers = np.empty(len(ids), np.uint64)
+    data = np.ones(len(ids), dtype)
     first = indptr[:-1].copy()  # position of the next field's entries in each row
     for j, field in enumerate(fields):
         if field.lengths is None:
-            at = first.copy()
+            positions = first.copy()
             first += 1
         else:
             # Within a row, positions count up from the row's first; they jump at the end of each
             # bag.
             ends = np.cumsum(field.lengths)
-            at = np.arange(len(field.ids)) + np.repeat(
+            positions = np.arange(len(field.ids)) + np.repeat(
                 first - (ends - field.lengths), field.lengths
             )
             first += field.lengths
-        words[at], numbers[at] = field.ids, j
+        ids[positions], numbers[positions] = field.ids, j
         if field.values is not None:
-            data[at] = field.values
-    columns = _make_columns(words, numbers)
-    made = sparse.csr_array((data, columns, indptr), shape=(n_rows, N_COLUMNS))
-    made.sum_duplicates()
-    return made
+            data[positions] = field.values
+    columns = _make_columns(ids, numbers)
+    matrix = sparse.csr_array((data, columns, indptr), shape=(n_rows, N_COLUMNS))
+    matrix.sum_duplicates()
+    return matrix

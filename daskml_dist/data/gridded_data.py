@@ -26,22 +26,25 @@ def flatten_dataset(dataset: Any) -> dict[str, Any]:
             "The xarray.Dataset has no data variables. Coordinates become variables by "
             "dataset.reset_coords()."
         )
-    if texts := [name for name in names if not isinstance(name, str)]:
+    if non_string_names := [name for name in names if not isinstance(name, str)]:
         raise InvalidDataError(
-            f"Variables {texts} of the xarray.Dataset have names that are not strings. Rename "
-            "them: dataset.rename({old: 'new'})."
+            f"Variables {non_string_names} of the xarray.Dataset have names that are not strings. "
+            "Rename them: dataset.rename({old: 'new'})."
         )
     # The grid has the dimensions of the variable with the most, in the same order.
-    widest = max((dataset[name] for name in names), key=lambda one: one.ndim)
+    widest = max((dataset[name] for name in names), key=lambda variable: variable.ndim)
     dims = [*widest.dims, *(dim for dim in dataset.dims if dim not in widest.dims)]
     lazy = any(isinstance(dataset[name].data, da.Array) for name in names)
-    found = xarray.broadcast(*(dataset[name] for name in names))
+    variables = xarray.broadcast(*(dataset[name] for name in names))
     # Chunk the grid identically for all variables; else their rows would be in different blocks.
     if lazy:
-        found = xarray.unify_chunks(*(one.chunk() if one.chunks is None else one for one in found))
-    used = [dim for dim in dims if dim in found[0].dims]
+        variables = xarray.unify_chunks(
+            *(variable.chunk() if variable.chunks is None else variable for variable in variables)
+        )
+    used_dims = [dim for dim in dims if dim in variables[0].dims]
     return {
-        name: one.transpose(*used).data.reshape(-1) for name, one in zip(names, found, strict=True)
+        name: variable.transpose(*used_dims).data.reshape(-1)
+        for name, variable in zip(names, variables, strict=True)
     }
 
 

@@ -103,13 +103,13 @@ def join_column_chunks(X: Any) -> Any:
 def _rechunk_whole_rows(X: da.Array) -> da.Array:
     """Return an array of more than two dimensions whose chunks hold whole rows."""
     try:
-        whole: da.Array = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
+        rechunked: da.Array = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
     except ValueError as error:
         raise InvalidDataError(
             "X has several chunks of unknown sizes along a row, which cannot be joined. Call "
             "X.compute_chunk_sizes() first."
         ) from error
-    return whole
+    return rechunked
 
 
 def _concatenate_columns(chunks: list[Any]) -> Any:
@@ -129,14 +129,14 @@ def align_partitions(
     """Cut lazy collections so that their blocks hold the same rows in the same order."""
     frames = {name: value for name, value in inputs.items() if is_dask_frame(value)}
     pieces = {name: _split_chunks(value) for name, value in inputs.items() if name not in frames}
-    orders = {name: _find_row_order(found) for name, found in pieces.items()}
+    orders = {name: _find_row_order(chunks) for name, chunks in pieces.items()}
     orders.update({name: frozenset() for name in in_memory})
     # The first method reads least; each further one gives up an optimisation that may cause frames
     # to differ.
     for lower in (lower_together, lower_separately, lower_all_partitions):
         exprs = [frame.expr for frame in frames.values()]
-        made = split_partitions(lower_or_fall_back(lower, exprs)) if frames else []
-        pieces.update(zip(frames, made, strict=True))
+        frame_pieces = split_partitions(lower_or_fall_back(lower, exprs)) if frames else []
+        pieces.update(zip(frames, frame_pieces, strict=True))
         orders.update({name: _find_row_order(pieces[name]) for name in frames})
         counts = {name: len(pieces[name]) for name in inputs}
         if len(set(counts.values())) == len(set(orders.values())) == 1:
@@ -166,9 +166,9 @@ def _find_row_order(pieces: list[Delayed]) -> frozenset[Any]:
 
 def _make_block_count_error(counts: dict[str, int]) -> InvalidDataError:
     """Return the error for inputs whose blocks do not match."""
-    found = ", ".join(f"{name} has {n} blocks" for name, n in counts.items())
+    block_counts = ", ".join(f"{name} has {n} blocks" for name, n in counts.items())
     return InvalidDataError(
-        f"The rows cannot be aligned: {found}, with unknown chunk sizes. Call "
+        f"The rows cannot be aligned: {block_counts}, with unknown chunk sizes. Call "
         ".compute_chunk_sizes() on the Dask Array first, or convert a dataframe with "
         ".to_dask_array(lengths=True)."
     )

@@ -60,29 +60,31 @@ def select_ranks(
     dict of dict
         For each column, the value of each requested rank.
     """
-    found: dict[Any, dict[int, float]] = {key: {} for key in ranks}
+    values_by_rank: dict[Any, dict[int, float]] = {key: {} for key in ranks}
     # Factor of a sketch's error by which the counted ranges are widened.
     slack = 1.0
     while True:
         searches: list[_Search] = []
-        for key, asked in ranks.items():
+        for key, column_ranks in ranks.items():
             sketch = sketches[key]
-            for given in asked:
-                if given in found[key]:
+            for asked_rank in column_ranks:
+                if asked_rank in values_by_rank[key]:
                     continue
-                rank = int(np.clip(given, 1, max(sketch.n_rows, 1)))
+                rank = int(np.clip(asked_rank, 1, max(sketch.n_rows, 1)))
                 if sketch.error == 0:
-                    found[key][given] = find_rank(sketch.values, sketch.weights, rank)
+                    values_by_rank[key][asked_rank] = find_rank(sketch.values, sketch.weights, rank)
                 else:
                     margin = slack * (2 * sketch.error + 2)
-                    searches.append(_Search(key, given, *_bound_rank(sketch, rank, margin)))
+                    searches.append(_Search(key, asked_rank, *_bound_rank(sketch, rank, margin)))
         if not searches:
-            return found
-        counted = reduce_parts(collection, partial(_count_in_ranges, read, searches), _merge_counts)
-        for search, (below, values, counts) in zip(searches, counted, strict=True):
+            return values_by_rank
+        range_counts = reduce_parts(
+            collection, partial(_count_in_ranges, read, searches), _merge_counts
+        )
+        for search, (below, values, counts) in zip(searches, range_counts, strict=True):
             rank = int(np.clip(search.rank, 1, sketches[search.key].n_rows))
             if below < rank <= below + counts.sum():
-                found[search.key][search.rank] = find_rank(values, counts, rank - below)
+                values_by_rank[search.key][search.rank] = find_rank(values, counts, rank - below)
         # A range that missed the rank is widened. The error of a sketch is bounded, so this ends
         # after a few passes, unless the rows change between passes.
         if slack > _MAX_SLACK:
@@ -96,15 +98,15 @@ def select_ranks(
 def find_rank(values: Array, counts: Array, rank: int) -> float:
     """Return the value of a rank among sorted values with multiplicities."""
     # The first value whose cumulative count reaches the rank.
-    at = int(np.searchsorted(np.cumsum(counts), rank, side="left"))
-    return float(values[min(at, len(values) - 1)])
+    index = int(np.searchsorted(np.cumsum(counts), rank, side="left"))
+    return float(values[min(index, len(values) - 1)])
 
 
 def _bound_rank(sketch: ColumnSketch, rank: int, margin: float) -> tuple[float, float]:
     """Return the sketch's values `margin` ranks below and above a rank."""
-    ends, last = np.cumsum(sketch.weights), len(sketch.values) - 1
-    at = np.searchsorted(ends, [rank - 1 - margin, rank + margin], side="right")
-    low, high = sketch.values[np.clip(at, 0, last)]
+    ends, last_index = np.cumsum(sketch.weights), len(sketch.values) - 1
+    indices = np.searchsorted(ends, [rank - 1 - margin, rank + margin], side="right")
+    low, high = sketch.values[np.clip(indices, 0, last_index)]
     return float(low), float(high)
 
 
@@ -112,21 +114,25 @@ def _count_in_ranges(
     read: ColumnReader, searches: list[_Search], *part: Any
 ) -> list[tuple[int, Array, Array]]:
     """Return, for each range, the count of smaller values of a block, and the values inside."""
-    columns, found = read(*part), []
+    columns, range_counts = read(*part), []
     for search in searches:
         values = columns.get(search.key, np.empty(0))
         # NaN is neither below nor inside.
         inside = values[(values >= search.low) & (values <= search.high)]
-        found.append((int((values < search.low).sum()), *np.unique(inside, return_counts=True)))
-    return found
+        range_counts.append(
+            (int((values < search.low).sum()), *np.unique(inside, return_counts=True))
+        )
+    return range_counts
 
 
 def _merge_counts(parts: list[list[Any]]) -> list[Any]:
     """Merge the counts of all blocks for each range."""
-    found = []
-    for each in zip(*parts, strict=True):
-        values, inverse = np.unique(np.concatenate([v for _, v, _ in each]), return_inverse=True)
-        counts = np.concatenate([c for _, _, c in each])
+    merged = []
+    for range_counts in zip(*parts, strict=True):
+        values, inverse = np.unique(
+            np.concatenate([v for _, v, _ in range_counts]), return_inverse=True
+        )
+        counts = np.concatenate([c for _, _, c in range_counts])
         total = np.bincount(inverse, counts, len(values)).astype(np.int64)
-        found.append((sum(below for below, _, _ in each), values, total))
-    return found
+        merged.append((sum(below for below, _, _ in range_counts), values, total))
+    return merged

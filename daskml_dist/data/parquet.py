@@ -55,37 +55,43 @@ class ColumnRead:
         """Return an array for each wanted item, or parts of a frame if they are not numeric."""
         if isinstance(self.read, TableRead):
             return self._read_table(part)
-        if is_plain_read(self.read, self._names) and (found := self._arrays(part)) is not None:
-            return found
+        if is_plain_read(self.read, self._names) and (arrays := self._arrays(part)) is not None:
+            return arrays
         frame = self.read(part)
-        return [frame[one if isinstance(one, str) else list(one)] for one in self.wanted]
+        return [
+            frame[columns if isinstance(columns, str) else list(columns)] for columns in self.wanted
+        ]
 
     @property
     def _names(self) -> list[str]:
         """Return the names of all columns to read."""
-        return [name for one in self.wanted for name in ([one] if isinstance(one, str) else one)]
+        return [
+            name
+            for columns in self.wanted
+            for name in ([columns] if isinstance(columns, str) else columns)
+        ]
 
     def _read_table(self, part: Any) -> list[Any]:
         """Return an array for each wanted item of a table, or part of a frame if not numeric."""
         table = self.read.source.read_part(part, list(dict.fromkeys(self._names)))
-        made: list[Any] = []
-        for one in self.wanted:
-            names = [one] if isinstance(one, str) else list(one)
+        items: list[Any] = []
+        for item in self.wanted:
+            names = [item] if isinstance(item, str) else list(item)
             # Labels beside numeric rows may be words; the rows then still need no frame.
             columns = None if hasattr(table, "iloc") else extract_plain_columns(table, names)
             if columns is not None:
-                made.append(_fill_array(one, columns))
+                items.append(_fill_array(item, columns))
                 continue
             frame = table if hasattr(table, "iloc") else convert_eager_table(table.select(names))
-            made.append(frame[one if isinstance(one, str) else names])
-        return made
+            items.append(frame[item if isinstance(item, str) else names])
+        return items
 
     def _arrays(self, part: Any) -> list[NDArray[Any]] | None:
         """Return an array for each wanted item; None if Dask must read the partition."""
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
-        pieces = [parse_piece(one) for one in (part if isinstance(part, list) else [part])]
+        pieces = [parse_piece(piece) for piece in (part if isinstance(part, list) else [part])]
         try:
             files = [p and (ParquetFile(p[0], pre_buffer=False), p[1]) for p in pieces]
             return self._read(files)
@@ -98,22 +104,29 @@ class ColumnRead:
             return None
         names = list(dict.fromkeys(self._names))
         # All files of the partition must hold the same plain numbers; otherwise Dask reads it.
-        dtypes, *others = [_find_dtypes(file.schema_arrow, names) for file, _ in files]
-        if dtypes is None or any(one != dtypes for one in others):
+        dtypes, *other_dtypes = [_find_dtypes(file.schema_arrow, names) for file, _ in files]
+        if dtypes is None or any(file_dtypes != dtypes for file_dtypes in other_dtypes):
             return None
         # A partition may be a subset of a file's row groups.
-        files = [(f, range(f.num_row_groups) if of is None else of) for f, of in files]
-        n_rows = sum(file.metadata.row_group(i).num_rows for file, of in files for i in of)
-        filled = _ArrayFiller(self.wanted, dtypes, n_rows)
-        for file, of in files:
-            for batch in file.iter_batches(_ROWS_PER_BATCH, list(of), names, use_threads=False):
+        files = [
+            (f, range(f.num_row_groups) if row_groups is None else row_groups)
+            for f, row_groups in files
+        ]
+        n_rows = sum(
+            file.metadata.row_group(i).num_rows for file, row_groups in files for i in row_groups
+        )
+        filler = _ArrayFiller(self.wanted, dtypes, n_rows)
+        for file, row_groups in files:
+            for batch in file.iter_batches(
+                _ROWS_PER_BATCH, list(row_groups), names, use_threads=False
+            ):
                 # NumPy's integers cannot express a missing value: then Dask reads the whole
                 # partition.
                 if (columns := extract_plain_columns(batch, names)) is None:
                     return None
-                if not filled.add(columns):
+                if not filler.add(columns):
                     return None
-        return filled.arrays if filled.n_rows == n_rows else None
+        return filler.arrays if filler.n_rows == n_rows else None
 
 
 def _fill_array(wanted: WantedColumns, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
@@ -121,12 +134,14 @@ def _fill_array(wanted: WantedColumns, columns: Mapping[str, NDArray[Any]]) -> N
     if isinstance(wanted, str):
         return columns[wanted]
     n_rows = len(columns[wanted[0]])
-    filled = _ArrayFiller((wanted,), {name: one.dtype for name, one in columns.items()}, n_rows)
+    filler = _ArrayFiller(
+        (wanted,), {name: column_array.dtype for name, column_array in columns.items()}, n_rows
+    )
     # A few rows at a time, so that a column is still in the cache when it is transposed.
     for first in range(0, n_rows, _ROWS_PER_BATCH):
         rows = slice(first, first + _ROWS_PER_BATCH)
-        filled.add({name: column[rows] for name, column in columns.items()})
-    return filled.arrays[0]
+        filler.add({name: column[rows] for name, column in columns.items()})
+    return filler.arrays[0]
 
 
 class _ArrayFiller:
@@ -138,12 +153,12 @@ class _ArrayFiller:
         self._wanted = wanted
         self.n_rows = 0
         self.arrays: list[NDArray[Any]] = []
-        for one in wanted:
-            if isinstance(one, str):
-                self.arrays.append(np.empty(n_rows, dtypes[one]))
+        for item in wanted:
+            if isinstance(item, str):
+                self.arrays.append(np.empty(n_rows, dtypes[item]))
             else:
-                dtype = np.result_type(*{choose_float_dtype(dtypes[name]) for name in one})
-                self.arrays.append(np.empty((n_rows, len(one)), dtype))
+                dtype = np.result_type(*{choose_float_dtype(dtypes[name]) for name in item})
+                self.arrays.append(np.empty((n_rows, len(item)), dtype))
 
     def add(self, columns: Mapping[str, NDArray[Any]]) -> bool:
         """Fill the next rows; return False if there are too many."""
@@ -151,31 +166,31 @@ class _ArrayFiller:
         first, stop = self.n_rows, self.n_rows + n_rows
         if any(stop > len(array) for array in self.arrays):
             return False
-        for one, array in zip(self._wanted, self.arrays, strict=True):
-            if isinstance(one, str):
-                array[first:stop] = columns[one]
+        for item, array in zip(self._wanted, self.arrays, strict=True):
+            if isinstance(item, str):
+                array[first:stop] = columns[item]
             else:
                 # A contiguous copy, then one transposition: several times faster than copying each
                 # column.
-                beside = np.empty((len(one), n_rows), array.dtype)
-                for row, name in zip(beside, one, strict=True):
+                transposed = np.empty((len(item), n_rows), array.dtype)
+                for row, name in zip(transposed, item, strict=True):
                     row[:] = columns[name]
-                array[first:stop] = beside.T
+                array[first:stop] = transposed.T
         self.n_rows = stop
         return True
 
 
 def _find_dtypes(schema: Any, names: Sequence[str]) -> dict[str, Any] | None:
     """Return the dtype of each column; None unless each occurs once and holds plain numbers."""
-    found = {}
+    dtypes = {}
     for name in names:
         if len(schema.get_all_field_indices(name)) != 1:
             return None
         dtype = ARROW_DTYPES.get(str(schema.field(name).type))
         if dtype is None:
             return None
-        found[name] = np.dtype(dtype)
-    return found
+        dtypes[name] = np.dtype(dtype)
+    return dtypes
 
 
 #: Maximum number of references followed from task to task, so that a cycle ends.
@@ -189,23 +204,23 @@ def read_columns(parts: _Parts) -> _Parts:
     The new tasks get new keys, since their results differ from Dask's.
     """
     name = f"columns-{uuid.uuid4().hex}"
-    found = [
+    reads_by_part = [
         [_find_column_read(piece, place) for place, piece in enumerate(part)] for part in parts
     ]
     graph: dict[Any, Any] = {}
-    for i, reads in enumerate(found):
+    for i, reads in enumerate(reads_by_part):
         graph.update(_build_read_tasks(name, i, reads))
     if not graph:
         return parts
     layers = HighLevelGraph.from_collections(name, graph, dependencies=())
-    made: Any = [
+    new_parts: Any = [
         tuple(
             piece if read is None else Delayed((name, i, place), layers, layer=name)
             for place, (piece, read) in enumerate(zip(part, reads, strict=True))
         )
-        for i, (part, reads) in enumerate(zip(parts, found, strict=True))
+        for i, (part, reads) in enumerate(zip(parts, reads_by_part, strict=True))
     ]
-    return cast(_Parts, made)
+    return cast(_Parts, new_parts)
 
 
 def _build_read_tasks(
@@ -218,14 +233,14 @@ def _build_read_tasks(
         if read is not None:
             shared.setdefault(read[0].key, []).append(place)
     tasks: dict[Any, Any] = {}
-    for at, places in enumerate(shared.values()):
-        some = [read for place in places if (read := reads[place]) is not None]
-        key, task = (name, block, "read", at), some[0][0]
-        read_all = ColumnRead(task.func, tuple(wanted for _, wanted in some))
+    for number, places in enumerate(shared.values()):
+        shared_reads = [read for place in places if (read := reads[place]) is not None]
+        key, task = (name, block, "read", number), shared_reads[0][0]
+        read_all = ColumnRead(task.func, tuple(columns for _, columns in shared_reads))
         tasks[key] = Task(key, read_all, *task.args)
         for i, place in enumerate(places):
-            own = (name, block, place)
-            tasks[own] = Task(own, operator.getitem, TaskRef(key), i)
+            piece_key = (name, block, place)
+            tasks[piece_key] = Task(piece_key, operator.getitem, TaskRef(key), i)
     return tasks
 
 
@@ -234,10 +249,10 @@ def _find_column_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | No
     if not isinstance(piece, Delayed) or len(piece.dask.layers) != 1:
         return None
     layer: Any = next(iter(piece.dask.layers.values()))
-    task, taken = _resolve_reference(layer, layer.get(piece.key)), []
+    task, selections = _resolve_reference(layer, layer.get(piece.key)), []
     # A piece is the read itself, or selections of columns (df[names], df[name]) on top of it.
     while isinstance(task, Task) and task.func is operator.getitem and len(task.args) == 2:
-        taken.append(task.args[1])
+        selections.append(task.args[1])
         # A read of one column as a series contains the task of its frame, not a reference to it.
         inner = task.args[0]
         task = inner if isinstance(inner, Task) else _resolve_reference(layer, inner)
@@ -252,9 +267,13 @@ def _find_column_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | No
     else:
         return None
     # Selections were collected from the last to the first.
-    wanted = _find_wanted_columns(columns, taken[::-1])
+    wanted_columns = _find_wanted_columns(columns, selections[::-1])
     # X of one column is a frame, and stays two-dimensional; a target or weight is a series.
-    return None if wanted is None or isinstance(wanted, str) == (place == 0) else (task, wanted)
+    return (
+        None
+        if wanted_columns is None or isinstance(wanted_columns, str) == (place == 0)
+        else (task, wanted_columns)
+    )
 
 
 def _resolve_reference(layer: dict[Any, Any], task: Any) -> Any:
@@ -273,16 +292,16 @@ def _get_key(target: Any) -> Any:
 
 def _find_wanted_columns(columns: Any, taken: list[Any]) -> WantedColumns | None:
     """Return the columns left after repeated selections; None if unclear."""
-    left: Any = columns
+    remaining: Any = columns
     for names in [columns, *taken]:
-        if isinstance(left, str):
+        if isinstance(remaining, str):
             return None
-        if isinstance(names, list) and all(isinstance(one, str) for one in names):
-            left = tuple(names)
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            remaining = tuple(names)
         elif isinstance(names, str):
-            left = names
+            remaining = names
         else:
             return None
-    several = not isinstance(left, str)
+    is_frame = not isinstance(remaining, str)
     # Columns that are selected twice are left to pandas.
-    return None if several and len(set(left)) < len(left) else left
+    return None if is_frame and len(set(remaining)) < len(remaining) else remaining

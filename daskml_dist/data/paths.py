@@ -36,7 +36,7 @@ def open_listed_paths(X: Any) -> Any:
     are_paths = (
         isinstance(X, list | tuple)
         and bool(X)
-        and all(isinstance(one, str | os.PathLike) and _names_files(one) for one in X)
+        and all(isinstance(item, str | os.PathLike) and _names_files(item) for item in X)
     )
     return open_path(X) if are_paths else X
 
@@ -58,8 +58,8 @@ def open_path(path: Any) -> Any:
     InvalidDataError
         There are no such files, or they cannot be read.
     """
-    several = isinstance(path, list | tuple)
-    names = [os.fsdecode(one) for one in (path if several else [path])]
+    is_list = isinstance(path, list | tuple)
+    names = [os.fsdecode(item) for item in (path if is_list else [path])]
     endings = {_find_ending(name) for name in names}
     if len(endings) > 1:
         raise InvalidDataError(
@@ -68,16 +68,16 @@ def open_path(path: Any) -> Any:
     (ending,) = endings
     if ending not in _READERS:
         return path
-    given: Paths = names if several else names[0]
+    file_names: Paths = names if is_list else names[0]
     try:
-        return _READERS[ending](given)
+        return _READERS[ending](file_names)
     except DaskMLDistError:
         raise
     # Any error of the reader, the file system or the store.
     except Exception as error:
         raise InvalidDataError(
-            f"X={given!r} could not be read: {error!r}. Check the path and its pattern; a store "
-            "such as s3:// needs its fsspec package (s3fs, gcsfs, adlfs), and options go to "
+            f"X={file_names!r} could not be read: {error!r}. Check the path and its pattern; a "
+            "store such as s3:// needs its fsspec package (s3fs, gcsfs, adlfs), and options go to "
             f"{_OWN_READERS.get(ending, 'the reader itself')}, whose result is passed as X."
         ) from error
 
@@ -101,25 +101,29 @@ def _find_ending(name: str) -> str:
         files, root = url_to_fs(name)
         if not files.isdir(root):
             return ending
-        listed = files.find(root)[:_MAX_LISTED_FILES]
+        listed_files = files.find(root)[:_MAX_LISTED_FILES]
     except Exception as error:  # of any store
         raise InvalidDataError(
             f"X={name!r} could not be read: {error!r}. Check the path; a store such as s3:// "
             "needs its fsspec package (s3fs, gcsfs, adlfs)."
         ) from error
     # Only Parquet is spread over folders, with other kinds of files beside it.
-    return ".parquet" if any(_get_ending(one) == ".parquet" for one in listed) else ending
+    return (
+        ".parquet"
+        if any(_get_ending(file_name) == ".parquet" for file_name in listed_files)
+        else ending
+    )
 
 
 def _get_ending(name: str) -> str:
     """Return the ending of a path in lower case, ignoring a compression suffix."""
     if name.startswith(("http://", "https://")):
         name = urlsplit(name).path  # without a query, whose ? is no pattern
-    endings = [one.lower() for one in PurePosixPath(name.rstrip("/")).suffixes]
+    endings = [suffix.lower() for suffix in PurePosixPath(name.rstrip("/")).suffixes]
     if endings and endings[-1] in _COMPRESSED:
         endings.pop()
-    found = endings[-1] if endings else ""
-    return _ALIASES.get(found, found)
+    ending = endings[-1] if endings else ""
+    return _ALIASES.get(ending, ending)
 
 
 def _is_compressed(name: str) -> bool:
@@ -155,15 +159,15 @@ def _read_parquet(names: Paths) -> Any:
 def _find_files_of_folders(names: Paths, ending: str) -> Paths:
     """Return paths in which each folder, as Spark writes, is replaced by its files' pattern."""
     if isinstance(names, list):
-        found = [_find_files_of_folders(name, ending) for name in names]
-        return [name for name in found if isinstance(name, str)]
+        patterns = [_find_files_of_folders(name, ending) for name in names]
+        return [name for name in patterns if isinstance(name, str)]
     return os.path.join(names, f"*{ending}*") if os.path.isdir(names) else names
 
 
 def _choose_text_block(names: Paths) -> int | None:
     """Return the bytes of a block of text; None for compressed files, which are not split."""
-    several = names if isinstance(names, list) else [names]
-    return None if any(map(_is_compressed, several)) else _TEXT_BLOCK_BYTES
+    all_names = names if isinstance(names, list) else [names]
+    return None if any(map(_is_compressed, all_names)) else _TEXT_BLOCK_BYTES
 
 
 def _read_csv(names: Paths, ending: str = ".csv", **options: Any) -> Any:
@@ -194,29 +198,31 @@ def _read_arrow(names: Paths) -> Any:
     from fsspec.core import url_to_fs
     from pyarrow.dataset import dataset
 
-    several = names if isinstance(names, list) else [names]
-    systems, roots = zip(*map(url_to_fs, several), strict=True)
-    files, found = systems[0], list[str]()
+    all_names = names if isinstance(names, list) else [names]
+    systems, roots = zip(*map(url_to_fs, all_names), strict=True)
+    files, file_names = systems[0], list[str]()
     for root in roots:
         is_pattern = any(mark in root for mark in "*?[")
-        found += sorted(files.glob(root)) if is_pattern else [root]
-    if not found:
+        file_names += sorted(files.glob(root)) if is_pattern else [root]
+    if not file_names:
         raise FileNotFoundError(names)
     # Use pyarrow's local file system if possible: it memory-maps files.
     options = {} if type(files).__name__ == "LocalFileSystem" else {"filesystem": files}
     # A single path may be a folder; paths in a list may not.
-    opened = dataset(found if len(found) > 1 else found[0], format="ipc", **options)
-    _check_same_columns(opened)
-    return convert_lazy_table(opened)
+    arrow_dataset = dataset(
+        file_names if len(file_names) > 1 else file_names[0], format="ipc", **options
+    )
+    _check_same_columns(arrow_dataset)
+    return convert_lazy_table(arrow_dataset)
 
 
 def _check_same_columns(dataset: Any) -> None:
     """Check that all files have the same columns; pyarrow would fill missing ones with nulls."""
     for fragment in dataset.get_fragments():
-        found = fragment.physical_schema.names
-        if sorted(found) != sorted(dataset.schema.names):
+        columns = fragment.physical_schema.names
+        if sorted(columns) != sorted(dataset.schema.names):
             raise InvalidDataError(
-                f"{fragment.path} has the columns {found}, and the first file "
+                f"{fragment.path} has the columns {columns}, and the first file "
                 f"{dataset.schema.names}. Pass the files of one table."
             )
 
@@ -230,9 +236,9 @@ def _read_zarr(name: Paths) -> Any:
             f"X names {len(name)} Zarr stores. Open and join them: dask.array.concatenate("
             "[dask.array.from_zarr(path) for path in paths]), or xarray.open_mfdataset(paths)."
         )
-    found = zarr.open(name, mode="r")
-    if hasattr(found, "shape"):
-        return found
+    store = zarr.open(name, mode="r")
+    if hasattr(store, "shape"):
+        return store
     remedy = (
         f"{name!r} is a Zarr group of several arrays. Pass the array that holds the rows, "
         f"zarr.open({name!r})['name'], or "

@@ -64,12 +64,12 @@ class Permutation:
 
     def _cycle_walk(self, numbers: Numbers, back: bool) -> Numbers:
         """Apply the Feistel network until every number is below `n` (cycle walking)."""
-        found = self._apply_rounds(numbers.astype(np.uint64), back)
+        permuted = self._apply_rounds(numbers.astype(np.uint64), back)
         # Cycle walking (Black and Rogaway 2002): the network permutes the numbers below a power of
         # four; results at `n` or above are permuted again until they are below.
-        while (over := found >= self.n).any():
-            found[over] = self._apply_rounds(found[over], back)
-        return found.astype(np.int64)
+        while (is_beyond := permuted >= self.n).any():
+            permuted[is_beyond] = self._apply_rounds(permuted[is_beyond], back)
+        return permuted.astype(np.int64)
 
     def _apply_rounds(self, numbers: NDArray[np.uint64], back: bool) -> NDArray[np.uint64]:
         """Apply the rounds of the Feistel network once, forwards or backwards."""
@@ -119,5 +119,5 @@ class PermutedRows:
             return np.arange(len(rows)), shuffle(rows)
         drawn = Permutation(self.n, (self.seed, self.repeat, 1))
         rank = drawn(rows)
-        at = np.flatnonzero(rank < self.m)
-        return at, drawn.inverse(shuffle(rank[at]))
+        positions = np.flatnonzero(rank < self.m)
+        return positions, drawn.inverse(shuffle(rank[positions]))

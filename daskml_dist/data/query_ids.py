@@ -88,12 +88,12 @@ def encode_query_ids(ids: Any, index: int | None = None) -> NDArray[np.int64]:
 def _encode_id(value: Any) -> int:
     """Return the code of an id in a column of mixed types."""
     if isinstance(value, _NUMBERS) and math.isfinite(value):
-        whole = int(value)
-        if whole != value:
+        number = int(value)
+        if number != value:
             return int(np.float64(value).view(np.int64))
         # Unsigned 64-bit integers get the same code as in an unsigned array.
-        if -(2**63) <= whole < 2**64:
-            return whole - 2**64 if whole >= 2**63 else whole
+        if -(2**63) <= number < 2**64:
+            return number - 2**64 if number >= 2**63 else number
     return _hash_text(str(value))
 
 
@@ -168,8 +168,8 @@ def join_queries(y: Any, group: Any, check: CheckLabels) -> Any:
         Raises an error for labels that cannot be ranked.
     """
     if not is_dask(y) and not is_dask(group):
-        here = _join_block(y, group, check)
-        return _as_frame(here, y) if hasattr(y, "iloc") else here
+        targets = _join_block(y, group, check)
+        return _as_frame(targets, y) if hasattr(y, "iloc") else targets
     if is_dask(y) and is_dask(group) and is_series_like(y) and is_series_like(group):
         # Columns of one frame: both result from the same reads and shuffles.
         import pandas as pd
@@ -201,16 +201,16 @@ def _align_chunks(y: Any, group: Any) -> tuple[da.Array, da.Array]:
     """Return targets and queries as Dask Arrays with the same chunks."""
     lazy = y if is_dask(y) else group
     chunks = lazy.chunks[0]
-    known = not np.isnan(chunks).any()
+    sizes_known = not np.isnan(chunks).any()
     # Both lazy: chunks of known sizes are made equal; else blocks are paired by their number.
     if is_dask(y) and is_dask(group):
         others_known = not np.isnan(group.chunks[0]).any()
-        if count_blocks(y) != count_blocks(group) and not (known and others_known):
+        if count_blocks(y) != count_blocks(group) and not (sizes_known and others_known):
             raise InvalidDataError(
                 f"y has {count_blocks(y)} blocks and group {count_blocks(group)}, of unknown "
                 "sizes. Call compute_chunk_sizes() on both, or take both from one dataframe."
             )
-        if known and others_known:
+        if sizes_known and others_known:
             if sum(chunks) != sum(group.chunks[0]):
                 raise InvalidDataError(
                     f"y has {sum(chunks)} rows and group has {sum(group.chunks[0])}. Give group "
@@ -218,19 +218,19 @@ def _align_chunks(y: Any, group: Any) -> tuple[da.Array, da.Array]:
                 )
             return y, group.rechunk((chunks,))
         return _forget_sizes(y), _forget_sizes(group)
-    if not known:
+    if not sizes_known:
         raise InvalidDataError(
             "One of y and group is in memory, and the sizes of the chunks of the other are not "
             "known. Call compute_chunk_sizes() on it, or name a column: group='qid'."
         )
     # One in memory: it is cut into the chunks of the other.
-    here = group if is_dask(y) else y
-    if len(here) != sum(chunks):
+    in_memory = group if is_dask(y) else y
+    if len(in_memory) != sum(chunks):
         raise InvalidDataError(
-            f"y and group have {len(here)} and {sum(chunks)} rows. Give group one id per row."
+            f"y and group have {len(in_memory)} and {sum(chunks)} rows. Give group one id per row."
         )
-    other = da.from_array(here, (chunks,))
-    return (y, other) if is_dask(y) else (other, group)
+    cut_array = da.from_array(in_memory, (chunks,))
+    return (y, cut_array) if is_dask(y) else (cut_array, group)
 
 
 def _forget_sizes(array: da.Array) -> da.Array:

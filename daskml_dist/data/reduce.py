@@ -70,10 +70,10 @@ def reduce_parts(
 
 def count_rows(columns: Collection) -> NDArray[np.int64]:
     """Return the number of rows of each block, computed in one pass if Dask does not know it."""
-    found = columns.row_counts
-    if found is None:
-        found = reduce_parts(columns, _count_block_rows, concatenate_lists)
-    return np.array(found, np.int64)
+    row_counts = columns.row_counts
+    if row_counts is None:
+        row_counts = reduce_parts(columns, _count_block_rows, concatenate_lists)
+    return np.array(row_counts, np.int64)
 
 
 def _count_block_rows(index: int, X: Any, *_: Any) -> list[int]:
@@ -104,25 +104,28 @@ PassGenerator = Generator[list[ReductionPass], list[Any], S]
 def compute_passes(passes: Sequence[ReductionPass]) -> list[Any]:
     """Return the summary of each pass; passes over Dask collections read each block only once."""
     # Passes over rows in memory are made immediately; those over Dask share one computation.
-    lazy = [one for one in passes if one.collection.kind != "memory"]
-    found = iter(_compute_on_blocks(lazy) if lazy else [])
+    lazy = [pass_ for pass_ in passes if pass_.collection.kind != "memory"]
+    summaries = iter(_compute_on_blocks(lazy) if lazy else [])
     return [
-        next(found)
-        if one.collection.kind != "memory"
+        next(summaries)
+        if pass_.collection.kind != "memory"
         else merge_filled(
-            one.merge,
-            [one.summarise(i, *part, *one.shared) for i, part in enumerate(one.collection.parts)],
+            pass_.merge,
+            [
+                pass_.summarise(i, *part, *pass_.shared)
+                for i, part in enumerate(pass_.collection.parts)
+            ],
         )
-        for one in passes
+        for pass_ in passes
     ]
 
 
 def run_computation(work: PassGenerator[S]) -> S:
     """Run a computation that yields passes, and return its result."""
     try:
-        asked = next(work)
+        passes = next(work)
         while True:
-            asked = work.send(compute_passes(asked))
+            passes = work.send(compute_passes(passes))
     except StopIteration as end:
         result: S = end.value
         return result
@@ -130,25 +133,29 @@ def run_computation(work: PassGenerator[S]) -> S:
 
 def run_in_lock_step(works: Iterable[PassGenerator[S]]) -> PassGenerator[list[S]]:
     """Run computations concurrently: the next passes of all of them are made together."""
-    every = list(works)
+    computations = list(works)
     results: dict[int, S] = {}
     #: Summaries to send to each computation; None starts it.
-    answers: dict[int, Any] = dict.fromkeys(range(len(every)))
+    summaries_by_number: dict[int, Any] = dict.fromkeys(range(len(computations)))
     # Each round gets the next passes of every unfinished computation, makes them all together, and
     # sends each computation its summaries.
-    while answers:
-        asked: dict[int, list[ReductionPass]] = {}
-        for i, summaries in answers.items():
+    while summaries_by_number:
+        next_passes: dict[int, list[ReductionPass]] = {}
+        for i, summaries in summaries_by_number.items():
             try:
-                asked[i] = every[i].send(summaries)
+                next_passes[i] = computations[i].send(summaries)
             except StopIteration as end:
                 results[i] = end.value
-        if asked:
-            found = iter((yield [one for passes in asked.values() for one in passes]))
-            answers = {i: [next(found) for _ in passes] for i, passes in asked.items()}
+        if next_passes:
+            made_summaries = iter(
+                (yield [pass_ for passes in next_passes.values() for pass_ in passes])
+            )
+            summaries_by_number = {
+                i: [next(made_summaries) for _ in passes] for i, passes in next_passes.items()
+            }
         else:
-            answers = {}
-    return [results[i] for i in range(len(every))]
+            summaries_by_number = {}
+    return [results[i] for i in range(len(computations))]
 
 
 def reduce_lazily(
@@ -164,8 +171,8 @@ def reduce_lazily(
     """
     name = f"block-{uuid4().hex}"
     # Not fused: values that are computed together share the tasks that read a block.
-    whole = _build_merge_tree(name, [ReductionPass(collection, summarise, merge)], collect_by_block)
-    result: Delayed = _make_task(partial(_finish_summary, finish))(whole)
+    tree = _build_merge_tree(name, [ReductionPass(collection, summarise, merge)], collect_by_block)
+    result: Delayed = _make_task(partial(_finish_summary, finish))(tree)
     return result
 
 
@@ -198,23 +205,26 @@ def _build_fold(
 ) -> Any:
     """Return the last state of a fold, lazily."""
     # A chain of tasks: each takes the state that the previous one returns, on its part's worker.
-    one, last = _make_task(_wrap_for_blocks(step, collection, first=2)), delayed(state, pure=False)
+    run_step, last_state = (
+        _make_task(_wrap_for_blocks(step, collection, first=2)),
+        delayed(state, pure=False),
+    )
     for i in numbers:
-        last = one(last, i, *collection.parts[i], dask_key_name=(name, i))
-    return last
+        last_state = run_step(last_state, i, *collection.parts[i], dask_key_name=(name, i))
+    return last_state
 
 
 def _compute_on_blocks(passes: list[ReductionPass]) -> list[Any]:
     """Return the summary of each pass over Dask collections."""
     blocks = [
-        tuple(value for one in passes for value in one.collection.parts[i : i + 1])
-        for i in range(max(len(one.collection.parts) for one in passes))
+        tuple(value for pass_ in passes for value in pass_.collection.parts[i : i + 1])
+        for i in range(max(len(pass_.collection.parts) for pass_ in passes))
     ]
     with name_blocks_in_errors([tuple(v for part in parts for v in part) for parts in blocks]):
-        found = compute_with_retries(
+        summaries = compute_with_retries(
             lambda name: _build_merge_tree(name, passes, fuse_by_block), len(blocks)
         )
-    return [found[number] for number in range(len(passes))]
+    return [summaries[number] for number in range(len(passes))]
 
 
 def _build_merge_tree(
@@ -228,17 +238,17 @@ def _build_merge_tree(
     """
     groups: list[list[Delayed]] = []
     numbers: list[list[int]] = []
-    for number, one in enumerate(passes):
+    for number, pass_ in enumerate(passes):
         # One delayed function per pass, called by each block.
-        summarise = _make_task(_wrap_for_blocks(one.summarise, one.collection, first=1))
-        for i, part in enumerate(one.collection.parts):
+        summarise = _make_task(_wrap_for_blocks(pass_.summarise, pass_.collection, first=1))
+        for i, part in enumerate(pass_.collection.parts):
             if i == len(groups):
                 groups.append([])
                 numbers.append([])
-            groups[i].append(summarise(i, *part, *one.shared))
+            groups[i].append(summarise(i, *part, *pass_.shared))
             numbers[i].append(number)
     # A tree of merges: the summaries of `fan_in` neighbours become one, level by level, in order.
-    join = _make_task(partial(_merge_by_pass, [one.merge for one in passes]))
+    join = _make_task(partial(_merge_by_pass, [pass_.merge for pass_ in passes]))
     level: list[Any] = [
         (numbers[i], summaries) for i, summaries in enumerate(by_block(name, groups))
     ]
@@ -254,18 +264,21 @@ def _build_merge_tree(
 def _merge_by_pass(merges: list[Callable[[list[Any]], Any]], parts: list[Any]) -> dict[int, Any]:
     """Merge the summaries of each pass."""
     # Blocks may have summaries of only some passes, if collections differ in length.
-    by_pass: dict[int, list[Any]] = {}
+    summaries_by_pass: dict[int, list[Any]] = {}
     for part in parts:
         items = part.items() if isinstance(part, dict) else zip(*part, strict=True)
         for number, summary in items:
-            by_pass.setdefault(number, []).append(summary)
-    return {number: merge_filled(merges[number], found) for number, found in by_pass.items()}
+            summaries_by_pass.setdefault(number, []).append(summary)
+    return {
+        number: merge_filled(merges[number], summaries)
+        for number, summaries in summaries_by_pass.items()
+    }
 
 
 def merge_filled(merge: Callable[[list[S]], S], summaries: Sequence[S | None]) -> S | None:
     """Merge the summaries that are not None; return None if there are none."""
-    found = [summary for summary in summaries if summary is not None]
-    return merge(found) if found else None
+    filled = [summary for summary in summaries if summary is not None]
+    return merge(filled) if filled else None
 
 
 def _wrap_for_blocks(
@@ -317,7 +330,7 @@ def fuse_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delaye
     cones = [select_tasks(tasks, [value.key for value in group]) for group in groups]
     n_owners = Counter(chain.from_iterable(cones))
     # Step 3: tasks that several groups need (a shuffle, a shared read) stay separate.
-    apart = [
+    separate_keys = [
         key
         for key, n in n_owners.items()
         if n > 1
@@ -329,19 +342,21 @@ def fuse_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delaye
         # nowhere.
         or any(is_shuffle_barrier(tasks.get(name)) for name in tasks[key].dependencies)
     ]
-    graph: dict[Any, Any] = select_tasks(tasks, apart)
+    graph: dict[Any, Any] = select_tasks(tasks, separate_keys)
     inner = [{k: task for k, task in cone.items() if k not in graph} for cone in cones]
-    needed = collect_dependencies(graph)
+    needed_keys = collect_dependencies(graph)
     # Step 4: the rest of each group becomes one task, whose arguments are the shared results.
-    for i, (group, own) in enumerate(zip(groups, inner, strict=True)):
+    for i, (group, group_tasks) in enumerate(zip(groups, inner, strict=True)):
         outputs = [value.key for value in group]
-        given = list(collect_dependencies(own).union(outputs).difference(own))
-        work = _FusedBlockTask(_sort_depth_first(own, outputs), outputs, given)
-        graph[name, i] = Task((name, i), work, *map(TaskRef, given))
-        needed.update(given)
-    graph.update({key: futures[key] for key in needed.intersection(futures)})
-    whole = HighLevelGraph.from_collections(name, graph, dependencies=())
-    return [Delayed((name, i), whole, layer=name) for i in range(len(groups))]
+        argument_keys = list(
+            collect_dependencies(group_tasks).union(outputs).difference(group_tasks)
+        )
+        work = _FusedBlockTask(_sort_depth_first(group_tasks, outputs), outputs, argument_keys)
+        graph[name, i] = Task((name, i), work, *map(TaskRef, argument_keys))
+        needed_keys.update(argument_keys)
+    graph.update({key: futures[key] for key in needed_keys.intersection(futures)})
+    fused_graph = HighLevelGraph.from_collections(name, graph, dependencies=())
+    return [Delayed((name, i), fused_graph, layer=name) for i in range(len(groups))]
 
 
 def collect_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delayed]:
@@ -387,18 +402,18 @@ def _sort_depth_first(
     tasks: Mapping[Any, GraphNode], outputs: list[Any]
 ) -> list[tuple[Any, GraphNode]]:
     """Return tasks in depth-first order of the outputs, so that few results are held at a time."""
-    found: dict[Any, GraphNode] = {}
+    in_order: dict[Any, GraphNode] = {}
     stack = [(key, False) for key in reversed(outputs)]
     while stack:
         key, is_ready = stack.pop()
-        if key in found or key not in tasks:
+        if key in in_order or key not in tasks:
             continue
         if is_ready:
-            found[key] = tasks[key]
+            in_order[key] = tasks[key]
         else:
             stack.append((key, True))
             stack.extend((name, False) for name in tasks[key].dependencies)
-    return list(found.items())
+    return list(in_order.items())
 
 
 def _collect_values(*values: Any) -> list[Any]:

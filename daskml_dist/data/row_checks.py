@@ -70,7 +70,7 @@ def check_rows(
     if any_shape and is_series_like(X):
         return X
     # The remedy in an error depends on the object that the user passed, not on the converted array.
-    given = X
+    unconverted = X
     if hasattr(X, "tocsr"):
         # Entries of CSR are checked block by block, when the blocks are read.
         if sparse.issparse(X):
@@ -79,7 +79,7 @@ def check_rows(
     elif not is_dask(X) and find_device(X) == "cpu":
         X = convert_to_array(X, "X", None)
     if not (any_shape and X.ndim):
-        check_dimensions(X, tensors=tensors, given=given)
+        check_dimensions(X, tensors=tensors, given=unconverted)
     if numeric:
         check_numeric_dtype(X.dtype, "X")
     return X
@@ -148,10 +148,10 @@ def check_weight_shape(weights: Any) -> None:
             ndim = np.asarray(weights).ndim
     # A zero-dimensional array; a plain number was already accepted as the weight of all rows.
     if ndim == 0:
-        shown = weights.astype(np.float64) if weights.dtype.kind in "biuf" else weights
+        shown_weights = weights.astype(np.float64) if weights.dtype.kind in "biuf" else weights
         raise InvalidTypeError(
             "Input should have at least 1 dimension i.e. satisfy `len(x.shape) > 0`, got scalar "
-            f"`{shown!r}` instead. Pass sample_weight as a number, or one for each row."
+            f"`{shown_weights!r}` instead. Pass sample_weight as a number, or one for each row."
         )
     if ndim not in (None, 1):
         raise InvalidDataError(
@@ -194,18 +194,18 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
             "dask.dataframe.from_map)."
         )
     if is_future(values) or _are_futures(values):
-        one = "the future" if is_future(values) else "a future"
+        future_name = "the future" if is_future(values) else "a future"
         raise InvalidTypeError(
             f"{name} holds futures, whose values are on the workers. Make a collection of them: "
-            f"dask.delayed({one}) is a block of rows, a list of such is {name}, and so is "
+            f"dask.delayed({future_name}) is a block of rows, a list of such is {name}, and so is "
             "dask.dataframe.from_delayed(...)."
         )
     # xarray's arrays look like mappings too, but have a dtype.
     if isinstance(values, Mapping) and not hasattr(values, "dtype"):
         is_row = all(isinstance(value, Number | str) for value in values.values())
-        held = f"[{name}]" if is_row and values else name  # several columns, or one row
+        argument = f"[{name}]" if is_row and values else name  # several columns, or one row
         raise InvalidTypeError(
-            f"{name} is a {kind}. Convert it to a dataframe: {name} = pandas.DataFrame({held})."
+            f"{name} is a {kind}. Convert it to a dataframe: {name} = pandas.DataFrame({argument})."
         )
     if isinstance(values, Set):
         raise InvalidTypeError(
@@ -218,18 +218,19 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
         )
     # A frequent mistake: `fit(load_data, y)` for `fit(load_data(), y)`.
     if isinstance(values, type | ModuleType) or _is_function(values):
-        own_name = getattr(values, "__name__", kind)
+        object_name = getattr(values, "__name__", kind)
         raise InvalidTypeError(
-            f"{name} is {own_name}, a {kind}, which has no rows. Pass the array, dataframe or Dask "
-            "collection that it returns or holds."
+            f"{name} is {object_name}, a {kind}, which has no rows. Pass the array, dataframe or "
+            "Dask collection that it returns or holds."
         )
 
 
 def _holds_collections(X: tuple[Any, ...] | list[Any]) -> bool:
     """Return whether each item is a collection or table, rather than a row or a block."""
     return all(
-        not isinstance(one, Delayed) and (is_dask_collection(one) or getattr(one, "ndim", 0) == 2)
-        for one in X
+        not isinstance(item, Delayed)
+        and (is_dask_collection(item) or getattr(item, "ndim", 0) == 2)
+        for item in X
     )
 
 
@@ -347,11 +348,11 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
     X = convert_foreign(open_listed_paths(X))
     check_unique_names(X)
     if (names := get_column_names(X)) is not None:
-        shown = load_pandas().DataFrame(columns=names)
+        named_frame = load_pandas().DataFrame(columns=names)
     else:
-        shown = X._meta if is_dask_frame(X) else X
+        named_frame = X._meta if is_dask_frame(X) else X
     try:
-        compare_feature_names(estimator, shown, reset=reset)
+        compare_feature_names(estimator, named_frame, reset=reset)
     except ValueError as error:
         raise InvalidDataError(
             f"{str(error).rstrip()}\nPass the columns of the fit, in their order: "
@@ -409,9 +410,9 @@ def explain_unsortable_labels(name: str, index: int | None = None) -> Iterator[N
 def check_group_labels(labels: NDArray[Any], name: str, index: int | None = None) -> NDArray[Any]:
     """Return group labels of rows; raise if some are missing or cannot be compared."""
     with explain_unsortable_labels(name, index):
-        known = np.unique(labels)
+        distinct_labels = np.unique(labels)
     # NaN and NaT sort last and differ from themselves: they cannot be a group.
-    if len(known) and known[-1] != known[-1]:
+    if len(distinct_labels) and distinct_labels[-1] != distinct_labels[-1]:
         raise InvalidDataError(
             f"{describe_block(index)}{name} has missing labels. Fill them with a separate label, "
             "or drop the rows."

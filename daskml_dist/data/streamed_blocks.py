@@ -79,15 +79,15 @@ def group_into_bundles(
     homes: Sequence[str | None], threads: Mapping[str, int], nbytes: Sequence[float] | None
 ) -> list[tuple[int, ...]]:
     """Return groups of small blocks of one worker, each to be made by one task."""
-    held: dict[str | None, list[int]] = {}
+    numbers_by_home: dict[str | None, list[int]] = {}
     for number, home in enumerate(homes):
-        held.setdefault(home, []).append(number)
+        numbers_by_home.setdefault(home, []).append(number)
     bundles: list[tuple[int, ...]] = []
-    for home, numbers in held.items():
+    for home, numbers in numbers_by_home.items():
         # At least one bundle per thread, so that all threads of the worker have work.
         shares = threads.get(home or "", 0) * (1 if nbytes is not None else _BUNDLES_PER_THREAD)
-        most = len(numbers) // shares if shares else 1
-        bundles += _split_by_size(numbers, max(1, most), nbytes)
+        max_blocks = len(numbers) // shares if shares else 1
+        bundles += _split_by_size(numbers, max(1, max_blocks), nbytes)
     return sorted(bundles)
 
 
@@ -98,12 +98,12 @@ def _split_by_size(
     open_: list[int] = []
     size = 0.0
     for number in numbers:
-        more = 0.0 if nbytes is None else nbytes[number]
-        if open_ and (len(open_) == most or size + more > _MAX_BUNDLE_BYTES):
+        block_bytes = 0.0 if nbytes is None else nbytes[number]
+        if open_ and (len(open_) == most or size + block_bytes > _MAX_BUNDLE_BYTES):
             yield tuple(open_)
             open_, size = [], 0.0
         open_.append(number)
-        size += more
+        size += block_bytes
     if open_:
         yield tuple(open_)
 
@@ -142,8 +142,8 @@ class BlockRecipes:
         """Return the pickled recipes of some blocks."""
         targets = {i: self.targets[i] for i in blocks}
         graph = select_tasks(self.graph, targets.values())
-        held = self._held_in(graph, targets)
-        return bytes(cloudpickle.dumps(BlockRecipes(targets, graph, held, self.rows)))
+        held_keys = self._held_in(graph, targets)
+        return bytes(cloudpickle.dumps(BlockRecipes(targets, graph, held_keys, self.rows)))
 
     def find_held_keys(self, block: int) -> frozenset[Any]:
         """Return the keys of data on workers that a block depends on."""
@@ -162,17 +162,23 @@ class BlockRecipes:
 
     def make(self, number: int, fetch: Callable[[Any], Any]) -> Block:
         """Make a block."""
-        # `begun` collects the keys of tasks as they start: the last one is the one that failed.
-        key, n_rows, begun = self.targets[number], self.rows[number], list[Any]()
+        # `started_keys` collects the keys of tasks as they start: the last one failed.
+        key, n_rows, started_keys = self.targets[number], self.rows[number], list[Any]()
         try:
-            found = fetch(key) if key in self.held else self._run(key, fetch, begun)
-            block: Block = found.blocks[number] if isinstance(found, BlockBundle) else found
+            block_or_bundle = (
+                fetch(key) if key in self.held else self._run(key, fetch, started_keys)
+            )
+            block: Block = (
+                block_or_bundle.blocks[number]
+                if isinstance(block_or_bundle, BlockBundle)
+                else block_or_bundle
+            )
         except Exception as error:
             # Aborts, losses and timeouts are raised unchanged; anything else is a failure of the
             # block.
             if isinstance(error, DaskMLDistError) and not isinstance(error, InvalidDataError):
                 raise
-            failed = begun[-1] if begun else key
+            failed = started_keys[-1] if started_keys else key
             raise InvalidDataError(
                 f"Block {number} could not be recomputed: {describe_task(failed, self.graph)} "
                 f"raised {error!r}. It did not fail when the fit began. If what the task reads "
@@ -210,8 +216,10 @@ class BlockRecipes:
         if any(map(is_unordered_shuffle, self.graph.values())):
             return math.inf
         # A shared read or join counts once for each block that would repeat it.
-        alone = sum(len(select_tasks(self.graph, [key])) for key in self.targets.values())
-        return alone / max(len(self.graph), 1)
+        n_separate_tasks = sum(
+            len(select_tasks(self.graph, [key])) for key in self.targets.values()
+        )
+        return n_separate_tasks / max(len(self.graph), 1)
 
     @property
     def nbytes(self) -> int:
@@ -226,8 +234,8 @@ def make_recipes(lazy: Sequence[Any]) -> BlockRecipes:
     tasks = select_tasks(convert_to_tasks(layers, find_futures(layers)), targets.values())
     # Data that no task makes is on the workers. This is more than the futures found: delayed parts
     # of a persisted collection refer to its keys without holding its futures.
-    held = collect_dependencies(tasks).union(targets.values()).difference(tasks)
-    return BlockRecipes(targets, tasks, frozenset(held))
+    held_keys = collect_dependencies(tasks).union(targets.values()).difference(tasks)
+    return BlockRecipes(targets, tasks, frozenset(held_keys))
 
 
 T = TypeVar("T")
@@ -317,14 +325,14 @@ class BlockStream(Generic[T]):
     def _read_ahead(self) -> None:
         """Start reads of the next blocks, up to the limit."""
         # The limit is in blocks; groups may have several.
-        known = [n for group in self._coming for n in group]
-        while len(known) < self._ahead:
+        coming_blocks = [n for group in self._coming for n in group]
+        while len(coming_blocks) < self._ahead:
             group = next(self._groups, None)
             if group is None:
                 break
             self._coming.append(group)
-            known += group
-        for n in known[: self._ahead]:
+            coming_blocks += group
+        for n in coming_blocks[: self._ahead]:
             # A block that is open now may be needed again in the next pass; then it is read again.
             if n not in self._reads:
                 self._reads[n] = self._read(n)

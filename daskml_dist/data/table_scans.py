@@ -82,15 +82,15 @@ class _PolarsScan(TableSource):
 
         first, n_rows = part
         try:
-            found = self.query.slice(first, n_rows).select(columns).collect()
+            rows = self.query.slice(first, n_rows).select(columns).collect()
         except (polars.exceptions.PolarsError, OSError) as error:
-            said: Any = error
+            reason: Any = error
         else:
-            if found.height == n_rows:
-                return found
-            said = f"there are {found.height}"
+            if rows.height == n_rows:
+                return rows
+            reason = f"there are {rows.height}"
         raise InvalidDataError(
-            f"Rows {first} to {first + n_rows} of the Polars scan could not be read: {said}. If "
+            f"Rows {first} to {first + n_rows} of the Polars scan could not be read: {reason}. If "
             "its files have changed since it was opened, call scan_parquet(...) again, and pass "
             "the result."
         )
@@ -117,9 +117,11 @@ def _reads_ranges(query: Any) -> bool:
     # must be run as a whole: that is slower, but never wrong.
     lines = [line.strip() for line in query.slice(1, 1).explain().splitlines()]
     scans = [line for line in lines if line.startswith(_RANGED_SCANS)]
-    others = [line for line in lines if not line.startswith((*_RANGED_SCANS, *_ROW_WISE_LINES))]
-    pushed = any(line.startswith("SLICE: ") for line in lines)
-    return len(scans) == 1 and pushed and not others
+    other_lines = [
+        line for line in lines if not line.startswith((*_RANGED_SCANS, *_ROW_WISE_LINES))
+    ]
+    is_pushed = any(line.startswith("SLICE: ") for line in lines)
+    return len(scans) == 1 and is_pushed and not other_lines
 
 
 #: Scans that find a range of rows without reading all rows before it, as text files require.
@@ -159,10 +161,12 @@ class _ArrowFragments(TableSource):
     def __init__(self, dataset: Any, folder: RowsFolder | None = None) -> None:
         self.schema, self.folder = dataset.schema, folder
         self.columns = _find_columns(dataset.schema)
-        found = [part for one in dataset.get_fragments() for part in _split_fragment(one)]
-        self.parts: list[Any] = [part for part, _ in found]
-        counts = [n for _, n in found if n is not None]
-        self.row_counts = counts if len(counts) == len(found) else None
+        counted_parts = [
+            part for fragment in dataset.get_fragments() for part in _split_fragment(fragment)
+        ]
+        self.parts: list[Any] = [part for part, _ in counted_parts]
+        counts = [n for _, n in counted_parts if n is not None]
+        self.row_counts = counts if len(counts) == len(counted_parts) else None
 
     def read_empty(self) -> Any:
         """Return an Arrow table without rows."""
@@ -209,7 +213,7 @@ def _split_fragment(fragment: Any) -> list[tuple[tuple[Any, tuple[int, ...] | No
         parts.append(((fragment, ids), sum(group.num_rows for group in open_)))
 
     for group in fragment.row_groups:
-        if open_ and sum(one.total_byte_size for one in [*open_, group]) > PART_BYTES:
+        if open_ and sum(row_group.total_byte_size for row_group in [*open_, group]) > PART_BYTES:
             close()
             open_ = []
         open_.append(group)
@@ -244,7 +248,7 @@ def _open_batches(schema: Any, read: Callable[[], Iterable[Any]]) -> Any:
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
-    most = count_part_rows(len(schema.names))
+    part_rows = count_part_rows(len(schema.names))
 
     def write(path: str) -> None:
         with ParquetWriter(path, schema, compression="lz4") as writer:
@@ -254,11 +258,11 @@ def _open_batches(schema: Any, read: Callable[[], Iterable[Any]]) -> Any:
                 waiting.append(batch)
                 n_rows += batch.num_rows
                 # Small batches, for example after a filter, share a row group.
-                if n_rows >= most:
-                    writer.write_table(pyarrow.Table.from_batches(waiting, schema), most)
+                if n_rows >= part_rows:
+                    writer.write_table(pyarrow.Table.from_batches(waiting, schema), part_rows)
                     waiting, n_rows = [], 0
             if n_rows:
-                writer.write_table(pyarrow.Table.from_batches(waiting, schema), most)
+                writer.write_table(pyarrow.Table.from_batches(waiting, schema), part_rows)
 
     return _open_result(write)
 

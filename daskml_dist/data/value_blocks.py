@@ -191,7 +191,7 @@ def _cut_lazy(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     for name, value in named.items():
         if name not in pieces and name not in rows:
             pieces[name] = list(value) if isinstance(value, list | tuple) else _delay(value)
-    lengths = {name: len(found) for name, found in pieces.items()}
+    lengths = {name: len(value_blocks) for name, value_blocks in pieces.items()}
     if len(set(lengths.values())) > 1:
         raise InvalidDataError(
             f"The collections in blocks have different numbers of blocks: {lengths}. Give them "
@@ -216,5 +216,5 @@ def _delay(value: Any) -> list[Any]:
     """Return the lazy blocks of a collection without rows, such as a bag."""
     if isinstance(value, Delayed):
         return [value]
-    found: Sequence[Any] = np.ravel(np.asarray(value.to_delayed(), dtype=object)).tolist()
-    return list(found)
+    lazy_blocks: Sequence[Any] = np.ravel(np.asarray(value.to_delayed(), dtype=object)).tolist()
+    return list(lazy_blocks)

@@ -196,10 +196,10 @@ class _ClickModel:
         # Inverse of the distribution function of a power law on [1, n_ids + 1].
         end, power = self.n_ids + 1.0, 1.0 - self.zipf
         if abs(power) < 1e-9:
-            places = end**shares
+            real_ranks = end**shares
         else:
-            places = (1.0 + shares * (end**power - 1.0)) ** (1.0 / power)
-        ranks = np.minimum(places.astype(np.int64), self.n_ids) - 1
+            real_ranks = (1.0 + shares * (end**power - 1.0)) ** (1.0 / power)
+        ranks = np.minimum(real_ranks.astype(np.int64), self.n_ids) - 1
         if not self.drift:
             return numbers, ranks
         # An id is replaced when drift * time plus its random phase passes an integer.
@@ -213,13 +213,13 @@ class _ClickModel:
         n_terms = self.n_fields + self.n_numeric
         # A number has the weight and the factors of an id 0 in its field.
         keys = self._key(np.arange(n_terms))
-        own = np.concatenate([ids, np.zeros((len(ids), self.n_numeric), np.int64)], axis=1)
-        words = _mix_words(keys, own)
+        term_ids = np.concatenate([ids, np.zeros((len(ids), self.n_numeric), np.int64)], axis=1)
+        hashes = _mix_words(keys, term_ids)
         values = np.concatenate([np.ones(ids.shape), numbers], axis=1)
 
         def sum_effects(number: int) -> tuple[Floats, Floats]:
             """Return sums, over terms, of effect times value, and of their squares."""
-            effects = (_draw_uniforms(_mix_words(words, np.int64(number))) - 0.5) * np.sqrt(12.0)
+            effects = (_draw_uniforms(_mix_words(hashes, np.int64(number))) - 0.5) * np.sqrt(12.0)
             effects *= values
             return effects.sum(axis=1), np.square(effects).sum(axis=1)
 
@@ -269,9 +269,9 @@ def _draw_partition(model: _ClickModel, start: int, stop: int) -> Any:
     n = max(UNIT_ENTRIES // (model.n_fields + model.n_numeric), 1)
     first = start // n
     units = [model.draw(u * n, n) for u in range(first, max(-(-stop // n), first + 1))]
-    at = slice(start - first * n, stop - first * n)
+    window = slice(start - first * n, stop - first * n)
     numbers, ids, probabilities, labels = (
-        np.concatenate(column)[at] for column in zip(*units, strict=True)
+        np.concatenate(column)[window] for column in zip(*units, strict=True)
     )
     columns: dict[str, Any] = {"label": labels}
     columns |= {f"I{j + 1}": numbers[:, j] for j in range(model.n_numeric)}

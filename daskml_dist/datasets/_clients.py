@@ -84,7 +84,7 @@ def partition_by_class(
     order = order[np.argsort(labels[order], kind="stable")]
     shards = np.array_split(order, n_shards)
     dealt = random.permutation(n_shards).reshape(n_clients, classes_per_client)
-    return _take_rows(X, y, [np.concatenate([shards[s] for s in own]) for own in dealt])
+    return _take_rows(X, y, [np.concatenate([shards[s] for s in numbers]) for numbers in dealt])
 
 
 def partition_by_dirichlet(
@@ -134,8 +134,8 @@ def partition_by_dirichlet(
     random = check_random_state(random_state)
     classes, codes = np.unique(labels, return_inverse=True)
     pools = [random.permutation(np.flatnonzero(codes == k)) for k in range(len(classes))]
-    left = np.array([len(pool) for pool in pools])
-    prior = left / left.sum()
+    remaining = np.array([len(pool) for pool in pools])
+    prior = remaining / remaining.sum()
     sizes = [len(part) for part in np.array_split(labels, n_clients)]
     clients = []
     for size in sizes:
@@ -143,19 +143,19 @@ def partition_by_dirichlet(
         shares = random.standard_gamma(alpha * prior) + 1e-300 * (
             random.permutation(len(prior)) == 0
         )
-        own: list[NDArray[np.intp]] = []
+        client_rows: list[NDArray[np.intp]] = []
         while size:
             # The shares of classes that are used up go to the remaining classes.
-            open_shares = np.where(left > 0, shares, 0.0)
+            open_shares = np.where(remaining > 0, shares, 0.0)
             if not open_shares.sum():
-                open_shares = left.astype(float)
-            wanted = random.multinomial(size, open_shares / open_shares.sum())
-            taken = np.minimum(wanted, left)
+                open_shares = remaining.astype(float)
+            drawn = random.multinomial(size, open_shares / open_shares.sum())
+            taken = np.minimum(drawn, remaining)
             for k in np.flatnonzero(taken):
-                own.append(pools[k][left[k] - taken[k] : left[k]])
-            left -= taken
+                client_rows.append(pools[k][remaining[k] - taken[k] : remaining[k]])
+            remaining -= taken
             size -= int(taken.sum())
-        clients.append(np.concatenate(own))
+        clients.append(np.concatenate(client_rows))
     return _take_rows(X, y, clients)
 
 
@@ -270,10 +270,10 @@ def partition_by_column(frame: Any, column: str) -> Any:
 
 def _compute_column(name: str, column: Any) -> NDArray[Any]:
     """Return labels or groups as an array in memory."""
-    found = np.asarray(compute(column)[0])
-    if found.ndim != 1 or not len(found):
-        raise InvalidDataError(f"{name} has the shape {found.shape}. Give one value for each row.")
-    return found
+    values = np.asarray(compute(column)[0])
+    if values.ndim != 1 or not len(values):
+        raise InvalidDataError(f"{name} has the shape {values.shape}. Give one value for each row.")
+    return values
 
 
 def _check_enough_rows(n_clients: int, n_rows: int) -> None:
@@ -287,7 +287,7 @@ def _check_enough_rows(n_clients: int, n_rows: int) -> None:
 def _take_rows(X: Any, y: Any, clients: Sequence[NDArray[np.intp]]) -> tuple[da.Array, da.Array]:
     """Return lazy rows and labels with a chunk for each client, given the rows of each."""
     sizes, order = tuple(map(len, clients)), np.concatenate(clients)
-    found = []
+    collections = []
     for name, rows in (("X", X), ("y", y)):
         if not (isinstance(rows, da.Array) or scipy.sparse.issparse(rows)):
             rows = np.asarray(rows)
@@ -299,14 +299,14 @@ def _take_rows(X: Any, y: Any, clients: Sequence[NDArray[np.intp]]) -> tuple[da.
             )
         if isinstance(rows, da.Array):
             chunks = (sizes, *(-1 for _ in rows.shape[1:]))
-            found.append(rows[order].rechunk(chunks))
+            collections.append(rows[order].rechunk(chunks))
             continue
         # The rows of each client are a separate object, so that they can be sent alone.
         shape, start = rows.shape[1:], rows[:0]
-        parts = [delayed(rows[own], pure=False) for own in clients]
+        parts = [delayed(rows[client_rows], pure=False) for client_rows in clients]
         blocks = [
             da.from_delayed(part, (size, *shape), dtype=rows.dtype, meta=start)
             for part, size in zip(parts, sizes, strict=True)
         ]
-        found.append(da.concatenate(blocks))
-    return found[0], found[1]
+        collections.append(da.concatenate(blocks))
+    return collections[0], collections[1]

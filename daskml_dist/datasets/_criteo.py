@@ -84,31 +84,31 @@ def read_criteo(
        label   I1        C1    C2
     0      1  7.0  98275684  <NA>
     """
-    wanted = _check_columns(columns)
+    names_read = _check_columns(columns)
     size = _check_blocksize(blocksize)
     load_pandas()  # Dask's own error would not explain how to install it
     import dask.dataframe as dd
 
     fs, paths = _find_files(path, storage_options or {})
-    are_parquet = [one.lower().endswith(_PARQUET_SUFFIXES) for one in paths]
+    are_parquet = [file_path.lower().endswith(_PARQUET_SUFFIXES) for file_path in paths]
     if any(are_parquet) and not all(are_parquet):
         raise InvalidDataError(
             f"{path} names files of Parquet and of text. Read each kind with a separate call, "
             "and join them: dask.dataframe.concat([...])."
         )
-    meta = _make_frame({name: _make_empty(name) for name in wanted})
+    meta = _make_frame({name: _make_empty(name) for name in names_read})
     if all(are_parquet):
-        frame = dd.read_parquet([fs.unstrip_protocol(one) for one in paths],
+        frame = dd.read_parquet([fs.unstrip_protocol(file_path) for file_path in paths],
                                 storage_options=storage_options)  # fmt: skip
-        if lacking := [name for name in wanted if name not in frame.columns]:
+        if missing := [name for name in names_read if name not in frame.columns]:
             raise InvalidDataError(
-                f"{path} has no columns {lacking}; it has {list(frame.columns)}. Write it with the "
+                f"{path} has no columns {missing}; it has {list(frame.columns)}. Write it with the "
                 "names label, I1 to I13 and C1 to C26, or read fewer by columns=[...]."
             )
-        return frame[wanted].map_partitions(_convert_frame, meta=meta)
-    pieces = [piece for one in paths for piece in _cut_file(fs, one, size)]
+        return frame[names_read].map_partitions(_convert_frame, meta=meta)
+    pieces = [piece for file_path in paths for piece in _cut_file(fs, file_path, size)]
     return dd.from_map(
-        partial(_read_piece, fs), pieces, meta=meta, columns=wanted, label="read-criteo"
+        partial(_read_piece, fs), pieces, meta=meta, columns=names_read, label="read-criteo"
     )
 
 
@@ -142,16 +142,19 @@ def _find_files(path: Any, storage_options: dict[str, Any]) -> tuple[Any, list[s
     """Return the file system and the paths of the files that a path names, sorted."""
     from fsspec.core import get_fs_token_paths  # type: ignore[import-untyped]
 
-    given = [path] if isinstance(path, str | os.PathLike) else list(path)
-    fs, _, found = get_fs_token_paths(
-        [os.fspath(one) for one in given], mode="rb", storage_options=storage_options, expand=True
+    user_paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+    fs, _, expanded = get_fs_token_paths(
+        [os.fspath(name) for name in user_paths],
+        mode="rb",
+        storage_options=storage_options,
+        expand=True,
     )
-    named = {fs._strip_protocol(os.fspath(one)) for one in given}
+    named = {fs._strip_protocol(os.fspath(name)) for name in user_paths}
     paths: list[str] = []
-    for one in found:
-        if not fs.exists(one):
-            raise InvalidDataError(f"There is no file {one}. Name files, a folder or a pattern.")
-        inside = sorted(fs.find(one)) if fs.isdir(one) else [one]
+    for name in expanded:
+        if not fs.exists(name):
+            raise InvalidDataError(f"There is no file {name}. Name files, a folder or a pattern.")
+        inside = sorted(fs.find(name)) if fs.isdir(name) else [name]
         # Names with these prefixes are metadata of other writers: _SUCCESS, _metadata, .crc files.
         # A file that is named itself is read, whatever its name.
         paths += [
@@ -206,31 +209,31 @@ def _parse_text(data: bytes, piece: _Piece, columns: Sequence[str]) -> Any:
     from daskml_dist.datasets._criteo_kernels import HEX_VALUES, parse_lines
 
     text = np.frombuffer(data, np.uint8)
-    most = int(np.count_nonzero(text == ord("\n"))) + 1  # the last line may lack a line feed
-    labels = np.empty(most, np.int8)
-    numbers = np.empty((len(_NUMBERS), most), np.float32)
-    ids = np.empty((len(_IDS), most), np.uint32)
-    are_missing = np.empty((len(_IDS), most), np.bool_)
+    max_rows = int(np.count_nonzero(text == ord("\n"))) + 1  # the last line may lack a line feed
+    labels = np.empty(max_rows, np.int8)
+    numbers = np.empty((len(_NUMBERS), max_rows), np.float32)
+    ids = np.empty((len(_IDS), max_rows), np.uint32)
+    are_missing = np.empty((len(_IDS), max_rows), np.bool_)
     n_rows, line, wrong = parse_lines(text, HEX_VALUES, labels, numbers, ids, are_missing)
     if wrong >= 0:
-        shown = data.split(b"\n", line + 1)[line][:_SHOWN_CHARACTERS].decode(errors="replace")
+        line_text = data.split(b"\n", line + 1)[line][:_SHOWN_CHARACTERS].decode(errors="replace")
         raise InvalidDataError(
             f"{piece.path}, block {piece.number} (from byte {piece.start}), line {line + 1} of "
-            f"the block: {_COLUMNS[wrong]} or what follows it cannot be read in {shown!r}. A "
+            f"the block: {_COLUMNS[wrong]} or what follows it cannot be read in {line_text!r}. A "
             "line is a label of 0 or 1, 13 whole numbers and 26 ids of at most 8 hexadecimal "
             "digits, separated by tabs, and empty where they are missing. Correct the line or "
             "leave it out."
         )
-    made: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for name in columns:
         if name == _LABEL:
-            made[name] = labels[:n_rows]
+            parsed[name] = labels[:n_rows]
         elif name in _NUMBERS:
-            made[name] = numbers[_NUMBERS.index(name), :n_rows]
+            parsed[name] = numbers[_NUMBERS.index(name), :n_rows]
         else:
             j = _IDS.index(name)
-            made[name] = _make_ids(ids[j, :n_rows], are_missing[j, :n_rows])
-    return _make_frame(made)
+            parsed[name] = _make_ids(ids[j, :n_rows], are_missing[j, :n_rows])
+    return _make_frame(parsed)
 
 
 def _make_empty(name: str) -> Any:
@@ -284,11 +287,11 @@ def _convert_ids(column: Any) -> Any:
     if column.dtype.kind in "iuf":
         # Older files store integers with missing values as floats, which represent all 32-bit
         # integers.
-        wide = column.to_numpy(dtype=np.float64, na_value=0.0)
-        wide = np.where(are_missing, 0.0, wide)
-        if not ((wide >= 0) & (wide < 2.0**32) & (wide == np.floor(wide))).all():
+        floats = column.to_numpy(dtype=np.float64, na_value=0.0)
+        floats = np.where(are_missing, 0.0, floats)
+        if not ((floats >= 0) & (floats < 2.0**32) & (floats == np.floor(floats))).all():
             raise ValueError("numbers that are not integers from 0 to 2**32 - 1")
-        return _make_ids(wide.astype(np.uint32), are_missing)
+        return _make_ids(floats.astype(np.uint32), are_missing)
     codes, distinct = pandas.factorize(column)
     # There are few distinct texts, and each is parsed once. Empty texts are missing values too.
     values = np.array([int(text or "0", 16) for text in distinct] + [0], np.uint32)

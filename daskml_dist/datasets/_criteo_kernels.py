@@ -27,51 +27,51 @@ def parse_lines(
 
     The line number counts empty lines, which are not rows; the column is -1 if there is no mistake.
     """
-    n, at, row, line = len(text), 0, 0, 0
+    n, position, row, line = len(text), 0, 0, 0
     n_numbers, n_ids = len(numbers), len(ids)
-    while at < n:
+    while position < n:
         # Empty lines are counted, but are not rows.
-        if text[at] == _LINE_FEED:
-            at, line = at + 1, line + 1
+        if text[position] == _LINE_FEED:
+            position, line = position + 1, line + 1
             continue
         # Column 0: the label, 0 or 1.
-        labels[row] = text[at] - _ZERO
-        if text[at] != _ZERO and text[at] != _ZERO + 1:
+        labels[row] = text[position] - _ZERO
+        if text[position] != _ZERO and text[position] != _ZERO + 1:
             return row, line, 0
-        at += 1
+        position += 1
         # Then the counts: decimal integers, some of them negative; empty means missing.
         for j in range(n_numbers):
-            if at >= n or text[at] != _TAB:
+            if position >= n or text[position] != _TAB:
                 return row, line, j
-            at += 1
+            position += 1
             sign = 1.0
-            if at < n and text[at] == _MINUS:
+            if position < n and text[position] == _MINUS:
                 sign = -1.0
-                at += 1
-            value, first = np.int64(0), at
-            while at < n and _ZERO <= text[at] < _ZERO + 10:
-                value = value * 10 + (np.int64(text[at]) - _ZERO)
-                at += 1
-            if at - first > _MAX_DIGITS or (at == first and sign < 0):
+                position += 1
+            value, first = np.int64(0), position
+            while position < n and _ZERO <= text[position] < _ZERO + 10:
+                value = value * 10 + (np.int64(text[position]) - _ZERO)
+                position += 1
+            if position - first > _MAX_DIGITS or (position == first and sign < 0):
                 return row, line, 1 + j
-            numbers[j, row] = sign * value if at > first else np.nan
+            numbers[j, row] = sign * value if position > first else np.nan
         # Then the ids: up to eight hexadecimal digits; empty means missing.
         for j in range(n_ids):
-            if at >= n or text[at] != _TAB:
+            if position >= n or text[position] != _TAB:
                 return row, line, n_numbers + j
-            at += 1
-            code, first = np.uint32(0), at
-            while at < n and hex_values[text[at]] != 255:
-                code = np.uint32((code << np.uint32(4)) | np.uint32(hex_values[text[at]]))
-                at += 1
-            if at - first > _MAX_HEX_DIGITS:
+            position += 1
+            code, first = np.uint32(0), position
+            while position < n and hex_values[text[position]] != 255:
+                code = np.uint32((code << np.uint32(4)) | np.uint32(hex_values[text[position]]))
+                position += 1
+            if position - first > _MAX_HEX_DIGITS:
                 return row, line, 1 + n_numbers + j
             ids[j, row] = code
-            are_missing[j, row] = at == first
+            are_missing[j, row] = position == first
         # The line must end here, with or without a carriage return, or with the file.
-        if at < n and text[at] == _CARRIAGE_RETURN:
-            at += 1
-        if at < n and text[at] != _LINE_FEED:
+        if position < n and text[position] == _CARRIAGE_RETURN:
+            position += 1
+        if position < n and text[position] != _LINE_FEED:
             return row, line, n_numbers + n_ids
-        at, row, line = at + 1, row + 1, line + 1
+        position, row, line = position + 1, row + 1, line + 1
     return row, line, -1

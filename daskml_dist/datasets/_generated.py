@@ -525,7 +525,7 @@ def _draw_block(
         first = unit * unit_rows
         # The leading 1 separates these streams from that of shared values.
         X_and_y = draw(np.random.default_rng((1, seed, unit)), unit_rows)
-        at = slice(max(start - first, 0), max(min(stop - first, unit_rows), 0))
-        units.append(tuple(values[at] for values in X_and_y))
+        window = slice(max(start - first, 0), max(min(stop - first, unit_rows), 0))
+        units.append(tuple(values[window] for values in X_and_y))
     X, y = (np.concatenate(column) for column in zip(*units, strict=True))
     return X, y

@@ -264,15 +264,15 @@ class NMF(BaseComponents):
     def _check_matrix(name: str, given: Any) -> Array:
         """Return a matrix of finite numbers >= 0, or raise `InvalidParameterError`."""
         try:
-            found = np.asarray(given, dtype=np.float64)
+            matrix = np.asarray(given, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise InvalidParameterError(f"{name} is not an array of numbers: {error}.") from error
-        if found.ndim != 2 or not np.isfinite(found).all() or (found < 0).any():
+        if matrix.ndim != 2 or not np.isfinite(matrix).all() or (matrix < 0).any():
             raise InvalidParameterError(
                 f"Negative values in data passed to NMF (input {name}), or NaN, or another shape "
                 "than two dimensions. Give a matrix of finite numbers >= 0."
             )
-        return found
+        return matrix
 
     @property
     def _beta(self) -> float:
@@ -289,7 +289,7 @@ class NMF(BaseComponents):
         # As in scikit-learn the penalty on W grows with the features, that on H with the rows
         # (which the solver multiplies by).
         l1, l2 = self._scaled_penalties
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "begin": NMFInitializer(k, init, *self._draw_initial(init, k, d), rows.weight_sum / n),
             "max_iter": int(self.max_iter),
             "tol": float(self.tol),
@@ -300,8 +300,8 @@ class NMF(BaseComponents):
             "n_features": d,
         }
         if self.solver == "cd":
-            return Unlabelled(d), LeastSquaresNMF(**how)
-        return Unlabelled(d), MultiplicativeNMF(beta=self._beta, **how)
+            return Unlabelled(d), LeastSquaresNMF(**options)
+        return Unlabelled(d), MultiplicativeNMF(beta=self._beta, **options)
 
     def _resolve_n_components(self, d: int) -> int:
         """Return the number of components for `d` features; raise if H has another shape."""
@@ -326,10 +326,10 @@ class NMF(BaseComponents):
     def _check_initial_weights(summary: DataSummary, k: int) -> None:
         """Check that the initial weights W are of `k` components and not negative."""
         # W took the place of the targets, so the summary of the targets is that of W.
-        if (found := len(summary.targets.mean)) != k:
+        if (n_columns := len(summary.targets.mean)) != k:
             raise InvalidParameterError(
                 f"Array with wrong second dimension passed to NMF (input W). Expected {k}, but "
-                f"got {found}. Give one column per component."
+                f"got {n_columns}. Give one column per component."
             )
         if summary.target_range.min() < 0:
             raise InvalidParameterError(
@@ -368,9 +368,12 @@ class NMF(BaseComponents):
     def _scaled_penalties(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """Return the L1 penalties of weights and components, then their L2 penalties."""
         alpha_H = self.alpha_W if isinstance(self.alpha_H, str) else self.alpha_H
-        both = float(self.alpha_W), float(alpha_H)
+        alphas = float(self.alpha_W), float(alpha_H)
         ratio = float(self.l1_ratio)
-        return (both[0] * ratio, both[1] * ratio), (both[0] * (1 - ratio), both[1] * (1 - ratio))
+        return (alphas[0] * ratio, alphas[1] * ratio), (
+            alphas[0] * (1 - ratio),
+            alphas[1] * (1 - ratio),
+        )
 
     def _starting_parameters(self, model: Unlabelled, rows: DatasetInfo) -> NDArray[Any] | None:
         H: Array | None = self._given[0]
@@ -391,8 +394,8 @@ class NMF(BaseComponents):
         l1, l2 = self._scaled_penalties
         d = self.n_features_in_
         # The penalties of one row's weights, as in the fit.
-        how = self._beta, d * l1[0], d * l2[0], int(self.max_iter), float(self.tol)
-        return RowWeights(self.components_, *how)
+        options = self._beta, d * l1[0], d * l2[0], int(self.max_iter), float(self.tol)
+        return RowWeights(self.components_, *options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -435,8 +438,8 @@ class RowWeights:
             if self.beta != 2:
                 return updates.settled(updates.rows(rows), self.max_iter, self.tol)
             # Least squares with W >= 0, from the products of components and of rows with them.
-            most, tol = max(_MIN_SWEEP_LIMIT, self.max_iter), min(_MAX_SWEEP_TOL, self.tol)
+            max_sweeps, tol = max(_MIN_SWEEP_LIMIT, self.max_iter), min(_MAX_SWEEP_TOL, self.tol)
             products = updates.products(rows)
-            return solve_row_weights(updates.gram, products, self.l1, self.l2, most, tol)
+            return solve_row_weights(updates.gram, products, self.l1, self.l2, max_sweeps, tol)
 
         return find_weights

@@ -148,18 +148,18 @@ class AffineProjection:
         # Dense rows are centred first, so that float32 rows far from 0 keep their digits.
         if self.before is not None and isinstance(X, np.ndarray):
             X = X - self.before.astype(X.dtype)
-        found = np.asarray(X @ matrix)
+        projections = np.asarray(X @ matrix)
         # Centring would make sparse rows dense: subtract the projection of the centre instead.
         if self.before is not None and not isinstance(X, np.ndarray):
-            found = found - (self.before @ self.matrix).astype(X.dtype)
-        return found if self.after is None else found + self.after.astype(X.dtype)
+            projections = projections - (self.before @ self.matrix).astype(X.dtype)
+        return projections if self.after is None else projections + self.after.astype(X.dtype)
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], Any]:
         """Return the function of rows of a dtype on a device; the projections stay there."""
         matrix = backend.to_device(np.ascontiguousarray(self.matrix, dtype))
         before, after = (
-            None if one is None else backend.to_device(one.astype(dtype))
-            for one in (self.before, self.after)
+            None if vector is None else backend.to_device(vector.astype(dtype))
+            for vector in (self.before, self.after)
         )
         # As above: dense rows are centred; for sparse rows the projection of the centre is
         # subtracted.
@@ -172,9 +172,9 @@ class AffineProjection:
         def apply(X: Any) -> Any:
             is_sparse = hasattr(X, "tocsr")
             rows = X if before is None or is_sparse else X - before
-            found = namespace(matrix).reshape(backend.dot(rows, matrix), (X.shape[0], -1))
-            found = found - shift if is_sparse and shift is not None else found
-            return found if after is None else found + after
+            projections = namespace(matrix).reshape(backend.dot(rows, matrix), (X.shape[0], -1))
+            projections = projections - shift if is_sparse and shift is not None else projections
+            return projections if after is None else projections + after
 
         return apply
 
@@ -182,7 +182,7 @@ class AffineProjection:
 def _resolve_result_dtype(X: Any) -> np.dtype[Any]:
     """Return the dtype of projections: float32 if all rows have it, else float64."""
     dtypes = X.dtypes if hasattr(X, "dtypes") else [getattr(X, "dtype", np.float64)]
-    return np.dtype(np.float32 if {str(one) for one in dtypes} == {"float32"} else np.float64)
+    return np.dtype(np.float32 if {str(dtype) for dtype in dtypes} == {"float32"} else np.float64)
 
 
 #: Largest number of features for which `TruncatedSVD` sums the products of all pairs of features
@@ -293,14 +293,14 @@ class TruncatedSVD(BaseComponents):
         )
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
-        k, found = int(self.n_components), solution.extra
+        k, extra = int(self.n_components), solution.extra
         self.components_ = solution.w[:k].copy()
-        values, variance = found["values"][:k], found["variance"]
+        values, variance = extra["values"][:k], extra["variance"]
         # Eigenvalues of the mean of x x.T.
         self.singular_values_ = np.sqrt(values * rows.weight_sum)
         # Variance of the projections: given, or their mean square minus their squared mean.
-        projected = values - (self.components_ @ found["mean"]) ** 2
-        projected = found.get("projected", projected)[:k]
+        projected = values - (self.components_ @ extra["mean"]) ** 2
+        projected = extra.get("projected", projected)[:k]
         self.explained_variance_ = np.maximum(projected, 0.0)
         self.explained_variance_ratio_ = (
             self.explained_variance_ / variance if variance > 0 else np.zeros(k)
@@ -440,9 +440,9 @@ class _PartialComponents:
         model.batch_size_ = model.batch_size or 5 * rows.shape[1]
         # A batch needs `n_components` rows. As in `gen_batches`, a batch is cut only if the
         # remaining rows suffice for another one; otherwise both are one batch.
-        size, least = model.batch_size_, model.n_components or 0
+        size, min_rest = model.batch_size_, model.n_components or 0
         start = 0
-        while start + size + least <= len(rows):
+        while start + size + min_rest <= len(rows):
             # A copy, because scikit-learn subtracts the mean from the batch in place.
             model.partial_fit(rows[start : start + size].copy(), check_input=False)
             start += size
@@ -454,10 +454,10 @@ class _PartialComponents:
             return self
         model = copy.copy(self.model)
         try:
-            for at in gen_batches(
+            for batch in gen_batches(
                 len(self.left), model.batch_size_, min_batch_size=model.n_components or 0
             ):
-                model.partial_fit(self.left[at].copy(), check_input=False)
+                model.partial_fit(self.left[batch].copy(), check_input=False)
         except ValueError as error:
             raise as_ours(error) from error
         return replace(self, model=model, left=None)
@@ -473,10 +473,10 @@ def _fit_block(
         return progress
     check_finite_rows(rows, index)
     try:
-        found = progress.fit_whole_batches(rows)
+        updated = progress.fit_whole_batches(rows)
     except ValueError as error:
         raise as_ours(error, f"Block {index} of X: ") from error
-    return replace(found, n_rows=progress.n_rows + len(rows))
+    return replace(updated, n_rows=progress.n_rows + len(rows))
 
 
 _SVD_SOLVERS = ("auto", "full", "covariance_eigh", "arpack", "randomized")
@@ -577,9 +577,9 @@ class PCA(BaseComponents):
 
     def _check_params(self) -> None:
         n = self.n_components
-        whole = self._n_requested is not None and not isinstance(n, bool) and n >= 0
+        is_count = self._n_requested is not None and not isinstance(n, bool) and n >= 0
         share = isinstance(n, Real) and not isinstance(n, Integral) and 0 < float(n) < 1
-        if not (n is None or whole or share or (isinstance(n, str) and n == "mle")):
+        if not (n is None or is_count or share or (isinstance(n, str) and n == "mle")):
             raise InvalidParameterError(
                 f"n_components={n!r}: use an integer >= 0, a number between 0 and 1 (the share of "
                 'the variance), "mle" or None.'
@@ -650,8 +650,10 @@ class PCA(BaseComponents):
             )
         # With fewer than 10 rows per feature scikit-learn computes the SVD of X, which loses fewer
         # digits than a covariance: products in float64 compensate for that.
-        few = n_rows < 10 * d or n_rows * d * d <= _MAX_DOUBLE_PRODUCTS
-        double = self.svd_solver == "full" or (self.svd_solver != "covariance_eigh" and few)
+        has_few_rows = n_rows < 10 * d or n_rows * d * d <= _MAX_DOUBLE_PRODUCTS
+        double = self.svd_solver == "full" or (
+            self.svd_solver != "covariance_eigh" and has_few_rows
+        )
         return CovarianceEigenSolver(k, double)
 
     @property
@@ -674,27 +676,27 @@ class PCA(BaseComponents):
         return 8 if k < 0.1 * least else 5
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
-        found, weight = solution.extra, rows.weight_sum
+        extra, weight = solution.extra, rows.weight_sum
         n_rows, d = self._count_weighted_rows(rows), model.n_features
-        if not found["total"] > 0:
+        if not extra["total"] > 0:
             raise InvalidDataError(
                 "All rows of X are equal: there is no variance to explain. Check the filter or the "
                 "columns that made them."
             )
         # Convert variances over n to unbiased ones over n - 1; a row of weight k counts as k rows.
-        unbiased, most = weight / (weight - 1), min(n_rows, d)
-        variance, total = found["values"][:most] * unbiased, found["total"] * unbiased
+        unbiased, k_max = weight / (weight - 1), min(n_rows, d)
+        variance, total = extra["values"][:k_max] * unbiased, extra["total"] * unbiased
         ratio = variance / total
-        k = self._resolve_n_components(variance, ratio, weight, most)
+        k = self._resolve_n_components(variance, ratio, weight, k_max)
         self.n_components_ = k
         self.components_ = solution.w[:k].copy()
         self.explained_variance_, self.explained_variance_ratio_ = variance[:k], ratio[:k]
         self.singular_values_ = np.sqrt(variance[:k] * (weight - 1))
-        self.mean_ = found["mean"]
+        self.mean_ = extra["mean"]
         # Noise variance: the mean of the discarded eigenvalues (Tipping and Bishop, equation 8).
         # Power iterations have not computed them, but their sum is the remainder of the total.
-        left = variance[k:].sum() if len(variance) == most else total - variance[:k].sum()
-        self.noise_variance_ = max(0.0, float(left)) / (most - k) if k < most else 0.0
+        discarded = variance[k:].sum() if len(variance) == k_max else total - variance[:k].sum()
+        self.noise_variance_ = max(0.0, float(discarded)) / (k_max - k) if k < k_max else 0.0
         self.n_samples_ = n_rows
         self.n_features_in_ = d
 
@@ -737,8 +739,8 @@ class PCA(BaseComponents):
         """
         self._check_fitted()
         # W W.T + noise * I, with W the scaled components (Tipping and Bishop).
-        above = np.maximum(self.explained_variance_ - self.noise_variance_, 0.0)
-        covariance = (self.components_.T * above) @ self.components_
+        excess = np.maximum(self.explained_variance_ - self.noise_variance_, 0.0)
+        covariance = (self.components_.T * excess) @ self.components_
         covariance.flat[:: len(covariance) + 1] += self.noise_variance_
         return np.asarray(covariance)
 

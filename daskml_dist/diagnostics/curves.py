@@ -53,19 +53,22 @@ def _draw_curve(records: Sequence[dict[str, Any]], key: str, colour: str) -> str
     x = _scale_to_axis([number for number, _ in points], _WIDTH)
     least_span = LEAST_SPAN * max(abs(low), abs(high))
     # SVG measures y from the top.
-    y = [_HEIGHT - at for at in _scale_to_axis([value for _, value in points], _HEIGHT, least_span)]
+    y = [
+        _HEIGHT - height
+        for height in _scale_to_axis([value for _, value in points], _HEIGHT, least_span)
+    ]
     corners = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
     first, last, low_text, high_text = (
         f"{value:.6g}" for value in (points[0][1], points[-1][1], low, high)
     )
     change = f"{first} to {last} ({low_text} to {high_text})"
-    words = escape(f"{key} {change if low_text != high_text else last}")
+    caption = escape(f"{key} {change if low_text != high_text else last}")
     return (
         f'<figure style="margin:0"><svg width="{_WIDTH}" height="{_HEIGHT}" role="img" '
-        f'aria-label="{words}"><title>{words}</title><polyline points="{corners}" '
+        f'aria-label="{caption}"><title>{caption}</title><polyline points="{corners}" '
         f'fill="none" stroke="{colour}" stroke-width="1.5"/><circle cx="{x[-1]:.1f}" '
         f'cy="{y[-1]:.1f}" r="2.5" fill="{colour}"/></svg>'
-        f'<figcaption style="font-size:smaller">{words}</figcaption></figure>'
+        f'<figcaption style="font-size:smaller">{caption}</figcaption></figure>'
     )
 
 

@@ -224,11 +224,11 @@ def _make_bar(share: float | None) -> str:
     """Return a bar filled by the completed share, or nothing if that is unknown."""
     if share is None:
         return ""
-    done = _BAR_WIDTH * min(max(share, 0.0), 1.0)
+    done_width = _BAR_WIDTH * min(max(share, 0.0), 1.0)
     return (
         f'<svg width="{_BAR_WIDTH}" height="{_BAR_HEIGHT}" role="progressbar" '
-        f'aria-valuenow="{100 * done / _BAR_WIDTH:.0f}">'
+        f'aria-valuenow="{100 * done_width / _BAR_WIDTH:.0f}">'
         f'<rect width="{_BAR_WIDTH}" height="{_BAR_HEIGHT}" '
-        f'rx="3" fill="#8884"/><rect width="{done:.1f}" height="{_BAR_HEIGHT}" rx="3" '
+        f'rx="3" fill="#8884"/><rect width="{done_width:.1f}" height="{_BAR_HEIGHT}" rx="3" '
         f'fill="{_BAR_COLOUR}"/></svg>'
     )

@@ -127,24 +127,26 @@ def _resolve_verbose(verbose: Any) -> int:
     """Return `verbose`, or Dask's setting ``daskml_dist.verbose`` where it is None."""
     if verbose is not None:
         return int(verbose or 0)
-    given = dask.config.get("daskml_dist.verbose", None)
-    return int(given if isinstance(given, bool) else configured_number("daskml_dist.verbose", 0))
+    setting = dask.config.get("daskml_dist.verbose", None)
+    return int(
+        setting if isinstance(setting, bool) else configured_number("daskml_dist.verbose", 0)
+    )
 
 
 @contextmanager
 def _report_during(report: _ProgressReport) -> Iterator[None]:
     """Make a report the current one, and close it with the state in which the context ends."""
-    token, how = _current_report.set(report), "ended"
+    token, end_state = _current_report.set(report), "ended"
     try:
         yield
     # KeyboardInterrupt too: the page shows how an operation ended.
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
-        how = "interrupted" if interrupted else f"failed: {type(error).__name__}"
+        end_state = "interrupted" if interrupted else f"failed: {type(error).__name__}"
         raise
     finally:
         _current_report.reset(token)
-        report.close(how)
+        report.close(end_state)
 
 
 def report_phase(phase: str, done: int = 0, total: int | None = None, noun: str = "fit") -> None:
@@ -159,6 +161,8 @@ def report_rung(name: str, scores: Sequence[dict[str, Any]]) -> None:
         return
     report.rung(scores)
     # The score of a failed candidate is NaN, which is not equal to itself.
-    best = max((one["score"] for one in scores if one["score"] == one["score"]), default=None)
-    shown = "" if best is None else f", best score {best:.4g}"
-    report.note(f"{name}: {len(scores)} candidates{shown}")
+    best = max(
+        (record["score"] for record in scores if record["score"] == record["score"]), default=None
+    )
+    best_text = "" if best is None else f", best score {best:.4g}"
+    report.note(f"{name}: {len(scores)} candidates{best_text}")

@@ -79,11 +79,11 @@ class Status:
         self, phase: str, done: int = 0, total: int | None = None, noun: str = "block"
     ) -> bool:
         """Record the phase and its progress; return whether the phase is new."""
-        before, self.phase, self._noun = self.phase, phase, noun
-        if phase != before:
+        last_phase, self.phase, self._noun = self.phase, phase, noun
+        if phase != last_phase:
             self._entered = time.perf_counter()
         self._done, self._total = done, total
-        return phase != before
+        return phase != last_phase
 
     def add(self, record: dict[str, Any]) -> None:
         """Record a pass."""
@@ -111,8 +111,8 @@ class Status:
             if self._total is None:
                 return self.phase
             return f"{self.phase} {self._done}/{_format_count(self._total, self._noun)}"
-        whole = "" if self.max_iter is None else f"/{self.max_iter}"
-        return f"pass {self._pass}{whole}"
+        limit = "" if self.max_iter is None else f"/{self.max_iter}"
+        return f"pass {self._pass}{limit}"
 
     @property
     def _seconds(self) -> float:
@@ -127,15 +127,15 @@ class Status:
     @property
     def share(self) -> float | None:
         """Return the completed share of the phase; None if it is unknown."""
-        done, total = (self._pass, self.max_iter) if self.in_passes else (self._done, self._total)
-        return done / total if total else None
+        n_done, total = (self._pass, self.max_iter) if self.in_passes else (self._done, self._total)
+        return n_done / total if total else None
 
     def metrics(self) -> str:
         """Return loss, rate, staleness, score and times of the last pass as text."""
         record = self._last
         if record is None or not self.in_passes:
             return "  ".join([self._elapsed(), *self._left_of_phase()])
-        shown = [
+        texts = [
             *_format_loss(record),
             _format_rate(record["rows"], record["seconds"]),
             f"staleness {record['staleness_mean']:.3g} (max {record['staleness_max']:.3g})",
@@ -143,15 +143,15 @@ class Status:
             self._elapsed(),
             *self._left(),
         ]
-        return "  ".join(shown)
+        return "  ".join(texts)
 
     def _elapsed(self) -> str:
         return _format_clock(time.perf_counter() - self._since)
 
     def _left(self) -> list[str]:
         """Return the time left until `max_iter` as text; a tolerance may end the fit earlier."""
-        each = self._seconds / max(len(self._made), 1)
-        seconds = estimate_seconds_left(self._pass, self.max_iter, each)
+        seconds_per_pass = self._seconds / max(len(self._made), 1)
+        seconds = estimate_seconds_left(self._pass, self.max_iter, seconds_per_pass)
         return (
             [f"ETA <= {_format_clock(math.ceil(seconds))}"]
             if 0 < seconds < _MAX_SECONDS_LEFT
@@ -162,31 +162,31 @@ class Status:
         """Return the time left in a phase at its pace so far as text, if at least one second."""
         if not self._done or self._total is None:
             return []
-        spent = time.perf_counter() - self._entered
-        seconds = spent / self._done * (self._total - self._done)
+        elapsed = time.perf_counter() - self._entered
+        seconds = elapsed / self._done * (self._total - self._done)
         return (
             [f"ETA {_format_clock(math.ceil(seconds))}"] if 1 <= seconds < _MAX_SECONDS_LEFT else []
         )
 
     def opening(self) -> str:
         """Return the first line of a fit."""
-        whole = "" if self.max_iter is None else f", at most {_format_count(self.max_iter, 'pass')}"
-        return f"{self.title}: fit begins{whole}"
+        limit = "" if self.max_iter is None else f", at most {_format_count(self.max_iter, 'pass')}"
+        return f"{self.title}: fit begins{limit}"
 
     def line(self) -> str:
         """Return the full status as one line."""
-        named = f"{self._work}: " if self._work else ""
-        return f"{named}{self.position()}  {self.metrics()}"
+        prefix = f"{self._work}: " if self._work else ""
+        return f"{prefix}{self.position()}  {self.metrics()}"
 
     def summary(self) -> str:
         """Return the last line of a fit; if it never began, with its last phase."""
-        spent = time.perf_counter() - self._since
+        elapsed = time.perf_counter() - self._since
         # An operation with several fits has no passes.
         if self._work:
-            return f"{self._work}: {spent:.3g} s, last: {self.position()}"
+            return f"{self._work}: {elapsed:.3g} s, last: {self.position()}"
         if not self.title:
-            return f"no pass in {spent:.3g} s, last: {self.position()}"
-        parts = [f"{self.title}: {_format_count(len(self._made), 'pass')} in {spent:.3g} s"]
+            return f"no pass in {elapsed:.3g} s, last: {self.position()}"
+        parts = [f"{self.title}: {_format_count(len(self._made), 'pass')} in {elapsed:.3g} s"]
         if self._last is not None:
             rows = sum(rows for _, rows, _ in self._made)
             parts += [*_format_loss(self._last), _format_rate(rows, self._seconds)]
@@ -195,14 +195,14 @@ class Status:
 
     def render(self) -> Table:
         """Return a table of one row, for rich."""
-        total, done = (self.max_iter, self._pass) if self.in_passes else (self._total, self._done)
-        bar = ProgressBar(total=total, completed=done, width=_BAR_WIDTH)
+        total, n_done = (self.max_iter, self._pass) if self.in_passes else (self._total, self._done)
+        bar = ProgressBar(total=total, completed=n_done, width=_BAR_WIDTH)
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column()
-        where = f"{self._work}: {self.position()}" if self._work else self.position()
-        table.add_row(Text(where), bar, Text(self.metrics()))
+        description = f"{self._work}: {self.position()}" if self._work else self.position()
+        table.add_row(Text(description), bar, Text(self.metrics()))
         return table
 
 

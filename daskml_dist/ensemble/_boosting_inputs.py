@@ -54,7 +54,7 @@ def find_categorical_features(X: Any, given: Any) -> NDArray[np.bool_] | None:
         return np.zeros(n, bool)
     kinds = [features.dtype.name]
     if features.dtype.kind == "O":
-        kinds = sorted({type(one).__name__ for one in features.tolist()})
+        kinds = sorted({type(feature).__name__ for feature in features.tolist()})
     if features.dtype.kind not in "iubUO" or (features.dtype.kind == "O" and kinds != ["str"]):
         raise InvalidParameterError(
             "categorical_features must be an array-like of bool, int or str, got: "
@@ -101,12 +101,12 @@ def suggest_categories(X: Any) -> str:
     """Return a hint to make categories of a frame's text columns; empty if it has none."""
     dtypes = zip(X.columns, X.dtypes, strict=True) if is_dataframe_like(X) else ()
     # The kind of pandas' categorical dtype is "O" too.
-    words = [name for name, dtype in dtypes if dtype.kind == "O" and not _is_category(dtype)]
-    if not words:
+    text_columns = [name for name, dtype in dtypes if dtype.kind == "O" and not _is_category(dtype)]
+    if not text_columns:
         return ""
-    remedy = f"X.astype({dict.fromkeys(words, 'category')})"
+    remedy = f"X.astype({dict.fromkeys(text_columns, 'category')})"
     if is_dask(X):
-        remedy = f"X.categorize({words})"
+        remedy = f"X.categorize({text_columns})"
     return f" Boosting also accepts categories: X = {remedy}."
 
 
@@ -140,10 +140,10 @@ def _read_categories(column: Any, max_bins: int) -> Any:
         return column.cat.remove_unused_categories().cat.categories
     try:
         # One pass if the dtype declares none, or more than there are bins: the rows may have fewer.
-        known = column if column.cat.known else column.cat.as_known()
-        if len(known._meta.cat.categories) > max_bins:
-            return known.dropna().astype(object).unique().compute()
-        return known._meta.cat.categories
+        with_categories = column if column.cat.known else column.cat.as_known()
+        if len(with_categories._meta.cat.categories) > max_bins:
+            return with_categories.dropna().astype(object).unique().compute()
+        return with_categories._meta.cat.categories
     except ValueError as error:
         raise InvalidDataError(
             f"Categories of {column.name!r} could not be found: {error}. Give every partition the "
@@ -184,10 +184,10 @@ def _encode_frame(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool) -
         # -1 for values that are not categories, including missing ones. Looked up by value, since
         # the codes of a categorical column number the categories of its own frame.
         codes = pd.Index(values).get_indexer(np.asarray(X[name], dtype=object))
-        if known and (strange := X[name][codes < 0].dropna().unique().tolist()):
+        if known and (unknown := X[name][codes < 0].dropna().unique().tolist()):
             raise InvalidDataError(
                 f"Column {name!r} holds categories that the frame's meta does not declare: "
-                f"{strange[:5]}. Let Dask find them: X[{name!r}].cat.as_unknown()."
+                f"{unknown[:5]}. Let Dask find them: X[{name!r}].cat.as_unknown()."
             )
         columns[name] = np.where(codes < 0, np.nan, codes)
     return X.assign(**columns)
@@ -214,11 +214,11 @@ def resolve_monotonic_cst(
             f"monotonic_cst has shape {np.shape(given)} but the input data X has {n_features} "
             "features. Give one number per feature, or a dict by feature name."
         )
-    strange = sorted({value for value in np.asarray(given).tolist() if value not in (-1, 0, 1)})
-    if strange:
+    invalid = sorted({value for value in np.asarray(given).tolist() if value not in (-1, 0, 1)})
+    if invalid:
         raise InvalidParameterError(
             "monotonic_cst must be an array-like of -1, 0 or 1. Observed values: "
-            f"{strange[:5]}. Use these for each feature: 1 rises, -1 falls, 0 is free."
+            f"{invalid[:5]}. Use these for each feature: 1 rises, -1 falls, 0 is free."
         )
     return np.asarray(given).astype(np.int8)
 
@@ -234,10 +234,10 @@ def _resolve_cst_by_name(
             "monotonic_cst as an integer array instead."
         )
     numbers = {str(name): i for i, name in enumerate(names)}
-    if strange := sorted(str(name) for name in given if name not in numbers):
-        shown = [*strange[:5], "..."] if len(strange) > 5 else strange
+    if unknown := sorted(str(name) for name in given if name not in numbers):
+        first = [*unknown[:5], "..."] if len(unknown) > 5 else unknown
         raise InvalidParameterError(
-            f"monotonic_cst contains {len(strange)} unexpected feature names: {shown}. X has "
+            f"monotonic_cst contains {len(unknown)} unexpected feature names: {first}. X has "
             f"{list(numbers)[:8]}."
         )
     signs = np.zeros(n_features, np.int8)
@@ -279,6 +279,6 @@ def resolve_interaction_cst(given: Any, n_features: int) -> tuple[tuple[int, ...
                 f"indices: {group!r}. {hint}"
             )
     # Features in no group form an additional group, as in scikit-learn.
-    rest = set(range(n_features)).difference(*groups)
-    groups += [rest] if rest else []
+    ungrouped = set(range(n_features)).difference(*groups)
+    groups += [ungrouped] if ungrouped else []
     return tuple(tuple(sorted(int(i) for i in group)) for group in groups)

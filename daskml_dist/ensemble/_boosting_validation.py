@@ -196,10 +196,10 @@ def _check_same_form(X: Any, X_val: Any, name: str) -> None:
 
 def _check_lengths(inputs: Inputs, names: tuple[str, str, str]) -> None:
     """Raise unless X, y and weights have equally many rows, or partitions if rows are unknown."""
-    named = dict(zip(names, inputs, strict=True))
-    lazy = {name: a for name, a in named.items() if is_dask(a) and find_length(a) is None}
+    inputs_by_name = dict(zip(names, inputs, strict=True))
+    lazy = {name: a for name, a in inputs_by_name.items() if is_dask(a) and find_length(a) is None}
     # Compare only like quantities: rows and partitions cannot be compared.
-    check_equal_lengths(named)
+    check_equal_lengths(inputs_by_name)
     check_same_length({name: a.npartitions for name, a in lazy.items()}, "partitions")
 
 

@@ -236,17 +236,17 @@ class BaggedRows:
         if by_weight:
             # A row with weight k trains like k equal rows, and no row is copied.
             as_floats = delayed(methodcaller("astype", np.float64), pure=False)
-            weights = [as_floats(of_block) for of_block in counts]
+            weights = [as_floats(block_counts) for block_counts in counts]
             return X, y, join_lazy_blocks(weights, self.rows, np.empty(0))
         # The number of rows of a block after its draws is unknown before it is computed.
         unknown = Collection(**{**vars(self.rows), "row_counts": None})
         repeat = delayed(_repeat_rows, pure=False)
         samples = _select_columns(features, sample), np.empty(0, y.dtype)
         repeated = []
-        for value, like in zip((X, y), samples, strict=True):
+        for value, sample_block in zip((X, y), samples, strict=True):
             blocks = zip(value.to_delayed().ravel(), counts, strict=True)
-            drawn = [repeat(block, of_block) for block, of_block in blocks]
-            repeated.append(join_lazy_blocks(drawn, unknown, like))
+            drawn_blocks = [repeat(block, block_counts) for block, block_counts in blocks]
+            repeated.append(join_lazy_blocks(drawn_blocks, unknown, sample_block))
         return repeated[0], repeated[1], None
 
     def numbered_inputs(self, sample: Any) -> tuple[Any, Any]:
@@ -262,8 +262,10 @@ class BaggedRows:
     def _map_parts(self, place: int, function: Any, sample: Any) -> da.Array:
         """Apply a function to X (0) or y (1) of each block; `sample` is rows, or an empty y."""
         lazy = delayed(function, pure=False)
-        like = function(sample) if place == 0 else sample
-        return join_lazy_blocks([lazy(part[place]) for part in self.rows.parts], self.rows, like)
+        sample_block = function(sample) if place == 0 else sample
+        return join_lazy_blocks(
+            [lazy(part[place]) for part in self.rows.parts], self.rows, sample_block
+        )
 
 
 def _count_block_draws(
@@ -369,20 +371,20 @@ def _sum_block_oob_predictions(
     n_members = np.zeros(n, np.int64)
     weight = _expand_weights(n, weight)
     for number, (member, features) in enumerate(zip(fitted, features_of_members, strict=True)):
-        at = np.flatnonzero(draws.count_range(number, first, n, weight) == 0)
-        if not len(at):
+        undrawn = np.flatnonzero(draws.count_range(number, first, n, weight) == 0)
+        if not len(undrawn):
             continue
-        unseen = rows[at][:, features]
-        n_members[at] += 1
+        unseen = rows[undrawn][:, features]
+        n_members[undrawn] += 1
         if n_classes is None:
-            sums[at] += member.predict(unseen)
+            sums[undrawn] += member.predict(unseen)
         elif hasattr(member, "predict_proba"):
             # A member may have seen only some of the classes: it has columns only for these.
-            known = np.asarray(member.classes_, np.int64)
-            sums[np.ix_(at, known)] += member.predict_proba(unseen)
+            class_numbers = np.asarray(member.classes_, np.int64)
+            sums[np.ix_(undrawn, class_numbers)] += member.predict_proba(unseen)
         else:
             # Without probabilities, a member has one vote per row.
-            sums[at, np.asarray(member.predict(unseen), np.int64)] += 1
+            sums[undrawn, np.asarray(member.predict(unseen), np.int64)] += 1
     return sums, n_members
 
 
@@ -496,23 +498,23 @@ class BaggingMixin(OnBlocks):
         self._drawn_rows = None
         X, y, sample_weight = convert_named_columns(*convert_to_host(X, y, sample_weight))
         if not is_dask(X):
-            X, y, given = prepare_in_memory(
+            X, y, fit_arguments = prepare_in_memory(
                 X, y, {**fit_params, "sample_weight": sample_weight}, labels=is_classifier(self)
             )
             if self._adds_members:
                 self._check_same_columns(X, np.shape(X)[1:])
                 if is_classifier(self):
                     self._check_same_labels(np.unique(np.asarray(y)))
-            found: Self = super().fit(X, y, **given)  # type: ignore[misc]
+            fitted: Self = super().fit(X, y, **fit_arguments)  # type: ignore[misc]
             remember_dtypes(self, X)
-            return found
+            return fitted
         with translate_parameter_errors():
             self._validate_params()  # type: ignore[attr-defined]
             # Sets `estimator_`, from which scikit-learn's `_make_estimator` makes the members.
             self._validate_estimator(self._get_estimator())  # type: ignore[attr-defined]
         X, y, params = prepare_lazy_inputs(X, y, {"sample_weight": sample_weight})
         # Without the weights, which affect the draws and are not passed to the members.
-        (more,) = route_member_params(self, [("estimator", self.estimator_)], fit_params)
+        (member_params,) = route_member_params(self, [("estimator", self.estimator_)], fit_params)
         if is_classifier(self):
             # As in scikit-learn, members are fitted to class numbers.
             labels = find_labels(y)
@@ -530,7 +532,7 @@ class BaggingMixin(OnBlocks):
             )
             return self
         bagged = self._draw_inputs(X, y, weight, seeds)
-        self._fit_members(bagged, make_sample_row(bagged.rows.inputs[0]), more)
+        self._fit_members(bagged, make_sample_row(bagged.rows.inputs[0]), member_params)
         return self
 
     def _as_of_fit(self) -> Any:
@@ -544,15 +546,17 @@ class BaggingMixin(OnBlocks):
 
     def _check_estimator(self) -> None:
         """Raise for an estimator whose predictions cannot be joined; scikit-learn fails later."""
-        given = self.estimator
-        if given is not None and not (hasattr(given, "fit") and hasattr(given, "predict")):
+        estimator = self.estimator
+        if estimator is not None and not (
+            hasattr(estimator, "fit") and hasattr(estimator, "predict")
+        ):
             raise InvalidParameterError(
                 f"The 'estimator' parameter of {type(self).__name__} must be an object "
-                f"implementing 'fit' and 'predict' or None. Got {given!r} instead."
+                f"implementing 'fit' and 'predict' or None. Got {estimator!r} instead."
             )
-        if is_classifier(self) and given is not None and is_regressor(given):
+        if is_classifier(self) and estimator is not None and is_regressor(estimator):
             raise InvalidParameterError(
-                f"estimator={given!r} is a regressor, and its predictions are no votes for "
+                f"estimator={estimator!r} is a regressor, and its predictions are no votes for "
                 "labels. Pass a classifier, or use BaggingRegressor."
             )
 
@@ -585,20 +589,20 @@ class BaggingMixin(OnBlocks):
                 "Out of bag estimation only available if bootstrap=True. Set it, or leave "
                 "oob_score out."
             )
-        known = len(self.estimators_) if self._adds_members else 0
-        if known > self.n_estimators:
+        n_fitted = len(self.estimators_) if self._adds_members else 0
+        if n_fitted > self.n_estimators:
             raise InvalidParameterError(
                 f"n_estimators={self.n_estimators} must be larger or equal to "
-                f"len(estimators_)={known} when warm_start==True. Raise it."
+                f"len(estimators_)={n_fitted} when warm_start==True. Raise it."
             )
         state = check_random_state(self.random_state)
-        if not known:
+        if not n_fitted:
             self.estimators_, self.estimators_features_ = [], []
         else:
             # Skip the seeds of existing members, so that a warm start gives the same ensemble as
             # one fit of all.
-            state.randint(_SEED_LIMIT, size=known)
-        seeds: NDArray[np.int64] = state.randint(_SEED_LIMIT, size=self.n_estimators - known)
+            state.randint(_SEED_LIMIT, size=n_fitted)
+        seeds: NDArray[np.int64] = state.randint(_SEED_LIMIT, size=self.n_estimators - n_fitted)
         return seeds
 
     def _draw_inputs(self, X: Any, y: Any, weight: Any, seeds: NDArray[np.int64]) -> BaggedRows:
@@ -622,11 +626,11 @@ class BaggingMixin(OnBlocks):
                     "On Dask collections, sample_weight needs drawing with replacement. Use "
                     "bootstrap=True, or leave the weights out."
                 )
-        given = n if self.max_samples is None else self.max_samples
-        if isinstance(given, Integral):
-            m = int(given)
+        max_samples = n if self.max_samples is None else self.max_samples
+        if isinstance(max_samples, Integral):
+            m = int(max_samples)
         else:  # as in scikit-learn, a share of the rows, or of the sum of their weights
-            m = max(int(float(given) * (n if total is None else total)), 1)
+            m = max(int(float(max_samples) * (n if total is None else total)), 1)
         if not self.bootstrap and m > n:
             raise InvalidParameterError(
                 f"Effective max_samples={m} must be <= n_samples={n} to be able to sample without "
@@ -679,8 +683,10 @@ class BaggingMixin(OnBlocks):
                 jobs = []
                 for i, member in enumerate(members):
                     X, y, weight = bagged.member_inputs(i, sample, by_weight)
-                    given = params if weight is None else {**params, "sample_weight": weight}
-                    jobs.append((member, X, y, given))
+                    member_params = (
+                        params if weight is None else {**params, "sample_weight": weight}
+                    )
+                    jobs.append((member, X, y, member_params))
                 fitted = fit_members(jobs)
         self.estimators_ = self.estimators_ + fitted
         self.estimators_features_ = self.estimators_features_ + bagged.features
@@ -712,11 +718,11 @@ class BaggingMixin(OnBlocks):
     @property
     def estimators_samples_(self) -> list[Any]:
         """Numbers of the rows that each member has drawn; lazy after a fit to a Dask collection."""
-        drawn = self._drawn_rows
-        if drawn is None:
-            found: list[Any] = super().estimators_samples_  # type: ignore[misc]
-            return found
-        return [drawn.find_rows(i) for i in range(len(drawn.draws.seeds))]
+        drawn_samples = self._drawn_rows
+        if drawn_samples is None:
+            row_numbers: list[Any] = super().estimators_samples_  # type: ignore[misc]
+            return row_numbers
+        return [drawn_samples.find_rows(i) for i in range(len(drawn_samples.draws.seeds))]
 
     def __getstate__(self) -> dict[str, Any]:
         # Lazy attributes refer to the collection of the fit, which a pickle does not contain.

@@ -153,18 +153,18 @@ class BaseForest(BaseTrees):
         """Return the mean number of draws of a row by a tree; None if trees use all rows."""
         if not self.bootstrap:
             return None
-        given = self.max_samples
+        max_samples = self.max_samples
         # A number is divided by the rows; a share is first rounded to a number of rows, as in
         # scikit-learn: a tree draws that many rows on average.
-        if given is None:
+        if max_samples is None:
             return 1.0
-        if is_count(given) and 1 <= given <= _MAX_EXPECTED_DRAWS * n_rows:
-            return int(given) / n_rows
-        if is_share(given) and 0 < given <= _MAX_EXPECTED_DRAWS:
-            return max(int(n_rows * float(given)), 1) / n_rows
+        if is_count(max_samples) and 1 <= max_samples <= _MAX_EXPECTED_DRAWS * n_rows:
+            return int(max_samples) / n_rows
+        if is_share(max_samples) and 0 < max_samples <= _MAX_EXPECTED_DRAWS:
+            return max(int(n_rows * float(max_samples)), 1) / n_rows
         raise InvalidParameterError(
-            f"max_samples={given!r}: use an integer >= 1, a share of the rows above 0 (at most "
-            f"{_MAX_EXPECTED_DRAWS} times the rows), or None for all rows."
+            f"max_samples={max_samples!r}: use an integer >= 1, a share of the rows above 0 (at "
+            f"most {_MAX_EXPECTED_DRAWS} times the rows), or None for all rows."
         )
 
     @property
@@ -202,8 +202,11 @@ class BaseForest(BaseTrees):
         """Return each output's labels; check that out-of-bag scores are possible if requested."""
         columns = super()._labels_by_output(rows)
         if columns and self._adds_trees:
-            known = self.classes_ if isinstance(self.classes_, list) else [self.classes_]
-            if not (len(known) == len(columns) and all(map(np.array_equal, known, columns))):
+            labels_before = self.classes_ if isinstance(self.classes_, list) else [self.classes_]
+            if not (
+                len(labels_before) == len(columns)
+                and all(map(np.array_equal, labels_before, columns))
+            ):
                 raise _make_other_labels_error()
         if self.oob_score:
             _check_oob_classes(columns)
@@ -287,9 +290,9 @@ class BaseForest(BaseTrees):
             n = self.n_classes_
             codes = [np.arange(count, dtype=np.float64) for count in np.atleast_1d(n)]
             shared |= {"classes_": codes if n_outputs > 1 else codes[0], "n_classes_": n}
-        known = tree_class().get_params(deep=False)
+        tree_params = tree_class().get_params(deep=False)
         # Without parameters that only forests have, such as `bootstrap`.
-        params = {name: value for name, value in self._all_params().items() if name in known}
+        params = {name: value for name, value in self._all_params().items() if name in tree_params}
         trees, roots = [], self._trees.roots
         for k in range(len(self._trees)):
             # Nodes of the tree are copied; the bins are shared by all trees.

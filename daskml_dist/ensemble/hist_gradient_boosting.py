@@ -268,7 +268,9 @@ class BaseBoosting(BaseRounds):
         if self._given_sets is not None:
             sets = [self._prepare_inputs(*inputs) for inputs in self._given_sets.inputs]
             # Categories that occur only in a validation set are missing values, as in predictions.
-            inputs = tuple((self._encode_categories(X_val), *others) for X_val, *others in sets)
+            inputs = tuple(
+                (self._encode_categories(X_val), *y_and_weight) for X_val, *y_and_weight in sets
+            )
             rows, self._joined_rows = join_validation_sets(
                 rows, replace(self._given_sets, inputs=inputs)
             )
@@ -294,17 +296,17 @@ class BaseBoosting(BaseRounds):
 
     def _check_same_categories(self, X: Any) -> None:
         """Raise if a warm start has other categorical features than the trees it adds to."""
-        X, old = _as_rows_or_columns(X), self._is_category
-        if old is None or getattr(X, "shape", (0, 0))[1:] != old.shape:
+        X, old_mask = _as_rows_or_columns(X), self._is_category
+        if old_mask is None or getattr(X, "shape", (0, 0))[1:] != old_mask.shape:
             return  # a wrong shape is reported when rows are checked
-        new = find_categorical_features(X, self.categorical_features)
+        mask = find_categorical_features(X, self.categorical_features)
         # By dtype, a column of the same values without a categorical dtype is encoded all the same.
         by_dtype = isinstance(self.categorical_features, str)
-        if new is not None and ((new & ~old) | (old & ~new & (not by_dtype))).any():
+        if mask is not None and ((mask & ~old_mask) | (old_mask & ~mask & (not by_dtype))).any():
             raise InvalidParameterError(
                 f"categorical_features={self.categorical_features!r} with warm_start=True: these "
-                f"are the features {np.flatnonzero(new).tolist()}, and those of the fit before "
-                f"were {np.flatnonzero(old).tolist()}. Leave them as they were, or set "
+                f"are the features {np.flatnonzero(mask).tolist()}, and those of the fit before "
+                f"were {np.flatnonzero(old_mask).tolist()}. Leave them as they were, or set "
                 "warm_start=False."
             )
 
@@ -377,8 +379,10 @@ class BaseBoosting(BaseRounds):
         """
         # Contradictions among the arguments, before any work is started.
         if (X_val is None) != (y_val is None):
-            given, lacks = ("X_val", "y_val") if y_val is None else ("y_val", "X_val")
-            raise InvalidDataError(f"{given} is provided, but {lacks} was not provided. Give both.")
+            passed, missing = ("X_val", "y_val") if y_val is None else ("y_val", "X_val")
+            raise InvalidDataError(
+                f"{passed} is provided, but {missing} was not provided. Give both."
+            )
         if X_val is not None and self.early_stopping is False:
             raise InvalidParameterError(
                 "X_val and y_val are passed to fit while at the same time early_stopping is "
@@ -412,7 +416,7 @@ class BaseBoosting(BaseRounds):
         # its scores are not recorded.
         sets = name_eval_sets(eval_set)
         scores = self._name_watched_scores(scoring)
-        inputs = tuple((*given, None)[:3] for given in sets.values())  # weights are None if omitted
+        inputs = tuple((*parts, None)[:3] for parts in sets.values())  # weights are None if omitted
         names = [f"eval_set[{name!r}]" if name else "eval_set" for name in sets]
         arguments = tuple((f"X of {n}", f"y of {n}", f"weights of {n}") for n in names)
         if val is not None:
@@ -540,8 +544,8 @@ class BaseBoosting(BaseRounds):
         p = self._params()
         if not p["drop_rate"]:
             return None
-        most = None if p["max_drop"] is None else int(p["max_drop"])
-        return TreeDropout(float(p["drop_rate"]), float(p["skip_drop"]), most)
+        max_drop = None if p["max_drop"] is None else int(p["max_drop"])
+        return TreeDropout(float(p["drop_rate"]), float(p["skip_drop"]), max_drop)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
         """Return the model, which holds binned rows, and the solver of a fit."""
@@ -551,10 +555,10 @@ class BaseBoosting(BaseRounds):
         if has_vectors:
             self._check_vector_leaves()
         # Trees of different targets are independent: a constraint on one holds for its prediction.
-        is_apart = rows.classes is None and not has_vectors
-        growth = self._make_growth_params(d, 1 if is_apart else loss.n_outputs)
-        begin = self._resume_state(loss, rows, has_vectors)  # None: a new ensemble
-        if begin is None:
+        is_independent = rows.classes is None and not has_vectors
+        growth = self._make_growth_params(d, 1 if is_independent else loss.n_outputs)
+        initial_state = self._resume_state(loss, rows, has_vectors)  # None: a new ensemble
+        if initial_state is None:
             # A warm start keeps the seed, so that the same rows are held out again.
             self._seed = seed_of(self.random_state)
         stopping, held_out, watching = self._plan_scores(rows)
@@ -569,7 +573,7 @@ class BaseBoosting(BaseRounds):
             stopping=stopping,
             aside=held_out,
             watching=watching,
-            begin=begin,
+            begin=initial_state,
             sampling=self._make_sampling(loss),
             dropout=self._make_dropout(),
             vector_leaves=has_vectors,
@@ -603,9 +607,9 @@ class BaseBoosting(BaseRounds):
                 "when warm_start==True. Raise it, or set warm_start=False."
             )
         # One tree per class and iteration: other classes would need other trees.
-        known = vars(self).get("classes_", np.empty(0))
+        classes_before = vars(self).get("classes_", np.empty(0))
         if len(self._baseline) != loss.n_outputs or (
-            rows.classes is not None and not np.array_equal(known, rows.classes)
+            rows.classes is not None and not np.array_equal(classes_before, rows.classes)
         ):
             what = "targets" if rows.classes is None else "classes"
             raise InvalidDataError(
@@ -617,27 +621,27 @@ class BaseBoosting(BaseRounds):
                 f"multi_strategy={self.multi_strategy!r} with warm_start=True: the fit before had "
                 "the other one. Leave it as it was, or set warm_start=False."
             )
-        new = _find_row_loss(loss)
-        if not _have_same_link(self._loss_of_fit, new):
+        row_loss = _find_row_loss(loss)
+        if not _have_same_link(self._loss_of_fit, row_loss):
             raise InvalidParameterError(
                 f"loss={self.loss!r} with warm_start=True: its raw predictions have another link "
                 f"to the target than those of the fit before, by {self._loss_of_fit!r}, and the "
                 "trees of both would be added. Leave the loss as it was, or set warm_start=False."
             )
         # Scores by another scorer or loss cannot be compared with the new ones.
-        is_same_score = self._scored_by == (self._stop_scoring, new)
+        is_same_score = self._scored_by == (self._stop_scoring, row_loss)
         scores = {
             name: vars(self)[f"{name}_"] if is_same_score else np.empty(0)
             for name in ("train_score", "validation_score")
         }
-        begin = {"baseline": self._baseline, "value_unit": np.array([self._value_unit])}
-        return {**trees.packed(), **begin, **scores}
+        baseline_and_unit = {"baseline": self._baseline, "value_unit": np.array([self._value_unit])}
+        return {**trees.packed(), **baseline_and_unit, **scores}
 
     def _plan_scores(
         self, rows: DatasetInfo
     ) -> tuple[StoppingRule | None, HoldoutMask | None, WatchedScores | None]:
         """Return the rule that stops the fit early, the held-out rows, and the watched scores."""
-        p, given = self._params(), self._given_sets
+        p, given_sets = self._params(), self._given_sets
         ends = [rows.summary.n_rows]
         if self._joined_rows is not None:
             ends = self._joined_rows.count_row_ends(rows.summary)
@@ -648,23 +652,23 @@ class BaseBoosting(BaseRounds):
         held_out: HoldoutMask | None = None
         # The row range of the set that stops the fit; None: all held-out rows.
         watching, stopping_range = None, None
-        if given is not None:
+        if given_sets is not None:
             # Given sets come after the rows of the fit (`join_validation_sets`).
             held_out = TrailingRows(ends[0], rows.class_weight)
             ranges = list(pairwise(ends))
-            for (first, end), (name, *_) in zip(ranges, given.arguments, strict=True):
+            for (first, end), (name, *_) in zip(ranges, given_sets.arguments, strict=True):
                 if first == end:
                     raise InvalidDataError(f"{name} has no rows. Give it some, or leave it out.")
-            watched = ranges[:-1] if given.has_stopping_set else ranges
+            watched = ranges[:-1] if given_sets.has_stopping_set else ranges
             if watched:
-                scorers = tuple(self._make_scorer(scoring, rows) for scoring in given.scorings)
-                watching = WatchedScores(tuple(watched), scorers, given.keys)
+                scorers = tuple(self._make_scorer(scoring, rows) for scoring in given_sets.scorings)
+                watching = WatchedScores(tuple(watched), scorers, given_sets.keys)
                 stopping_range = ranges[-1]
         if not stops:
             return None, held_out, watching
         # Without given sets, a share of the fit's rows is held out. Without a share, the training
         # rows are scored.
-        if given is None and p["validation_fraction"] is not None:
+        if given_sets is None and p["validation_fraction"] is not None:
             fraction = p["validation_fraction"]
             held_out = self._draw_holdout(rows, fraction)
         stopping = StoppingRule(
@@ -680,8 +684,8 @@ class BaseBoosting(BaseRounds):
     @property
     def _stop_scoring(self) -> Any:
         """Return the score that stops the fit: the parameter, or the last one of the last set."""
-        given = self._given_sets
-        return self.scoring if given is None or given.has_stopping_set else given.scorings[-1]
+        sets = self._given_sets
+        return self.scoring if sets is None or sets.has_stopping_set else sets.scorings[-1]
 
     def _make_scorer(self, scoring: Any, rows: DatasetInfo) -> Scorer | None:
         """Return the scorer of raw predictions for a scoring; None for "loss"."""
@@ -1171,9 +1175,9 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         # For each block the smallest and the largest target: domains are ranges.
         loss.check_target(summary.target_range)
         if isinstance(loss, Poisson) and summary.targets.mean.min() <= 0:
-            which = "of a column of y" if summary.n_targets else "y"
+            scope = "of a column of y" if summary.n_targets else "y"
             raise InvalidDataError(
-                f"All targets {which} are 0, and the loss 'poisson' takes the logarithm of their "
+                f"All targets {scope} are 0, and the loss 'poisson' takes the logarithm of their "
                 "mean. Give some that are positive, or use another loss."
             )
         if isinstance(loss, AFT | Cox):

@@ -299,8 +299,8 @@ class HistGradientBoostingRanker(BaseBoosting):
         if eval_set is not None:
             sets = name_eval_sets(eval_set, "group, sample_weight")
             eval_set = {
-                name: (X, _RankedTarget(y, given[0] if given else None, number), *given[1:])
-                for number, (name, (X, y, *given)) in enumerate(sets.items(), 2)
+                name: (X, _RankedTarget(y, extras[0] if extras else None, number), *extras[1:])
+                for number, (name, (X, y, *extras)) in enumerate(sets.items(), 2)
             }
         if group_val is not None and X_val is None:
             raise InvalidDataError("group_val is provided, but X_val was not provided. Give both.")
@@ -316,12 +316,12 @@ class HistGradientBoostingRanker(BaseBoosting):
         """Return X without the column of queries, targets joined with them, and weights."""
         if not isinstance(y, _RankedTarget):
             return X, y, sample_weight  # joined already
-        given, number = y, y.number
+        ranked, number = y, y.number
         # Batches of a generator may contain targets and weights.
-        X, target, sample_weight = convert_batches(X, given.y, sample_weight)
+        X, target, sample_weight = convert_batches(X, ranked.y, sample_weight)
         if number == 0:  # for the fit: its column is left out of all rows from here on
-            self._query_column = given.group if isinstance(given.group, str) else self.group
-        X, group = take_group_column(X, given.group, self._query_column)
+            self._query_column = ranked.group if isinstance(ranked.group, str) else self.group
+        X, group = take_group_column(X, ranked.group, self._query_column)
         X, y, sample_weight = super()._prepare_inputs(X, target, sample_weight)
         group, sample_weight = resolve_sizes(group, find_length(X), sample_weight, number)
         return X, join_queries(y, group, self._label_check()), sample_weight
@@ -356,7 +356,7 @@ class HistGradientBoostingRanker(BaseBoosting):
             None if self.truncation_level is None else int(self.truncation_level),
             float(self.sigmoid),
             bool(self.normalize),
-            gain if isinstance(gain, str) else tuple(float(of) for of in gain),
+            gain if isinstance(gain, str) else tuple(float(value) for value in gain),
         )
 
     def _draw_holdout(self, rows: DatasetInfo, size: float) -> HoldoutMask:
@@ -420,11 +420,11 @@ class HistGradientBoostingRanker(BaseBoosting):
         self._check_fitted()
         X, group = take_group_column(X, group, self._query_column)
         X, y, sample_weight = take_named_columns(X, y, sample_weight)
-        found: float = ndcg_score(
+        mean_ndcg: float = ndcg_score(
             y, self.predict(X), group=group, k=_list_cutoffs(self.ndcg_eval_at)[0],
             gain=self.label_gain, sample_weight=sample_weight,
         )  # fmt: skip
-        return found
+        return mean_ndcg
 
 
 def _list_cutoffs(given: Any) -> tuple[int | None, ...]:
@@ -445,21 +445,21 @@ def _check_labels(kind: str | int, labels: NDArray[np.float64]) -> None:
             f"y holds a negative relevance, {finite.min():g}. Relevance counts from 0: shift the "
             "labels, y - y.min()."
         )
-    most = _MAX_EXPONENTIAL_LABEL if kind == "exponential" else None
+    max_label = _MAX_EXPONENTIAL_LABEL if kind == "exponential" else None
     if isinstance(kind, int):
-        most = kind - 1
+        max_label = kind - 1
     if kind != "linear" and (finite != np.trunc(finite)).any():
         raise InvalidDataError(
             "y holds labels that are not whole numbers. Round them, or use label_gain='linear', "
             "in which the gain is the label itself."
         )
-    if most is not None and (finite > most).any():
+    if max_label is not None and (finite > max_label).any():
         remedy = (
             "label_gain='linear', in which the gain is the label itself"
             if kind == "exponential"
             else f"a label_gain of {int(finite.max()) + 1} numbers"
         )
         raise InvalidDataError(
-            f"y holds the label {finite.max():g}, and label_gain goes up to {most}. Give few "
+            f"y holds the label {finite.max():g}, and label_gain goes up to {max_label}. Give few "
             f"grades of relevance, such as 0 to 4, or {remedy}."
         )

@@ -88,15 +88,15 @@ class NamedMembersMixin(OnBlocks):
         X, y = convert_named_columns(*convert_to_host(X, y))
         if not is_dask(X):
             X, y, fit_params = prepare_in_memory(X, y, fit_params, labels=is_classifier(self))
-            found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
-            return found
+            fitted: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
+            return fitted
         X, y, params = prepare_lazy_inputs(X, y, fit_params)
-        named = self._check_members(params)
-        given = route_member_params(self, named, params)
+        members = self._check_members(params)
+        params_of_members = route_member_params(self, members, params)
         y, n_rows = self._encode_labels(y) if is_classifier(self) else (y, None)
-        few = has_few_entries(X, n_rows)
+        is_small = has_few_entries(X, n_rows)
         with report_operation(type(self).__name__, getattr(self, "verbose", 0)):
-            self._fit_collection(named, given, X, y, params, few)
+            self._fit_collection(members, params_of_members, X, y, params, is_small)
         return self
 
     def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
@@ -117,12 +117,12 @@ class NamedMembersMixin(OnBlocks):
 
     def _check_names_given(self) -> None:
         """Check that `estimators` has pairs with an estimator: others fail in scikit-learn."""
-        given = self.estimators if isinstance(self.estimators, list | tuple) else ()
+        pairs = self.estimators if isinstance(self.estimators, list | tuple) else ()
         if not all(
-            isinstance(one, list | tuple)
-            and len(one) == 2
-            and (hasattr(one[1], "fit") or (isinstance(one[1], str) and one[1] == "drop"))
-            for one in given
+            isinstance(pair, list | tuple)
+            and len(pair) == 2
+            and (hasattr(pair[1], "fit") or (isinstance(pair[1], str) and pair[1] == "drop"))
+            for pair in pairs
         ):
             raise InvalidParameterError(
                 f"estimators={self.estimators!r}: give (name, estimator) pairs, such as "
@@ -185,19 +185,22 @@ class VotingMixin(NamedMembersMixin):
     _encoder_attribute = "le_"
 
     def _check_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
-        named = super()._check_members(params)
+        members = super()._check_members(params)
         if self.weights is not None and len(self.weights) != len(self.estimators):
             raise InvalidParameterError(
                 f"Number of `estimators` and weights must be equal; got {len(self.weights)} "
                 f"weights, {len(self.estimators)} estimators. Give one weight per member."
             )
-        return named
+        return members
 
     def _fit_collection(
         self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
         params: dict[str, Any], few: bool,
     ) -> None:  # fmt: skip
-        jobs = [(member, X, y, own) for (_, member), own in zip(named, given, strict=True)]
+        jobs = [
+            (member, X, y, member_params)
+            for (_, member), member_params in zip(named, given, strict=True)
+        ]
         self._set_fitted_members(fit_members(jobs, few))
 
 
@@ -284,13 +287,13 @@ class StackingMixin(NamedMembersMixin):
         )
 
     def _check_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
-        named = super()._check_members(params)
+        members = super()._check_members(params)
         with translate_parameter_errors():
             self._validate_final_estimator()  # type: ignore[attr-defined]
         del self.final_estimator_  # scikit-learn's check has set an unfitted clone
         # Weights go to the last estimator too.
         check_weighable([("final_estimator", self._make_final_estimator())], params)
-        return named
+        return members
 
     def _encode_labels(self, y: Any) -> tuple[Any, int | None]:
         if not has_several_columns(y):
@@ -320,7 +323,9 @@ class StackingMixin(NamedMembersMixin):
             meta_features = self._predict_fitted(X)
         else:
             # The members fitted to all rows make the later predictions.
-            jobs = [(m, X, y, own) for m, own in zip(members, given, strict=True)]
+            jobs = [
+                (m, X, y, member_params) for m, member_params in zip(members, given, strict=True)
+            ]
             self._set_fitted_members(fit_members(jobs, few))
             self.stack_method_ = methods
             meta_features = self._predict_out_of_fold(members, X, y, given, few)
@@ -359,27 +364,29 @@ class StackingMixin(NamedMembersMixin):
                 shared[key] = Splits(self, X, y, None, params, cv)
             splits = shared[key]
             fits.append(fit_folds(member, splits, few))
-        several = is_classifier(self) and isinstance(self.classes_, list)
+        by_output = is_classifier(self) and isinstance(self.classes_, list)
         # Members are fitted to the positions of labels among the classes, not to the labels.
-        classes = np.arange(len(self.classes_)) if is_classifier(self) and not several else None
+        classes = np.arange(len(self.classes_)) if is_classifier(self) and not by_output else None
         predictor = OutOfFoldPredictor(fits, self.stack_method_, classes)
-        plain = self._without_members()
+        without_members = self._without_members()
         # Predictions for a sample give scikit-learn the numbers of columns, and Dask the dtype.
         sample, predictions = call_on_sample(predictor.predict_by_first_fits, X)
-        like = plain._concatenate_predictions(sample, predictions)
+        sample_features = without_members._concatenate_predictions(sample, predictions)
         self._remember_widths(sample)
         # The splits of all members are the same, so the codes of the last one are valid for all.
         rows = splits.rows
-        combine = partial(_concatenate_or_empty, plain, like[:0])
-        return join_lazy_blocks(predictor.predict_blocks(rows, combine), rows.columns, like)
+        combine = partial(_concatenate_or_empty, without_members, sample_features[:0])
+        return join_lazy_blocks(
+            predictor.predict_blocks(rows, combine), rows.columns, sample_features
+        )
 
     def _without_members(self) -> Any:
         """Return a copy without members, small enough to be part of every task."""
-        plain = copy(self)
+        copied = copy(self)
         for name in ("estimators_", "named_estimators_", "final_estimator_"):
-            vars(plain).pop(name, None)
-        plain.estimators, plain.final_estimator = [], None
-        return plain
+            vars(copied).pop(name, None)
+        copied.estimators, copied.final_estimator = [], None
+        return copied
 
     def _remember_widths(self, X: Any) -> None:
         """Make scikit-learn store each member's number of columns, for `get_feature_names_out`."""

@@ -175,13 +175,13 @@ def add_remedy(said: str) -> str:
 
     For a parameter that must be one of some names, the nearest name is suggested.
     """
-    for words, remedy in _REMEDIES:
-        if re.search(words, said):
+    for pattern, remedy in _REMEDIES:
+        if re.search(pattern, said):
             # A message may be passed twice, by a block and by the method around it.
             return said if remedy in said else f"{said.rstrip().rstrip('.')}. {remedy}"
     # scikit-learn's constraints: "... must be a str among {'l1', 'l2'}. Got 'L1' instead."
-    given = re.search(r"must be .*Got '([^']*)' instead", said, re.DOTALL)
+    value_match = re.search(r"must be .*Got '([^']*)' instead", said, re.DOTALL)
     options = re.search(r"\{(.*)\}", said, re.DOTALL)
-    if given and options:
-        return said + suggest_nearest(given[1], re.findall(r"'([^']*)'", options[1]))
+    if value_match and options:
+        return said + suggest_nearest(value_match[1], re.findall(r"'([^']*)'", options[1]))
     return said

@@ -67,7 +67,7 @@ class _ParameterType(ABCMeta):
         args = tuple(map(_convert_number, args))
         params = {name: _convert_number(value) for name, value in params.items()}
         try:
-            made = super().__call__(*args, **params)
+            instance = super().__call__(*args, **params)
         except TypeError as error:
             if isinstance(error, DaskMLDistError):
                 raise
@@ -79,7 +79,7 @@ class _ParameterType(ABCMeta):
             _check_kinds(cls, args, params, Real, "a number")
             raise
         _check_kinds(cls, args, params, bool, "True or False")
-        return made
+        return instance
 
 
 class ParameterObject(NamedParameters, metaclass=_ParameterType):
@@ -106,16 +106,16 @@ def _check_kinds(
     kind: type, args: tuple[Any, ...], params: Mapping[str, Any], of: type, hint: str
 ) -> None:
     """Check that arguments in place of a default of a type (Real, bool) are of this type."""
-    known = _list_parameters(kind) or ()
-    given = dict(zip((p.name for p in known), args, strict=False)) | dict(params)
-    for p in known:
+    parameters = _list_parameters(kind) or ()
+    values = dict(zip((p.name for p in parameters), args, strict=False)) | dict(params)
+    for p in parameters:
         is_flag = isinstance(p.default, bool)
         # A bool is an int in Python, so a default of True is of both types.
-        if not isinstance(p.default, of) or is_flag != (of is bool) or p.name not in given:
+        if not isinstance(p.default, of) or is_flag != (of is bool) or p.name not in values:
             continue
-        if not isinstance(given[p.name], of):
+        if not isinstance(values[p.name], of):
             raise InvalidParameterError(
-                f"{kind.__name__}({p.name}={given[p.name]!r}): give {hint}, such as {p.default!r}."
+                f"{kind.__name__}({p.name}={values[p.name]!r}): give {hint}, such as {p.default!r}."
             )
 
 
@@ -126,9 +126,9 @@ def find_changed_parameters(made: Any) -> dict[str, Any]:
     """
     kind: type = type(made)
     defaults = {p.name: p.default for p in _list_parameters(kind) or ()}
-    kept = {name: getattr(made, name) for name in defaults if hasattr(made, name)}
+    values = {name: getattr(made, name) for name in defaults if hasattr(made, name)}
     # By repr, since values may not be checked yet: == of an array has no truth value.
-    return {name: value for name, value in kept.items() if repr(value) != repr(defaults[name])}
+    return {name: value for name, value in values.items() if repr(value) != repr(defaults[name])}
 
 
 def describe_changes(made: Any) -> str:
@@ -143,21 +143,21 @@ def check_parameter_names(kind: type, params: Mapping[str, Any], hint: str = "")
     name = None if names is None else next((name for name in params if name not in names), None)
     if names is None or name is None:
         return
-    has = f" It has {', '.join(sorted(names))}." if names else " It has none."
-    remedy = hint or suggest_parameter(name, names) or has
+    listing = f" It has {', '.join(sorted(names))}." if names else " It has none."
+    remedy = hint or suggest_parameter(name, names) or listing
     raise InvalidTypeError(f"{kind.__name__}(): {name!r} is not one of its parameters.{remedy}")
 
 
 def check_n_positional(kind: type, args: tuple[Any, ...]) -> None:
     """Check that a constructor accepts the given number of positional arguments."""
-    most = _count_positional(kind)
-    if len(args) <= most:
+    limit = _count_positional(kind)
+    if len(args) <= limit:
         return
     # The example is the first parameter that cannot be positional.
     names = [p.name for p in _list_parameters(kind) or ()]
-    example = names[min(int(most), len(names) - 1)] if names else "name"
+    example = names[min(int(limit), len(names) - 1)] if names else "name"
     raise InvalidTypeError(
-        f"{kind.__name__}() takes {most or 'no'} argument{'s' * (most != 1)} by position, but "
+        f"{kind.__name__}() takes {limit or 'no'} argument{'s' * (limit != 1)} by position, but "
         f"{len(args)} were given. Pass the others by name, such as "
         f"{kind.__name__}({example}=...)."
     )
@@ -225,9 +225,9 @@ def make_argument_error(
     signature = inspect.signature(function)
     # Without annotations, which would make the message several lines long.
     parameters = signature.parameters.values()
-    shown = [p.replace(annotation=p.empty) for p in parameters if p.name != "self"]
-    names = [p.name for p in shown]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in shown)
+    shown_parameters = [p.replace(annotation=p.empty) for p in parameters if p.name != "self"]
+    names = [p.name for p in shown_parameters]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in shown_parameters)
     unknown = None if takes_any else next((key for key in params if key not in names), None)
     hint = ""
     # The package's own words for an unknown name; for missing or too many arguments those of
@@ -242,7 +242,7 @@ def make_argument_error(
         except TypeError as error:
             reason = str(error)
     return InvalidTypeError(
-        f"{name}(): {reason}.{hint} Its arguments are {inspect.Signature(shown)}."
+        f"{name}(): {reason}.{hint} Its arguments are {inspect.Signature(shown_parameters)}."
     )
 
 
@@ -268,9 +268,11 @@ def _suggest_argument(
     """Return a sentence that suggests the argument that was probably meant; or an empty one."""
     if unknown in _REMOVED_ARGUMENTS:
         return f" {_REMOVED_ARGUMENTS[unknown]}"
-    here = next((other for other in _ARGUMENTS_OF_OTHERS.get(unknown, ()) if other in names), None)
-    if here is not None:
-        return f" Here it is named {here!r}."
+    own_name = next(
+        (other for other in _ARGUMENTS_OF_OTHERS.get(unknown, ()) if other in names), None
+    )
+    if own_name is not None:
+        return f" Here it is named {own_name!r}."
     # Arguments of fit in other libraries may be parameters of the constructor here.
     if unknown in of_owner:
         return f" It is a parameter of the constructor: {owner}({unknown}=...)."

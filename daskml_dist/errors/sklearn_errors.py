@@ -94,25 +94,27 @@ def _convert_error(
         return NotFittedError(str(error))
     # Some methods of scikit-learn read a fitted attribute without a call of `check_is_fitted`.
     if isinstance(error, AttributeError):
-        asked = error.obj is owner and (error.name or "").endswith("_") and owner is not None
-        return make_not_fitted_error(owner) if asked else None
+        is_fitted_attribute = (
+            error.obj is owner and (error.name or "").endswith("_") and owner is not None
+        )
+        return make_not_fitted_error(owner) if is_fitted_attribute else None
     # Classes derived from these, such as UnicodeDecodeError, are more specific and are not
     # translated.
-    plain = type(error) in _PLAIN_ERRORS or isinstance(error, SklearnParameterError)
+    is_plain = type(error) in _PLAIN_ERRORS or isinstance(error, SklearnParameterError)
     return (
         _convert_value_error(error, kind)
-        if plain and _find_raising_package(error) in _TRANSLATED_PACKAGES
+        if is_plain and _find_raising_package(error) in _TRANSLATED_PACKAGES
         else None
     )
 
 
 def _find_raising_package(error: Exception) -> str:
     """Return the package of the innermost function in the traceback, without called libraries."""
-    found, at = "", error.__traceback__
-    while at is not None:
-        package = at.tb_frame.f_globals.get("__name__", "").partition(".")[0]
-        found, at = found if package in _CALLED_PACKAGES else package, at.tb_next
-    return found
+    raising, frame = "", error.__traceback__
+    while frame is not None:
+        package = frame.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+        raising, frame = raising if package in _CALLED_PACKAGES else package, frame.tb_next
+    return raising
 
 
 @contextmanager
@@ -121,9 +123,9 @@ def translate_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        if (found := _convert_error(error)) is None:
+        if (translated := _convert_error(error)) is None:
             raise
-        raise found from error
+        raise translated from error
 
 
 def translate_sklearn_errors(cls: _Kind) -> _Kind:
@@ -133,14 +135,14 @@ def translate_sklearn_errors(cls: _Kind) -> _Kind:
     they are defined. All errors of public methods that scikit-learn's classes also have are
     translated; for other methods, except the fast ones, only those of calls with unknown arguments.
     """
-    theirs = [kind for kind in cls.__mro__ if kind.__module__.startswith("sklearn.")]
-    names = {name for kind in theirs if kind not in _ROOT_CLASSES for name in vars(kind)}
+    sklearn_classes = [kind for kind in cls.__mro__ if kind.__module__.startswith("sklearn.")]
+    names = {name for kind in sklearn_classes if kind not in _ROOT_CLASSES for name in vars(kind)}
     for name in names | {"set_params"}:
         if not name.startswith("_") or name in _PARAMETER_METHODS:
             _wrap_method_errors(cls, name)
     # Methods of plain mixins, which no call of this function has wrapped, are wrapped here.
-    own = [cls, *(kind for kind in cls.__mro__ if _is_untranslated_mixin(kind))]
-    for name, method in [item for kind in own for item in vars(kind).items()]:
+    kinds = [cls, *(kind for kind in cls.__mro__ if _is_untranslated_mixin(kind))]
+    for name, method in [item for kind in kinds for item in vars(kind).items()]:
         if inspect.isfunction(method) and not (name.startswith("_") or name in _FAST_METHODS):
             if inspect.getattr_static(cls, name) is method:
                 _wrap_call_errors(cls, name, method)
@@ -179,22 +181,22 @@ def _make_call_error(
 ) -> InvalidTypeError:
     """Return the error of a call with arguments that a method does not have."""
     kind: Any = type(owner)  # of which mypy thinks that it has no hash
-    called = kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
+    call_name = kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
     constructor = kind.__name__, list_parameter_names(kind) or ()
-    return make_argument_error(called, method, (owner, *args), params, constructor)
+    return make_argument_error(call_name, method, (owner, *args), params, constructor)
 
 
 def _wrap_method_errors(cls: type, name: str) -> None:
     """Make a method of a class translate all errors, if the class has such a method."""
-    found = inspect.getattr_static(cls, name, None)
+    attribute = inspect.getattr_static(cls, name, None)
     # scikit-learn's `available_if` stores the function in `fn`, and its condition in `check`.
-    method = found.fn if (is_conditional := hasattr(found, "check")) else found
+    method = attribute.fn if (is_conditional := hasattr(attribute, "check")) else attribute
     if not inspect.isfunction(method) or hasattr(method, "_tells"):
         return
     if inspect.isgeneratorfunction(method):
         return  # it raises when it is iterated over
     wrapper = _translate_method(cls, name, method)
-    setattr(cls, name, available_if(found.check)(wrapper) if is_conditional else wrapper)
+    setattr(cls, name, available_if(attribute.check)(wrapper) if is_conditional else wrapper)
 
 
 def _translate_method(cls: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -212,9 +214,9 @@ def _translate_method(cls: type, name: str, method: Callable[..., Any]) -> Calla
         except (ValueError, TypeError, AttributeError) as error:
             if is_signature_error(error):
                 raise _make_call_error(self, name, method, args, params) from None
-            if (found := _convert_error(error, self, kind)) is None:
+            if (translated := _convert_error(error, self, kind)) is None:
                 raise
-            raise found from error
+            raise translated from error
 
     wrapper._tells = True  # type: ignore[attr-defined]  # not wrapped again in a subclass
     return wrapper

@@ -68,15 +68,15 @@ def suggest_nearest(value: Any, valid: Iterable[Any]) -> str:
     names = {_normalize_name(name): name for name in valid if isinstance(name, str)}
     # The whole name first ("binary:logistic"), then the part before a colon: "cuda:0" is a device
     # of the kind "cuda".
-    elsewhere = _VALUES_OF_OTHERS.get(plain) or _VALUES_OF_OTHERS.get(plain.partition(":")[0], ())
+    synonyms = _VALUES_OF_OTHERS.get(plain) or _VALUES_OF_OTHERS.get(plain.partition(":")[0], ())
     # A valid name with other letter case ("L1") needs no translation.
-    for here in () if plain in names else elsewhere:
-        if here in valid:
-            return f" Did you mean {here!r}?"
+    for option in () if plain in names else synonyms:
+        if option in valid:
+            return f" Did you mean {option!r}?"
     # A similarity of 0.7 means two or three wrong letters in ten; below, suggestions would be
     # guesses.
-    found = get_close_matches(plain, names, n=1, cutoff=0.7)
-    return f" Did you mean {names[found[0]]!r}?" if found else ""
+    matches = get_close_matches(plain, names, n=1, cutoff=0.7)
+    return f" Did you mean {names[matches[0]]!r}?" if matches else ""
 
 
 def _normalize_name(name: str) -> str:
@@ -116,5 +116,7 @@ _PARAMETERS_OF_OTHERS: dict[str, tuple[str, ...]] = {
 
 def suggest_parameter(name: str, valid: Collection[str]) -> str:
     """Return a sentence that suggests the parameter for a name; or an empty one."""
-    known = next((here for here in _PARAMETERS_OF_OTHERS.get(name, ()) if here in valid), None)
-    return suggest_nearest(name, valid) if known is None else f" Here it is named {known!r}."
+    own_name = next(
+        (option for option in _PARAMETERS_OF_OTHERS.get(name, ()) if option in valid), None
+    )
+    return suggest_nearest(name, valid) if own_name is None else f" Here it is named {own_name!r}."

@@ -131,14 +131,14 @@ class BaseOnRows(BaseEstimator):
         check_names(cls, params)
         if args:
             check_n_positional(cls, args)
-        made: Self = super().__new__(cls)
-        return made
+        estimator: Self = super().__new__(cls)
+        return estimator
 
     @property
     def _prediction_loss(self) -> Loss:
         """Return the loss of the last fit; before one, that of the parameter `loss`."""
-        own: Any = self
-        loss: Loss = self._loss_of_fit or own._loss()
+        untyped_self: Any = self
+        loss: Loss = self._loss_of_fit or untyped_self._loss()
         return loss
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -184,10 +184,10 @@ class BaseOnRows(BaseEstimator):
             self._check_no_stream("set_params")
         valid = self.get_params(deep=False)
         for name in params:
-            if (own := name.partition("__")[0]) not in valid:
+            if (prefix := name.partition("__")[0]) not in valid:
                 raise InvalidParameterError(
-                    f"Invalid parameter {own!r} for estimator {self}. Valid parameters are: "
-                    f"{sorted(valid)}.{in_run(own, valid) or suggest_parameter(own, valid)}"
+                    f"Invalid parameter {prefix!r} for estimator {self}. Valid parameters are: "
+                    f"{sorted(valid)}.{in_run(prefix, valid) or suggest_parameter(prefix, valid)}"
                 )
         # None stands for a default Run, which has no attributes to set: one is made.
         if any(name.startswith("run__") for name in params) and params.get("run", self.run) is None:
@@ -209,10 +209,12 @@ class BaseOnRows(BaseEstimator):
         """
         # An AttributeError makes `hasattr` false.
         name = type(self).__name__
-        ours = f"{name}(callbacks=[...])" if "callbacks" in self.get_params(deep=False) else "none"
+        remedy = (
+            f"{name}(callbacks=[...])" if "callbacks" in self.get_params(deep=False) else "none"
+        )
         raise AttributeError(
             f"{name} has no set_callbacks: it does not support scikit-learn's callbacks. Its own "
-            f"callbacks are constructor parameters: {ours}."
+            f"callbacks are constructor parameters: {remedy}."
         )
 
     # -- fitting -------------------------------------------------------------------------------
@@ -229,10 +231,10 @@ class BaseOnRows(BaseEstimator):
 
         An estimator may also have these as attributes, or its class.
         """
-        own = {
+        values = {
             name: self._attribute_or_default(name, value) for name, value in self._defaults.items()
         }
-        return {**own, **self._all_params()}
+        return {**values, **self._all_params()}
 
     def _all_params(self) -> dict[str, Any]:
         """Return the values of the parameters of this class and of its base classes.
@@ -254,8 +256,8 @@ class BaseOnRows(BaseEstimator):
         if name in vars(self):
             return vars(self)[name]
         # A property or method with a parameter's name is not its value.
-        given = getattr(type(self), name, default)
-        return default if hasattr(given, "__get__") else given
+        class_attribute = getattr(type(self), name, default)
+        return default if hasattr(class_attribute, "__get__") else class_attribute
 
     def _run_settings(self) -> RunSettings:
         """Check the estimator's flags and `run`; return the settings of the run."""
@@ -296,8 +298,8 @@ class BaseOnRows(BaseEstimator):
         if self._survival_loss is not None:
             return X, encode_times(y, self._survival_loss), sample_weight
         if not self._multi_output:
-            stays = labels_stay and self._classification and are_device_labels(y)
-            if not (is_dask(y) or (stays and len(y) > MAX_CHECKED_LABELS)):
+            stays_on_device = labels_stay and self._classification and are_device_labels(y)
+            if not (is_dask(y) or (stays_on_device and len(y) > MAX_CHECKED_LABELS)):
                 y = as_column(y)
         elif not self._keeps_single_column:
             y = as_columns(y)
@@ -441,8 +443,8 @@ class BaseOnRows(BaseEstimator):
         collection = self._align_inputs(*inputs)
         self._check_width(collection)
         make, shape = collection.block_maker, self._row_shape
-        of_block = partial(_sum_block, statistic, self._raw_prediction(), make, shape)
-        total = reduce_parts(collection, of_block, partial(reduce, add))
+        sum_block = partial(_sum_block, statistic, self._raw_prediction(), make, shape)
+        total = reduce_parts(collection, sum_block, partial(reduce, add))
         if total is None:
             raise make_no_rows_error(": there is nothing to score")
         return total
@@ -481,18 +483,18 @@ def _sum_block(
 ) -> Any:
     """Return the statistic of a block; None if it has no rows."""
     block = make_block(index, *part, on_device=hasattr(raw, "on_device"))
-    given, ones = block.sample_weight, np.empty(0)
+    row_weights, ones = block.sample_weight, np.empty(0)
     pieces: list[Any] = []
     if block.n_rows == 0:
         return None
     check_row_shape(block.rows.shape[1:], row_shape, index=index)
     # In pieces: raw predictions of all rows may not fit in memory.
-    for at, predictions in iterate_results(raw, block.rows, index):
+    for piece, predictions in iterate_results(raw, block.rows, index):
         n_rows = len(predictions)
         if len(ones) < n_rows:
             ones = np.ones(n_rows)
-        weight = ones[:n_rows] if given is None else given[at].astype(np.float64)
-        pieces.append(statistic(None if block.y is None else block.y[at], predictions, weight))
+        weight = ones[:n_rows] if row_weights is None else row_weights[piece].astype(np.float64)
+        pieces.append(statistic(None if block.y is None else block.y[piece], predictions, weight))
     return reduce(add, pieces)
 
 

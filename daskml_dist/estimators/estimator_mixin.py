@@ -147,8 +147,8 @@ def _site_of_package() -> str:
         urls = metadata("daskml-dist").get_all("Project-URL") or []
     except PackageNotFoundError:
         return ""
-    named = dict(url.split(", ", 1) for url in urls if ", " in url)
-    return str(named.get("Documentation", ""))
+    url_of_label = dict(url.split(", ", 1) for url in urls if ", " in url)
+    return str(url_of_label.get("Documentation", ""))
 
 
 @translate_sklearn_errors

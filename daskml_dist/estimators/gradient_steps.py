@@ -190,8 +190,8 @@ class BaseSteps(BaseOnRows):
         if settings.privacy is None:
             return settings
         # The user's values: a schedule may have replaced a rate by now.
-        goes_on = self._continues_last_fit()
-        return make_private_settings(settings, params | self._all_params(), goes_on=goes_on)
+        continues = self._continues_last_fit()
+        return make_private_settings(settings, params | self._all_params(), goes_on=continues)
 
     # -- fitting -------------------------------------------------------------------------------
 
@@ -375,8 +375,8 @@ class BaseSteps(BaseOnRows):
             )
         self._set_learned(state, model, rows)
         self.n_iter_ = len(result.records)
-        seen = sum(record["rows"] for record in result.records) + result.partial_rows
-        self.t_: float = self.t_ + seen if more else seen
+        n_rows = sum(record["rows"] for record in result.records) + result.partial_rows
+        self.t_: float = self.t_ + n_rows if more else n_rows
 
     def _set_learned(self, state: ShardState, model: StepModel, rows: DatasetInfo) -> None:
         """Set the fitted attributes from a state, and keep it for a fit that continues from it."""
@@ -386,8 +386,8 @@ class BaseSteps(BaseOnRows):
 
     def _warn_not_converged(self, settings: Settings, result: FitResult) -> None:
         """Warn if a fit with a tolerance has made all its passes without reaching it."""
-        reached = len(result.records) >= settings.max_iter
-        if settings.tol is not None and reached and not result.stopping.converged:
+        reached_limit = len(result.records) >= settings.max_iter
+        if settings.tol is not None and reached_limit and not result.stopping.converged:
             warnings.warn(
                 f"{type(self).__name__} made all max_iter={settings.max_iter} passes before its "
                 "loss (or validation score) settled to tol. Maximum number of iteration reached "
@@ -447,8 +447,8 @@ class BaseSteps(BaseOnRows):
         w = self._parameters_of_state(state).astype(dtype)
         # An optimizer whose state has other names starts without it. State of outer steps is
         # ignored here: it may be absent on either side.
-        own = {name for name in opt_state if not name.startswith(OUTER_PREFIX)}
-        if own != settings.state_names:
+        optimizer_names = {name for name in opt_state if not name.startswith(OUTER_PREFIX)}
+        if optimizer_names != settings.state_names:
             opt_state = {}
         # Without `average` now, an average of the last fit is dropped.
         if self._params()["average"] is False:
@@ -641,7 +641,7 @@ class BaseSteps(BaseOnRows):
 
 def _check_compression(compressor: Compressor, policy: Policy) -> None:
     """Raise for a compressor that the policy does not use, or with which much would be lost."""
-    given = f"compression={compressor.name!r}"
+    argument = f"compression={compressor.name!r}"
     if not policy.compresses:
         names = [name for name, kind in POLICIES.items() if kind().compresses]
         # The residual of a compression waits for the next message, which a client may never send.
@@ -650,13 +650,13 @@ def _check_compression(compressor: Compressor, policy: Policy) -> None:
         if policy.sums_within_hosts:
             reason = "hosts send whole parameters"
         raise InvalidParameterError(
-            f"{given} compresses gradients, or what lanes with their own steps send when they "
+            f"{argument} compresses gradients, or what lanes with their own steps send when they "
             f"synchronise. Under {policy.name!r} {reason}. Use one of the policies {names}, or "
             "compression=None."
         )
     if compressor.needs_allreduce and not policy.sums_gradients:
         raise InvalidParameterError(
-            f"{given}: {compressor!r} only works if all lanes sum their gradients at each step. "
+            f"{argument}: {compressor!r} only works if all lanes sum their gradients at each step. "
             f"Use policy='allreduce', or another compression under {policy.name!r}, such as "
             "'8bit'."
         )
@@ -664,7 +664,7 @@ def _check_compression(compressor: Compressor, policy: Policy) -> None:
     if policy.averages and not policy.average_every and not compressor.keeps_all_entries:
         names = [name for name, kind in COMPRESSORS.items() if kind.keeps_all_entries]
         raise InvalidParameterError(
-            f"{given} under {policy.name!r}: lanes send only one message, at the end, and "
+            f"{argument} under {policy.name!r}: lanes send only one message, at the end, and "
             f"compression would lose most of it. Use one of {names}, or policy='local'."
         )
 

@@ -26,23 +26,23 @@ def inherit_documentation(cls: type) -> None:
     if not cls.__doc__ or not _has_constructor(cls):
         return
     text = inspect.cleandoc(cls.__doc__)
-    known: dict[str, str] = {}
+    inherited: dict[str, str] = {}
     attributes: dict[str, str] = {}
     # From the farthest base to the nearest, whose entries override the others.
     for base in reversed(cls.__mro__[1:-1]):
         if base.__doc__ and base.__module__.startswith("daskml_dist."):
-            known |= read_entries(base.__doc__, "Parameters")
+            inherited |= read_entries(base.__doc__, "Parameters")
             if not _has_constructor(base):
                 attributes |= read_entries(base.__doc__, "Attributes")
-    own = read_entries(text, "Parameters")
+    class_entries = read_entries(text, "Parameters")
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]
     # In the order of the constructor; other entries of the class come last.
-    shown = {
-        name: own.get(name) or _with_default(known[name], parameter.default)
+    ordered_entries = {
+        name: class_entries.get(name) or _with_default(inherited[name], parameter.default)
         for name, parameter in signature.parameters.items()
-        if name in own or name in known
+        if name in class_entries or name in inherited
     }
-    text = _replace_section(text, "Parameters", {**shown, **own})
+    text = _replace_section(text, "Parameters", {**ordered_entries, **class_entries})
     attributes |= read_entries(text, "Attributes")
     cls.__doc__ = _replace_section(text, "Attributes", attributes)
 
@@ -63,24 +63,24 @@ def read_entries(text: str, section: str) -> Mapping[str, str]:
 
 def _with_default(entry: str, default: object) -> str:
     """Return an entry of one parameter whose first line names a constructor's default."""
-    head, line, rest = entry.partition("\n")
+    head, line, description = entry.partition("\n")
     if ", " in head.partition(" :")[0] or " : " not in head:
         return entry  # documents several parameters, or has no type
     head = head.partition(", default=")[0]
     if default is not inspect.Parameter.empty:
-        shown = f'"{default}"' if isinstance(default, str) else repr(default)
-        head += f", default={shown}"
-    return head + line + rest
+        default_text = f'"{default}"' if isinstance(default, str) else repr(default)
+        head += f", default={default_text}"
+    return head + line + description
 
 
 def _replace_section(text: str, section: str, entries: Mapping[str, str]) -> str:
     """Return a docstring with these entries as a section; a new one comes before the others."""
     if not entries:
         return text
-    before, after, _ = _cut_out(text, section)
+    text_before, text_after, _ = _cut_out(text, section)
     body = "\n".join(dict.fromkeys(entries.values()))
     title = f"{section}\n{'-' * len(section)}"
-    return f"{before.rstrip()}\n\n{title}\n{body}\n\n{after}".rstrip()
+    return f"{text_before.rstrip()}\n\n{title}\n{body}\n\n{text_after}".rstrip()
 
 
 def _cut_out(text: str, section: str) -> tuple[str, str, str]:
@@ -93,5 +93,5 @@ def _cut_out(text: str, section: str) -> tuple[str, str, str]:
     for title, end in zip(titles, ends, strict=False):
         if title[1] == section:
             return text[: title.start()], text[end:], text[title.end() : end]
-    at = next((t.start() for t in titles if t[1] != "Parameters"), len(text))
-    return text[:at], text[at:], ""
+    position = next((t.start() for t in titles if t[1] != "Parameters"), len(text))
+    return text[:position], text[position:], ""

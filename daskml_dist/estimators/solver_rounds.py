@@ -175,12 +175,12 @@ class BaseRounds(BaseOnRows):
 
     def _checkpoint(self) -> Checkpoint | None:
         """Return the Checkpoint among the callbacks; None without."""
-        given = self._params()["callbacks"]
-        callbacks = given if isinstance(given, list | tuple) else [given]
-        found = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
-        if len(found) > 1:
+        param = self._params()["callbacks"]
+        callbacks = param if isinstance(param, list | tuple) else [param]
+        checkpoints = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
+        if len(checkpoints) > 1:
             raise InvalidParameterError("callbacks contains several Checkpoints. Give one.")
-        return found[0] if found else None
+        return checkpoints[0] if checkpoints else None
 
     @contextmanager
     def _fixed_random_state(self, checkpoint: Checkpoint | None) -> Iterator[int | None]:
@@ -188,8 +188,8 @@ class BaseRounds(BaseOnRows):
 
         It yields None if `random_state` is given, or is no parameter.
         """
-        given = self._all_params()
-        if checkpoint is None or given.get("random_state", 0) is not None:
+        params = self._all_params()
+        if checkpoint is None or params.get("random_state", 0) is not None:
             yield None
             return
         # A resumed fit takes the seed of its file: with other draws it would be another fit.

@@ -238,8 +238,8 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         # The last fit is one more summary, merged with that of the new rows.
         last = self.n_features_in_, self._summary()
         with report_reading(type(self).__name__):
-            new = run_computation(self._summarise_all(collection))
-        self._set_features(_merge_summaries(clone(self), [last, new]), collection)
+            summary = run_computation(self._summarise_all(collection))
+        self._set_features(_merge_summaries(clone(self), [last, summary]), collection)
         return self
 
     def _summary(self) -> Any:
@@ -274,15 +274,18 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
             rows, transformer = values, drop_feature_names(self)
         elif is_dask(X := convert_foreign(X)):
             return self._map("transform", X)
-        elif find_device(X) == "gpu" and (found := self._apply_on_device(X, False)) is not None:
-            return found
+        elif find_device(X) == "gpu" and (on_device := self._apply_on_device(X, False)) is not None:
+            return on_device
         else:
             X = copy_to_host(X)
             if self._numeric:
                 check_no_times(X)
             rows = self._rows_to_transform(X)
-        if options.get("copy") is None and (few := scale_few_rows(transformer, rows)) is not None:
-            return few
+        if (
+            options.get("copy") is None
+            and (scaled := scale_few_rows(transformer, rows)) is not None
+        ):
+            return scaled
         try:
             # If the result is an array anyway, call scikit-learn's method without its wrapper.
             if type(rows) is np.ndarray and returns_arrays(transformer):
@@ -314,12 +317,12 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
 
     def _inverse_transformed(self, X: Any, **options: Any) -> Any:
         """Return the rows before :meth:`transform`; scikit-learn's `options` as there."""
-        if options.get("copy") is None and (few := unscale_few_rows(self, X)) is not None:
-            return few
+        if options.get("copy") is None and (unscaled := unscale_few_rows(self, X)) is not None:
+            return unscaled
         if is_dask(X := convert_foreign(X)):
             return self._map("inverse_transform", X)
-        if find_device(X) == "gpu" and (found := self._apply_on_device(X, True)) is not None:
-            return found
+        if find_device(X) == "gpu" and (on_device := self._apply_on_device(X, True)) is not None:
+            return on_device
         X = copy_to_host(X)
         if self._numeric:
             check_no_times(X)
@@ -338,11 +341,11 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         -------
         as :meth:`transform`
         """
-        there = X if find_device(X) == "gpu" else None
+        device_rows = X if find_device(X) == "gpu" else None
         X, y = convert_to_host(X, y)
         if not (is_dask(X) or is_dask(y)):
-            if there is not None:
-                return self.fit(X, y, **params).transform(there)
+            if device_rows is not None:
+                return self.fit(X, y, **params).transform(device_rows)
             with explain_row_errors(X, self._numeric, self._of_rows):
                 result = super().fit_transform(self._plain(X), y, **params)
             self._keep(X)
@@ -475,9 +478,11 @@ def _keep_lazy(name: str, method: Any, plain: Callable[..., Any]) -> Callable[..
         if name == "fit_transform" or is_dask_frame(result):
             return result
         # scikit-learn's configuration of this thread is unknown where the tasks run.
-        fixed = copy.copy(self)
-        fixed._sklearn_output_config = {"transform": get_output_config("transform", self)["dense"]}
-        return answer_lazily(fixed, name, X, params)
+        configured = copy.copy(self)
+        configured._sklearn_output_config = {
+            "transform": get_output_config("transform", self)["dense"]
+        }
+        return answer_lazily(configured, name, X, params)
 
     setattr(answer, "keeps_lazy", True)  # noqa: B010
     return answer
@@ -555,8 +560,8 @@ def _summarise_block(
     if X.shape[0] == 0:
         return None
     is_dense_there = find_device(X) == "gpu" and not hasattr(X, "tocsr") and X.dtype.kind in "fiub"
-    stays = is_dense_there and sample_weight is None and unfitted._summarises_on_device
-    if not stays:
+    stays_on_device = is_dense_there and sample_weight is None and unfitted._summarises_on_device
+    if not stays_on_device:
         X = copy_to_host(X)
     elif unfitted._numeric:  # categories keep their dtype
         X = cast(X, np.dtype(choose_float_dtype(X.dtype)))
@@ -569,9 +574,9 @@ def _summarise_block(
         # A clone: threads of one process share `unfitted`. A feature that is missing in a whole
         # block has no mean there (0 / 0), which the merge expects.
         with np.errstate(invalid="ignore", divide="ignore"):
-            own = clone(unfitted)
-            rows = X if stays else own._read(X)
-            return int(X.shape[1]), own._summarise(rows, sample_weight)
+            transformer = clone(unfitted)
+            rows = X if stays_on_device else transformer._read(X)
+            return int(X.shape[1]), transformer._summarise(rows, sample_weight)
     except (ValueError, TypeError) as error:
         raise as_ours(error, f"Block {index} of X: ") from error
 

@@ -81,16 +81,16 @@ def _check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
         )
     # A criterion that needs all rows of a node in one process rules out histograms of sums.
     if _CRITERIA[p["criterion"]].needs_rows:
-        why = f"criterion={p['criterion']!r} needs medians of the targets, which are not sums"
+        reason = f"criterion={p['criterion']!r} needs medians of the targets, which are not sums"
         if p["device"] == "gpu":
             raise InvalidParameterError(
-                f'{why}, and only the CPU computes them. Use device="cpu" or "auto", or '
+                f'{reason}, and only the CPU computes them. Use device="cpu" or "auto", or '
                 'criterion="squared_error".'
             )
         if p["decomposition"] == "data":
             raise InvalidParameterError(
-                f'{why}: a trainer needs the bins of all rows. Use decomposition="functional" or '
-                '"auto", or criterion="squared_error".'
+                f'{reason}: a trainer needs the bins of all rows. Use decomposition="functional" '
+                'or "auto", or criterion="squared_error".'
             )
     check_tree_size(p)
     _check_count_or_share("min_samples_split", p["min_samples_split"], 2, 1.0)
@@ -166,7 +166,9 @@ def _resolve_output_weights(given: Any, summary: DataSummary) -> tuple[NDArray[n
             "Give a dict for each output."
         )
     _check_n_dicts(given, len(columns))
-    return tuple(named_weights(of, labels) for of, (labels, _) in zip(given, columns, strict=True))
+    return tuple(
+        named_weights(weights, labels) for weights, (labels, _) in zip(given, columns, strict=True)
+    )
 
 
 def _check_n_dicts(given: list[Any], n_outputs: int) -> None:
@@ -214,9 +216,9 @@ class TreesClassifier(BaseClassifier):
 
     def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
         assert rows.classes is not None
-        several: tuple[Array, ...] = model.columns
-        self.classes_: Any = list(several) if several else rows.classes
-        self.n_classes_ = [len(of) for of in several] if several else len(rows.classes)
+        columns: tuple[Array, ...] = model.columns
+        self.classes_: Any = list(columns) if columns else rows.classes
+        self.n_classes_ = [len(labels) for labels in columns] if columns else len(rows.classes)
         super()._set_fitted(solution, model, rows)
 
     @property
@@ -370,20 +372,20 @@ class BaseTrees(BaseRounds):
 
     def _resolve_max_features(self, d: int) -> int:
         """Return the number of features, out of `d`, considered for a split."""
-        given = self._params()["max_features"]
-        if given is None:
+        max_features = self._params()["max_features"]
+        if max_features is None:
             return d
         # sqrt(d) is recommended for classification by the inventors of forests (Hastie, Tibshirani
         # and Friedman 2009, section 15.3). All are rounded down.
-        if isinstance(given, str) and given in ("sqrt", "log2"):
-            return max(1, int(sqrt(d) if given == "sqrt" else log2(d)))
-        if is_count(given) and given >= 1:
-            return min(int(given), d)
-        if is_share(given) and 0 < given <= 1:
-            return max(1, int(given * d))
+        if isinstance(max_features, str) and max_features in ("sqrt", "log2"):
+            return max(1, int(sqrt(d) if max_features == "sqrt" else log2(d)))
+        if is_count(max_features) and max_features >= 1:
+            return min(int(max_features), d)
+        if is_share(max_features) and 0 < max_features <= 1:
+            return max(1, int(max_features * d))
         raise InvalidParameterError(
-            f'max_features={given!r}: use an integer >= 1, a share of (0, 1], "sqrt", "log2" or '
-            "None for all."
+            f'max_features={max_features!r}: use an integer >= 1, a share of (0, 1], "sqrt", '
+            '"log2" or None for all.'
         )
 
     def _expected_draws(self, n_rows: int) -> float | None:
@@ -457,8 +459,8 @@ class BaseTrees(BaseRounds):
         growth = self._make_growth_params(rows, tuple(len(labels) for labels in columns))
         # A warm start keeps the seed of the existing trees: draws depend on the seed and on the
         # number of the tree.
-        begin = self._resume_state(growth.n_values)
-        if begin is None:
+        initial_state = self._resume_state(growth.n_values)
+        if initial_state is None:
             self._seed = seed_of(self.random_state)
         solver = ForestSolver(
             growth=growth,
@@ -467,7 +469,7 @@ class BaseTrees(BaseRounds):
             seed=self._seed,
             decomposition=p.get("decomposition", "auto"),
             out_of_bag=bool(p.get("oob_score", False)),
-            begin=begin,
+            begin=initial_state,
             class_weight=self._output_class_weights,
         )
         return TreeRowsModel(
@@ -478,8 +480,8 @@ class BaseTrees(BaseRounds):
         self, d: int, n_classes: tuple[int, ...], n_outputs: int
     ) -> NDArray[np.int8]:
         """Return the sign of each feature's effect: 1 rising, -1 falling, 0 free."""
-        given = self.monotonic_cst
-        if given is None:
+        constraints = self.monotonic_cst
+        if constraints is None:
             return np.zeros(d, np.int8)
         if n_outputs > 1:
             raise InvalidParameterError(
@@ -491,7 +493,7 @@ class BaseTrees(BaseRounds):
                 "Monotonicity constraints are not supported with multiclass classification. Use "
                 "two classes, or monotonic_cst=None."
             )
-        signs = np.atleast_1d(np.asarray(given))
+        signs = np.atleast_1d(np.asarray(constraints))
         if signs.shape != (d,):
             raise InvalidParameterError(
                 f"monotonic_cst has shape {' x '.join(map(str, signs.shape))} but the input data X "

@@ -186,10 +186,10 @@ class FieldHasher(EstimatorMixin, TransformerMixin, BaseEstimator):
         check_one_of("hashing", self.hashing, ("stable", "vowpal"))
         check_one_of("missing", self.missing, ("error", "own"))
         try:
-            known = np.dtype(self.dtype) in (np.float32, np.float64)
+            is_float = np.dtype(self.dtype) in (np.float32, np.float64)
         except TypeError:
-            known = False
-        if not known:
+            is_float = False
+        if not is_float:
             raise InvalidParameterError(f'dtype={self.dtype!r}: use "float32" or "float64".')
         check_columns("columns", self.columns, None)
         check_columns("numeric", self.numeric, "auto")
@@ -198,22 +198,22 @@ class FieldHasher(EstimatorMixin, TransformerMixin, BaseEstimator):
         """Return X with only the columns that are fields; raise if it lacks one."""
         if self.columns is None:
             return X
-        wanted = list(self.columns)
+        selected = list(self.columns)
         if is_dataframe_like(X):
-            known, shown = list(X.columns), "names"
+            existing, shown = list(X.columns), "names"
         else:
-            known, shown = list(range(int(X.shape[1]))), "places"
-        for name in wanted:
-            if name not in known:
+            existing, shown = list(range(int(X.shape[1]))), "places"
+        for name in selected:
+            if name not in existing:
                 raise error(
                     f"columns: there is no column {name!r} in X. Use {shown} of "
-                    f"{shorten_names(known)}.{suggest_nearest(name, known)}"
+                    f"{shorten_names(existing)}.{suggest_nearest(name, existing)}"
                 )
-        if len(set(wanted)) < len(wanted):
+        if len(set(selected)) < len(selected):
             raise InvalidParameterError(
-                f"columns={wanted!r}: a column is named twice. Name each once."
+                f"columns={selected!r}: a column is named twice. Name each once."
             )
-        return X[wanted] if is_dataframe_like(X) else X[:, wanted]
+        return X[selected] if is_dataframe_like(X) else X[:, selected]
 
     fields_: list[Any]
     kinds_: list[str]

@@ -153,9 +153,9 @@ class _NamespaceHasherInMemory(TransformerMixin, BaseEstimator):
             # The sign is the highest bit of the hash, which the column does not depend on.
             numbers = np.where(hashes >> np.uint32(31), -numbers, numbers)
         indptr = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        at = ((hashes & np.uint32(2**31 - 1)) % np.uint32(self.n_features)).astype(np.int32)
+        indices = ((hashes & np.uint32(2**31 - 1)) % np.uint32(self.n_features)).astype(np.int32)
         rows = sparse.csr_array(
-            (numbers.astype(self.dtype), at, indptr), shape=(len(lengths), self.n_features)
+            (numbers.astype(self.dtype), indices, indptr), shape=(len(lengths), self.n_features)
         )
         rows.sum_duplicates()  # values of features that collide are added
         return rows

@@ -264,16 +264,16 @@ class VocabularyTransformer(DocumentTransformer):
     def _resolve_document_limits(self, n_documents: int) -> tuple[float, float]:
         """Return the smallest and the largest number of documents that may contain a term."""
         # A float is a share of all documents, an integer a number of documents.
-        most, least = (
+        high, low = (
             float(limit) if isinstance(limit, Integral) else limit * n_documents
             for limit in (self.max_df, self.min_df)
         )
-        if most < least:
+        if high < low:
             raise InvalidParameterError(
-                f"max_df corresponds to < documents than min_df: {most:g} and {least:g} of "
+                f"max_df corresponds to < documents than min_df: {high:g} and {low:g} of "
                 f"{n_documents}. Try a lower min_df or a higher max_df."
             )
-        return least, most
+        return low, high
 
     def _select_terms(self, counts: TermCounts) -> list[str]:
         """Return the sorted terms that occur in neither too few nor too many documents."""
@@ -284,9 +284,9 @@ class VocabularyTransformer(DocumentTransformer):
                 "`stop_words` and `token_pattern`, which by default only matches words of two "
                 "letters or more, and at the filter or the path of the collection."
             )
-        least, most = self._resolve_document_limits(counts.n_documents)
+        low, high = self._resolve_document_limits(counts.n_documents)
         documents = _collect_counts(counts.documents, terms)
-        keep = np.flatnonzero((documents >= least) & (documents <= most))
+        keep = np.flatnonzero((documents >= low) & (documents <= high))
         if self.max_features is not None and len(keep) > self.max_features:
             times = documents if self.binary else _collect_counts(counts.times, terms)
             # The same (unstable) sort as in scikit-learn, so that ties have the same result.
@@ -365,14 +365,14 @@ def _count_block(
     unfitted: VocabularyTransformer, index: int, X: Any, y: None, sample_weight: None
 ) -> TermCounts:
     """Return the counts of the terms of a block."""
-    own = clone(unfitted)  # threads of one process share `unfitted`
+    vectorizer = clone(unfitted)  # threads of one process share `unfitted`
     documents = list(copy_to_host(X))
     try:
-        own._validate_vocabulary()
-        return _count_terms(own.build_analyzer(), documents, own)
+        vectorizer._validate_vocabulary()
+        return _count_terms(vectorizer.build_analyzer(), documents, vectorizer)
     except (ValueError, TypeError, AttributeError) as error:
         where = f"Block {index} of X: "
-        raise as_ours(ValueError(append_remedy(str(error), own._remedy)), where) from error
+        raise as_ours(ValueError(append_remedy(str(error), vectorizer._remedy)), where) from error
 
 
 def _count_terms(
@@ -390,8 +390,8 @@ def _count_terms(
         counts.documents.update(set(terms))
     # With a given vocabulary, other terms would be sent to the client in vain.
     if vectorizer.fixed_vocabulary_:
-        known = vectorizer.vocabulary_
-        counts.documents = Counter({t: n for t, n in counts.documents.items() if t in known})
+        vocabulary = vectorizer.vocabulary_
+        counts.documents = Counter({t: n for t, n in counts.documents.items() if t in vocabulary})
     return counts
 
 

@@ -105,8 +105,8 @@ def f_classif(X: Any, y: Any) -> tuple[Array, Array]:
     constant = is_constant_feature((between + within) / n_rows, mean, n_rows)
     between[constant] = within[constant] = 0.0
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = (between / (n_classes - 1)) / (within / (n_rows - n_classes))
-    return found, special.fdtrc(n_classes - 1, n_rows - n_classes, found)
+        f_statistic = (between / (n_classes - 1)) / (within / (n_rows - n_classes))
+    return f_statistic, special.fdtrc(n_classes - 1, n_rows - n_classes, f_statistic)
 
 
 @_leave_rows_in_memory_to(feature_selection.chi2)
@@ -146,8 +146,8 @@ def chi2(X: Any, y: Any) -> tuple[Array, Array]:
     # Expected if the features did not depend on the class.
     expected = np.outer(counts.class_count_ / counts.class_count_.sum(), observed.sum(axis=0))
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = ((observed - expected) ** 2 / expected).sum(axis=0)
-    return found, special.chdtrc(n_classes - 1, found)
+        statistic = ((observed - expected) ** 2 / expected).sum(axis=0)
+    return statistic, special.chdtrc(n_classes - 1, statistic)
 
 
 @_leave_rows_in_memory_to(feature_selection.r_regression)
@@ -220,12 +220,12 @@ def f_regression(
     explained = _correlate(moments, center, force_finite) ** 2
     n_free = moments.n_rows - (2 if center else 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = explained / (1 - explained) * n_free
-    p_values = special.fdtrc(1, n_free, found)
+        f_statistic = explained / (1 - explained) * n_free
+    p_values = special.fdtrc(1, n_free, f_statistic)
     if force_finite:
         # As in scikit-learn: only a perfect correlation is infinite here.
-        found = np.where(np.isinf(found), np.finfo(np.float64).max, found)
-    return found, p_values
+        f_statistic = np.where(np.isinf(f_statistic), np.finfo(np.float64).max, f_statistic)
+    return f_statistic, p_values
 
 
 def _check_several_classes(n_classes: int) -> None:
@@ -260,13 +260,13 @@ class _Comoments:
         # Pairwise update of Chan, Golub and LeVeque (1983), for products as for squares.
         n_rows = self.n_rows + other.n_rows
         share = other.n_rows / n_rows
-        apart = other.means - self.means
+        gap = other.means - self.means
         scale = self.n_rows * share
         return _Comoments(
             n_rows,
-            self.means + share * apart,
-            self.squares + other.squares + scale * apart**2,
-            self.products + other.products + scale * apart[:-1] * apart[-1],
+            self.means + share * gap,
+            self.squares + other.squares + scale * gap**2,
+            self.products + other.products + scale * gap[:-1] * gap[-1],
         )
 
 
@@ -274,10 +274,10 @@ def _sum_comoments(name: str, X: Any, y: Any) -> _Comoments:
     """Return the co-moments of all rows of a Dask collection, from one pass."""
     with report_reading(name):
         collection = as_collection(*take_named_columns(X, y, None))
-        found = reduce_parts(collection, _sum_block, _add_all)
-    if found is None:
+        comoments = reduce_parts(collection, _sum_block, _add_all)
+    if comoments is None:
         raise InvalidDataError("X holds 0 sample(s) in all its blocks. Check its filter.")
-    return found
+    return comoments
 
 
 def _add_all(parts: list[_Comoments]) -> _Comoments:
@@ -295,7 +295,9 @@ def _sum_block(index: int, X: Any, y: Any, weight: None) -> _Comoments | None:
     if sparse.issparse(rows):
         return _sum_sparse_rows(rows, target)
     size = max(_PIECE_BYTES // (8 * max(rows.shape[1], 1)), 1)
-    return _add_all([_sum_rows(rows[at], target[at]) for at in row_slices(len(target), size)])
+    return _add_all(
+        [_sum_rows(rows[piece], target[piece]) for piece in row_slices(len(target), size)]
+    )
 
 
 def _sum_rows(rows: NDArray[Any], target: Array) -> _Comoments:
@@ -331,6 +333,8 @@ def _correlate(moments: _Comoments, center: bool, force_finite: bool) -> Array:
         products = products + n_rows * means[:-1] * means[-1]
     with np.errstate(divide="ignore", invalid="ignore"):
         # Rounding may exceed a correlation of 1; that with a constant is not defined.
-        found: Array = np.clip(products / np.sqrt(squares[:-1]) / np.sqrt(squares[-1]), -1.0, 1.0)
-    found[(squares[:-1] == 0) | (squares[-1] == 0)] = 0.0 if force_finite else np.nan
-    return found
+        correlations: Array = np.clip(
+            products / np.sqrt(squares[:-1]) / np.sqrt(squares[-1]), -1.0, 1.0
+        )
+    correlations[(squares[:-1] == 0) | (squares[-1] == 0)] = 0.0 if force_finite else np.nan
+    return correlations

@@ -54,9 +54,9 @@ class _ColumnSelector(BlockTransformer):
     def _apply_on_device(self, X: Any, undo: bool) -> Any:
         if undo or take_device_rows(self, X, self._allows_missing()) is None:
             return None
-        chosen = self.get_support(indices=True)
+        indices = self.get_support(indices=True)
         xp = namespace(X)
-        return xp.take(X, xp.asarray(chosen), axis=1) if len(chosen) else None
+        return xp.take(X, xp.asarray(indices), axis=1) if len(indices) else None
 
     def _allows_missing(self) -> bool:
         """Return whether rows may have missing values."""
@@ -162,9 +162,9 @@ class _ScoreSelector(_ColumnSelector):
                 f"{type(self).__name__} requires y to be passed: pass fit(X, y)."
             )
         X, y, _ = take_named_columns(X, y, None)
-        found = _find_score_of_all_rows(self.score_func)(X, y)
+        result = _find_score_of_all_rows(self.score_func)(X, y)
         # Scores alone, or with their p-values.
-        self.scores_, p_values = found if isinstance(found, (list, tuple)) else (found, None)
+        self.scores_, p_values = result if isinstance(result, (list, tuple)) else (result, None)
         self.scores_ = np.asarray(self.scores_)
         self.pvalues_ = None if p_values is None else np.asarray(p_values)
         collection = as_collection(X, None, None)

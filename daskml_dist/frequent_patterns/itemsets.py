@@ -272,18 +272,18 @@ def _make_frame_of_sets(
     # Sets with equal counts are sorted by their columns, padded with -1: a prefix comes first.
     columns = np.full((n, max([columns.shape[1] for columns, _ in levels], default=1)), -1)
     start = 0
-    for level, (own, counts) in enumerate(levels):
-        at = slice(start, start + len(counts))
+    for level, (level_columns, counts) in enumerate(levels):
+        rows = slice(start, start + len(counts))
         # With missing values: baskets that contain the set, and baskets in which all items are
         # known.
         if has_nulls:
-            counts, n_known[at] = counts.T
+            counts, n_known[rows] = counts.T
         if splits is not None:
-            split_counts[at] = _make_object_array(list(map(tuple, splits[level].tolist())))
-        columns[at, : own.shape[1]], count[at] = own, counts
-        items = own if names is None else names[own]
-        sets[at] = _make_object_array(list(zip(*items.T.tolist(), strict=True)))
-        start = at.stop
+            split_counts[rows] = _make_object_array(list(map(tuple, splits[level].tolist())))
+        columns[rows, : level_columns.shape[1]], count[rows] = level_columns, counts
+        items = level_columns if names is None else names[level_columns]
+        sets[rows] = _make_object_array(list(zip(*items.T.tolist(), strict=True)))
+        start = rows.stop
     # lexsort uses its last key first: by decreasing counts, then by the columns in their order.
     order = np.lexsort((*columns.T[::-1], -count))
     count, n_known = count[order], n_known[order]

@@ -115,14 +115,14 @@ def association_rules(
     check_number("min_threshold", min_threshold, lambda v: True, "that is finite")
     sets = _ItemsetsByLength(_convert_lists_of_items(convert_foreign(itemsets)))
     # Filter the rules split by split: all rules of long sets together may not fit in memory.
-    kept: list[dict[str, Array]] = []
+    chosen_rules: list[dict[str, Array]] = []
     for rules in sets.rules():
-        chosen = rules[metric] >= min_threshold
-        kept.append({name: values[chosen] for name, values in rules.items()})
+        passes = rules[metric] >= min_threshold
+        chosen_rules.append({name: values[passes] for name, values in rules.items()})
     names: list[str] = ["antecedent", "consequent", *RULE_METRICS]
     if sets.split_counts is not None:
         names.append("representativity")
-    columns = {name: np.concatenate([part[name] for part in kept]) for name in names}
+    columns = {name: np.concatenate([part[name] for part in chosen_rules]) for name in names}
     # Rules with equal values stay in the order of the sets, short antecedents first.
     order = np.argsort(-columns[metric], kind="stable")
     return load_pandas().DataFrame({name: values[order] for name, values in columns.items()})
@@ -157,31 +157,35 @@ class _ItemsetsByLength:
         self._sorted_keys: dict[int, Array] = {}
         self._codes: dict[int, Array] = {}
         for length in self._lengths:
-            (at,) = np.nonzero(lengths == length)
-            each = chain.from_iterable(self.sets[at])
-            codes = np.fromiter((self._number[item] for item in each), np.int64, len(at) * length)
+            (positions,) = np.nonzero(lengths == length)
+            items_of_length = chain.from_iterable(self.sets[positions])
+            codes = np.fromiter(
+                (self._number[item] for item in items_of_length), np.int64, len(positions) * length
+            )
             self._codes[length] = codes = codes.reshape(-1, length)
             keys = _make_row_keys(codes)
             order = np.argsort(keys, kind="stable")
-            self._at[length], self._sorted_keys[length] = at[order], keys[order]
+            self._at[length], self._sorted_keys[length] = positions[order], keys[order]
 
     def rules(self) -> Iterator[dict[str, Array]]:
         """Yield the rules of all sets, for one length and split at a time; first an empty part."""
-        none = np.empty(0, np.int64)
-        yield self._measure_rules(none, none, none, (np.empty(0), np.empty(0)))
+        empty = np.empty(0, np.int64)
+        yield self._measure_rules(empty, empty, empty, (np.empty(0), np.empty(0)))
         for length in self._lengths:
             codes = self._codes[length]
-            whole = self._find_places(codes)
+            positions = self._find_places(codes)
             # Each split is a choice of positions, equal for all sets of a length.
             cuts = {cut: number for number, cut in enumerate(itemset_cuts(length))}
-            for own, number in cuts.items():
-                rest = tuple(j for j in range(length) if j not in own)
+            for left_side, number in cuts.items():
+                right_side = tuple(j for j in range(length) if j not in left_side)
                 sides = (
-                    self._find_places(codes[:, list(own)]),
-                    self._find_places(codes[:, list(rest)]),
+                    self._find_places(codes[:, list(left_side)]),
+                    self._find_places(codes[:, list(right_side)]),
                 )
-                numbers = number, cuts[rest]
-                yield self._measure_rules(whole, *sides, self._count_bases(whole, sides, numbers))
+                numbers = number, cuts[right_side]
+                yield self._measure_rules(
+                    positions, *sides, self._count_bases(positions, sides, numbers)
+                )
 
     def _count_bases(
         self, whole: Array, sides: tuple[Array, Array], numbers: tuple[int, int]
@@ -197,42 +201,48 @@ class _ItemsetsByLength:
 
     def _find_places(self, codes: Array) -> Array:
         """Return the positions of itemsets in the frame."""
-        length, wanted = codes.shape[1], _make_row_keys(codes)
+        length, wanted_keys = codes.shape[1], _make_row_keys(codes)
         # Binary search in the sorted keys of this length; a missing key means an incomplete frame.
-        keys = self._sorted_keys.get(length, wanted[:0])
-        at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
-        known = keys[at] == wanted if len(keys) else np.zeros(len(wanted), bool)
-        if not known.all():
+        keys = self._sorted_keys.get(length, wanted_keys[:0])
+        key_positions = np.minimum(np.searchsorted(keys, wanted_keys), max(len(keys) - 1, 0))
+        is_known = (
+            keys[key_positions] == wanted_keys if len(keys) else np.zeros(len(wanted_keys), bool)
+        )
+        if not is_known.all():
             items = list(self._number)
-            one = tuple(items[code] for code in codes[int(known.argmin())])
+            missing_set = tuple(items[code] for code in codes[int(is_known.argmin())])
             raise InvalidDataError(
-                f"itemsets lacks {one!r}, a subset of one of its sets: rules need the support of "
-                "both sides. Give the whole frame that frequent_itemsets returned, or drop the "
-                "larger sets."
+                f"itemsets lacks {missing_set!r}, a subset of one of its sets: rules need the "
+                "support of both sides. Give the whole frame that frequent_itemsets returned, or "
+                "drop the larger sets."
             )
-        return self._at[length][at]
+        return self._at[length][key_positions]
 
     def _measure_rules(
         self, whole: Array, antecedent: Array, consequent: Array, bases: tuple[Array, Array]
     ) -> dict[str, Array]:
         """Return all measures of rules, given the positions of sets and of both sides."""
-        support, own, other = (self.support[at] for at in (whole, antecedent, consequent))
-        # `own` and `other` are the supports of antecedent and consequent.
+        support, left_support, right_support = (
+            self.support[positions] for positions in (whole, antecedent, consequent)
+        )
+        # `left_support` and `right_support` are the supports of antecedent and consequent.
         confidence, backwards = (self.count[whole] / base for base in bases)
-        leverage = support - own * other
+        leverage = support - left_support * right_support
         # The largest leverage that is possible with these supports (Zhang's denominator).
-        most = np.maximum(support * (1 - own), own * (other - support))
+        max_leverage = np.maximum(
+            support * (1 - left_support), left_support * (right_support - support)
+        )
         measures = {
             "antecedent": self.sets[antecedent],
             "consequent": self.sets[consequent],
             "support": support,
             "confidence": confidence,
-            "lift": confidence / other,
+            "lift": confidence / right_support,
             "leverage": leverage,
-            "conviction": _divide_or(1 - other, 1 - confidence, np.inf),
-            "zhangs_metric": _divide_or(leverage, most, 0.0),
-            "jaccard": support / (own + other - support),
-            "certainty": _divide_or(confidence - other, 1 - other, 0.0),
+            "conviction": _divide_or(1 - right_support, 1 - confidence, np.inf),
+            "zhangs_metric": _divide_or(leverage, max_leverage, 0.0),
+            "jaccard": support / (left_support + right_support - support),
+            "certainty": _divide_or(confidence - right_support, 1 - right_support, 0.0),
             "kulczynski": (confidence + backwards) / 2,
         }
         if self.representativity is not None:
@@ -260,10 +270,10 @@ def _convert_lists_of_items(frame: Any) -> Any:
     if not is_dataframe_like(frame) or is_dask_frame(frame) or "itemset" not in frame.columns:
         return frame
     items = [
-        tuple(one.tolist() if isinstance(one, np.ndarray) else one)
-        if isinstance(one, list | np.ndarray)
-        else one
-        for one in frame["itemset"]
+        tuple(itemset.tolist() if isinstance(itemset, np.ndarray) else itemset)
+        if isinstance(itemset, list | np.ndarray)
+        else itemset
+        for itemset in frame["itemset"]
     ]
     return frame.assign(itemset=load_pandas().Series(items, frame.index, dtype=object))
 
@@ -283,7 +293,11 @@ def _check_itemsets_frame(frame: Any) -> None:
             f"itemsets has no column {' and '.join(map(repr, missing))}; it has "
             f"{list(frame.columns)}. Give the frame that frequent_itemsets returned."
         )
-    wrong = [one for one in frame["itemset"] if not isinstance(one, tuple | frozenset) or not one]
+    wrong = [
+        itemset
+        for itemset in frame["itemset"]
+        if not isinstance(itemset, tuple | frozenset) or not itemset
+    ]
     if wrong:
         raise InvalidDataError(
             f"itemsets holds {wrong[0]!r} instead of a tuple of items. Give the frame that "

@@ -151,27 +151,27 @@ def _convert_networkx(graph: Any, weight: Any, extra_ids: NDArray[Any] | None) -
     rows = [(u, v) for u, v in graph.edges()]
     values = None
     if weight is not None:
-        found = [value for _, _, value in graph.edges(data=weight)]
-        if rows and all(value is None for value in found):
+        attributes = [value for _, _, value in graph.edges(data=weight)]
+        if rows and all(value is None for value in attributes):
             raise InvalidDataError(
                 f"No edge of the graph has the attribute {weight!r}. Name the attribute that holds "
                 "the weights, or leave weight out."
             )
-        values = [1.0 if value is None else value for value in found]
+        values = [1.0 if value is None else value for value in attributes]
     if not graph.is_directed():
         # A loop is one edge in each direction alike.
-        back = [at for at, (u, v) in enumerate(rows) if u != v]
-        rows += [rows[at][::-1] for at in back]
-        values = None if values is None else values + [values[at] for at in back]
+        reversed_edges = [number for number, (u, v) in enumerate(rows) if u != v]
+        rows += [rows[number][::-1] for number in reversed_edges]
+        values = None if values is None else values + [values[number] for number in reversed_edges]
     # The nodes come first, so that all ids get the dtype that pandas finds for all of them.
     nodes = pandas.Series([*graph.nodes(), *(node for row in rows for node in row)])
     try:
         ids = convert_ids(nodes, "nodes")
-        given = ids[: len(graph)]
+        node_ids = ids[: len(graph)]
         vertices = (
-            given
+            node_ids
             if extra_ids is None
-            else convert_ids(pandas.Series([*given.tolist(), *extra_ids.tolist()]), "vertices")
+            else convert_ids(pandas.Series([*node_ids.tolist(), *extra_ids.tolist()]), "vertices")
         )
     except InvalidDataError as error:
         raise InvalidDataError(

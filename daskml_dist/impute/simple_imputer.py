@@ -82,10 +82,10 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
     def _apply_on_device(self, X: Any, undo: bool) -> Any:
         # Floats alone, with NaN as gaps. As in scikit-learn what fills them has first the dtype of
         # the fit, then that of the rows.
-        dtype, known = vars(self).get("_fill_dtype"), vars(self).get("statistics_")
-        if undo or dtype is None or known is None or dtype.kind != "f" or self.add_indicator:
+        dtype, statistics = vars(self).get("_fill_dtype"), vars(self).get("statistics_")
+        if undo or dtype is None or statistics is None or dtype.kind != "f" or self.add_indicator:
             return None
-        filling = known.astype(dtype)
+        filling = statistics.astype(dtype)
         if np.isnan(filling).any() or not is_scalar_nan(self.missing_values):
             return None
         if X.dtype.kind != "f" or (rows := take_device_rows(self, X)) is None:
@@ -111,17 +111,17 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
         rows = rows.astype(object) if rows.dtype.kind in "US" else rows
         n_features, with_gaps = len(self.statistics_), self.indicator_.features_
         n_kept = rows.shape[1] - len(with_gaps)
-        kept = np.arange(n_features)
+        kept_columns = np.arange(n_features)
         if n_kept != n_features:
-            kept = np.flatnonzero([value == value for value in self.statistics_])  # not NaN
-        if n_kept != len(kept):
+            kept_columns = np.flatnonzero([value == value for value in self.statistics_])  # not NaN
+        if n_kept != len(kept_columns):
             raise InvalidDataError(
                 f"X has {rows.shape[1]} features, but transform returns "
-                f"{len(kept) + len(with_gaps)}. Pass rows that transform has returned."
+                f"{len(kept_columns) + len(with_gaps)}. Pass rows that transform has returned."
             )
         dtype = object if rows.dtype.kind == "O" else np.float64
         original = np.full((len(rows), n_features), self.missing_values, dtype)
-        original[:, kept] = rows[:, :n_kept]
+        original[:, kept_columns] = rows[:, :n_kept]
         gaps = np.zeros(original.shape, dtype=bool)
         gaps[:, with_gaps] = rows[:, n_kept:].astype(bool)
         original[gaps] = self.missing_values
@@ -166,15 +166,15 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
             return sketches, np.array([s.n_rows < len(rows) for s in sketches])
         # A column without values in this block has a count of 0, and any mean.
         count, mean, _ = compute_column_moments(rows)
-        known = np.where(count > 0, mean, 0.0)
-        return list(zip(count.astype(int), known, strict=True)), count < len(rows)
+        means = np.where(count > 0, mean, 0.0)
+        return list(zip(count.astype(int), means, strict=True)), count < len(rows)
 
     def _find_missing(self, column: Any) -> Any:
         """Return the mask of a column's missing values."""
-        given = self.missing_values
-        if given is None or type(given).__name__ == "NAType" or given != given:  # NaN
+        marker = self.missing_values
+        if marker is None or type(marker).__name__ == "NAType" or marker != marker:  # NaN
             return column.isna().to_numpy()
-        return (column == given).fillna(False).to_numpy(dtype=bool)
+        return (column == marker).fillna(False).to_numpy(dtype=bool)
 
     def _summarise_column(self, values: Any) -> Any:
         """Return the summary of a column's values in a block that the strategy needs."""
@@ -218,8 +218,8 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
             return summary.quantile(0.5) if len(summary.values) else None
         if self.strategy == "most_frequent":
             # Of several most frequent values the smallest, as in scikit-learn.
-            most = max(summary.values(), default=0)
-            return min((v for v, n in summary.items() if n == most), default=None)
+            max_count = max(summary.values(), default=0)
+            return min((v for v, n in summary.items() if n == max_count), default=None)
         return 0 if summary else None  # "constant": the number of values
 
     def _finish(self, summary: Any) -> None:
@@ -228,8 +228,10 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
         if self.strategy == "median":
             self.rank_error_ = max(s.error / max(s.n_rows, 1) for s in columns)
         made_up, replaced = {}, {}
-        for j, (own, lacks, dtype) in enumerate(zip(columns, missing, dtypes, strict=True)):
-            value = self._compute_statistic(own)
+        for j, (column_summary, lacks, dtype) in enumerate(
+            zip(columns, missing, dtypes, strict=True)
+        ):
+            value = self._compute_statistic(column_summary)
             # Any value of the column's kind: the constant itself is a parameter.
             if self.strategy == "constant" and value is not None:
                 value = "" if dtype.kind not in "biuf" else 0

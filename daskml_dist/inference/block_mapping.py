@@ -93,29 +93,29 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
     """
     # The function may be any closure. Closures have no hash to compare them by.
     name = f"{getattr(function, '__name__', 'transform')}-{uuid.uuid4().hex}"
-    once, X = share_in_graph(function), join_delayed(convert_foreign(X), 2)
+    shared, X = share_in_graph(function), join_delayed(convert_foreign(X), 2)
     if (declared := find_declared_numbers(X, "X")) is not None:
         apply = partial(_apply_to_declared_blocks, declared, apply)
     if isinstance(X, da.Array) and not is_dataframe_like(empty):
-        return _map_chunks(apply, once, X if X.ndim < 2 else join_column_chunks(X), empty, name)
+        return _map_chunks(apply, shared, X if X.ndim < 2 else join_column_chunks(X), empty, name)
     if isinstance(X, da.Array):
         apply = partial(_apply_to_array, apply)
     rows, keys, sizes = _find_row_blocks(X)
     # A task for each block; a shared function is a key that all of them depend on.
     dependencies: list[Any] = [rows]
-    if isinstance(once, Delayed):
-        dependencies.append(once)
-        once = TaskRef(once.key)
+    if isinstance(shared, Delayed):
+        dependencies.append(shared)
+        shared = TaskRef(shared.key)
     is_frame = is_dataframe_like(empty)
-    inner = () if is_frame else (0,) * (empty.ndim - 1)
-    made = [(name, i, *inner) for i in range(len(keys))]
+    column_index = () if is_frame else (0,) * (empty.ndim - 1)
+    result_keys = [(name, i, *column_index) for i in range(len(keys))]
     graph: dict[Any, Any] = {
-        key: Task(key, apply, TaskRef(block), once, i)
-        for i, (key, block) in enumerate(zip(made, keys, strict=True))
+        key: Task(key, apply, TaskRef(block), shared, i)
+        for i, (key, block) in enumerate(zip(result_keys, keys, strict=True))
     }
     layers = HighLevelGraph.from_collections(name, graph, dependencies=dependencies)
     if is_frame:
-        return make_frame_from_tasks(layers, made, empty, name)
+        return make_frame_from_tasks(layers, result_keys, empty, name)
     return da.Array(layers, name, (sizes, *((n,) for n in empty.shape[1:])), meta=empty)
 
 
@@ -135,17 +135,17 @@ def _map_chunks(
     # Index 0 is the axis of rows, which is kept. Other axes of X are contracted, as each has one
     # chunk; axes of the results are new ones.
     columns = range(1, X.ndim)
-    made = {X.ndim + k: n for k, n in enumerate(empty.shape[1:])}
+    new_axes = {X.ndim + k: n for k, n in enumerate(empty.shape[1:])}
     return da.blockwise(
         partial(_apply_to_chunk, apply, X.ndim - 1),
-        (0, *made),
+        (0, *new_axes),
         X,
         (0, *columns),
         function,
         None,
         ArrayBlockIdDep(X.chunks[:1]),
         (0,),
-        new_axes=made,
+        new_axes=new_axes,
         name=name,
         align_arrays=False,
         concatenate=None,
@@ -174,8 +174,8 @@ def _find_row_blocks(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
     """
     if is_dataframe_like(X) or is_series_like(X):
         pieces = lower_partitions(X)
-        known = find_row_counts(X) or ()
-        sizes = tuple(known) if len(known) == len(pieces) else (np.nan,) * len(pieces)
+        row_counts = find_row_counts(X) or ()
+        sizes = tuple(row_counts) if len(row_counts) == len(pieces) else (np.nan,) * len(pieces)
         return pieces[0], [piece.key for piece in pieces], sizes
     if isinstance(X, da.Array) and X.ndim >= 2:
         X = join_column_chunks(X)
@@ -186,8 +186,8 @@ def _find_row_blocks(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
 def _transform_block(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any) -> Any:
     """Return the function's result for one block; `empty` for a block without rows."""
     if find_device(rows) == "gpu" and hasattr(function, "on_device"):
-        if (found := function.on_device(rows)) is not None:
-            return found
+        if (result := function.on_device(rows)) is not None:
+            return result
     # The blocks of a Bag may be iterators.
     if not hasattr(rows, "shape"):
         rows = list(rows)

@@ -58,9 +58,9 @@ def returns_arrays(transformer: Any) -> bool:
 @cache
 def find_plain_transform(kind: Any, base: Any) -> Callable[..., Any]:
     """Return ``transform`` of the class after `base` in an MRO, without scikit-learn's wrapper."""
-    found: Any = super(base, kind).transform
-    plain: Callable[..., Any] = found.__wrapped__ if is_wrapped_for_output(found) else found
-    return plain
+    method: Any = super(base, kind).transform
+    transform: Callable[..., Any] = method.__wrapped__ if is_wrapped_for_output(method) else method
+    return transform
 
 
 def is_wrapped_for_output(method: Any) -> bool:
@@ -129,10 +129,10 @@ def take_device_rows(transformer: Any, X: Any, missing: bool = True) -> Any:
 
     The host raises the errors for infinity, and for NaN unless `missing` values are accepted.
     """
-    known = vars(transformer)
-    if hasattr(X, "tocsr") or X.ndim != 2 or "feature_names_in_" in known:
+    attributes = vars(transformer)
+    if hasattr(X, "tocsr") or X.ndim != 2 or "feature_names_in_" in attributes:
         return None
-    if known.get("n_features_in_") != X.shape[1] or not returns_arrays(transformer):
+    if attributes.get("n_features_in_") != X.shape[1] or not returns_arrays(transformer):
         return None
     # scikit-learn does not convert rows of half precision, so the host takes these.
     if X.dtype.kind not in "fiub" or (X.dtype.kind == "f" and X.dtype not in FLOAT_DTYPES):
@@ -143,10 +143,10 @@ def take_device_rows(transformer: Any, X: Any, missing: bool = True) -> Any:
 
 def _convert_finite_rows(scaler: Any, X: NDArray[Any]) -> NDArray[Any] | None:
     """Return a few finite rows if the scaler does not change its input; None for all others."""
-    known = vars(scaler)
-    if "n_features_in_" not in known or not known["copy"]:
+    attributes = vars(scaler)
+    if "n_features_in_" not in attributes or not attributes["copy"]:
         return None
-    rows = convert_few_rows(X, (known["n_features_in_"],))
+    rows = convert_few_rows(X, (attributes["n_features_in_"],))
     return rows if rows is not None and np.isfinite(rows).all() else None
 
 
@@ -161,14 +161,14 @@ def _undo_steps(kind: type, scaler: Any, X: NDArray[Any]) -> NDArray[Any]:
 def _make_function(kind: type, scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Any]:
     """Return a function that scales rows of one dtype into a copy."""
     steps = _list_steps(kind, scaler, dtype)
-    clip = _clip_bounds(scaler, dtype)
+    bounds = _clip_bounds(scaler, dtype)
 
     def scaled(X: NDArray[Any]) -> NDArray[Any]:
         X = X.copy()
         for step, values in steps:
             step(X, values, out=X, casting="same_kind")
-        if clip is not None:
-            np.clip(X, *clip, out=X)
+        if bounds is not None:
+            np.clip(X, *bounds, out=X)
         return X
 
     return scaled
@@ -194,8 +194,10 @@ def _matches_sklearn(kind: Any) -> bool:
 def _find_sklearn_class(kind: Any) -> Any:
     """Return scikit-learn's class of a scaler whose arithmetic is written here, or None."""
     # A user's subclass may compute anything; this package's classes compute the same.
-    ours = kind.__module__.startswith("daskml_dist.preprocessing.")
-    return next((one for one in _STEPS if kind is one or (ours and issubclass(kind, one))), None)
+    is_ours = kind.__module__.startswith("daskml_dist.preprocessing.")
+    return next(
+        (base for base in _STEPS if kind is base or (is_ours and issubclass(kind, base))), None
+    )
 
 
 #: Arithmetic of each scaler's ``transform``, in scikit-learn's order: ufuncs, the attributes that
@@ -224,10 +226,14 @@ _INVERSES = {
 def _list_steps(kind: type, scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
     """Return the steps of a scaler, in scikit-learn's dtypes."""
     steps = _STEPS[kind]
-    used = [(step, getattr(scaler, name)) for step, name, on in steps if not on or vars(scaler)[on]]
+    used_steps = [
+        (step, getattr(scaler, name))
+        for step, name, option in steps
+        if not option or vars(scaler)[option]
+    ]
     if kind is preprocessing.StandardScaler:  # which converts its statistics to the rows' dtype
-        return [(step, values.astype(dtype)) for step, values in used]
-    return used
+        return [(step, values.astype(dtype)) for step, values in used_steps]
+    return used_steps
 
 
 def _clip_bounds(scaler: Any, dtype: np.dtype[Any]) -> tuple[Any, Any] | None:

@@ -86,8 +86,8 @@ def _write_row_by_row(then: Callable[..., Any]) -> Callable[..., None]:
         if is_elementwise and raw.ndim == 1:
             then(raw, out)
             return
-        for at in range(len(out)):
-            then(raw[at : at + 1], out[at : at + 1])
+        for index in range(len(out)):
+            then(raw[index : index + 1], out[index : index + 1])
 
     return write
 
@@ -98,8 +98,8 @@ def multiply_each_row(X: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
     # BLAS may choose its kernel by the alignment of a row: each row is copied to an aligned
     # address, like that of a single row, with unused columns in between.
     if width * X.itemsize % _ALIGNMENT:
-        more = -width % (_ALIGNMENT // X.itemsize)
-        aligned = np.empty((n_rows, width + more), X.dtype)[:, :width]
+        n_unused = -width % (_ALIGNMENT // X.itemsize)
+        aligned = np.empty((n_rows, width + n_unused), X.dtype)[:, :width]
         aligned[...] = X
         X = aligned
     products: NDArray[Any] = np.matmul(X[:, None, :], w)

@@ -127,18 +127,18 @@ def _make_signature(manifest: dict[str, Any], default: str, needed: list[str] | 
     from mlflow.models import ModelSignature
     from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
 
-    facts = manifest["inputs"]
-    names, dtypes, n_features = facts["names"], facts["dtypes"], facts["n_features"]
+    entry = manifest["inputs"]
+    names, dtypes, n_features = entry["names"], entry["dtypes"], entry["n_features"]
     inputs = None
     # Named features become columns, whose names and types MLflow checks; other rows are a tensor.
     if names and dtypes:
-        each = dtypes if len(dtypes) == len(names) else dtypes * len(names)
+        column_dtypes = dtypes if len(dtypes) == len(names) else dtypes * len(names)
         # MLflow has no type for categories, and refuses them for strings: AnyType accepts all
         # values, and the model checks them itself.
-        anything: Any = AnyType
-        types: dict[str, Any] = {**_TYPES, "category": anything()}
-        if all(one in types for one in each):
-            columns = zip(names, each, strict=True)
+        any_type: Any = AnyType
+        types: dict[str, Any] = {**_TYPES, "category": any_type()}
+        if all(name in types for name in column_dtypes):
+            columns = zip(names, column_dtypes, strict=True)
             inputs = Schema([ColSpec(types[t], n, n in (needed or names)) for n, t in columns])
     elif n_features and dtypes and len(dtypes) == 1 and np.dtype(dtypes[0]).kind in "fiub":
         inputs = Schema([TensorSpec(np.dtype(dtypes[0]), (-1, n_features))])
@@ -150,11 +150,11 @@ def _list_requirements(manifest: dict[str, Any], suffix: str, estimator: Any) ->
     """Return pip requirements of a model: the package versions that wrote its file."""
     versions = manifest["versions"]
     names = ("numpy", "scikit-learn", suffix[1:])  # the formats have the names of their packages
-    wanted = [f"{name}=={versions[name]}" for name in names if name in versions]
+    requirements = [f"{name}=={versions[name]}" for name in names if name in versions]
     # For an estimator over a module of PyTorch. The label of a build, such as +cpu, is not on PyPI.
     if hasattr(estimator, "_take_tensors"):
-        wanted.append(f"torch=={version('torch').partition('+')[0]}")
-    return [f"daskml-dist=={versions['daskml-dist']}", *wanted]
+        requirements.append(f"torch=={version('torch').partition('+')[0]}")
+    return [f"daskml-dist=={versions['daskml-dist']}", *requirements]
 
 
 # --- classes and functions, which no model file holds -------------------------------------------
@@ -165,17 +165,17 @@ def _copy_user_code(paths: Collection[Any] | None, folder: Path) -> str | None:
     if paths is None:
         return None
     (folder / _CODE).mkdir()
-    for one in map(Path, paths):
+    for path in map(Path, paths):
         try:
-            if one.is_dir():
+            if path.is_dir():
                 shutil.copytree(
-                    one, folder / _CODE / one.name, ignore=shutil.ignore_patterns("__pycache__")
+                    path, folder / _CODE / path.name, ignore=shutil.ignore_patterns("__pycache__")
                 )
             else:
-                shutil.copy(one, folder / _CODE)
+                shutil.copy(path, folder / _CODE)
         except OSError as error:
             raise ModelFileError(
-                f"Cannot copy {one} ({error}). Name Python files and folders in code_paths."
+                f"Cannot copy {path} ({error}). Name Python files and folders in code_paths."
             ) from error
     return _CODE
 
@@ -188,17 +188,18 @@ def _describe_code(estimator: Any, path: Path) -> dict[str, Any]:
     """
     form = load_formats()[path.suffix]
     objects = form.code_of(estimator)
-    given = {name: f"{one.__module__}:{one.__qualname__}" for name, one in objects.items()}
+    imported_as = {name: f"{code.__module__}:{code.__qualname__}" for name, code in objects.items()}
     # A warning, not an error: `load_model` accepts them as arguments.
-    if lost := [name for name in given.values() if not _can_be_imported(name)]:
+    if not_importable := [name for name in imported_as.values() if not _can_be_imported(name)]:
         warnings.warn(
-            f"mlflow.pyfunc will not be able to load this model: {lost[0].replace(':', '.')} "
-            "cannot be imported. Define it at the top level of a module, and name its file in "
-            f"code_paths; or pass it to load_model(uri, {next(iter(given))}=...).",
+            "mlflow.pyfunc will not be able to load this model: "
+            f"{not_importable[0].replace(':', '.')} cannot be imported. Define it at the top level "
+            "of a module, and name its file in code_paths; or pass it to "
+            f"load_model(uri, {next(iter(imported_as))}=...).",
             UserWarning,
             stacklevel=user_stack_level(),
         )
-    return {"given": given, "trusted": form.types_asked(path.read_bytes())}
+    return {"given": imported_as, "trusted": form.types_asked(path.read_bytes())}
 
 
 def _can_be_imported(name: str) -> bool:
@@ -212,8 +213,8 @@ def _can_be_imported(name: str) -> bool:
 
 def _find_object(name: str) -> Any:
     """Return the class or function "module:name"."""
-    module, _, short = name.partition(":")
-    return getattr(import_module(module), short)
+    module, _, qualified_name = name.partition(":")
+    return getattr(import_module(module), qualified_name)
 
 
 def _load_mlflow() -> Any:
@@ -259,8 +260,8 @@ class _PyfuncModel:
         if method is None:
             method = _default_method(self.estimator)
         if method not in _METHODS or not hasattr(self.estimator, method):
-            known = [name for name in _METHODS if hasattr(self.estimator, name)]
-            raise ModelFileError(f"method={method!r}: this model has {', '.join(known)}.")
+            methods = [name for name in _METHODS if hasattr(self.estimator, name)]
+            raise ModelFileError(f"method={method!r}: this model has {', '.join(methods)}.")
         return getattr(self.estimator, method)(model_input)
 
 
@@ -282,14 +283,14 @@ def _load_pyfunc(path: str) -> _PyfuncModel:
     trusted as much as that code is.
     """
     flavor = _load_mlflow().models.Model.load(str(Path(path).parent)).flavors[FLAVOR]
-    given = {}
+    objects = {}
     for parameter, name in flavor.get("given", {}).items():
         try:
-            given[parameter] = _find_object(name)
+            objects[parameter] = _find_object(name)
         except (ImportError, AttributeError) as error:
             raise ModelFileError(
                 f"This model needs {name.replace(':', '.')}, which cannot be imported here "
                 f"({error}). Log the model again with its file in code_paths, or load it with "
                 f"daskml_dist.inference.mlflow.load_model(uri, {parameter}=...)."
             ) from error
-    return _PyfuncModel(load(path, trusted=flavor.get("trusted", ()), **given))
+    return _PyfuncModel(load(path, trusted=flavor.get("trusted", ()), **objects))

@@ -93,10 +93,10 @@ def _make_few_rows_functions(
         return None
     if not isinstance(call, RowFunctionCall):
         return None
-    few = call.few(dtype)
+    few_rows = call.few(dtype)
     if has_independent_rows(call):
-        return _FewRowsFunctions(few, few, True)
-    return _FewRowsFunctions(few, make_each_row_function(call, dtype), False)
+        return _FewRowsFunctions(few_rows, few_rows, True)
+    return _FewRowsFunctions(few_rows, make_each_row_function(call, dtype), False)
 
 
 def _make_pipeline_functions(
@@ -104,15 +104,15 @@ def _make_pipeline_functions(
 ) -> _FewRowsFunctions | None:
     """Return functions of a pipeline of scalers and a model; None if it has other steps."""
     # Only the arithmetic of scalers is written here; any other step goes through the method.
-    last = _make_few_rows_functions(model.steps[-1][1], method, dtype)
-    before = [step for _, step in model.steps[:-1] if step not in (None, "passthrough")]
-    scalers = [(step, make_scaler_function(step, dtype)) for step in before]
-    if last is None or any(scaled is None for _, scaled in scalers):
+    functions = _make_few_rows_functions(model.steps[-1][1], method, dtype)
+    earlier_steps = [step for _, step in model.steps[:-1] if step not in (None, "passthrough")]
+    scalers = [(step, make_scaler_function(step, dtype)) for step in earlier_steps]
+    if functions is None or any(scaled is None for _, scaled in scalers):
         return None
     if not scalers:
-        return last
-    each = None if last.each is None else _scale_before(scalers, last.each)
-    return _FewRowsFunctions(_scale_before(scalers, last.few), each, last.apart)
+        return functions
+    each_row = None if functions.each is None else _scale_before(scalers, functions.each)
+    return _FewRowsFunctions(_scale_before(scalers, functions.few), each_row, functions.apart)
 
 
 def _scale_before(scalers: list[tuple[Any, Any]], last: FewRowsFunction | None) -> FewRowsFunction:
@@ -199,14 +199,14 @@ class Predictor:
     """
 
     def __init__(self, model: Any, method: str | None = None) -> None:
-        known = [name for name in METHODS if hasattr(model, name)]
-        if method is None and known:
-            method = known[0]
+        methods = [name for name in METHODS if hasattr(model, name)]
+        if method is None and methods:
+            method = methods[0]
         if method is None or not hasattr(model, method):
             raise InvalidParameterError(
                 f"{type(model).__name__} has no method {method or 'of ' + ', '.join(METHODS)}; "
-                f"it has {', '.join(known) or 'none of them'}. Give a fitted model, and one of its "
-                "methods."
+                f"it has {', '.join(methods) or 'none of them'}. Give a fitted model, and one of "
+                "its methods."
             )
         check_fitted_if_ours(model, "serve")
         manifest = make_manifest(model)
@@ -218,14 +218,18 @@ class Predictor:
         self.classes: list[Any] | None = manifest["outputs"]["classes"]
         # Functions of few rows for each dtype of the arithmetic; rows of other dtypes go to the
         # method, which converts them.
-        found = {dtype: _make_few_rows_functions(model, method, dtype) for dtype in FLOAT_DTYPES}
-        bare = {dtype: functions for dtype, functions in found.items() if functions is not None}
-        self.bare = bool(bare)
-        apart = self.bare and all(functions.apart for functions in bare.values())
-        self.rows_apart = apart or _is_sklearn_tree(model)
-        few = {dtype: functions.few for dtype, functions in bare.items()}
-        self._function = _try_few_rows_first(few, getattr(model, method))
-        self._each = {dtype: functions.each for dtype, functions in bare.items()}
+        candidates = {
+            dtype: _make_few_rows_functions(model, method, dtype) for dtype in FLOAT_DTYPES
+        }
+        by_dtype = {
+            dtype: functions for dtype, functions in candidates.items() if functions is not None
+        }
+        self.bare = bool(by_dtype)
+        rows_apart = self.bare and all(functions.apart for functions in by_dtype.values())
+        self.rows_apart = rows_apart or _is_sklearn_tree(model)
+        few_rows = {dtype: functions.few for dtype, functions in by_dtype.items()}
+        self._function = _try_few_rows_first(few_rows, getattr(model, method))
+        self._each = {dtype: functions.each for dtype, functions in by_dtype.items()}
 
     @classmethod
     def of_file(
@@ -304,8 +308,8 @@ def _try_few_rows_first(
     def function(X: Any) -> Any:
         # Frames and lists are left to the method, which checks their names and converts them.
         if type(X) is np.ndarray and (answer := bare.get(X.dtype)) is not None:
-            if (found := answer(X)) is not None:
-                return found
+            if (result := answer(X)) is not None:
+                return result
         answers = method(X)
         return answers.toarray() if sparse.issparse(answers) else answers
 

@@ -23,21 +23,21 @@ def find_hits(
     Both arrays have the users of `held_out`, sorted: shapes (n_users, k) and (n_users,). `names`
     are the columns of users, items and scores; the largest scores rank first.
     """
-    user, item, score = names
+    user_col, item_col, score_col = names
     # A pair that is held out twice counts as one item.
-    right = held_out[[user, item]].drop_duplicates()
-    sizes = right.groupby(user, sort=True).size()
-    order = np.argsort(-recommended[score].to_numpy(np.float64), kind="stable")
-    ranked = recommended[[user, item]].iloc[order]
-    # Place of each recommendation in its user's ranking, from 0.
-    place = ranked.groupby(user, sort=False).cumcount().to_numpy()
-    best, place = ranked[place < k], place[place < k]
-    rows = sizes.index.get_indexer(best[user])
+    held_out_pairs = held_out[[user_col, item_col]].drop_duplicates()
+    sizes = held_out_pairs.groupby(user_col, sort=True).size()
+    order = np.argsort(-recommended[score_col].to_numpy(np.float64), kind="stable")
+    ranked = recommended[[user_col, item_col]].iloc[order]
+    # Rank of each recommendation among its user's, from 0.
+    rank = ranked.groupby(user_col, sort=False).cumcount().to_numpy()
+    best, rank = ranked[rank < k], rank[rank < k]
+    rows = sizes.index.get_indexer(best[user_col])
     pandas = load_pandas()
-    pairs = pandas.MultiIndex.from_frame(right)
+    pairs = pandas.MultiIndex.from_frame(held_out_pairs)
     is_right = pairs.get_indexer(pandas.MultiIndex.from_frame(best)) >= 0
     table = np.zeros((len(sizes), k), np.bool_)
-    table[rows[is_right], place[is_right]] = True
+    table[rows[is_right], rank[is_right]] = True
     return table, sizes.to_numpy()
 
 

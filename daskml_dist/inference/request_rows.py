@@ -41,11 +41,11 @@ class WorkerModel:
     def predictor(self, method: str | Callable[[Any], Any]) -> Any:
         """Return a predictor: of a method, or made by a function; made at its first use."""
         # Two threads may both make one; both are equally good.
-        found = self._predictors.get(method)
-        if found is None:
-            made = method(self._model) if callable(method) else Predictor(self._model, method)
-            found = self._predictors[method] = made
-        return found
+        predictor = self._predictors.get(method)
+        if predictor is None:
+            new = method(self._model) if callable(method) else Predictor(self._model, method)
+            predictor = self._predictors[method] = new
+        return predictor
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._data,)
@@ -66,16 +66,16 @@ def predict_on_worker(
     predictor = held.predictor(method)
     with _LIMITS.at(n_threads, held.blas):
         try:
-            found: NDArray[Any] = predictor(join_request_rows([_align(rows)], predictor))
+            answers: NDArray[Any] = predictor(join_request_rows([_align(rows)], predictor))
         except (ValueError, TypeError) as error:
             return error.with_traceback(None)
-    return found
+    return answers
 
 
 def count_blas_threads() -> int:
     """Return the number of threads of this process's BLAS; 0 if no BLAS is known."""
-    found = ThreadpoolController().select(user_api="blas").info()
-    return max((one["num_threads"] for one in found), default=0)
+    libraries = ThreadpoolController().select(user_api="blas").info()
+    return max((library["num_threads"] for library in libraries), default=0)
 
 
 def _align(rows: RequestRows) -> RequestRows:
@@ -128,8 +128,8 @@ class _BlasLimits:
         """Wait until the limit is free, or equal to `n_threads`; called with the lock held."""
         # If predictions wait for another limit, a new one for the present limit waits behind them:
         # else a steady flow of requests would never release the limit.
-        others = self._waiting.total() - self._waiting[n_threads]
-        if not self._n_users or (self._n_threads == n_threads and not others):
+        n_others = self._waiting.total() - self._waiting[n_threads]
+        if not self._n_users or (self._n_threads == n_threads and not n_others):
             return
         turn = self._turn
         self._waiting[n_threads] += 1
@@ -169,11 +169,11 @@ def join_request_rows(pieces: Sequence[RequestRows], predictor: Any) -> Any:
     A frame if the fit stored names, since pipelines select columns by names; a matrix if the
     predictor only does arithmetic, or if pandas is not installed.
     """
-    first = pieces[0]
-    if isinstance(first, dict):
+    first_piece = pieces[0]
+    if isinstance(first_piece, dict):
         columns = {
             name: _concatenate([piece[name] for piece in pieces if isinstance(piece, dict)])
-            for name in first
+            for name in first_piece
         }
         return _make_frame(columns, predictor)
     rows = _concatenate([piece for piece in pieces if not isinstance(piece, dict)])

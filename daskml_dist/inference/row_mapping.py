@@ -88,7 +88,7 @@ class RowFunctionCall:
             function = self.function if prepare is None else prepare(dtype)
         # Attributes are looked up once: a whole call for one row takes some microseconds.
         prepared = function
-        shows = getattr(self.function, "shows_not_finite", False)
+        shows_not_finite = getattr(self.function, "shows_not_finite", False)
         then, result_dtype, n_outputs = self.then, self.dtype, self.n_outputs
         shape = self.row_shape
 
@@ -96,7 +96,9 @@ class RowFunctionCall:
             rows = convert_few_rows(X, shape)
             if rows is None:
                 return None
-            return _apply_to_few_rows(rows, prepared, shows, then, result_dtype, n_outputs)
+            return _apply_to_few_rows(
+                rows, prepared, shows_not_finite, then, result_dtype, n_outputs
+            )
 
         return answer
 
@@ -117,8 +119,8 @@ def _apply_to_few_rows(
     # caller's code for many rows checks each value.
     if shows:
         with np.errstate(invalid="ignore", over="ignore"):
-            found = function(X)
-            finite = _has_finite_sum(found)
+            results = function(X)
+            finite = _has_finite_sum(results)
         if not finite:
             return None
     else:
@@ -126,17 +128,17 @@ def _apply_to_few_rows(
             finite = _has_finite_sum(X)
         if not finite:
             return None
-        found = function(X)
+        results = function(X)
     n_rows = len(X)
     shape = (n_rows,) if n_outputs is None else (n_rows, n_outputs)
     if then is not None:
-        out = np.empty(shape, dtype)
-        then(found, out)
-        return out
+        outputs = np.empty(shape, dtype)
+        then(results, outputs)
+        return outputs
     # The code for many rows reports a function that returns another number of results.
-    if len(found) != n_rows:
+    if len(results) != n_rows:
         return None
-    return np.asarray(found, dtype=dtype).reshape(shape)
+    return np.asarray(results, dtype=dtype).reshape(shape)
 
 
 def _has_finite_sum(values: NDArray[Any]) -> bool:
@@ -160,15 +162,15 @@ def _apply_on_device(
     hides = getattr(function, "hides_not_finite", False)
     # As on the host, results are checked instead of rows; a piece is copied there only if one of
     # its results is not finite.
-    for at, piece in _slice_device_rows(rows, getattr(function, "makes_dense", False)):
+    for row_slice, piece in _slice_device_rows(rows, getattr(function, "makes_dense", False)):
         values = piece.data if hasattr(piece, "tocsr") else piece
         if hides and values.dtype.kind == "f" and find_first_nonfinite(values) is not None:
-            check_finite_rows(copy_to_host(piece), index, at.start)
+            check_finite_rows(copy_to_host(piece), index, row_slice.start)
         with _explain_full_device(index), np.errstate(invalid="ignore", over="ignore"):
             result = apply(piece.astype(dtype, copy=False))
         if find_first_nonfinite(result) is not None:
-            check_finite_rows(copy_to_host(piece), index, at.start)
-        yield at, result
+            check_finite_rows(copy_to_host(piece), index, row_slice.start)
+        yield row_slice, result
 
 
 def _slice_device_rows(rows: Any, makes_dense: bool) -> Iterator[tuple[slice, Any]]:
@@ -177,10 +179,10 @@ def _slice_device_rows(rows: Any, makes_dense: bool) -> Iterator[tuple[slice, An
     if hasattr(rows, "tocsr") and not makes_dense:
         yield slice(0, n_rows), rows
         return
-    for at in row_slices(
+    for row_slice in row_slices(
         n_rows, min(MAX_DEVICE_BYTES // (8 * max(prod(rows.shape[1:]), 1)), MAX_DEVICE_ROWS)
     ):
-        yield at, rows[at]
+        yield row_slice, rows[row_slice]
 
 
 def _explain_full_device(index: int | None) -> AbstractContextManager[None]:
@@ -244,15 +246,15 @@ def map_rows(
     dtype = np.dtype(dtype)
     if isinstance(X, RowsPlaceholder):
         return RowFunctionCall(function, then, dtype, n_outputs, row_shape)
-    if (few := convert_few_rows(X, row_shape)) is not None:
-        shows = getattr(function, "shows_not_finite", False)
-        found = _apply_to_few_rows(few, function, shows, then, dtype, n_outputs)
-        if found is not None:
-            return found
+    if (few_rows := convert_few_rows(X, row_shape)) is not None:
+        shows_not_finite = getattr(function, "shows_not_finite", False)
+        results = _apply_to_few_rows(few_rows, function, shows_not_finite, then, dtype, n_outputs)
+        if results is not None:
+            return results
     X = check_rows(X, tensors=tensors)
     check_row_shape(shape_of_rows(X), row_shape, name)
     # Both functions are shared by all tasks of a collection; the other arguments are small.
-    both = _RowFunctions(function, then)
+    functions = _RowFunctions(function, then)
     apply = partial(
         _apply_to_block,
         dtype=dtype,
@@ -262,9 +264,9 @@ def map_rows(
         tensors=tensors,
     )
     if not is_dask(X):
-        return apply(X, both)
+        return apply(X, functions)
     empty = np.empty((0,) if n_outputs is None else (0, n_outputs), dtype=dtype)
-    return map_pieces(apply, both, X, empty)
+    return map_pieces(apply, functions, X, empty)
 
 
 class _RowFunctions(NamedTuple):
@@ -303,27 +305,33 @@ def _apply_to_block(
     on_device = hasattr(both.function, "on_device")
     rows = as_rows(X, index=index, on_device=on_device, tensors=tensors)
     shape = (rows.shape[0],) if n_outputs is None else (rows.shape[0], n_outputs)
-    stays = getattr(both.function, "stays_on_device", False) and find_device(rows) == "gpu"
+    stays_on_device = (
+        getattr(both.function, "stays_on_device", False) and find_device(rows) == "gpu"
+    )
     if rows.shape[0] == 0:
-        xp = namespace(rows.data if hasattr(rows, "tocsr") else rows) if stays else np
+        xp = namespace(rows.data if hasattr(rows, "tocsr") else rows) if stays_on_device else np
         return xp.zeros(shape, dtype=dtype)
     check_row_shape(rows.shape[1:], row_shape, name, index)
-    if stays:
-        pieces = [cast(found, dtype) for _, found in iterate_results(both.function, rows, index)]
+    if stays_on_device:
+        pieces = [
+            cast(results, dtype) for _, results in iterate_results(both.function, rows, index)
+        ]
         return pieces[0] if len(pieces) == 1 else namespace(pieces[0]).concatenate(pieces)
-    out: NDArray[Any] | None = None
-    for at, found in _name_columns_in_errors(iterate_results(both.function, rows, index), X):
+    outputs: NDArray[Any] | None = None
+    for row_slice, results in _name_columns_in_errors(
+        iterate_results(both.function, rows, index), X
+    ):
         # A block of one piece needs no copy.
-        if both.then is None and len(found) == rows.shape[0]:
-            return np.asarray(found, dtype=dtype).reshape(shape)
-        if out is None:
-            out = np.empty(shape, dtype=dtype)
+        if both.then is None and len(results) == rows.shape[0]:
+            return np.asarray(results, dtype=dtype).reshape(shape)
+        if outputs is None:
+            outputs = np.empty(shape, dtype=dtype)
         if both.then is None:
-            out[at] = found.reshape(-1, *shape[1:])
+            outputs[row_slice] = results.reshape(-1, *shape[1:])
         else:
-            both.then(found, out[at])
-    assert out is not None
-    return out
+            both.then(results, outputs[row_slice])
+    assert outputs is not None
+    return outputs
 
 
 def _name_columns_in_errors(results: Iterator[Any], X: Any) -> Iterator[Any]:
@@ -345,19 +353,19 @@ def iterate_results(
         yield from _apply_on_device(function, rows, index)
         return
     if not getattr(function, "shows_not_finite", False):
-        for at, piece in _slice_rows(rows, _MAX_BYTES_READ_TWICE):
-            check_finite_rows(piece, index, at.start)
-            yield at, function(piece)
+        for row_slice, piece in _slice_rows(rows, _MAX_BYTES_READ_TWICE):
+            check_finite_rows(piece, index, row_slice.start)
+            yield row_slice, function(piece)
         return
     # Results are checked here, not the rows; rows are checked only if a result is not finite, to
     # find the cause.
     result = None
-    for at, piece in _slice_rows(rows, _MAX_BYTES_READ_ONCE):
+    for row_slice, piece in _slice_rows(rows, _MAX_BYTES_READ_ONCE):
         with np.errstate(invalid="ignore", over="ignore"):
             result = function(piece, result)
         if find_first_nonfinite(result) is not None:
-            check_finite_rows(piece, index, at.start)
-        yield at, result
+            check_finite_rows(piece, index, row_slice.start)
+        yield row_slice, result
 
 
 def _slice_rows(rows: Any, n_bytes: int) -> Iterator[tuple[slice, Any]]:
@@ -375,9 +383,9 @@ def _slice_rows(rows: Any, n_bytes: int) -> Iterator[tuple[slice, Any]]:
     size = min(max(size, _MIN_ROWS_AT_ONCE), _MAX_ROWS_AT_ONCE, n_rows)
     # One buffer for all pieces: each piece is used before the next one is requested.
     buffer = np.empty((size, *rows.shape[1:]), rows.dtype) if copied else None
-    for at in row_slices(n_rows, size):
-        piece = rows[at]
+    for row_slice in row_slices(n_rows, size):
+        piece = rows[row_slice]
         if buffer is not None:
             piece = buffer[: len(piece)]
-            piece[...] = rows[at]
-        yield at, piece
+            piece[...] = rows[row_slice]
+        yield row_slice, piece

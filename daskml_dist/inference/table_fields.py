@@ -100,13 +100,16 @@ class TableFields:
                 f"X has {shape[0]} columns, but at most {MAX_FIELDS} fields are supported. Use "
                 "fewer, or combine ids of the same meaning into one column of lists."
             )
-        listed = _list_names(X, names)
-        found = _find_lazy_kinds(X, listed, reader) if is_dask(X) else find_kinds(X, listed)
-        are_numeric = find_numeric(found, listed, numeric)
+        column_names = _list_names(X, names)
+        column_kinds = (
+            _find_lazy_kinds(X, column_names, reader) if is_dask(X) else find_kinds(X, column_names)
+        )
+        are_numeric = find_numeric(column_kinds, column_names, numeric)
         kinds = [
-            "numeric" if numeric else kind for kind, numeric in zip(found, are_numeric, strict=True)
+            "numeric" if numeric else kind
+            for kind, numeric in zip(column_kinds, are_numeric, strict=True)
         ]
-        return cls(tuple(listed), tuple(kinds), **options)
+        return cls(tuple(column_names), tuple(kinds), **options)
 
     def hash_rows(self, X: Any) -> Any:
         """Return the entries of the rows of a table that :func:`as_table` has returned.
@@ -190,29 +193,31 @@ def _list_names(X: Any, columns: Sequence[Any] | None) -> list[Any]:
 
 def _find_lazy_kinds(X: Any, names: Sequence[Any], reader: str) -> list[str]:
     """Return the kinds of the columns of a Dask collection, by its types or in one pass."""
-    shown: Any = X._meta if is_dataframe_like(X) else np.empty((0, X.shape[1]), X.dtype)
-    unknown = [j for j, name in enumerate(names) if _hides_kind(X, name)]
-    known = [j for j in range(len(names)) if j not in unknown]
-    found = ["missing"] * len(names)
-    if known:
-        known_columns = shown.iloc[:, known] if is_dataframe_like(X) else shown
+    sample: Any = X._meta if is_dataframe_like(X) else np.empty((0, X.shape[1]), X.dtype)
+    unknown_numbers = [j for j, name in enumerate(names) if _hides_kind(X, name)]
+    known_numbers = [j for j in range(len(names)) if j not in unknown_numbers]
+    column_kinds = ["missing"] * len(names)
+    if known_numbers:
+        known_columns = sample.iloc[:, known_numbers] if is_dataframe_like(X) else sample
         for j, kind in zip(
-            known, find_kinds(known_columns, [names[j] for j in known]), strict=True
+            known_numbers, find_kinds(known_columns, [names[j] for j in known_numbers]), strict=True
         ):
-            found[j] = kind
-    if unknown:
-        labels = [names[j] for j in unknown]
-        rest = X[labels] if is_dataframe_like(X) else X
+            column_kinds[j] = kind
+    if unknown_numbers:
+        labels = [names[j] for j in unknown_numbers]
+        columns = X[labels] if is_dataframe_like(X) else X
         with report_reading(reader):
             kinds = reduce_parts(
-                as_collection(rest, None, None, numeric=False),
+                as_collection(columns, None, None, numeric=False),
                 partial(find_block_kinds, labels),
                 partial(join_kinds, labels),
             )
         # No block has rows: any kind is correct.
-        for j, kind in zip(unknown, kinds or ["missing"] * len(unknown), strict=True):
-            found[j] = kind
-    return found
+        for j, kind in zip(
+            unknown_numbers, kinds or ["missing"] * len(unknown_numbers), strict=True
+        ):
+            column_kinds[j] = kind
+    return column_kinds
 
 
 def _hides_kind(X: Any, name: Any) -> bool:

@@ -33,13 +33,13 @@ def read_rows(X: Any, index: int | None) -> Any:
 
 def check_column(values: Any, name: str, index: int, n: int) -> NDArray[Any]:
     """Return a column's `n` numbers or labels in a block of `n` rows, after checks."""
-    found = as_column(values, name=name, index=index)
-    if len(found) != n:
+    column = as_column(values, name=name, index=index)
+    if len(column) != n:
         raise InvalidDataError(
-            f"{describe_block(index)}X has {n} rows and {name} {len(found)}. Pass the same rows in "
-            "each; where chunk sizes are unknown, call .compute_chunk_sizes() on each."
+            f"{describe_block(index)}X has {n} rows and {name} {len(column)}. Pass the same rows "
+            "in each; where chunk sizes are unknown, call .compute_chunk_sizes() on each."
         )
-    return found
+    return column
 
 
 def check_weights(values: Any, index: int, n: int) -> NDArray[np.float64]:

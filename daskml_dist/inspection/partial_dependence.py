@@ -343,8 +343,8 @@ def _make_lazy_array(collection: Any, shared: Any, shape: tuple[int, ...]) -> An
 
 def _list_grid_points(axes: list[Array]) -> list[tuple[Any, ...]]:
     """Return all points of a grid; the value of the last feature changes fastest."""
-    at = np.indices([len(axis) for axis in axes]).reshape(len(axes), -1)
-    return list(zip(*(axis[rows] for axis, rows in zip(axes, at, strict=True)), strict=True))
+    indices = np.indices([len(axis) for axis in axes]).reshape(len(axes), -1)
+    return list(zip(*(axis[rows] for axis, rows in zip(axes, indices, strict=True)), strict=True))
 
 
 # --- the grid: values of features, or points between two percentiles ----------------------------
@@ -383,12 +383,12 @@ def _make_grid(
         for j, feature in zip(columns, features, strict=True)
         if feature not in custom
     }
-    found = reduce_parts(
+    merged = reduce_parts(
         collection, partial(_summarize_block, max_values), partial(_merge_summaries, max_values)
     )
-    if found is None:
+    if merged is None:
         raise make_no_rows_error(": there is nothing to average")
-    first_row, summaries = found
+    first_row, summaries = merged
     # Columns with many values: points between two percentiles. Others: their distinct values.
     sketches = {j: column.sketch for j, column in summaries.items() if column.values is None}
     ends = _find_percentiles(collection, sketches, np.asarray(percentiles, np.float64))
@@ -441,13 +441,13 @@ def _find_categorical_columns(collection: Collection, given: Any, names: Any) ->
     features = np.asarray([] if given is None else given)
     if features.dtype.kind == "b":
         return set(np.flatnonzero(features).tolist())
-    known = list(names) if names is not None else _list_names(collection)
-    if not known and collection.row_shape:
-        known = [f"x{j}" for j in range(collection.row_shape[0])]
+    feature_names = list(names) if names is not None else _list_names(collection)
+    if not feature_names and collection.row_shape:
+        feature_names = [f"x{j}" for j in range(collection.row_shape[0])]
     return {
-        known.index(feature) if isinstance(feature, str) else int(feature)
+        feature_names.index(feature) if isinstance(feature, str) else int(feature)
         for feature in features.tolist()
-        if not isinstance(feature, str) or feature in known
+        if not isinstance(feature, str) or feature in feature_names
     }
 
 
@@ -520,18 +520,21 @@ def _find_percentiles(
     If a sketch has left values out, another pass counts the values near the rank.
     """
     # The lower of the two ranks between which a quantile lies, and its relative position there.
-    places: dict[int, list[tuple[int, float]]] = {}
+    ranks_and_weights: dict[int, list[tuple[int, float]]] = {}
     for j, sketch in sketches.items():
         # mquantiles' default alphap = betap = 0.4, for ranks of rows that begin at 1.
         positions = sketch.n_rows * shares + (0.4 + shares * (1 - 0.4 - 0.4))
         lower = np.clip(positions, 1, sketch.n_rows - 1).astype(np.int64)
         between = np.clip(positions - lower, 0, 1)
-        places[j] = list(zip(lower.tolist(), between.tolist(), strict=True))
-    ranks = {j: [r for rank, _ in of for r in (rank, rank + 1)] for j, of in places.items()}
+        ranks_and_weights[j] = list(zip(lower.tolist(), between.tolist(), strict=True))
+    ranks = {
+        j: [r for rank, _ in pairs for r in (rank, rank + 1)]
+        for j, pairs in ranks_and_weights.items()
+    }
     values = select_ranks(collection, partial(_read_columns, list(sketches)), sketches, ranks)
     return {
-        j: [(1 - share) * values[j][rank] + share * values[j][rank + 1] for rank, share in of]
-        for j, of in places.items()
+        j: [(1 - share) * values[j][rank] + share * values[j][rank + 1] for rank, share in pairs]
+        for j, pairs in ranks_and_weights.items()
     }
 
 

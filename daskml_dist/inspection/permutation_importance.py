@@ -129,7 +129,7 @@ def permutation_importance(
     check_count("n_repeats", n_repeats)
     check_value("permutation_importance", "n_jobs", n_jobs)
     named = _name_scores(scoring)
-    scores = {name: _find_score(estimator, one) for name, one in named.items()}
+    scores = {name: _find_score(estimator, metric) for name, metric in named.items()}
     X, y, sample_weight = convert_named_columns(*take_named_columns(X, y, sample_weight))
     if y is None:
         raise InvalidDataError("permutation_importance scores predictions of y. Pass y as well.")
@@ -169,9 +169,9 @@ def permutation_importance(
             )
         gathered = _GatheredColumns(group, columns)
         # Whole columns are large: they are sent to each worker once, not with each task.
-        given = gathered if collection.kind == "memory" else share_in_graph(gathered)
+        shared = gathered if collection.kind == "memory" else share_in_graph(gathered)
         block_sums, sums = reduce_parts(
-            collection, partial(_score_block, scorer, first=not parts), _add_block_sums, given
+            collection, partial(_score_block, scorer, first=not parts), _add_block_sums, shared
         )
         baseline = block_sums if not parts else baseline
         parts.append(sums)
@@ -308,15 +308,15 @@ def _sum_squares_and_variance(y: Array, predicted: Array, w: Array, target: _Tar
 def _sum_log_losses(y: Array, predicted: Array, w: Array, target: _Target) -> list[Any]:
     """Return the sums of weights and of log losses, clipped as in scikit-learn."""
     assert target.classes is not None
-    at = np.searchsorted(target.classes, y)
-    at = np.minimum(at, len(target.classes) - 1)
-    if not np.array_equal(target.classes[at], y):
+    codes = np.searchsorted(target.classes, y)
+    codes = np.minimum(codes, len(target.classes) - 1)
+    if not np.array_equal(target.classes[codes], y):
         raise InvalidDataError("y holds labels that the estimator does not know. Drop such rows.")
     probabilities = np.asarray(predicted, np.float64)
     # Rows are scaled to add up to 1, and probabilities kept away from 0 and 1, as in scikit-learn.
-    own = np.take_along_axis(probabilities, at[:, None], axis=1)[:, 0] / probabilities.sum(axis=1)
+    p = np.take_along_axis(probabilities, codes[:, None], axis=1)[:, 0] / probabilities.sum(axis=1)
     eps = np.finfo(predicted.dtype).eps
-    return [w.sum(), w @ -np.log(np.clip(own, eps, 1 - eps))]
+    return [w.sum(), w @ -np.log(np.clip(p, eps, 1 - eps))]
 
 
 def _compute_r2(sums: Sums) -> float:
@@ -418,8 +418,8 @@ class _GatheredColumns:
 
 def _summarize_data(collection: Collection, budget: int) -> _DataSummary:
     """Read all blocks once; also gather their columns if these are known to fit the budget."""
-    known = collection.nbytes  # None if Dask does not know shapes or dtypes
-    gather = collection.kind == "memory" or (known is not None and sum(known) <= budget)
+    part_bytes = collection.nbytes  # None if Dask does not know shapes or dtypes
+    gather = collection.kind == "memory" or (part_bytes is not None and sum(part_bytes) <= budget)
     blocks = reduce_parts(collection, partial(_summarize_block, gather), concatenate_lists)
     blocks.sort(key=lambda block: block[0])  # the reduction has no fixed order
     filled = [block for block in blocks if block[1]]
@@ -439,7 +439,7 @@ def _summarize_block(gather: bool, index: int, X: Any, y: Any, w: Any) -> list[A
     target, weight = check_column(y, "y", index, n), check_weights(w, index, n)
     sums = [weight.sum(), weight @ target if target.dtype.kind in "biuf" else 0.0]
     columns = [_take_column(rows, j) for j in range(d)]
-    sizes = np.array([_count_bytes(one) for one in columns], np.int64)
+    sizes = np.array([_count_bytes(column) for column in columns], np.int64)
     return [(index, n, sizes, sums, columns if gather else None)]
 
 
@@ -512,9 +512,9 @@ class _BlockScorer:
         methods = {score.method for score in self.scores}
         predictions = {name: np.asarray(getattr(self.estimator, name)(rows)) for name in methods}
         sums = np.zeros((len(self.scores), _MAX_SUMS))
-        for own, score in zip(sums, self.scores, strict=True):
+        for score_sums, score in zip(sums, self.scores, strict=True):
             values = score.sums(y, predictions[score.method], w, self.target)
-            own[: len(values)] = values
+            score_sums[: len(values)] = values
         return sums
 
 
@@ -542,18 +542,18 @@ def _score_block(
     row_numbers = scorer.starts[index] + np.arange(n)
     for repeat in scorer.repeats:
         # Positions of the drawn rows in the block, and numbers of the rows whose values they get.
-        at, source = repeat.of(row_numbers)
-        if len(at) == 0:
+        positions, source = repeat.of(row_numbers)
+        if len(positions) == 0:
             # None of the block's rows is drawn: sums of zero, broadcast below.
             for sums in by_column:
                 sums.append(0.0)
             continue
         # One copy of the drawn rows is enough: its columns are permuted one at a time and restored.
-        drawn = rows.iloc[at].copy() if is_dataframe_like(rows) else rows[at]
+        drawn_rows = rows.iloc[positions].copy() if is_dataframe_like(rows) else rows[positions]
         for sums, j, column in zip(by_column, gathered.numbers, gathered.values, strict=True):
-            before = _swap_column(drawn, j, column, source)
-            sums.append(scorer.sums(drawn, y[at], w[at]))
-            _restore_column(drawn, j, before)
+            old_values = _swap_column(drawn_rows, j, column, source)
+            sums.append(scorer.sums(drawn_rows, y[positions], w[positions]))
+            _restore_column(drawn_rows, j, old_values)
     shape = len(scorer.scores), _MAX_SUMS
     return baseline, np.array([[np.broadcast_to(s, shape) for s in sums] for sums in by_column])
 
@@ -561,12 +561,12 @@ def _score_block(
 def _swap_column(rows: Any, j: int, column: Any, source: NDArray[np.int64]) -> Any:
     """Write values of a whole column into a block's column, and return the previous values."""
     if not is_dataframe_like(rows):
-        before = rows[:, j].copy()
+        old_values = rows[:, j].copy()
         rows[:, j] = column[source]
-        return before
-    before = rows.iloc[:, j]
+        return old_values
+    old_values = rows.iloc[:, j]
     rows.isetitem(j, column.take(source).set_axis(rows.index))
-    return before
+    return old_values
 
 
 def _restore_column(rows: Any, j: int, column: Any) -> None:

@@ -204,14 +204,14 @@ class RowExplainer:
         check_row_shape(rows.shape[1:], (self.n_features,), self.name, index)
         if not rows.shape[0]:
             return self._convert(np.empty((0, self.n_features, len(self.base))), X)
-        found = self.explain(rows)
+        contributions = self.explain(rows)
         # Trees accept missing values; products with coefficients become NaN.
-        if not np.isfinite(found).all():
+        if not np.isfinite(contributions).all():
             raise InvalidDataError(
                 f"{describe_block(index)}X contains NaN or infinity, which the model cannot take. "
                 "Impute such values: SimpleImputer()."
             )
-        return self._convert(found, X)
+        return self._convert(contributions, X)
 
     def _convert(self, found: Floats, X: Any) -> Any:
         """Return contributions in the requested form."""
@@ -319,10 +319,10 @@ def _join_few_rows(parts: list[Any]) -> Any:
 
 def _compute_mean(estimator: Any, background: Any) -> Floats:
     """Return the mean of the background rows, in one pass over a collection."""
-    found = reduce_parts(_collect_background(estimator, background), _sum_block, _add_sums)
-    if found is None:
+    sums = reduce_parts(_collect_background(estimator, background), _sum_block, _add_sums)
+    if sums is None:
         raise make_no_rows_error(": the background is empty")
-    return np.asarray(found[1] / found[0])
+    return np.asarray(sums[1] / sums[0])
 
 
 def _collect_background(estimator: Any, background: Any) -> Collection:

@@ -43,15 +43,17 @@ def list_sockets() -> set[_Socket]:
     if not os.path.isdir(_DESCRIPTORS):
         return set()
     # Check the types only: proxy objects may warn, or load their targets, if accessed.
-    sockets = (thing for thing in gc.get_objects() if issubclass(type(thing), socket.socket))
-    python = {one.fileno() for one in sockets}
-    found = set()
+    sockets = (
+        candidate for candidate in gc.get_objects() if issubclass(type(candidate), socket.socket)
+    )
+    python = {python_socket.fileno() for python_socket in sockets}
+    sockets_found = set()
     for name in os.listdir(_DESCRIPTORS):
         with suppress(OSError):
-            about = os.fstat(int(name))
-            if stat.S_ISSOCK(about.st_mode) and int(name) not in python:
-                found.add((int(name), about.st_ino))
-    return found
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode) and int(name) not in python:
+                sockets_found.add((int(name), status.st_ino))
+    return sockets_found
 
 
 class LibraryConnections:
@@ -76,23 +78,31 @@ class LibraryConnections:
         """
         if self._group.size == 1:
             return
-        ends = {one: of for one in self._list_opened() if (of := _find_ends(one[0])) is not None}
-        known_ends = {of for rank in self._group.allgather(list(ends.values())) for of in rank}
-        own = {one for one, (here, there) in ends.items() if (there, here) in known_ends}
+        ends = {
+            opened: pair
+            for opened in self._list_opened()
+            if (pair := _find_ends(opened[0])) is not None
+        }
+        known_ends = {
+            ends_pair for rank in self._group.allgather(list(ends.values())) for ends_pair in rank
+        }
+        own_sockets = {
+            opened for opened, (local, remote) in ends.items() if (remote, local) in known_ends
+        }
         # Behind a translation of addresses, no rank sees the addresses that its peers see.
-        self._own = own or None
+        self._own = own_sockets or None
 
     def shut(self) -> None:
         """Shut down the library's connections: their peers read the end.
 
         Listening sockets stay open: PyTorch ends the whole process if it cannot accept.
         """
-        for one in self._list_opened():
-            if not self._is_library(one):
+        for opened in self._list_opened():
+            if not self._is_library(opened):
                 continue
-            with suppress(OSError), socket.socket(fileno=os.dup(one[0])) as other:
-                if not other.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    other.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError), socket.socket(fileno=os.dup(opened[0])) as duplicate:
+                if not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    duplicate.shutdown(socket.SHUT_RDWR)
 
     def _list_opened(self) -> set[_Socket]:
         """Return the sockets of libraries that were opened since the beginning."""
@@ -116,15 +126,15 @@ _End = tuple[str, int]
 def _find_ends(descriptor: int) -> tuple[_End, _End] | None:
     """Return the addresses of both ends of a TCP connection; None for another socket."""
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as one:
-            if one.family not in (socket.AF_INET, socket.AF_INET6):
+        with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+            if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
                 return None
-            ends = one.getsockname(), one.getpeername()
+            ends = duplicate.getsockname(), duplicate.getpeername()
     except OSError:  # closed meanwhile, or not connected
         return None
     # The same host in IPv4 and as IPv6 writes it.
-    here, there = ((host.removeprefix("::ffff:"), port) for host, port, *_ in ends)
-    return here, there
+    local, remote = ((host.removeprefix("::ffff:"), port) for host, port, *_ in ends)
+    return local, remote
 
 
 def _read_first_free_port() -> int:
@@ -143,10 +153,10 @@ def break_connections(group: RankGroup) -> Iterator[LibraryConnections]:
     The library then raises an error instead of waiting for a lost or silent peer.
     """
     connections = LibraryConnections(group)
-    over = threading.Event()
+    finished = threading.Event()
 
     def watch() -> None:
-        while not over.wait(_LOOK_SECONDS):
+        while not finished.wait(_LOOK_SECONDS):
             if group.has_ended:
                 connections.shut()
 
@@ -158,7 +168,7 @@ def break_connections(group: RankGroup) -> Iterator[LibraryConnections]:
         _meet_after_error(group, connections, error)
         raise
     finally:
-        over.set()
+        finished.set()
         watching.join()
 
 
@@ -206,10 +216,10 @@ def _meet_after_error(group: RankGroup, connections: LibraryConnections, error: 
     If a rank is lost, that is the cause; otherwise the error with the earliest time. The errors of
     the other ranks are added as notes, since the clocks of hosts may differ.
     """
-    at = time.time()
+    failed_at = time.time()
     # The library then fails on the other ranks too, and they also arrive here.
     connections.shut()
-    failures = group.allgather((at, f"{type(error).__name__}: {error}"))
+    failures = group.allgather((failed_at, f"{type(error).__name__}: {error}"))
     first = min(range(group.size), key=lambda rank: failures[rank][0])
     if first != group.rank:
         raise RunAbortedError(f"Rank {first} failed first: {failures[first][1]}") from error

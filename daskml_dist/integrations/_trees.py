@@ -64,7 +64,7 @@ def check_eval_set(eval_set: Any, X: Any) -> None:
             f"eval_set=(X_val, y_val); it is a {type(eval_set).__name__}."
         )
     # Lists, and some collections, have no shape: the libraries look at them.
-    shapes: list[tuple[Any, ...]] = [getattr(one, "shape", ()) for one in (*eval_set, X)]
+    shapes: list[tuple[Any, ...]] = [getattr(array, "shape", ()) for array in (*eval_set, X)]
     rows, targets, trained = shapes
     if rows and targets and rows[0] != targets[0]:
         raise InvalidDataError(
@@ -105,20 +105,20 @@ def encode_rank_labels(y: Any, group: RankGroup) -> tuple[Any, NDArray[Any] | No
     labels: Any = np.asarray(y)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    own: Any = None
+    own_labels: Any = None
     error = None
     if labels.ndim == 1:
         try:
-            own = _find_own_labels(labels)
-        except InvalidDataError as found:
-            error = str(found)
+            own_labels = _find_own_labels(labels)
+        except InvalidDataError as label_error:
+            error = str(label_error)
     # Every rank takes part in the exchange, and so also learns of another rank's error.
-    exchanged = group.allgather((labels.ndim, own, error))
+    exchanged = group.allgather((labels.ndim, own_labels, error))
     if errors := [text for _, _, text in exchanged if text is not None]:
         raise InvalidDataError(errors[0])
-    if own is None:
+    if own_labels is None:
         return labels, None
-    classes = _merge_labels([one for _, one, _ in exchanged if len(one)])
+    classes = _merge_labels([rank_labels for _, rank_labels, _ in exchanged if len(rank_labels)])
     return encode_labels(labels, classes), classes
 
 
@@ -126,10 +126,10 @@ def _find_own_labels(labels: NDArray[Any]) -> NDArray[Any]:
     """Return the sorted labels of a rank's rows; raise if one is missing or no label."""
     check_no_missing(labels, "y")
     try:
-        found = np.unique(convert_object_values(labels))
+        own_labels = np.unique(convert_object_values(labels))
     except TypeError as error:
         raise _make_mixed_error() from error
-    return check_class_labels(found)
+    return check_class_labels(own_labels)
 
 
 def _merge_labels(parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -158,13 +158,13 @@ def _make_mixed_error() -> InvalidDataError:
 def encode_labels(y: Any, classes: NDArray[Any]) -> NDArray[np.int64]:
     """Return the positions of labels among the sorted classes; raise if one is not among them."""
     labels = convert_object_values(np.asarray(y)).reshape(-1)
-    at = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
-    if (wrong := classes[at] != labels).any():
+    positions = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
+    if (wrong := classes[positions] != labels).any():
         raise InvalidDataError(
             f"The label(s) {labels[wrong][:5].tolist()} of eval_set are not in y, whose labels are "
             f"{classes[:10].tolist()}. Leave such rows out."
         )
-    codes: NDArray[np.int64] = at.astype(np.int64)
+    codes: NDArray[np.int64] = positions.astype(np.int64)
     return codes
 
 

@@ -164,20 +164,23 @@ class _Training:
 
     def _weigh_classes(self, rows: dict[str, Any], classes: Any, group: RankGroup) -> None:
         """Multiply the weights of the rows by the model's `class_weight`."""
-        given = self._model.class_weight
-        if given is None:
+        class_weight = self._model.class_weight
+        if class_weight is None:
             return
-        if isinstance(given, str) and given == "balanced":
+        if isinstance(class_weight, str) and class_weight == "balanced":
             counts = np.bincount(rows["y"], minlength=len(classes)).astype(np.float64)
             weights = balanced_weights(group.allreduce(counts))
-        elif isinstance(given, dict):
-            weights = named_weights(given, classes)
+        elif isinstance(class_weight, dict):
+            weights = named_weights(class_weight, classes)
         else:
             raise InvalidParameterError(
-                f'class_weight={given!r}: use "balanced", a dict from label to weight, or None.'
+                f'class_weight={class_weight!r}: use "balanced", a dict from label to weight, or '
+                "None."
             )
-        own = rows.get("sample_weight")
-        rows["sample_weight"] = weights[rows["y"]] * (1.0 if own is None else np.asarray(own))
+        row_weights = rows.get("sample_weight")
+        rows["sample_weight"] = weights[rows["y"]] * (
+            1.0 if row_weights is None else np.asarray(row_weights)
+        )
 
     def _choose_params(self, classes: NDArray[Any] | None, group: RankGroup) -> dict[str, Any]:
         """Return the parameters of the model, with those that depend on the classes."""
@@ -258,9 +261,9 @@ def _count_queries(qid: Any) -> Any:
     """Return the number of rows of each query (its rows are adjacent); None without queries."""
     if qid is None:
         return None
-    own = np.asarray(qid)
-    begins = np.flatnonzero(np.r_[True, own[1:] != own[:-1]])
-    return np.diff(np.r_[begins, len(own)])
+    query_ids = np.asarray(qid)
+    begins = np.flatnonzero(np.r_[True, query_ids[1:] != query_ids[:-1]])
+    return np.diff(np.r_[begins, len(query_ids)])
 
 
 @contextmanager
@@ -293,12 +296,12 @@ def _serve_collectives(lightgbm: Any, group: RankGroup) -> Iterator[Callable[[],
         source: int, size: int, item_size: int, starts: Any, lengths: Any, n_blocks: int,
         target: int, target_size: int, reducer: Any,
     ) -> None:  # fmt: skip
-        mine = _view_bytes(source, size)
-        parts = [mine[starts[r] : starts[r] + lengths[r]] for r in range(group.size)]
-        came = group.alltoall_bytes(parts)
+        own_bytes = _view_bytes(source, size)
+        parts = [own_bytes[starts[r] : starts[r] + lengths[r]] for r in range(group.size)]
+        received = group.alltoall_bytes(parts)
         # Add in the order of ranks, so that the sums are always the same.
-        total = came[0].copy()
-        for part in came[1:]:
+        total = received[0].copy()
+        for part in received[1:]:
             reducer[0](part.ctypes.data, total.ctypes.data, item_size, len(part))
         _view_bytes(target, target_size)[: len(total)] = total
 
@@ -306,14 +309,14 @@ def _serve_collectives(lightgbm: Any, group: RankGroup) -> Iterator[Callable[[],
         source: int, size: int, starts: Any, lengths: Any, n_blocks: int, target: int,
         target_size: int,
     ) -> None:  # fmt: skip
-        whole = _view_bytes(target, target_size)
-        mine = _view_bytes(source, size)[: lengths[group.rank]]
-        for rank, part in enumerate(group.allgather_bytes(mine)):
-            whole[starts[rank] : starts[rank] + len(part)] = part
+        gathered = _view_bytes(target, target_size)
+        own_bytes = _view_bytes(source, size)[: lengths[group.rank]]
+        for rank, part in enumerate(group.allgather_bytes(own_bytes)):
+            gathered[starts[rank] : starts[rank] + len(part)] = part
 
-    served = _ReduceScatter(guard(reduce_scatter)), _AllGather(guard(gather_all))
+    callbacks = _ReduceScatter(guard(reduce_scatter)), _AllGather(guard(gather_all))
     library = lightgbm.basic._LIB
-    addresses = [ctypes.cast(function, ctypes.c_void_p) for function in served]
+    addresses = [ctypes.cast(function, ctypes.c_void_p) for function in callbacks]
     library.LGBM_NetworkInitWithFunctions(group.size, group.rank, *addresses)
     try:
         yield raise_failure

@@ -133,9 +133,9 @@ def _derive_labelled_class(kind: Any) -> Any:
 def _restore_labelled(kind: Any, state: dict[str, Any]) -> Any:
     """Return a classifier with labels, given the class that its own is derived from."""
     derived = _derive_labelled_class(kind)
-    made = derived.__new__(derived)
-    vars(made).update(state)
-    return made
+    restored = derived.__new__(derived)
+    vars(restored).update(state)
+    return restored
 
 
 class _Training:
@@ -215,30 +215,30 @@ class _Training:
         state: Any,
     ) -> Any:
         """Grow the trees that the saved booster does not have yet."""
-        given = {"enable_categorical": self._model.enable_categorical}
+        matrix_options = {"enable_categorical": self._model.enable_categorical}
         if self._model.missing is not None:
-            given["missing"] = self._model.missing
+            matrix_options["missing"] = self._model.missing
         names = {"sample_weight": "weight", "qid": "qid"}
         extra = {names[name]: rows[name] for name in rows if name in names}
-        data = xgboost.DMatrix(rows["X"], rows["y"], **extra, **given)
+        data = xgboost.DMatrix(rows["X"], rows["y"], **extra, **matrix_options)
         evals = []
         if eval_set is not None:
-            evals = [(xgboost.DMatrix(*eval_set, **given), "validation_0")]
+            evals = [(xgboost.DMatrix(*eval_set, **matrix_options), "validation_0")]
         raw, stopping = state or (None, None)
-        before = None
+        saved_booster = None
         if raw is not None:
-            before = xgboost.Booster(params)
-            before.load_model(bytearray(raw))
+            saved_booster = xgboost.Booster(params)
+            saved_booster.load_model(bytearray(raw))
         if stopping is None and self._model.early_stopping_rounds is not None:
             stopping = xgboost.callback.EarlyStopping(rounds=self._model.early_stopping_rounds)
         callbacks = [*(self._model.callbacks or ()), _make_saving(xgboost, group, stopping)]
-        n_before = 0 if before is None else before.num_boosted_rounds()
+        n_before = 0 if saved_booster is None else saved_booster.num_boosted_rounds()
         return xgboost.train(
             params,
             data,
             self._model.get_num_boosting_rounds() - n_before,
             evals=evals,
-            xgb_model=before,
+            xgb_model=saved_booster,
             verbose_eval=False,
             # Early stopping comes first, so that a booster is only saved if more trees may follow.
             callbacks=[*([stopping] if stopping is not None else []), *callbacks],

@@ -69,10 +69,10 @@ def cut_into_splits(estimator: Any, X: Any, y: Any, sample_weight: Any, groups: 
     estimator._check_target(y)
     y = convert_object_values(y) if isinstance(y, np.ndarray) and y.dtype.kind == "O" else y
     check_feature_names(estimator, X, reset=True)
-    given = {} if weight is None else {"sample_weight": weight}
-    X, y, groups, given = prepare_inputs(X, y, groups, given)
+    fit_params = {} if weight is None else {"sample_weight": weight}
+    X, y, groups, fit_params = prepare_inputs(X, y, groups, fit_params)
     # An integer `cv` stratifies by the labels if the estimator is a classifier.
-    return Splits(estimator, X, y, groups, given, estimator.cv)
+    return Splits(estimator, X, y, groups, fit_params, estimator.cv)
 
 
 def open_batched_splits(

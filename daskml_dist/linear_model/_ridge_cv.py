@@ -282,13 +282,13 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
             # Each target's coefficients at its own alpha, of shape (n_parameters, n_targets).
             targets = np.arange(scores.shape[1])
             self.alpha_, self.best_score_ = self._alphas[best], scores[best, targets]
-            chosen = w[best, :, targets].T
+            best_w = w[best, :, targets].T
         else:
             best = int(np.ravel(best)[0])
             self.alpha_ = float(self._alphas[best])
             self.best_score_ = float(np.ravel(scores[best])[0])
-            chosen = w[best]
-        super()._set_fitted(Solution(chosen), model, rows)
+            best_w = w[best]
+        super()._set_fitted(Solution(best_w), model, rows)
 
     def _set_n_iter(self, solution: Solution) -> None:
         """Set nothing: these solvers do not iterate."""
@@ -380,11 +380,11 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
         check_flag("alpha_per_target", self.alpha_per_target)
         check_class_weight(self._params()["class_weight"])
         resolve_scorer(self.scoring)
-        given = np.ravel(np.asarray(self.alphas, dtype=object))
-        if not len(given):
+        alphas = np.ravel(np.asarray(self.alphas, dtype=object))
+        if not len(alphas):
             raise InvalidParameterError("alphas is empty. Name at least one strength.")
-        for i, alpha in enumerate(given):
-            name = "alphas" if len(given) == 1 else f"alphas[{i}]"
+        for i, alpha in enumerate(alphas):
+            name = "alphas" if len(alphas) == 1 else f"alphas[{i}]"
             if isinstance(alpha, bool) or not isinstance(alpha, Real):
                 raise InvalidParameterError(
                     f"{name} must be an instance of float, not {type(alpha).__name__}: {alpha!r}. "
@@ -393,9 +393,9 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
             value = float(alpha)
             # Without a penalty the leverage of a row may be 1, and its leave-one-out error 0 / 0.
             if not (value > 0 or (value == 0 and self.cv is not None)) or not value < np.inf:
-                least = ">= 0.0" if self.cv is not None else "> 0.0"
+                bound = ">= 0.0" if self.cv is not None else "> 0.0"
                 raise InvalidParameterError(
-                    f"{name} == {alpha}, must be {least}. Leave-one-out (cv=None) needs a "
+                    f"{name} == {alpha}, must be {bound}. Leave-one-out (cv=None) needs a "
                     "penalty; without one, use LinearRegression."
                 )
         for name in ("store_cv_results", "alpha_per_target"):

@@ -180,15 +180,17 @@ class _TweedieFamily(_Family):
         P. Dunn and G. Smyth, "Series evaluation of Tweedie exponential dispersion model densities",
         Statistics and Computing 15, 2005.
         """
-        p, found = self.loss.power, np.zeros(len(y))
-        at = y > 0  # a row of 0 has the mean 0, and the likelihood 1
-        own, phi = y[at], phi[at]
+        p, log_likelihoods = self.loss.power, np.zeros(len(y))
+        is_positive = y > 0  # a row of 0 has the mean 0, and the likelihood 1
+        positives, phi = y[is_positive], phi[is_positive]
         order = (2 - p) / (1 - p)
-        x = ((p - 1) * phi / own) ** order / ((2 - p) * phi)
-        density = _log_bessel(-order, x) - np.log(own)
+        x = ((p - 1) * phi / positives) ** order / ((2 - p) * phi)
+        density = _log_bessel(-order, x) - np.log(positives)
         # y theta - kappa at the mean y.
-        found[at] = density + own ** (2 - p) * (1 / (1 - p) - 1 / (2 - p)) / phi
-        return found
+        log_likelihoods[is_positive] = (
+            density + positives ** (2 - p) * (1 / (1 - p) - 1 / (2 - p)) / phi
+        )
+        return log_likelihoods
 
 
 def _log_bessel(order: float, x: Floats) -> Floats:
@@ -298,18 +300,22 @@ class _BlockSums:
         check_row_shape(block.rows.shape[1:], self.row_shape, index=index)
         y = np.asarray(block.y)
         target = y if self.classes is None else _encode_labels(y, self.classes)
-        for at in row_slices(n, max(_PIECE_ENTRIES // len(self.params), 1)):
-            rows = block.rows[at]
-            check_finite_rows(rows, index, at.start)
+        for piece in row_slices(n, max(_PIECE_ENTRIES // len(self.params), 1)):
+            rows = block.rows[piece]
+            check_finite_rows(rows, index, piece.start)
             rows = (rows.toarray() if hasattr(rows, "toarray") else rows).astype(np.float64)
             design = np.column_stack([np.ones(len(rows)), rows]) if self.intercept else rows
-            given = block.sample_weight
-            weight = np.ones(len(rows)) if given is None else given[at].astype(np.float64)
+            user_weights = block.sample_weight
+            weight = (
+                np.ones(len(rows))
+                if user_weights is None
+                else user_weights[piece].astype(np.float64)
+            )
             # A row of weight 0 does not count in the likelihood.
             keep = weight > 0
             if not keep.any():
                 continue
-            yield at, design[keep], target[at][keep].astype(np.float64), weight[keep], keep
+            yield piece, design[keep], target[piece][keep].astype(np.float64), weight[keep], keep
 
     def first(self, index: int, X: Any, y: Any, w: Any, groups: Any = None) -> _FirstSums | None:
         """Return the sums of the first pass over a block; None without rows."""
@@ -320,12 +326,12 @@ class _BlockSums:
                 as_column(groups, name="groups", index=index), "groups", index
             )
             check_length(count_rows_of_block(X), labels, "groups", index)
-        for at, design, target, weight, keep in self._iterate(index, X, y, w):
+        for piece, design, target, weight, keep in self._iterate(index, X, y, w):
             mean, slope, observed, expected = self.family.evaluate(target, design @ self.params)
             # Scores: the gradient of each row's log likelihood in the coefficients.
             scores = (weight * slope)[:, None] * design
             center = float(weight @ target / weight.sum())
-            clusters = {} if labels is None else _sum_by_label(labels[at][keep], scores)
+            clusters = {} if labels is None else _sum_by_label(labels[piece][keep], scores)
             saturated = 0.0
             if self.family.is_fixed_at_one:
                 saturated = float(self.family.saturated(target, weight, 1.0).sum())
@@ -372,25 +378,25 @@ class _BlockSums:
 def _encode_labels(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.bool_]:
     """Return whether labels are the second of two."""
     if not np.isin(y, classes).all():
-        lacking = np.setdiff1d(y, classes)[:5].tolist()
+        unknown = np.setdiff1d(y, classes)[:5].tolist()
         raise InvalidDataError(
-            f"y holds labels that were not in the fit: {lacking}. Pass the rows of the fit."
+            f"y holds labels that were not in the fit: {unknown}. Pass the rows of the fit."
         )
     return np.asarray(y == classes[1])
 
 
 def _factorize(parts: list[Floats]) -> Floats:
     """Return the triangular factor of stacked rows."""
-    found: Any = np.linalg.qr(np.concatenate(parts), mode="r")
-    return np.asarray(found)
+    triangular: Any = np.linalg.qr(np.concatenate(parts), mode="r")
+    return np.asarray(triangular)
 
 
 def _sum_by_label(labels: NDArray[Any], scores: Floats) -> dict[Any, Floats]:
     """Return the sum of the scores of each label's rows."""
-    known, codes = np.unique(labels, return_inverse=True)
-    sums = np.zeros((len(known), scores.shape[1]))
+    distinct, codes = np.unique(labels, return_inverse=True)
+    sums = np.zeros((len(distinct), scores.shape[1]))
     np.add.at(sums, codes, scores)
-    return dict(zip(known.tolist(), sums, strict=True))
+    return dict(zip(distinct.tolist(), sums, strict=True))
 
 
 def _merge_first(family: _Family, parts: list[_FirstSums]) -> _FirstSums:
@@ -408,8 +414,8 @@ def _merge_first(family: _Family, parts: list[_FirstSums]) -> _FirstSums:
             clusters[label] = clusters[label] + sums if label in clusters else sums
     observed = None
     if not family.is_canonical:
-        kept = [part.observed for part in parts if part.observed is not None]
-        observed = np.sum(kept, axis=0)
+        hessians = [part.observed for part in parts if part.observed is not None]
+        observed = np.sum(hessians, axis=0)
     return _FirstSums(
         sum(part.n_rows for part in parts),
         weight,
@@ -583,11 +589,11 @@ class RegressionSummary:
 
     def _test_slopes(self) -> tuple[float, int]:
         """Return Wald's statistic of all coefficients but the intercept, and their number."""
-        at = slice(int(self.has_constant), None)
-        ratios, errors = self.tvalues[at], self.bse[at]
+        slopes = slice(int(self.has_constant), None)
+        ratios, errors = self.tvalues[slopes], self.bse[slopes]
         if not (errors > 0).all():
             return float("nan"), 0
-        correlations = self.covariance[at, at] / np.outer(errors, errors)
+        correlations = self.covariance[slopes, slopes] / np.outer(errors, errors)
         # With no more clusters than coefficients the correlations are singular: the Moore-Penrose
         # inverse tests as many combinations of coefficients as their rank, in units of the standard
         # errors.
@@ -716,10 +722,10 @@ def _finish_summary(
             meat = _scale_clusters(first.clusters, n, df_resid)
         # Not the products of scores: with dependent columns they would lose half the digits.
         if first.observed is None:
-            half = meat @ inverse @ inverse.T
+            half_product = meat @ inverse @ inverse.T
         else:
-            half = meat @ np.linalg.inv(first.observed)
-        covariance = half.T @ half
+            half_product = meat @ np.linalg.inv(first.observed)
+        covariance = half_product.T @ half_product
     null = _find_null_deviance(first, sums, rows)
     if isinstance(family, _TweedieFamily) and family.loss.power == 0 and family.link == "Identity":
         # The likelihood at its own best variance; that of the intercept alone at the fit's scale.
@@ -754,21 +760,21 @@ def _invert_factor(factor: Floats, names: list[str]) -> Floats:
     norms = np.sqrt((factor**2).sum(axis=0))
     small = np.abs(np.diag(factor)) <= _DEPENDENT * norms if len(factor) == len(names) else True
     if np.any(small):
-        which = [names[j] for j in np.flatnonzero(np.broadcast_to(small, len(names)))][:5]
+        dependent = [names[j] for j in np.flatnonzero(np.broadcast_to(small, len(names)))][:5]
         raise InvalidDataError(
-            f"Columns are linear combinations of earlier ones: {which}. Their coefficients are "
+            f"Columns are linear combinations of earlier ones: {dependent}. Their coefficients are "
             "undetermined and have no standard errors. Drop these columns."
         )
-    found: Any = linalg.solve_triangular(factor, np.eye(len(factor)))
-    return np.asarray(found)
+    inverse: Any = linalg.solve_triangular(factor, np.eye(len(factor)))
+    return np.asarray(inverse)
 
 
 def _warn_unfinished(step: Floats, errors: Floats) -> None:
     """Warn if the optimum is far from the coefficients, in standard errors."""
-    far = float(np.max(np.abs(step) / errors))
-    if far > _MAX_STEP:
+    gap = float(np.max(np.abs(step) / errors))
+    if gap > _MAX_STEP:
         warnings.warn(
-            f"The coefficients are {far:.2g} standard errors from the optimum of these rows. Fit "
+            f"The coefficients are {gap:.2g} standard errors from the optimum of these rows. Fit "
             "with a smaller tol, and pass the rows of the fit.",
             stacklevel=user_stack_level(),
         )
@@ -787,13 +793,16 @@ def _add_groups(rows: Collection, X: Any, groups: Any) -> Collection:
     """Return rows whose parts also hold their groups."""
     if groups is None:
         return rows
-    beside = as_collection(X, groups, None, numeric=False, classification=True)
-    if rows.kind != beside.kind or len(rows.parts) != len(beside.parts):
+    rows_with_groups = as_collection(X, groups, None, numeric=False, classification=True)
+    if rows.kind != rows_with_groups.kind or len(rows.parts) != len(rows_with_groups.parts):
         raise InvalidDataError(
             "groups are not split like X. Pass them like X: a Dask collection with the same "
             "blocks, or in memory."
         )
-    rows.parts[:] = [(*one, other[1]) for one, other in zip(rows.parts, beside.parts, strict=True)]
+    rows.parts[:] = [
+        (*part, groups_part[1])
+        for part, groups_part in zip(rows.parts, rows_with_groups.parts, strict=True)
+    ]
     return rows
 
 
@@ -864,7 +873,7 @@ _WIDTH = 78
 def _print_summary(found: RegressionSummary) -> str:
     """Return the table that statsmodels prints, without dates and tests of residuals."""
     family = found.family
-    left = [
+    left_cells = [
         ("Dep. Variable:", found.target_name), ("Model:", family.model),
         ("Method:", family.method), ("No. Observations:", f"{found.nobs}"),
         ("Df Residuals:", f"{found.df_resid}"), ("Df Model:", f"{found.df_model}"),
@@ -874,7 +883,7 @@ def _print_summary(found: RegressionSummary) -> str:
     criteria = [("AIC:", f"{found.aic:#.4g}"), ("BIC:", f"{found.bic:#.4g}")]
     if isinstance(family, _LeastSquares):
         centred = "" if found.has_constant else " (uncentered)"
-        right = [
+        right_cells = [
             (f"R-squared{centred}:", f"{found.rsquared:.3f}"),
             (f"Adj. R-squared{centred}:", f"{found.rsquared_adj:.3f}"),
             ("F-statistic:", f"{found.fvalue:#.4g}"),
@@ -882,14 +891,14 @@ def _print_summary(found: RegressionSummary) -> str:
             *likelihood, *criteria,
         ]  # fmt: skip
     elif isinstance(family, _BinaryLogit):
-        right = [
+        right_cells = [
             ("Pseudo R-squ.:", f"{found.prsquared:#.4g}"), *likelihood,
             ("LL-Null:", f"{found.llnull:#.5g}"), ("LLR p-value:", f"{found.llr_pvalue:#.4g}"),
             *criteria,
         ]  # fmt: skip
     else:
-        left[2:2] = [("Model Family:", family.name), ("Link Function:", family.link)]
-        right = [
+        left_cells[2:2] = [("Model Family:", family.name), ("Link Function:", family.link)]
+        right_cells = [
             ("Scale:", f"{found.scale:#.5g}"), *likelihood, ("Deviance:", f"{found.deviance:#.5g}"),
             ("Pearson chi2:", f"{found.pearson_chi2:#.3g}"),
             ("Pseudo R-squ. (CS):", f"{found.prsquared:#.4g}"), *criteria,
@@ -908,7 +917,7 @@ def _print_summary(found: RegressionSummary) -> str:
         table.append("".join([f"{name:<{width}}", *(f"{cell:>11}" for cell in cells)]))
     lines = max(len(table[0]), _WIDTH)
     rule = "=" * lines
-    top = _join_columns(left, right, lines)
+    top = _join_columns(left_cells, right_cells, lines)
     return "\n".join([family.title.center(lines).rstrip(), rule, *top, rule, *table, rule])
 
 
@@ -916,13 +925,13 @@ def _join_columns(
     left: list[tuple[str, str]], right: list[tuple[str, str]], width: int
 ) -> list[str]:
     """Return lines of two columns of names and values."""
-    half = (width - 3) // 2
+    half_width = (width - 3) // 2
     lines = []
     for i in range(max(len(left), len(right))):
         cells = []
         for column in (left, right):
             name, value = column[i] if i < len(column) else ("", "")
-            cells.append(f"{name}{value:>{half - len(name)}}")
+            cells.append(f"{name}{value:>{half_width - len(name)}}")
         lines.append("   ".join(cells).rstrip())
     return lines
 

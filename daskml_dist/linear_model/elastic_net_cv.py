@@ -409,11 +409,11 @@ class ElasticNetCV(LinearRegressor):
         if isinstance(self.alphas, Integral):
             grid = AlphaGrid(tuple(ratios), float(self.eps), int(self.alphas), bool(self.positive))
         # Decreasing, as warm starts need: from few coefficients to many.
-        given = np.ravel(np.asarray([0.0] if grid else self.alphas, np.float64))
+        alphas = np.ravel(np.asarray([0.0] if grid else self.alphas, np.float64))
         settings = _PathSettings(
             ratios=ratios,
             grid=grid,
-            given=np.sort(given)[::-1],
+            given=np.sort(alphas)[::-1],
             max_iter=int(self.max_iter),
             tol=float(self.tol),
             positive=bool(self.positive),

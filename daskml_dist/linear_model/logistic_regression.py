@@ -258,8 +258,8 @@ class LogisticRegression(LinearClassifier, BaseRounds):
 
     def _failure(self, n_iter: int) -> str:
         # By the name that the user chose, even if L-BFGS replaced it.
-        words = _FAILURES.get(self.solver, "{} failed to converge after {} iteration(s)")
-        return f"{type(self).__name__}: {words.format(self.solver, n_iter)}"
+        template = _FAILURES.get(self.solver, "{} failed to converge after {} iteration(s)")
+        return f"{type(self).__name__}: {template.format(self.solver, n_iter)}"
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, PenalisedSolver]:
         assert rows.classes is not None

@@ -160,14 +160,14 @@ class _LogisticPaths:
         start is far along that direction, where the gradient is nearly zero, so that the intercept
         stays there.
         """
-        each, lacking = self.model.each, self._lacks_label[split]
-        if not each.fit_intercept or not lacking.any() or lacking.all():
+        split_model, is_lacking = self.model.each, self._lacks_label[split]
+        if not split_model.fit_intercept or not is_lacking.any() or is_lacking.all():
             return None
-        w = np.zeros(each.shape)
-        if each.width > 1:
-            w[-1, lacking] = -_ABSENT_LABEL_LOG_ODDS
+        w = np.zeros(split_model.shape)
+        if split_model.width > 1:
+            w[-1, is_lacking] = -_ABSENT_LABEL_LOG_ODDS
         else:  # one output, the log odds of the second of two classes
-            w[-1, 0] = _ABSENT_LABEL_LOG_ODDS if lacking[0] else -_ABSENT_LABEL_LOG_ODDS
+            w[-1, 0] = _ABSENT_LABEL_LOG_ODDS if is_lacking[0] else -_ABSENT_LABEL_LOG_ODDS
         return w
 
 
@@ -337,8 +337,8 @@ class LogisticRegressionCV(LinearClassifier):
         """
         self._check_params()
         # With metadata routing on, splitter and scorer get only the metadata that they requested.
-        given = {"sample_weight": sample_weight, "groups": groups}
-        route = route_metadata(self, "fit", given, params)
+        metadata = {"sample_weight": sample_weight, "groups": groups}
+        route = route_metadata(self, "fit", metadata, params)
         groups = route.splitter.split.get("groups")
         weigh = sample_weight is None or "sample_weight" in route.scorer.score
         with use_client(client):
@@ -355,10 +355,12 @@ class LogisticRegressionCV(LinearClassifier):
         splits = cut_into_splits(self, X, y, sample_weight, groups)
         with open_batched_splits(self, splits, client) as batch:
             # The form of the model is the same for all penalties: any penalty gives it.
-            each, _ = self._make_estimator(1.0, 0.0)._problem(batch.rows)
-            label_weights = batch(batch.make_model(each), SinglePassSolver(SplitLabelWeights())).w
+            split_model, _ = self._make_estimator(1.0, 0.0)._problem(batch.rows)
+            label_weights = batch(
+                batch.make_model(split_model), SinglePassSolver(SplitLabelWeights())
+            ).w
             class_weight = self._resolve_class_weight(batch, label_weights[-1])
-            paths = _LogisticPaths(batch, each, label_weights, class_weight)
+            paths = _LogisticPaths(batch, split_model, label_weights, class_weight)
             paths.fit(self._candidates(), TEST if self._is_summed(weigh) else None)
             scores = self._score_splits(paths, splits, weigh)
             model = paths.model.each
@@ -366,13 +368,13 @@ class LogisticRegressionCV(LinearClassifier):
             if self.refit:
                 best = int(np.argmax(scores.mean(axis=0)))
                 solution = paths.refit(self._candidates()[best], best)
-                chosen = np.full(len(scores), best)
+                best_candidates = np.full(len(scores), best)
             else:
-                chosen = scores.argmax(axis=1)
-                w = paths.w[np.arange(len(scores)), chosen].mean(axis=0)
+                best_candidates = scores.argmax(axis=1)
+                w = paths.w[np.arange(len(scores)), best_candidates].mean(axis=0)
                 solution = Solution(w)
             self._set_fitted(solution, model, batch.rows)
-            self._set_paths(paths, scores, chosen)
+            self._set_paths(paths, scores, best_candidates)
             set_history_of_splits(self, batch)
         failed = [fit for fit in (*paths.solutions, solution) if not fit.converged]
         if failed:
@@ -431,8 +433,8 @@ class LogisticRegressionCV(LinearClassifier):
 
     def _make_estimator(self, C: float, l1_ratio: float) -> LogisticRegression:
         """Return an unfitted estimator with one penalty."""
-        own, params = self._all_params(), LogisticRegression().get_params(deep=False)
-        shared = {name: own[name] for name in own if name in params}
+        own_params, params = self._all_params(), LogisticRegression().get_params(deep=False)
+        shared = {name: own_params[name] for name in own_params if name in params}
         # Class weights are those of all rows (`_resolve_class_weight`), which a candidate could not
         # compute from its split.
         shared |= {"C": C, "l1_ratio": l1_ratio, "class_weight": None, "callbacks": None}
@@ -520,11 +522,11 @@ class LogisticRegressionCV(LinearClassifier):
     @property
     def _ratios(self) -> NDArray[np.float64]:
         """Return the shares of l1 to try."""
-        given = self.l1_ratios
+        ratios = self.l1_ratios
         # scikit-learn's older way: the name of the penalty.
-        if given is None:
+        if ratios is None:
             return np.array([1.0 if self.penalty == "l1" else 0.0])
-        return np.ravel(np.asarray(given, np.float64))
+        return np.ravel(np.asarray(ratios, np.float64))
 
     def _loss(self) -> Loss:
         return LogLoss()

@@ -145,10 +145,10 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
 
     def _ridge(self) -> Ridge:
         """Return an unfitted ridge regression with the same parameters, which does the work."""
-        known = Ridge().get_params(deep=False)
+        ridge_params = Ridge().get_params(deep=False)
         # Without `class_weight`, which is in the weights of the rows already.
-        given = self._all_params()
-        return _SignRidge(**{name: value for name, value in given.items() if name in known})
+        params = self._all_params()
+        return _SignRidge(**{name: value for name, value in params.items() if name in ridge_params})
 
 
 class _SignRidge(Ridge):

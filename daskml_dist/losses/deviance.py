@@ -76,8 +76,8 @@ class _TweedieDeviance(Loss):
             return np.asarray(-np.log(y))
         if self.power == 0:
             return np.asarray(y**2 / 2)
-        one, two = 1 - self.power, 2 - self.power
-        return np.asarray(np.maximum(y, 0) ** two / (one * two))
+        one_minus_p, two_minus_p = 1 - self.power, 2 - self.power
+        return np.asarray(np.maximum(y, 0) ** two_minus_p / (one_minus_p * two_minus_p))
 
     def half_deviance(self, y: Array, mean: Array) -> Array:
         """Return half the deviance of each target from its mean, in float64; 0 if equal."""
@@ -88,18 +88,20 @@ class _TweedieDeviance(Loss):
             return np.asarray(y / mean - np.log(y / mean) - 1)
         if self.power == 0:
             return np.asarray((y - mean) ** 2 / 2)
-        one, two = 1 - self.power, 2 - self.power
+        one_minus_p, two_minus_p = 1 - self.power, 2 - self.power
         mean = np.maximum(mean, 0)
-        return np.asarray(self.convex(y) - y * mean**one / one + mean**two / two)
+        return np.asarray(
+            self.convex(y) - y * mean**one_minus_p / one_minus_p + mean**two_minus_p / two_minus_p
+        )
 
     def check_target(self, y: Array) -> None:
         """Raise InvalidDataError for a target outside the distribution's domain."""
-        below = "<= 0" if self.power >= 2 else "< 0"
+        invalid = "<= 0" if self.power >= 2 else "< 0"
         if self.power >= 1 and bool((y <= 0 if self.power >= 2 else y < 0).any()):
             domain = "> 0" if self.power >= 2 else ">= 0"
             raise InvalidDataError(
                 f"Some value(s) of y are out of the valid range of the loss {self.name!r}: it "
-                f"needs targets y {domain}, and some are {below}. Correct them, or use "
+                f"needs targets y {domain}, and some are {invalid}. Correct them, or use "
                 "loss='squared_error'."
             )
 
@@ -232,12 +234,14 @@ class Tweedie(_TweedieDeviance):
             return (Poisson() if self.power == 1 else Gamma())._evaluate_derivatives(y, raw)
         # Half the deviance is m**(2-p) / (2-p) - y * m**(1-p) / (1-p), up to terms that depend only
         # on y, with m = exp(raw) (Jorgensen 1987).
-        one, two = 1 - self.power, 2 - self.power
+        one_minus_p, two_minus_p = 1 - self.power, 2 - self.power
         xp = namespace(raw)
-        a, b = y * xp.exp(one * raw), xp.exp(two * raw)
+        a, b = y * xp.exp(one_minus_p * raw), xp.exp(two_minus_p * raw)
         # For p = 0, y**2 / 2 is added to get half the squared error.
-        values = (xp.exp(raw) - y) ** 2 / 2 if self.power == 0 else b / two - a / one
-        return values, b - a, two * b - one * a
+        values = (
+            (xp.exp(raw) - y) ** 2 / 2 if self.power == 0 else b / two_minus_p - a / one_minus_p
+        )
+        return values, b - a, two_minus_p * b - one_minus_p * a
 
     def _evaluate_at_mean(self, y: Array, mean: Array) -> tuple[Array, Array, Array]:
         """Return values, first and second derivatives with respect to the mean (identity link)."""
@@ -248,15 +252,15 @@ class Tweedie(_TweedieDeviance):
         # shorten its step. The mean is replaced by 1, so that no logarithm or power below fails.
         outside = mean <= 0
         mean = xp.where(outside, 1, mean)
-        one, two = 1 - self.power, 2 - self.power
+        one_minus_p, two_minus_p = 1 - self.power, 2 - self.power
         if self.power == 1:
             values = mean - y * xp.log(mean)
         elif self.power == 2:
             values = xp.log(mean) + y / mean
         else:
-            values = mean**two / two - y * mean**one / one
+            values = mean**two_minus_p / two_minus_p - y * mean**one_minus_p / one_minus_p
         # The derivative of half the deviance is (mean - y) / V(mean), with the variance function
         # V(mean) = mean**power (McCullagh and Nelder).
         scale = mean**-self.power
         values = xp.where(outside, math.inf, values)
-        return values, scale * (mean - y), scale * (one + self.power * y / mean)
+        return values, scale * (mean - y), scale * (one_minus_p + self.power * y / mean)

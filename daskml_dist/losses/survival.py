@@ -53,19 +53,19 @@ _MIN_FRACTION, _FRACTION_TERMS = 4.0, 60
 def _normal_hazard(z: float) -> tuple[float, float, float]:
     """Return the standard normal's cumulative hazard ``-log S(z)``, hazard, and hazard's slope."""
     if z < _MIN_FRACTION:
-        below = 0.5 * math.erfc(-z * _ROOT_HALF)
+        cdf = 0.5 * math.erfc(-z * _ROOT_HALF)
         if z < 0.0:
-            cumulated = -math.log1p(-below)
+            cumulated = -math.log1p(-cdf)
         else:
             cumulated = -math.log(0.5 * math.erfc(z * _ROOT_HALF))
         hazard = math.exp(cumulated - 0.5 * z * z - _LOG_ROOT_2_PI)
         return cumulated, hazard, hazard * (hazard - z)
     # Mills's ratio as a continued fraction (Kalbfleisch and Prentice use tables): the hazard is z +
     # 1 / (z + 2 / (z + 3 / ...)). This form keeps the digits of its excess over z.
-    rest = z
+    fraction = z
     for k in range(_FRACTION_TERMS, 1, -1):
-        rest = z + k / rest
-    excess = 1.0 / rest
+        fraction = z + k / fraction
+    excess = 1.0 / fraction
     hazard = z + excess
     return 0.5 * z * z + _LOG_ROOT_2_PI + math.log(hazard), hazard, hazard * excess
 
@@ -139,12 +139,12 @@ def _evaluate_time(
     elif bounds <= -UNBOUNDED:
         value, slope, curve = _evaluate_interval(distribution, -UNBOUNDED, z)
     else:
-        half = bounds / scale
-        if half < _NARROW:
+        half_width = bounds / scale
+        if half_width < _NARROW:
             value, slope, curve = _evaluate_event(distribution, z)
-            value -= math.log(2.0 * half)
+            value -= math.log(2.0 * half_width)
         else:
-            value, slope, curve = _evaluate_interval(distribution, z - half, z + half)
+            value, slope, curve = _evaluate_interval(distribution, z - half_width, z + half_width)
     # All densities are log-concave: a negative value can only be a rounding error.
     return value, -slope / scale, max(curve, 0.0) / (scale * scale)
 
@@ -240,13 +240,13 @@ class AFT(RowLoss):
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             low, high = np.log(low), np.log(high)
-            found = np.stack([(low + high) / 2, (high - low) / 2], axis=1)
+            bounds = np.stack([(low + high) / 2, (high - low) / 2], axis=1)
         has_low, has_high = np.isfinite(low), np.isfinite(high)
         is_event = low == high
-        found[is_event] = np.stack([low, np.zeros_like(low)], axis=1)[is_event]
-        found[~has_high] = np.stack([low, np.full_like(low, UNBOUNDED)], axis=1)[~has_high]
-        found[~has_low] = np.stack([high, np.full_like(low, -UNBOUNDED)], axis=1)[~has_low]
-        return found
+        bounds[is_event] = np.stack([low, np.zeros_like(low)], axis=1)[is_event]
+        bounds[~has_high] = np.stack([low, np.full_like(low, UNBOUNDED)], axis=1)[~has_high]
+        bounds[~has_low] = np.stack([high, np.full_like(low, -UNBOUNDED)], axis=1)[~has_low]
+        return bounds
 
     @staticmethod
     def join(y: Array, dtype: Any) -> Array:
@@ -396,14 +396,14 @@ class Cox(Loss):
 
         All rows must be given together; second derivatives are by a row's own prediction only.
         """
-        at = np.argsort(np.abs(y), kind="stable")
-        order = RiskOrder.of_sorted(y[at], np.ones(len(y)))
-        sorted_raw = raw[at].astype(np.float64)
-        given = sorted_raw, order, np.exp, _cumulate, float(sorted_raw.max(initial=-1e300))
-        found = np.empty((3, len(y)))
-        found[0, at] = self.value_sorted(*given)
-        found[1, at], found[2, at] = self.derive_sorted(*given)
-        values, gradient, hessian = found.astype(raw.dtype)
+        order = np.argsort(np.abs(y), kind="stable")
+        risk_order = RiskOrder.of_sorted(y[order], np.ones(len(y)))
+        sorted_raw = raw[order].astype(np.float64)
+        arguments = sorted_raw, risk_order, np.exp, _cumulate, float(sorted_raw.max(initial=-1e300))
+        derivatives = np.empty((3, len(y)))
+        derivatives[0, order] = self.value_sorted(*arguments)
+        derivatives[1, order], derivatives[2, order] = self.derive_sorted(*arguments)
+        values, gradient, hessian = derivatives.astype(raw.dtype)
         return values, gradient, hessian
 
     def check_events(self, mean: Array) -> None:

@@ -93,8 +93,8 @@ def _make_method(name: str, summary: str, shape: str) -> Any:
     """Return the method with a name: lazy for Dask rows, otherwise the ensemble's own."""
 
     def get_own(self: Any) -> Callable[..., Any]:
-        own: Callable[..., Any] = getattr(super(OnBlocks, self), name)
-        return own
+        bound_method: Callable[..., Any] = getattr(super(OnBlocks, self), name)
+        return bound_method
 
     def method(self: Any, X: Any, **params: Any) -> Any:
         if self._will_have(name):  # the method exists only after the fit

@@ -235,7 +235,9 @@ def _fit_gathered(
     params = dict(unweighted_params)
     if weight[0] is not None:
         sizes = zip(weight, map(count_rows_of_block, X), strict=True)
-        params["sample_weight"] = join_blocks([expand_weights(own, n) for own, n in sizes])
+        params["sample_weight"] = join_blocks(
+            [expand_weights(block_weights, n) for block_weights, n in sizes]
+        )
     y = None if y[0] is None else join_blocks(y)
     return _fit_catching_warnings(member, join_blocks(X), y, params)
 
@@ -253,10 +255,10 @@ def _fit_catching_warnings(
     if not takes_dask_collections(member):
         # Fits of other packages may take long, and would wait for each other at the lock.
         return mark_own_errors(fit_clone, member, X, y, params), []
-    with _catching_warnings, warnings.catch_warnings(record=True) as found:
+    with _catching_warnings, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fitted = mark_own_errors(fit_clone, member, X, y, params)
-    return fitted, [(str(one.message), one.category) for one in found]
+    return fitted, [(str(warning.message), warning.category) for warning in caught]
 
 
 def copy_feature_attributes(fitted: Any, member: Any) -> None:
@@ -284,11 +286,11 @@ def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]
         report_phase(f"{len(tasks)} fits as tasks")
         return _compute_fits(tasks, splits.rows.columns.parts)
     # None: no solver can train these together, so they are fitted split by split.
-    found = fit_batched([clone(member)], splits, {}, {}, train_score=False, error_score="raise")
-    if found is None:
+    batched = fit_batched([clone(member)], splits, {}, {}, train_score=False, error_score="raise")
+    if batched is None:
         fits = splits.fit_splits([member], {}, train_score=False, error_score="raise")
     else:
-        fits, _ = found
+        fits, _ = batched
     return [fit.estimator for fit in fits[0]]
 
 
@@ -333,8 +335,10 @@ def _merge_label_counts(
     """Return the sorted labels of all blocks, and how many rows have each."""
     # Leave out empty blocks, whose dtype may differ: it could for example turn labels into texts.
     filled = [part for part in parts if len(part[0])] or parts[:1]
-    labels, at = np.unique(np.concatenate([own for own, _ in filled]), return_inverse=True)
-    counts = np.bincount(at, np.concatenate([n for _, n in filled]), len(labels))
+    labels, codes = np.unique(
+        np.concatenate([block_labels for block_labels, _ in filled]), return_inverse=True
+    )
+    counts = np.bincount(codes, np.concatenate([n for _, n in filled]), len(labels))
     return labels, counts.astype(np.int64)
 
 
@@ -346,10 +350,10 @@ def check_indicators(y: Any) -> int:
         )
     else:
         values = np.unique(np.asarray(y))
-    if others := sorted(set(values.tolist()) - {0, 1}):
+    if not_indicators := sorted(set(values.tolist()) - {0, 1}):
         raise InvalidDataError(
-            f"y has {y.shape[1]} columns, and holds {others[:5]}. Of several labels a row, give a "
-            "column of 0 and 1 for each; of one label, one column."
+            f"y has {y.shape[1]} columns, and holds {not_indicators[:5]}. Of several labels a row, "
+            "give a column of 0 and 1 for each; of one label, one column."
         )
     return int(y.shape[1])
 

@@ -165,13 +165,13 @@ def read_indicators(values: Any, name: str, index: int | None) -> NDArray[np.boo
         as_column(values, name=name, index=index, several=True), "float64", name, index
     )
     check_finite(table, name, index)
-    found: NDArray[np.bool_] = table != 0
-    if table.ndim != 2 or (found != table).any():
+    indicators: NDArray[np.bool_] = table != 0
+    if table.ndim != 2 or (indicators != table).any():
         raise InvalidDataError(
             f"{describe_block(index)}{name} has several columns that are not label indicators (0 "
             "or 1). Pass one column of labels, or one of 0 and 1 for each label."
         )
-    return found
+    return indicators
 
 
 def read_sample_weights(values: Any, n_rows: int, index: int | None) -> NDArray[Any] | None:
@@ -236,19 +236,19 @@ def find_unique_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.i
     The labels are in host memory, the positions where the rows lie.
     """
     if not is_host(labels):
-        values, places = namespace(labels).unique_inverse(labels)
-        return copy_to_host(values), places
+        values, inverse = namespace(labels).unique_inverse(labels)
+        return copy_to_host(values), inverse
     # Integers of a small range are counted in linear time, several times faster than a sort.
     if (counted := count_whole_numbers(labels)) is not None:
         return counted
     try:
-        found, at = np.unique(labels, return_inverse=True)
+        distinct, codes = np.unique(labels, return_inverse=True)
     except TypeError as error:
         raise InvalidDataError(
             f"The labels are of different types ({error}). Make them one type, for example "
             "y_true.astype(str)."
         ) from error
-    return found, at
+    return distinct, codes
 
 
 def merge_labels(parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -312,13 +312,13 @@ class ScoredRows:
     @property
     def weights(self) -> NDArray[np.float64]:
         """Return the weight of each row as a float; 1 for every row where none are given."""
-        given = self.weight
-        found: NDArray[np.float64] = (
+        weight = self.weight
+        weights: NDArray[np.float64] = (
             ones((len(self.y_true),), np.float64, like=self.y_true)
-            if given is None
-            else cast(given, np.dtype(np.float64))
+            if weight is None
+            else cast(weight, np.dtype(np.float64))
         )
-        return found
+        return weights
 
 
 @dataclass(frozen=True)
@@ -344,15 +344,15 @@ class ScoredColumns:
     ) -> S:
         """Return scikit-learn's metric of arrays in memory, which are checked first."""
         # scikit-learn computes on the host: arrays on a GPU are copied.
-        given = convert_foreign(y_true, y_pred, sample_weight)
-        y_true, y_pred, weight = map(copy_to_host, given)
+        columns = convert_foreign(y_true, y_pred, sample_weight)
+        y_true, y_pred, weight = map(copy_to_host, columns)
         try:
             rows = self.read_block(None, y_pred, y_true, weight)
-        except InvalidDataError as own:
+        except InvalidDataError as refusal:
             if _hold_times(y_true) or _hold_times(y_pred):
                 raise  # scikit-learn takes some for numbers, in whatever unit they are stored
-            given = _read_beside_labels(y_true, y_pred, weight)
-            return _score_as_given(own, metric, *given, **options)
+            columns = _read_beside_labels(y_true, y_pred, weight)
+            return _score_as_given(refusal, metric, *columns, **options)
         # Checked here, since not every function of scikit-learn does.
         if rows.weight is not None and not rows.weight.any():
             raise _make_zero_weight_error()
@@ -371,7 +371,7 @@ class ScoredColumns:
         The options are those of :meth:`reduce_to_score`.
         """
         summary: S = self.reduce_to_score(
-            summarise, merge, collection, lambda whole: whole, **options
+            summarise, merge, collection, lambda merged: merged, **options
         )
         return summary
 
@@ -394,12 +394,12 @@ class ScoredColumns:
         """
         if in_pieces:
             summarise = partial(_summarise_in_pieces, summarise, merge)
-        of_block = partial(_summarise_block, self, summarise, on_device)
+        summarise_block = partial(_summarise_block, self, summarise, on_device)
         end = partial(_finish_summary, finish, self.pred_name)
         if not compute:
-            return reduce_lazily(collection, of_block, merge, end)
+            return reduce_lazily(collection, summarise_block, merge, end)
         with report_reading("scoring"):
-            summary: S | None = reduce_parts(collection, of_block, merge)
+            summary: S | None = reduce_parts(collection, summarise_block, merge)
         return end(summary)
 
     def align(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Collection:
@@ -411,9 +411,9 @@ class ScoredColumns:
         except InvalidDataError as error:
             # Errors of `as_collection` name X and y, which here are y_pred and y_true.
             hint = "" if self.several else " Score one column at a time."
-            said = str(error).replace("X has", f"{self.pred_name} has")
-            said = said.replace("y has", "y_true has").replace("y should", "y_true should")
-            raise InvalidDataError(f"{said}{hint}") from error
+            message = str(error).replace("X has", f"{self.pred_name} has")
+            message = message.replace("y has", "y_true has").replace("y should", "y_true should")
+            raise InvalidDataError(f"{message}{hint}") from error
         return replace(rows, names=(self.pred_name, "y_true", "sample_weight"))
 
     def read_block(
@@ -430,30 +430,30 @@ class ScoredColumns:
         """
         if not (on_device and are_device_numbers(y_true) and are_device_numbers(y_pred)):
             y_pred, y_true, sample_weight = map(copy_to_host, (y_pred, y_true, sample_weight))
-        truth = self.read_true(y_true, "y_true", index)
-        prediction = self.read_pred(y_pred, self.pred_name, index)
-        weight = read_sample_weights(sample_weight, len(truth), index)
+        true_column = self.read_true(y_true, "y_true", index)
+        predicted_column = self.read_pred(y_pred, self.pred_name, index)
+        weight = read_sample_weights(sample_weight, len(true_column), index)
         # Dask may not know the sizes of chunks: the lengths of blocks are compared only here.
-        lengths = {"y_true": len(truth), self.pred_name: len(prediction)}
+        lengths = {"y_true": len(true_column), self.pred_name: len(predicted_column)}
         if weight is not None:
             lengths["sample_weight"] = len(weight)
         if len(set(lengths.values())) > 1:
-            found = ", ".join(f"{name} has {n} rows" for name, n in lengths.items())
+            row_counts = ", ".join(f"{name} has {n} rows" for name, n in lengths.items())
             raise InvalidDataError(
                 f"{describe_block(index)}Found input variables with inconsistent numbers of "
                 "samples: "
-                f"{found}. Pass the same rows in each; where chunk sizes are unknown, call "
+                f"{row_counts}. Pass the same rows in each; where chunk sizes are unknown, call "
                 ".compute_chunk_sizes() on each, and the chunks are matched."
             )
-        widths = [1 if a.ndim == 1 else a.shape[1] for a in (truth, prediction)]
+        widths = [1 if a.ndim == 1 else a.shape[1] for a in (true_column, predicted_column)]
         if self.several and widths[0] != widths[1]:
             raise InvalidDataError(
                 f"{describe_block(index)}y_true and y_pred have different number of output "
                 f"({widths[0]}!={widths[1]}). Pass one column of each for every target."
             )
         if weight is not None and is_host(weight):
-            weight = namespace(truth).asarray(weight)  # to the GPU, if the rest lies there
-        return ScoredRows(truth, prediction, weight)
+            weight = namespace(true_column).asarray(weight)  # to the GPU, if the rest lies there
+        return ScoredRows(true_column, predicted_column, weight)
 
 
 def _summarise_block(
@@ -489,7 +489,7 @@ def _summarise_in_pieces(
         size = _DEVICE_PIECE_BYTES // (8 * max(math.prod(rows.y_pred.shape[1:]), 1))
     if n_rows <= size:
         return summarise(rows)
-    return merge([summarise(rows.select(some)) for some in row_slices(n_rows, size)])
+    return merge([summarise(rows.select(piece)) for piece in row_slices(n_rows, size)])
 
 
 def as_table_of_columns(values: Any, name: str) -> Any:
@@ -543,7 +543,7 @@ def _score_as_given(
             if isinstance(own, MissingValues):  # the error is raised in any case
                 warnings.simplefilter("ignore")
             weights = _make_weight_argument(weight)
-            found = call_sklearn_metric(metric, y_true, y_pred, **weights, **options)
+            score = call_sklearn_metric(metric, y_true, y_pred, **weights, **options)
     except InvalidParameterError:
         raise
     except InvalidDataError as error:
@@ -552,7 +552,7 @@ def _score_as_given(
     # Where scikit-learn lets NaN pass, there is no score all the same.
     if isinstance(own, MissingValues):
         raise own
-    return found
+    return score
 
 
 def _read_beside_labels(y_true: Any, y_pred: Any, weight: Any) -> tuple[Any, Any, Any]:
@@ -561,25 +561,25 @@ def _read_beside_labels(y_true: Any, y_pred: Any, weight: Any) -> tuple[Any, Any
     scikit-learn refuses indicators of Arrow columns, objects or foreign byte order, and not each of
     its functions checks weights.
     """
-    read = []
+    columns = []
     for values in (y_true, y_pred):
         with suppress(ValueError):  # no indicators, or rows of several lengths
             if hold_indicators(values) and not hasattr(values, "toarray"):
                 values = read_indicators(values, "indicators", None).astype(np.int64)
-        read.append(values)
+        columns.append(values)
     if not isinstance(weight, Real):
-        return read[0], read[1], read_sample_weights(weight, 0, None)
+        return columns[0], columns[1], read_sample_weights(weight, 0, None)
     with suppress(ValueError):  # as above
         weight = np.full(np.shape(y_true)[:1], weight)  # one weight for all rows
-    return read[0], read[1], weight
+    return columns[0], columns[1], weight
 
 
 def _hold_times(values: Any) -> bool:
     """Return whether a column in memory holds dates, periods or spans of time."""
     if holds_times(values):
         return True
-    first = next(iter(np.asarray(values, dtype=object).flat), None)
-    return isinstance(first, date | timedelta) or type(first).__name__ == "Period"
+    first_value = next(iter(np.asarray(values, dtype=object).flat), None)
+    return isinstance(first_value, date | timedelta) or type(first_value).__name__ == "Period"
 
 
 def _make_weight_argument(weight: Any) -> dict[str, Any]:
@@ -637,12 +637,12 @@ def _finish_weighted_sums(finish: Callable[[float, Sums], Any], found: Sums) -> 
 
 def sum_weighted_values(values: RowValues, rows: ScoredRows) -> Sums:
     """Return the weight of rows, followed by the weighted sum of their values by target."""
-    found = values(rows.y_true, rows.y_pred)
+    row_values = values(rows.y_true, rows.y_pred)
     # One array, so that `add_arrays` merges the weight and the sums together.
     if rows.weight is None:
-        return np.append(len(found), copy_to_host(total(found, axis=0, dtype=np.float64)))
+        return np.append(len(row_values), copy_to_host(total(row_values, axis=0, dtype=np.float64)))
     weights = rows.weights
-    sums = weights @ cast(found, weights.dtype)
+    sums = weights @ cast(row_values, weights.dtype)
     return np.append(copy_to_host(total(weights)), copy_to_host(sums))
 
 
@@ -652,27 +652,29 @@ def average_block_means(
     """Return the mean over all rows, by target, of a metric that is a weighted mean of rows."""
     # The mean of the blocks' means, by their weights, is that of all rows.
     collection = columns.align(y_true, y_pred, sample_weight)
-    found = columns.reduce(partial(sum_block_metric, metric), add_arrays, collection)
-    check_weight_total(found[0])
-    return np.asarray(found[1:] / found[0])
+    sums = columns.reduce(partial(sum_block_metric, metric), add_arrays, collection)
+    check_weight_total(sums[0])
+    return np.asarray(sums[1:] / sums[0])
 
 
 def sum_block_metric(metric: Callable[..., Any], rows: ScoredRows) -> Sums:
     """Return the weight of a block, followed by scikit-learn's metric of it times this weight."""
-    truth, predicted = (a.astype("float64", copy=False) for a in (rows.y_true, rows.y_pred))
+    true_values, predicted_values = (
+        a.astype("float64", copy=False) for a in (rows.y_true, rows.y_pred)
+    )
     if rows.weight is None:
-        mean = np.atleast_1d(call_sklearn_metric(metric, truth, predicted))
-        return np.concatenate([[len(truth)], len(truth) * mean])
+        mean = np.atleast_1d(call_sklearn_metric(metric, true_values, predicted_values))
+        return np.concatenate([[len(true_values)], len(true_values) * mean])
     # Rows of positive and of negative weight are scored apart: in a block whose weights cancel out
     # the mean is undefined, while the sums over all blocks are not.
     sums = []
-    for sign, of_sign in ((1.0, rows.weight >= 0), (-1.0, rows.weight < 0)):
-        weight = np.abs(rows.weights[of_sign])
+    for sign, has_sign in ((1.0, rows.weight >= 0), (-1.0, rows.weight < 0)):
+        weight = np.abs(rows.weights[has_sign])
         total = float(weight.sum())
         if len(weight):
             # Rows that all have weight 0 get no weights, only so that there is a mean, times 0.
-            given = {"sample_weight": weight} if total else {}
-            signed = truth[of_sign], predicted[of_sign]
-            mean = np.atleast_1d(call_sklearn_metric(metric, *signed, **given))
+            options = {"sample_weight": weight} if total else {}
+            columns = true_values[has_sign], predicted_values[has_sign]
+            mean = np.atleast_1d(call_sklearn_metric(metric, *columns, **options))
             sums.append(sign * np.concatenate([[total], total * mean]))
     return add_arrays(sums)

@@ -60,15 +60,15 @@ def make_metric_function(
     parameter for Dask collections only. `module` is the module in which the function shall appear
     to be defined.
     """
-    name, theirs = source.__name__, inspect.signature(source)
+    name, sklearn_signature = source.__name__, inspect.signature(source)
     # scikit-learn names the columns differently: y_score, y_prob, labels_pred.
-    parameters = list(theirs.parameters.values())
+    parameters = list(sklearn_signature.parameters.values())
     first, second = (parameter.name for parameter in parameters[:2])
-    others = [f"`{p.name}`" for p in parameters[2:] if p.name != "sample_weight"]
+    option_names = [f"`{p.name}`" for p in parameters[2:] if p.name != "sample_weight"]
     if own is not None:
         # Last and keyword-only, so that positional arguments mean the same as in scikit-learn.
         parameters.append(own[0])
-    signature = theirs.replace(parameters=parameters)
+    signature = sklearn_signature.replace(parameters=parameters)
 
     def metric(*args: Any, **kwargs: Any) -> Any:
         # Only the options that were given: the defaults are those of `source` and `lazily`.
@@ -87,7 +87,9 @@ def make_metric_function(
 
     # Options are only named: scikit-learn's documentation describes them.
     options_text = (
-        "\n**options\n    As in scikit-learn: " + ", ".join(others) + "." if others else ""
+        "\n**options\n    As in scikit-learn: " + ", ".join(option_names) + "."
+        if option_names
+        else ""
     )
     text = _METRIC_DOC.format(
         summary=summary,

@@ -70,10 +70,10 @@ def make_score_run(
     labels: NDArray[Any], scores: NDArray[Any], weight: NDArray[np.float64], limit: int | None
 ) -> ScoreRun:
     """Return the run of one or more rows, of at most `limit` entries (None: no limit)."""
-    names, at = find_unique_labels(labels)
+    names, codes = find_unique_labels(labels)
     weights = np.zeros((len(labels), _count_run_labels(names)))
     # One column for each label; each row fills the column of its label.
-    weights[np.arange(len(labels)), at] = weight
+    weights[np.arange(len(labels)), codes] = weight
     scores = scores.astype("float64", copy=False)
     return _bin_neighbours(_sort_and_sum(names, scores, scores, weights, np.argsort(scores)), limit)
 
@@ -105,9 +105,9 @@ def _widen_to_labels(run: ScoreRun, names: NDArray[Any], n_labels: int) -> NDArr
     """Return the weights of a run with a column for each label of `names`."""
     if len(run.labels) == n_labels:
         return run.weights
-    wide = np.zeros((len(run.low), n_labels))
-    wide[:, np.searchsorted(names, run.labels)] = run.weights
-    return wide
+    weights = np.zeros((len(run.low), n_labels))
+    weights[:, np.searchsorted(names, run.labels)] = run.weights
+    return weights
 
 
 def _sort_and_sum(
@@ -136,11 +136,11 @@ def _bin_neighbours(run: ScoreRun, limit: int | None) -> ScoreRun:
     totals = run.weights.sum(axis=0)
     columns = zip(run.weights.T, np.where(totals > 0, totals, 1), strict=True)
     shares = np.sum([weights / total for weights, total in columns], axis=0)
-    before = np.concatenate([[0.0], np.cumsum(shares)])
+    shares_before = np.concatenate([[0.0], np.cumsum(shares)])
     # Number of each entry's bin: the cumulative share before it, on a scale of 0 to `limit`.
-    at = (before[:-1] * (limit / (before[-1] or 1.0))).astype(np.int64)
-    at = np.minimum(at, limit - 1)
-    starts = np.flatnonzero(np.concatenate([[True], at[1:] != at[:-1]]))
+    bins = (shares_before[:-1] * (limit / (shares_before[-1] or 1.0))).astype(np.int64)
+    bins = np.minimum(bins, limit - 1)
+    starts = np.flatnonzero(np.concatenate([[True], bins[1:] != bins[:-1]]))
     # Entries are sorted by `low` only: any entry of a bin may have the largest `high`.
     high = np.maximum.reduceat(run.high, starts)
     sums = np.add.reduceat(run.weights, starts, axis=0)
@@ -161,7 +161,7 @@ def rank_run_rows(
     above = np.where(is_bin, np.nextafter(run.high, np.inf), run.high)
     below = np.where(is_bin, np.nextafter(run.low, -np.inf), run.low)
     is_positive = [int(label == positive) for label in run.labels]
-    scores = [above if bool(one) == favourably else below for one in is_positive]
+    scores = [above if bool(flag) == favourably else below for flag in is_positive]
     return np.repeat(is_positive, len(above)), np.concatenate(scores), run.weights.T.ravel()
 
 
@@ -194,10 +194,10 @@ def check_multiclass_options(
             f"multi_class must be in ('ovo', 'ovr') for scores of several classes, and is "
             f"{multi_class!r}. Pass 'ovr' for each class against the rest, 'ovo' for all pairs."
         )
-    averages = ("macro", "weighted", "micro", None)[: 2 if multi_class == "ovo" else 4]
-    if average not in averages:
+    allowed = ("macro", "weighted", "micro", None)[: 2 if multi_class == "ovo" else 4]
+    if average not in allowed:
         raise InvalidParameterError(
-            f"average={average!r} is none of {averages}, which multi_class={multi_class!r} has. "
+            f"average={average!r} is none of {allowed}, which multi_class={multi_class!r} has. "
             "Pass one."
         )
     if multi_class == "ovo" and weighted:
@@ -213,14 +213,14 @@ def check_multiclass_options(
 
 def check_class_labels(labels: Any, n_columns: int | None) -> NDArray[Any]:
     """Return given labels as an array; raise unless they are sorted, one per column of scores."""
-    given = np.asarray(labels)
-    n_labels = n_columns or len(given)
-    if not np.array_equal(find_unique_labels(given)[0], given) or len(given) != n_labels:
+    classes = np.asarray(labels)
+    n_labels = n_columns or len(classes)
+    if not np.array_equal(find_unique_labels(classes)[0], classes) or len(classes) != n_labels:
         raise InvalidParameterError(
-            f"labels={given.tolist()} should be sorted and unique, one for each of the "
+            f"labels={classes.tolist()} should be sorted and unique, one for each of the "
             f"{n_columns} columns of y_score. Pass np.unique(labels)."
         )
-    return given
+    return classes
 
 
 def make_class_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> list[ScoreRun]:
@@ -236,17 +236,17 @@ def make_pair_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -
     orders of a pair are adjacent.
     """
     _check_class_probabilities(rows, classes)
-    found = []
+    runs = []
     unordered = combinations(range(len(classes)), 2)
     for first, second in (pair for a, b in unordered for pair in ((a, b), (b, a))):
         is_first = rows.y_true == classes[first]
-        chosen = is_first | (rows.y_true == classes[second])
-        weight = chosen.astype(np.float64)
+        in_pair = is_first | (rows.y_true == classes[second])
+        weight = in_pair.astype(np.float64)
         # A run has at least one entry: for a block without rows of the pair, one of weight 0.
-        chosen[:1] = True
-        given = is_first[chosen], rows.y_pred[chosen, first], weight[chosen]
-        found.append(make_score_run(*given, limit))
-    return found
+        in_pair[:1] = True
+        pair_rows = is_first[in_pair], rows.y_pred[in_pair, first], weight[in_pair]
+        runs.append(make_score_run(*pair_rows, limit))
+    return runs
 
 
 def _check_class_probabilities(rows: ScoredRows, classes: NDArray[Any]) -> None:
@@ -310,17 +310,17 @@ def average_pair_scores(
     """
     # Only pairs whose classes both have rows; True marks the first class.
     pairs = [
-        (forth, back)
-        for forth, back in zip(runs[::2], runs[1::2], strict=True)
-        if all(forth.weights[:, forth.labels == side].sum() > 0 for side in (True, False))
+        (forward, backward)
+        for forward, backward in zip(runs[::2], runs[1::2], strict=True)
+        if all(forward.weights[:, forward.labels == side].sum() > 0 for side in (True, False))
     ]
     if not pairs:
         return float("nan"), float("nan")
     # Mean of both directions: A(i, j) in the paper.
-    found = np.array([[score(run) for run in pair] for pair in pairs]).mean(axis=1)
+    pair_scores = np.array([[score(run) for run in pair] for pair in pairs]).mean(axis=1)
     # Weighted by the rows of either class of the pair; both directions have the same rows.
-    weights = [forth.weights.sum() if average == "weighted" else 1.0 for forth, _ in pairs]
-    scores, bounds = np.average(found, axis=0, weights=weights)
+    weights = [forward.weights.sum() if average == "weighted" else 1.0 for forward, _ in pairs]
+    scores, bounds = np.average(pair_scores, axis=0, weights=weights)
     return float(scores), float(bounds)
 
 
@@ -344,13 +344,13 @@ def score_ranked_labels(
     `metric` is scikit-learn's function, which checks the `options`; `score` is the metric and its
     bound of one label's run. `columns` read the indicators.
     """
-    two = np.eye(2, dtype=np.int64)
-    each = partial(metric, average=average, **options)
+    made_up = np.eye(2, dtype=np.int64)
+    scored = partial(metric, average=average, **options)
     # Made-up rows: scikit-learn raises for bad options before any block is read.
-    call_sklearn_metric(each, two, two)
+    call_sklearn_metric(scored, made_up, made_up)
     if average == "samples":
         # The labels of each row are ranked separately, so a mean of blocks' means is exact.
-        means = average_block_means(each, columns, y_true, y_score, sample_weight)
+        means = average_block_means(scored, columns, y_true, y_score, sample_weight)
         return float(means[0]), 0.0
     collection = columns.align(y_true, y_score, sample_weight)
     summarise = partial(_make_label_runs, limit=limit)

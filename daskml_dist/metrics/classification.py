@@ -148,8 +148,8 @@ def _finish_accuracy(normalize: bool, weight: float, hits: NDArray[np.float64]) 
 
 def _compare_labels(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[Any]:
     check_label_kinds(y_true, y_pred)
-    same: NDArray[Any] = y_true == y_pred
-    return same
+    is_equal: NDArray[Any] = y_true == y_pred
+    return is_equal
 
 
 @suggest_arguments
@@ -200,8 +200,10 @@ def confusion_matrix(
     if has_lazy_input(y_true, y_pred, sample_weight):
         if hold_indicators(y_true, y_pred):
             _check_scores_indicators(theirs.confusion_matrix)
-        y_true, y_pred, sample_weight, found = reduce_to_label_pairs(y_true, y_pred, sample_weight)
-        labels = found if labels is None else labels
+        y_true, y_pred, sample_weight, distinct = reduce_to_label_pairs(
+            y_true, y_pred, sample_weight
+        )
+        labels = distinct if labels is None else labels
     matrix: NDArray[Any] = LABEL_COLUMNS.score_in_memory(
         theirs.confusion_matrix, y_true, y_pred, sample_weight, labels=labels, normalize=normalize
     )
@@ -239,30 +241,34 @@ def count_label_pairs(rows: ScoredRows) -> PairCounts:
     check_label_kinds(rows.y_true, rows.y_pred)
     # Both columns at once, so that their labels get the same numbers.
     xp, n_rows = namespace(rows.y_true), len(rows.y_true)
-    labels, at = find_unique_labels(xp.concatenate([rows.y_true, rows.y_pred]))
-    down, across = at[:n_rows], at[n_rows:]
+    labels, codes = find_unique_labels(xp.concatenate([rows.y_true, rows.y_pred]))
+    true_codes, predicted_codes = codes[:n_rows], codes[n_rows:]
     if xp is np:
         weight = np.ones(n_rows, np.int64) if rows.weight is None else rows.weight
-        return labels, _build_pair_matrix(weight, down, across, len(labels))
+        return labels, _build_pair_matrix(weight, true_codes, predicted_codes, len(labels))
     # On a GPU pairs are numbered, and summed by number. `bincount` makes floats of weights.
-    pairs, places = xp.unique_inverse(down * len(labels) + across)
+    pairs, pair_numbers = xp.unique_inverse(true_codes * len(labels) + predicted_codes)
     weights = None if rows.weight is None else rows.weights
-    sums = copy_to_host(xp.bincount(places, weights=weights))
+    sums = copy_to_host(xp.bincount(pair_numbers, weights=weights))
     if rows.weight is not None:
         sums = sums.astype(rows.weight.dtype)
-    down, across = divmod(copy_to_host(pairs), len(labels))
-    return labels, _build_pair_matrix(sums, down, across, len(labels))
+    true_codes, predicted_codes = divmod(copy_to_host(pairs), len(labels))
+    return labels, _build_pair_matrix(sums, true_codes, predicted_codes, len(labels))
 
 
 def _merge_pair_counts(parts: list[PairCounts]) -> PairCounts:
-    labels = merge_labels([own for own, _ in parts])
+    labels = merge_labels([part_labels for part_labels, _ in parts])
     pairs = [counts.tocoo() for _, counts in parts]
     # A block may lack labels: its numbers of labels become those among all.
-    places = [np.searchsorted(labels, own) for own, _ in parts]
-    down = np.concatenate([at[coo.row] for at, coo in zip(places, pairs, strict=True)])
-    across = np.concatenate([at[coo.col] for at, coo in zip(places, pairs, strict=True)])
+    codes_by_part = [np.searchsorted(labels, part_labels) for part_labels, _ in parts]
+    true_codes = np.concatenate(
+        [part_codes[coo.row] for part_codes, coo in zip(codes_by_part, pairs, strict=True)]
+    )
+    predicted_codes = np.concatenate(
+        [part_codes[coo.col] for part_codes, coo in zip(codes_by_part, pairs, strict=True)]
+    )
     weights = np.concatenate([coo.data for coo in pairs])
-    return labels, _build_pair_matrix(weights, down, across, len(labels))
+    return labels, _build_pair_matrix(weights, true_codes, predicted_codes, len(labels))
 
 
 def _build_pair_matrix(
@@ -306,25 +312,28 @@ class _IndicatorCounts:
 
         A last row without labels has the weight of all rows: true negatives for every label.
         """
-        here = np.eye(self.labels.shape[1], dtype=np.int64)
-        none = np.zeros_like(here)
+        identity = np.eye(self.labels.shape[1], dtype=np.int64)
+        zeros = np.zeros_like(identity)
         # In the order of `labels`: hits, false alarms, misses.
-        y_true, y_pred = np.vstack([here, none, here]), np.vstack([here, here, none])
-        empty = none[:1]
+        y_true, y_pred = (
+            np.vstack([identity, zeros, identity]),
+            np.vstack([identity, identity, zeros]),
+        )
+        last_row = zeros[:1]
         weight = np.append(self.labels.ravel(), self.weight)
-        return np.vstack([y_true, empty]), np.vstack([y_pred, empty]), weight
+        return np.vstack([y_true, last_row]), np.vstack([y_pred, last_row]), weight
 
     def make_rows_of_kinds(self) -> StandInRows:
         """Return one row of each kind, with the scores by row: they depend on the counts only."""
         mask = (1 << _COUNT_BITS) - 1
-        both, has, given = (self.kinds >> i * _COUNT_BITS & mask for i in (2, 1, 0))
-        at = np.arange(self.labels.shape[1])
-        # A row has the first `has` labels; it is given the first `both` of these, and then labels
-        # directly behind those that it has.
-        y_true = at < has[:, None]
-        first = at < both[:, None]
-        more = (at >= has[:, None]) & (at < (has + given - both)[:, None])
-        return y_true.astype(np.int64), (first | more).astype(np.int64), self.weights
+        hits, n_true, n_given = (self.kinds >> i * _COUNT_BITS & mask for i in (2, 1, 0))
+        columns = np.arange(self.labels.shape[1])
+        # A row has the first `n_true` labels; it is given the first `hits` of these, and then
+        # labels directly behind those that it has.
+        y_true = columns < n_true[:, None]
+        is_hit = columns < hits[:, None]
+        is_alarm = (columns >= n_true[:, None]) & (columns < (n_true + n_given - hits)[:, None])
+        return y_true.astype(np.int64), (is_hit | is_alarm).astype(np.int64), self.weights
 
 
 def _count_block_indicators(rows: ScoredRows, labels: NDArray[np.int64] | None) -> _IndicatorCounts:
@@ -335,26 +344,28 @@ def _count_block_indicators(rows: ScoredRows, labels: NDArray[np.int64] | None) 
             "All labels must be in [0, n labels) for multilabel targets. Got "
             f"labels={labels.tolist()} of {n} columns."
         )
-    at = slice(None) if labels is None else labels
-    y_true, y_pred = rows.y_true[:, at], rows.y_pred[:, at]
+    columns = slice(None) if labels is None else labels
+    y_true, y_pred = rows.y_true[:, columns], rows.y_pred[:, columns]
     weight = np.ones(len(y_true), np.int64) if rows.weight is None else rows.weight
-    both = y_true & y_pred
+    hit_cells = y_true & y_pred
     # Products with the weights sum over rows, by label; the sums below are over labels, by row.
-    hits, has, given = (weight @ of.astype(weight.dtype) for of in (both, y_true, y_pred))
+    hits, actual, predicted = (
+        weight @ table.astype(weight.dtype) for table in (hit_cells, y_true, y_pred)
+    )
     # Three counts in one integer, so that `unique` sorts numbers instead of rows.
     packed = np.zeros(len(y_true), np.int64)
-    for of in (both, y_true, y_pred):
-        packed = (packed << _COUNT_BITS) | of.sum(axis=1, dtype=np.int64)
-    kinds, found = np.unique(packed, return_inverse=True)
-    by_label = np.stack([hits, given - hits, has - hits])
-    return _IndicatorCounts(by_label, kinds, _sum_by_kind(found, weight, len(kinds)))
+    for table in (hit_cells, y_true, y_pred):
+        packed = (packed << _COUNT_BITS) | table.sum(axis=1, dtype=np.int64)
+    kinds, codes = np.unique(packed, return_inverse=True)
+    by_label = np.stack([hits, predicted - hits, actual - hits])
+    return _IndicatorCounts(by_label, kinds, _sum_by_kind(codes, weight, len(kinds)))
 
 
 def _merge_indicator_counts(parts: list[_IndicatorCounts]) -> _IndicatorCounts:
-    kinds, at = np.unique(np.concatenate([part.kinds for part in parts]), return_inverse=True)
+    kinds, codes = np.unique(np.concatenate([part.kinds for part in parts]), return_inverse=True)
     weight = np.concatenate([part.weights for part in parts])
     labels = np.sum([part.labels for part in parts], axis=0)
-    return _IndicatorCounts(labels, kinds, _sum_by_kind(at, weight, len(kinds)))
+    return _IndicatorCounts(labels, kinds, _sum_by_kind(codes, weight, len(kinds)))
 
 
 def _sum_by_kind(at: NDArray[Any], weight: NDArray[Any], n: int) -> NDArray[Any]:
@@ -373,21 +384,21 @@ def _score_indicators(
     """Return the multilabel score of lazy indicators by scikit-learn's function `source`."""
     _check_scores_indicators(source)
     # Two made-up rows: scikit-learn raises for bad options before any block is read.
-    two = np.eye(2, dtype=np.int64)
-    general = {name: value for name, value in options.items() if name not in _LABEL_OPTIONS}
+    made_up = np.eye(2, dtype=np.int64)
+    general_options = {name: value for name, value in options.items() if name not in _LABEL_OPTIONS}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        call_sklearn_metric(source, two, two, **general)
+        call_sklearn_metric(source, made_up, made_up, **general_options)
     collection = INDICATOR_COLUMNS.align(y_true, y_pred, sample_weight)
     labels = options.get("labels")
-    chosen = None if labels is None else np.atleast_1d(np.asarray(labels))
-    count = partial(_count_block_indicators, labels=chosen)
+    label_columns = None if labels is None else np.atleast_1d(np.asarray(labels))
+    count = partial(_count_block_indicators, labels=label_columns)
     counts = INDICATOR_COLUMNS.reduce(count, _merge_indicator_counts, collection)
     check_weight_total(counts.weight)
-    found = _INDICATOR_SCORES[source.__name__](source, counts, options)
+    score = _INDICATOR_SCORES[source.__name__](source, counts, options)
     # scikit-learn sums the weights of indicators as floats, those of labels in their own dtype.
-    weighed = isinstance(found, np.ndarray) and sample_weight is not None
-    return found.astype(np.float64) if weighed else found
+    as_float = isinstance(score, np.ndarray) and sample_weight is not None
+    return score.astype(np.float64) if as_float else score
 
 
 def _check_scores_indicators(source: Callable[..., Any]) -> None:
@@ -451,22 +462,22 @@ def _make_indicator_report(
 ) -> Any:
     """Return scikit-learn's report of labels, as text or dictionary."""
     labels = options.get("labels")
-    named = {name: value for name, value in options.items() if name != "labels"}
-    if named.get("target_names") is None and labels is not None:
-        named["target_names"] = [str(label) for label in labels]
+    report_options = {name: value for name, value in options.items() if name != "labels"}
+    if report_options.get("target_names") is None and labels is not None:
+        report_options["target_names"] = [str(label) for label in labels]
     # Two reports are joined. That of the rows by label is right but for the line "samples avg",
     # that of the rows by kind is right in this line alone; likewise the warnings of each.
     with _ignore_warnings_like("in samples with"):
-        found = _score_stand_in_rows(source, counts.make_label_rows(), named)
+        by_label = _score_stand_in_rows(source, counts.make_label_rows(), report_options)
     with _ignore_warnings_like("(in labels with|due to)"):
-        by_row = _score_stand_in_rows(source, counts.make_rows_of_kinds(), named)
-    if isinstance(found, dict):
-        support = found["samples avg"]["support"]
-        return {**found, "samples avg": {**by_row["samples avg"], "support": support}}
+        by_row = _score_stand_in_rows(source, counts.make_rows_of_kinds(), report_options)
+    if isinstance(by_label, dict):
+        support = by_label["samples avg"]["support"]
+        return {**by_label, "samples avg": {**by_row["samples avg"], "support": support}}
     lines = {line.split(" avg")[0].strip(): line for line in by_row.splitlines()}
     return "".join(
         (lines["samples"] if line.strip().startswith("samples avg") else line) + "\n"
-        for line in found.splitlines()
+        for line in by_label.splitlines()
     )
 
 
@@ -511,31 +522,31 @@ def _score_with_supports(
     source: Callable[..., Any], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
 ) -> Any:
     """Return a score that contains supports (rows of each label), as integers without weights."""
-    found = _score_label_pairs(source, y_true, y_pred, sample_weight, **options)
+    score = _score_label_pairs(source, y_true, y_pred, sample_weight, **options)
     if sample_weight is not None:
-        return found
+        return score
     # The pairs' counts were passed as weights, with which scikit-learn's supports are floats: "5.0"
     # at the end of a line of the report becomes "5", in the same columns.
-    if isinstance(found, str):
-        return re.sub(r" +(\d+)\.0$", lambda at: f" {at[1]:>9}", found, flags=re.MULTILINE)
-    if isinstance(found, tuple) and found[-1] is not None:
-        return (*found[:-1], found[-1].astype(np.int64))
-    return found
+    if isinstance(score, str):
+        return re.sub(r" +(\d+)\.0$", lambda match: f" {match[1]:>9}", score, flags=re.MULTILINE)
+    if isinstance(score, tuple) and score[-1] is not None:
+        return (*score[:-1], score[-1].astype(np.int64))
+    return score
 
 
 def _make_label_metric(
     source: Callable[..., Any], summary: str, lazily: Callable[..., Any] = _score_label_pairs
 ) -> Callable[..., Any]:
     """Return the public function of a metric of label pairs."""
-    of = "Labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers"
+    text = "Labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers"
     if source.__name__ in _INDICATOR_SCORES:
-        of += (
+        text += (
             "; or\n    indicators of several labels, 0 or 1, of shape (n_rows, n_labels), of which"
             "\n    the options mean what they mean in scikit-learn"
         )
-    of += "."
+    text += "."
     lazily = partial(lazily, source)
-    return make_metric_function(source, lazily, LABEL_COLUMNS, summary, of=of, module=__name__)
+    return make_metric_function(source, lazily, LABEL_COLUMNS, summary, of=text, module=__name__)
 
 
 balanced_accuracy_score = _make_label_metric(

@@ -170,21 +170,21 @@ def silhouette_samples(
     [0.9048, 0.8947, 0.8947, 0.9048]
     """
     if not has_lazy_input(X, labels):
-        each = partial(theirs.silhouette_samples, metric=metric, **kwds)
-        return call_sklearn_metric(each, X, labels)
+        score = partial(theirs.silhouette_samples, metric=metric, **kwds)
+        return call_sklearn_metric(score, X, labels)
     rows = _align_labelled_rows(X, labels, metric, sample_size)
     starts: Any = [None] * len(rows.parts)
     if sample_size is None and metric in _METRICS_OF_SUMS and not kwds:
-        found: Any = _reduce_cluster_sums(rows, metric)
+        reference: Any = _reduce_cluster_sums(rows, metric)
     else:
         # A row is found in the sample by its number among all rows.
         starts = _find_block_starts(rows)[:-1].tolist()
-        found = _draw_comparison_sample(rows, metric, sample_size, random_state, kwds)
+        reference = _draw_comparison_sample(rows, metric, sample_size, random_state, kwds)
     # The sums or the sample are one object of the graph, not a copy in each task.
-    make = delayed(_score_block_silhouettes, pure=False)
-    once = share_in_graph(found.compute_silhouettes)
+    make_task = delayed(_score_block_silhouettes, pure=False)
+    shared_score = share_in_graph(reference.compute_silhouettes)
     pieces = [
-        make(once, i, X, y, start)
+        make_task(shared_score, i, X, y, start)
         for i, ((X, y, _), start) in enumerate(zip(rows.parts, starts, strict=True))
     ]
     return join_lazy_blocks(pieces, rows, np.empty(0))
@@ -197,8 +197,8 @@ def _align_labelled_rows(X: Any, labels: Any, metric: Any, sample_size: Any) -> 
             "metric='precomputed' needs distances in memory. Pass rows, or X.compute()."
         )
     # Three made-up rows: scikit-learn raises for a sample_size of the wrong type.
-    three = np.array([[0.0], [1.0], [3.0]])
-    call_sklearn_metric(theirs.silhouette_score, three, [0, 0, 1], sample_size=sample_size and 3)
+    made_up = np.array([[0.0], [1.0], [3.0]])
+    call_sklearn_metric(theirs.silhouette_score, made_up, [0, 0, 1], sample_size=sample_size and 3)
     if sample_size is not None and sample_size < 1:
         raise InvalidParameterError(f"sample_size={sample_size} draws no row. Raise it.")
     return as_collection(X, labels, classification=True)
@@ -214,18 +214,18 @@ def _read_labelled_block(index: int, X: Any, y: Any) -> tuple[Any, NDArray[Any]]
 def _score_block_silhouettes(
     score: Any, index: int, X: Any, y: Any, start: int | None
 ) -> NDArray[np.float64]:
-    rows, of = _read_labelled_block(index, X, y)
-    if not len(of):
+    rows, labels = _read_labelled_block(index, X, y)
+    if not len(labels):
         return np.empty(0)
-    more = () if start is None else (start + np.arange(len(of)),)
-    return np.asarray(score(rows, *more, of))
+    numbers = () if start is None else (start + np.arange(len(labels)),)
+    return np.asarray(score(rows, *numbers, labels))
 
 
 def _compute_silhouettes(own: Numbers, others: Numbers) -> Numbers:
     """Return ``(b - a) / max(a, b)``, a and b the mean distances to the own and next cluster."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = (others - own) / np.maximum(own, others)
-    return np.nan_to_num(found)  # 0 by definition for the row of a cluster of one
+        silhouettes = (others - own) / np.maximum(own, others)
+    return np.nan_to_num(silhouettes)  # 0 by definition for the row of a cluster of one
 
 
 def _check_cluster_count(n_labels: int, n_rows: int) -> None:
@@ -271,47 +271,49 @@ class _ComparisonSample:
         cls, rows: Any, numbers: NDArray[np.int64], y: NDArray[Any], metric: Any, options: Any
     ) -> _ComparisonSample:
         """Return the sample of given rows and labels, in any order."""
-        labels, at = find_unique_labels(y)
+        labels, clusters = find_unique_labels(y)
         _check_cluster_count(len(labels), len(y))
-        order = np.lexsort((numbers, at))
-        starts = np.searchsorted(at[order], np.arange(len(labels)))
+        order = np.lexsort((numbers, clusters))
+        starts = np.searchsorted(clusters[order], np.arange(len(labels)))
         return cls(rows[order], numbers[order], labels, starts, metric, options)
 
     def compute_silhouettes(
         self, rows: Any, numbers: NDArray[np.int64], y: NDArray[Any]
     ) -> Numbers:
         """Return the silhouettes of rows, which may be in the sample, given their row numbers."""
-        at = np.searchsorted(self.labels, y).clip(max=len(self.labels) - 1)
-        if (self.labels[at] != y).any():
+        clusters = np.searchsorted(self.labels, y).clip(max=len(self.labels) - 1)
+        if (self.labels[clusters] != y).any():
             raise InvalidDataError(
-                f"The sample has no row of the label {y[self.labels[at] != y][0]!r}. Raise "
+                f"The sample has no row of the label {y[self.labels[clusters] != y][0]!r}. Raise "
                 "sample_size."
             )
         # The index of each row in the sample; for a row that is not in it, its insertion point.
         order = np.argsort(self.numbers)
-        place = np.searchsorted(self.numbers, numbers, sorter=order).clip(max=len(order) - 1)
+        insertion = np.searchsorted(self.numbers, numbers, sorter=order).clip(max=len(order) - 1)
         step = max(1, _MAX_DISTANCE_BYTES // (8 * len(self.numbers)))
         slices = [slice(start, start + step) for start in range(0, len(y), step)]
-        found = [self._compare(rows[s], numbers[s], at[s], order[place[s]]) for s in slices]
-        return np.concatenate([np.empty(0), *found])
+        silhouettes = [
+            self._compare(rows[s], numbers[s], clusters[s], order[insertion[s]]) for s in slices
+        ]
+        return np.concatenate([np.empty(0), *silhouettes])
 
     def _compare(self, rows: Any, numbers: Any, at: Any, place: Any) -> Numbers:
         """Return the silhouettes of a slice of rows, by their distances to the whole sample."""
-        each = partial(pairwise_distances, metric=self.metric, **self.options)
-        distances = call_sklearn_metric(each, rows, self.rows)
-        every = np.arange(len(at))
+        measure = partial(pairwise_distances, metric=self.metric, **self.options)
+        distances = call_sklearn_metric(measure, rows, self.rows)
+        row_indices = np.arange(len(at))
         # A row is not compared with itself: rounding may have given a distance above 0.
-        itself = self.numbers[place] == numbers
-        distances[every[itself], place[itself]] = 0.0
+        is_itself = self.numbers[place] == numbers
+        distances[row_indices[is_itself], place[is_itself]] = 0.0
         # The sample is sorted by cluster, so sums by cluster are sums of adjacent columns.
         sums = np.add.reduceat(distances, self.starts, axis=1, dtype=np.float64)
         counts = np.diff(np.append(self.starts, len(self.numbers)))
         # A row of the sample has one fewer other row in its cluster.
         with np.errstate(divide="ignore", invalid="ignore"):
-            own = sums[every, at] / (counts[at] - itself)
+            own_means = sums[row_indices, at] / (counts[at] - is_itself)
         means = sums / counts
-        means[every, at] = np.inf
-        return _compute_silhouettes(own, means.min(axis=1))
+        means[row_indices, at] = np.inf
+        return _compute_silhouettes(own_means, means.min(axis=1))
 
 
 def _draw_comparison_sample(
@@ -322,18 +324,18 @@ def _draw_comparison_sample(
     n = int(starts[-1])
     size = min(n, SAMPLE_SIZE if size is None else size)
     state = check_random_state(random_state)
-    drawn = np.arange(n)
+    sampled = np.arange(n)
     # scikit-learn's draw, if a permutation of all rows is small enough.
     if size < n <= _MAX_PERMUTED_ROWS:
-        drawn = state.permutation(n)[:size]
+        sampled = state.permutation(n)[:size]
     elif size < n:
-        drawn = np.asarray(sample_without_replacement(n, size, random_state=state), np.int64)
-    take = partial(_take_drawn_rows, np.sort(drawn), starts)
-    found = [part for part in reduce_parts(rows, take, concatenate_lists) if len(part[1])]
-    X, y, numbers = zip(*found, strict=True)
+        sampled = np.asarray(sample_without_replacement(n, size, random_state=state), np.int64)
+    take = partial(_take_drawn_rows, np.sort(sampled), starts)
+    parts = [part for part in reduce_parts(rows, take, concatenate_lists) if len(part[1])]
+    X, y, numbers = zip(*parts, strict=True)
     table = sparse.vstack(X, format="csr") if sparse.issparse(X[0]) else np.concatenate(X)
-    given = np.concatenate(numbers), np.concatenate(y)
-    return _ComparisonSample.from_rows(table, *given, metric, options)
+    columns = np.concatenate(numbers), np.concatenate(y)
+    return _ComparisonSample.from_rows(table, *columns, metric, options)
 
 
 def _find_block_starts(rows: Collection) -> NDArray[np.int64]:
@@ -348,11 +350,11 @@ def _take_drawn_rows(
     drawn: NDArray[np.int64], starts: NDArray[np.int64], index: int, X: Any, y: Any, weight: Any
 ) -> list[tuple[Any, NDArray[Any], NDArray[np.int64]]]:
     """Return the drawn rows of a block, their labels and their numbers."""
-    rows, of = _read_labelled_block(index, X, y)
-    first, last = np.searchsorted(drawn, starts[index : index + 2])
-    numbers = drawn[first:last]
-    at = numbers - starts[index]
-    return [(rows[at], of[at], numbers)]
+    rows, labels = _read_labelled_block(index, X, y)
+    low, high = np.searchsorted(drawn, starts[index : index + 2])
+    numbers = drawn[low:high]
+    positions = numbers - starts[index]
+    return [(rows[positions], labels[positions], numbers)]
 
 
 # --- distances whose means follow from sums of the clusters ----------------------------------
@@ -385,21 +387,23 @@ class _ClusterSums:
 
     def compute_silhouettes(self, rows: Any, y: NDArray[Any]) -> Numbers:
         """Return the silhouettes of rows, which must be among those that were summed."""
-        at, every = np.searchsorted(self.labels, y), np.arange(len(y))
+        clusters, row_indices = np.searchsorted(self.labels, y), np.arange(len(y))
         rows = _prepare_rows(rows, self.cosine)
         if self.cosine:
             means = 1.0 - np.asarray(rows @ self.means.T)
-            itself = 1.0 - _sum_squares_of_rows(rows)
+            to_self = 1.0 - _sum_squares_of_rows(rows)
         else:
             means = _measure_center_distances(rows, self.means) + self.squares / self.counts
-            itself = np.zeros(len(y))
+            to_self = np.zeros(len(y))
         # Mean over the other rows of the cluster: the row's distance to itself is excluded.
-        count = self.counts[at]
+        count = self.counts[clusters]
         with np.errstate(divide="ignore", invalid="ignore"):
-            own = np.maximum(count * means[every, at] - itself, 0.0) / (count - 1)
+            own_means = np.maximum(count * means[row_indices, clusters] - to_self, 0.0) / (
+                count - 1
+            )
         # The minimum is over the other clusters.
-        means[every, at] = np.inf
-        return _compute_silhouettes(own, means.min(axis=1))
+        means[row_indices, clusters] = np.inf
+        return _compute_silhouettes(own_means, means.min(axis=1))
 
 
 def _reduce_cluster_sums(rows: Collection, metric: str) -> _ClusterSums:
@@ -419,20 +423,20 @@ def _sum_block_clusters(
     rows, y = _read_labelled_block(index, X, y)
     if not len(y):
         return None
-    labels, at = find_unique_labels(y)
+    labels, clusters = find_unique_labels(y)
     rows = _prepare_rows(rows, cosine)
     # Sums by cluster as products with a sparse matrix: row i has a 1 for each row of cluster i.
-    member = sparse.csr_array((np.ones(len(at)), (at, np.arange(len(at)))))
-    counts = np.asarray(member.sum(axis=1), np.float64).ravel()
-    sums = member @ rows
+    membership = sparse.csr_array((np.ones(len(clusters)), (clusters, np.arange(len(clusters)))))
+    counts = np.asarray(membership.sum(axis=1), np.float64).ravel()
+    sums = membership @ rows
     means = (sums.toarray() if sparse.issparse(sums) else sums) / counts[:, None]
     if sparse.issparse(rows):
         # Differences from the mean would be dense: sum |x|**2 - n |mean|**2 instead, which loses
         # digits if the mean is large.
-        squares = np.asarray(member @ _sum_squares_of_rows(rows)).ravel()
+        squares = np.asarray(membership @ _sum_squares_of_rows(rows)).ravel()
         squares = np.maximum(squares - counts * (means**2).sum(axis=1), 0.0)
     else:
-        squares = member @ _sum_squares_of_rows(rows - means[at])
+        squares = membership @ _sum_squares_of_rows(rows - means[clusters])
     return _ClusterSums(labels, counts, means, squares, cosine)
 
 
@@ -442,24 +446,24 @@ def _merge_two_sums(one: _ClusterSums, other: _ClusterSums) -> _ClusterSums:
     means = np.zeros((2, len(labels), one.means.shape[1]))
     squares = np.zeros(len(labels))
     for k, part in enumerate((one, other)):
-        at = np.searchsorted(labels, part.labels)
-        counts[k, at], means[k, at] = part.counts, part.means
-        squares[at] += part.squares
+        positions = np.searchsorted(labels, part.labels)
+        counts[k, positions], means[k, positions] = part.counts, part.means
+        squares[positions] += part.squares
     # Pairwise update of Chan, Golub and LeVeque: the distance between the two means adds to the
     # squares about the merged one.
     count = counts.sum(axis=0)
-    step = means[1] - means[0]
+    difference = means[1] - means[0]
     share = counts[1] / count
-    squares += (step**2).sum(axis=1) * counts[0] * share
-    return _ClusterSums(labels, count, means[0] + step * share[:, None], squares, one.cosine)
+    squares += (difference**2).sum(axis=1) * counts[0] * share
+    return _ClusterSums(labels, count, means[0] + difference * share[:, None], squares, one.cosine)
 
 
 def _sum_block_silhouettes(
     score: Any, index: int, X: Any, y: Any, weight: Any
 ) -> NDArray[np.float64]:
     """Return the number of a block's rows, and the sum of their silhouettes."""
-    rows, of = _read_labelled_block(index, X, y)
-    return np.array([len(of), score(rows, of).sum() if len(of) else 0.0])
+    rows, labels = _read_labelled_block(index, X, y)
+    return np.array([len(labels), score(rows, labels).sum() if len(labels) else 0.0])
 
 
 def _prepare_rows(rows: Any, cosine: bool) -> Any:
@@ -476,8 +480,8 @@ def _sum_squares_of_rows(rows: Any) -> Numbers:
 def _measure_center_distances(rows: Any, means: Numbers) -> Numbers:
     """Return the squared Euclidean distance of each row to each mean."""
     if sparse.issparse(rows):
-        found: Numbers = euclidean_distances(rows, means, squared=True)
-        return found
+        distances: Numbers = euclidean_distances(rows, means, squared=True)
+        return distances
     # From differences, not from the expanded square: rows far from the origin keep their digits.
-    each = [((rows - mean) ** 2).sum(axis=1) for mean in means]
-    return np.stack(each, axis=1)
+    columns = [((rows - mean) ** 2).sum(axis=1) for mean in means]
+    return np.stack(columns, axis=1)

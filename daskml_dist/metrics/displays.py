@@ -119,11 +119,11 @@ class _ThresholdCurveDisplay:
         X, y, sample_weight = take_named_columns(X, y, sample_weight)
         # In memory: scikit-learn's own constructor, with its own checks and legend.
         if not has_lazy_input(X, y, sample_weight):
-            given = {"sample_weight": sample_weight, "response_method": response_method}
-            shown: Self = super().from_estimator(  # type: ignore[misc]
-                estimator, X, y, pos_label=pos_label, name=name, **given, **options
+            arguments = {"sample_weight": sample_weight, "response_method": response_method}
+            display: Self = super().from_estimator(  # type: ignore[misc]
+                estimator, X, y, pos_label=pos_label, name=name, **arguments, **options
             )
-            return shown
+            return display
         scores, pos_label = score_positive_label(estimator, X, response_method, pos_label)
         name = type(estimator).__name__ if name is None else name
         return cls.from_predictions(
@@ -172,17 +172,17 @@ class _ThresholdCurveDisplay:
             run = reduce_to_run(SCORE_COLUMNS.align(*rows), max_thresholds)
             labels, scores, weights = list_run_rows(run)
             # A run has a row for each label at each score, even if the label has no weight there.
-            some = weights > 0
-            rows = labels[some], scores[some], weights[some]
+            weighted = weights > 0
+            rows = labels[weighted], scores[weighted], weights[weighted]
         return cls._draw_rows(*rows, **options)
 
     @classmethod
     def _draw_rows(cls, y_true: Any, y_score: Any, sample_weight: Any, **options: Any) -> Self:
         """Return the display of rows in memory."""
-        shown: Self = super().from_predictions(  # type: ignore[misc]
+        display: Self = super().from_predictions(  # type: ignore[misc]
             y_true, y_score, sample_weight=sample_weight, **options
         )
-        return shown
+        return display
 
 
 class RocCurveDisplay(_ThresholdCurveDisplay, theirs.RocCurveDisplay):
@@ -246,15 +246,15 @@ class PrecisionRecallDisplay(_ThresholdCurveDisplay, theirs.PrecisionRecallDispl
                     "positive label."
                 )
             pos_label = 1
-        given = {"pos_label": pos_label, "sample_weight": sample_weight}
+        arguments = {"pos_label": pos_label, "sample_weight": sample_weight}
         precision, recall, _ = theirs.precision_recall_curve(
-            y_true, y_score, drop_intermediate=drop_intermediate, **given
+            y_true, y_score, drop_intermediate=drop_intermediate, **arguments
         )
         positive = np.asarray(y_true) == pos_label
         display = cls(
             precision,
             recall,
-            average_precision=theirs.average_precision_score(y_true, y_score, **given),
+            average_precision=theirs.average_precision_score(y_true, y_score, **arguments),
             pos_label=pos_label,
             prevalence_pos_label=float(np.average(positive, weights=sample_weight)),
         )
@@ -339,11 +339,11 @@ class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
         check_matplotlib(cls.__name__)
         if has_lazy_input(y_true, y_pred, sample_weight):
             # One weighted row for each pair of labels has the same matrix as all rows.
-            y_true, y_pred, sample_weight, found = reduce_to_label_pairs(
+            y_true, y_pred, sample_weight, distinct = reduce_to_label_pairs(
                 y_true, y_pred, sample_weight
             )
-            labels = found if labels is None else labels
-        shown: Self = super().from_predictions(
+            labels = distinct if labels is None else labels
+        display: Self = super().from_predictions(
             y_true, y_pred, labels=labels, sample_weight=sample_weight, **options
         )
-        return shown
+        return display

@@ -101,8 +101,10 @@ def pairwise_distances(
         raise InvalidParameterError(
             "metric='precomputed' cannot be computed from rows. Name a metric."
         )
-    there = _DISTANCES.get(metric) if isinstance(metric, str) and not kwds else None
-    return _map_block_pairs(partial(theirs.pairwise_distances, metric=metric, **kwds), X, Y, there)
+    on_device = _DISTANCES.get(metric) if isinstance(metric, str) and not kwds else None
+    return _map_block_pairs(
+        partial(theirs.pairwise_distances, metric=metric, **kwds), X, Y, on_device
+    )
 
 
 @suggest_arguments
@@ -132,8 +134,8 @@ def euclidean_distances(X: Any, Y: Any = None, *, squared: bool = False) -> Any:
     X, Y = _read_rows(X), _read_rows(Y)
     if not (is_dask(X) or is_dask(Y)):
         return call_sklearn_metric(theirs.euclidean_distances, X, Y, squared=squared)
-    there = partial(_measure_euclidean, squared=squared)
-    return _map_block_pairs(partial(theirs.euclidean_distances, squared=squared), X, Y, there)
+    on_device = partial(_measure_euclidean, squared=squared)
+    return _map_block_pairs(partial(theirs.euclidean_distances, squared=squared), X, Y, on_device)
 
 
 def pairwise_kernels(
@@ -179,10 +181,12 @@ def pairwise_kernels(
         raise InvalidParameterError(
             "metric='precomputed' cannot be computed from rows. Name a kernel."
         )
-    there = _KERNELS.get(metric) if isinstance(metric, str) else None
-    if kwds and there is not None:
-        there = partial(there, **kwds) if metric == "rbf" and set(kwds) == {"gamma"} else None
-    return _map_block_pairs(kernel, X, Y, there)
+    on_device = _KERNELS.get(metric) if isinstance(metric, str) else None
+    if kwds and on_device is not None:
+        on_device = (
+            partial(on_device, **kwds) if metric == "rbf" and set(kwds) == {"gamma"} else None
+        )
+    return _map_block_pairs(kernel, X, Y, on_device)
 
 
 @suggest_arguments
@@ -252,8 +256,8 @@ def pairwise_distances_argmin_min(
         )
     # Both results in one array, so that each block is compared once. Indices of rows are exact in
     # float64 up to 2**53.
-    both = map_blocks(partial(_find_nearest_rows, Y, options), X, meta=np.empty((0, 2)))
-    return both[:, 0].astype(np.int64), both[:, 1]
+    results = map_blocks(partial(_find_nearest_rows, Y, options), X, meta=np.empty((0, 2)))
+    return results[:, 0].astype(np.int64), results[:, 1]
 
 
 @suggest_arguments
@@ -430,8 +434,8 @@ def _find_nearest_rows(Y: Any, options: dict[str, Any], X: Any) -> NDArray[np.fl
 def _measure_euclidean(X: Any, Y: Any, same: bool, squared: bool = False) -> Any:
     xp = namespace(X)
     squares = xp.sum(X * X, axis=1)[:, None] + xp.sum(Y * Y, axis=1)[None, :]
-    found = xp.maximum(squares - 2 * (X @ Y.T), 0.0)
-    return _clear_diagonal(found if squared else xp.sqrt(found), same)
+    distances = xp.maximum(squares - 2 * (X @ Y.T), 0.0)
+    return _clear_diagonal(distances if squared else xp.sqrt(distances), same)
 
 
 def _measure_cosine(X: Any, Y: Any, same: bool) -> Any:
@@ -442,8 +446,8 @@ def _clear_diagonal(distances: Any, same: bool) -> Any:
     """Return distances, those of rows to themselves without rounding errors."""
     if not same:
         return distances
-    at = namespace(distances).arange(distances.shape[0])
-    return namespace(distances).where(at[:, None] == at, 0.0, distances)
+    row_numbers = namespace(distances).arange(distances.shape[0])
+    return namespace(distances).where(row_numbers[:, None] == row_numbers, 0.0, distances)
 
 
 def _multiply_rows(X: Any, Y: Any, same: bool) -> Any:
@@ -454,7 +458,7 @@ def _multiply_directions(X: Any, Y: Any, same: bool) -> Any:
     xp = namespace(X)
     norms = (xp.sqrt(xp.sum(rows * rows, axis=1))[:, None] for rows in (X, Y))
     # Rows of zeros have no direction.
-    x, y = (of / xp.where(n == 0, 1.0, n) for of, n in zip((X, Y), norms, strict=True))
+    x, y = (table / xp.where(n == 0, 1.0, n) for table, n in zip((X, Y), norms, strict=True))
     return x @ y.T
 
 
@@ -485,8 +489,8 @@ def _compute_on_device(there: Any, X: Any, Y: Any, same: bool) -> Any:
         if not isinstance(Y, np.ndarray) or Y.dtype.kind not in "biuf":
             return None
         Y = namespace(X).asarray(Y)
-    rows = [cast(of, np.dtype(np.float64)) for of in (X, Y)]
-    if X.shape[1:] != Y.shape[1:] or any(find_first_nonfinite(of) is not None for of in rows):
+    rows = [cast(table, np.dtype(np.float64)) for table in (X, Y)]
+    if X.shape[1:] != Y.shape[1:] or any(find_first_nonfinite(table) is not None for table in rows):
         return None
     return there(*rows, same)
 
@@ -504,7 +508,7 @@ def _compute_kernel(X: Any, Y: Any = None, *, metric: Any, **options: Any) -> An
     """Return scikit-learn's kernel of rows in memory, which may be read-only."""
     if isinstance(metric, str) and metric.endswith("chi2"):
         # The compiled code of these kernels refuses such rows, as Dask's frames hold them.
-        X, Y = (of if of is None else np.require(of, requirements="W") for of in (X, Y))
+        X, Y = (rows if rows is None else np.require(rows, requirements="W") for rows in (X, Y))
     return theirs.pairwise_kernels(X, Y, metric, **options)
 
 
@@ -515,8 +519,8 @@ def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any, there: Any) -
     """
     rows = _convert_to_row_blocks(X, "X")
     # The same blocks, so that a block can be compared with itself.
-    others = rows if Y is None else _convert_to_row_blocks(Y, "Y")
-    widths = rows.shape[1], others.shape[1]
+    other_rows = rows if Y is None else _convert_to_row_blocks(Y, "Y")
+    widths = rows.shape[1], other_rows.shape[1]
     if len(set(widths)) > 1 and not np.isnan(widths).any():
         raise InvalidDataError(
             f"Incompatible dimension for X and Y matrices: X.shape[1] == {widths[0]} while "
@@ -524,7 +528,7 @@ def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any, there: Any) -
         )
     # One made-up row of each gives the dtype, and raises for bad arguments before any work.
     try:
-        dtype = function(np.ones((1, 2), rows.dtype), np.ones((1, 2), others.dtype)).dtype
+        dtype = function(np.ones((1, 2), rows.dtype), np.ones((1, 2), other_rows.dtype)).dtype
     except (ValueError, TypeError) as error:
         if not {"V", "VI"}.isdisjoint(getattr(function, "keywords", {})):
             dtype = np.dtype(np.float64)  # the given scale does not fit made-up rows of width 2
@@ -535,12 +539,12 @@ def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any, there: Any) -
         "ij",
         rows,
         "ik",
-        others,
+        other_rows,
         "jk",
         # The indices of both blocks, by which a pair of equal blocks is recognized.
         ArrayBlockIdDep(rows.chunks[:1]),
         "i",
-        ArrayBlockIdDep(others.chunks[:1]),
+        ArrayBlockIdDep(other_rows.chunks[:1]),
         "j",
         # Blocks come in lists along the dimension k: of one, since rows are whole
         # (`_convert_to_row_blocks`).
@@ -566,8 +570,8 @@ def _convert_to_row_blocks(rows: Any, name: str) -> da.Array:
             f"Expected 2D array, got {rows.ndim}D array instead: {name} has the shape "
             f"{rows.shape}. Pass rows and columns, such as {name}[:, np.newaxis]."
         )
-    whole: da.Array = join_column_chunks(rows)
-    return whole
+    row_blocks: da.Array = join_column_chunks(rows)
+    return row_blocks
 
 
 def _apply_to_block_pair(
@@ -580,17 +584,17 @@ def _apply_to_block_pair(
     at: tuple[int],
     other: tuple[int],
 ) -> Any:
-    (rows,), (others,) = X, Y
+    (rows,), (other_rows,) = X, Y
     same = of_itself and at == other
-    if (found := _compute_on_device(there, rows, others, same)) is not None:
-        return cast(found, dtype)
-    rows, others = map(_read_rows, (rows, others))
+    if (matrix := _compute_on_device(there, rows, other_rows, same)) is not None:
+        return cast(matrix, dtype)
+    rows, other_rows = map(_read_rows, (rows, other_rows))
     # scikit-learn refuses blocks without rows, as a filter may leave them; sparse ones have no
     # length.
-    if not rows.shape[0] or not others.shape[0]:
-        return np.empty((rows.shape[0], others.shape[0]))
+    if not rows.shape[0] or not other_rows.shape[0]:
+        return np.empty((rows.shape[0], other_rows.shape[0]))
     try:
         # ``function(X)`` sets the diagonal to 0; ``function(X, X)`` may leave rounding errors.
-        return function(rows) if same else function(rows, others)
+        return function(rows) if same else function(rows, other_rows)
     except (ValueError, TypeError) as error:
         raise as_ours(error, f"Block {at[0]} of X, block {other[0]} of Y: ") from error

@@ -122,18 +122,20 @@ def log_loss(
             UserWarning,
             stacklevel=user_stack_level(),
         )
-    indicated = hold_indicators(y_true, y_proba)
-    columns = INDICATED_PROBABILITIES if indicated else PROBABILITY_COLUMNS
-    summarise = _sum_indicated_losses if indicated else partial(_sum_block_losses, classes=classes)
+    is_indicated = hold_indicators(y_true, y_proba)
+    columns = INDICATED_PROBABILITIES if is_indicated else PROBABILITY_COLUMNS
+    summarise = (
+        _sum_indicated_losses if is_indicated else partial(_sum_block_losses, classes=classes)
+    )
     # In pieces: the logarithms of a block are temporary arrays of its size.
     return columns.reduce_to_score(
         summarise,
         _merge_column_sums,
         columns.align(*rows),
-        partial(_finish_log_loss, indicated, classes, normalize),
+        partial(_finish_log_loss, is_indicated, classes, normalize),
         in_pieces=True,
         compute=compute,
-        on_device=not indicated,
+        on_device=not is_indicated,
     )
 
 
@@ -144,8 +146,8 @@ def _finish_log_loss(
     if not losses.sums_to_one:
         message = "The y_prob values do not sum to one. Make sure to pass probabilities."
         warnings.warn(message, UserWarning, stacklevel=user_stack_level())
-    summed = float(losses.sums[0, 0]) if indicated else _sum_own_columns(losses, classes)
-    return _finish_mean(losses, summed, normalize)
+    loss_sum = float(losses.sums[0, 0]) if indicated else _sum_own_columns(losses, classes)
+    return _finish_mean(losses, loss_sum, normalize)
 
 
 def _resolve_renamed_argument(y_proba: Any, y_pred: Any) -> Any:
@@ -173,20 +175,20 @@ def _sum_block_losses(rows: ScoredRows, classes: NDArray[Any] | None) -> _Column
     # One column holds the probability of the larger of two labels.
     if proba.ndim == 1:
         proba = namespace(proba).stack([1 - proba, proba], axis=1)
-    labels, at = find_unique_labels(rows.y_true)
+    labels, codes = find_unique_labels(rows.y_true)
     _check_block_labels(labels, classes, proba.shape[1])
     # Clipped to the precision of the dtype, as in scikit-learn, so that p = 0 has a finite loss.
     eps = np.finfo(proba.dtype).eps
     sums_to_one = _do_rows_sum_to_one(proba)
-    if len(labels) < proba.shape[1] or not is_host(at):
+    if len(labels) < proba.shape[1] or not is_host(codes):
         logs = partial(_compute_negative_logs, eps=eps)
-        found = _sum_by_label_column(rows, proba, logs, classes)
-        return found._replace(sums_to_one=sums_to_one)
+        sums = _sum_by_label_column(rows, proba, logs, classes)
+        return sums._replace(sums_to_one=sums_to_one)
     # The block has all labels, so each one's column is known: one logarithm a row instead of one a
     # cell. `_sum_own_columns` adds the diagonal, where it does not matter which entry has the sum.
-    weight = float(len(at) if rows.weight is None else rows.weight.sum())
+    weight = float(len(codes) if rows.weight is None else rows.weight.sum())
     by_label = np.zeros((len(labels), len(labels)))
-    by_label[0, 0] = _sum_known_losses(proba, at, rows.weight, eps)
+    by_label[0, 0] = _sum_known_losses(proba, codes, rows.weight, eps)
     return _ColumnSums(labels, by_label, weight, sums_to_one)
 
 
@@ -196,9 +198,9 @@ def _sum_known_losses(
     """Return the summed loss of rows, given the column `at` of each row's label."""
     n_columns = proba.shape[1]
     # A flat `take` needs half the time of two-dimensional indexing (15,000 rows of 10 columns).
-    given = proba.ravel().take(np.arange(0, proba.size, n_columns) + at, mode="clip")
-    # In place: `given` is a copy.
-    logs = np.log(np.clip(given, eps, 1 - eps, out=given), out=given)
+    label_proba = proba.ravel().take(np.arange(0, proba.size, n_columns) + at, mode="clip")
+    # In place: `label_proba` is a copy.
+    logs = np.log(np.clip(label_proba, eps, 1 - eps, out=label_proba), out=label_proba)
     return -float(logs.sum(dtype=np.float64) if weight is None else weight @ logs.astype("f8"))
 
 
@@ -207,9 +209,9 @@ def _sum_indicated_losses(rows: ScoredRows) -> _ColumnSums:
     _check_probabilities(rows.y_pred)
     # Columns are known here. A row's loss is the sum over the labels that it has.
     logs = _compute_negative_logs(rows.y_pred, np.finfo(rows.y_pred.dtype).eps)
-    summed = rows.weights @ (logs * rows.y_true).sum(axis=1, dtype=np.float64)
+    loss_sum = rows.weights @ (logs * rows.y_true).sum(axis=1, dtype=np.float64)
     sums_to_one = _do_rows_sum_to_one(rows.y_pred)
-    sums = np.full((1, 1), summed)
+    sums = np.full((1, 1), loss_sum)
     return _ColumnSums(np.zeros(1), sums, float(rows.weights.sum()), sums_to_one)
 
 
@@ -286,27 +288,27 @@ def brier_score_loss(
     0.142
     """
     metric, rows = theirs.brier_score_loss, (y_true, y_proba, sample_weight)
-    more = {"labels": labels, "scale_by_half": scale_by_half}
+    options = {"labels": labels, "scale_by_half": scale_by_half}
     # scikit-learn 1.7 knows no `labels`: there rows in memory are scored like lazy ones.
-    knows_labels = set(more) <= set(inspect.signature(metric).parameters)
+    knows_labels = set(options) <= set(inspect.signature(metric).parameters)
     if knows_labels and not has_lazy_input(*rows):
-        score = PROBABILITY_COLUMNS.score_in_memory(metric, *rows, pos_label=pos_label, **more)
+        score = PROBABILITY_COLUMNS.score_in_memory(metric, *rows, pos_label=pos_label, **options)
         if pos_label is not None:  # which scikit-learn does not look for among several columns
             _resolve_positive_label(np.unique(y_true if labels is None else labels), pos_label)
         return float(score)
     if scale_by_half not in ("auto", True, False):
         raise InvalidParameterError(f"scale_by_half={scale_by_half!r}: pass 'auto' or a bool.")
     classes = _check_given_classes(labels)
-    found, of_one = _reduce_distances(*rows, classes)
-    if of_one:
+    column_sums, is_one_column = _reduce_distances(*rows, classes)
+    if is_one_column:
         # One column of probabilities: `pos_label` decides whether it is the second label's.
-        positive = _resolve_positive_label(found.labels, pos_label)
-        columns = (found.labels == positive).astype(int)
-        summed = float(found.sums[np.arange(len(columns)), columns].sum())
+        positive = _resolve_positive_label(column_sums.labels, pos_label)
+        columns = (column_sums.labels == positive).astype(int)
+        distance_sum = float(column_sums.sums[np.arange(len(columns)), columns].sum())
     else:
-        summed = _sum_own_columns(found, classes)
-    halved = found.sums.shape[1] == 2 if scale_by_half == "auto" else bool(scale_by_half)
-    return _finish_mean(found, summed, True) * (0.5 if halved else 1.0)
+        distance_sum = _sum_own_columns(column_sums, classes)
+    is_halved = column_sums.sums.shape[1] == 2 if scale_by_half == "auto" else bool(scale_by_half)
+    return _finish_mean(column_sums, distance_sum, True) * (0.5 if is_halved else 1.0)
 
 
 def _reduce_distances(
@@ -321,10 +323,8 @@ def _reduce_distances(
         return _sum_block_distances(rows, classes), rows.y_pred.ndim == 1
     collection = columns.align(y_true, y_proba, sample_weight)
     summarise = partial(_sum_block_distances, classes=classes)
-    found = columns.reduce(
-        summarise, _merge_column_sums, collection, in_pieces=True, on_device=True
-    )
-    return found, collection.n_features == 1
+    sums = columns.reduce(summarise, _merge_column_sums, collection, in_pieces=True, on_device=True)
+    return sums, collection.n_features == 1
 
 
 def _sum_block_distances(rows: ScoredRows, classes: NDArray[Any] | None) -> _ColumnSums:
@@ -339,9 +339,9 @@ def _measure_squared_distances(table: Any) -> Any:
     """Return the squared distance of each row from each corner of the simplex."""
     # The distance from corner j, as a sum of terms >= 0: expanded, |p|^2 - 2 p_j + 1 would lose the
     # digits of a small distance.
-    xp, squares, rest = namespace(table), table * table, 1 - table
-    others = xp.sum(squares, axis=1, keepdims=True) - squares
-    return xp.maximum(others, 0.0) + rest * rest
+    xp, squares, complements = namespace(table), table * table, 1 - table
+    other_squares = xp.sum(squares, axis=1, keepdims=True) - squares
+    return xp.maximum(other_squares, 0.0) + complements * complements
 
 
 def _resolve_positive_label(labels: NDArray[Any], pos_label: Any) -> Any:
@@ -391,24 +391,24 @@ def _reduce_top_k_accuracy(
     collection = SCORE_COLUMNS.align(y_true, y_score, sample_weight)
     summarise = partial(_count_top_k_hits, k=k, classes=classes)
     hits = SCORE_COLUMNS.reduce(summarise, _merge_top_k_hits, collection)
-    found = hits.found
+    column_sums = hits.found
     if hits.of_one:
         # Columns 0 and 1 were counted with a threshold of 0, columns 2 and 3 with one of 0.5.
         start = 2 if hits.probabilities else 0
-        found = found._replace(sums=found.sums[:, start : start + 2])
-        if len(found.labels) > 2:
+        column_sums = column_sums._replace(sums=column_sums.sums[:, start : start + 2])
+        if len(column_sums.labels) > 2:
             raise InvalidDataError(
                 "`y_score` needs to be of shape `(n_samples, n_classes)`, since `y_true` contains "
                 "multiple classes. Pass a column of each."
             )
-    if k >= (n_classes := found.sums.shape[1]):
+    if k >= (n_classes := column_sums.sums.shape[1]):
         warnings.warn(
             f"'k' ({k}) greater than or equal to 'n_classes' ({n_classes}) will result in a "
             "perfect score and is therefore meaningless.",
             UndefinedMetricWarning,
             stacklevel=user_stack_level(),
         )
-    return _finish_mean(found, _sum_own_columns(found, classes), normalize)
+    return _finish_mean(column_sums, _sum_own_columns(column_sums, classes), normalize)
 
 
 def _check_label_order(labels: Any) -> NDArray[Any] | None:
@@ -431,23 +431,23 @@ def _count_top_k_hits(rows: ScoredRows, k: int, classes: NDArray[Any] | None) ->
         table = np.ones((len(scores), 4))
     else:
         table = np.column_stack([scores <= 0, scores > 0, scores <= 0.5, scores > 0.5])
-    found = _sum_by_label_column(rows, table.astype(np.float64), np.asarray, classes)
-    return _TopKHits(found, True, bool(scores.min() >= 0 and scores.max() <= 1))
+    sums = _sum_by_label_column(rows, table.astype(np.float64), np.asarray, classes)
+    return _TopKHits(sums, True, bool(scores.min() >= 0 and scores.max() <= 1))
 
 
 def _mark_best_scores(scores: NDArray[Any], k: int) -> NDArray[np.float64]:
     """Return a table of 1 at the k best scores of each row, and 0 elsewhere."""
     # A stable sort, reversed: of equal scores the later column is the better, as in scikit-learn.
     best = np.argsort(scores, axis=1, kind="stable")[:, ::-1][:, :k]
-    found = np.zeros(scores.shape)
-    np.put_along_axis(found, best, 1.0, axis=1)
-    return found
+    marks = np.zeros(scores.shape)
+    np.put_along_axis(marks, best, 1.0, axis=1)
+    return marks
 
 
 def _merge_top_k_hits(parts: list[_TopKHits]) -> _TopKHits:
-    found, of_one, probabilities = zip(*parts, strict=True)
+    sums, of_one, probabilities = zip(*parts, strict=True)
     # A single score outside 0 to 1 shows that all are decisions.
-    return _TopKHits(_merge_column_sums(list(found)), all(of_one), all(probabilities))
+    return _TopKHits(_merge_column_sums(list(sums)), all(of_one), all(probabilities))
 
 
 top_k_accuracy_score = make_metric_function(
@@ -483,18 +483,18 @@ def _sum_by_label_column(
     classes: NDArray[Any] | None,
 ) -> _ColumnSums:
     """Return the weighted sums of ``values(table)`` of a block, by label and column."""
-    labels, at = find_unique_labels(rows.y_true)
+    labels, codes = find_unique_labels(rows.y_true)
     _check_block_labels(labels, classes, table.shape[1])
-    found = cast(values(table), np.dtype(np.float64))
-    if is_host(at):
+    cells = cast(values(table), np.dtype(np.float64))
+    if is_host(codes):
         # A grouped sum as one sparse product: row i of the matrix has the weights of label i's
         # rows.
-        places = (at, np.arange(len(at)))
-        weights = sparse.csr_array((rows.weights, places), shape=(len(labels), len(at)))
-        sums = weights @ found
+        coordinates = (codes, np.arange(len(codes)))
+        weights = sparse.csr_array((rows.weights, coordinates), shape=(len(labels), len(codes)))
+        sums = weights @ cells
     else:
-        weighted = rows.weights[:, None] * found
-        sums = copy_to_host(one_hot(at, len(labels), found.dtype).T @ weighted)
+        weighted = rows.weights[:, None] * cells
+        sums = copy_to_host(one_hot(codes, len(labels), cells.dtype).T @ weighted)
     return _ColumnSums(labels, sums, float(total(rows.weights)))
 
 
@@ -512,22 +512,22 @@ def _merge_column_sums(parts: list[_ColumnSums]) -> _ColumnSums:
 def _sum_own_columns(found: _ColumnSums, classes: NDArray[Any] | None) -> float:
     """Return the sum over all rows, of each label under the column that is its own."""
     n_columns = found.sums.shape[1]
-    known = found.labels if classes is None else classes
-    if classes is None and len(known) == 1:
+    expected = found.labels if classes is None else classes
+    if classes is None and len(expected) == 1:
         raise InvalidDataError(
-            f"y_true contains only one label ({known[0]}). Provide the list of all expected class "
-            "labels through the labels argument."
+            f"y_true contains only one label ({expected[0]}). Provide the list of all expected "
+            "class labels through the labels argument."
         )
-    if len(known) != n_columns:
-        raise _make_label_count_error(known, n_columns)
-    column = np.searchsorted(known, found.labels)
+    if len(expected) != n_columns:
+        raise _make_label_count_error(expected, n_columns)
+    column = np.searchsorted(expected, found.labels)
     return float(found.sums[np.arange(len(column)), column].sum())
 
 
 def _check_probabilities(proba: NDArray[Any]) -> None:
     """Raise `InvalidDataError` for numbers outside [0, 1]."""
     xp = namespace(proba)
-    low, high = (copy_to_host(of(proba)) for of in (xp.min, xp.max))
+    low, high = (copy_to_host(extremum(proba)) for extremum in (xp.min, xp.max))
     if low < 0 or high > 1:
         raise InvalidDataError(
             f"y_proba holds {low} to {high}, which are not probabilities. Pass "

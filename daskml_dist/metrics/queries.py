@@ -183,8 +183,8 @@ def dcg_score(
         metric = partial(theirs.dcg_score, k=k, log_base=log_base, ignore_ties=ignore_ties)
         return _score_tables(metric, y_true, y_score, sample_weight, gain)
     score = _Gains(k, _make_gain(gain), ignore_ties, False, 0.0)
-    found = _score_queries(score, y_true, y_score, group, sample_weight)
-    return found * math.log2(log_base)
+    score_of_base_2 = _score_queries(score, y_true, y_score, group, sample_weight)
+    return score_of_base_2 * math.log2(log_base)
 
 
 def average_precision_by_query(
@@ -222,11 +222,11 @@ def _check_gain(gain: Any, *, is_normalized: bool) -> None:
     if isinstance(gain, str):
         check_one_of("gain", gain, ("linear", "exponential"))
         return
-    least, hint = (0.0, " >= 0") if is_normalized else (-math.inf, "")
+    minimum, hint = (0.0, " >= 0") if is_normalized else (-math.inf, "")
     gains = np.asarray(gain)
     # NaN and infinity would make scores NaN, which `_sum_scores` leaves out.
     is_known = gains.ndim == 1 and gains.dtype.kind in "biuf" and np.isfinite(gains).all()
-    if not is_known or (gains < least).any():
+    if not is_known or (gains < minimum).any():
         raise InvalidParameterError(
             f'gain={gain!r} must be "linear", "exponential", or a list of finite numbers{hint}, '
             "one per label from 0."
@@ -234,7 +234,7 @@ def _check_gain(gain: Any, *, is_normalized: bool) -> None:
 
 
 def _make_gain(gain: Any) -> str | tuple[float, ...]:
-    return gain if isinstance(gain, str) else tuple(float(of) for of in gain)
+    return gain if isinstance(gain, str) else tuple(float(value) for value in gain)
 
 
 def _gains_of(gain: str | tuple[float, ...], labels: Array) -> Array:
@@ -321,12 +321,12 @@ class _Gains:
         gains, k = _gains_of(self.gain, labels), self.k or ALL_PLACES
         discounts = compute_discounts(int(np.diff(starts).max(initial=0)))
         n = len(starts) - 1
-        found, best = np.zeros(n), np.zeros(n)
-        sum_ranked_gains(scores, gains, starts, discounts, k, not self.ignores_ties, 0, n, found)
+        sums, best = np.zeros(n), np.zeros(n)
+        sum_ranked_gains(scores, gains, starts, discounts, k, not self.ignores_ties, 0, n, sums)
         if not self.is_normalized:
-            return found
+            return sums
         sum_best_gains(gains, starts, discounts, k, best)
-        return np.asarray(np.divide(found, best, out=np.full(n, self.empty), where=best > 0))
+        return np.asarray(np.divide(sums, best, out=np.full(n, self.empty), where=best > 0))
 
 
 @dataclass(frozen=True)
@@ -336,9 +336,9 @@ class _Precision:
     def __call__(self, labels: Array, scores: Array, starts: Array) -> Array:
         from daskml_dist.backends.ranking_kernels import average_precisions
 
-        found = np.zeros(len(starts) - 1)
-        average_precisions(scores, labels, starts, 0, len(found), found)
-        return np.maximum(found, 0.0)
+        precisions = np.zeros(len(starts) - 1)
+        average_precisions(scores, labels, starts, 0, len(precisions), precisions)
+        return np.maximum(precisions, 0.0)
 
 
 _Score = _Gains | _Precision
@@ -406,27 +406,27 @@ def _score_queries(
     y_true, y_score, group, weight = convert_foreign(y_true, y_score, group, sample_weight)
     n_rows = find_length(y_true)
     group, weight = resolve_sizes(group, n_rows, weight, 0)
-    joined = join_queries(y_true, group, _accept_labels)
+    y = join_queries(y_true, group, _accept_labels)
     collection = as_collection(
-        as_table_of_columns(y_score, "y_score"), joined, weight, numeric=False, multi_output=True
+        as_table_of_columns(y_score, "y_score"), y, weight, numeric=False, multi_output=True
     )
     if collection.kind == "memory":
         rows = _read_rows(0, *collection.parts[0])
         return _divide_sums(_sum_scores(score, rows.sort_by_query()))
-    found: _QuerySums = reduce_parts(
+    summary: _QuerySums = reduce_parts(
         collection, partial(_summarise_block, score), partial(_merge_blocks, score)
     )
-    if found is None:
+    if summary is None:
         raise InvalidDataError(
             "y_true and y_score have no rows. Check the files or the filter that they come from."
         )
-    open_rows = found.rows.sort_by_query()
+    open_rows = summary.rows.sort_by_query()
     codes = np.concatenate(
-        [*found.scored, open_rows.codes[find_query_starts(open_rows.codes)[:-1]]]
+        [*summary.scored, open_rows.codes[find_query_starts(open_rows.codes)[:-1]]]
     )
     # A query that was scored twice lies in pieces, so its scores are of no use.
     if len(np.unique(codes)) == len(codes):
-        return _divide_sums(found.sums + _sum_scores(score, open_rows))
+        return _divide_sums(summary.sums + _sum_scores(score, open_rows))
     return _divide_sums(_deal_and_score(score, collection))
 
 
@@ -445,8 +445,8 @@ def _divide_sums(sums: Array) -> float:
 
 def _read_rows(index: int, y_score: Any, y_true: Any, sample_weight: Any) -> _RankedRows:
     """Return the checked rows of a block."""
-    joined = np.asarray(y_true, np.float64)
-    labels = read_numbers(joined[:, 0], "y_true", index).astype(np.float64)
+    y = np.asarray(y_true, np.float64)
+    labels = read_numbers(y[:, 0], "y_true", index).astype(np.float64)
     scores = read_numbers(copy_to_host(y_score), "y_score", index).astype(np.float64)
     if len(scores) != len(labels):
         raise InvalidDataError(
@@ -456,7 +456,7 @@ def _read_rows(index: int, y_score: Any, y_true: Any, sample_weight: Any) -> _Ra
     weight = read_sample_weights(copy_to_host(sample_weight), len(labels), index)
     weight = np.ones(len(labels)) if weight is None else weight.astype(np.float64)
     check_weights_nonnegative(weight)
-    return _RankedRows(read_codes(joined), labels, scores, weight)
+    return _RankedRows(read_codes(y), labels, scores, weight)
 
 
 def _sum_scores(score: _Score, rows: _RankedRows) -> Array:
@@ -464,14 +464,16 @@ def _sum_scores(score: _Score, rows: _RankedRows) -> Array:
     starts = find_query_starts(rows.codes)
     if not len(rows.codes):
         return np.zeros(2)
-    low, high = (of.reduceat(rows.weight, starts[:-1]) for of in (np.minimum, np.maximum))
+    low, high = (
+        extremum.reduceat(rows.weight, starts[:-1]) for extremum in (np.minimum, np.maximum)
+    )
     if (low != high).any():
         raise InvalidDataError(
             "Rows of one query have different weights. Give all rows of a query the same weight."
         )
-    found = score(rows.labels, rows.scores, starts)
-    counts = ~np.isnan(found)
-    return np.array([found[counts] @ low[counts], low[counts].sum()])
+    scores = score(rows.labels, rows.scores, starts)
+    counts = ~np.isnan(scores)
+    return np.array([scores[counts] @ low[counts], low[counts].sum()])
 
 
 def _summarise_block(
@@ -483,8 +485,8 @@ def _summarise_block(
         return None
     # The first and the last query may go on in the blocks beside; all others end here, unless the
     # rows are in no order, which shows once all blocks are merged.
-    first, last = rows.codes[0], rows.codes[-1]
-    is_open = (rows.codes == first) | (rows.codes == last)
+    first_code, last_code = rows.codes[0], rows.codes[-1]
+    is_open = (rows.codes == first_code) | (rows.codes == last_code)
     inner = rows.select(~is_open).sort_by_query()
     codes = inner.codes[find_query_starts(inner.codes)[:-1]]
     return _QuerySums(_sum_scores(score, inner), rows.select(is_open), [codes])
@@ -497,7 +499,7 @@ def _merge_blocks(score: _Score, parts: list[_QuerySums]) -> _QuerySums:
     inner = rows.select(~is_open).sort_by_query()
     codes = inner.codes[find_query_starts(inner.codes)[:-1]]
     sums = np.sum([part.sums for part in parts], axis=0) + _sum_scores(score, inner)
-    scored = [codes, *(one for part in parts for one in part.scored)]
+    scored = [codes, *(part_codes for part in parts for part_codes in part.scored)]
     return _QuerySums(sums, rows.select(is_open), [np.concatenate(scored)])
 
 
@@ -510,13 +512,13 @@ def _deal_and_score(score: _Score, collection: Collection) -> Array:
     n = min(len(collection.parts), _MAX_RANGES)
     # A range of queries is one reduction, whose rows come together in one task; all share the
     # tasks that read a block.
-    lazy = [
+    delayed_sums = [
         reduce_lazily(
             collection, partial(_take_range, place, n), _RankedRows.join, partial(_finish, score)
         )
         for place in range(n)
     ]
-    return np.asarray(np.sum(compute_together(lazy), axis=0))
+    return np.asarray(np.sum(compute_together(delayed_sums), axis=0))
 
 
 def _take_range(
@@ -524,8 +526,8 @@ def _take_range(
 ) -> _RankedRows:
     """Return the rows of the queries that a range has of a block."""
     rows = _read_rows(index, y_score, y_true, sample_weight)
-    mixed = hash_numbers(rows.codes.view(np.uint64)) % np.uint64(n)
-    return rows.select(mixed == np.uint64(place))
+    part_numbers = hash_numbers(rows.codes.view(np.uint64)) % np.uint64(n)
+    return rows.select(part_numbers == np.uint64(place))
 
 
 def _finish(score: _Score, rows: _RankedRows) -> Array:

@@ -163,16 +163,18 @@ def roc_auc_score(
         return _return_with_bound((score, np.zeros_like(score)[()]), return_bound)
     # For indicators and for two labels scikit-learn ignores `multi_class`, but checks it.
     _check_sklearn_options(metric, average=average, multi_class=multi_class)
-    of_one = partial(_bound_metric, partial(_score_roc_auc, max_fpr=max_fpr), positive=True)
+    score_run = partial(_bound_metric, partial(_score_roc_auc, max_fpr=max_fpr), positive=True)
     if hold_indicators(y_true, y_score):
-        found = score_ranked_labels(metric, average, max_thresholds, of_one, *rows, max_fpr=max_fpr)
-        return _return_with_bound(found, return_bound)
+        averaged = score_ranked_labels(
+            metric, average, max_thresholds, score_run, *rows, max_fpr=max_fpr
+        )
+        return _return_with_bound(averaged, return_bound)
     collection = SCORE_COLUMNS.align(*rows)
     n_columns = collection.n_features
     # A collection of unknown width and without `labels` is assumed to be one column of scores.
     if n_columns == 1 or (n_columns is None and labels is None):
         run = reduce_to_run(collection, max_thresholds)
-        return _return_with_bound(of_one(run, positive=run.labels[-1]), return_bound)
+        return _return_with_bound(score_run(run, positive=run.labels[-1]), return_bound)
     check_multiclass_options(n_columns, multi_class, max_fpr, average, sample_weight is not None)
     classes = _find_column_labels(y_true, n_columns) if labels is None else np.asarray(labels)
     classes = check_class_labels(classes, n_columns)
@@ -274,11 +276,11 @@ def average_precision_score(
         call_sklearn_metric(metric, [0, 1, 2], np.eye(3), pos_label=pos_label)
         columns = replace(INDICATED_SCORES, read_true=partial(_read_class_indicators, classes))
     if columns is not None:
-        of_one = partial(_bound_average_precision, positive=True)
-        found = score_ranked_labels(
-            metric, average, max_thresholds, of_one, *rows, columns=columns, pos_label=pos_label
+        score_run = partial(_bound_average_precision, positive=True)
+        averaged = score_ranked_labels(
+            metric, average, max_thresholds, score_run, *rows, columns=columns, pos_label=pos_label
         )
-        return _return_with_bound(found, return_bound)
+        return _return_with_bound(averaged, return_bound)
     run = reduce_to_run(SCORE_COLUMNS.align(*rows), max_thresholds)
     if len(run.labels) == 2 and pos_label not in run.labels.tolist():
         raise InvalidDataError(
@@ -327,9 +329,9 @@ def _make_block_run(rows: ScoredRows, limit: int | None, pos_label: Any) -> Scor
     check_weights_nonnegative(rows.weights)
     labels = rows.y_true
     if pos_label is not None:
-        names, at = find_unique_labels(labels)
+        names, codes = find_unique_labels(labels)
         # As Python's values: NumPy compares strings and numbers in other ways in some versions.
-        labels = np.array([name == pos_label for name in names.tolist()])[at]
+        labels = np.array([name == pos_label for name in names.tolist()])[codes]
     return make_score_run(labels, rows.y_pred, rows.weights, limit)
 
 
@@ -337,8 +339,8 @@ def _read_class_indicators(
     classes: NDArray[Any], values: Any, name: str, index: int | None
 ) -> NDArray[np.bool_]:
     """Return a column of labels of a block as indicators, a column for each of the classes."""
-    found: NDArray[np.bool_] = read_labels(values, name, index)[:, np.newaxis] == classes
-    return found
+    indicators: NDArray[np.bool_] = read_labels(values, name, index)[:, np.newaxis] == classes
+    return indicators
 
 
 def _check_one_column(scores: NDArray[Any], name: str) -> None:
@@ -394,9 +396,9 @@ def _bound_average_precision(run: ScoreRun, positive: Any) -> tuple[float, float
     # most p * p / P.
     weight = run.weights[:, run.labels == positive].sum(axis=1)
     above = np.cumsum(weight[::-1])[::-1]
-    binned = (run.high > run.low) & (weight > 0)
+    is_binned = (run.high > run.low) & (weight > 0)
     # 1e-300: without positive weight both sums are 0, and so is the gain.
-    gain = float((weight[binned] ** 2 / above[binned]).sum() / max(weight.sum(), 1e-300))
+    gain = float((weight[is_binned] ** 2 / above[is_binned]).sum() / max(weight.sum(), 1e-300))
     # The exact value lies in [lowest - gain, highest], whose middle is half the gain lower.
     return score - gain / 2, bound + gain / 2
 
@@ -520,31 +522,31 @@ def _reduce_calibration_curve(
     positive = labels == _find_positive_label(labels, pos_label)
     rows, probabilities = sums.sum(axis=0).T
     # Empty bins have no point on the curve.
-    some = rows != 0
-    return sums[positive, :, 0].sum(axis=0)[some] / rows[some], probabilities[some] / rows[some]
+    valid = rows != 0
+    return sums[positive, :, 0].sum(axis=0)[valid] / rows[valid], probabilities[valid] / rows[valid]
 
 
 def _sum_block_bins(rows: ScoredRows, edges: NDArray[np.float64]) -> _LabelBins:
     _check_one_column(rows.y_pred, "y_prob")
     _check_unit_interval(rows.y_pred)
-    labels, at = find_unique_labels(rows.y_true)
+    labels, codes = find_unique_labels(rows.y_true)
     _check_two_labels(labels)
     n_bins = len(edges) - 1
     # (label, bin) as one number, so that one `bincount` sums both dimensions. Only the inner edges
     # are used, as in scikit-learn: 0 and 1 are then in the first and last bin.
     xp, proba = namespace(rows.y_pred), cast(rows.y_pred, np.dtype(np.float64))
-    cells = at * n_bins + xp.searchsorted(xp.asarray(edges[1:-1]), proba)
+    cells = codes * n_bins + xp.searchsorted(xp.asarray(edges[1:-1]), proba)
     size = len(labels) * n_bins
     sums = [copy_to_host(xp.bincount(cells, weights, size)) for weights in (None, proba)]
     return labels, np.stack(sums, axis=-1).reshape(len(labels), n_bins, 2).astype(np.float64)
 
 
 def _merge_bins(parts: list[_LabelBins]) -> _LabelBins:
-    labels = merge_labels([own for own, _ in parts])
+    labels = merge_labels([part_labels for part_labels, _ in parts])
     _check_two_labels(labels)
     total = np.zeros((len(labels), *parts[0][1].shape[1:]))
-    for own, sums in parts:  # a block may lack one of the labels
-        total[np.searchsorted(labels, own)] += sums
+    for part_labels, sums in parts:  # a block may lack one of the labels
+        total[np.searchsorted(labels, part_labels)] += sums
     return labels, total
 
 
@@ -552,10 +554,10 @@ def _sum_run_bins(
     run: ScoreRun, scores: NDArray[np.float64], edges: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return the sums of a run by label and bin, as in `_LabelBins`."""
-    at, n_bins = np.searchsorted(edges[1:-1], scores), len(edges) - 1
+    bins, n_bins = np.searchsorted(edges[1:-1], scores), len(edges) - 1
     # Columns of the run's weights are labels, and its entries represent rows.
     sums = [
-        [np.bincount(at, weight, n_bins), np.bincount(at, weight * scores, n_bins)]
+        [np.bincount(bins, weight, n_bins), np.bincount(bins, weight * scores, n_bins)]
         for weight in run.weights.T
     ]
     return np.swapaxes(np.array(sums), 1, 2)

@@ -153,12 +153,12 @@ def _average_over_users(
     sum_of_some = partial(_sum_over_users, metric, k=int(k), names=names)
     # Sums and numbers of users are added, since partitions have different numbers of users.
     if is_dask(held_out) or is_dask(recommended):
-        parts = _partition_by_user(held_out, recommended, names[0])
+        pairs = _partition_by_user(held_out, recommended, names[0])
         # `pure=False`: no name is hashed from the arguments.
-        found = compute_together(delayed(sum_of_some, pure=False)(*pair) for pair in parts)
+        sums = compute_together(delayed(sum_of_some, pure=False)(*pair) for pair in pairs)
     else:
-        found = [sum_of_some(held_out, recommended)]
-    total, n_users = np.sum(found, axis=0)
+        sums = [sum_of_some(held_out, recommended)]
+    total, n_users = np.sum(sums, axis=0)
     if not n_users:
         raise InvalidDataError(
             "held_out has no rows: there are no users to recommend to. Check the filter or the "
@@ -217,5 +217,5 @@ def _sum_over_users(
     metric: _Metric, held_out: Any, recommended: Any, *, k: int, names: _Names
 ) -> tuple[float, int]:
     """Return the sum of a metric over the users of a pair of partitions, and their number."""
-    found = metric(*find_hits(held_out, recommended, k, names))
-    return float(found.sum()), len(found)
+    scores = metric(*find_hits(held_out, recommended, k, names))
+    return float(scores.sum()), len(scores)

@@ -369,12 +369,12 @@ def _add_summaries(parts: list[_Summary]) -> _Summary:
 
 def _check_multioutput(multioutput: Any, *, variance: bool = False) -> None:
     """Raise `InvalidParameterError` for an unknown string, before any work on the data."""
-    words = ["raw_values", "uniform_average", *(["variance_weighted"] if variance else [])]
+    names = ["raw_values", "uniform_average", *(["variance_weighted"] if variance else [])]
     # Weights are checked by `_average_outputs`, when the number of targets is known.
     if multioutput is None or isinstance(multioutput, str):
-        if multioutput not in ([*words, None] if variance else words):
+        if multioutput not in ([*names, None] if variance else names):
             raise InvalidParameterError(
-                f"multioutput={multioutput!r} must be one of {words}, or an array of weights."
+                f"multioutput={multioutput!r} must be one of {names}, or an array of weights."
             )
 
 
@@ -460,8 +460,8 @@ def _make_mean_metric(
 def _measure_relative_errors(y_true: Any, y_pred: Any) -> Any:
     # Zeros are taken for the least number that divides, as in scikit-learn.
     size = abs(cast(y_true, np.dtype(np.float64)))
-    least = float(np.finfo(np.float64).eps)
-    return _measure_absolute_errors(y_true, y_pred) / namespace(size).maximum(size, least)
+    smallest = float(np.finfo(np.float64).eps)
+    return _measure_absolute_errors(y_true, y_pred) / namespace(size).maximum(size, smallest)
 
 
 def _measure_pinball_losses(y_true: Any, y_pred: Any, alpha: float = 0.5) -> Any:
@@ -511,8 +511,8 @@ def _make_deviance_metric(
     source: Callable[..., Any], lazily: Callable[..., Any], summary: str
 ) -> Callable[..., Any]:
     """Return the public function of a metric of one target."""
-    of = _TARGETS_TEXT.replace("n_targets", "1")
-    return make_metric_function(source, lazily, SINGLE_TARGET, summary, of=of, module=__name__)
+    text = _TARGETS_TEXT.replace("n_targets", "1")
+    return make_metric_function(source, lazily, SINGLE_TARGET, summary, of=text, module=__name__)
 
 
 def _reduce_max_error(y_true: Any, y_pred: Any, sample_weight: Any) -> float:
@@ -534,8 +534,8 @@ def _average_tweedie_deviance(
     y_true: Any, y_pred: Any, sample_weight: Any, *, power: float = 0
 ) -> float:
     finish = partial(_finish_mean_of_targets, np.asarray, "uniform_average")
-    each, rows = _make_deviance(power), (y_true, y_pred, sample_weight)
-    return float(reduce_weighted_sums(SINGLE_TARGET, each, *rows, finish))
+    deviances, rows = _make_deviance(power), (y_true, y_pred, sample_weight)
+    return float(reduce_weighted_sums(SINGLE_TARGET, deviances, *rows, finish))
 
 
 def _make_deviance(power: float) -> Callable[..., Any]:
@@ -550,8 +550,8 @@ def _measure_deviances(y_true: Any, y_pred: Any, power: float) -> Any:
     y, mean = (cast(values, np.dtype(np.float64)) for values in (y_true, y_pred))
     if power == 0:
         return _square_errors(y, mean)
-    least = xp.min(y) if power >= 1 else 1.0
-    if xp.min(mean) <= 0 or least < 0 or (power >= 2 and least == 0):
+    smallest = xp.min(y) if power >= 1 else 1.0
+    if xp.min(mean) <= 0 or smallest < 0 or (power >= 2 and smallest == 0):
         # Raises scikit-learn's error.
         deviance = partial(theirs.mean_tweedie_deviance, power=power)
         call_sklearn_metric(deviance, *map(copy_to_host, (y, mean)))
@@ -585,19 +585,19 @@ def _reduce_d2_tweedie(y_true: Any, y_pred: Any, sample_weight: Any, *, power: f
     """Return 1 minus the deviance of the predictions over that of the mean of y_true."""
     summarise = partial(_sum_block_deviance, _make_deviance(power), power)
     collection = SINGLE_TARGET.align(y_true, y_pred, sample_weight)
-    found = SINGLE_TARGET.reduce(summarise, _add_summaries, collection, on_device=True)
-    if found.n_rows < 2:
+    summary = SINGLE_TARGET.reduce(summarise, _add_summaries, collection, on_device=True)
+    if summary.n_rows < 2:
         return _warn_undefined_score("D^2")
-    weight, deviance, potential = found.sums
+    weight, deviance, potential = summary.sums
     check_weight_total(weight)
     # The mean is known after the pass only, but no second pass is needed. A deviance is twice a
     # Bregman divergence of a convex potential f (Banerjee et al., JMLR 2005): summed about the
     # mean m, the linear terms cancel, which leaves 2 * sum(w * (f(y) - f(m))).
-    mean = float(found.targets.mean[0])
-    spread = found.targets.squares
+    mean = float(summary.targets.mean[0])
+    spread = summary.targets.squares
     if power != 0:
-        at_mean = float(_compute_potential(np.array(mean), power))
-        spread = np.array([2 * (potential - weight * at_mean)])
+        potential_of_mean = float(_compute_potential(np.array(mean), power))
+        spread = np.array([2 * (potential - weight * potential_of_mean)])
     deviances = np.array([deviance])
     # The difference of two sums may be rounded below 0.
     return _compute_explained_share(deviances, np.maximum(spread, 0.0), "uniform_average")
@@ -697,9 +697,9 @@ def _reduce_median_error(
     _check_multioutput(multioutput)
     collection = TARGET_COLUMNS.align(y_true, y_pred, sample_weight)
     sketch = partial(_sketch_block, alpha=None)
-    first = TARGET_COLUMNS.reduce(sketch, _merge_sketched_rows, collection)
-    check_weight_total(first.sums[0])
-    columns = _collect_bracketed_values(collection, first.sketches, 0.5, of_errors=True)
+    sketched = TARGET_COLUMNS.reduce(sketch, _merge_sketched_rows, collection)
+    check_weight_total(sketched.sums[0])
+    columns = _collect_bracketed_values(collection, sketched.sketches, 0.5, of_errors=True)
     medians = np.array([_find_median(column, sample_weight) for column in columns])
     return _average_outputs(medians, multioutput)
 
@@ -731,13 +731,13 @@ def _reduce_d2_pinball(
     call_sklearn_metric(theirs.mean_pinball_loss, [1.0], [1.0], alpha=alpha)  # raises for bad alpha
     collection = TARGET_COLUMNS.align(y_true, y_pred, sample_weight)
     sketch = partial(_sketch_block, alpha=alpha)
-    first = TARGET_COLUMNS.reduce(sketch, _merge_sketched_rows, collection)
-    if first.n_rows < 2:
+    sketched = TARGET_COLUMNS.reduce(sketch, _merge_sketched_rows, collection)
+    if sketched.n_rows < 2:
         return _warn_undefined_score("D^2")
-    check_weight_total(first.sums[0])
-    columns = _collect_bracketed_values(collection, first.sketches, alpha, of_errors=False)
-    least = np.array([_compute_quantile_loss(column, alpha) for column in columns])
-    return _compute_explained_share(first.sums[1:], least, multioutput)
+    check_weight_total(sketched.sums[0])
+    columns = _collect_bracketed_values(collection, sketched.sketches, alpha, of_errors=False)
+    quantile_losses = np.array([_compute_quantile_loss(column, alpha) for column in columns])
+    return _compute_explained_share(sketched.sums[1:], quantile_losses, multioutput)
 
 
 def _compute_quantile_loss(column: _BracketedValues, alpha: float) -> float:
@@ -746,22 +746,22 @@ def _compute_quantile_loss(column: _BracketedValues, alpha: float) -> float:
     # quantiles", Econometrica 1978).
     values, weights = column.values, column.weights
     total = column.below[0] + weights.sum() + column.above[0]
-    reached = column.below[0] + np.cumsum(weights)
-    at = min(int(np.searchsorted(reached, alpha * total)), len(values) - 1)
-    distances = values - values[at]
+    cumulative_weights = column.below[0] + np.cumsum(weights)
+    index = min(int(np.searchsorted(cumulative_weights, alpha * total)), len(values) - 1)
+    distances = values - values[index]
     # A value outside the bracket: its distance from the end, plus the end's from the quantile.
-    over = weights @ np.maximum(distances, 0.0)
-    over += column.above[1] + column.above[0] * (values[-1] - values[at])
-    under = weights @ np.maximum(-distances, 0.0)
-    under += column.below[1] + column.below[0] * (values[at] - values[0])
-    return float(alpha * over + (1 - alpha) * under)
+    loss_above = weights @ np.maximum(distances, 0.0)
+    loss_above += column.above[1] + column.above[0] * (values[-1] - values[index])
+    loss_below = weights @ np.maximum(-distances, 0.0)
+    loss_below += column.below[1] + column.below[0] * (values[index] - values[0])
+    return float(alpha * loss_above + (1 - alpha) * loss_below)
 
 
 def _select_values(rows: ScoredRows, of_errors: bool) -> Floats:
     """Return the absolute errors of rows, or their targets, of shape (n, n_targets)."""
-    found = rows.y_true.astype(np.float64, copy=False)
-    found = np.abs(found - rows.y_pred) if of_errors else found
-    return found if found.ndim == 2 else found[:, None]
+    values = rows.y_true.astype(np.float64, copy=False)
+    values = np.abs(values - rows.y_pred) if of_errors else values
+    return values if values.ndim == 2 else values[:, None]
 
 
 def _sketch_block(rows: ScoredRows, alpha: float | None) -> _SketchedRows:
@@ -790,16 +790,16 @@ def _collect_bracketed_values(
     Sketches that dropped nothing are returned as they are, without a pass.
     """
     if not any(sketch.error for sketch in sketches):
-        nothing = np.zeros(2)
-        return [_BracketedValues(s.values, s.weights, nothing, nothing) for s in sketches]
+        no_sums = np.zeros(2)
+        return [_BracketedValues(s.values, s.weights, no_sums, no_sums) for s in sketches]
     margin = _QUANTILE_MARGIN
     while True:
         shares = np.array([share - margin, share + margin])
         ends = np.array([_bracket_quantile(sketch, shares) for sketch in sketches])
         collect = partial(_collect_from_block, ends=ends, of_errors=of_errors)
-        found = TARGET_COLUMNS.reduce(collect, _merge_bracketed_values, collection)
-        if all(_contains_quantile(column, share) for column in found):
-            return found
+        columns = TARGET_COLUMNS.reduce(collect, _merge_bracketed_values, collection)
+        if all(_contains_quantile(column, share) for column in columns):
+            return columns
         # The sketches erred by more than the margin: another pass, with a wider bracket.
         # The loop ends: a bracket from below 0 to above 1 is infinite, and holds every value.
         margin *= 16
@@ -808,51 +808,51 @@ def _collect_bracketed_values(
 def _bracket_quantile(sketch: ColumnSketch, shares: Floats) -> Floats:
     """Return a sketch's values at two shares of the weight; -inf below 0 and inf above 1."""
     # The sketch's distribution function, times its total weight.
-    reached = np.cumsum(sketch.weights)
-    at = np.searchsorted(reached, shares * reached[-1])
-    ends = sketch.values[np.minimum(at, len(reached) - 1)]
+    cumulative_weights = np.cumsum(sketch.weights)
+    positions = np.searchsorted(cumulative_weights, shares * cumulative_weights[-1])
+    ends = sketch.values[np.minimum(positions, len(cumulative_weights) - 1)]
     return np.where(shares < 0, -np.inf, np.where(shares > 1, np.inf, ends))
 
 
 def _contains_quantile(column: _BracketedValues, share: float) -> bool:
     """Return whether the quantile, and the next value if it is interpolated, are in the bracket."""
     inside = column.weights.sum()
-    asked = share * (column.below[0] + inside + column.above[0])
-    low = column.below[0] < asked or column.below[0] == 0
+    rank = share * (column.below[0] + inside + column.above[0])
+    low = column.below[0] < rank or column.below[0] == 0
     # Strictly more: at equality the quantile may be the mean of two values.
-    return bool(inside > 0 and low and (column.below[0] + inside > asked or column.above[0] == 0))
+    return bool(inside > 0 and low and (column.below[0] + inside > rank or column.above[0] == 0))
 
 
 def _collect_from_block(rows: ScoredRows, ends: Floats, of_errors: bool) -> list[_BracketedValues]:
-    weights, found = rows.weights, []
+    weights, bracketed = rows.weights, []
     for column, (low, high) in zip(_select_values(rows, of_errors).T, ends, strict=True):
         # A row of weight 0 has no part in a quantile.
         inside = (column >= low) & (column <= high) & (weights > 0)
         below, above = column < low, column > high
         sums = [
-            np.array([weights[part].sum(), weights[part] @ np.abs(column[part] - end)])
-            for part, end in ((below, low), (above, high))
+            np.array([weights[outside].sum(), weights[outside] @ np.abs(column[outside] - end)])
+            for outside, end in ((below, low), (above, high))
         ]
-        own = _sum_distinct_values(column[inside], weights[inside])
-        found.append(_BracketedValues(*own, *sums))
-    return found
+        distinct = _sum_distinct_values(column[inside], weights[inside])
+        bracketed.append(_BracketedValues(*distinct, *sums))
+    return bracketed
 
 
 def _merge_bracketed_values(parts: list[list[_BracketedValues]]) -> list[_BracketedValues]:
-    found = []
+    merged = []
     # One list a block becomes one tuple a column.
     for columns in zip(*parts, strict=True):
         values, weights, below, above = zip(*columns, strict=True)
-        own = _sum_distinct_values(np.concatenate(values), np.concatenate(weights))
-        found.append(_BracketedValues(*own, add_arrays(list(below)), add_arrays(list(above))))
-    return found
+        distinct = _sum_distinct_values(np.concatenate(values), np.concatenate(weights))
+        merged.append(_BracketedValues(*distinct, add_arrays(list(below)), add_arrays(list(above))))
+    return merged
 
 
 def _sum_distinct_values(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
     """Return the sorted distinct values, and the summed weight of each."""
-    distinct, at = np.unique(values, return_inverse=True)
+    distinct, positions = np.unique(values, return_inverse=True)
     # Of no values at all `bincount` returns integers.
-    return distinct, np.bincount(at, weights, len(distinct)).astype(np.float64, copy=False)
+    return distinct, np.bincount(positions, weights, len(distinct)).astype(np.float64, copy=False)
 
 
 median_absolute_error = _make_target_metric(

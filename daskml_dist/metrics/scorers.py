@@ -74,15 +74,15 @@ class Scorer(_SklearnScorer):
 
         `name` is its name in scikit-learn, if any.
         """
-        found = cls(theirs._score_func)
+        scorer = cls(theirs._score_func)
         # All of its state, with metadata requests.
-        found.__dict__.update(vars(theirs))
-        found._name = name
+        scorer.__dict__.update(vars(theirs))
+        scorer._name = name
         # A named one keeps scikit-learn's metric, for rows in memory: `_score` looks up the other.
         if name is None:
-            found._score_func = _find_own_metric(theirs._score_func)
-            found._needs_labels = found._score_func in (roc_auc_score, top_k_accuracy_score)
-        return found
+            scorer._score_func = _find_own_metric(theirs._score_func)
+            scorer._needs_labels = scorer._score_func in (roc_auc_score, top_k_accuracy_score)
+        return scorer
 
     def _score(self, method_caller: Any, estimator: Any, X: Any, y_true: Any, **kwargs: Any) -> Any:
         if not is_dask(X) and not is_dask(y_true):
@@ -120,20 +120,20 @@ class Scorer(_SklearnScorer):
 
         In a fold without rows of some class, metrics would otherwise infer other labels, or fail.
         """
-        found = copy.copy(self)
-        found._labels = labels
-        return found
+        scorer = copy.copy(self)
+        scorer._labels = labels
+        return scorer
 
     def _make_label_arguments(self, scorer: Scorer) -> dict[str, Any]:
         """Return the labels of :meth:`with_labels` as arguments, if the scorer's metric has any."""
-        takes = () if self._labels is None else inspect.signature(scorer._score_func).parameters
-        if self._labels is None or "labels" not in takes:
+        options = () if self._labels is None else inspect.signature(scorer._score_func).parameters
+        if self._labels is None or "labels" not in options:
             return {}
-        found: dict[str, Any] = {"labels": self._labels}
+        arguments: dict[str, Any] = {"labels": self._labels}
         # The default pos_label=1 is not among labels such as strings: the second one is positive.
-        if len(self._labels) == 2 and "pos_label" in takes and "pos_label" not in scorer._kwargs:
-            found["pos_label"] = self._labels[1]
-        return found
+        if len(self._labels) == 2 and "pos_label" in options and "pos_label" not in scorer._kwargs:
+            arguments["pos_label"] = self._labels[1]
+        return arguments
 
     @property
     def is_of_label_pairs(self) -> bool:
@@ -150,8 +150,8 @@ class Scorer(_SklearnScorer):
 
     def predict_answers(self, estimator: Any, X: Any) -> Any:
         """Return the predictions that the metric needs: labels, scores or class probabilities."""
-        given = self._response_method
-        names = (given,) if isinstance(given, str) else tuple(given)
+        response = self._response_method
+        names = (response,) if isinstance(response, str) else tuple(response)
         # By getattr, since a pipeline has the methods of its last step.
         for name in names:
             method = getattr(estimator, name, None)
@@ -162,14 +162,14 @@ class Scorer(_SklearnScorer):
                 f"{type(estimator).__name__} has none of the methods {names}, which this score "
                 "needs. Use a score of labels, such as 'accuracy'."
             )
-        found = _predict_lazily(method, X)
+        answers = _predict_lazily(method, X)
         if name == "predict" or self._score_func in _TABLE_METRICS:
-            return found
+            return answers
         # All other metrics need one column of scores for two labels, higher for the positive one.
         is_first = self._is_first_positive(estimator)
         if name == "predict_proba":
-            return found[:, 0 if is_first else 1] if found.shape[1] == 2 else found
-        return -found if is_first else found
+            return answers[:, 0 if is_first else 1] if answers.shape[1] == 2 else answers
+        return -answers if is_first else answers
 
     def _is_first_positive(self, estimator: Any) -> bool:
         """Return whether the first of two labels is positive; by default the second is."""
@@ -182,12 +182,16 @@ def _predict_lazily(method: Any, X: Any) -> Any:
     if not is_dask(X) or type(method.__self__).__module__.startswith("daskml_dist"):
         return method(X)
     # Predictions of a row give the dtype and the number of columns.
-    _, few = call_on_sample(method, X)
+    _, sample = call_on_sample(method, X)
     if isinstance(X, da.Array):
-        wide: Any = {"drop_axis": 1} if few.ndim == 1 else {"chunks": (X.chunks[0], few.shape[1:])}
-        lazily: Any = X.map_blocks
-        return lazily(_predict_block, method, few[:0], dtype=few.dtype, meta=few[:0], **wide)
-    return X.map_partitions(_predict_block, method, few[:0], meta=few[:0])
+        shape_options: Any = (
+            {"drop_axis": 1} if sample.ndim == 1 else {"chunks": (X.chunks[0], sample.shape[1:])}
+        )
+        map_blocks: Any = X.map_blocks
+        return map_blocks(
+            _predict_block, method, sample[:0], dtype=sample.dtype, meta=sample[:0], **shape_options
+        )
+    return X.map_partitions(_predict_block, method, sample[:0], meta=sample[:0])
 
 
 def _predict_block(rows: Any, method: Any, empty: Any) -> Any:
@@ -302,10 +306,10 @@ def find_top_k(scoring: Any) -> int | None:
     scorer = SCORERS.get(scoring) if isinstance(scoring, str) else scoring
     if not isinstance(scorer, _SklearnScorer) or scorer._score_func not in _TOP_K_METRICS:
         return None
-    options, given = scorer._kwargs, scorer._response_method
-    first, k = given if isinstance(given, str) else next(iter(given)), options.get("k", 2)
+    options, response = scorer._kwargs, scorer._response_method
+    method, k = response if isinstance(response, str) else next(iter(response)), options.get("k", 2)
     # Other options, a minus sign or probabilities are left to the scorer itself.
-    if set(options) - {"k"} or scorer._sign != 1 or first != "decision_function":
+    if set(options) - {"k"} or scorer._sign != 1 or method != "decision_function":
         return None
     return int(k) if isinstance(k, Integral) and not isinstance(k, bool) and int(k) > 0 else None
 
@@ -376,14 +380,14 @@ def make_scorer(
     >>> round(float(scorer(model, X, X[:, 0] + 1.0)), 4)
     -1.0
     """
-    made = call_sklearn_metric(
+    scorer = call_sklearn_metric(
         sklearn.metrics.make_scorer,
         score_func,
         response_method=response_method,
         greater_is_better=greater_is_better,
         **kwargs,
     )
-    return Scorer.from_sklearn(made)
+    return Scorer.from_sklearn(scorer)
 
 
 @suggest_arguments
@@ -417,8 +421,8 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
     1.0
     """
     if not isinstance(scoring, str):
-        theirs = isinstance(scoring, _SklearnScorer) and not isinstance(scoring, Scorer)
-        return Scorer.from_sklearn(scoring) if theirs else scoring
+        is_sklearn = isinstance(scoring, _SklearnScorer) and not isinstance(scoring, Scorer)
+        return Scorer.from_sklearn(scoring) if is_sklearn else scoring
     if scoring not in sklearn.metrics.get_scorer_names():
         raise InvalidParameterError(
             f"{scoring!r} is not a valid scoring value: it is not the name of a score. Use one "
@@ -437,9 +441,9 @@ def get_scorers(estimator: Any, scoring: Any) -> dict[str, Callable[..., Any]]:
             )
         return {"score": _score_by_estimator}
     if isinstance(scoring, dict):
-        return {name: get_scorer(given) for name, given in scoring.items()}
+        return {name: get_scorer(score) for name, score in scoring.items()}
     if isinstance(scoring, list | tuple | set):
-        names = [one for one in scoring if isinstance(one, str)]
+        names = [name for name in scoring if isinstance(name, str)]
         if not names or len(set(names)) < len(scoring):
             raise InvalidParameterError(
                 f"scoring={scoring!r}: a list must have names of scorers, each once. Functions go "
@@ -455,8 +459,8 @@ def _find_own_metric(metric: Callable[..., Any]) -> Callable[..., Any]:
     if getattr(sklearn.metrics, name, None) is not metric:
         return metric
     # Imported late: the package's `__init__` imports this module.
-    found: Callable[..., Any] = getattr(import_module("daskml_dist.metrics"), name, metric)
-    return found
+    own_metric: Callable[..., Any] = getattr(import_module("daskml_dist.metrics"), name, metric)
+    return own_metric
 
 
 def _score_by_estimator(estimator: Any, X: Any, y: Any = None, **params: Any) -> float:

@@ -111,7 +111,7 @@ class _TimedRows:
         ends[np.isinf(self.high)] = 2 * len(times) + 1
         # Only the order of predictions counts: their ranks are places of the tree.
         ranks, places = np.unique(self.predicted, return_inverse=True)
-        right, tied, pairs = count_concordant(
+        concordant, tied, pairs = count_concordant(
             begins, ends, np.argsort(begins, kind="stable"), np.argsort(ends, kind="stable"),
             places + 1, self.weight, np.zeros(len(ranks) + 1),
         )  # fmt: skip
@@ -120,7 +120,7 @@ class _TimedRows:
                 "No two rows of y_true can be compared: no event is known to precede the time "
                 "of another row. Score rows with events, and rows with later times."
             )
-        return float((right + tied / 2) / pairs)
+        return float((concordant + tied / 2) / pairs)
 
 
 def _read_rows(index: int, y_pred: Any, y_true: Any, sample_weight: Any) -> _TimedRows:

@@ -40,56 +40,56 @@ Array = NDArray[np.float64]
 
 def _check_weights_init(weights: Any, k: int) -> Array:
     """Check the initial weights of the components, and return them as an array."""
-    found = _check_numbers("weights", weights, (k,))
-    if (found < 0).any() or (found > 1).any():
+    shares = _check_numbers("weights", weights, (k,))
+    if (shares < 0).any() or (shares > 1).any():
         raise InvalidParameterError(
             "The parameter 'weights' should be in the range [0, 1], but got max value "
-            f"{found.max():.5f}, min value {found.min():.5f}. Give shares of 1."
+            f"{shares.max():.5f}, min value {shares.min():.5f}. Give shares of 1."
         )
-    if not np.isclose(found.sum(), 1.0):
+    if not np.isclose(shares.sum(), 1.0):
         raise InvalidParameterError(
             "The parameter 'weights' should be normalized, but got sum(weights) = "
-            f"{found.sum():.5f}. Divide them by their sum."
+            f"{shares.sum():.5f}. Divide them by their sum."
         )
-    return found
+    return shares
 
 
 def _compute_covariances_init(precisions: Any, kind: str, k: int, d: int) -> Array:
     """Check the initial precisions, and return their inverses, the covariances."""
     shape = {"full": (k, d, d), "tied": (d, d), "diag": (k, d), "spherical": (k,)}[kind]
-    found = _check_numbers(f"{kind} precision", precisions, shape)
+    matrices = _check_numbers(f"{kind} precision", precisions, shape)
     if kind in ("diag", "spherical"):
-        if not (found > 0).all():
+        if not (matrices > 0).all():
             raise InvalidParameterError(f"'{kind} precision' should be positive. Give all above 0.")
-        return np.asarray(1 / found)
+        return np.asarray(1 / matrices)
     # One matrix for "tied", otherwise one per component.
-    for one in found.reshape(-1, d, d):
-        if not (np.allclose(one, one.T) and (np.linalg.eigvalsh(one) > 0).all()):
+    for matrix in matrices.reshape(-1, d, d):
+        if not (np.allclose(matrix, matrix.T) and (np.linalg.eigvalsh(matrix) > 0).all()):
             raise InvalidParameterError(
                 f"'{kind} precision' should be symmetric, positive-definite. Give inverses of "
                 "covariances."
             )
-    return np.asarray(np.linalg.inv(found))
+    return np.asarray(np.linalg.inv(matrices))
 
 
 def _check_numbers(name: str, values: Any, shape: tuple[int, ...]) -> Array:
     """Return values as a finite float64 array of a shape, or raise `InvalidParameterError`."""
     try:
-        found = np.asarray(values, dtype=np.float64)
+        array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidParameterError(
             f"The parameter '{name}' is not an array of numbers. Give one of shape {shape}."
         ) from error
-    if found.shape != shape:
+    if array.shape != shape:
         raise InvalidParameterError(
-            f"The parameter '{name}' should have the shape of {shape}, but got {found.shape}. "
+            f"The parameter '{name}' should have the shape of {shape}, but got {array.shape}. "
             "Give one entry per component."
         )
-    if not np.isfinite(found).all():
+    if not np.isfinite(array).all():
         raise InvalidParameterError(
             f"The parameter '{name}' holds NaN or infinity. Give numbers, or None."
         )
-    return found
+    return array
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,8 +120,8 @@ class MixtureFunction:
         """Return the value of each row."""
         # Products are in the dtype of the rows; logarithms are then added in float64.
         terms = (part.astype(X.dtype) for part in (self.constants, self.means, self.factors))
-        near = (X if isinstance(X, np.ndarray) else X.toarray()) - self.shift.astype(X.dtype)
-        return self.then(log_densities(near, *terms).astype(np.float64))
+        shifted = (X if isinstance(X, np.ndarray) else X.toarray()) - self.shift.astype(X.dtype)
+        return self.then(log_densities(shifted, *terms).astype(np.float64))
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
         """Return the function of rows of a dtype on a device; only log-densities leave it."""
@@ -131,8 +131,8 @@ class MixtureFunction:
         )
 
         def apply(X: Any) -> NDArray[Any]:
-            near = (X.toarray() if hasattr(X, "toarray") else X) - shift
-            return self.then(backend.to_numpy(log_densities(near, *terms)).astype(np.float64))
+            shifted = (X.toarray() if hasattr(X, "toarray") else X) - shift
+            return self.then(backend.to_numpy(log_densities(shifted, *terms)).astype(np.float64))
 
         return apply
 
@@ -337,10 +337,10 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         # The solver packs the components, then the bound and the convergence state.
         *components, (bound, converged, *_) = solution.w
         kind, d = self.covariance_type, model.n_features
-        found = Mixture.of_packed(np.array(components), kind, d)
-        factors = found.factors
-        self.weights_, self.means_ = found.weights, found.means
-        self.covariances_ = found.covariances
+        mixture = Mixture.of_packed(np.array(components), kind, d)
+        factors = mixture.factors
+        self.weights_, self.means_ = mixture.weights, mixture.means
+        self.covariances_ = mixture.covariances
         self.precisions_cholesky_ = factors
         # Precisions of full matrices are products of their Cholesky factors.
         self.precisions_ = (
@@ -431,15 +431,15 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         k, d = mixture.means.shape
         # Draw the number of rows of each component, then the rows, in scikit-learn's order.
         counts = rng.multinomial(n_samples, mixture.weights)
-        found = []
+        rows = []
         for c, count in enumerate(counts):
             mean, covariance = mixture.means[c], mixture.covariances
             if mixture.kind in ("full", "tied"):
-                whole = covariance if mixture.kind == "tied" else covariance[c]
-                found.append(rng.multivariate_normal(mean, whole, int(count)))
+                component_covariance = covariance if mixture.kind == "tied" else covariance[c]
+                rows.append(rng.multivariate_normal(mean, component_covariance, int(count)))
             else:
-                found.append(mean + rng.standard_normal((count, d)) * np.sqrt(covariance[c]))
-        return np.vstack(found), np.repeat(np.arange(k, dtype=np.int64), counts)
+                rows.append(mean + rng.standard_normal((count, d)) * np.sqrt(covariance[c]))
+        return np.vstack(rows), np.repeat(np.arange(k, dtype=np.int64), counts)
 
     def _count_parameters(self) -> int:
         """Return the number of free parameters of the model."""

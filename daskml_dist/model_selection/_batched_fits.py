@@ -120,14 +120,14 @@ def fit_batched(
     score = BatchedScorer(
         estimators[0], splits, collection, scoring, scorers, train_score, error_score
     )
-    given = collection, splits.roles, classes
+    fit_inputs = collection, splits.roles, classes
     fits: list[list[BatchedFit | FailedCandidate]]
     try:
         if by_steps is None:
-            found = fit_batch(estimators, *given, score.roles, score.parts)
-            fits = [list(row) for row in found]
+            fit_rows = fit_batch(estimators, *fit_inputs, score.roles, score.parts)
+            fits = [list(row) for row in fit_rows]
         else:
-            fits = _fit_step_batches(estimators, by_steps, *given, score)
+            fits = _fit_step_batches(estimators, by_steps, *fit_inputs, score)
     except NotBatchableError:  # depends on the rows: a split may lack a label
         return None
     n_batches = 1 if by_steps is None else len(by_steps)
@@ -176,12 +176,16 @@ def _fit_step_batches(
 
 def can_batch_pipelines(estimators: Sequence[Any]) -> bool:
     """Return whether estimators are pipelines whose last steps can be fitted as one batch."""
-    for one in estimators:
+    for candidate in estimators:
         # Steps must be of this package, with transformers and without a cache: only the pipeline's
         # own fit would read and fill a cache.
-        if not isinstance(one, Pipeline) or len(one.steps) < 2 or one.memory is not None:
+        if (
+            not isinstance(candidate, Pipeline)
+            or len(candidate.steps) < 2
+            or candidate.memory is not None
+        ):
             return False
-        if not takes_dask_collections(one):
+        if not takes_dask_collections(candidate):
             return False
     return can_fit_batched([pipeline.steps[-1][1] for pipeline in estimators])
 
@@ -228,7 +232,7 @@ def _fit_batched_pipelines(
     """
     if splits.plain or splits.cut or not splits.by_roles or has_several_columns(splits.inputs[1]):
         return None  # arguments of steps, rows that have several roles, or several targets
-    if not all(given is None or isinstance(given, str) for given in scoring.values()):
+    if not all(score is None or isinstance(score, str) for score in scoring.values()):
         return None  # a function is called with the whole pipeline, and a batch has last steps only
     options = {"train_score": train_score, "error_score": error_score}
     by_number: dict[int, list[SplitFit]] = {}
@@ -272,21 +276,21 @@ def _fit_transformers(
     # Each fit is a generator that yields reductions over rows and receives their results. All
     # generators advance together, so that their reductions share passes, and a block is read once
     # for all splits.
-    works: list[PassGenerator[Any]] = [
+    generators: list[PassGenerator[Any]] = [
         splits.count_trained(pipelines[0].steps[-1][1]._classification)
     ]
     for split in range(splits.n_splits):
         X, y, _ = splits.select_side(split, TRAIN)
         for heads_of_splits in heads:
             if splits.codes is None:
-                works.append(fit_in_passes(heads_of_splits[split], X, y))
+                generators.append(fit_in_passes(heads_of_splits[split], X, y))
             else:
                 heads_of_splits[split].fit(X, y)
     with report_reading("transformers"):
-        trained, *_ = run_computation(run_in_lock_step(works))
-    counted = copy.copy(splits)
-    counted.trained = trained
-    return heads, counted
+        trained, *_ = run_computation(run_in_lock_step(generators))
+    splits_with_counts = copy.copy(splits)
+    splits_with_counts.trained = trained
+    return heads, splits_with_counts
 
 
 def _group_pipelines(estimators: Sequence[Any]) -> list[list[int]]:
@@ -401,26 +405,28 @@ class BatchedScorer:
         scorers: Mapping[str, Any], train_score: bool, error_score: Any,
     ) -> None:  # fmt: skip
         # Scores as functions of the sums that a batch computes from its rows; None: rows are read.
-        known = {name: find_batched_score(estimator, given) for name, given in scoring.items()}
-        self._known, self._error_score = known, error_score
+        batched_scores = {
+            name: find_batched_score(estimator, user_score) for name, user_score in scoring.items()
+        }
+        self._known, self._error_score = batched_scores, error_score
         # The batch computes only the sums that some score needs.
-        kinds = {score.func for score in known.values() if isinstance(score, partial)}
+        kinds = {score.func for score in batched_scores.values() if isinstance(score, partial)}
         self.parts = ScoreParts(
             pairs=_score_by_pairs in kinds,
             ranks=_score_by_ranking in kinds,
             places=_score_by_top_k in kinds,
         )
-        of_sums = {
+        scores_of_sums = {
             name: partial(_score_with_weight, score)
-            for name, score in known.items()
+            for name, score in batched_scores.items()
             if score is not None
         }
-        self._sum_scorers = guard_scorers(of_sums, error_score)
+        self._sum_scorers = guard_scorers(scores_of_sums, error_score)
         self._row_scorers = guard_scorers(scorers, error_score)
         ranking = {_score_by_ranking, _score_by_top_k}
         self._ranked = {
             name
-            for name, score in known.items()
+            for name, score in batched_scores.items()
             if isinstance(score, partial) and score.func in ranking
         }
         self.roles = (TEST, TRAIN) if train_score else (TEST,)
@@ -459,15 +465,19 @@ class BatchedScorer:
             fit.estimator.feature_names_in_ = self._features
         begin, scores = time.perf_counter(), []
         for role in self.roles:
-            of_role = {name: score(fit, role, split) for name, score in self._sum_scorers.items()}
+            scores_of_role = {
+                name: score(fit, role, split) for name, score in self._sum_scorers.items()
+            }
             # Rows are read for scores without sums, and for rankings that the sums do not
             # determine.
-            left = [name for name in self._known if name not in of_role]
-            left += [name for name in self._ranked if np.isnan(of_role[name])]
-            if left:
-                scorers = {name: self._row_scorers[name] for name in left}
-                of_role |= score_sides(scorers, fit.estimator, *self._side(split, role), weigh=True)
-            scores.append({name: of_role[name] for name in self._known})
+            remaining = [name for name in self._known if name not in scores_of_role]
+            remaining += [name for name in self._ranked if np.isnan(scores_of_role[name])]
+            if remaining:
+                scorers = {name: self._row_scorers[name] for name in remaining}
+                scores_of_role |= score_sides(
+                    scorers, fit.estimator, *self._side(split, role), weigh=True
+                )
+            scores.append({name: scores_of_role[name] for name in self._known})
         seconds = time.perf_counter() - begin
         train = scores[1] if len(scores) > 1 else {}
         return SplitFit(scores[0], train, fit.seconds, seconds, fit.estimator)
@@ -498,16 +508,16 @@ def align_targets(
     join = partial(_join_targets_and_codes, classes)
     weigh = partial(_multiply_weights, classes, factors)
     if collection.kind == "memory":
-        ((rows, targets, given),) = collection.parts
-        parts = [(rows, join(targets, splits.codes), weigh(targets, given))]
+        ((rows, targets, user_weights),) = collection.parts
+        parts = [(rows, join(targets, splits.codes), weigh(targets, user_weights))]
     else:
         lazily = delayed(join, pure=False)
         # Without class weights the given ones are passed on unchanged: for example None, which is
         # no task.
         weighed = delayed(weigh, pure=False) if factors is not None else weigh
         parts = [
-            (rows, lazily(targets, codes), weighed(targets, given))
-            for (rows, targets, given), codes in zip(
+            (rows, lazily(targets, codes), weighed(targets, user_weights))
+            for (rows, targets, user_weights), codes in zip(
                 collection.parts, splits.rows.code_parts, strict=True
             )
         ]
@@ -526,24 +536,24 @@ def weigh_classes_by_sums(
     `sums` computes the summed weights of the rows of each class.
     """
     if isinstance(class_weight, str):
-        of_class = sums()
-        if not (of_class.min() >= 0 and np.isfinite(of_class).all()):
+        class_sums = sums()
+        if not (class_sums.min() >= 0 and np.isfinite(class_sums).all()):
             return np.ones(len(classes))  # the fit will name the row of the invalid weight
-        if not of_class.all():
+        if not class_sums.all():
             raise InvalidDataError(
-                f'class_weight="balanced": the weights of the rows of {classes[of_class == 0]} '
+                f'class_weight="balanced": the weights of the rows of {classes[class_sums == 0]} '
                 "sum to zero. Leave these rows out, or give the weight of each class."
             )
         # n / (n_classes * n_c), the heuristic of G. King and L. Zeng, "Logistic regression in rare
         # events data", 2001.
-        return balanced_weights(of_class)
-    known = classes.tolist()
-    if unknown := [label for label in class_weight if label not in known]:
+        return balanced_weights(class_sums)
+    labels = classes.tolist()
+    if unknown := [label for label in class_weight if label not in labels]:
         raise InvalidParameterError(
             f"The given class_weight dict must have the class labels as keys: {unknown} are none "
-            f"of {known}."
+            f"of {labels}."
         )
-    return np.array([float(class_weight.get(label, 1.0)) for label in known])
+    return np.array([float(class_weight.get(label, 1.0)) for label in labels])
 
 
 def _sum_label_weights(collection: Collection, classes: NDArray[Any]) -> NDArray[np.float64]:
@@ -556,8 +566,10 @@ def _sum_block_label_weights(
 ) -> NDArray[np.float64]:
     codes = np.searchsorted(classes, np.asarray(y))
     # A weight may be one number for all rows.
-    given = None if weight is None else np.broadcast_to(np.asarray(weight, float), codes.shape)
-    return np.bincount(codes, given, len(classes)).astype(np.float64)
+    row_weights = (
+        None if weight is None else np.broadcast_to(np.asarray(weight, float), codes.shape)
+    )
+    return np.bincount(codes, row_weights, len(classes)).astype(np.float64)
 
 
 def _multiply_weights(classes: Any, factors: Any, targets: Any, given: Any) -> Any:
@@ -579,8 +591,10 @@ def _find_labels(splits: Splits, collection: Collection) -> NDArray[Any]:
         # A stratified splitter has found the labels, since it orders the rows by them.
         codes = splits.rows.codes
         codes = codes.codes if isinstance(codes, ThinnedCodes) else codes
-        known = codes.order.labels if isinstance(codes, FoldsByPlace | FoldsByRange) else None
-        labels = count_labels_by_block(collection, first_seen=False)[0] if known is None else known
+        counted = codes.order.labels if isinstance(codes, FoldsByPlace | FoldsByRange) else None
+        labels = (
+            count_labels_by_block(collection, first_seen=False)[0] if counted is None else counted
+        )
         labels = np.unique(labels)
     if len(labels) < 2:
         raise InvalidDataError(

@@ -87,10 +87,10 @@ class Bracket:
     @property
     def calls(self) -> int:
         """Return the sum of the passes of all candidates, for one split."""
-        done, total = 0, 0
+        passes_before, total = 0, 0
         for n, passes in self.rungs:
-            total += n * (passes - done)  # training continues
-            done = passes
+            total += n * (passes - passes_before)  # training continues
+            passes_before = passes
         return total
 
     def describe(self) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def plan_decaying_bracket(n_models: int, max_iter: int, decay_rate: float, every
     Rung k has ``n_models * (1 + k)**-decay_rate`` candidates, as in dask-ml's inverse decay.
     """
     passes = [*range(every, max_iter, every), max_iter]
-    kept = [max(1, int(np.ceil(n_models * (1 + k) ** -decay_rate))) for k in range(len(passes))]
-    return Bracket(len(passes) - 1, tuple(zip(kept, passes, strict=True)))
+    sizes = [max(1, int(np.ceil(n_models * (1 + k) ** -decay_rate))) for k in range(len(passes))]
+    return Bracket(len(passes) - 1, tuple(zip(sizes, passes, strict=True)))
 
 
 def find_best_scores(scores: NDArray[np.float64], n: int) -> NDArray[np.intp]:
@@ -150,11 +150,13 @@ def has_plateaued(scores: Mapping[int, float], patience: int, tol: float) -> boo
     `scores` are those of one candidate by its number of passes.
     """
     last = max(scores)
-    before = [passes for passes in scores if passes <= last - patience]
-    if not before:
+    earlier_passes = [passes for passes in scores if passes <= last - patience]
+    if not earlier_passes:
         return False  # trained for less than `patience` passes
-    reference = scores[max(before)] + tol
-    return all(score <= reference for passes, score in scores.items() if passes > max(before))
+    reference = scores[max(earlier_passes)] + tol
+    return all(
+        score <= reference for passes, score in scores.items() if passes > max(earlier_passes)
+    )
 
 
 # --- training in turns -------------------------------------------------------------------------
@@ -233,28 +235,28 @@ class BatchedTraining(CandidateTraining):
             return sum(max(c.n_iter for c in self._columns[i][1]) for i in candidates)
 
         # Counted, not computed: the estimator's own stopping rule may end columns earlier.
-        before = count_passes()
-        for batch, of_batch in self._group_by_batch(candidates):
-            batch.advance([column for i in of_batch for column in self._columns[i][1]], last)
-        return count_passes() - before
+        passes_before = count_passes()
+        for batch, numbers in self._group_by_batch(candidates):
+            batch.advance([column for i in numbers for column in self._columns[i][1]], last)
+        return count_passes() - passes_before
 
     def score(self, candidates: Sequence[int]) -> list[list[SplitFit]]:
         """Return the scores of candidates, one for each split."""
         scores: dict[int, list[SplitFit]] = {}
-        for batch, of_batch in self._group_by_batch(candidates):
-            columns = [column for i in of_batch for column in self._columns[i][1]]
+        for batch, numbers in self._group_by_batch(candidates):
+            columns = [column for i in numbers for column in self._columns[i][1]]
             fits = self._scorer.collect_fits(batch, columns)
-            n_splits = len(columns) // len(of_batch)
-            for k, i in enumerate(of_batch):
-                of_candidate = fits[k * n_splits : (k + 1) * n_splits]
-                scores[i] = list(map(self._scorer, of_candidate, range(n_splits)))
+            n_splits = len(columns) // len(numbers)
+            for k, i in enumerate(numbers):
+                candidate_fits = fits[k * n_splits : (k + 1) * n_splits]
+                scores[i] = list(map(self._scorer, candidate_fits, range(n_splits)))
         return [scores[i] for i in candidates]
 
     def _group_by_batch(self, candidates: Sequence[int]) -> list[tuple[BatchedSteps, list[int]]]:
         """Return the batched fits that hold any of the given candidates, with those candidates."""
-        wanted = set(candidates)
-        groups = [(batch, [i for i in numbers if i in wanted]) for numbers, batch in self._batches]
-        return [(batch, of_batch) for batch, of_batch in groups if of_batch]
+        chosen = set(candidates)
+        groups = [(batch, [i for i in numbers if i in chosen]) for numbers, batch in self._batches]
+        return [(batch, chosen_numbers) for batch, chosen_numbers in groups if chosen_numbers]
 
 
 def begin_batched_training(
@@ -262,12 +264,12 @@ def begin_batched_training(
     scorers: Mapping[str, Any], *, train_score: bool, error_score: Any,
 ) -> BatchedTraining | None:  # fmt: skip
     """Return candidates as columns of open batched fits; None if they cannot be batched."""
-    if not splits.can_batch or (of_steps := group_step_estimators(estimators)) is None:
+    if not splits.can_batch or (groups := group_step_estimators(estimators)) is None:
         return None
     collection, classes = align_targets(splits, estimators[0]._classification)
     batches = [
         (numbers, BatchedSteps([estimators[i] for i in numbers], splits.roles, classes))
-        for numbers in of_steps
+        for numbers in groups
     ]
     scorer = BatchedScorer(
         estimators[0], splits, collection, scoring, scorers, train_score, error_score
@@ -309,7 +311,9 @@ class PartialFitTraining(CandidateTraining):
         classes: NDArray[Any] | None, *, train_score: bool, error_score: Any,
     ) -> None:  # fmt: skip
         n = splits.n_splits
-        self._models = [[ResumableModel(clone(one)) for _ in range(n)] for one in estimators]
+        self._models = [
+            [ResumableModel(clone(estimator)) for _ in range(n)] for estimator in estimators
+        ]
         self._sides = [
             [_persist_side(splits.select_side(split, role)) for role in (TRAIN, TEST)]
             for split in range(n)
@@ -319,14 +323,14 @@ class PartialFitTraining(CandidateTraining):
 
     def advance(self, candidates: Sequence[int], last: int) -> int:
         """Train candidates until they have made `last` passes; return the passes made."""
-        made = 0
+        n_passes = 0
         for i in candidates:
             calls = [
                 train_by_passes(model, *train, self._classes, last)
                 for model, (train, _) in zip(self._models[i], self._sides, strict=True)
             ]
-            made += max(calls)  # a model that failed in one split makes fewer
-        return made
+            n_passes += max(calls)  # a model that failed in one split makes fewer
+        return n_passes
 
     def score(self, candidates: Sequence[int]) -> list[list[SplitFit]]:
         """Return the scores of candidates, one for each split."""
@@ -352,8 +356,8 @@ def _persist_side(side: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any, dict
         return side
     # Not optimised: fusion would submit other tasks under keys that fits and scores submit unfused,
     # and the scheduler may never release the tasks of a key that came with two graphs.
-    kept = iter(persist(*lazy, optimize_graph=False))
-    X, y, *values = (next(kept) if is_dask(value) else value for value in inputs)
+    persisted = iter(persist(*lazy, optimize_graph=False))
+    X, y, *values = (next(persisted) if is_dask(value) else value for value in inputs)
     return X, y, dict(zip(params, values, strict=True))
 
 
@@ -393,16 +397,16 @@ def train_by_passes(
     model: ResumableModel, X: Any, y: Any, params: dict[str, Any], classes: Any, last: int
 ) -> int:
     """Call ``partial_fit`` until a model has made `last` passes; return the number of calls."""
-    begin, before = time.perf_counter(), model.passes
-    named = {} if classes is None else {"classes": classes}
+    begin, passes_before = time.perf_counter(), model.passes
+    class_params = {} if classes is None else {"classes": classes}
     try:
         while model.error is None and model.passes < last:
-            model.estimator.partial_fit(X, y, **named, **params)
+            model.estimator.partial_fit(X, y, **class_params, **params)
             model.passes += 1
     except Exception as error:
         model.error = error
     model.seconds += time.perf_counter() - begin
-    return model.passes - before
+    return model.passes - passes_before
 
 
 def score_failed_model(
@@ -410,8 +414,10 @@ def score_failed_model(
 ) -> SplitFit:
     """Return the scores of a model that failed, with a warning."""
     assert model.error is not None
-    what = f"A fit of {type(model.estimator).__name__}"
-    return SplitFit.warn_failure(model.error, what, names, train_score, error_score, model.seconds)
+    subject = f"A fit of {type(model.estimator).__name__}"
+    return SplitFit.warn_failure(
+        model.error, subject, names, train_score, error_score, model.seconds
+    )
 
 
 # --- training as tasks, with asynchronous promotion --------------------------------------------
@@ -449,9 +455,9 @@ class PromotionLadder:
         # get_job of the paper: rungs from the top, since a promotion to a higher rung is nearer to
         # a result; a new candidate starts at the bottom only if no promotion is possible.
         for rung in range(len(self.rungs) - 2, -1, -1):
-            known, promoted = self._scores[rung], self._promoted[rung]
-            numbers = sorted(known)
-            scores = np.array([known[i] for i in numbers])
+            score_of, promoted = self._scores[rung], self._promoted[rung]
+            numbers = sorted(score_of)
+            scores = np.array([score_of[i] for i in numbers])
             (n_here, _), (n_next, _) = self.rungs[rung : rung + 2]
             factor = n_here / n_next if self._factor is None else self._factor
             n_best = min(int(len(numbers) / factor), n_next)
@@ -515,7 +521,9 @@ class AsyncTraining:
     ) -> None:  # fmt: skip
         self._client, self._estimators, self._splits = client, estimators, splits
         self._brackets = [bracket for bracket, _ in brackets]
-        self._ladders = [PromotionLadder(one, some, factor, stops) for one, some in brackets]
+        self._ladders = [
+            PromotionLadder(bracket, candidates, factor, stops) for bracket, candidates in brackets
+        ]
         self._scorers, self._classes = guard_scorers(scorers, error_score), classes
         self._train_score, self._error_score = train_score, error_score
         self._rows: list[Future[Any]] = []
@@ -540,8 +548,8 @@ class AsyncTraining:
         try:
             self._rows = self._client.compute(gathered)
             while True:
-                while len(self._pending) < max_pending and (found := self._find_next_job()):
-                    for job in self._submit(*found):
+                while len(self._pending) < max_pending and (next_job := self._find_next_job()):
+                    for job in self._submit(*next_job):
                         jobs.add(job)
                 if not self._pending:
                     return
@@ -555,13 +563,13 @@ class AsyncTraining:
     def _find_next_job(self) -> tuple[int, int, int] | None:
         """Return the ladder, candidate and rung to train next; None: wait for scores."""
         for number, ladder in enumerate(self._ladders):
-            if (found := ladder.find_next()) is not None:
-                return number, *found
+            if (candidate_and_rung := ladder.find_next()) is not None:
+                return number, *candidate_and_rung
         return None
 
     def _submit(self, ladder: int, candidate: int, rung: int) -> list[Future[Any]]:
         """Submit the tasks that train a candidate to a rung, and return those of its scores."""
-        rungs, before = self._ladders[ladder].rungs, self._models.get(candidate)
+        rungs, models_before = self._ladders[ladder].rungs, self._models.get(candidate)
         passes = rungs[rung][1]
         params = partial(merge_fit_params, self._splits.plain, self._splits.cut)
         self.calls += passes - (rungs[rung - 1][1] if rung else 0)
@@ -569,8 +577,10 @@ class AsyncTraining:
         submit, jobs = self._client.submit, []
         for split, rows in enumerate(self._rows):
             # The model of the previous rung is a future: models stay on the workers.
-            given = self._estimators[candidate] if before is None else before[split]
-            train = given, rows, params, self._classes, passes
+            unfitted_or_model = (
+                self._estimators[candidate] if models_before is None else models_before[split]
+            )
+            train = unfitted_or_model, rows, params, self._classes, passes
             model = submit(_train_candidate, *train, pure=False)
             score = model, rows, params, self._scorers, self._train_score
             job = submit(_score_candidate, *score, pure=False)
@@ -583,7 +593,7 @@ class AsyncTraining:
         """Take the score of a split; with the last of a candidate, add it to the ladder."""
         ladder, candidate, rung, split = self._pending[job]
         try:
-            result, of_splits = job.result(), self._by_split[candidate]
+            result, fit_of_split = job.result(), self._by_split[candidate]
         except Exception as error:
             if is_dask_error(error):
                 raise TrainingError(
@@ -597,10 +607,10 @@ class AsyncTraining:
         if isinstance(result, ResumableModel):
             names = list(self._scorers)
             result = score_failed_model(result, names, self._train_score, self._error_score)
-        of_splits[split] = result
-        if len(of_splits) < self._splits.n_splits:
+        fit_of_split[split] = result
+        if len(fit_of_split) < self._splits.n_splits:
             return
-        self.fits[candidate] = [of_splits[split] for split in sorted(of_splits)]
+        self.fits[candidate] = [fit_of_split[split] for split in sorted(fit_of_split)]
         (name,) = self._scorers
         score = float(np.mean([fit.test[name] for fit in self.fits[candidate]]))
         self._ladders[ladder].add_score(candidate, rung, score)
@@ -608,8 +618,8 @@ class AsyncTraining:
         passes = bracket.rungs[rung][1]
         facts: dict[str, Any] = {"candidate": candidate, "bracket": bracket.number}
         self.history.append({**facts, "passes": passes, "mean_test_score": score})
-        reached = {**facts, "resource": passes, "score": score}
-        report_rung(f"bracket {bracket.number}, candidate {candidate}", [reached])
+        record = {**facts, "resource": passes, "score": score}
+        report_rung(f"bracket {bracket.number}, candidate {candidate}", [record])
         report_phase("candidates scored at rungs", len(self.history))
 
 

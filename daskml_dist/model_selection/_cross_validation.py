@@ -119,13 +119,13 @@ def cross_validate(
     """
     X, y, groups, fit_params = prepare_inputs(X, y, groups, params)
     if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
-        found: dict[str, Any] = model_selection.cross_validate(
+        sklearn_result: dict[str, Any] = model_selection.cross_validate(
             estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs,
             verbose=verbose, params=fit_params or None, pre_dispatch=pre_dispatch,
             return_train_score=return_train_score, return_estimator=return_estimator,
             return_indices=return_indices, error_score=error_score,
         )  # fmt: skip
-        return found
+        return sklearn_result
     scorers = get_scorers(estimator, scoring)
     names, batched = name_scores(scoring), None
     with report_operation("cross_validate", verbose):
@@ -208,16 +208,16 @@ def cross_val_score(
         raise InvalidParameterError(
             f"scoring={scoring!r}: only one score is allowed. Use cross_validate for several."
         )
-    found = cross_validate(
+    result = cross_validate(
         estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs, verbose=verbose,
         params=params, pre_dispatch=pre_dispatch, error_score=error_score,
     )  # fmt: skip
-    if "test_score" not in found:
+    if "test_score" not in result:
         raise InvalidParameterError(
             f"scoring={scoring!r} has returned several scores, and only one is allowed. Use "
             "cross_validate for several."
         )
-    return np.asarray(found["test_score"])
+    return np.asarray(result["test_score"])
 
 
 @translate_errors()
@@ -295,10 +295,12 @@ def _method_errors(estimator: Any, method: Any) -> Iterator[None]:
     problem = f"method={method!r}: {kind.__name__} has no such method"
     # In its class even an unavailable method is found.
     name = method if isinstance(method, str) else ""
-    found = getattr(kind, name, None) or getattr(estimator, name, None)
-    if not callable(found) and not hasattr(kind, "__getattr__"):
-        own = [name for name in ("predict", *sorted(_CLASS_METHODS)) if hasattr(kind, name)]
-        raise InvalidParameterError(f"{problem}. Pass one of {own}.{suggest_nearest(method, own)}")
+    attribute = getattr(kind, name, None) or getattr(estimator, name, None)
+    if not callable(attribute) and not hasattr(kind, "__getattr__"):
+        methods = [name for name in ("predict", *sorted(_CLASS_METHODS)) if hasattr(kind, name)]
+        raise InvalidParameterError(
+            f"{problem}. Pass one of {methods}.{suggest_nearest(method, methods)}"
+        )
     try:
         yield
     except AttributeError as error:
@@ -329,23 +331,28 @@ def _predict_out_of_fold(
         if sample is None:
             raise InvalidDataError("X holds no rows. Give at least one.")
     # A trial prediction: a lazy array must know its dtype and number of columns.
-    answer = getattr(fitted[0], method)(sample)
+    predictions_of_sample = getattr(fitted[0], method)(sample)
     # A forest, for example, returns a list of arrays for a target of several labels: one for each
     # label.
-    several = isinstance(answer, list)
-    arrays = [a if is_dask(a) else np.asarray(a) for a in (answer if several else [answer])]
+    is_list = isinstance(predictions_of_sample, list)
+    arrays = [
+        a if is_dask(a) else np.asarray(a)
+        for a in (predictions_of_sample if is_list else [predictions_of_sample])
+    ]
     empty = [
         np.empty((0, *(array.shape[1:] if classes is None else (len(classes),))), array.dtype)
         for array in arrays
     ]
     predictor = OutOfFoldPredictor([fitted], [method], classes)
-    none = empty if several else empty[0]
-    blocks: list[Any] = predictor.predict_blocks(rows, partial(_take_only_predictions, none))
-    if not several:
+    no_predictions = empty if is_list else empty[0]
+    blocks: list[Any] = predictor.predict_blocks(
+        rows, partial(_take_only_predictions, no_predictions)
+    )
+    if not is_list:
         return join_lazy_blocks(blocks, rows.columns, empty[0])
     return [
-        join_lazy_blocks([block[label] for block in blocks], rows.columns, of_label)
-        for label, of_label in enumerate(empty)
+        join_lazy_blocks([block[label] for block in blocks], rows.columns, empty_label)
+        for label, empty_label in enumerate(empty)
     ]
 
 
@@ -356,16 +363,18 @@ def _take_only_predictions(none: Any, X: Any, predictions: list[Any]) -> Any:
 
 def _find_every_class(fitted: Sequence[Any], method: str) -> NDArray[Any] | None:
     """Return the labels that any fit has seen; None if all have seen the same, or have none."""
-    known: list[Any] = [getattr(one, "classes_", None) for one in fitted]
+    labels_of_fits: list[Any] = [getattr(estimator, "classes_", None) for estimator in fitted]
     # Nor for several outputs, whose `classes_` are a list of arrays.
-    if method not in _CLASS_METHODS or not all(isinstance(labels, np.ndarray) for labels in known):
+    if method not in _CLASS_METHODS or not all(
+        isinstance(labels, np.ndarray) for labels in labels_of_fits
+    ):
         return None
-    if all(np.array_equal(labels, known[0]) for labels in known):
+    if all(np.array_equal(labels, labels_of_fits[0]) for labels in labels_of_fits):
         return None
-    classes: NDArray[Any] = np.unique(np.concatenate(known))
+    classes: NDArray[Any] = np.unique(np.concatenate(labels_of_fits))
     # The decision function of two labels is one column, which cannot be placed among columns of
     # classes.
-    if method == "decision_function" and min(map(len, known)) <= 2:
+    if method == "decision_function" and min(map(len, labels_of_fits)) <= 2:
         raise InvalidDataError(
             f"A fit has seen only two of {len(classes)} labels, so its decision function has no "
             "values for the others. Split rows by StratifiedKFold, or use "
@@ -453,12 +462,12 @@ def validation_curve(
         raise InvalidParameterError("param_range is empty. Name at least one value.")
     # Decided by the first: if others cannot join its batch, all are fitted one by one below.
     if _is_for_sklearn(candidates[:1], scoring, fit_params, X, y, groups):
-        found: tuple[Any, Any] = model_selection.validation_curve(
+        curves: tuple[Any, Any] = model_selection.validation_curve(
             estimator, X, y, param_name=param_name, param_range=param_range, groups=groups, cv=cv,
             scoring=scoring, n_jobs=n_jobs, pre_dispatch=pre_dispatch, verbose=verbose,
             error_score=error_score, params=fit_params or None,
         )  # fmt: skip
-        return found
+        return curves
     splits = Splits(estimator, X, y, groups, fit_params, cv)
     fits = _fit_and_score_both(candidates, splits, scoring, fit_params, error_score)
     train, test = (
@@ -543,14 +552,14 @@ def learning_curve(
     if exploit_incremental_learning or _is_for_sklearn(
         [estimator], scoring, fit_params, X, y, groups
     ):
-        found: tuple[Any, ...] = model_selection.learning_curve(
+        curves: tuple[Any, ...] = model_selection.learning_curve(
             estimator, X, y, groups=groups, train_sizes=train_sizes, cv=cv, scoring=scoring,
             exploit_incremental_learning=exploit_incremental_learning, n_jobs=n_jobs,
             pre_dispatch=pre_dispatch, verbose=verbose, shuffle=shuffle,
             random_state=random_state, error_score=error_score, return_times=return_times,
             params=fit_params or None,
         )  # fmt: skip
-        return found
+        return curves
     # Codes contain the fold of a row, but not the order of rows in a fold: so here the client gets
     # row numbers.
     folds = _list_fold_rows(Splits(estimator, X, y, groups, fit_params, cv))
@@ -560,9 +569,9 @@ def learning_curve(
         rng = check_random_state(random_state)
         folds = [(rng.permutation(train), test) for train, test in folds]
     # Each size of each fold becomes a split, so that one batched fit trains them all.
-    sized = [(train[:size], test) for train, test in folds for size in sizes]
+    sized_folds = [(train[:size], test) for train, test in folds for size in sizes]
     # `folds` already reflects the groups.
-    splits = Splits(estimator, X, y, None, fit_params, sized)
+    splits = Splits(estimator, X, y, None, fit_params, sized_folds)
     (fits,) = _fit_and_score_both([estimator], splits, scoring, fit_params, error_score)
 
     # The splits are in the order of folds, then sizes.
@@ -586,9 +595,9 @@ def _is_for_sklearn(
     if any(map(is_dask, (*given, *params.values()))):
         return False
     # Several scores are an error of scikit-learn's: the curves support only one.
-    several = isinstance(scoring, list | tuple | set | dict)
+    has_several_scores = isinstance(scoring, list | tuple | set | dict)
     # Fits with `params` are not batched either (`_fit_and_score_both`).
-    return several or bool(params) or not can_fit_batched(estimators)
+    return has_several_scores or bool(params) or not can_fit_batched(estimators)
 
 
 def _fit_and_score_both(
@@ -603,9 +612,9 @@ def _fit_and_score_both(
     options = {"train_score": True, "error_score": error_score}
     # Without weights: scores of batched fits would use them, but scikit-learn's do not.
     if not params:
-        found = fit_batched(estimators, splits, {"score": scoring}, scorers, **options)
-        if found is not None:
-            return found[0]
+        batched = fit_batched(estimators, splits, {"score": scoring}, scorers, **options)
+        if batched is not None:
+            return batched[0]
     return splits.fit_splits(estimators, scorers, **options, weigh_scores=weigh)
 
 
@@ -616,7 +625,10 @@ def _list_fold_rows(splits: Splits) -> list[tuple[NDArray[np.intp], NDArray[np.i
     # Of each row only an integer is computed.
     codes = np.concatenate(compute_together(splits.rows.code_parts))
     roles = [splits.roles.assign_roles(codes, split) for split in range(splits.n_splits)]
-    return [(np.flatnonzero(one == TRAIN), np.flatnonzero(one == TEST)) for one in roles]
+    return [
+        (np.flatnonzero(role_of_rows == TRAIN), np.flatnonzero(role_of_rows == TEST))
+        for role_of_rows in roles
+    ]
 
 
 def _resolve_train_sizes(given: NDArray[Any], n_train: int) -> NDArray[np.int64]:

@@ -159,18 +159,18 @@ class RowOrder:
 
     def find_places(self, index: int, column: Any, n_rows: int, more: int = 0) -> Ints:
         """Return the places of a block's rows; each value of `more` gives another shuffle."""
-        within = np.arange(n_rows)
+        block_order = np.arange(n_rows)
         if self.seed is not None:
             # Seeded by the block's number: tasks draw the same numbers in any order, and when run
             # again.
-            within = np.random.default_rng((self.seed, more, index)).permutation(n_rows)
+            block_order = np.random.default_rng((self.seed, more, index)).permutation(n_rows)
         if self.labels is None or self.first_of is None:
-            return np.asarray(self.first[index] + within, np.int64)
+            return np.asarray(self.first[index] + block_order, np.int64)
         # The place is the smallest place of the block's rows of this label, plus the row's rank
         # among them: sort by label and position, then number the rows of each label from 0.
         code = _encode_labels(self.labels, column)
         places = np.empty(n_rows, np.int64)
-        by_label = np.lexsort((within, code))
+        by_label = np.lexsort((block_order, code))
         counts = np.bincount(code, minlength=len(self.labels))
         rank = np.arange(n_rows) - np.repeat(counts.cumsum() - counts, counts)
         places[by_label] = self.first_of[index][code[by_label]] + rank
@@ -218,8 +218,8 @@ def _spread_roles(places: Ints, n: int, n_test: int, n_train: int) -> NDArray[np
     is_tested = (places + 1) * n_test // n > n_tested_before
     # The same for the places that are left. At a tested place the result is that of the next one
     # left, and is overwritten below.
-    left, n_left = places - n_tested_before, max(n - n_test, 1)
-    is_trained = (left + 1) * n_train // n_left > left * n_train // n_left
+    places_left, n_left = places - n_tested_before, max(n - n_test, 1)
+    is_trained = (places_left + 1) * n_train // n_left > places_left * n_train // n_left
     roles = np.where(is_trained, TRAIN, NEITHER)
     return np.where(is_tested, TEST, roles).astype(np.int8)
 
@@ -432,9 +432,11 @@ class RowsOfSplits:
         inputs_pieces = [self._cut(value) if is_dask(value) else [] for value in self.inputs]
         columns = [part[1] for part in self.columns.parts]
         # In one call, so that blocks of X, y and others that one task reads are read once.
-        kept = iter(persist(*(piece for one in (*inputs_pieces, columns) for piece in one)))
+        persisted = iter(
+            persist(*(piece for pieces in (*inputs_pieces, columns) for piece in pieces))
+        )
         *kept_inputs, kept_columns = (
-            [next(kept) for _ in pieces] for pieces in (*inputs_pieces, columns)
+            [next(persisted) for _ in pieces] for pieces in (*inputs_pieces, columns)
         )
         sizes = None if self.columns.row_counts is None else count_rows(self.columns)
         inputs = tuple(
@@ -475,8 +477,8 @@ class RowsOfSplits:
         """Return both sides of a split as one task's result: ((X, y, ...), (X, y, ...))."""
         pieces = [None if value is None else self._cut(value) for value in self.inputs]
         gather = delayed(partial(_gather_sides, self.roles, split), pure=False)
-        both: Delayed = gather(pieces, self.code_parts)
-        return both
+        sides: Delayed = gather(pieces, self.code_parts)
+        return sides
 
     def make_unread_error(self, error: Exception) -> InvalidDataError:
         """Return the error that names the block of rows that could not be read."""
@@ -491,17 +493,17 @@ class RowsOfSplits:
         if is_dask_frame(frame) and frame.known_divisions:
             if frame.npartitions == len(self.columns.parts):
                 return self._make_frame_mask(split, role)
-        one = delayed(partial(_make_mask, self.roles, split, role), pure=False)
-        masks = [one(codes) for codes in self.code_parts]
+        make_block = delayed(partial(_make_mask, self.roles, split, role), pure=False)
+        masks = [make_block(codes) for codes in self.code_parts]
         return join_lazy_blocks(masks, self.columns, np.empty(0, bool))
 
     def _make_frame_mask(self, split: int, role: int) -> Any:
         import dask.dataframe as dd
 
         frame = self.inputs[0]
-        one = delayed(partial(_make_indexed_mask, self.roles, split, role), pure=False)
+        make_block = delayed(partial(_make_indexed_mask, self.roles, split, role), pure=False)
         parts = [
-            one(codes, part[0])
+            make_block(codes, part[0])
             for codes, part in zip(self.code_parts, self.columns.parts, strict=True)
         ]
         meta = _add_index(np.zeros(0, bool), frame._meta)
@@ -562,8 +564,8 @@ def _add_index(mask: NDArray[np.bool_], rows: Any) -> Any:
 
 def _take_role(roles: FoldAssignment, split: int, role: int, rows: Any, codes: Ints) -> Any:
     """Return the rows of a block that have a role in a split."""
-    at = np.flatnonzero(roles.assign_roles(codes, split) == role)
-    return take_rows(rows, at)
+    row_numbers = np.flatnonzero(roles.assign_roles(codes, split) == role)
+    return take_rows(rows, row_numbers)
 
 
 def _gather_sides(
@@ -596,8 +598,8 @@ def count_labels_by_block(
         labels = np.array(list(dict.fromkeys(label for counts in blocks for label in counts)))
     else:
         labels = np.unique([label for counts in blocks for label in counts])
-    of_blocks = [[counts.get(label, 0) for label in _as_keys(labels)] for counts in blocks]
-    return labels, np.array(of_blocks).astype(np.int64)
+    block_counts = [[counts.get(label, 0) for label in _as_keys(labels)] for counts in blocks]
+    return labels, np.array(block_counts).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -629,8 +631,8 @@ def count_training_rows(
     labels = np.unique(list(counts)) if classification else None
     keys = [None] if labels is None else _as_keys(labels)
     # NaN, a missing label, equals no key. It counts as 0 here, and the following fit refuses it.
-    absent = np.zeros(roles.n_splits)
-    return TrainedRows(labels, np.stack([counts.get(key, absent) for key in keys], axis=1))
+    no_rows = np.zeros(roles.n_splits)
+    return TrainedRows(labels, np.stack([counts.get(key, no_rows) for key in keys], axis=1))
 
 
 def _count_block_training_rows(

@@ -221,12 +221,12 @@ multimetric_
         with warnings.catch_warnings():
             # A grid with fewer candidates than the brackets need: some are repeated below.
             warnings.filterwarnings("ignore", "The total space of parameters")
-            drawn = list(
+            candidates = list(
                 model_selection.ParameterSampler(
                     self.param_distributions, n, random_state=self.random_state
                 )
             )
-        return [drawn[i % len(drawn)] for i in range(n)]
+        return [candidates[i % len(candidates)] for i in range(n)]
 
     def _make_candidate(self, params: Mapping[str, Any]) -> Any:
         estimator = super()._make_candidate(params)
@@ -252,9 +252,11 @@ multimetric_
             first += bracket.n_models
         fits = self._train_candidates(splits, candidates, assigned, dict(scorers))
         passes = [0] * len(candidates)
-        for reached in self.history_:  # in order of time: the last rung that each reached stays
-            passes[reached["candidate"]] = reached["passes"]
-        numbers = [bracket.number for bracket, of_bracket in assigned for _ in of_bracket]
+        for record in self.history_:  # in order of time: the last rung that each reached stays
+            passes[record["candidate"]] = record["passes"]
+        numbers = [
+            bracket.number for bracket, bracket_candidates in assigned for _ in bracket_candidates
+        ]
         self.metadata_ = {
             "n_models": len(candidates),
             "partial_fit_calls": self._calls,
@@ -328,14 +330,14 @@ multimetric_
     ) -> dict[int, list[SplitFit]]:
         """Train all brackets side by side, and return the last fits of each candidate."""
         # Candidates of each bracket that no rung has dropped yet.
-        left = {bracket.number: candidates for bracket, candidates in brackets}
+        candidates_left = {bracket.number: candidates for bracket, candidates in brackets}
         fits: dict[int, list[SplitFit]] = {}
         self.history_, self._calls = [], 0
         # At each number of passes at which any bracket has a rung, candidates of all brackets are
         # trained up to it, so that each pass of a batched fit trains as many candidates as
         # possible.
         for passes in sorted({passes for bracket, _ in brackets for _, passes in bracket.rungs}):
-            in_training = [i for candidates in left.values() for i in candidates]
+            in_training = [i for candidates in candidates_left.values() for i in candidates]
             if not in_training:
                 break
             report_phase(f"rung at pass {passes}/{self.max_iter}, {len(in_training)} candidates")
@@ -343,14 +345,14 @@ multimetric_
             at_rung = [
                 bracket
                 for bracket, _ in brackets
-                if left[bracket.number] and any(passes == p for _, p in bracket.rungs)
+                if candidates_left[bracket.number] and any(passes == p for _, p in bracket.rungs)
             ]
-            scored = [i for bracket in at_rung for i in left[bracket.number]]
+            scored = [i for bracket in at_rung for i in candidates_left[bracket.number]]
             # Replaces the fits of earlier rungs: those after a candidate's last pass remain.
             fits.update(zip(scored, training.score(scored), strict=True))
             for bracket in at_rung:
-                left[bracket.number] = self._drop_candidates(
-                    bracket, passes, left[bracket.number], fits
+                candidates_left[bracket.number] = self._drop_candidates(
+                    bracket, passes, candidates_left[bracket.number], fits
                 )
         return fits
 
@@ -366,15 +368,15 @@ multimetric_
             records.append({**facts, "resource": passes, "score": score})
         report_rung(f"bracket {bracket.number} at pass {passes}", records)
         # top_k of Hyperband's algorithm 1. After a bracket's last rung no candidate continues.
-        later = [n for n, more in bracket.rungs if more > passes]
+        later = [n for n, n_passes in bracket.rungs if n_passes > passes]
         best = find_best_scores(np.array(scores), later[0] if later else 0)
         # From the whole history, since `patience` may span several rungs.
         so_far: dict[int, dict[int, float]] = {i: {} for i in candidates}
-        for reached in self.history_:
-            if reached["candidate"] in so_far:
-                so_far[reached["candidate"]][reached["passes"]] = reached["mean_test_score"]
-        kept = [candidates[k] for k in best if not np.isnan(scores[k])]  # NaN: a failed fit
-        return [i for i in kept if not self._stops_at(so_far[i])]
+        for record in self.history_:
+            if record["candidate"] in so_far:
+                so_far[record["candidate"]][record["passes"]] = record["mean_test_score"]
+        numbers = [candidates[k] for k in best if not np.isnan(scores[k])]  # NaN: a failed fit
+        return [i for i in numbers if not self._stops_at(so_far[i])]
 
     def _refit_best(self, X: Any, y: Any, params: Mapping[str, Any]) -> None:
         """Set `best_estimator_`, trained on all rows for the passes after which it was scored."""
@@ -404,8 +406,8 @@ multimetric_
             scoring=self.scoring, cv=self.cv, refit=self.refit, random_state=self.random_state,
             error_score=self.error_score, return_train_score=self.return_train_score,
         )  # fmt: skip
-        own = super()._as_sklearns()
-        fitted = {name: value for name, value in vars(own).items() if name.endswith("_")}
+        search = super()._as_sklearns()
+        fitted = {name: value for name, value in vars(search).items() if name.endswith("_")}
         vars(twin).update(fitted)
         return twin
 

@@ -88,9 +88,9 @@ class LearningRates:
     n_rows: int
 
     def __repr__(self) -> str:
-        suggested = "none" if self.suggestion is None else f"{self.suggestion:.3g}"
+        suggestion = "none" if self.suggestion is None else f"{self.suggestion:.3g}"
         span = f"{self.rates[0]:.3g} to {self.rates[-1]:.3g}"
-        return f"<LearningRates: {len(self.rates)} from {span}, suggestion {suggested}>"
+        return f"<LearningRates: {len(self.rates)} from {span}, suggestion {suggestion}>"
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the losses; see :func:`daskml_dist.diagnostics.plots.learning_rates`.
@@ -172,19 +172,23 @@ def learning_rate_range(
         )
     if isinstance(n_rows, bool) or not isinstance(n_rows, int | np.integer) or n_rows < 1:
         raise InvalidParameterError(f"n_rows={n_rows!r}: give a number of rows, >= 1.")
-    tried = _check_rates(_DEFAULT_RATES if rates is None else rates)
+    tried_rates = _check_rates(_DEFAULT_RATES if rates is None else rates)
     block, batch, seed = _draw_sample(clone(estimator), X, y, sample_weight, int(n_rows), client)
     name = (
         "learning_rate_init" if "learning_rate_init" in estimator.get_params() else _RATE_PARAMETER
     )
     batch = min(batch, block.n_rows)
     passes = math.ceil(_MIN_STEPS / max(1, block.n_rows // batch))
-    shorts = [_make_short_fit(estimator, name, rate, batch, passes, seed) for rate in tried]
+    short_fits = [
+        _make_short_fit(estimator, name, rate, batch, passes, seed) for rate in tried_rates
+    ]
     with _ignore_fit_warnings():
-        losses = _fit_batched_to_losses(shorts, block, passes)
+        losses = _fit_batched_to_losses(short_fits, block, passes)
     if losses is None:
-        losses = np.array([_fit_to_loss(short, block) for short in shorts])
-    return LearningRates(tried, losses, _suggest_rate(tried, losses), name, batch, block.n_rows)
+        losses = np.array([_fit_to_loss(short, block) for short in short_fits])
+    return LearningRates(
+        tried_rates, losses, _suggest_rate(tried_rates, losses), name, batch, block.n_rows
+    )
 
 
 # --- the sample, and short fits on it ----------------------------------------------------------
@@ -224,17 +228,17 @@ def _make_short_fit(
     """Return an unfitted estimator of a short fit by a rate: one lane, plain steps, no stopping."""
     # Replaced are parameters that would change the rate during the fit, stop it early, or give
     # other batches to each rate, if the estimator has them.
-    fixed = {
+    fixed_params = {
         "batch_size": batch, "max_iter": passes, "random_state": seed, "run": Run(n_lanes=1),
         "policy": "sync", "pipeline": None, "warm_start": False, "early_stopping": False,
         "average": False, "callbacks": None, "verbose": 0, "checkpoint": None, "schedule": None,
         "n_iter_no_change": passes + 1, "eta0": None,
     }  # fmt: skip
-    fixed[name] = float(rate)
+    fixed_params[name] = float(rate)
     if name != _RATE_PARAMETER:
-        fixed[_RATE_PARAMETER] = "constant"
-    known = estimator.get_params(deep=False)
-    return clone(estimator).set_params(**{k: v for k, v in fixed.items() if k in known})
+        fixed_params[_RATE_PARAMETER] = "constant"
+    params = estimator.get_params(deep=False)
+    return clone(estimator).set_params(**{k: v for k, v in fixed_params.items() if k in params})
 
 
 def _fit_to_loss(short: Any, block: Block) -> float:

@@ -90,16 +90,18 @@ def _predict_block(
     order = np.argsort(np.concatenate(tested))
     predictions: list[Any] = []
     for fits, method in zip(own.fits, own.methods, strict=True):
-        found = [
-            predict_all_classes(fitted, method, take_rows(X, at), own.classes)
-            for fitted, at in zip(fits, tested, strict=True)
-            if len(at)
+        by_split = [
+            predict_all_classes(fitted, method, take_rows(X, row_numbers), own.classes)
+            for fitted, row_numbers in zip(fits, tested, strict=True)
+            if len(row_numbers)
         ]
         # Joined by concatenate, which finds a dtype for all: texts differ in width.
-        if isinstance(found[0], list):  # an array for each label of a multilabel target
-            predictions.append([np.concatenate(one)[order] for one in zip(*found, strict=True)])
+        if isinstance(by_split[0], list):  # an array for each label of a multilabel target
+            predictions.append(
+                [np.concatenate(arrays)[order] for arrays in zip(*by_split, strict=True)]
+            )
         else:
-            predictions.append(np.concatenate(found)[order])
+            predictions.append(np.concatenate(by_split)[order])
     return combine(X, predictions)
 
 
@@ -110,21 +112,21 @@ def predict_all_classes(
 
     Some estimators return a list for multilabel targets: an array for each label.
     """
-    given = getattr(fitted, method)(X)
-    if isinstance(given, list):
-        return [np.asarray(array) for array in given]
-    predictions = np.asarray(given)
-    known = np.asarray(getattr(fitted, "classes_", ()))
-    if classes is None or method == "predict" or len(known) == len(classes):
+    result = getattr(fitted, method)(X)
+    if isinstance(result, list):
+        return [np.asarray(array) for array in result]
+    predictions = np.asarray(result)
+    labels = np.asarray(getattr(fitted, "classes_", ()))
+    if classes is None or method == "predict" or len(labels) == len(classes):
         return predictions
     # A single column for two labels has no place among the columns of several labels.
     if predictions.ndim == 1:
         raise InvalidDataError(
-            f"{method} of a split was fitted to only {len(known)} of {len(classes)} labels. Use "
+            f"{method} of a split was fitted to only {len(labels)} of {len(classes)} labels. Use "
             "StratifiedKFold, or fewer folds."
         )
     # As in scikit-learn's cross_val_predict: a probability of 0, and otherwise the lowest score.
     fill = 0.0 if method == "predict_proba" else np.finfo(predictions.dtype).min
     filled = np.full((len(predictions), len(classes)), fill, predictions.dtype)
-    filled[:, np.searchsorted(classes, known)] = predictions
+    filled[:, np.searchsorted(classes, labels)] = predictions
     return filled

@@ -115,8 +115,8 @@ class DaskSearch(EstimatorMixin):
             is_routing_metadata(params) or has_sklearns_callbacks(self)
         )
         if not lazy and (needs_sklearn or not self._can_batch()):
-            given = params if groups is None else {**params, "groups": groups}
-            fitted: Self = super().fit(X, y, **given)  # type: ignore[misc]
+            fit_params = params if groups is None else {**params, "groups": groups}
+            fitted: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
             return fitted
         # All checks come before the first pass over the rows.
         refuse_sklearns_callbacks(self)
@@ -166,7 +166,7 @@ class DaskSearch(EstimatorMixin):
         if hasattr(self, "best_estimator_") and not self.multimetric_:
             search.scorer_ = check_scoring(search.best_estimator_, self.scoring)
         elif hasattr(self, "scorer_") and (names := name_scores(self.scoring)) is not None:
-            search.scorer_ = {name: get_scorer(given) for name, given in names.items()}
+            search.scorer_ = {name: get_scorer(score) for name, score in names.items()}
         return search
 
     def _list_candidates(self) -> Candidates:
@@ -217,17 +217,17 @@ class DaskSearch(EstimatorMixin):
         Judged only by the estimator: inspecting the candidates would draw them, which changes the
         state of a `random_state` that is a generator.
         """
-        one = [self.estimator]
+        estimators = [self.estimator]
         return name_scores(self.scoring) is not None and (
-            can_fit_batched(one) or can_batch_pipelines(one)
+            can_fit_batched(estimators) or can_batch_pipelines(estimators)
         )
 
     def _check_refit(self) -> None:
         """Raise an error if `refit` does not name the score that selects the best of several."""
-        several = isinstance(self.scoring, list | tuple | set | dict)
-        names = list(self.scoring) if several else []
+        has_several_scores = isinstance(self.scoring, list | tuple | set | dict)
+        names = list(self.scoring) if has_several_scores else []
         chooses = self.refit is False or callable(self.refit) or self.refit in names
-        if several and not chooses:
+        if has_several_scores and not chooses:
             raise InvalidParameterError(
                 "For multi-metric scoring, the parameter refit must be set to a scorer key, a "
                 f"callable or False: refit={self.refit!r} is not one of {names}."
@@ -455,7 +455,7 @@ class _HalvingSearch(DaskSearch):
         self.n_resources_: list[int] = []
         self.n_candidates_: list[int] = []
         # A row of the results for each candidate at each rung.
-        tried: list[dict[str, Any]] = []
+        tried_candidates: list[dict[str, Any]] = []
         fits: list[list[SplitFit]] = []
         columns: dict[str, list[int]] = {"iter": [], "n_resources": []}
         # Numbers of the remaining candidates, which identify them in the records of rungs.
@@ -475,7 +475,7 @@ class _HalvingSearch(DaskSearch):
             report_phase(f"{name}: {len(candidates)} candidates")
             rung_fits = self._fit_candidates(rung_splits, candidates, scorers)
             n_batches += vars(self).get("stacks_", 0)
-            tried, fits = tried + candidates, fits + rung_fits
+            tried_candidates, fits = tried_candidates + candidates, fits + rung_fits
             columns["iter"] += [rung] * len(candidates)
             columns["n_resources"] += [n_resources] * len(candidates)
             # NaN (the default `error_score`) if the fit of any split has failed.
@@ -494,7 +494,7 @@ class _HalvingSearch(DaskSearch):
         if n_batches:
             self.stacks_ = n_batches
         train_score = bool(self.return_train_score)
-        return make_cv_results(tried, fits, train_score=train_score, more=columns)
+        return make_cv_results(tried_candidates, fits, train_score=train_score, more=columns)
 
     def _choose_best(self) -> None:
         """Set the attributes of the best candidate of the last rung."""
@@ -522,19 +522,19 @@ class _HalvingSearch(DaskSearch):
         cv = check_splitter(self.cv, self.estimator, y)
         # A splitter without `random_state` is assumed to give the same splits at each call, like
         # one that does not shuffle.
-        fixed = isinstance(getattr(cv, "random_state", 0), Integral)
-        if not fixed and getattr(cv, "shuffle", True):
+        is_repeatable = isinstance(getattr(cv, "random_state", 0), Integral)
+        if not is_repeatable and getattr(cv, "shuffle", True):
             raise InvalidParameterError(
                 "The cv parameter must yield consistent folds across calls to split(). Set its "
                 "random_state to an int, or set shuffle=False."
             )
-        own = self.estimator.get_params()
-        if self.resource != "n_samples" and self.resource not in own:
+        params = self.estimator.get_params()
+        if self.resource != "n_samples" and self.resource not in params:
             raise InvalidParameterError(
                 f"Cannot use resource={self.resource} which is not supported by estimator "
                 f"{type(self.estimator).__name__}. Use 'n_samples', or the name of a parameter of "
                 "it that counts, such as 'max_iter'."
-                f"{suggest_nearest(self.resource, ['n_samples', *own])}"
+                f"{suggest_nearest(self.resource, ['n_samples', *params])}"
             )
         if self.max_resources == "auto" and self.resource != "n_samples":
             raise InvalidParameterError(
@@ -543,15 +543,15 @@ class _HalvingSearch(DaskSearch):
 
     def _resolve_resources(self, splits: Splits) -> None:
         """Set the resources of the first rung and the most of any, as scikit-learn does."""
-        least, most = self.min_resources, self.max_resources
-        if least in ("smallest", "exhaust"):
-            least = 1
+        min_resources, max_resources = self.min_resources, self.max_resources
+        if min_resources in ("smallest", "exhaust"):
+            min_resources = 1
             if self.resource == "n_samples":
                 # scikit-learn's rule: two rows for each split and, for a classifier, each label.
-                least = 2 * splits.n_splits
-                least *= len(splits.find_labels()) if is_classifier(self.estimator) else 1
-        self.min_resources_ = least
-        self.max_resources_ = splits.count_rows() if most == "auto" else most
+                min_resources = 2 * splits.n_splits
+                min_resources *= len(splits.find_labels()) if is_classifier(self.estimator) else 1
+        self.min_resources_ = min_resources
+        self.max_resources_ = splits.count_rows() if max_resources == "auto" else max_resources
         if self.min_resources_ > self.max_resources_:
             raise InvalidParameterError(
                 f"min_resources_={self.min_resources_} is greater than "
@@ -676,12 +676,12 @@ refit_time_, multimetric_
         if n == "exhaust":
             # As many as let the last rung use all resources: scikit-learn's rule.
             n = self.max_resources_ // self.min_resources_
-        drawn: Sequence[Mapping[str, Any]] = list(
+        candidates: Sequence[Mapping[str, Any]] = list(
             model_selection.ParameterSampler(
                 self.param_distributions, n, random_state=self.random_state
             )
         )
-        return drawn
+        return candidates
 
 
 # --- the table of results ----------------------------------------------------------------------
@@ -748,13 +748,13 @@ def _rank_means(means: NDArray[np.float64]) -> NDArray[np.int32]:
 def _make_param_column(values: list[Any]) -> Any:
     """Return a parameter's values as a masked array: of a number dtype, or of objects."""
     mask = np.array([value is _ABSENT_VALUE for value in values])
-    given = [value for value in values if value is not _ABSENT_VALUE]
+    present_values = [value for value in values if value is not _ABSENT_VALUE]
     dtype: Any = object
     # bool is an int in Python, but a column of True and 0.5 would become floats.
-    if given and all(
-        isinstance(v, int | float | np.number) and not isinstance(v, bool) for v in given
+    if present_values and all(
+        isinstance(v, int | float | np.number) and not isinstance(v, bool) for v in present_values
     ):
-        dtype = np.result_type(*map(np.asarray, given))
+        dtype = np.result_type(*map(np.asarray, present_values))
     column: Any = np.ma.array(np.empty(len(values), dtype=dtype))
     for i, value in enumerate(values):
         if value is not _ABSENT_VALUE:

@@ -92,9 +92,9 @@ class DaskSplitter(NamedParameters):
             rows_of_X, y, _ = take_named_columns(X, y, None)  # X without the column of y
         if not any(map(is_dask, (X, y, groups))):
             y, groups = convert_extension_column(y), convert_extension_column(groups)
-            by = {"y": y, "groups": groups}.get(self._column or "")
-            if by is not None:
-                check_no_missing(np.asarray(copy_to_host(by)), str(self._column))
+            labels_or_groups = {"y": y, "groups": groups}.get(self._column or "")
+            if labels_or_groups is not None:
+                check_no_missing(np.asarray(copy_to_host(labels_or_groups)), str(self._column))
             with translate_errors():
                 yield from super().split(X, y, groups)  # type: ignore[misc]
             return
@@ -177,9 +177,9 @@ class StratifiedKFold(DaskSplitter, model_selection.StratifiedKFold):
     def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
         k = self.n_splits
         order, block_counts = _order_by_label(columns, _draw_seed(self))
-        of_label = block_counts.sum(axis=0)
-        _check_enough_rows(int(of_label.sum()), k)
-        _check_label_counts(of_label, k)
+        label_counts = block_counts.sum(axis=0)
+        _check_enough_rows(int(label_counts.sum()), k)
+        _check_label_counts(label_counts, k)
         roles = TableRoles.from_folds(k)
         if self.shuffle:
             return FoldsByPlace(order, k), roles
@@ -188,9 +188,9 @@ class StratifiedKFold(DaskSplitter, model_selection.StratifiedKFold):
         # places are before place p. Then it gives each label's rows, in their order in the data, to
         # fold 0 until that has its count, then to fold 1, and so on: each fold gets a range of
         # places.
-        first = of_label.cumsum() - of_label
+        first = label_counts.cumsum() - label_counts
         fold = np.arange(k)[:, None]
-        counts = (first + of_label - fold + k - 1) // k - (first - fold + k - 1) // k
+        counts = (first + label_counts - fold + k - 1) // k - (first - fold + k - 1) // k
         stops = (first + counts.cumsum(axis=0)).T.ravel()
         return FoldsByRange(order, stops[:-1], k), roles
 
@@ -233,8 +233,8 @@ class GroupKFold(DaskSplitter, model_selection.GroupKFold):
         # (Graham 1969). Of groups of equal size the last comes first, as in scikit-learn.
         loads, folds = np.zeros(k), np.empty(len(groups), np.int64)
         for group in np.argsort(sizes, kind="stable")[::-1]:
-            folds[group] = lightest = int(np.argmin(loads))
-            loads[lightest] += sizes[group]
+            folds[group] = lightest_fold = int(np.argmin(loads))
+            loads[lightest_fold] += sizes[group]
         return FoldsByGroup(groups, folds), TableRoles.from_folds(k)
 
 
@@ -415,11 +415,11 @@ def train_test_split(
         _, stratify, _ = take_named_columns(arrays[0], stratify, None)
     if not any(map(is_dask, (*arrays, stratify))):
         stratify = convert_extension_column(stratify)
-        found: list[Any] = model_selection.train_test_split(
+        parts: list[Any] = model_selection.train_test_split(
             *arrays, test_size=test_size, train_size=train_size, random_state=random_state,
             shuffle=shuffle, stratify=stratify,
         )  # fmt: skip
-        return found
+        return parts
     if not arrays or not is_dask(arrays[0]):
         raise InvalidParameterError(
             "The first array is in memory and another is a Dask collection. Pass the rows as a "
@@ -468,8 +468,8 @@ def resolve_sizes(
     for name, value in (("test_size", test_size), ("train_size", train_size)):
         if value is None:
             continue
-        whole = isinstance(value, Integral)
-        if (whole and not 0 < value < n) or (not whole and not 0 < value < 1):
+        is_integer = isinstance(value, Integral)
+        if (is_integer and not 0 < value < n) or (not is_integer and not 0 < value < 1):
             raise InvalidParameterError(
                 f"{name}={value!r} should be a whole number of rows below n_samples={n}, or a "
                 "share in (0, 1)."
@@ -499,11 +499,11 @@ def _draw_seed(splitter: Any) -> int | None:
     """Return the seed of a splitter; None if it does not shuffle."""
     if not getattr(splitter, "shuffle", True):
         return None
-    given = splitter.random_state
+    random_state = splitter.random_state
     # An integer gives the same folds in each call, a generator new ones, as in scikit-learn.
-    if isinstance(given, Integral):
-        return int(given)
-    return int(check_random_state(given).randint(2**31))
+    if isinstance(random_state, Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31))
 
 
 def _find_block_starts(counts: Ints) -> Ints:
@@ -515,11 +515,11 @@ def _order_by_label(columns: Collection, seed: int | None) -> tuple[RowOrder, In
     """Return the order of rows by label, then block, and how many each block has of each label."""
     # Labels in the order in which rows show them first, as scikit-learn's StratifiedKFold has them.
     labels, counts = count_labels_by_block(columns, first_seen=True)
-    of_label = counts.sum(axis=0)
-    first = of_label.cumsum() - of_label  # rows of earlier labels
-    before = counts.cumsum(axis=0) - counts  # rows of the same label in earlier blocks
+    label_counts = counts.sum(axis=0)
+    first = label_counts.cumsum() - label_counts  # rows of earlier labels
+    rows_before = counts.cumsum(axis=0) - counts  # rows of the same label in earlier blocks
     starts = _find_block_starts(counts.sum(axis=1))
-    return RowOrder(starts, seed, labels, first + before), counts
+    return RowOrder(starts, seed, labels, first + rows_before), counts
 
 
 def _check_enough_rows(n_rows: int, n_splits: int) -> None:

@@ -171,12 +171,12 @@ class Splits:
     ) -> None:
         # 1. The inputs that are split like X, and the arguments of fit that are not.
         X, y, weight = take_named_columns(X, y, fit_params.get("sample_weight"))
-        given = {**fit_params, "sample_weight": weight} if weight is not None else dict(fit_params)
-        names = [name for name, value in given.items() if _has_value_per_row(name, value, X)]
+        params = {**fit_params, "sample_weight": weight} if weight is not None else dict(fit_params)
+        names = [name for name, value in params.items() if _has_value_per_row(name, value, X)]
         names.sort(key="sample_weight".__ne__)  # False sorts first
         self.cut = tuple(names)
-        self.inputs: tuple[Any, ...] = X, y, *(given.pop(name) for name in names)
-        self.plain = given
+        self.inputs: tuple[Any, ...] = X, y, *(params.pop(name) for name in names)
+        self.plain = params
         self.by_roles = True
         # 2. The splits: codes and roles of lazy rows, or row numbers of rows in memory.
         check_target(estimator, y)
@@ -223,9 +223,10 @@ class Splits:
         if self._rows is not None:
             X, y, *cut = self._rows.take_side(split, role)
         else:
-            at = self.indices[split][0 if role == TRAIN else 1]
+            row_numbers = self.indices[split][0 if role == TRAIN else 1]
             X, y, *cut = (
-                None if value is None else take_rows_or_columns(value, at) for value in self.inputs
+                None if value is None else take_rows_or_columns(value, row_numbers)
+                for value in self.inputs
             )
         return X, y, self.make_params(cut)
 
@@ -283,13 +284,15 @@ class Splits:
         ]
         # Batched fits pass over all rows of the inputs on any side. If at most half of the rows are
         # drawn, these are copied, so that no fit reads the others.
-        used = np.unique(np.concatenate([side for split in indices for side in split]))
-        if 2 * len(used) <= self.count_rows():
+        used_rows = np.unique(np.concatenate([side for split in indices for side in split]))
+        if 2 * len(used_rows) <= self.count_rows():
             thinned.inputs = tuple(
-                None if value is None else take_rows_or_columns(value, used)
+                None if value is None else take_rows_or_columns(value, used_rows)
                 for value in self.inputs
             )
-            indices = [tuple(np.searchsorted(used, side) for side in split) for split in indices]
+            indices = [
+                tuple(np.searchsorted(used_rows, side) for side in split) for split in indices
+            ]
         thinned.indices = indices
         thinned._encode_indices()
         return thinned
@@ -325,16 +328,16 @@ class Splits:
         if n_bytes / len(sample) * len(columns.parts) > max_bytes:
             yield self
             return
-        kept = copy.copy(self)
-        kept._rows = self.rows.persist_rows()
-        kept.inputs = kept._rows.inputs
-        futures = futures_of((kept.inputs, kept._rows.columns.parts))
+        persisted = copy.copy(self)
+        persisted._rows = self.rows.persist_rows()
+        persisted.inputs = persisted._rows.inputs
+        futures = futures_of((persisted.inputs, persisted._rows.columns.parts))
         try:
             # The sample may have missed the large blocks. Counting also waits for the rows.
             with report_reading("the rows"):
-                has_room = _count_all_bytes(kept._rows.columns) <= max_bytes
+                has_room = _count_all_bytes(persisted._rows.columns) <= max_bytes
             if has_room:
-                yield kept
+                yield persisted
                 return
         finally:
             # Released at once: Python may collect the search's cycles of references much later.
@@ -345,15 +348,15 @@ class Splits:
 
     def take_split(self, split: int, X: Any) -> Splits:
         """Return one of the splits, with X replaced by transformed rows."""
-        alone = copy.copy(self)
-        alone.inputs, alone.n_splits = (X, *self.inputs[1:]), 1
+        single_split = copy.copy(self)
+        single_split.inputs, single_split.n_splits = (X, *self.inputs[1:]), 1
         weights = None if self.trained is None else self.trained.weights[[split]]
-        alone.roles = SingleSplitAssignment(self.roles, split, weights)
+        single_split.roles = SingleSplitAssignment(self.roles, split, weights)
         if self._rows is not None:
-            alone._rows = self._rows.with_features(X, alone.roles)
+            single_split._rows = self._rows.with_features(X, single_split.roles)
         else:
-            alone.indices = [self.indices[split]]
-        return alone
+            single_split.indices = [self.indices[split]]
+        return single_split
 
     def fit_splits(
         self, estimators: Sequence[Any], scorers: dict[str, Any], *, train_score: bool,
@@ -370,11 +373,11 @@ class Splits:
         jobs = [(e, split) for e in estimators for split in range(self.n_splits)]
         if self._rows is None or all(map(takes_dask_collections, estimators)):
             fits: list[SplitFit] = []
-            with self.kept() as kept:
+            with self.kept() as splits:
                 for e, split in jobs:
                     report_phase("fits", len(fits), len(jobs))
-                    train = kept.select_side(split, TRAIN)
-                    test = partial(kept.select_side, split, TEST)
+                    train = splits.select_side(split, TRAIN)
+                    test = partial(splits.select_side, split, TEST)
                     fits.append(_fit_and_score(e, train, test, scorers, **options))
         else:
             # Both sides of a split are gathered by one task, whose result all estimators share.
@@ -472,8 +475,8 @@ def score_fitted(
 
 def fit_clone(estimator: Any, X: Any, y: Any, params: Mapping[str, Any]) -> Any:
     """Return a clone of an estimator, fitted to X and, unless it is None, y."""
-    made = clone(estimator)
-    return made.fit(X, **params) if y is None else made.fit(X, y, **params)
+    estimator_clone = clone(estimator)
+    return estimator_clone.fit(X, **params) if y is None else estimator_clone.fit(X, y, **params)
 
 
 def score_sides(
@@ -484,9 +487,11 @@ def score_sides(
 
     With `weigh`, scorers get `sample_weight`, if it is among `params`, the arguments of ``fit``.
     """
-    more = {"sample_weight": params["sample_weight"]} if weigh and "sample_weight" in params else {}
-    given = (X,) if y is None else (X, y)
-    return {name: float(score(estimator, *given, **more)) for name, score in scorers.items()}
+    options = (
+        {"sample_weight": params["sample_weight"]} if weigh and "sample_weight" in params else {}
+    )
+    inputs = (X,) if y is None else (X, y)
+    return {name: float(score(estimator, *inputs, **options)) for name, score in scorers.items()}
 
 
 def merge_fit_params(
@@ -551,12 +556,12 @@ def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
         stratified = y is not None and is_classifier(estimator) and not has_several_columns(y)
         return (StratifiedKFold if stratified else KFold)(int(cv))
     if hasattr(cv, "split"):
-        ours = getattr(_splitters, type(cv).__name__, None)
-        if isinstance(cv, DaskSplitter) or ours is None or type(cv) not in ours.__mro__:
+        own_class = getattr(_splitters, type(cv).__name__, None)
+        if isinstance(cv, DaskSplitter) or own_class is None or type(cv) not in own_class.__mro__:
             return cv
         # A splitter of scikit-learn, which cannot split Dask collections, is replaced by the one of
         # the same name here; but not a subclass of it, whose own `split` would be lost.
-        converted = ours.__new__(ours)
+        converted = own_class.__new__(own_class)
         converted.__dict__.update(vars(cv))
         return converted
     return model_selection.check_cv(list(cv))
@@ -618,8 +623,10 @@ def _assign_folds(splitter: Any, inputs: tuple[Any, ...], y: Any, groups: Any) -
     columns = as_collection(inputs[0], numeric=False, any_shape=True)
     counts = count_rows(columns)
     n_rows = int(counts.sum())
-    given = [None if value is None else np.asarray(_compute_value(value)) for value in (y, groups)]
-    splits = _list_splits(splitter, np.empty((n_rows, 1)), *given)
+    targets_and_groups = [
+        None if value is None else np.asarray(_compute_value(value)) for value in (y, groups)
+    ]
+    splits = _list_splits(splitter, np.empty((n_rows, 1)), *targets_and_groups)
     check_one_role_each(_have_one_role_each(splits, n_rows))
     codes, roles = _encode_splits(splits, n_rows)
     blocks = tuple(np.split(codes, counts.cumsum()[:-1]))
@@ -647,9 +654,11 @@ def _list_splits(splitter: Any, X: Any, y: Any, groups: Any) -> list[tuple[Any, 
 def _have_one_role_each(splits: list[tuple[Any, Any]], n_rows: int) -> bool:
     """Return whether every row is at most once on one side of each split, as codes require."""
     rows = np.arange(n_rows)  # indexed, since a side may be a mask, or count rows from the end
-    both = (np.concatenate([rows[np.asarray(side)] for side in split]) for split in splits)
+    rows_of_splits = (
+        np.concatenate([rows[np.asarray(side)] for side in split]) for split in splits
+    )
     try:
-        return all(np.bincount(drawn, minlength=1).max() <= 1 for drawn in both)
+        return all(np.bincount(drawn, minlength=1).max() <= 1 for drawn in rows_of_splits)
     except IndexError as error:
         raise InvalidParameterError(
             f"cv: a side of a split is neither row numbers nor a mask of the {n_rows} rows: "
@@ -756,8 +765,8 @@ def _score_or_warn(
 
 def is_routing_metadata(params: Mapping[str, Any]) -> bool:
     """Return whether scikit-learn's routing is on, and there is something to route."""
-    given = any(value is not None for value in params.values())
-    return given and bool(get_config()["enable_metadata_routing"])
+    has_values = any(value is not None for value in params.values())
+    return has_values and bool(get_config()["enable_metadata_routing"])
 
 
 def resolve_score_weights(
@@ -770,25 +779,27 @@ def resolve_score_weights(
     """
     if not is_routing_metadata(params):
         return default
-    given = {name: value for name, value in params.items() if value is not None}
+    passed = {name: value for name, value in params.items() if value is not None}
     # A router like that of scikit-learn's searches: the estimator, and each scorer under its name.
     # For scorers without requests of their own those of the estimator's `score` apply.
-    own = MethodMapping().add(caller="fit", callee="fit")
+    fit_mapping = MethodMapping().add(caller="fit", callee="fit")
     requesting = {name: s for name, s in scorers.items() if hasattr(s, "get_metadata_routing")}
     if len(requesting) < len(scorers):
-        own = own.add(caller="fit", callee="score")
-    router = MetadataRouter(owner="cross-validation").add(estimator=estimator, method_mapping=own)
+        fit_mapping = fit_mapping.add(caller="fit", callee="score")
+    router = MetadataRouter(owner="cross-validation").add(
+        estimator=estimator, method_mapping=fit_mapping
+    )
     for name, scorer in requesting.items():
         mapping = MethodMapping().add(caller="fit", callee="score")
         router.add(**{f"scorer_{name}": scorer}, method_mapping=mapping)
-    routed = process_routing(router, "fit", **given)
+    routed = process_routing(router, "fit", **passed)
     requests = [set(routed[f"scorer_{name}"].score) for name in requesting]
     if len(requesting) < len(scorers):
         requests.append(set(routed.estimator.score))
-    weighed, plain = all(r == {"sample_weight"} for r in requests), not any(requests)
-    if set(routed.estimator.fit) != set(given) or not (weighed or plain):
+    weighed, unweighed = all(r == {"sample_weight"} for r in requests), not any(requests)
+    if set(routed.estimator.fit) != set(passed) or not (weighed or unweighed):
         raise InvalidParameterError(
-            f"{sorted(given)} are passed, and not requested by fit, or not by all scores alike. "
+            f"{sorted(passed)} are passed, and not requested by fit, or not by all scores alike. "
             "Request sample_weight by set_fit_request and set_score_request of the estimator (of "
             "each scorer, where scorers are given), and leave out what is not requested."
         )

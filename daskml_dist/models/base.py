@@ -59,13 +59,13 @@ def _plain_value(value: Any) -> Any:
         return float(value) if isfinite(value) else repr(float(value))
     if isinstance(value, np.ndarray):
         if value.dtype == object:
-            return [_plain_value(one) for one in value.tolist()]
+            return [_plain_value(item) for item in value.tolist()]
         return [str(value.dtype), list(value.shape), crc32(np.ascontiguousarray(value).data)]
     # Containers by their items, in order.
     if isinstance(value, Mapping):
-        return {str(name): _plain_value(one) for name, one in value.items()}
+        return {str(name): _plain_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain_value(one) for one in value]
+        return [_plain_value(item) for item in value]
     if hasattr(value, "__qualname__"):  # classes and functions
         return value.__qualname__
     # The default repr contains an address, which differs between processes.
@@ -154,13 +154,13 @@ class Parameters:
     @cached_property
     def rows(self) -> dict[str, slice]:
         """Slice of the matrix's rows that holds each part, by the part's name."""
-        found, start = {}, 0
+        slices, start = {}, 0
         # Parts are stored one after the other.
         for part in self.parts:
             stop = start + prod(part.shape) // self.width
-            found[part.name] = slice(start, stop)
+            slices[part.name] = slice(start, stop)
             start = stop
-        return found
+        return slices
 
     @cached_property
     def shape(self) -> tuple[int, int]:
@@ -596,8 +596,8 @@ class StagedModel(StepModel):
     def rows_of(self, layers: range) -> slice:
         """Return the slice of the parameters' rows that belongs to some adjacent layers."""
         rows = self.parameters.rows
-        found = [rows[name] for layer in layers for name in self.layers[layer]]
-        return slice(found[0].start, found[-1].stop) if found else slice(0, 0)
+        layer_rows = [rows[name] for layer in layers for name in self.layers[layer]]
+        return slice(layer_rows[0].start, layer_rows[-1].stop) if layer_rows else slice(0, 0)
 
     @abstractmethod
     def forward(
@@ -808,8 +808,10 @@ def r2_of_sums(weight: Any, errors: Any, targets: Any, squares: Any) -> NDArray[
         deviations = squares - targets**2 / weight
         n_roundings = 64 + np.minimum(weight, _MAX_SUMMED_RUN_ROWS)
         rounding = n_roundings * np.finfo(np.float64).eps * squares
-        of_constant = np.where(errors == 0, 1.0, 0.0 * errors)  # NaN if a prediction is not finite
-        score = np.where(deviations > rounding, 1 - errors / deviations, of_constant)
+        constant_score = np.where(
+            errors == 0, 1.0, 0.0 * errors
+        )  # NaN if a prediction is not finite
+        score = np.where(deviations > rounding, 1 - errors / deviations, constant_score)
         return np.where(weight > 0, score, np.nan)
 
 
@@ -864,7 +866,7 @@ def encode_labels(y: NDArray[Any], classes: NDArray[Any], dtype: DTypeLike) -> N
     """
     # Consecutive integers need no search: the position is the difference from the first.
     if classes.dtype.kind in "iu" and y.dtype.kind in "iu":
-        first, last = int(classes[0]), int(classes[-1])
-        if last - first == len(classes) - 1 and last <= np.iinfo(np.int64).max:
-            return (y.astype(np.int64) - first).astype(dtype, copy=False)
+        first_class, last_class = int(classes[0]), int(classes[-1])
+        if last_class - first_class == len(classes) - 1 and last_class <= np.iinfo(np.int64).max:
+            return (y.astype(np.int64) - first_class).astype(dtype, copy=False)
     return np.searchsorted(classes, y).astype(dtype)

@@ -53,8 +53,8 @@ class FoldAssignment(ABC):
         n_codes = int(codes.max(initial=-1)) + 1
         # Codes of folds are few: their roles are computed once a code, not once a row.
         in_table = n_codes <= _MAX_TABLE_CODES and codes.min(initial=0) >= 0
-        known = np.arange(n_codes) if in_table else codes
-        roles = [self.assign_roles(known, split) for split in range(self.n_splits)]
+        table_codes = np.arange(n_codes) if in_table else codes
+        roles = [self.assign_roles(table_codes, split) for split in range(self.n_splits)]
         table = np.stack(roles, axis=1)
         return table[codes] if in_table else table
 
@@ -157,13 +157,13 @@ class BatchedLinear(Model):
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Return targets encoded by `each`, followed by a column with the role in each split."""
         codes = y[:, -1].astype(np.int64) - 1
-        given = y[:, 0] if y.shape[1] == 2 else y[:, :-1]
-        targets = self.each.encode(given, self.classes, dtype)
+        user_targets = y[:, 0] if y.shape[1] == 2 else y[:, :-1]
+        targets = self.each.encode(user_targets, self.classes, dtype)
         n_targets = self.n_targets
-        out = np.empty((len(y), n_targets + self.roles.n_splits), dtype)
-        out[:, :n_targets] = targets.reshape(len(y), -1)
-        out[:, n_targets:] = self.roles.tabulate_roles(codes)
-        return out
+        encoded = np.empty((len(y), n_targets + self.roles.n_splits), dtype)
+        encoded[:, :n_targets] = targets.reshape(len(y), -1)
+        encoded[:, n_targets:] = self.roles.tabulate_roles(codes)
+        return encoded
 
     @property
     def n_targets(self) -> int:
@@ -274,12 +274,12 @@ class BatchedStepLinear(StepModel):
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Return targets encoded by `each`, followed by a column with the weight in each split."""
         codes = y[:, 1].astype(np.int64) - 1
-        out = np.empty((len(y), 1 + self.roles.n_splits), dtype)
-        out[:, 0] = self.each.encode(y[:, 0], self.classes, dtype)
+        encoded = np.empty((len(y), 1 + self.roles.n_splits), dtype)
+        encoded[:, 0] = self.each.encode(y[:, 0], self.classes, dtype)
         # How often a row counts, times the scale: 0 for rows that the split does not train on.
         for split, scale in enumerate(self.scales):
-            out[:, 1 + split] = scale * self.roles.count_training_draws(codes, split)
-        return out
+            encoded[:, 1 + split] = scale * self.roles.count_training_draws(codes, split)
+        return encoded
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Return the initial parameters of each model, in columns side by side."""

@@ -62,8 +62,8 @@ class Bins:
     def counts(self) -> NDArray[np.int32]:
         """Number of bins of each feature, without the one of missing values."""
         # One more than edges, but as many as categories.
-        found = [len(e) + (not c) for e, c in zip(self.edges, self.categorical, strict=True)]
-        return np.array(found, np.int32)
+        counts = [len(e) + (not c) for e, c in zip(self.edges, self.categorical, strict=True)]
+        return np.array(counts, np.int32)
 
     @cached_property
     def table(self) -> NDArray[np.float64]:
@@ -125,32 +125,32 @@ def drop_missing(
     values: NDArray[Any], weight: NDArray[np.float64] | None
 ) -> tuple[NDArray[Any], NDArray[np.float64] | None]:
     """Return the values that are neither missing nor of weight 0, and their weights."""
-    there = ~np.isnan(values)
+    is_used = ~np.isnan(values)
     if weight is not None:
-        there &= weight != 0
-        weight = weight[there]
-    return values[there], weight
+        is_used &= weight != 0
+        weight = weight[is_used]
+    return values[is_used], weight
 
 
 def _quantiles(values: Edges, shares: Edges) -> Edges:
     """Return quantiles of sorted values by the "averaged inverted cdf" method."""
     # At a whole number of rows the mean of two values, else the next value.
-    at = len(values) * shares - 1
-    before = np.floor(at)
-    low = np.clip(before.astype(np.intp), 0, len(values) - 1)
+    positions = len(values) * shares - 1
+    floor = np.floor(positions)
+    low = np.clip(floor.astype(np.intp), 0, len(values) - 1)
     a, b = values[low], values[np.minimum(low + 1, len(values) - 1)]
-    return np.where(at == before, b - (b - a) * 0.5, b)
+    return np.where(positions == floor, b - (b - a) * 0.5, b)
 
 
 def _weighted_quantiles(values: Edges, shares: Edges, weight: NDArray[np.float64]) -> Edges:
     """Return weighted quantiles of sorted values by the "averaged inverted cdf" method."""
     # As above, of cumulated weights: "equal" up to rounding.
     below = weight.cumsum()
-    asked, last = shares * below[-1], len(values) - 1
-    at = np.minimum(np.searchsorted(below, asked), last)
-    between = below[at] - asked <= np.finfo(np.float64).eps
-    after = np.minimum(at + 1, last)
-    return np.asarray(np.where(between, (values[at] + values[after]) / 2, values[at]))
+    target_weights, last_index = shares * below[-1], len(values) - 1
+    indices = np.minimum(np.searchsorted(below, target_weights), last_index)
+    between = below[indices] - target_weights <= np.finfo(np.float64).eps
+    after = np.minimum(indices + 1, last_index)
+    return np.asarray(np.where(between, (values[indices] + values[after]) / 2, values[indices]))
 
 
 def compute_forest_bin_edges(
@@ -171,12 +171,12 @@ def compute_forest_bin_edges(
     if len(distinct) <= 1:
         return np.empty(0)
     # Index of the last value of each bin but the highest; of few values each has a bin.
-    last = np.arange(len(distinct) - 1)
+    last_values = np.arange(len(distinct) - 1)
     if len(distinct) > max_bins:
-        last = _choose_last_values(mass.cumsum() / mass.sum(), max_bins)
+        last_values = _choose_last_values(mass.cumsum() / mass.sum(), max_bins)
     with np.errstate(over="ignore", invalid="ignore"):
-        edges = (distinct[last] + distinct[last + 1]) / 2
-    edges = np.where(np.isfinite(edges), edges, distinct[last])
+        edges = (distinct[last_values] + distinct[last_values + 1]) / 2
+    edges = np.where(np.isfinite(edges), edges, distinct[last_values])
     return np.asarray(np.clip(edges, -np.finfo(np.float64).max, np.finfo(np.float64).max))
 
 
@@ -185,13 +185,13 @@ def _choose_last_values(below: Edges, max_bins: int) -> NDArray[np.intp]:
 
     `below` is the share of the rows up to each value.
     """
-    shares, of_edges = _compute_tail_levels()
+    shares, edge_shares = _compute_tail_levels()
 
     def ends(n: int) -> NDArray[np.intp]:
         """Return the distinct values at which n quantiles fall, without the largest value."""
-        asked = np.interp(np.arange(1, n) / n, of_edges, shares)
-        found = np.unique(np.searchsorted(below, asked))
-        return found[found < len(below) - 1]
+        targets = np.interp(np.arange(1, n) / n, edge_shares, shares)
+        indices = np.unique(np.searchsorted(below, targets))
+        return indices[indices < len(below) - 1]
 
     # Bisection for the largest number of quantiles with fewer than `max_bins` distinct ends.
     low, high = max_bins, _MAX_LEVELS_PER_BIN * max_bins
@@ -208,18 +208,18 @@ def _add_spare_edges(edges: Edges, distinct: Edges, mass: NDArray[Any], max_bins
     as for forests (:func:`_compute_tail_levels`): apart from frequent values, the remaining values
     are mostly a long tail.
     """
-    n, spare = len(distinct), max_bins - 1 - len(edges)
-    if spare <= 0:
+    n, n_spare = len(distinct), max_bins - 1 - len(edges)
+    if n_spare <= 0:
         return edges
-    shares, of_edges = _compute_tail_levels()
+    shares, edge_shares = _compute_tail_levels()
     total = mass.cumsum()
     # Share of the edges that belong below each value; bins are ranges of distinct values.
-    below = np.append(0.0, np.interp(total / total[-1], shares, of_edges))
+    below = np.append(0.0, np.interp(total / total[-1], shares, edge_shares))
     ends = np.unique([0, *np.searchsorted(distinct, edges, side="right"), n]).tolist()
     bins = [_make_heap_entry(below, a, b) for a, b in pairwise(ends) if b > a + 1]
     heapq.heapify(bins)
     cuts: list[int] = []
-    while bins and len(cuts) < spare:
+    while bins and len(cuts) < n_spare:
         _, a, b = heapq.heappop(bins)
         cut = _find_middle(below, a, b)
         cuts.append(cut)
@@ -242,10 +242,10 @@ def _make_heap_entry(below: Edges, first: int, end: int) -> tuple[float, int, in
 def _find_middle(below: Edges, first: int, end: int) -> int:
     """Return the first value of a bin's second half; both halves have at least one value."""
     half = (below[first] + below[end]) / 2
-    at = int(np.searchsorted(below, half))
-    if half - below[at - 1] <= below[at] - half:
-        at -= 1
-    return min(max(at, first + 1), end - 1)
+    middle = int(np.searchsorted(below, half))
+    if half - below[middle - 1] <= below[middle] - half:
+        middle -= 1
+    return min(max(middle, first + 1), end - 1)
 
 
 def _compute_tail_levels() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -275,6 +275,6 @@ def draw_by_hash(numbers: Any, *seed: int) -> NDArray[np.uint64]:
     """Return 64 random bits for each number (of a row, a feature), from a stream with a seed."""
     # Each part of the seed is hashed into the key in sequence, so that (1, 2) and (2, 1) differ.
     key = np.zeros(1, np.uint64)
-    for part in seed:
-        key = hash_numbers(key + np.array([part % 2**64], np.uint64) + np.uint64(1))
+    for seed_part in seed:
+        key = hash_numbers(key + np.array([seed_part % 2**64], np.uint64) + np.uint64(1))
     return hash_numbers(hash_numbers(np.asarray(numbers).astype(np.uint64) + np.uint64(1)) + key)

@@ -68,8 +68,8 @@ class Reassignment:
                 return False
             n_since = self.average_every
         # `every` may be fractional: the clock has passed a multiple of it.
-        often = (clock + 1) // self.every > (clock + 1 - n_since) // self.every
-        return clock > 0 and bool(often or (counts == 0).any())
+        is_periodic = (clock + 1) // self.every > (clock + 1 - n_since) // self.every
+        return clock > 0 and bool(is_periodic or (counts == 0).any())
 
     def find_low_centroids(self, counts: _Array) -> NDArray[np.bool_]:
         """Return a mask of the centroids that are to be reassigned, those of the lowest counts."""
@@ -81,25 +81,25 @@ class Reassignment:
 
     def of_lane(self, lane: int) -> NDArray[np.bool_]:
         """Return a mask of the centroids that a lane may reassign, distributed round-robin."""
-        own: NDArray[np.bool_] = np.resize(self.lanes, self.n_centroids) == lane
-        return own
+        lane_mask: NDArray[np.bool_] = np.resize(self.lanes, self.n_centroids) == lane
+        return lane_mask
 
     def changes(
         self, counts: _Array, sums: _Array, own: NDArray[np.bool_], rng: np.random.Generator
     ) -> tuple[_Array, _Array]:
         """Return the changes of counts and sums that move own low centroids to drawn rows."""
         low = self.find_low_centroids(counts)
-        (at,) = np.nonzero(low & own)
-        by_count, by_sum = np.zeros_like(counts), np.zeros_like(sums)
-        if len(at):
-            repeats = len(self.rows) < len(at)
-            chosen = self.rows[rng.choice(len(self.rows), len(at), replace=repeats)]
+        (reassigned,) = np.nonzero(low & own)
+        count_changes, sum_changes = np.zeros_like(counts), np.zeros_like(sums)
+        if len(reassigned):
+            repeats = len(self.rows) < len(reassigned)
+            chosen = self.rows[rng.choice(len(self.rows), len(reassigned), replace=repeats)]
             # The least count that is not low, as in scikit-learn: with a lower one the centroid
             # would be moved again at once.
             count = counts[~low].min()
-            by_count[at] = count - counts[at]
-            by_sum[at] = count * chosen - sums[at]
-        return by_count, by_sum
+            count_changes[reassigned] = count - counts[reassigned]
+            sum_changes[reassigned] = count * chosen - sums[reassigned]
+        return count_changes, sum_changes
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +153,8 @@ class CentroidModel(StepModel):
 
     def centroids(self, w: Any) -> _Array:
         """Return the centroids of parameters, minus the shift."""
-        found: _Array = _compute_means(*self.parts(w), self.first)
-        return found
+        means: _Array = _compute_means(*self.parts(w), self.first)
+        return means
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Subtract the rows' counts and sums from `out`; return the sum of squared distances."""
@@ -162,20 +162,22 @@ class CentroidModel(StepModel):
         # The "gradient" of an additive part is minus what is added to it.
         changes = self._reassign(counts, sums, rows, backend)
         if changes is not None:
-            by_count, by_sum = (backend.to_device(array) for array in changes)
-            counts, sums = counts + by_count, sums + by_sum
-            to_counts -= cast(by_count, out.dtype)
-            to_sums -= cast(by_sum, out.dtype)
+            count_changes, sum_changes = (backend.to_device(array) for array in changes)
+            counts, sums = counts + count_changes, sums + sum_changes
+            to_counts -= cast(count_changes, out.dtype)
+            to_sums -= cast(sum_changes, out.dtype)
         # Distances in the dtype of the rows, whose shift keeps its digits; sums in float64.
         dtype = arithmetic_dtype(rows.X)
         centroids = cast(_compute_means(counts, sums, backend.to_device(self.first)), dtype)
         shift = None if self.shift is None else cast(backend.to_device(self.shift), dtype)
         weight = None if rows.weight is None else cast(rows.weight, dtype)
-        found = zeros((centroids.shape[0], 1 + centroids.shape[1]), np.float64, like=centroids)
+        counts_and_sums = zeros(
+            (centroids.shape[0], 1 + centroids.shape[1]), np.float64, like=centroids
+        )
         with np.errstate(over="ignore", invalid="ignore"):  # the loss shows it
-            inertia = backend.assign(rows.X, shift, centroids, weight, found)
-        to_counts -= cast(found[:, 0], out.dtype)
-        to_sums -= cast(found[:, 1:], out.dtype)
+            inertia = backend.assign(rows.X, shift, centroids, weight, counts_and_sums)
+        to_counts -= cast(counts_and_sums[:, 0], out.dtype)
+        to_sums -= cast(counts_and_sums[:, 1:], out.dtype)
         return inertia
 
     def _reassign(
@@ -189,8 +191,8 @@ class CentroidModel(StepModel):
         on_host = backend.to_numpy(counts)
         if not rule.is_due(rows.key[2], on_host):
             return None
-        own = rule.of_lane(rows.key[1])
-        return rule.changes(on_host, backend.to_numpy(sums), own, rows.draw())
+        lane_mask = rule.of_lane(rows.key[1])
+        return rule.changes(on_host, backend.to_numpy(sums), lane_mask, rows.draw())
 
     def identity(self) -> dict[str, Any]:
         """Return the number of centroids and of features."""
@@ -199,6 +201,6 @@ class CentroidModel(StepModel):
 
 def _compute_means(counts: Any, sums: Any, first: Any) -> Any:
     """Return the mean of each centroid's rows, or its first position if it has no rows."""
-    xp, has = namespace(counts), counts > 0
-    means = sums / xp.where(has, counts, xp.ones_like(counts))[:, None]
-    return xp.where(has[:, None], means, first)
+    xp, has_rows = namespace(counts), counts > 0
+    means = sums / xp.where(has_rows, counts, xp.ones_like(counts))[:, None]
+    return xp.where(has_rows[:, None], means, first)

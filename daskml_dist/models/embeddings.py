@@ -122,10 +122,12 @@ class EmbeddingModel(StepModel):
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
         """Return the ids of a batch and of the model's own rows, and renumber the pieces."""
         rows = [take_rows(piece.X) for piece in pieces]
-        index, places, at = number_ids([X.indices for X in rows], self.own_ids, self.own_last)
+        index, places, own_places = number_ids(
+            [X.indices for X in rows], self.own_ids, self.own_last
+        )
         for piece, X, place in zip(pieces, rows, places, strict=True):
             fields = self._find_fields(X.indices)
-            piece.X = PlacedRows(X.indptr, place, X.data, fields, at[:-1])
+            piece.X = PlacedRows(X.indptr, place, X.data, fields, own_places[:-1])
         return index
 
     @property
@@ -139,10 +141,10 @@ class EmbeddingModel(StepModel):
             return _NO_FIELDS
         fields = find_fields(ids)
         # Compiled loops write to the position of a field without bounds checks.
-        if len(fields) and (last := int(fields.max())) >= self.n_fields:
+        if len(fields) and (last_field := int(fields.max())) >= self.n_fields:
             raise InvalidDataError(
-                f"Rows have an id of field {last}, counted from 0, but the model has "
-                f"{self.n_fields} fields. Set n_fields={last + 1} or more, before a new fit."
+                f"Rows have an id of field {last_field}, counted from 0, but the model has "
+                f"{self.n_fields} fields. Set n_fields={last_field + 1} or more, before a new fit."
             )
         return fields
 
@@ -175,9 +177,9 @@ class EmbeddingModel(StepModel):
             losses, slope = losses * weight, slope * weight
         # Gradients are divided by `unit**2`, so that they are of one size in any unit.
         slope = (slope / self.unit).astype(w.dtype, copy=False)
-        own = np.empty(0, w.dtype) if weight is None else weight.astype(w.dtype, copy=False)
+        row_weights = np.empty(0, w.dtype) if weight is None else weight.astype(w.dtype, copy=False)
         add_row_gradients(
-            X.indptr, X.place, X.data, w, self.pairs, sums, slope, own, self.alpha,
+            X.indptr, X.place, X.data, w, self.pairs, sums, slope, row_weights, self.alpha,
             self.alpha / self.unit, out,
         )  # fmt: skip
         if passed is not None:
@@ -236,13 +238,13 @@ class EmbeddingModel(StepModel):
 
         network, weights = passed.network, passed.weights
         gradient = np.zeros((len(X.of_layers) * out.shape[1], 1), out.dtype)
-        of_inputs = network.backward(
+        input_gradients = network.backward(
             weights, passed.memory, slope[:, None].copy(), gradient[: len(weights)],
             range(len(network.layers)), _NO_ROWS, backend, wants_input=True,
         )  # fmt: skip
         out[X.of_layers] += gradient.reshape(-1, out.shape[1])
-        of_fields = of_inputs.reshape(len(of_inputs), self.n_fields, self.rank)
-        add_pooled_gradients(X.indptr, X.place, X.field, X.data, of_fields, out)
+        field_gradients = input_gradients.reshape(len(input_gradients), self.n_fields, self.rank)
+        add_pooled_gradients(X.indptr, X.place, X.field, X.data, field_gradients, out)
 
     def origin(self) -> dict[str, float]:
         """Return the number to which the intercept is added, and the unit of the rows."""
@@ -252,24 +254,24 @@ class EmbeddingModel(StepModel):
         """Return the rows of the table, converted to this model's offset and unit."""
         match origin:
             case {"offset": float(offset), "unit": float(unit)} if unit > 0:
-                moved = w * math.sqrt(unit / self.unit)
-                moved[:, 0] = w[:, 0] * (unit / self.unit)
+                rescaled = w * math.sqrt(unit / self.unit)
+                rescaled[:, 0] = w[:, 0] * (unit / self.unit)
                 # Every step uses the intercept, whose id is the last.
-                moved[-1:, 0] += (offset - self.offset) / self.unit
-                return moved
+                rescaled[-1:, 0] += (offset - self.offset) / self.unit
+                return rescaled
         raise ValueError("its intercept is added to nothing")
 
     def identity(self) -> dict[str, Any]:
         """Return loss, rank, penalty and layers, with the seed of the initial weights."""
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "model": "embeddings", "loss": repr(self.loss), "rank": self.rank,
             "alpha": self.alpha, "pairs": self.pairs, "hidden": list(self.hidden),
         }  # fmt: skip
         if self.hidden:
-            found |= {
+            facts |= {
                 "n_fields": self.n_fields, "activation": self.activation, "seed": self.table.seed,
             }  # fmt: skip
-        return found
+        return facts
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,12 +333,12 @@ def to_id_rows(X: Any, dtype: Any) -> sparse.csr_array:
     elif X.shape[1] != N_TABLE_IDS:
         # Columns by number: ids of one field.
         indices = field_ids(indices, 0)
-    found = sparse.csr_array((X.shape[0], N_TABLE_IDS), dtype=dtype)
+    id_rows = sparse.csr_array((X.shape[0], N_TABLE_IDS), dtype=dtype)
     # Without the checks of the constructor, which read all entries.
-    found.data = X.data.astype(dtype, copy=False)
-    found.indices = indices.astype(np.int64, copy=False)
-    found.indptr = X.indptr.astype(np.int64, copy=False)
-    return found
+    id_rows.data = X.data.astype(dtype, copy=False)
+    id_rows.indices = indices.astype(np.int64, copy=False)
+    id_rows.indptr = X.indptr.astype(np.int64, copy=False)
+    return id_rows
 
 
 def number_ids(
@@ -348,10 +350,10 @@ def number_ids(
     """
     if own_last:
         index, places = distinct(ids)
-        at = np.arange(len(index), len(index) + len(own))
-        return np.concatenate([index, own]), places, at
-    index, (*places, at) = distinct([*ids, own])
-    return index, places, at
+        own_places = np.arange(len(index), len(index) + len(own))
+        return np.concatenate([index, own]), places, own_places
+    index, (*places, own_places) = distinct([*ids, own])
+    return index, places, own_places
 
 
 def take_rows(X: Any) -> Any:
@@ -369,8 +371,8 @@ def _list_column_ids(n_columns: int) -> NDArray[np.int64]:
 @lru_cache(maxsize=8)
 def list_own_ids(n_layer_rows: int) -> NDArray[np.int64]:
     """Return the ids of the given number of layer rows, in order, and the intercept's."""
-    of_layers = field_ids(np.arange(n_layer_rows), MODEL_FIELD)
-    return np.append(of_layers, INTERCEPT_ID)
+    layer_ids = field_ids(np.arange(n_layer_rows), MODEL_FIELD)
+    return np.append(layer_ids, INTERCEPT_ID)
 
 
 @lru_cache(maxsize=4)

@@ -50,10 +50,10 @@ class FieldAwareModel(EmbeddingModel):
         losses, slope = self.loss.value_and_gradient(rows.y, self.predict(w, X, backend))
         if weight is not None:
             losses, slope = losses * weight, slope * weight
-        own = np.empty(0, w.dtype) if weight is None else weight.astype(w.dtype, copy=False)
+        row_weights = np.empty(0, w.dtype) if weight is None else weight.astype(w.dtype, copy=False)
         add_field_pair_gradients(
             X.indptr, X.place, X.field, X.data, w, self.rank, slope.astype(w.dtype, copy=False),
-            own, self.alpha, out,
+            row_weights, self.alpha, out,
         )  # fmt: skip
         return float(losses.sum(dtype=np.float64))
 

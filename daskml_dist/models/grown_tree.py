@@ -124,20 +124,20 @@ def join_subtrees(top: GrownTree, parts: list[tuple[int, GrownTree]]) -> GrownTr
     """Return a tree whose leaves `node` are replaced by the subtrees in `parts` (node, subtree)."""
     arrays = [[array] for array in top.arrays]
     n = len(top.left)
-    for node, part in parts:
+    for node, subtree in parts:
         # The subtree's root takes the leaf's place, and its other nodes are appended: node i of the
         # subtree (i > 0) becomes node n - 1 + i.
-        left = np.where(part.left > 0, part.left + n - 1, node).astype(np.int32)
-        inner = part.feature >= 0
+        left_child = np.where(subtree.left > 0, subtree.left + n - 1, node).astype(np.int32)
+        inner = subtree.feature >= 0
         # A leaf refers to itself.
-        left[~inner] = np.arange(n - 1, n - 1 + len(left))[~inner]
-        left[0] = node if not inner[0] else left[0]
-        for pieces, array, top_array in zip(arrays, part.arrays, top.arrays, strict=True):
-            renumbered = left if array is part.left else array
+        left_child[~inner] = np.arange(n - 1, n - 1 + len(left_child))[~inner]
+        left_child[0] = node if not inner[0] else left_child[0]
+        for pieces, array, top_array in zip(arrays, subtree.arrays, top.arrays, strict=True):
+            renumbered = left_child if array is subtree.left else array
             if len(array):
                 top_array[node] = renumbered[0]
                 pieces.append(renumbered[1:])
-        n += len(left) - 1
+        n += len(left_child) - 1
     return GrownTree(*(np.concatenate(pieces) for pieces in arrays)).compacted()
 
 
@@ -238,9 +238,9 @@ def _choose_last_bins(grown: GrownTree, low: Array, high: Array) -> tuple[Array,
         filled = np.flatnonzero(low[j] <= high[j])
         with np.errstate(invalid="ignore"):
             middle = low[j, filled] / 2 + high[j, filled] / 2
-        first, last = (np.searchsorted(filled, grown.cut[splits, k]) for k in (0, 1))
+        first_right, last_left = (np.searchsorted(filled, grown.cut[splits, k]) for k in (0, 1))
         position = np.searchsorted(middle, threshold[splits], side="right") - 1
-        position = np.clip(position, first, last - 1)
+        position = np.clip(position, first_right, last_left - 1)
         last_bin[splits] = filled[position]
         # A threshold inside a bin would send rows of one bin to both sides: it moves between two.
         below, above = high[j, filled[position]], low[j, filled[position + 1]]
@@ -255,9 +255,11 @@ def _compute_thresholds(grown: GrownTree, low: Array, high: Array) -> Array:
     """Return the largest value that goes left at each split: drawn, or between the two bins."""
     inner = grown.feature >= 0
     feature = np.where(inner, grown.feature, 0)
-    last, first = (np.where(inner, grown.cut[:, k], 0) for k in (0, 1))
-    midpoint = _compute_midpoints(high[feature, last], low[feature, np.maximum(first, 0)])
-    midpoint = np.where(first < 0, np.inf, midpoint)
+    last_left, first_right = (np.where(inner, grown.cut[:, k], 0) for k in (0, 1))
+    midpoint = _compute_midpoints(
+        high[feature, last_left], low[feature, np.maximum(first_right, 0)]
+    )
+    midpoint = np.where(first_right < 0, np.inf, midpoint)
     return np.where(np.isnan(grown.threshold), midpoint, grown.threshold)
 
 
@@ -322,6 +324,6 @@ def _mark_collapsed(is_split: Array, left: Array, right: Array, node: int) -> No
     """Mark a node and all nodes below it as no longer split, in place."""
     stack = [node]
     while stack:
-        current = stack.pop()
-        is_split[current] = False
-        stack += [int(child) for child in (left[current], right[current]) if is_split[child]]
+        descendant = stack.pop()
+        is_split[descendant] = False
+        stack += [int(child) for child in (left[descendant], right[descendant]) if is_split[child]]

@@ -197,9 +197,9 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         If the shifts are equal, the bits are unchanged.
         """
         # The origin comes from a checkpoint, so it is validated.
-        known = isinstance(origin, list) and all(isinstance(value, float) for value in origin)
+        are_floats = isinstance(origin, list) and all(isinstance(value, float) for value in origin)
         sizes = (0, self.width) if self.fit_intercept else (0,)
-        if not known or len(origin) not in sizes or not np.isfinite(origin).all():
+        if not are_floats or len(origin) not in sizes or not np.isfinite(origin).all():
             raise ValueError(f"no targets are shifted by {reprlib.repr(origin)}")
         if tuple(origin) == self.target_shift:
             return w.copy()
@@ -261,14 +261,16 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
             fused = backend.add_fused(kernel, w, X, y, weight, out, self.loss.parameters)
             if fused is not None:
                 return fused
-        first, *others = backend.row_blocks(X)
-        if not others:
+        first_block, *other_blocks = backend.row_blocks(X)
+        if not other_blocks:
             return self._add_rows(w, X, y, weight, out, backend)
         # Sums of many float32 blocks would lose digits in the dtype of `out`.
         loss, sums = 0.0, zeros(out.shape, np.float64, out)
-        for at in (first, *others):
-            part = None if weight is None else weight[at]
-            loss += self._add_rows(w, backend.part(X, at), y[at, ...], part, sums, backend)
+        for block in (first_block, *other_blocks):
+            block_weight = None if weight is None else weight[block]
+            loss += self._add_rows(
+                w, backend.part(X, block), y[block, ...], block_weight, sums, backend
+            )
         out += cast(sums, out.dtype)
         return loss
 
@@ -383,8 +385,11 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
             y64 = cast(y, xp.float64)
             residual = y64 - self.loss.inverse_link(raw)
             if y.ndim == 2:
-                of_targets = [weight @ residual**2, weight @ y64, weight @ y64**2]
-                sums = [total(weight), *(of[k] for of in of_targets for k in range(self.width))]
+                sums_by_kind = [weight @ residual**2, weight @ y64, weight @ y64**2]
+                sums = [
+                    total(weight),
+                    *(target_sums[k] for target_sums in sums_by_kind for k in range(self.width)),
+                ]
             else:
                 sums = [total(weight), weight @ residual**2, weight @ y64, weight @ y64**2]
         return np.array([float(value) for value in sums])
@@ -485,12 +490,12 @@ def add_curvature(
             return fused
     xp = namespace(w)
     loss = nonconvex = 0.0
-    for at in slice_for_curvature(rows.X, backend):
-        part = rows.part(at, backend)
-        X, weight = part.X, part.weight
+    for block_slice in slice_for_curvature(rows.X, backend):
+        block = rows.part(block_slice, backend)
+        X, weight = block.X, block.weight
         raw = model.raw_prediction(w, X, backend)
         # Per row: g of the gradient X.T @ g, and h of the Hessian X.T @ diag(h) @ X.
-        losses, g, h = model.loss.value_gradient_hessian(part.y, raw)
+        losses, g, h = model.loss.value_gradient_hessian(block.y, raw)
         if weight is not None:
             losses = losses * weight
             g *= weight if g.ndim == 1 else weight[:, None]
@@ -524,10 +529,10 @@ def _add_class_pairs(X: Any, h: Any, out: Any, backend: Backend) -> None:
         for other in range(k):
             # Off the diagonal h = -p_k * p_other (Bishop 2006, equation 4.110) is negative, while
             # Gram matrices take weights that are not: -h is added up and subtracted.
-            part = zeros(out.shape[::2], np.float64, out)
-            _add_weighted_gram(X, -h[:, k, other], part, backend)
-            out[:, k, :, other] -= part
-            out[:, other, :, k] -= part
+            pair_sum = zeros(out.shape[::2], np.float64, out)
+            _add_weighted_gram(X, -h[:, k, other], pair_sum, backend)
+            out[:, k, :, other] -= pair_sum
+            out[:, other, :, k] -= pair_sum
 
 
 def _add_weighted_gram(X: Any, h: Any, out: Any, backend: Backend) -> None:
@@ -536,8 +541,8 @@ def _add_weighted_gram(X: Any, h: Any, out: Any, backend: Backend) -> None:
     backend.add_gram(X, h, out[:n_features, :n_features])
     # The intercept's row and column: X.T @ h, and the sum of h in the corner.
     if out.shape[0] > n_features:
-        border = zeros((n_features, 1), np.float64, out)
-        backend.add_tdot(X, h, border)
-        out[:n_features, n_features] += border[:, 0]
-        out[n_features, :n_features] += border[:, 0]
+        intercept_column = zeros((n_features, 1), np.float64, out)
+        backend.add_tdot(X, h, intercept_column)
+        out[:n_features, n_features] += intercept_column[:, 0]
+        out[n_features, :n_features] += intercept_column[:, 0]
         out[n_features, n_features] += total(h, dtype=xp.float64)

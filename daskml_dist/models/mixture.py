@@ -101,20 +101,20 @@ class Mixture:
     def packed(self) -> Array:
         """Return all parameters in one array, a row for each component (tied ones repeated)."""
         k = len(self.weights)
-        of_each = (
+        component_covariances = (
             np.broadcast_to(self.covariances, (k, *self.covariances.shape))
             if self.kind == "tied"
             else self.covariances
         )
-        return np.column_stack([self.weights, self.means, of_each.reshape(k, -1)])
+        return np.column_stack([self.weights, self.means, component_covariances.reshape(k, -1)])
 
     @classmethod
     def of_packed(cls, packed: Array, kind: str, d: int) -> Mixture:
         """Return the mixture of an array that :meth:`packed` made."""
         k = len(packed)
         shapes = {"full": (k, d, d), "tied": (d, d), "diag": (k, d), "spherical": (k,)}
-        found = packed[:1, 1 + d :] if kind == "tied" else packed[:, 1 + d :]
-        covariances = found.reshape(shapes[kind]).copy()
+        flat_covariances = packed[:1, 1 + d :] if kind == "tied" else packed[:, 1 + d :]
+        covariances = flat_covariances.reshape(shapes[kind]).copy()
         return cls(packed[:, 0].copy(), packed[:, 1 : 1 + d].copy(), covariances, kind)
 
 
@@ -122,7 +122,10 @@ def _factor_precisions(covariances: Array, kind: str) -> Array:
     """Return upper triangular factors F of the precisions ``F @ F.T``; of variances 1 / roots."""
     if kind == "full":
         return np.array(
-            [_factor_precision(one, f"component {c}") for c, one in enumerate(covariances)]
+            [
+                _factor_precision(covariance, f"component {c}")
+                for c, covariance in enumerate(covariances)
+            ]
         )
     if kind == "tied":
         return _factor_precision(covariances, "all components together")

@@ -198,16 +198,16 @@ class MLP(StagedModel, ColumnModel):
     def arrays(self, w: Any, layers: range | None = None) -> _Arrays:
         """Return weights and intercepts of the layers (None: all), as views of their rows `w`."""
         layers = range(len(self.layers)) if layers is None else layers
-        xp, start, found = namespace(w), 0, []
+        xp, start, arrays = namespace(w), 0, []
         # Positions count from the first row of `w`, which has the rows of these layers only.
         for pair in pairwise(self.sizes[layers.start : layers.stop + 1]):
             middle = start + pair[0] * pair[1]
             stop = middle + pair[1]
-            found.append(
+            arrays.append(
                 (xp.reshape(w[start:middle, 0], pair), xp.reshape(w[middle:stop, 0], pair[1:]))
             )
             start = stop
-        return found
+        return arrays
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Return weights and intercepts by Glorot and Bengio (2010), drawn as in scikit-learn."""
@@ -241,9 +241,9 @@ class MLP(StagedModel, ColumnModel):
         """Return the raw outputs of rows, of shape (n,) for one output, else (n, n_outputs)."""
         arrays, layers, n = self.arrays(w), range(len(self.layers)), X.shape[0]
         out = zeros((n, self.n_outputs), w.dtype, w)
-        for at in row_slices(n, self._rows_at_once(backend)):
-            part = backend.part(X, at)
-            out[at, ...] = self._forward(arrays, part, layers, backend, "layer")[-1]
+        for row_slice in row_slices(n, self._rows_at_once(backend)):
+            rows = backend.part(X, row_slice)
+            out[row_slice, ...] = self._forward(arrays, rows, layers, backend, "layer")[-1]
         return out[:, 0] if self.n_outputs == 1 else out
 
     def raw_of_few(
@@ -253,11 +253,11 @@ class MLP(StagedModel, ColumnModel):
 
         ``product(X, weights)``, of arrays of one dtype, replaces the backend's matrix product.
         """
-        arrays, layers, one = self.arrays(w), range(len(self.layers)), self.n_outputs == 1
+        arrays, layers, is_single = self.arrays(w), range(len(self.layers)), self.n_outputs == 1
 
         def raw(X: Any) -> Any:
             z = self._forward(arrays, X, layers, backend, None, product)[-1]
-            return z[:, 0] if one else z
+            return z[:, 0] if is_single else z
 
         return raw
 
@@ -269,17 +269,17 @@ class MLP(StagedModel, ColumnModel):
         """
         arrays, gradients, layers = self.arrays(w), self.arrays(out), range(len(self.layers))
         loss: Any = 0.0
-        for at in row_slices(rows.X.shape[0], self._rows_at_once(backend)):
-            part = rows.part(at, backend)
+        for row_slice in row_slices(rows.X.shape[0], self._rows_at_once(backend)):
+            part = rows.part(row_slice, backend)
             # "layer" and "below" name buffers: activations live until the backward pass is done.
             outputs = self._forward(arrays, part.X, layers, backend, "layer")
-            found, slope = self.loss_gradient(outputs[-1], part, backend)
+            part_loss, slope = self.loss_gradient(outputs[-1], part, backend)
             memory = [part.X, *outputs]
             if self.row_clip is not None:
                 self._add_clipped(arrays, gradients, memory, slope, backend)
                 continue
             self._backward(arrays, gradients, memory, slope, layers, backend, "below")
-            loss = loss + found
+            loss = loss + part_loss
         return loss
 
     def _rows_at_once(self, backend: Backend) -> int:
@@ -392,18 +392,20 @@ class MLP(StagedModel, ColumnModel):
         for i in range(len(arrays) - 1, -1, -1):
             if i < len(arrays) - 1:
                 ACTIVATIONS[self.activation].pull_back(slopes[0], memory[i + 1])
-            of_input = _sum_squares(memory[i]) + 1
-            squares = squares + of_input * _sum_squares(slopes[0])
+            input_squares = _sum_squares(memory[i]) + 1
+            squares = squares + input_squares * _sum_squares(slopes[0])
             if i:
                 slopes.insert(0, backend.matmul(slopes[0], arrays[i][0].T, f"below {i}"))
         norms = xp.sqrt(squares)
         is_long = norms > self.row_clip
         factors = xp.where(is_long, self.row_clip / xp.where(is_long, norms, 1.0), 1.0)
         factors = cast(factors, slope.dtype)[:, None]
-        for (to_weights, to_shift), x, own in zip(gradients, memory[:-1], slopes, strict=True):
-            own *= factors
-            to_shift += cast(total(own, axis=0), to_shift.dtype)
-            _add_transposed_product(x, own, to_weights, backend)
+        for (to_weights, to_shift), x, layer_slope in zip(
+            gradients, memory[:-1], slopes, strict=True
+        ):
+            layer_slope *= factors
+            to_shift += cast(total(layer_slope, axis=0), to_shift.dtype)
+            _add_transposed_product(x, layer_slope, to_weights, backend)
 
     def _compute_losses(self, y: Any, raw: Any) -> tuple[Any, Any]:
         """Return the loss of each row, and its gradient with respect to the raw outputs."""
@@ -438,9 +440,9 @@ class MLP(StagedModel, ColumnModel):
         y64 = cast(y, xp.float64)
         residual = y64 - cast(self.loss.inverse_link(raw), xp.float64)
         columns = [weight @ residual**2, weight @ y64, weight @ y64**2]
-        found = [np.atleast_1d(backend.to_numpy(column)) for column in columns]
+        target_sums = [np.atleast_1d(backend.to_numpy(column)) for column in columns]
         # The weight is repeated for each output, so that the sums reshape to (4, n_outputs).
-        return np.concatenate([np.full(len(found[0]), float(total(weight))), *found])
+        return np.concatenate([np.full(len(target_sums[0]), float(total(weight))), *target_sums])
 
     def _find_correct(self, y: Any, raw: Any) -> Any:
         """Return a mask of the rows whose class, or all of whose labels, are predicted."""
@@ -525,9 +527,9 @@ class MLPColumns(StepModel, ColumnPart):
     parameters: Parameters = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        first, *others = self.model.parameters.parts
+        first, *other_parts = self.model.parameters.parts
         parts = [Part(first.name, (self.stop - self.start, self.model.sizes[1]))]
-        parts += others if self._is_last else []
+        parts += other_parts if self._is_last else []
         object.__setattr__(self, "parameters", Parameters(tuple(parts)))
 
     @property
@@ -565,14 +567,14 @@ class MLPColumns(StepModel, ColumnPart):
         # Draw and discard the weights of the columns before, to advance the stream.
         for first in range(0, self.start * width, _DRAWS_AT_ONCE):
             rng.uniform(size=min(_DRAWS_AT_ONCE, self.start * width - first))
-        own = self._n_weights
-        for first in range(0, own, _DRAWS_AT_ONCE):
-            at = slice(first, min(first + _DRAWS_AT_ONCE, own))
-            w[at, 0] = rng.uniform(-bound, bound, at.stop - first)
+        n_weights = self._n_weights
+        for first in range(0, n_weights, _DRAWS_AT_ONCE):
+            draws = slice(first, min(first + _DRAWS_AT_ONCE, n_weights))
+            w[draws, 0] = rng.uniform(-bound, bound, draws.stop - first)
         if self._is_last:
             # The stream continues as in the whole model: intercepts, then the further layers.
-            w[own : own + width, 0] = rng.uniform(-bound, bound, width)
-            w[own + width :] = self.model.init_some(rng, self._later_layers, dtype)
+            w[n_weights : n_weights + width, 0] = rng.uniform(-bound, bound, width)
+            w[n_weights + width :] = self.model.init_some(rng, self._later_layers, dtype)
         return w
 
     @property
@@ -582,9 +584,9 @@ class MLPColumns(StepModel, ColumnPart):
 
     def _first_layer(self, w: Any) -> tuple[Any, Any]:
         """Return views of the first layer's weights, and of its intercepts in the last part."""
-        shape, own = (self.stop - self.start, self.model.sizes[1]), self._n_weights
-        weights = namespace(w).reshape(w[:own, 0], shape)
-        return weights, w[own : own + shape[1], 0] if self._is_last else None
+        shape, n_weights = (self.stop - self.start, self.model.sizes[1]), self._n_weights
+        weights = namespace(w).reshape(w[:n_weights, 0], shape)
+        return weights, w[n_weights : n_weights + shape[1], 0] if self._is_last else None
 
     def products(self, w: Any, X: Any, backend: Backend) -> Any:
         """Return the product of columns and weights, plus the intercepts in the last part."""
@@ -614,12 +616,12 @@ class MLPColumns(StepModel, ColumnPart):
         if not self.has_head:
             return self.model.loss_gradient(total, rows, backend)
         self._activation.apply(total)
-        later, layers = self._later_parameters(w), self._later_layers
-        output, memory = self.model.forward(later, total, layers, rows, backend)
+        later_parameters, layers = self._later_parameters(w), self._later_layers
+        output, memory = self.model.forward(later_parameters, total, layers, rows, backend)
         loss, slope = self.model.loss_gradient(output, rows, backend)
-        later_out = self._later_parameters(out)
+        later_gradient = self._later_parameters(out)
         slope = self.model.backward(
-            later, memory, slope, later_out, layers, rows, backend, wants_input=True
+            later_parameters, memory, slope, later_gradient, layers, rows, backend, wants_input=True
         )
         self._activation.pull_back(slope, total)
         return loss, slope

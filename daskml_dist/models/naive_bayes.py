@@ -54,9 +54,11 @@ def merge_moments(total: Any, part: Any) -> None:
     weight = total[:, :1] + part[:, :1]
     # A group may have no rows in either: its share is 0.
     share = part[:, :1] / namespace(weight).where(weight > 0, weight, 1.0)
-    apart = part[:, 1 : 1 + n_features] - total[:, 1 : 1 + n_features]
-    total[:, 1 + n_features :] += part[:, 1 + n_features :] + apart**2 * (total[:, :1] * share)
-    total[:, 1 : 1 + n_features] += apart * share
+    mean_difference = part[:, 1 : 1 + n_features] - total[:, 1 : 1 + n_features]
+    total[:, 1 + n_features :] += part[:, 1 + n_features :] + mean_difference**2 * (
+        total[:, :1] * share
+    )
+    total[:, 1 : 1 + n_features] += mean_difference * share
     total[:, :1] = weight
 
 
@@ -78,16 +80,16 @@ class GaussianLogLikelihood:
     def __call__(self, X: Any) -> Array:
         """Return the log-likelihoods of n rows, dense or sparse, of shape (n, n_classes)."""
         constant = self._constant
-        out = np.empty((X.shape[0], len(self.theta)))
+        log_likelihoods = np.empty((X.shape[0], len(self.theta)))
         step = max(1, _BLOCK_BYTES // (8 * max(1, X.shape[1])))
-        for start in range(0, len(out), step):
+        for start in range(0, len(log_likelihoods), step):
             rows = X[start : start + step]
             rows = np.asarray(rows if isinstance(rows, np.ndarray) else rows.toarray(), np.float64)
             for c in range(len(self.theta)):
                 # Not expanded to X @ theta.T, which would lose the digits of rows far from 0.
                 squares = (rows - self.theta[c]) ** 2 / self.var[c]
-                out[start : start + step, c] = constant[c] - 0.5 * squares.sum(axis=1)
-        return out
+                log_likelihoods[start : start + step, c] = constant[c] - 0.5 * squares.sum(axis=1)
+        return log_likelihoods
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], Array]:
         """Return the function of rows on a device; only the log-likelihoods leave it."""
@@ -95,11 +97,11 @@ class GaussianLogLikelihood:
 
         def apply(X: Any) -> Array:
             rows = cast(X.toarray() if hasattr(X, "toarray") else X, theta.dtype)
-            found = [
+            log_likelihoods = [
                 constant[c] - 0.5 * total((rows - theta[c, ...]) ** 2 / var[c, ...], axis=1)
                 for c in range(len(self.theta))
             ]
-            return backend.to_numpy(namespace(theta).stack(found, axis=1))
+            return backend.to_numpy(namespace(theta).stack(log_likelihoods, axis=1))
 
         return apply
 
@@ -120,8 +122,8 @@ class GaussianLogLikelihood:
     @property
     def _constant(self) -> Array:
         """Terms of the log-likelihood that do not depend on the row, by class."""
-        found: Array = self.log_prior - 0.5 * np.log(2.0 * np.pi * self.var).sum(axis=1)
-        return found
+        constant: Array = self.log_prior - 0.5 * np.log(2.0 * np.pi * self.var).sum(axis=1)
+        return constant
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,9 +168,9 @@ class BinaryLogLikelihood(CountsLogLikelihood):
     def _counts(self) -> CountsLogLikelihood:
         # x log p + (1 - x) log(1 - p) = x (log p - log(1 - p)) + log(1 - p), so that sparse rows
         # need their entries only: the last term is summed over all features in advance.
-        absent = np.log(1 - np.exp(self.feature_log_prob))
+        log_absent = np.log(1 - np.exp(self.feature_log_prob))
         return CountsLogLikelihood(
-            self.feature_log_prob - absent, self.log_prior + absent.sum(axis=1)
+            self.feature_log_prob - log_absent, self.log_prior + log_absent.sum(axis=1)
         )
 
     def __call__(self, X: Any) -> Array:
@@ -216,11 +218,11 @@ class CategoriesLogLikelihood:
         codes = to_categories(X if isinstance(X, np.ndarray) else X.toarray())
         if len(codes):
             self._check_largest(codes.max(axis=0))
-        out = np.tile(self.log_prior, (len(codes), 1))
+        log_likelihoods = np.tile(self.log_prior, (len(codes), 1))
         for j, table in enumerate(self.feature_log_prob):
             # The classes' probabilities of each row's category, looked up feature by feature.
-            out += table.T[codes[:, j]]
-        return out
+            log_likelihoods += table.T[codes[:, j]]
+        return log_likelihoods
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], Array]:
         """Return the function of rows on a device; only the log-likelihoods leave it."""
@@ -232,10 +234,10 @@ class CategoriesLogLikelihood:
             rows = X.toarray() if hasattr(X, "toarray") else X
             to_categories(backend.to_numpy(xp.min(rows, axis=0)))
             self._check_largest(backend.to_numpy(xp.max(rows, axis=0)).astype(np.int64))
-            codes, out = cast(rows, xp.int64), prior
+            codes, log_likelihoods = cast(rows, xp.int64), prior
             for j, table in enumerate(tables):
-                out = out + xp.take(table, codes[:, j], axis=0)
-            return backend.to_numpy(out)
+                log_likelihoods = log_likelihoods + xp.take(table, codes[:, j], axis=0)
+            return backend.to_numpy(log_likelihoods)
 
         return apply
 

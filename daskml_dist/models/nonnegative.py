@@ -113,8 +113,12 @@ class MultiplicativeUpdates:
             product = self._multiply_out(W)
             below = self.denominator(product, self.across, self.component_sums[None, :])
             above = self._weight_entries(X, product) @ self.across
-        new = multiply_by_ratio(W, above, below, self.beta, self.l1, self.l2)
-        return new if self.beta >= 1 else namespace(W).where(new < _ZERO_WEIGHT, 0 * new, new)
+        updated = multiply_by_ratio(W, above, below, self.beta, self.l1, self.l2)
+        return (
+            updated
+            if self.beta >= 1
+            else namespace(W).where(updated < _ZERO_WEIGHT, 0 * updated, updated)
+        )
 
     def settled(self, X: Any, most: int, tol: float) -> Any:
         """Return the weights of some rows after updates to convergence, from equal weights.
@@ -131,9 +135,9 @@ class MultiplicativeUpdates:
         # 1 for rows that continue, 0 for those that have ended, whose weights stay.
         active = zeros((W.shape[0], 1), W.dtype, like=W) + 1
         for _ in range(most):
-            new = self.step(X, W)
-            excess = xp.max(xp.abs(new - W), axis=1) - tol * xp.max(new, axis=1)
-            W = W + active * (new - W)
+            updated = self.step(X, W)
+            excess = xp.max(xp.abs(updated - W), axis=1) - tol * xp.max(updated, axis=1)
+            W = W + active * (updated - W)
             active *= cast(excess > 0, active.dtype)[:, None]
             if not float(xp.max(active)):
                 break
@@ -141,24 +145,24 @@ class MultiplicativeUpdates:
 
     def _sum_entries(self, X: Any) -> Any:
         """Return the sum of each row's entries."""
-        each = ones((X.shape[1], 1), self.across.dtype, like=self.across)
-        return namespace(each).reshape(self.backend.dot(X, each), (-1,))
+        ones_column = ones((X.shape[1], 1), self.across.dtype, like=self.across)
+        return namespace(ones_column).reshape(self.backend.dot(X, ones_column), (-1,))
 
     def _update_compiled(self, X: CSRRows, W: Any, most: int, tol: float) -> Any:
         """Return the weights after up to `most` updates, by a loop over sparse entries."""
         from daskml_dist.backends import nonnegative_kernels
 
-        W, of = W.copy(), W.dtype.type
+        W, dtype = W.copy(), W.dtype.type
         nonnegative_kernels.multiply_weights(
             X.X.indptr, X.X.indices, X.X.data, X.rows, self.across, self.component_sums,
-            of(self.l1), of(self.l2), of(_SMALLEST_DIVISOR), W, most, tol,
+            dtype(self.l1), dtype(self.l2), dtype(_SMALLEST_DIVISOR), W, most, tol,
         )  # fmt: skip
         return W
 
     def products(self, X: Any) -> Any:
         """Return the products of rows with the components, ``X @ H.T`` of shape (n, k)."""
-        found = self.backend.dot(X, self.across)
-        return namespace(self.across).reshape(found, (X.shape[0], self.across.shape[1]))
+        product = self.backend.dot(X, self.across)
+        return namespace(self.across).reshape(product, (X.shape[0], self.across.shape[1]))
 
     def _multiply_out(self, W: Any) -> Any:
         """Return ``W @ H``, in a buffer that the next call overwrites."""
@@ -218,18 +222,18 @@ class MultiplicativeUpdates:
         if isinstance(X, CSRRows) and self.beta == 1:
             from daskml_dist.backends import nonnegative_kernels
 
-            out = np.empty(len(X.rows))
+            divergences = np.empty(len(X.rows))
             csr = X.X.indptr, X.X.indices, X.X.data, X.rows
             least = W.dtype.type(_SMALLEST_DIVISOR)
-            nonnegative_kernels.write_divergences(*csr, self.across, W, least, out)
+            nonnegative_kernels.write_divergences(*csr, self.across, W, least, divergences)
             # sum(x log(x / y) - x) over stored entries, plus sum(y) over all features: y = W @ H.
-            return out + cast(W, double) @ cast(self.component_sums, double)
+            return divergences + cast(W, double) @ cast(self.component_sums, double)
         if self.beta == 2 and hasattr(X, "toarray"):
             # |x - w H|^2 = |x|^2 - 2 x H.T w + w (H H.T) w, from the stored entries.
-            of_rows = cast(self.products(X), double) * cast(W, double)
+            cross_products = cast(self.products(X), double) * cast(W, double)
             squares = cast(W, double) @ cast(self.gram, double) * cast(W, double)
-            own = self._sum_entries(X.with_values(X.values * X.values))
-            return cast(own, double) / 2 + total(squares / 2 - of_rows, axis=1)
+            squared_norms = self._sum_entries(X.with_values(X.values * X.values))
+            return cast(squared_norms, double) / 2 + total(squares / 2 - cross_products, axis=1)
         if self.beta == 2:
             return residual_squares(X, W, self.across, self.backend) / 2
         return total(_divergence(X, self._multiply_out(W), self.beta), axis=1, dtype=double)
@@ -247,12 +251,12 @@ def _divergence(X: Any, product: Any, beta: float) -> Any:
     """
     xp = namespace(X)
     is_nonzero, safe = X > _SMALLEST_DIVISOR, _raise_to_least(product, _SMALLEST_DIVISOR)
-    some = xp.where(is_nonzero, X, safe)  # a number whose logarithm exists, for entries of 0
+    positive = xp.where(is_nonzero, X, safe)  # a number whose logarithm exists, for entries of 0
     if beta == 1:  # Kullback-Leibler
-        return xp.where(is_nonzero, some * xp.log(some / safe), 0 * X) - X + product
+        return xp.where(is_nonzero, positive * xp.log(positive / safe), 0 * X) - X + product
     if beta == 0:  # Itakura-Saito
-        ratio = some / safe
+        ratio = positive / safe
         return xp.where(is_nonzero, ratio - xp.log(ratio), 0 * X) - 1
-    own = xp.where(is_nonzero, some**beta - beta * some * safe ** (beta - 1), 0 * X)
+    own_term = xp.where(is_nonzero, positive**beta - beta * positive * safe ** (beta - 1), 0 * X)
     base = product if beta > 0 else safe
-    return (own + (beta - 1) * base**beta) / (beta * (beta - 1))
+    return (own_term + (beta - 1) * base**beta) / (beta * (beta - 1))

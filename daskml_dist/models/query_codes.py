@@ -20,18 +20,18 @@ _HALF, _LOWER = np.uint64(32), np.uint64(2**32 - 1)
 def attach_codes(y: Any, codes: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return targets, of shape (n,), with the codes of their queries, of shape (n, 3)."""
     bits = codes.view(np.uint64)
-    found = np.empty((len(y), N_COLUMNS))
-    found[:, 0] = y
-    found[:, 1] = bits >> _HALF
-    found[:, 2] = bits & _LOWER
-    return found
+    targets = np.empty((len(y), N_COLUMNS))
+    targets[:, 0] = y
+    targets[:, 1] = bits >> _HALF
+    targets[:, 2] = bits & _LOWER
+    return targets
 
 
 def read_codes(y: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the codes of queries in targets of :func:`attach_codes`."""
     upper, lower = y[:, 1].astype(np.uint64), y[:, 2].astype(np.uint64)
-    found: NDArray[np.int64] = ((upper << _HALF) | lower).view(np.int64)
-    return found
+    codes: NDArray[np.int64] = ((upper << _HALF) | lower).view(np.int64)
+    return codes
 
 
 def find_query_starts(codes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -76,15 +76,15 @@ class FactorModel(Model):
         column = np.arange(self.rank, dtype=np.uint64)
         factors = np.zeros((at.stop - at.start, self.width), self.dtype)
         for start in range(0, len(factors), _FACTOR_ROWS_AT_ONCE):
-            own = factors[start : start + _FACTOR_ROWS_AT_ONCE, : self.rank]
+            chunk = factors[start : start + _FACTOR_ROWS_AT_ONCE, : self.rank]
             first = at.start + start + 1
-            number = np.arange(first, first + len(own), dtype=np.uint64)[:, np.newaxis]
+            number = np.arange(first, first + len(chunk), dtype=np.uint64)[:, np.newaxis]
             draw = hash_numbers(
                 hash_numbers(number) + column + hash_numbers(np.array([seed], np.uint64))
             )
             # The high 53 bits as a number in [0, 1), whose variance is 1 / 12.
             uniform = (draw >> np.uint64(11)) * 2.0**-53
-            own[:] = (uniform - 0.5) * np.sqrt(12 / self.rank)
+            chunk[:] = (uniform - 0.5) * np.sqrt(12 / self.rank)
         return factors
 
     def gram(self, factors: NDArray[Any]) -> NDArray[np.float64]:
@@ -92,8 +92,8 @@ class FactorModel(Model):
         # In float64, since all users or items are summed.
         total = np.zeros((self.width, self.width))
         for start in range(0, len(factors), _FACTOR_ROWS_AT_ONCE):
-            part = factors[start : start + _FACTOR_ROWS_AT_ONCE].astype(np.float64)
-            total += part.T @ part
+            chunk = factors[start : start + _FACTOR_ROWS_AT_ONCE].astype(np.float64)
+            total += chunk.T @ chunk
         return total
 
     def regressors(
@@ -199,9 +199,9 @@ class RatedPairs(StepModel):
         # Users and items have separate streams, so that adding users leaves items unchanged.
         is_item = (number >= self.n_users).astype(np.int64)
         keys = hash_numbers(np.array([2 * seed, 2 * seed + 1], np.uint64))
-        own = (number - is_item * self.n_users).astype(np.uint64)
+        own_number = (number - is_item * self.n_users).astype(np.uint64)
         column = np.arange(self.rank, dtype=np.uint64)
-        draw = hash_numbers(hash_numbers(own + keys[is_item])[:, np.newaxis] + column)
+        draw = hash_numbers(hash_numbers(own_number + keys[is_item])[:, np.newaxis] + column)
         # Normal numbers from two uniform ones (Box and Muller 1958).
         radius, angle = _uniform(draw), _uniform(hash_numbers(draw))
         w = np.zeros((len(number), self.parameters.shape[1]), dtype)
@@ -215,8 +215,8 @@ class RatedPairs(StepModel):
         Negatives are drawn here: the pieces then have a column for each.
         """
         index, places = distinct([backend.to_numpy(self.drawn(p, backend)) for p in pieces])
-        for piece, at in zip(pieces, places, strict=True):
-            piece.X = backend.to_device(at)
+        for piece, place in zip(pieces, places, strict=True):
+            piece.X = backend.to_device(place)
         return index
 
     def drawn(self, rows: BatchRows, backend: Backend) -> Any:
@@ -227,24 +227,26 @@ class RatedPairs(StepModel):
         n_drawn = self.n_items if self.n_drawn is None else self.n_drawn
         # By the batch's own random numbers, uniformly: an item that the user has rated may be drawn
         # too.
-        others = rows.draw().integers(n_drawn, size=(X.shape[0], self.negatives))
-        others += self.n_users
+        negatives = rows.draw().integers(n_drawn, size=(X.shape[0], self.negatives))
+        negatives += self.n_users
         xp = namespace(X)
-        return xp.concat([X, cast(backend.to_device(others), X.dtype)], axis=1)
+        return xp.concat([X, cast(backend.to_device(negatives), X.dtype)], axis=1)
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Add the gradient of some pairs to `out`; return the summed loss without the penalty."""
-        at, given = self.drawn(rows, backend), (rows.weight, out, backend)
+        columns, shared = self.drawn(rows, backend), (rows.weight, out, backend)
         # The penalty's gradient is added with each pair's; its value is not part of the loss.
-        loss: Any = 0.0 if self.pairwise else self._add_pointwise(w, at[:, :2], rows.y, *given)
-        others = None if at.shape[1] == 2 else self._negative_targets(rows.y)
-        for c in range(2, at.shape[1]):
+        loss: Any = (
+            0.0 if self.pairwise else self._add_pointwise(w, columns[:, :2], rows.y, *shared)
+        )
+        negative_targets = None if columns.shape[1] == 2 else self._negative_targets(rows.y)
+        for c in range(2, columns.shape[1]):
             if self.pairwise:
-                loss = loss + self._add_pairwise(w, at[:, :2], at[:, c], *given)
+                loss = loss + self._add_pairwise(w, columns[:, :2], columns[:, c], *shared)
             else:
-                xp = namespace(at)
-                pairs = xp.stack([at[:, 0], at[:, c]], axis=1)
-                loss = loss + self._add_pointwise(w, pairs, others, *given)
+                xp = namespace(columns)
+                pairs = xp.stack([columns[:, 0], columns[:, c]], axis=1)
+                loss = loss + self._add_pointwise(w, pairs, negative_targets, *shared)
         return loss
 
     def _negative_targets(self, y: Any) -> Any:
@@ -260,20 +262,24 @@ class RatedPairs(StepModel):
             from daskml_dist.backends.pair_kernels import add_pair_gradients
 
             # One compiled loop over the pairs; None for a loss that it does not support.
-            found = add_pair_gradients(
+            kernel_loss = add_pair_gradients(
                 self.loss, w, at, y, weight, self.rank, self.reg, self.offset, self.unit, out
             )
-            if found is not None:
-                return found
+            if kernel_loss is not None:
+                return kernel_loss
         users, items = at[:, 0], at[:, 1]
-        of_user, of_item = self._take_rows(w, users), self._take_rows(w, items)
-        losses, slope = self._compute_slopes(y, self._predict_raw(of_user, of_item), weight)
+        user_rows, item_rows = self._take_rows(w, users), self._take_rows(w, items)
+        losses, slope = self._compute_slopes(y, self._predict_raw(user_rows, item_rows), weight)
         # Chain rule: the gradient of p_u is the slope times q_i, plus the penalty's reg * p_u; a
         # user of several pairs gets the sum.
-        by_user = slope * self._partner_derivative(of_item) + self._shrink(of_user, weight)
-        by_item = slope * self._partner_derivative(of_user) + self._shrink(of_item, weight)
-        backend.add_rows(by_user, users, None, out)
-        backend.add_rows(by_item, items, None, out)
+        user_gradient = slope * self._partner_derivative(item_rows) + self._shrink(
+            user_rows, weight
+        )
+        item_gradient = slope * self._partner_derivative(user_rows) + self._shrink(
+            item_rows, weight
+        )
+        backend.add_rows(user_gradient, users, None, out)
+        backend.add_rows(item_gradient, items, None, out)
         return losses
 
     def _add_pairwise(
@@ -283,16 +289,23 @@ class RatedPairs(StepModel):
 
         The loss of ``x_uij = x_ui - x_uj``, with i an item of the user and j a drawn one.
         """
-        of_user, of_item = self._take_rows(w, at[:, 0]), self._take_rows(w, at[:, 1])
-        of_other = self._take_rows(w, others)
-        apart = self._predict_raw(of_user, of_item) - self._predict_raw(of_user, of_other)
-        losses, slope = self._compute_slopes(namespace(apart).ones_like(apart), apart, weight)
-        by_user, by_item = slope * (of_item - of_other), slope * self._partner_derivative(of_user)
+        user_rows, item_rows = self._take_rows(w, at[:, 0]), self._take_rows(w, at[:, 1])
+        other_rows = self._take_rows(w, others)
+        difference = self._predict_raw(user_rows, item_rows) - self._predict_raw(
+            user_rows, other_rows
+        )
+        losses, slope = self._compute_slopes(
+            namespace(difference).ones_like(difference), difference, weight
+        )
+        user_gradient, item_gradient = (
+            slope * (item_rows - other_rows),
+            slope * self._partner_derivative(user_rows),
+        )
         if self.biased:
-            by_user[:, self.rank] = 0  # the user's bias cancels in the difference
-        backend.add_rows(by_user + self._shrink(of_user, weight), at[:, 0], None, out)
-        backend.add_rows(by_item + self._shrink(of_item, weight), at[:, 1], None, out)
-        backend.add_rows(self._shrink(of_other, weight) - by_item, others, None, out)
+            user_gradient[:, self.rank] = 0  # the user's bias cancels in the difference
+        backend.add_rows(user_gradient + self._shrink(user_rows, weight), at[:, 0], None, out)
+        backend.add_rows(item_gradient + self._shrink(item_rows, weight), at[:, 1], None, out)
+        backend.add_rows(self._shrink(other_rows, weight) - item_gradient, others, None, out)
         return losses
 
     def _compute_slopes(self, y: Any, raw: Any, weight: Any) -> tuple[Any, Any]:
@@ -307,11 +320,11 @@ class RatedPairs(StepModel):
 
     def _shrink(self, row: Any, weight: Any) -> Any:
         """Return the gradient of the penalty by some rows of pairs."""
-        found = self.reg * row
+        gradient = self.reg * row
         if self.unit != 1:
-            found[:, : self.rank] /= self.unit
+            gradient[:, : self.rank] /= self.unit
         # A weight counts a pair several times, its penalty included.
-        return found if weight is None else found * weight[:, None]
+        return gradient if weight is None else gradient * weight[:, None]
 
     def _take_rows(self, w: Any, at: Any) -> Any:
         """Return some rows of the parameters."""
@@ -347,10 +360,11 @@ class RatedPairs(StepModel):
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
         """Return the weight, and the weighted squared errors or correct signs; of shape (2,)."""
-        at = self.drawn(rows, backend)
-        of_user = self._take_rows(w, at[:, 0])
+        columns = self.drawn(rows, backend)
+        user_rows = self._take_rows(w, columns[:, 0])
         raws = [
-            self._predict_raw(of_user, self._take_rows(w, at[:, c])) for c in range(1, at.shape[1])
+            self._predict_raw(user_rows, self._take_rows(w, columns[:, c]))
+            for c in range(1, columns.shape[1])
         ]
         ys = [rows.y, *(self._negative_targets(rows.y) for _ in raws[1:])]
         if self.pairwise:  # the difference to each negative, which should be positive
@@ -363,10 +377,10 @@ class RatedPairs(StepModel):
         xp = namespace(raw)
         weight = ones(y.shape, np.float64, y) if weight is None else cast(weight, xp.float64)
         if self.loss.kind == "classification":
-            found = cast((raw > 0) == (y > 0), xp.float64)
+            scores = cast((raw > 0) == (y > 0), xp.float64)
         else:
-            found = (cast(y, xp.float64) - self.loss.inverse_link(raw)) ** 2
-        return [float(total(weight)), float(weight @ found)]
+            scores = (cast(y, xp.float64) - self.loss.inverse_link(raw)) ** 2
+        return [float(total(weight)), float(weight @ scores)]
 
     def validation_score(self, sums: NDArray[np.float64]) -> float:
         """Return minus the root mean squared error, or the share of correct signs."""
@@ -378,5 +392,5 @@ class RatedPairs(StepModel):
 
 def _uniform(draw: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Return numbers strictly between 0 and 1 (for a logarithm), of 64 random bits each."""
-    found: NDArray[np.float64] = ((draw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    return found
+    numbers: NDArray[np.float64] = ((draw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return numbers

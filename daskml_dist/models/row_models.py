@@ -55,8 +55,10 @@ class TreeRowsModel(Model):
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Return the targets in float64, with labels as their indices."""
         if self.columns:
-            found = [np.searchsorted(c, of) for c, of in zip(self.columns, y.T, strict=True)]
-            return np.column_stack(found).astype(np.float64)
+            codes = [
+                np.searchsorted(c, target) for c, target in zip(self.columns, y.T, strict=True)
+            ]
+            return np.column_stack(codes).astype(np.float64)
         if self.joins_bounds:
             return np.asarray(AFT.join(y, np.float64))
         if classes is not None:

@@ -83,21 +83,21 @@ class DocumentFit:
         from daskml_dist.backends import topic_kernels
 
         # The bound holds for any gamma; the E-step finds that of the largest bound.
-        gamma, out = self.gamma_of(X, np.exp(log_topics)), np.empty((X.shape[0], 2))
+        gamma, bounds = self.gamma_of(X, np.exp(log_topics)), np.empty((X.shape[0], 2))
         rows = np.arange(X.shape[0])
         topic_kernels.write_bounds(
-            X.indptr, X.indices, X.data, rows, log_topics, self.prior, gamma, out
+            X.indptr, X.indices, X.data, rows, log_topics, self.prior, gamma, bounds
         )
-        return out
+        return bounds
 
 
 def log_expectations(parameters: Array) -> Array:
     """Return E[log p] = psi(parameter) - psi(their sum), for each row of Dirichlet parameters."""
     from daskml_dist.backends import topic_kernels
 
-    out = np.empty_like(parameters)
-    topic_kernels.write_log_expectations(parameters, out)
-    return out
+    expectations = np.empty_like(parameters)
+    topic_kernels.write_log_expectations(parameters, expectations)
+    return expectations
 
 
 def topics_bound(components: Array, prior: float) -> float:

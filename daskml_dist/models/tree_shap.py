@@ -93,13 +93,13 @@ class ExplainedTrees:
         from daskml_dist.backends.tree_shap import describe_edges
 
         nodes, n = self.trees.nodes, len(self.cover)
-        order, parent, last, slot, n_features = np.empty((5, n), np.int32)
+        order, parent, last_edge, slot, n_features = np.empty((5, n), np.int32)
         shares = np.empty((n, 2))
         describe_edges(
             self.trees.roots, nodes.left, nodes.feature, nodes.depth, self.cover, order, parent,
-            last, slot, n_features, shares,
+            last_edge, slot, n_features, shares,
         )  # fmt: skip
-        return Edges(order, parent, last, slot, n_features, shares)
+        return Edges(order, parent, last_edge, slot, n_features, shares)
 
     @property
     def deepest(self) -> int:
@@ -117,20 +117,22 @@ class ExplainedTrees:
 
     def expected_values(self) -> Floats:
         """Return the means of the raw predictions over the training rows, by cover."""
-        nodes, found = self.trees.nodes, self.baseline.copy()
+        nodes, expected = self.trees.nodes, self.baseline.copy()
         leaf = np.flatnonzero(nodes.feature < 0)
         tree = np.searchsorted(self.trees.roots, leaf, side="right") - 1
         # A tree grown on no rows (of a small sample) is one leaf.
-        of_root = self.cover[self.trees.roots[tree]]
-        share = np.divide(self.cover[leaf], of_root, out=np.ones(len(leaf)), where=of_root > 0)
+        root_cover = self.cover[self.trees.roots[tree]]
+        share = np.divide(
+            self.cover[leaf], root_cover, out=np.ones(len(leaf)), where=root_cover > 0
+        )
         if self.value.shape[1] > 1:
-            return found + share @ self.value[leaf]
-        np.add.at(found, tree % self.n_in_turn, share * self.value[leaf, 0])
-        return found
+            return expected + share @ self.value[leaf]
+        np.add.at(expected, tree % self.n_in_turn, share * self.value[leaf, 0])
+        return expected
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the edges, which are recomputed faster than they are sent.
-        return {part.name: getattr(self, part.name) for part in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class Edges(NamedTuple):
@@ -184,7 +186,8 @@ class PathShap:
             # Trees up to the same multiple of the bytes form a batch.
             batch = (np.cumsum(size) - size) // _MAX_TABLE_BYTES
             batches += [
-                (n_points, part) for part in np.split(trees, np.flatnonzero(np.diff(batch)) + 1)
+                (n_points, batch_trees)
+                for batch_trees in np.split(trees, np.flatnonzero(np.diff(batch)) + 1)
             ]
         return batches
 
@@ -216,59 +219,64 @@ class PathShap:
         high_above = z_above * (1 - t) + t
         # Factors for a row that failed the feature's conditions above (only training rows remain),
         # that fails here, and that still meets them.
-        left = np.divide(z, z_above, out=np.zeros_like(z), where=z_above > 0)
+        has_left = np.divide(z, z_above, out=np.zeros_like(z), where=z_above > 0)
         leaves, stays = z * (1 - t) / high_above, (z * (1 - t) + t) / high_above
         # The feature's gain from the leaves below, minus the part attributed to the edge above: for
         # a row that fails here, and for one that still meets the conditions.
-        counted = (1 - z_above) / high_above
-        loses, gains = -1 / (1 - t) - counted, (1 - z) / (z * (1 - t) + t) - counted
+        counted_above = (1 - z_above) / high_above
+        loses, gains = -1 / (1 - t) - counted_above, (1 - z) / (z * (1 - t) + t) - counted_above
         numbers = np.empty((len(nodes), n_points, EDGE_NUMBERS))
-        numbers[:, :, 0] = left
-        numbers[:, :, 1], numbers[:, :, 2] = leaves - left, stays - leaves
+        numbers[:, :, 0] = has_left
+        numbers[:, :, 1], numbers[:, :, 2] = leaves - has_left, stays - leaves
         numbers[:, :, 3], numbers[:, :, 4] = loses, gains - loses
         starts = np.cumsum([0, *map(len, ranges[:-1])])
         return _PathTables(trees, starts, weights, numbers)
 
     def __call__(self, X: Any) -> Floats:
         """Return the contributions of the features to the raw predictions of rows."""
-        of, n_features = self.explained, X.shape[1]
-        out = np.empty((X.shape[0], n_features, of.n_outputs))
+        explained, n_features = self.explained, X.shape[1]
+        contributions = np.empty((X.shape[0], n_features, explained.n_outputs))
         # Computed here, instead of by each of several threads.
-        kept = self._kept_tables
-        for at, dense in iterate_dense(X):
-            rows, found = number_categories(of.trees, dense), out[at]
+        kept_tables = self._kept_tables
+        for row_slice, dense in iterate_dense(X):
+            rows, row_contributions = (
+                number_categories(explained.trees, dense),
+                contributions[row_slice],
+            )
 
-            def add(part: slice, rows: Any = rows, found: Any = found) -> None:
-                for some in row_slices(len(rows[part]), _PATH_ROWS_AT_ONCE):
-                    tables = kept or self._iterate_tables()
-                    found[part][some] = self._explain(rows[part][some], tables)
+            def add(part: slice, rows: Any = rows, found: Any = row_contributions) -> None:
+                for subset in row_slices(len(rows[part]), _PATH_ROWS_AT_ONCE):
+                    tables = kept_tables or self._iterate_tables()
+                    found[part][subset] = self._explain(rows[part][subset], tables)
 
             run_over_threads(add, len(rows), _ROWS_A_THREAD)
-        return out
+        return contributions
 
     def _explain(self, rows: NDArray[Any], tables: Iterable[_PathTables]) -> Floats:
         """Return the contributions to some rows, whose categories are numbers."""
         from daskml_dist.backends.tree_shap import GROUP_LANES, LANES, add_path_values
 
-        of, n_features = self.explained, rows.shape[1]
+        explained, n_features = self.explained, rows.shape[1]
         width = min(-(-len(rows) // LANES) * LANES, GROUP_LANES)
-        n_groups, n_values = -(-len(rows) // width), of.value.shape[1]
+        n_groups, n_values = -(-len(rows) // width), explained.value.shape[1]
         # The last group is padded with rows of zeros.
-        filled = np.zeros((n_groups * width, n_features))
-        filled[: len(rows)] = rows
-        lanes = filled.reshape(n_groups, width, n_features).transpose(0, 2, 1).copy()
-        values = allocate_aligned((n_groups, n_features, of.n_outputs, width), np.float64)
+        padded = np.zeros((n_groups * width, n_features))
+        padded[: len(rows)] = rows
+        lanes = padded.reshape(n_groups, width, n_features).transpose(0, 2, 1).copy()
+        values = allocate_aligned((n_groups, n_features, explained.n_outputs, width), np.float64)
         values[:] = 0
-        depth = of.trees.nodes.depth
-        for some in tables:
-            stacks = 3 + len(some.weights) * (1 + n_values)
-            scratch = allocate_aligned(((of.deepest + 1) * stacks, width), np.float64)
+        depth = explained.trees.nodes.depth
+        for table in tables:
+            stacks = 3 + len(table.weights) * (1 + n_values)
+            scratch = allocate_aligned(((explained.deepest + 1) * stacks, width), np.float64)
             add_path_values(
-                lanes, some.trees, some.starts, of.trees.roots, of.n_in_turn, of.node_arrays,
-                of.edges[:3], depth, of.deepest, some.numbers, some.weights, of.value, scratch,
-                values,
+                lanes, table.trees, table.starts, explained.trees.roots, explained.n_in_turn,
+                explained.node_arrays, explained.edges[:3], depth, explained.deepest,
+                table.numbers, table.weights, explained.value, scratch, values,
             )  # fmt: skip
-        return values.transpose(0, 3, 1, 2).reshape(-1, n_features, of.n_outputs)[: len(rows)]
+        return values.transpose(0, 3, 1, 2).reshape(-1, n_features, explained.n_outputs)[
+            : len(rows)
+        ]
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the cached tables, which are larger than the trees.
@@ -315,30 +323,34 @@ class InterventionalShap:
         """Return the contributions of the features to the raw predictions of rows."""
         from daskml_dist.backends.tree_shap import add_interventional_values
 
-        of, most = self.explained, self._most_features
-        edges = of.edges
-        of_path = edges.order, edges.parent, edges.slot, edges.n_features
-        of_both = _weigh_subsets(most) / self._columns.shape[1]
-        out = np.empty((X.shape[0], X.shape[1], of.n_outputs))
-        for at, dense in iterate_dense(X):
-            rows, found = number_categories(of.trees, dense), out[at]
+        explained, most_features = self.explained, self._most_features
+        edges = explained.edges
+        path_edges = edges.order, edges.parent, edges.slot, edges.n_features
+        subset_weights = _weigh_subsets(most_features) / self._columns.shape[1]
+        contributions = np.empty((X.shape[0], X.shape[1], explained.n_outputs))
+        for row_slice, dense in iterate_dense(X):
+            rows, row_contributions = (
+                number_categories(explained.trees, dense),
+                contributions[row_slice],
+            )
 
-            def add(part: slice, rows: Any = rows, found: Any = found) -> None:
-                for some in row_slices(len(rows[part]), _INTERVENTIONAL_ROWS_AT_ONCE):
-                    columns = np.ascontiguousarray(rows[part][some].T, dtype=np.float64)
-                    values = np.zeros((len(columns), of.n_outputs, columns.shape[1]))
+            def add(part: slice, rows: Any = rows, found: Any = row_contributions) -> None:
+                for subset in row_slices(len(rows[part]), _INTERVENTIONAL_ROWS_AT_ONCE):
+                    columns = np.ascontiguousarray(rows[part][subset].T, dtype=np.float64)
+                    values = np.zeros((len(columns), explained.n_outputs, columns.shape[1]))
                     add_interventional_values(
-                        columns, self._columns, of.trees.roots, of.n_in_turn, of.node_arrays,
-                        of_path, of.trees.nodes.depth, of.deepest, most, of_both, of.value, values,
+                        columns, self._columns, explained.trees.roots, explained.n_in_turn,
+                        explained.node_arrays, path_edges, explained.trees.nodes.depth,
+                        explained.deepest, most_features, subset_weights, explained.value, values,
                     )  # fmt: skip
-                    found[part][some] = values.transpose(2, 0, 1)
+                    found[part][subset] = values.transpose(2, 0, 1)
 
             run_over_threads(add, len(rows), _ROWS_A_THREAD)
-        return out
+        return contributions
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the cached columns.
-        return {part.name: getattr(self, part.name) for part in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def _weigh_subsets(most: int) -> Floats:

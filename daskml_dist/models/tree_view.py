@@ -64,12 +64,14 @@ class TreeView:
         """Return the total decrease of impurity by each feature (Breiman et al. 1984)."""
         # Impurities are weighted by the rows that reach a node; splits of a feature are summed.
         inner = self.children_left >= 0
-        whole = self.weighted_n_node_samples * self.impurity
+        weighted_impurity = self.weighted_n_node_samples * self.impurity
         left, right = self.children_left[inner], self.children_right[inner]
-        decrease = whole[inner] - whole[left] - whole[right]
-        found = np.bincount(self.feature[inner], decrease, minlength=self.n_features)
-        found = found / self.weighted_n_node_samples[0]
-        return np.asarray(found / found.sum() if normalize and found.sum() > 0 else found)
+        decrease = weighted_impurity[inner] - weighted_impurity[left] - weighted_impurity[right]
+        importances = np.bincount(self.feature[inner], decrease, minlength=self.n_features)
+        importances = importances / self.weighted_n_node_samples[0]
+        return np.asarray(
+            importances / importances.sum() if normalize and importances.sum() > 0 else importances
+        )
 
     @property
     def n_outputs(self) -> int:
@@ -96,8 +98,8 @@ class TreeView:
 
     def predict(self, X: Any) -> Array:
         """Return the `value` of the leaves, of shape (n, n_values) or (n, n_outputs, n_values)."""
-        found = self.value[self.apply(X)]
-        return found[:, 0] if self.n_outputs == 1 else found
+        values = self.value[self.apply(X)]
+        return values[:, 0] if self.n_outputs == 1 else values
 
 
 def make_tree_view(
@@ -115,8 +117,10 @@ def make_tree_view(
     right = np.minimum(left + 1, len(leaf) - 1)
     # Values of all outputs are stored side by side: they become a separate dimension.
     value = np.zeros((len(leaf), len(n_classes), max(n_classes)))
-    for k, of_output in enumerate(np.split(tree.value[order], np.cumsum(n_classes)[:-1], axis=1)):
-        value[:, k, : of_output.shape[1]] = of_output
+    for k, output_values in enumerate(
+        np.split(tree.value[order], np.cumsum(n_classes)[:-1], axis=1)
+    ):
+        value[:, k, : output_values.shape[1]] = output_values
     return TreeView(
         n_features=n_features,
         node_count=len(leaf),
@@ -164,6 +168,6 @@ def node_paths(trees: Trees, leaves: Array) -> csr_matrix:
             climbing, node = climbing[above >= 0], above[above >= 0]
     row, column = np.concatenate(rows), np.concatenate(columns)
     shape = len(leaves), len(parent)
-    found = csr_matrix((np.ones(len(row), np.int64), (row, column)), shape=shape)
-    found.sort_indices()
-    return found
+    paths = csr_matrix((np.ones(len(row), np.int64), (row, column)), shape=shape)
+    paths.sort_indices()
+    return paths

@@ -130,13 +130,16 @@ class Trees:
         """Return the ensemble of some trees, whose indices are shifted."""
         roots = np.concatenate([[0], np.cumsum([len(tree.feature) for tree in trees])])
         bitsets = np.concatenate([[0], np.cumsum([len(tree.bitsets) for tree in trees])])
-        parts = {f.name: [getattr(tree, f.name) for tree in trees] for f in fields(Tree)}
+        arrays_by_field = {f.name: [getattr(tree, f.name) for tree in trees] for f in fields(Tree)}
         # Indices of nodes and bitsets are shifted by the numbers of those before.
-        parts["left"] = [a + at for a, at in zip(parts["left"], roots, strict=False)]
-        parts["category"] = [
-            np.where(a < 0, a, a + at) for a, at in zip(parts["category"], bitsets, strict=False)
+        arrays_by_field["left"] = [
+            a + shift for a, shift in zip(arrays_by_field["left"], roots, strict=False)
         ]
-        nodes = Tree(**{name: np.concatenate(arrays) for name, arrays in parts.items()})
+        arrays_by_field["category"] = [
+            np.where(a < 0, a, a + shift)
+            for a, shift in zip(arrays_by_field["category"], bitsets, strict=False)
+        ]
+        nodes = Tree(**{name: np.concatenate(arrays) for name, arrays in arrays_by_field.items()})
         nodes.left = nodes.left.astype(np.int32)
         nodes.category = nodes.category.astype(np.int32)
         return cls(roots.astype(np.int64), nodes, n_per_iteration, bins)
@@ -152,16 +155,18 @@ class Trees:
 
     def tree(self, number: int) -> Tree:
         """Return one of the trees, with indices that count from its own root."""
-        at = slice(*self.roots[number : number + 2])
+        node_slice = slice(*self.roots[number : number + 2])
         # All fields but the last, `bitsets`, have an entry for each node.
-        parts = {f.name: getattr(self.nodes, f.name)[at] for f in fields(Tree)[:-1]}
+        node_arrays = {f.name: getattr(self.nodes, f.name)[node_slice] for f in fields(Tree)[:-1]}
         # A tree's bitsets are adjacent, in the order of its nodes.
-        used = parts["category"][parts["category"] >= 0]
-        parts["left"] = (parts["left"] - at.start).astype(np.int32)
-        first = int(used.min()) if len(used) else 0
-        parts["category"] = np.where(parts["category"] < 0, -1, parts["category"] - first)
-        parts["category"] = parts["category"].astype(np.int32)
-        return Tree(**parts, bitsets=self.nodes.bitsets[first : first + len(used)])
+        used_categories = node_arrays["category"][node_arrays["category"] >= 0]
+        node_arrays["left"] = (node_arrays["left"] - node_slice.start).astype(np.int32)
+        first = int(used_categories.min()) if len(used_categories) else 0
+        node_arrays["category"] = np.where(
+            node_arrays["category"] < 0, -1, node_arrays["category"] - first
+        )
+        node_arrays["category"] = node_arrays["category"].astype(np.int32)
+        return Tree(**node_arrays, bitsets=self.nodes.bitsets[first : first + len(used_categories)])
 
     def first(self, n_iter: int) -> Trees:
         """Return the trees of the first iterations."""
@@ -196,8 +201,8 @@ def number_depth_first(trees: Trees) -> Array:
     """Return the depth-first index of each node in its tree, by which users know it."""
     from daskml_dist.backends.tree_predict import depth_first
 
-    found: Array = depth_first(trees.nodes.left)
-    return found
+    numbers: Array = depth_first(trees.nodes.left)
+    return numbers
 
 
 #: Bit masks need binned rows and a table for each tree, which is worth it from this many rows; and
@@ -249,10 +254,10 @@ class RawTrees:
         """Return raw predictions of shape (n,), or (n, n_outputs) for several outputs."""
         check_dense_rows(X)
         # Boosting: every tree adds to the baseline (Friedman 2001, algorithm 1).
-        found = np.empty((len(X), len(self.baseline)))
-        found[:] = self.baseline
-        self.add(X, 0, len(self.trees), found)
-        return found[:, 0] if len(self.baseline) == 1 else found
+        raw = np.empty((len(X), len(self.baseline)))
+        raw[:] = self.baseline
+        self.add(X, 0, len(self.trees), raw)
+        return raw[:, 0] if len(self.baseline) == 1 else raw
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
         """Return the same function for rows on a GPU, with the same bits.
@@ -265,8 +270,8 @@ class RawTrees:
 
         def apply(X: Any) -> NDArray[Any]:
             check_dense_rows(X)
-            found = forest(X)
-            return found[:, 0] if len(self.baseline) == 1 else found
+            raw = forest(X)
+            return raw[:, 0] if len(self.baseline) == 1 else raw
 
         return apply
 
@@ -281,8 +286,8 @@ class RawTrees:
                 lambda at: self._add_vectors(X[at], first, last, out[at]), n, _ROWS_A_THREAD
             )
             return
-        many = n >= _MIN_MASKED_ROWS and d <= _FEATURES_A_TREE * (last - first)
-        masked = many and self._word is not None and _walk_counter.add(n * (last - first))
+        is_large = n >= _MIN_MASKED_ROWS and d <= _FEATURES_A_TREE * (last - first)
+        masked = is_large and self._word is not None and _walk_counter.add(n * (last - first))
         add = self._add_masked if masked else self._add_walked
         run_over_threads(lambda at: add(X[at], first, last, out[at]), n, _ROWS_A_THREAD)
 
@@ -329,8 +334,12 @@ class RawTrees:
     @cached_property
     def _word(self) -> type[np.uint32 | np.uint64] | None:
         """Type of the integers whose bits represent leaves; None if a tree has too many."""
-        most = max(np.add.reduceat(self.trees.nodes.feature < 0, self.trees.roots[:-1], dtype=int))
-        return np.uint32 if most <= 32 else np.uint64 if most <= _MAX_MASKED_LEAVES else None
+        n_leaves = max(
+            np.add.reduceat(self.trees.nodes.feature < 0, self.trees.roots[:-1], dtype=int)
+        )
+        return (
+            np.uint32 if n_leaves <= 32 else np.uint64 if n_leaves <= _MAX_MASKED_LEAVES else None
+        )
 
     @cached_property
     def _values(self) -> NDArray[np.float64]:
@@ -358,13 +367,13 @@ class TreeLeaves:
         check_dense_rows(X)
         nodes, n_trees = self.trees.nodes, len(self.trees)
         # The loop of predictions, with a column for each tree and indices in place of values.
-        found = np.zeros((len(X), n_trees))
+        leaves = np.zeros((len(X), n_trees))
         add_tree_values(
             _as_read_only(number_categories(self.trees, X)), self.trees.roots, 0, n_trees, n_trees,
-            nodes.feature, nodes.threshold, nodes.left, nodes.missing_left,
-            nodes.category, nodes.bitsets, number_depth_first(self.trees).astype(np.float64), found,
+            nodes.feature, nodes.threshold, nodes.left, nodes.missing_left, nodes.category,
+            nodes.bitsets, number_depth_first(self.trees).astype(np.float64), leaves,
         )  # fmt: skip
-        return found.astype(np.int64)
+        return leaves.astype(np.int64)
 
 
 def _as_read_only(X: NDArray[Any]) -> NDArray[Any]:
@@ -387,9 +396,9 @@ def number_categories(trees: Trees, X: NDArray[Any]) -> NDArray[Any]:
     for j in np.flatnonzero(bins.categorical):
         edges = bins.edges[j]
         # Past the last category any index will do, since the comparison below fails.
-        at = np.searchsorted(edges, X[:, j])
-        at[at == len(edges)] = 0
-        X[:, j] = np.where(edges[at] == X[:, j], at, np.nan) if len(edges) else np.nan
+        category = np.searchsorted(edges, X[:, j])
+        category[category == len(edges)] = 0
+        X[:, j] = np.where(edges[category] == X[:, j], category, np.nan) if len(edges) else np.nan
     return X
 
 
@@ -416,13 +425,15 @@ class RawForest:
         """Return shares of classes, or means of targets, of shape (n, n_values)."""
         from daskml_dist.backends.tree_predict import add_forest_answers
 
-        values, found = self._values, np.zeros((X.shape[0], self._values.shape[1]))
+        values, answers = self._values, np.zeros((X.shape[0], self._values.shape[1]))
         nodes = self._nodes64 if X.dtype == np.float64 else self._nodes32
-        for at, rows in iterate_dense(X):
+        for row_slice, rows in iterate_dense(X):
             rows = _as_read_only(rows)
-            add_forest_answers(rows, self.trees.roots, *nodes, self._depths, values, found[at])
-        found /= len(self.trees)
-        return found
+            add_forest_answers(
+                rows, self.trees.roots, *nodes, self._depths, values, answers[row_slice]
+            )
+        answers /= len(self.trees)
+        return answers
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
         """Return the same function for rows on a GPU, with the same bits.
@@ -466,8 +477,8 @@ def _weave_nodes(trees: Trees, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int
     if dtype == np.float32:
         # Rounded down, to the largest float32 that goes left: rounding up could send float32 rows
         # left that the exact threshold sends right.
-        over = threshold > nodes.threshold
-        threshold[over] = np.nextafter(threshold[over], np.float32(-np.inf))
+        rounded_up = threshold > nodes.threshold
+        threshold[rounded_up] = np.nextafter(threshold[rounded_up], np.float32(-np.inf))
     leaf = nodes.feature < 0
     facts = np.column_stack(
         [np.where(leaf, 0, nodes.feature), nodes.left, np.where(leaf, 1, nodes.missing_left)]
@@ -493,11 +504,11 @@ class ForestLeaves:
         """Return the indices of leaves, of shape (n, n_trees)."""
         from daskml_dist.backends.tree_predict import find_leaves
 
-        found = np.empty((X.shape[0], len(self.trees)), np.int64)
+        leaves = np.empty((X.shape[0], len(self.trees)), np.int64)
         nodes, numbers = _weave_nodes(self.trees, X.dtype), number_depth_first(self.trees)
-        for at, rows in iterate_dense(X):
-            find_leaves(_as_read_only(rows), self.trees.roots, *nodes, numbers, found[at])
-        return found
+        for row_slice, rows in iterate_dense(X):
+            find_leaves(_as_read_only(rows), self.trees.roots, *nodes, numbers, leaves[row_slice])
+        return leaves
 
 
 def iterate_dense(X: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
@@ -506,5 +517,5 @@ def iterate_dense(X: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
         yield slice(0, len(X)), np.ascontiguousarray(X)
         return
     n, d = X.shape
-    for at in row_slices(n, max(1, _ENTRIES_AT_ONCE // d)):
-        yield at, X[at].toarray()
+    for row_slice in row_slices(n, max(1, _ENTRIES_AT_ONCE // d)):
+        yield row_slice, X[row_slice].toarray()

@@ -133,20 +133,22 @@ class TwoTowerModel(StepModel):
         Rows of a batch are each other's negatives, whatever their blocks.
         """
         rows = [take_rows(piece.X) for piece in pieces]
-        index, places, at = number_ids([X.indices for X in rows], self.own_ids, self.own_last)
+        index, places, own_places = number_ids(
+            [X.indices for X in rows], self.own_ids, self.own_last
+        )
         lengths = np.concatenate([np.diff(X.indptr) for X in rows])
         joined = self._place_pairs(
             np.concatenate([[0], np.cumsum(lengths)]),
             np.concatenate(places),
             np.concatenate([X.indices for X in rows]),
             np.concatenate([X.data for X in rows]),
-            at[:-1],
+            own_places[:-1],
         )
-        first, *others = pieces
+        first_piece, *other_pieces = pieces
         weights = [np.empty(0) if piece.weight is None else piece.weight for piece in pieces]
-        first.X, first.y = joined, np.concatenate([piece.y for piece in pieces])
-        first.weight = None if first.weight is None else np.concatenate(weights)
-        for piece in others:
+        first_piece.X, first_piece.y = joined, np.concatenate([piece.y for piece in pieces])
+        first_piece.weight = None if first_piece.weight is None else np.concatenate(weights)
+        for piece in other_pieces:
             piece.X, piece.y, piece.weight = joined.part(slice(0)), piece.y[:0], None
         return index
 
@@ -163,17 +165,19 @@ class TwoTowerModel(StepModel):
                 f"Rows have ids of {int(fields.max()) + 1} fields, but the model has "
                 f"{n_users + n_items}. Give the columns of the fit."
             )
-        of_items = np.where(fields >= n_users, data, data.dtype.type(0))
+        item_data = np.where(fields >= n_users, data, data.dtype.type(0))
         # Each row of a pair has one id of its item; rows with only a user have none.
         item = ids[fields == n_users]
-        return PlacedPairs(indptr, place, data, of_items, fields, item, of_layers)
+        return PlacedPairs(indptr, place, data, item_data, fields, item, of_layers)
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Add the gradient of some rows to `out`; return the summed loss without the penalty."""
         loss = 0.0
-        for at in row_slices(rows.X.shape[0], MAX_GROUP_ROWS):
-            weight = None if rows.weight is None else rows.weight[at]
-            loss += self._add_group(w, rows.X.part(at), rows.y[at], weight, out, backend)
+        for row_slice in row_slices(rows.X.shape[0], MAX_GROUP_ROWS):
+            weight = None if rows.weight is None else rows.weight[row_slice]
+            loss += self._add_group(
+                w, rows.X.part(row_slice), rows.y[row_slice], weight, out, backend
+            )
         return loss
 
     def _add_group(
@@ -189,20 +193,22 @@ class TwoTowerModel(StepModel):
         logits += biases
         loss, slope = compute_softmax(logits, log_q, X.item, weight)
         scaled = slope / w.dtype.type(self.temperature)
-        of_pooled = np.empty_like(pooled)
-        for side, tower, by in (
+        pooled_gradient = np.empty_like(pooled)
+        for side, tower, vector_gradient in (
             (0, users, scaled @ items.vectors),
             (1, items, scaled.T @ users.vectors),
         ):
-            of_pooled[:, self._side(side)] = self._pull_back(side, tower, by, X, out, backend)
-        add_pooled_gradients(X.indptr, X.place, X.field, X.data, of_pooled, out)
+            pooled_gradient[:, self._side(side)] = self._pull_back(
+                side, tower, vector_gradient, X, out, backend
+            )
+        add_pooled_gradients(X.indptr, X.place, X.field, X.data, pooled_gradient, out)
         # Biases of the items' ids, and the penalty of all; a softmax does not depend on the
         # intercept.
-        own = np.empty(0, w.dtype) if weight is None else weight.astype(w.dtype, copy=False)
-        intercept, nothing = out[-1, 0], np.empty((len(log_q), self.rank), w.dtype)
+        row_weights = np.empty(0, w.dtype) if weight is None else weight.astype(w.dtype, copy=False)
+        intercept, no_vectors = out[-1, 0], np.empty((len(log_q), self.rank), w.dtype)
         add_row_gradients(
-            X.indptr, X.place, X.of_items, w, False, nothing, slope.sum(axis=0), own, self.alpha,
-            self.alpha, out,
+            X.indptr, X.place, X.of_items, w, False, no_vectors, slope.sum(axis=0), row_weights,
+            self.alpha, self.alpha, out,
         )  # fmt: skip
         out[-1, 0] = intercept
         return loss
@@ -217,8 +223,10 @@ class TwoTowerModel(StepModel):
     def place_rows(self, X: Any, dtype: Any) -> tuple[NDArray[np.int64], PlacedPairs]:
         """Return the ids that rows use, and the rows with positions among these."""
         rows = to_id_rows(X, dtype)
-        index, (place,), at = number_ids([rows.indices], self.own_ids, False)
-        return index, self._place_pairs(rows.indptr, place, rows.indices, rows.data, at[:-1])
+        index, (place,), own_places = number_ids([rows.indices], self.own_ids, False)
+        return index, self._place_pairs(
+            rows.indptr, place, rows.indices, rows.data, own_places[:-1]
+        )
 
     def _side(self, side: int) -> slice:
         """Return the fields of one side."""
@@ -232,8 +240,8 @@ class TwoTowerModel(StepModel):
         n = X.shape[0]
         pooled = np.zeros((n, sum(self.n_fields), self.rank), w.dtype)
         pool_fields(X.indptr, X.place, X.field, X.data, w, pooled)
-        biases, nothing = np.empty(n, w.dtype), np.zeros((n, self.rank), w.dtype)
-        predict_rows(X.indptr, X.place, X.of_items, w, False, biases, nothing)
+        biases, no_vectors = np.empty(n, w.dtype), np.zeros((n, self.rank), w.dtype)
+        predict_rows(X.indptr, X.place, X.of_items, w, False, biases, no_vectors)
         return pooled, biases
 
     def _pass_tower(
@@ -264,24 +272,24 @@ class TwoTowerModel(StepModel):
         """Add the gradient of a tower's layers, given its vectors' gradient; return its fields'."""
         if tower.lengths is not None:
             # For a vector of length 1, only the component orthogonal to it counts.
-            along = np.einsum("ij,ij->i", slope, tower.vectors)[:, None]
-            slope = (slope - tower.vectors * along) / tower.lengths
+            parallel = np.einsum("ij,ij->i", slope, tower.vectors)[:, None]
+            slope = (slope - tower.vectors * parallel) / tower.lengths
         n_fields = self.n_fields[side]
         if not self.networks:
-            spread: NDArray[Any] = np.broadcast_to(
+            field_slopes: NDArray[Any] = np.broadcast_to(
                 slope[:, None], (len(slope), n_fields, self.rank)
             )
-            return spread
+            return field_slopes
         network, places = self.networks[side], self._find_layer_places(side, X)
         assert tower.weights is not None
         gradient = np.zeros((len(places) * out.shape[1], 1), out.dtype)
-        of_inputs = network.backward(
+        input_gradients = network.backward(
             tower.weights, tower.memory, slope, gradient[: len(tower.weights)],
             range(len(network.layers)), _NO_ROWS, backend, wants_input=True,
         )  # fmt: skip
         out[places] += gradient.reshape(-1, out.shape[1])
-        found: NDArray[Any] = of_inputs.reshape(len(slope), n_fields, self.rank)
-        return found
+        field_gradients: NDArray[Any] = input_gradients.reshape(len(slope), n_fields, self.rank)
+        return field_gradients
 
     def _find_layer_places(self, side: int, X: PlacedPairs) -> NDArray[Any]:
         """Return the positions of the weights of one side's layers."""
@@ -290,14 +298,14 @@ class TwoTowerModel(StepModel):
 
     def identity(self) -> dict[str, Any]:
         """Return sizes, penalty, temperature and layers, with the seed of the initial weights."""
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "model": "two towers", "rank": self.rank, "n_fields": list(self.n_fields),
             "alpha": self.alpha, "temperature": self.temperature, "normalize": self.normalize,
             "hidden": list(self.hidden),
         }  # fmt: skip
         if self.hidden:
-            found |= {"activation": self.activation, "seed": self.table.seed}
-        return found
+            facts |= {"activation": self.activation, "seed": self.table.seed}
+        return facts
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,10 +354,11 @@ class PlacedPairs:
         start, stop, _ = at.indices(self.shape[0])
         if (start, stop) == (0, self.shape[0]):
             return self
-        own = slice(int(self.indptr[start]), int(self.indptr[stop]))
+        entries = slice(int(self.indptr[start]), int(self.indptr[stop]))
         return PlacedPairs(
-            self.indptr[start : stop + 1] - self.indptr[start], self.place[own], self.data[own],
-            self.of_items[own], self.field[own], self.item[start:stop], self.of_layers,
+            self.indptr[start : stop + 1] - self.indptr[start], self.place[entries],
+            self.data[entries], self.of_items[entries], self.field[entries],
+            self.item[start:stop], self.of_layers,
         )  # fmt: skip
 
 
@@ -376,21 +385,21 @@ def compute_softmax(
         In the memory of `logits`.
     """
     n = len(logits)
-    at = np.arange(n)
-    own = logits[at, at].copy()
+    diagonal = np.arange(n)
+    own_logits = logits[diagonal, diagonal].copy()
     # The other rows are draws of items with probability Q: the mean of exp(logit) / Q over them
     # estimates the sum over all other items. The correct item is not drawn, and is not adjusted.
     logits -= (log_q + np.log(max(n - 1, 1))).astype(logits.dtype)
     logits[item[:, None] == item] = -np.inf
-    logits[at, at] = own
+    logits[diagonal, diagonal] = own_logits
     # The largest logit of each row becomes 0, so that no exponential overflows.
-    most = logits.max(axis=1)
-    logits -= most[:, None]
+    row_max = logits.max(axis=1)
+    logits -= row_max[:, None]
     np.exp(logits, out=logits)
     total = logits.sum(axis=1)
-    losses = np.log(total) + most - own
+    losses = np.log(total) + row_max - own_logits
     logits /= total[:, None]
-    logits[at, at] -= 1
+    logits[diagonal, diagonal] -= 1
     if weight is not None:
         losses = losses * weight
         logits *= weight[:, None].astype(logits.dtype, copy=False)

@@ -337,8 +337,8 @@ class ComplementNB(BaseCountsNB):
     def _log_prob(self, alpha: Any) -> Array:
         self.feature_all_ = self.feature_count_.sum(axis=0)
         # Counts of the complement, smoothed (Rennie et al., section 3.1).
-        others = self.feature_all_ + alpha - self.feature_count_
-        logged = np.log(others / others.sum(axis=1, keepdims=True))
+        complement_counts = self.feature_all_ + alpha - self.feature_count_
+        logged = np.log(complement_counts / complement_counts.sum(axis=1, keepdims=True))
         if self.norm:
             # Weight normalisation (section 3.2). As in scikit-learn, the divisor is the signed sum:
             # numerator and divisor are negative, so the sign changes here too.
@@ -429,23 +429,23 @@ class CategoricalNB(BaseDiscreteNB):
 
     def _problem(self, rows: DatasetInfo) -> tuple[RowsByClass, CategoryCountSolver]:  # type: ignore[override]
         model, _ = super()._problem(rows)
-        least = self._resolve_min_categories(model.n_features)
-        return model, CategoryCountSolver(self._statistic(), least)
+        min_categories = self._resolve_min_categories(model.n_features)
+        return model, CategoryCountSolver(self._statistic(), min_categories)
 
     def _resolve_min_categories(self, n_features: int) -> tuple[int, ...]:
         """Return the minimum number of categories of each feature; 0 if none is required."""
-        given = np.asarray(0 if self.min_categories is None else self.min_categories)
-        if given.dtype.kind not in "iu":
+        minimums = np.asarray(0 if self.min_categories is None else self.min_categories)
+        if minimums.dtype.kind not in "iu":
             raise InvalidParameterError(
-                f"'min_categories' should have integral type. Got {given.dtype} instead: "
+                f"'min_categories' should have integral type. Got {minimums.dtype} instead: "
                 f"min_categories={self.min_categories!r}. Use an integer, or one for each feature."
             )
-        if given.shape not in ((), (n_features,)):
+        if minimums.shape not in ((), (n_features,)):
             raise InvalidParameterError(
                 f"'min_categories' should have shape ({n_features},) when an array-like is "
-                f"provided. Got {given.shape} instead. Give an integer for each feature."
+                f"provided. Got {minimums.shape} instead. Give an integer for each feature."
             )
-        return tuple(np.broadcast_to(given, n_features).tolist())
+        return tuple(np.broadcast_to(minimums, n_features).tolist())
 
     def _set_fitted(self, solution: Solution, model: RowsByClass, rows: DatasetInfo) -> None:
         parts = [(solution.extra["sizes"], self._unscaled(solution.w, rows.weight_scale))]
@@ -466,12 +466,12 @@ class CategoricalNB(BaseDiscreteNB):
         # attribute.
         counts = self.__dict__.pop("feature_count_")
         self.category_count_ = np.split(counts, np.cumsum(self.n_categories_)[:-1], axis=1)
-        found = []
+        log_shares = []
         # Smoothed shares of each feature's categories among the rows of the class.
         for table in self.category_count_:
             smoothed = table + alpha
-            found.append(np.log(smoothed) - np.log(smoothed.sum(axis=1, keepdims=True)))
-        return found
+            log_shares.append(np.log(smoothed) - np.log(smoothed.sum(axis=1, keepdims=True)))
+        return log_shares
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return CategoriesLogLikelihood(self.feature_log_prob_, self.class_log_prior_)

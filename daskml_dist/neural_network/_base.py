@@ -79,8 +79,8 @@ class BaseNetwork(BaseSteps):
         With `more`, losses are appended to those of the last fit; scores are only those of this
         fit.
         """
-        before = getattr(self, "loss_curve_", []) if more else []
-        self.loss_curve_: list[float] = [*before, *losses]
+        earlier_losses = getattr(self, "loss_curve_", []) if more else []
+        self.loss_curve_: list[float] = [*earlier_losses, *losses]
         self.loss_ = self.loss_curve_[-1] if self.loss_curve_ else np.inf
         self.validation_scores_: list[float] | None = None
         self.best_validation_score_: float | None = None

@@ -200,8 +200,8 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
     def _seed(self) -> int:
         """Return the seed; an int as the user gave it, for scikit-learn's initial weights."""
-        given = self._params()["random_state"]
-        return int(given) if isinstance(given, Integral) and int(given) >= 0 else seed_of(given)
+        seed = self._params()["random_state"]
+        return int(seed) if isinstance(seed, Integral) and int(seed) >= 0 else seed_of(seed)
 
     def _settings_for_lanes(
         self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
@@ -299,8 +299,8 @@ class BaseMLP(BaseNetwork, BaseRounds):
     def _is_adaptive(self) -> bool:
         """Return whether the rate is divided whenever the loss is stale ("adaptive")."""
         params = self._all_params()
-        own = params["schedule"] is None and params["optimizer"] is None
-        return own and (params["solver"], params["learning_rate"]) == ("sgd", "adaptive")
+        uses_solver = params["schedule"] is None and params["optimizer"] is None
+        return uses_solver and (params["solver"], params["learning_rate"]) == ("sgd", "adaptive")
 
     def _run_training(self, job: FitJob, fit: FitSpec) -> FitResult:
         # Each new rate resets the count of stale passes, as in scikit-learn.
@@ -310,8 +310,8 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
     def _checkpoint(self) -> Checkpoint | None:
         # Fits by steps have a parameter `checkpoint`; fits by rounds find it among the callbacks.
-        given: Checkpoint | None = self._params()["checkpoint"]
-        return super()._checkpoint() if given is None else given
+        checkpoint: Checkpoint | None = self._params()["checkpoint"]
+        return super()._checkpoint() if checkpoint is None else checkpoint
 
     def _model(self, rows: DatasetInfo, last: MLP | None) -> MLP:
         params = self._all_params()
@@ -339,10 +339,10 @@ class BaseMLP(BaseNetwork, BaseRounds):
     def _parameters_of_state(self, state: ShardState) -> NDArray[Any]:
         """Return the parameters to continue from: the present `coefs_` and `intercepts_`."""
         w = np.empty_like(state.w)
-        for (weights, shift), *given in zip(
+        for (weights, shift), *fitted in zip(
             self._last_model.arrays(w), self.coefs_, self.intercepts_, strict=True
         ):
-            weights[...], shift[...] = given
+            weights[...], shift[...] = fitted
         return w
 
     def _set_parameters(self, w: NDArray[Any], model: MLP, rows: DatasetInfo) -> None:
@@ -469,8 +469,8 @@ def _resolve_hidden_sizes(sizes: Any) -> tuple[int, ...]:
 def _resolve_optimizer(params: dict[str, Any]) -> str | Optimizer:
     """Return the given optimizer, or the one that corresponds to scikit-learn's solver."""
     if params["optimizer"] is not None:
-        given: str | Optimizer = params["optimizer"]
-        return given
+        optimizer: str | Optimizer = params["optimizer"]
+        return optimizer
     # D. P. Kingma and J. Ba, "Adam: a method for stochastic optimization", 2015. L-BFGS makes no
     # steps and ignores the optimizer.
     if params["solver"] != "sgd":

@@ -110,14 +110,14 @@ class Optimizer(ParameterObject):
     def __init_subclass__(cls) -> None:
         # A subclass that overrides one form of the rule must not inherit the other forms: they
         # would compute something else.
-        own = cls.__dict__.keys()
-        if {"_descend", "elementwise_update"} & own:
-            for name in {"elementwise_update", "elementwise_update_l1"} - own:
+        defined = cls.__dict__.keys()
+        if {"_descend", "elementwise_update"} & defined:
+            for name in {"elementwise_update", "elementwise_update_l1"} - defined:
                 setattr(cls, name, None)
             cls._own_rules = cls.elementwise_update, cls.elementwise_update_l1
         # Compiled loops call only the rule, and would skip the code of an overridden `update`; the
         # parent's own `update` still uses `_own_rules`.
-        if "update" in own and "elementwise_update" not in own:
+        if "update" in defined and "elementwise_update" not in defined:
             cls.elementwise_update = cls.elementwise_update_l1 = None
 
     def coefficients(self, step: int) -> tuple[float, ...]:

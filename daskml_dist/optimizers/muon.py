@@ -80,12 +80,12 @@ def _make_orthogonal(matrix: Array) -> Array:
     if min(n_rows, n_columns) > 1:
         a, b, c = _QUINTIC
         # Transpose if needed, so that x @ x.T is the smaller of the two possible products.
-        wide = n_rows > n_columns
-        x = matrix.T if wide else matrix
+        is_tall = n_rows > n_columns
+        x = matrix.T if is_tall else matrix
         for _ in range(_N_ITERATIONS):
             square = x @ x.T
             x = a * x + (b * square + c * (square @ square)) @ x
-        matrix = x.T if wide else x
+        matrix = x.T if is_tall else x
     # An orthogonal matrix has min(shape) singular values of 1, so its root mean square is 1 /
     # sqrt(max(shape)).
     return matrix * max(n_rows, n_columns) ** 0.5

@@ -83,10 +83,10 @@ def check_accepted(estimator: Any) -> None:
 
 def check_value(owner: str, name: str, value: Any) -> None:
     """Check a parameter of `ACCEPTED`, of the estimator or function called `owner`."""
-    is_valid, words = ACCEPTED[name]
+    is_valid, expected = ACCEPTED[name]
     if not is_valid(value):
         raise InvalidParameterError(
-            f"The {name!r} parameter of {owner} must be {words}. Got {value!r} instead."
+            f"The {name!r} parameter of {owner} must be {expected}. Got {value!r} instead."
         )
 
 
@@ -110,10 +110,10 @@ def taking_client(fit: _Fit) -> _Fit:
     # inspect.signature would follow `wraps` to the plain ``fit``, which has no `client`. A keyword
     # parameter must precede **params.
     signature = inspect.signature(fit)
-    *others, last = signature.parameters.values()
+    *earlier, last = signature.parameters.values()
     added = inspect.Parameter("client", inspect.Parameter.KEYWORD_ONLY, default=None)
     has_kwargs = last.kind is inspect.Parameter.VAR_KEYWORD
-    parameters = [*others, added, last] if has_kwargs else [*others, last, added]
+    parameters = [*earlier, added, last] if has_kwargs else [*earlier, last, added]
     # setattr, because mypy knows no attribute __signature__ of functions.
     setattr(fit_on_client, "__signature__", signature.replace(parameters=parameters))  # noqa: B010
     return cast(_Fit, fit_on_client)
@@ -131,7 +131,7 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
             f"run={run!r}: use daskml_dist.Run, for example run=Run(n_lanes=2), or None."
         )
     # A setting that the estimator does not use is an error: the user expects it to have an effect.
-    elif unused := [given for given in run.changed() if given not in used]:
+    elif unused := [setting for setting in run.changed() if setting not in used]:
         raise InvalidParameterError(
             f"run={run!r}: {name} does not use {' and '.join(unused)}. Leave that out; it only "
             f"uses {', '.join(used)}."
@@ -161,7 +161,7 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
 def check_one_of(name: str, value: Any, valid: Collection[Any]) -> None:
     """Check that a parameter is one of a few values."""
     # Compare by identity, or as strings: == on an array has no truth value, and 1 == True.
-    if not any(value is one or (isinstance(value, str) and value == one) for one in valid):
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in valid):
         raise InvalidParameterError(
             f"{name}={value!r}: use one of {list(valid)}.{suggest_nearest(value, valid)}"
         )
@@ -184,8 +184,8 @@ def check_count(
     name: str, value: Any, also: str = "", least: int = 1, most: int | None = None
 ) -> None:
     """Check that a parameter is an integer within bounds; `also` names another valid value."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_integer or value < least or (most is not None and value > most):
         bounds = f">= {least}" if most is None else f"from {least} to {most:,}"
         hint = f", {also}" if also else ""
         raise InvalidParameterError(f"{name}={value!r}: use an integer {bounds}{hint}.")
@@ -365,9 +365,9 @@ _RUN_NAMES = frozenset(field.name for field in fields(Run))
 def check_names(estimator: type, params: Mapping[str, Any]) -> None:
     """Check that a constructor accepts the given parameter names."""
     # A parameter of `run` gets its own hint.
-    known = (list_parameter_names(estimator) if params else None) or ()
-    unknown = (name for name in params if name not in known)
-    check_names_of(estimator, params, hint=in_run(next(unknown, ""), known))
+    accepted = (list_parameter_names(estimator) if params else None) or ()
+    unknown = (name for name in params if name not in accepted)
+    check_names_of(estimator, params, hint=in_run(next(unknown, ""), accepted))
 
 
 def in_run(name: str, known: Collection[str]) -> str:

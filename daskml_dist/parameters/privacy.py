@@ -39,8 +39,8 @@ def make_private_settings(
     """
     refusal = next(_list_refusals(settings, params, goes_on), None)
     if refusal is not None:
-        given, reason, remedy = refusal
-        raise InvalidParameterError(f"{given} with privacy=: {reason}. {remedy}")
+        setting, reason, remedy = refusal
+        raise InvalidParameterError(f"{setting} with privacy=: {reason}. {remedy}")
     run = replace(settings.run, device="cpu")
     return replace(settings, tol=None, calibrates=False, run=run)
 
@@ -73,8 +73,10 @@ def _list_refusals(
             "Use early_stopping=False, and score your own rows with eval_set.",
         )
     callbacks = params.get("callbacks")
-    given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-    if any(getattr(callback, "monitor", None) in ("loss", "val_score") for callback in given):
+    callback_list = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    if any(
+        getattr(callback, "monitor", None) in ("loss", "val_score") for callback in callback_list
+    ):
         yield (
             'monitor="loss"',
             "the losses of the passes are not reported, since noise does not protect them",
@@ -105,8 +107,10 @@ def _list_refusals(
             "the losses of the passes would decide the rate, and noise does not protect them",
             "Use a number or a schedule, such as the optimizer's own rate.",
         )
-    own = [o.optimizer for o in (settings.groups or {}).values() if o.optimizer is not None]
-    if any(optimizer.uses_scales for optimizer in (settings.optimizer, *own)):
+    group_optimizers = [
+        o.optimizer for o in (settings.groups or {}).values() if o.optimizer is not None
+    ]
+    if any(optimizer.uses_scales for optimizer in (settings.optimizer, *group_optimizers)):
         yield (
             f"optimizer={params.get('optimizer')!r}",
             "it reads the scales of the features from the rows",
@@ -138,9 +142,9 @@ def _list_refusals(
             'Use on_lost_data="raise".',
         )
     if run.device == "gpu" or run.compute_dtype is not None:
-        what = 'device="gpu"' if run.device == "gpu" else f"compute_dtype={run.compute_dtype!r}"
+        text = 'device="gpu"' if run.device == "gpu" else f"compute_dtype={run.compute_dtype!r}"
         yield (
-            what,
+            text,
             "gradients of rows are only clipped on the CPU",
             'Use device="auto" or "cpu", and compute_dtype=None.',
         )

@@ -107,13 +107,13 @@ class Run(ParameterObject):
         InvalidParameterError
             There is no such parameter. In this case no parameter is set.
         """
-        known = self.get_params()
+        current = self.get_params()
         # All names are checked before any is set.
         for name in params:
-            if name not in known:
+            if name not in current:
                 raise InvalidParameterError(
-                    f"Run has no parameter {name!r}. Use one of {list(known)}."
-                    f"{suggest_nearest(name, known)}"
+                    f"Run has no parameter {name!r}. Use one of {list(current)}."
+                    f"{suggest_nearest(name, current)}"
                 )
         for name, value in params.items():
             setattr(self, name, value)

@@ -119,9 +119,9 @@ def load_known_costs(family: Family, estimator: Any, place: Place, rows: RowsSha
 
 def _make_key(family: Family, estimator: Any, place: Place, rows: RowsShape) -> str:
     """Return the key under which costs are kept: all that they depend on, as text."""
-    several = rows.n_classes > 2
+    is_multiclass = rows.n_classes > 2
     source = _rows_source(rows, place)
-    return f"{family.key(estimator)}, {rows.dtype}, {several}, from {source}; {place.machine}"
+    return f"{family.key(estimator)}, {rows.dtype}, {is_multiclass}, from {source}; {place.machine}"
 
 
 def _rows_source(rows: RowsShape, place: Place) -> str:
@@ -153,10 +153,10 @@ class _PlanRequest:
         costs = None if is_sparse else load_costs(key)
         if costs is None:
             policies = self._other_policies(place)
-            known = {name: v for name, v in here.values.items() if name in family.computing}
+            known_values = {name: v for name, v in here.values.items() if name in family.computing}
             costs = measure_costs(
                 family, self.estimator, place, _rows_source(rows, place), rows.dtype,
-                rows.n_classes > 2, known, policies, rows if is_sparse else None,
+                rows.n_classes > 2, known_values, policies, rows if is_sparse else None,
             )  # fmt: skip
             # Workers do everything that a fit in one process does, so no operation is cheaper
             # there; a lower value is noise of the measurement.
@@ -181,13 +181,13 @@ class _PlanRequest:
         inline, lazy = place.name == INLINE, rows.kind == "dask"
         # The number of passes depends on the rows, so the number for this process is used
         # everywhere.
-        least, most = family.passes(estimator, here)
-        works = [family.work(estimator, rows, place, passes) for passes in (least, most)]
+        min_passes, max_passes = family.passes(estimator, here)
+        works = [family.work(estimator, rows, place, passes) for passes in (min_passes, max_passes)]
         memory = rows.nbytes / place.trainers
         # For a fit in this process, Dask rows are gathered; for one on a cluster, rows in memory
         # are sent. The time to send them is part of the measured costs of a fit there.
         moved = gather * rows.nbytes if inline and lazy else 0.0
-        sent = rows.nbytes if lazy == inline else 0.0
+        sent_bytes = rows.nbytes if lazy == inline else 0.0
         spread = family.spread[place.name]
         if rows.entries is not None:
             spread = max(spread, _SPARSE_SPREAD)
@@ -204,10 +204,10 @@ class _PlanRequest:
                     estimator,
                     place.name,
                     name,
-                    (round(least), round(most)),
+                    (round(min_passes), round(max_passes)),
                     costs.pass_seconds(works[1], name),
                     (low * shortest, high * longest) if fits else None,
-                    sent + family.traffic(estimator, name, place, works[1]),
+                    sent_bytes + family.traffic(estimator, name, place, works[1]),
                     memory,
                     name == own_name,
                     place.client,
@@ -234,9 +234,9 @@ def _memory_notes(choices: Sequence[Choice], places: Sequence[Place]) -> list[st
     notes = []
     for choice in choices:
         if choice.own and choice.seconds is None:
-            then = "end it" if choice.place == INLINE else "make it read them again in each pass"
+            effect = "end it" if choice.place == INLINE else "make it read them again in each pass"
             notes.append(
-                f"Memory: {format_bytes(choice.memory)} of rows in one process would {then}, "
+                f"Memory: {format_bytes(choice.memory)} of rows in one process would {effect}, "
                 f"with room for {format_bytes(limits[choice.place])} {choice.place}."
             )
     return notes
@@ -250,23 +250,23 @@ def _explain_best(plan: Plan, places: Sequence[Place], costs: Sequence[Costs]) -
     fits = (
         f"{format_bytes(best.memory)} fits here" if best.place == INLINE else "The rows fit there"
     )
-    others = [c for c in plan.choices if c.own and c is not best]
-    if not others:
+    other_places = [c for c in plan.choices if c.own and c is not best]
+    if not other_places:
         alone = "there is no Client with workers to compare with"
         return f"{fits}; about {format_seconds(best.expected)}, and {alone}."
     place, values = places[-1], costs[-1].values
     start = f"{format_seconds(values.get('fit', 0.0))} start"
-    for name, what in (("step", "a step"), ("pass", "a pass")):
+    for name, unit in (("step", "a step"), ("pass", "a pass")):
         if values.get(name):
-            start += f", {format_seconds(values[name])} {what} there"
+            start += f", {format_seconds(values[name])} {unit} there"
             break
-    other = others[0]
-    words = {INLINE: "inline", "cluster": f"on {place.text}"}
+    other = other_places[0]
+    place_texts = {INLINE: "inline", "cluster": f"on {place.text}"}
     if other.seconds is None:
-        return f"{fits}, and not {words[other.place]}; about {format_seconds(best.expected)}."
+        return f"{fits}, and not {place_texts[other.place]}; about {format_seconds(best.expected)}."
     return (
         f"{fits}; about {format_seconds(best.expected)} against {format_seconds(other.expected)} "
-        f"{words[other.place]} ({start if best.place == INLINE else place.text})."
+        f"{place_texts[other.place]} ({start if best.place == INLINE else place.text})."
     )
 
 
@@ -283,29 +283,29 @@ def is_sooner_inline(estimator: Any, collection: Collection, X: Any, client: Any
         # Invalid parameters and rows are refused by the fit itself, with its own error.
         logger.info("No plan, so the current client trains: %s", error)
         return False
-    here = inline_place(family.lanes(estimator))
-    costs = load_known_costs(family, estimator, here, rows) or Costs(family.usual)
-    seconds = _expected_seconds(estimator, family, rows, here, costs)
+    local_place = inline_place(family.lanes(estimator))
+    costs = load_known_costs(family, estimator, local_place, rows) or Costs(family.usual)
+    seconds = _expected_seconds(estimator, family, rows, local_place, costs)
     # By then, a cluster would not have finished starting the fit. Half, since costs differ between
     # processors. Most small fits return here, without a request to a scheduler.
     if seconds <= family.usual_cluster_costs["fit"] / 2:
         return True
-    there = cluster_place(family.lanes(estimator), family.budget(estimator), rows, client)
-    if there is None:
+    cluster = cluster_place(family.lanes(estimator), family.budget(estimator), rows, client)
+    if cluster is None:
         return True
     # A cluster that was never measured: computing costs as much as here, the rest its usual cost.
     computing = {name: v for name, v in costs.values.items() if name in family.computing}
-    costs_there = load_known_costs(family, estimator, there, rows)
+    costs_there = load_known_costs(family, estimator, cluster, rows)
     costs_there = costs_there or Costs(
         {**computing, **family.usual_cluster_costs}, passes=costs.passes
     )
-    return seconds <= _expected_seconds(estimator, family, rows, there, costs_there)
+    return seconds <= _expected_seconds(estimator, family, rows, cluster, costs_there)
 
 
 def _expected_seconds(
     estimator: Any, family: Family, rows: RowsShape, place: Place, costs: Costs
 ) -> float:
     """Return the seconds of a fit at a place, for the geometric mean of least and most passes."""
-    least, most = family.passes(estimator, costs)
-    work = family.work(estimator, rows, place, (least * most) ** 0.5)
+    min_passes, max_passes = family.passes(estimator, costs)
+    work = family.work(estimator, rows, place, (min_passes * max_passes) ** 0.5)
     return costs.seconds(work)

@@ -53,13 +53,13 @@ class PackedMessage:
 
     def count_sent(self, n_lanes: int, n_trainers: int) -> float:
         """Return the bytes that a trainer sends in a step, on average."""
-        own, others = n_lanes / n_trainers, n_trainers - 1
+        lanes_per_trainer, n_others = n_lanes / n_trainers, n_trainers - 1
         if self.way == "gather":
-            return own * others * self.n_bytes
+            return lanes_per_trainer * n_others * self.n_bytes
         # First to the owners of ranges, then from them to all others.
         if self.way == "ranges":
-            return (own + 1) * others / n_trainers * self.n_bytes
-        return 2 * others / n_trainers * self.n_bytes
+            return (lanes_per_trainer + 1) * n_others / n_trainers * self.n_bytes
+        return 2 * n_others / n_trainers * self.n_bytes
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ class Costs:
         counts, seconds = equation
         # Policies differ only in the synchronization of a step: the time of the pass beyond the
         # known costs of its rows and entries is that of its steps.
-        rest = {name: count for name, count in counts.items() if name != "step"}
-        step = max(seconds - _sum_seconds(rest, self.values), 0.0) / counts["step"]
+        other_counts = {name: count for name, count in counts.items() if name != "step"}
+        step = max(seconds - _sum_seconds(other_counts, self.values), 0.0) / counts["step"]
         return Costs(self.values, self.gather, self.passes, {**self.steps, name: step})
 
     def as_dict(self) -> dict[str, Any]:
@@ -169,8 +169,8 @@ class Costs:
             for part in ("values", "steps")
         )
         gather, passes = float(kept["gather"]), float(kept["passes"])
-        every = (*values.values(), *steps.values(), gather, passes)
-        if not all(np.isfinite(value) and value >= 0 for value in every):
+        numbers = (*values.values(), *steps.values(), gather, passes)
+        if not all(np.isfinite(value) and value >= 0 for value in numbers):
             raise ValueError("costs are finite and not negative")
         return cls(values, gather, passes, steps)
 
@@ -197,8 +197,8 @@ def fit_cost_values(equations: Sequence[Equation], known: Mapping[str, float]) -
     # compares all columns with one tolerance.
     norms = np.linalg.norm(relative, axis=0)
     norms[norms == 0] = 1.0
-    found, _ = nnls(relative / norms, 1 - known_seconds / seconds)
-    return {**known, **{name: float(v) for name, v in zip(names, found / norms, strict=True)}}
+    solution, _ = nnls(relative / norms, 1 - known_seconds / seconds)
+    return {**known, **{name: float(v) for name, v in zip(names, solution / norms, strict=True)}}
 
 
 def _sum_seconds(counts: Counts, values: Mapping[str, float]) -> float:

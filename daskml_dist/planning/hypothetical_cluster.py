@@ -59,16 +59,16 @@ def simulate_choice(
     _check_cluster(workers, latency, stragglers)
     place = imagine_place(workers, family.lanes(estimator))
     speed = parse_bandwidth(bandwidth)
-    own = family.choice_policy(estimator)
-    name = policy or own
-    least, most = family.passes(estimator, here)
-    if policy is not None and policy not in (own, *family.policies(estimator)):
+    own_name = family.choice_policy(estimator)
+    name = policy or own_name
+    min_passes, max_passes = family.passes(estimator, here)
+    if policy is not None and policy not in (own_name, *family.policies(estimator)):
         raise InvalidParameterError(
             f"policy={policy!r}: {type(estimator).__name__} is planned under "
-            f"{[own, *family.policies(estimator)]}."
+            f"{[own_name, *family.policies(estimator)]}."
         )
-    rule = family.policy(estimator) if name == own else get_policy(name)
-    works = [family.work(estimator, rows, place, passes) for passes in (least, most)]
+    rule = family.policy(estimator) if name == own_name else get_policy(name)
+    works = [family.work(estimator, rows, place, passes) for passes in (min_passes, max_passes)]
     n_exchanges = works[1].meetings
     # A pass in this process needs no messages, so its seconds are those of computing.
     compute_seconds = here.pass_seconds(works[1]) / n_exchanges
@@ -76,21 +76,21 @@ def simulate_choice(
         rule, compute_seconds, place.lanes, works[1].message, latency, speed,
         stragglers=stragglers, packed=works[1].packed,
     )  # fmt: skip
-    sent = float(rows.nbytes) if rows.kind == "memory" else 0.0
+    sent_bytes = float(rows.nbytes) if rows.kind == "memory" else 0.0
     computing = {name: v for name, v in here.values.items() if name in family.computing}
-    setup = Costs(computing).setup_seconds(works[1]) + start + sent / speed
+    setup = Costs(computing).setup_seconds(works[1]) + start + sent_bytes / speed
     seconds = [setup + work.passes * n_exchanges * step_seconds for work in works]
     memory = rows.nbytes / workers
     return Choice(
         estimator,
         f"{workers} workers",
         name,
-        (round(least), round(most)),
+        (round(min_passes), round(max_passes)),
         n_exchanges * step_seconds,
         (seconds[0] / _SPREAD, seconds[1] * _SPREAD) if memory <= place.memory_limit else None,
-        sent + family.traffic(estimator, name, place, works[1]),
+        sent_bytes + family.traffic(estimator, name, place, works[1]),
         memory,
-        name == own,
+        name == own_name,
         None,
     )
 
@@ -136,16 +136,16 @@ def parse_bandwidth(bandwidth: Any) -> float:
     is_number = isinstance(bandwidth, Real) and not isinstance(bandwidth, bool)
     if is_number and 0 < float(bandwidth) < inf:
         return float(bandwidth)
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"([\d.]+)\s*([kmgt]?)(bit|b)(?:it)?(?:/s|ps)?", str(bandwidth).strip(), re.IGNORECASE
     )
-    if found is None or not _parse_number(found[1]):
+    if match is None or not _parse_number(match[1]):
         raise InvalidParameterError(
             f'bandwidth={bandwidth!r}: use bytes a second, or words such as "10Gbit" or "1.25GB".'
         )
     # As is usual for networks: "b" alone means bits, "B" bytes.
-    bits = found[3].lower() == "bit" or found[3] == "b"
-    return _parse_number(found[1]) * _UNIT_FACTORS[found[2].lower()] / (8 if bits else 1)
+    bits = match[3].lower() == "bit" or match[3] == "b"
+    return _parse_number(match[1]) * _UNIT_FACTORS[match[2].lower()] / (8 if bits else 1)
 
 
 def _parse_number(text: str) -> float:

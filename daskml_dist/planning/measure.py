@@ -61,7 +61,9 @@ def measure_costs(
         # used, whose loops the smaller ones share.
         runner.run(probes[-1] if sparse else probes[0])
         timings = [runner.fit(probe) for probe in probes]
-        values = fit_cost_values([one for timing in timings for one in timing.equations], known)
+        values = fit_cost_values(
+            [equation for timing in timings for equation in timing.equations], known
+        )
         # Passes until convergence: the median over synthetic rows; for sparse rows those of the
         # largest part, which needs about as many as all rows.
         passes = median(timing.work.passes for timing in timings)
@@ -115,14 +117,14 @@ class _ProbeRunner:
         # cost of the fit.
         if self.source == "dask" and self.place.name != INLINE:
             X, y = self._persist(X), self._persist(y)
-        more = {} if policy is None else {"policy": policy}
+        options = {} if policy is None else {"policy": policy}
         start = time.perf_counter()
-        fitted.fit(X, y, client=client, **more)
+        fitted.fit(X, y, client=client, **options)
         seconds = time.perf_counter() - start
         records = [float(record["seconds"]) for record in fitted.history_]
         # The number of passes that the parameters fix, or else the number that the fit recorded.
-        least, most = family.passes(fitted, Costs({}))
-        passes = most if least == most else float(len(fitted.history_))
+        min_passes, max_passes = family.passes(fitted, Costs({}))
+        passes = max_passes if min_passes == max_passes else float(len(fitted.history_))
         work = family.work(fitted, shape, self.place, passes)
         return _ProbeTiming(work, seconds, family.equations(work, seconds, records))
 
@@ -130,11 +132,11 @@ class _ProbeRunner:
         """Return the seconds per byte that is moved to this process."""
         if self.place.client is None:
             return 0.0
-        far = self.place.client.submit(np.ones, _GATHERED_BYTES // 8, pure=False)
+        remote_array = self.place.client.submit(np.ones, _GATHERED_BYTES // 8, pure=False)
         # The array is computed before the clock starts, so that only the transfer is timed.
-        self.place.client.submit(len, far).result()
+        self.place.client.submit(len, remote_array).result()
         start = time.perf_counter()
-        far.result()
+        remote_array.result()
         return (time.perf_counter() - start) / _GATHERED_BYTES
 
     def _persist(self, values: Any) -> Any:
@@ -163,14 +165,16 @@ def _draw_rows(rows: RowsShape, n: int) -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
     assert rows.collection is not None
     X, y, _ = rows.collection.inputs
-    chosen = np.sort(rng.choice(rows.n_rows, n, replace=False))
+    row_numbers = np.sort(rng.choice(rows.n_rows, n, replace=False))
     labels = np.asarray(copy_to_host(y)) if y is not None else rng.integers(0, 2, rows.n_rows)
-    return X.tocsr()[chosen], labels[chosen]
+    return X.tocsr()[row_numbers], labels[row_numbers]
 
 
 def _copy_for_probe(estimator: Any, probe: Probe) -> Any:
     """Return an estimator with the same parameters for a tiny fit without callbacks."""
-    own = estimator.get_params(deep=False)
+    own_params = estimator.get_params(deep=False)
     changed = {**_QUIET, **probe.params}
-    made = clone(estimator)
-    return made.set_params(**{name: value for name, value in changed.items() if name in own})
+    cloned = clone(estimator)
+    return cloned.set_params(
+        **{name: value for name, value in changed.items() if name in own_params}
+    )

@@ -184,10 +184,10 @@ class Plan:
         Other policies lead to other coefficients, so they cannot be compared by time alone.
         """
         # Hypothetical clusters cannot be fitted on, so they are not recommended.
-        own = (c for c in self.choices if c.own and c.place in (INLINE, "cluster"))
+        own_choices = (c for c in self.choices if c.own and c.place in (INLINE, "cluster"))
         # A tie means two unknown times, for rows that fit in no memory. The cluster is then
         # preferred, since its workers read parts of the rows in parallel in each pass.
-        return min(own, key=lambda choice: (choice.expected, choice.place == INLINE))
+        return min(own_choices, key=lambda choice: (choice.expected, choice.place == INLINE))
 
     @property
     def advice(self) -> str:
@@ -221,11 +221,11 @@ class Plan:
 
 def _make_cells(choice: Choice) -> Sequence[str]:
     """Return the cells of a choice in the table of a plan."""
-    least, most = choice.passes
+    min_passes, max_passes = choice.passes
     return (
         choice.place,
         choice.policy,
-        f"{least}" if least == most else f"{least} to {most}",
+        f"{min_passes}" if min_passes == max_passes else f"{min_passes} to {max_passes}",
         format_seconds(choice.pass_seconds),
         "unknown" if choice.seconds is None else format_seconds_range(choice.seconds),
         format_bytes(choice.traffic),

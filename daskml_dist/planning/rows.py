@@ -160,8 +160,10 @@ def _count_labels(
     elif persisted:
         # Three parts, distributed over the rows, since rows are often sorted by label.
         parts = collection.parts
-        some = {0, len(parts) // 2, len(parts) - 1}
-        labels = np.concatenate([np.asarray(v) for v in compute(*(parts[i][1] for i in some))])
+        part_numbers = {0, len(parts) // 2, len(parts) - 1}
+        labels = np.concatenate(
+            [np.asarray(v) for v in compute(*(parts[i][1] for i in part_numbers))]
+        )
     else:
         return 2, ["y is lazy: the plan assumes two classes."]
     labels = np.asarray(labels)

@@ -182,8 +182,10 @@ class BoundedStaleness(Policy):
             return self
         # Half of the bound is for the batches between two exchanges, half for the lead at an
         # exchange. Together they are (exchange_every - 1) + staleness, the user's bound.
-        half = self.staleness // 2
-        return _BoundedRows(exchange_every=half + 1, staleness=self.staleness - half)
+        half_staleness = self.staleness // 2
+        return _BoundedRows(
+            exchange_every=half_staleness + 1, staleness=self.staleness - half_staleness
+        )
 
 
 @dataclass(frozen=True)
@@ -246,11 +248,11 @@ class Asynchronous(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        most = self.max_delay
-        whole = isinstance(most, int) and not isinstance(most, bool) and most >= 0
-        if not (most is None or most == "auto" or whole):
+        max_delay = self.max_delay
+        is_count = isinstance(max_delay, int) and not isinstance(max_delay, bool) and max_delay >= 0
+        if not (max_delay is None or max_delay == "auto" or is_count):
             raise InvalidParameterError(
-                f"Asynchronous(max_delay={most!r}): give an integer >= 0, 'auto' or None."
+                f"Asynchronous(max_delay={max_delay!r}): give an integer >= 0, 'auto' or None."
             )
         factor = self.delay_compensation
         if not (is_number(factor) and factor >= 0):
@@ -266,7 +268,7 @@ class Asynchronous(Policy):
             raise InvalidParameterError(
                 f"Asynchronous(gradient_table={self.gradient_table!r}): give True or False."
             )
-        if self.gradient_table and (factor or most is not None):
+        if self.gradient_table and (factor or max_delay is not None):
             raise InvalidParameterError(
                 "Asynchronous(gradient_table=True) bounds delays by itself and steps along many "
                 "gradients: leave max_delay at None and delay_compensation at 0."

@@ -278,10 +278,10 @@ class ArrivalGate(Gate):
 
     def _count_lane_at(self, lane: int, clock: int | None) -> None:
         """Move a lane to another clock in the counts; None removes it."""
-        if (before := self.clocks.get(lane)) is not None:
-            self._n_lanes_at[before] -= 1
-            if not self._n_lanes_at[before]:
-                del self._n_lanes_at[before]
+        if (old_clock := self.clocks.get(lane)) is not None:
+            self._n_lanes_at[old_clock] -= 1
+            if not self._n_lanes_at[old_clock]:
+                del self._n_lanes_at[old_clock]
         if clock is not None:
             self._n_lanes_at[clock] += 1
 
@@ -314,11 +314,11 @@ class TrainerGate(ArrivalGate):
     """
 
     def may_all_proceed(self, lanes: Iterable[int]) -> bool:
-        own = {lane: self.clocks[lane] for lane in lanes if lane in self.clocks}
-        others = [clock for lane, clock in self.clocks.items() if lane not in own]
-        if self._staleness is None or not own or not others:
+        own_clocks = {lane: self.clocks[lane] for lane in lanes if lane in self.clocks}
+        other_clocks = [clock for lane, clock in self.clocks.items() if lane not in own_clocks]
+        if self._staleness is None or not own_clocks or not other_clocks:
             return True
-        return min(own.values()) - min(others) <= self._staleness
+        return min(own_clocks.values()) - min(other_clocks) <= self._staleness
 
 
 #: Names of the loops that lanes may run.
@@ -476,12 +476,14 @@ class Policy(ParameterObject):
     def __post_init__(self) -> None:
         self._check_declaration()
         # With `from __future__ import annotations`, the types of fields are strings.
-        own = {f.name: f.metadata.get("least", 1) for f in fields(self) if f.type in (int, "int")}
-        for name, least in (own | _CADENCE).items():
+        least_values = {
+            f.name: f.metadata.get("least", 1) for f in fields(self) if f.type in (int, "int")
+        }
+        for name, minimum in (least_values | _CADENCE).items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
                 raise InvalidParameterError(
-                    f"{type(self).__name__}({name}={value!r}): give an integer >= {least}."
+                    f"{type(self).__name__}({name}={value!r}): give an integer >= {minimum}."
                 )
         self._check_outer_step()
 

@@ -65,23 +65,25 @@ class PolicyByPart(Policy):
     def __post_init__(self) -> None:
         super().__post_init__()
         for part in ("embeddings", "dense"):
-            if not isinstance(given := getattr(self, part), Policy):
+            if not isinstance(policy := getattr(self, part), Policy):
                 raise InvalidParameterError(
-                    f"{part}={given!r} is not a policy object. Give objects, such as "
+                    f"{part}={policy!r} is not a policy object. Give objects, such as "
                     "PolicyByPart(Asynchronous(), AllReduce()), or a mapping of names: "
                     'policy={"embeddings": "async", "dense": "allreduce"}.'
                 )
-        own, rest = self.embeddings, self.dense
-        steps_often = own.push_every == own.pull_every == 1
-        plain = own.loop == "free" and not (own.delay_compensation or own.gradient_table)
-        if not (plain and steps_often):
+        embeddings, dense = self.embeddings, self.dense
+        steps_often = embeddings.push_every == embeddings.pull_every == 1
+        is_plain = embeddings.loop == "free" and not (
+            embeddings.delay_compensation or embeddings.gradient_table
+        )
+        if not (is_plain and steps_often):
             raise InvalidParameterError(
-                f"embeddings={own!r}: rows of ids are pulled and pushed at each step. Use "
+                f"embeddings={embeddings!r}: rows of ids are pulled and pushed at each step. Use "
                 '"async", "ssp", or Asynchronous(max_delay=...).'
             )
-        if not (rest.loop == "replicas" and rest.sums_gradients):
+        if not (dense.loop == "replicas" and dense.sums_gradients):
             raise InvalidParameterError(
-                f'dense={rest!r}: trainers sum the gradients of what they hold. Use "allreduce".'
+                f'dense={dense!r}: trainers sum the gradients of what they hold. Use "allreduce".'
             )
 
         rate = self.dense_rate
@@ -97,8 +99,8 @@ class PolicyByPart(Policy):
     @property
     def optimizer_of_dense(self) -> Optimizer | None:
         """Return the optimizer of all parameters except embeddings; None: the estimator's."""
-        given = self.dense_optimizer
-        return None if given is None else get_optimizer(given)
+        optimizer = self.dense_optimizer
+        return None if optimizer is None else get_optimizer(optimizer)
 
     @property
     def dense_schedule(self) -> Schedule | None:

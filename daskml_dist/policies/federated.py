@@ -86,8 +86,8 @@ class FederatedAveraging(Policy):
 
     def __post_init__(self) -> None:
         fraction, steps, mu = self.fraction, self.local_steps, self.proximal
-        whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
-        if steps is not None and not whole:
+        is_count = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
+        if steps is not None and not is_count:
             raise InvalidParameterError(
                 f"FederatedAveraging(local_steps={steps!r}): give an integer >= 1, or None for "
                 "local_epochs."
@@ -144,10 +144,10 @@ class FederatedAveraging(Policy):
         -------
         list of int
         """
-        able = np.flatnonzero(np.asarray(rows))
-        count = max(1, round(self.fraction * len(able)))
+        nonempty = np.flatnonzero(np.asarray(rows))
+        count = max(1, round(self.fraction * len(nonempty)))
         # The draw depends only on the seed and the round; a stateful generator could be in another
         # state after a loss.
         random: Any = np.random.default_rng([_DRAW_STREAM, seed, number])
-        drawn: list[int] = sorted(random.choice(able, count, replace=False).tolist())
+        drawn: list[int] = sorted(random.choice(nonempty, count, replace=False).tolist())
         return drawn

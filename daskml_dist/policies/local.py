@@ -89,8 +89,8 @@ Optimizer or None, default=None
     def __post_init__(self) -> None:
         super().__post_init__()
         quorum, grace = self.quorum, self.grace
-        whole = isinstance(quorum, int) and not isinstance(quorum, bool)
-        if quorum is not None and not (whole and quorum >= 1):
+        is_integer = isinstance(quorum, int) and not isinstance(quorum, bool)
+        if quorum is not None and not (is_integer and quorum >= 1):
             raise InvalidParameterError(
                 f"LocalSGD(quorum={quorum!r}): give an integer >= 1, or None for all lanes."
             )

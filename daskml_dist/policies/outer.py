@@ -69,10 +69,12 @@ def resolve_outer(
         is_mean = rate == 1 and momentum == 0
         return None if is_mean else OuterOptimizer(Nesterov(float(momentum)), float(rate))
     if isinstance(outer, str) and outer in OUTER_OPTIMIZERS:
-        found = OUTER_OPTIMIZERS[outer]
+        outer_optimizer = OUTER_OPTIMIZERS[outer]
     elif isinstance(outer, Optimizer) and not outer.uses_scales:
         usual = OUTER_OPTIMIZERS.get(outer.name)
-        found = OuterOptimizer(outer, usual.rate if usual else 0.01 if outer.adaptive else 1.0)
+        outer_optimizer = OuterOptimizer(
+            outer, usual.rate if usual else 0.01 if outer.adaptive else 1.0
+        )
     else:
         raise InvalidParameterError(
             f"{policy}(outer={outer!r}): give one of {sorted(OUTER_OPTIMIZERS)}, an optimizer of "
@@ -80,14 +82,17 @@ def resolve_outer(
             f"mean.{suggest_nearest(outer, OUTER_OPTIMIZERS)}"
         )
     if momentum is not None:
-        found = replace(found, optimizer=_with_momentum(policy, outer, found.optimizer, momentum))
-    return found if rate is None else replace(found, rate=float(rate))
+        outer_optimizer = replace(
+            outer_optimizer,
+            optimizer=_with_momentum(policy, outer, outer_optimizer.optimizer, momentum),
+        )
+    return outer_optimizer if rate is None else replace(outer_optimizer, rate=float(rate))
 
 
 def _with_momentum(policy: str, outer: Any, optimizer: Optimizer, momentum: float) -> Optimizer:
     """Return an optimizer that was given by name, with another momentum."""
-    own = {f.name for f in fields(optimizer)} if isinstance(outer, str) else set()  # type: ignore[arg-type]
-    name = next((name for name in _MOMENTUM_FIELDS if name in own), None)
+    field_names = {f.name for f in fields(optimizer)} if isinstance(outer, str) else set()  # type: ignore[arg-type]
+    name = next((name for name in _MOMENTUM_FIELDS if name in field_names), None)
     if name is None:
         raise InvalidParameterError(
             f"{policy}(outer={outer!r}, outer_momentum={momentum!r}): outer_momentum is for "

@@ -58,18 +58,18 @@ class LanePaces:
 
     def leave(self, lane: int) -> None:
         """Forget a lane, so that its pace no longer counts."""
-        for known in (self._began, self._paces, self._medians, self._announced_steps):
-            known.pop(lane, None)
+        for by_lane in (self._began, self._paces, self._medians, self._announced_steps):
+            by_lane.pop(lane, None)
 
     def count_steps(self, lane: int) -> int:
         """Return after how many steps a lane should push next; 0 if its pace is unknown."""
         if lane not in self._medians:
             return 0
-        own, fastest = self._medians[lane], min(self._medians.values())
-        wanted = self._most
-        if own > fastest:
-            wanted = max(self._least, round(self._most * fastest / own))
+        own_seconds, fastest = self._medians[lane], min(self._medians.values())
+        n_steps = self._most
+        if own_seconds > fastest:
+            n_steps = max(self._least, round(self._most * fastest / own_seconds))
         current = self._announced_steps.get(lane, self._most)
-        if abs(wanted - current) > _LEAST_CHANGE * current:
-            self._announced_steps[lane] = current = wanted
+        if abs(n_steps - current) > _LEAST_CHANGE * current:
+            self._announced_steps[lane] = current = n_steps
         return current

@@ -191,10 +191,12 @@ class Categorizer(_FrameTransformer):
         """
         frame, pandas = self._remember_columns(X), load_pandas()
         dtypes = dict(self.categories or {})
-        if others := [n for n, c in dtypes.items() if not isinstance(c, pandas.CategoricalDtype)]:
+        if not_dtypes := [
+            n for n, c in dtypes.items() if not isinstance(c, pandas.CategoricalDtype)
+        ]:
             raise InvalidParameterError(
-                f"categories[{others[0]!r}] should be a pandas.CategoricalDtype. Pass "
-                f"pandas.CategoricalDtype({dtypes[others[0]]!r})."
+                f"categories[{not_dtypes[0]!r}] should be a pandas.CategoricalDtype. Pass "
+                f"pandas.CategoricalDtype({dtypes[not_dtypes[0]]!r})."
             )
         self.columns_ = _select_columns(frame, self.columns, of_texts=True)
         for name in self.columns_:
@@ -208,7 +210,9 @@ class Categorizer(_FrameTransformer):
             rows = as_collection(X[unknown], None, None, numeric=False)
             with report_reading(type(self).__name__):
                 values = reduce_parts(rows, _find_block_values, _join_values)
-            dtypes |= {n: _make_dtype(n, each) for n, each in zip(unknown, values, strict=True)}
+            dtypes |= {
+                n: _make_dtype(n, distinct) for n, distinct in zip(unknown, values, strict=True)
+            }
         self._keep_categories({name: dtypes[name] for name in self.columns_})
         return self
 
@@ -295,8 +299,8 @@ class DummyEncoder(_FrameTransformer):
         """
         # Known categories of a lazy frame are in its metadata: nothing is computed.
         frame, pandas = self._remember_columns(X), load_pandas()
-        chosen = _select_columns(frame, self.columns, of_texts=False)
-        for name in chosen:
+        encoded_columns = _select_columns(frame, self.columns, of_texts=False)
+        for name in encoded_columns:
             is_categorical = isinstance(frame[name].dtype, pandas.CategoricalDtype)
             if not is_categorical or not _has_known_categories(X, name):
                 raise InvalidDataError(
@@ -304,9 +308,9 @@ class DummyEncoder(_FrameTransformer):
                     "make_pipeline(Categorizer(), DummyEncoder())."
                 )
         self.columns_ = self.feature_names_in_
-        self.categorical_columns_ = chosen
-        self.non_categorical_columns_ = [n for n in self.columns_ if n not in chosen]
-        self._keep_categories({name: frame[name].dtype for name in chosen})
+        self.categorical_columns_ = encoded_columns
+        self.non_categorical_columns_ = [n for n in self.columns_ if n not in encoded_columns]
+        self._keep_categories({name: frame[name].dtype for name in encoded_columns})
         # A frame without rows has all columns of the result.
         self.transformed_columns_ = np.asarray(list(self._transform(frame.iloc[:0])), object)
         return self
@@ -364,8 +368,8 @@ class DummyEncoder(_FrameTransformer):
             values = pandas.Categorical.from_codes(codes, dtype=dtype)
             restored[name] = pandas.Series(values, index=X.index)
             first += width
-        others = {name: X[name] for name in self.non_categorical_columns_}
-        frame = pandas.DataFrame({**others, **restored}, index=X.index)
+        other_columns = {name: X[name] for name in self.non_categorical_columns_}
+        frame = pandas.DataFrame({**other_columns, **restored}, index=X.index)
         return frame[list(self.columns_)]
 
     def _list_columns_out(self) -> list[Any]:
@@ -427,7 +431,7 @@ def _find_block_values(index: int, X: Any, y: Any, weight: Any) -> list[set[Any]
 
 def _join_values(parts: list[list[set[Any]]]) -> list[set[Any]]:
     """Return the values in each column over all blocks."""
-    return [set().union(*each) for each in zip(*parts, strict=True)]
+    return [set().union(*column_values) for column_values in zip(*parts, strict=True)]
 
 
 def _convert_column(column: Any, dtype: Any) -> Any:

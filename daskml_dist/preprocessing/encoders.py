@@ -60,17 +60,17 @@ class CategoryEncoder(BlockTransformer):
         distinct, rows_of_distinct = count_distinct_rows(X)
         distinct = convert_missing_to_nan(distinct)
         # Given categories are checked against the rows, by scikit-learn's own fit to them.
-        given = self.categories
-        if not isinstance(given, str):
+        user_categories = self.categories
+        if not isinstance(user_categories, str):
             clone(self).set_params(min_frequency=None, max_categories=None).fit(distinct)
-        categories, codes = number_categories(distinct, given)
+        categories, codes = number_categories(distinct, user_categories)
         counts = []
-        for j, own in enumerate(categories):
+        for j, column_categories in enumerate(categories):
             column, n_rows = codes[:, j], rows_of_distinct[j]
             # Add up the rows of each category; unknown values (code -1) belong to none.
-            sums = np.zeros(len(own), dtype=np.int64)
-            known = column >= 0
-            np.add.at(sums, column[known], n_rows[known])
+            sums = np.zeros(len(column_categories), dtype=np.int64)
+            is_known = column >= 0
+            np.add.at(sums, column[is_known], n_rows[is_known])
             counts.append(sums)
         return categories, counts, X.shape[0], is_dataframe_like(X)
 
@@ -79,7 +79,7 @@ class CategoryEncoder(BlockTransformer):
         join = _add_counts_of_union if isinstance(self.categories, str) else _add_counts
         # Transpose: from a list of columns per block to a list of blocks per column.
         columns = zip(zip(*categories, strict=True), zip(*counts, strict=True), strict=True)
-        merged = [join(list(own), list(sums)) for own, sums in columns]
+        merged = [join(list(column_categories), list(sums)) for column_categories, sums in columns]
         return [c for c, _ in merged], [n for _, n in merged], sum(n_rows), are_frames[0]
 
     def _finish(self, summary: Any) -> None:
@@ -100,7 +100,7 @@ class CategoryEncoder(BlockTransformer):
         """Return few rows that hold all categories, as an array or a frame."""
         # Columns with fewer categories repeat them, up to the length of the longest column.
         longest = max(map(len, categories))
-        columns = [np.resize(found, longest) for found in categories]
+        columns = [np.resize(column_categories, longest) for column_categories in categories]
         if not is_frame:
             return np.column_stack(columns)
         names = getattr(self, "feature_names_in_", range(len(columns)))
@@ -121,28 +121,33 @@ class CategoryEncoder(BlockTransformer):
         The host is needed for sparse rows, missing or unknown values, infrequent categories that
         are merged, and a fit with column names, which arrays on a GPU lack.
         """
-        known = vars(self)
+        attributes = vars(self)
         merges = self.min_frequency is not None or self.max_categories is not None
-        if hasattr(X, "tocsr") or merges or "feature_names_in_" in known:
+        if hasattr(X, "tocsr") or merges or "feature_names_in_" in attributes:
             return None
-        if known.get("n_features_in_") != X.shape[-1] or not returns_arrays(self):
+        if attributes.get("n_features_in_") != X.shape[-1] or not returns_arrays(self):
             return None
-        if any(own.dtype.kind not in "fiub" or not len(own) for own in self.categories_):
+        if any(
+            column_categories.dtype.kind not in "fiub" or not len(column_categories)
+            for column_categories in self.categories_
+        ):
             return None
         xp, codes = namespace(X), []
-        for j, own in enumerate(self.categories_):
-            column, categories = X[:, j], xp.asarray(own)
-            at = xp.searchsorted(categories, column)
-            at = xp.where(at < len(own), at, xp.zeros_like(at))
-            if not xp.all(xp.take(categories, at) == column):
+        for j, column_categories in enumerate(self.categories_):
+            column, categories = X[:, j], xp.asarray(column_categories)
+            positions = xp.searchsorted(categories, column)
+            positions = xp.where(
+                positions < len(column_categories), positions, xp.zeros_like(positions)
+            )
+            if not xp.all(xp.take(categories, positions) == column):
                 return None
-            codes.append(at)
+            codes.append(positions)
         return codes
 
     def _rows_to_transform(self, X: Any) -> Any:
         # For a large frame, `_transform` converts only the distinct values.
-        many = is_dataframe_like(X) and len(X) >= _MIN_ROWS_FOR_DISTINCT
-        return X if many else self._plain(X)
+        has_many_rows = is_dataframe_like(X) and len(X) >= _MIN_ROWS_FOR_DISTINCT
+        return X if has_many_rows else self._plain(X)
 
     def _transform(self, X: Any, *args: Any, **options: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the code of each value of X, and whether it is known.
@@ -152,19 +157,19 @@ class CategoryEncoder(BlockTransformer):
         if np.shape(X)[0] < _MIN_ROWS_FOR_DISTINCT or not (
             is_dataframe_like(X) or isinstance(X, np.ndarray)
         ):
-            known = super()._transform(X, *args, **options)
-            return known[0], known[1]
+            encoded = super()._transform(X, *args, **options)
+            return encoded[0], encoded[1]
         # Encode the distinct values; `places` has the position of each row's value among them.
         distinct, places = find_distinct_rows(X)
         codes, are_known = super()._transform(convert_missing_to_nan(distinct), *args, **options)
-        at = np.stack(places, axis=1), np.arange(len(places))
-        return codes[at], are_known[at]
+        index = np.stack(places, axis=1), np.arange(len(places))
+        return codes[index], are_known[index]
 
     def _sample(self, X: Any) -> Any:
         # A row of known categories, which handle_unknown="error" accepts.
         if not hasattr(self, "categories_") or not all(map(len, self.categories_)):
             return make_sample_row(X)
-        first = [found[:1] for found in self.categories_]
+        first = [column_categories[:1] for column_categories in self.categories_]
         if not hasattr(X, "columns"):
             return np.column_stack(first)
         return _make_frame(X.columns, first)
@@ -183,7 +188,7 @@ def number_categories(rows: Any, categories: Any) -> tuple[list[NDArray[Any]], N
         encoded_missing_value=-2,
     )
     codes = encoder.fit_transform(rows).astype(np.int64)
-    last = np.array([len(own) - 1 for own in encoder.categories_])
+    last = np.array([len(column_categories) - 1 for column_categories in encoder.categories_])
     return encoder.categories_, np.where(codes == -2, last, codes)
 
 
@@ -196,8 +201,8 @@ def _make_frame(names: Any, columns: list[NDArray[Any]]) -> Any:
     """Return a frame of columns with their dtypes."""
     # Without a dtype, pandas would convert a column of objects to strings, and None to NaN.
     series = load_pandas().Series
-    made = [series(column, dtype=column.dtype) for column in columns]
-    return load_pandas().DataFrame(dict(zip(names, made, strict=True)))
+    typed_columns = [series(column, dtype=column.dtype) for column in columns]
+    return load_pandas().DataFrame(dict(zip(names, typed_columns, strict=True)))
 
 
 def _add_counts(
@@ -219,11 +224,11 @@ def _add_counts_of_union(
 
 def join_categories(categories: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the sorted union of a column's categories, and the position of each in it."""
-    dtypes = {own.dtype for own in categories}
+    dtypes = {part.dtype for part in categories}
     if len(dtypes) > 1 and any(dtype.kind not in "biuf" for dtype in dtypes):
         # Blocks may have different dtypes, for example if a column has no value in one of them.
         # NumPy would convert numbers to text if it joined them with text.
-        categories = [own.astype(object) for own in categories]
+        categories = [part.astype(object) for part in categories]
     (union,), places = number_categories(np.concatenate(categories)[:, None], "auto")
     return union, places[:, 0]
 
@@ -325,7 +330,7 @@ class OneHotEncoder(CategoryEncoder, preprocessing.OneHotEncoder):
         # A row of zeros stands for unknown categories, which become None. Where they count as
         # infrequent, no row is all zeros, and the result holds objects as it does with None.
         is_zero = self.handle_unknown == "ignore" or not any(
-            few is not None for few in getattr(self, "infrequent_categories_", ())
+            infrequent is not None for infrequent in getattr(self, "infrequent_categories_", ())
         )
         holds_none = self.handle_unknown != "error" and _lack_missing_value(self.categories_)
         return row * 0 if holds_none and is_zero else row
@@ -337,12 +342,17 @@ class OneHotEncoder(CategoryEncoder, preprocessing.OneHotEncoder):
         if (codes := self._find_device_codes(X)) is None:
             return None
         dtype, widths = np.dtype(self.dtype), map(len, self.categories_)
-        columns = [one_hot(own, width, dtype) for own, width in zip(codes, widths, strict=True)]
+        columns = [
+            one_hot(column_codes, width, dtype)
+            for column_codes, width in zip(codes, widths, strict=True)
+        ]
         xp = namespace(X)
         if self.drop_idx_ is not None:
             columns = [
-                own if at is None else xp.concat([own[:, :at], own[:, at + 1 :]], axis=1)
-                for own, at in zip(columns, self.drop_idx_, strict=True)
+                block
+                if dropped is None
+                else xp.concat([block[:, :dropped], block[:, dropped + 1 :]], axis=1)
+                for block, dropped in zip(columns, self.drop_idx_, strict=True)
             ]
         return xp.concat(columns, axis=1)
 

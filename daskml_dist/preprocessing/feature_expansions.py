@@ -165,7 +165,9 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         if self.encode == "ordinal":
             return cast(xp.stack(codes, axis=1), rows.dtype)
         columns = zip(codes, self.n_bins_.tolist(), strict=True)
-        return xp.concat([one_hot(own, n, rows.dtype) for own, n in columns], axis=1)
+        return xp.concat(
+            [one_hot(column_codes, n, rows.dtype) for column_codes, n in columns], axis=1
+        )
 
     def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> PassGenerator[None]:
         weighted = sample_weight is not None
@@ -313,14 +315,14 @@ class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
             return None
         # Each result is a product of `degree` columns, padded by columns of 1 at the end. They are
         # multiplied from the last to the first, as in scikit-learn.
-        powers, (n_rows, one) = self.powers_, rows.shape
-        factors = np.full((len(powers), max(int(powers.sum(axis=1).max()), 1)), one)
-        for columns, own in zip(factors, powers, strict=True):
-            columns[: own.sum()] = np.repeat(np.arange(one), own)
+        powers, (n_rows, ones_column) = self.powers_, rows.shape
+        factors = np.full((len(powers), max(int(powers.sum(axis=1).max()), 1)), ones_column)
+        for columns, row_powers in zip(factors, powers, strict=True):
+            columns[: row_powers.sum()] = np.repeat(np.arange(ones_column), row_powers)
         xp = namespace(rows)
         rows = xp.concat([rows, ones((n_rows, 1), rows.dtype, like=rows)], axis=1)
-        *others, last = (xp.take(rows, xp.asarray(at), axis=1) for at in factors.T)
-        return functools.reduce(operator.mul, reversed(others), last)
+        *left_factors, last = (xp.take(rows, xp.asarray(factor), axis=1) for factor in factors.T)
+        return functools.reduce(operator.mul, reversed(left_factors), last)
 
     def _summarise_all(self, collection: Collection) -> PassGenerator[tuple[int, Any]]:
         # No pass is needed if Dask knows the number of columns.

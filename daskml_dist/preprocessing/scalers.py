@@ -132,9 +132,9 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
         """Return mean and variance of each feature (None if they are not needed), and its count."""
         # All rows of a block may have weight 0, which scikit-learn refuses.
         if sample_weight is not None and not np.any(sample_weight):
-            none = np.full(X.shape[1], np.nan)
+            nans = np.full(X.shape[1], np.nan)
             with_mean = self.with_mean or self.with_std
-            return (none if with_mean else None), (none if self.with_std else None), np.zeros(())
+            return (nans if with_mean else None), (nans if self.with_std else None), np.zeros(())
         X = as_rows(X, any_order=True, on_device=True) if sample_weight is None else X
         if sample_weight is not None or sparse.issparse(X):
             preprocessing.StandardScaler.fit(self, X, sample_weight=sample_weight)
@@ -397,18 +397,18 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
             return None
         xp, columns = namespace(rows), []
         references = xp.asarray(self.references_)
-        for j, own in enumerate(self.quantiles_.T):
+        for j, column_quantiles in enumerate(self.quantiles_.T):
             column = xp.ascontiguousarray(cast(rows[:, j], np.dtype(np.float64)))
-            quantiles = xp.asarray(np.ascontiguousarray(own))
+            quantiles = xp.asarray(np.ascontiguousarray(column_quantiles))
             if undo:
                 columns.append(xp.interp(column, references, quantiles))
                 continue
             # If several quantiles are equal, their value gets the mean of the first and the last
             # reference, and the smallest and largest value get 0 and 1, as in scikit-learn.
-            down = xp.asarray(-own[::-1]), xp.asarray(-self.references_[::-1])
-            found = 0.5 * (xp.interp(column, quantiles, references) - xp.interp(-column, *down))
-            found = xp.where(column == quantiles[-1], 1.0, found)
-            columns.append(xp.where(column == quantiles[0], 0.0, found))
+            down = xp.asarray(-column_quantiles[::-1]), xp.asarray(-self.references_[::-1])
+            shares = 0.5 * (xp.interp(column, quantiles, references) - xp.interp(-column, *down))
+            shares = xp.where(column == quantiles[-1], 1.0, shares)
+            columns.append(xp.where(column == quantiles[0], 0.0, shares))
         return cast(xp.stack(columns, axis=1), rows.dtype)
 
     def _check_parameters(self) -> None:

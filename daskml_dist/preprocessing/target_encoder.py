@@ -72,7 +72,7 @@ def _sum_block(categories: Any, target_type: str, X: Any, y: NDArray[Any]) -> Ta
     """Return the sums of a block's rows."""
     # Only the distinct values of each column are looked up; `places` maps the rows to them.
     distinct, places = find_distinct_rows(X)
-    found, codes = number_categories(convert_missing_to_nan(distinct), categories)
+    distinct_categories, codes = number_categories(convert_missing_to_nan(distinct), categories)
     # Keep counts by label if possible: whether integers are classes or amounts can only be decided
     # from all blocks together.
     labels: NDArray[Any] | None = None
@@ -81,15 +81,17 @@ def _sum_block(categories: Any, target_type: str, X: Any, y: NDArray[Any]) -> Ta
     else:
         numbers = y.astype(float)
     tables = []
-    for j, own in enumerate(found):
+    for j, column_categories in enumerate(distinct_categories):
         code = codes[places[j], j]
         if code.min() >= 0:
-            tables.append(_sum_by_category(code, numbers, len(own), labels))
+            tables.append(_sum_by_category(code, numbers, len(column_categories), labels))
         else:  # values outside the given categories count only in the total
-            known = code >= 0
-            tables.append(_sum_by_category(code[known], numbers[known], len(own), labels))
+            is_known = code >= 0
+            tables.append(
+                _sum_by_category(code[is_known], numbers[is_known], len(column_categories), labels)
+            )
     total = _sum_by_category(np.zeros(len(y), dtype=np.int64), numbers, 1, labels)
-    return TargetSums(found, labels, tables, total)
+    return TargetSums(distinct_categories, labels, tables, total)
 
 
 def _sum_by_category(
@@ -130,9 +132,10 @@ def _merge_sums(parts: list[TargetSums | None]) -> TargetSums | None:
     for j in range(len(filled[0].categories)):
         columns = [part.categories[j] for part in filled]
         union, joined = join_categories(columns)
-        places = np.split(joined, np.cumsum([len(own) for own in columns])[:-1])
+        places = np.split(joined, np.cumsum([len(column) for column in columns])[:-1])
         parts_of_column = [
-            (at, part.labels, part.tables[j]) for at, part in zip(places, filled, strict=True)
+            (positions, part.labels, part.tables[j])
+            for positions, part in zip(places, filled, strict=True)
         ]
         categories.append(union)
         tables.append(_join_tables(parts_of_column, len(union), labels))
@@ -158,19 +161,19 @@ def _convert_to_moments(part: TargetSums) -> TargetSums:
 def _join_tables(parts: list[Any], n: int, labels: Any) -> NDArray[np.float64]:
     """Merge the tables of parts; each is given as rows of the union, labels, and table."""
     if labels is not None:
-        whole = np.zeros((n, len(labels)))
-        for at, own, table in parts:
-            whole[np.ix_(at, np.searchsorted(labels, own))] += table
-        return whole
-    whole = np.zeros((n, 3))
-    for at, _, table in parts:
+        merged_table = np.zeros((n, len(labels)))
+        for positions, part_labels, table in parts:
+            merged_table[np.ix_(positions, np.searchsorted(labels, part_labels))] += table
+        return merged_table
+    merged_table = np.zeros((n, 3))
+    for positions, _, table in parts:
         # Pairwise update of mean and squared deviations (Chan, Golub and LeVeque 1983).
-        (n_a, m_a, s_a), (n_b, m_b, s_b) = whole[at].T, table.T
+        (n_a, m_a, s_a), (n_b, m_b, s_b) = merged_table[positions].T, table.T
         count = np.maximum(n_a + n_b, 1)
         gap = m_b - m_a
         merged = [n_a + n_b, m_a + gap * n_b / count, s_a + s_b + gap**2 * n_a * n_b / count]
-        whole[at] = np.column_stack(merged)
-    return whole
+        merged_table[positions] = np.column_stack(merged)
+    return merged_table
 
 
 def _find_places(union: NDArray[Any], some: NDArray[Any]) -> NDArray[np.intp]:
@@ -309,27 +312,27 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
         self._check_parameters()
         _check_target_given(y)
         # In newer versions of scikit-learn random_state is a string by default, without a seed.
-        given = 0 if isinstance(self.random_state, str) else self.random_state
-        seed = int(check_random_state(given).randint(2**31 - 1))
+        random_state = 0 if isinstance(self.random_state, str) else self.random_state
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
         collection = as_collection(*take_named_columns(X, y, None), numeric=False)
         summarise = partial(_summarise_folds, clone(self), n_folds, seed)
         (folds,) = yield [ReductionPass(collection, summarise, _merge_folds)]
-        whole = _merge_sums(folds)
-        if whole is None:
+        total = _merge_sums(folds)
+        if total is None:
             raise InvalidDataError("X holds 0 sample(s) in all its blocks. Check its filter.")
         self.__dict__.pop("feature_names_in_", None)
         if collection.feature_names is not None:
             self.feature_names_in_ = collection.feature_names
-        self.n_features_in_ = len(whole.categories)
-        self._set_from_sums(whole, None)
+        self.n_features_in_ = len(total.categories)
+        self._set_from_sums(total, None)
         return seed, folds
 
     def _rows_and_target(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Return rows in memory and a target in a dtype for scikit-learn's compiled sums."""
         _check_target_given(y)
         target = as_column(y, name="y")
-        wide = {"i": np.int64, "u": np.int64, "f": np.float64}.get(target.dtype.kind, target.dtype)
-        target = target.astype(wide, copy=False)
+        dtype = {"i": np.int64, "u": np.int64, "f": np.float64}.get(target.dtype.kind, target.dtype)
+        target = target.astype(dtype, copy=False)
         if self.target_type == "auto" and target.dtype.kind in "iuf":
             if type_of_target(target) == "multiclass":
                 _warn_of_many_classes(np.unique(target))
@@ -368,10 +371,10 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
             categories=self.categories, target_type="continuous", smooth=1.0
         )
         helper.fit(small, np.arange(len(small), dtype=float))
-        kept = {*self.get_params(deep=False), "target_type_", "classes_"}
+        kept_names = {*self.get_params(deep=False), "target_type_", "classes_"}
         if "feature_names_in_" in self.__dict__:
-            kept.add("feature_names_in_")
-        self.__dict__.update({k: v for k, v in vars(helper).items() if k not in kept})
+            kept_names.add("feature_names_in_")
+        self.__dict__.update({k: v for k, v in vars(helper).items() if k not in kept_names})
 
 
 def _warn_of_many_classes(labels: NDArray[Any]) -> None:
@@ -411,9 +414,12 @@ def _summarise_folds(
         if n_folds == 1:
             return [sum_rows(rows, target)]
         fold = _assign_folds(len(target), n_folds, seed, number)
-        pick = rows.iloc if hasattr(rows, "iloc") else rows
+        indexer = rows.iloc if hasattr(rows, "iloc") else rows
         members = [np.flatnonzero(fold == k) for k in range(n_folds)]
-        return [sum_rows(pick[at], target[at]) if len(at) else None for at in members]
+        return [
+            sum_rows(indexer[row_numbers], target[row_numbers]) if len(row_numbers) else None
+            for row_numbers in members
+        ]
     except (ValueError, TypeError) as error:
         raise InvalidDataError(
             f"Block {number}: {error}\nEvery row needs a target, of the kind that target_type "
@@ -461,11 +467,11 @@ def _encode_by_numbers(
     """Return the mean of a continuous target, and the encoding of each category."""
     ((n_rows, mean, squares),) = sums.total
     variance, encodings = squares / n_rows, []
-    for own, union, table in zip(sums.categories, categories, sums.tables, strict=True):
+    for fold_categories, union, table in zip(sums.categories, categories, sums.tables, strict=True):
         # A fold may lack categories of the whole: their count is 0.
-        whole = np.zeros((len(union), 3))
-        whole[_find_places(union, own)] = table
-        n, means, deviations = whole.T
+        padded = np.zeros((len(union), 3))
+        padded[_find_places(union, fold_categories)] = table
+        n, means, deviations = padded.T
         encodings.append(_shrink_means(n, means, deviations, mean, variance, smooth))
     return mean, encodings
 
@@ -481,13 +487,13 @@ def _encode_by_labels(
     columns = np.searchsorted(classes, sums.labels)
     means = np.zeros(max(2, len(classes)))  # if y has a single value, there is no second class
     means[columns] = sums.total[0] / sums.total.sum()
-    chosen = [1] if kind == "binary" else range(len(classes))
+    encoded_classes = [1] if kind == "binary" else range(len(classes))
     encodings = []
-    for own, union, table in zip(sums.categories, categories, sums.tables, strict=True):
+    for fold_categories, union, table in zip(sums.categories, categories, sums.tables, strict=True):
         counts = np.zeros((len(union), len(means)))
-        counts[np.ix_(_find_places(union, own), columns)] = table
+        counts[np.ix_(_find_places(union, fold_categories), columns)] = table
         n = counts.sum(axis=1)
-        for k in chosen:
+        for k in encoded_classes:
             # The target is the indicator of class k: its squared deviations follow from its mean.
             p = counts[:, k] / np.maximum(n, 1)
             variance = means[k] * (1 - means[k])
@@ -521,9 +527,9 @@ def _encode_folds(
     out = np.empty((rows.shape[0], width))
     if rows.shape[0]:
         fold = _assign_folds(len(out), len(encoders), seed, number)
-        pick = rows.iloc if hasattr(rows, "iloc") else rows
+        indexer = rows.iloc if hasattr(rows, "iloc") else rows
         for k, encoder in enumerate(encoders):
-            at = np.flatnonzero(fold == k)
-            if len(at):
-                out[at] = encoder.transform(pick[at])
+            row_numbers = np.flatnonzero(fold == k)
+            if len(row_numbers):
+                out[row_numbers] = encoder.transform(indexer[row_numbers])
     return out

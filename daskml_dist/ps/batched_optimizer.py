@@ -68,8 +68,8 @@ class BatchedOptimizer(Optimizer):
         """Return learning rates of shape (n_steps, n_columns), after the passes of each step."""
         # Constant rates are computed once for all steps.
         if all(type(schedule) is Constant for schedule in self.schedules):
-            return np.repeat([self.rates(one) for one in passes[:1]], len(passes), axis=0)
-        return np.array([self.rates(one) for one in passes])
+            return np.repeat([self.rates(n_passes) for n_passes in passes[:1]], len(passes), axis=0)
+        return np.array([self.rates(n_passes) for n_passes in passes])
 
     def update(
         self,
@@ -100,10 +100,10 @@ class BatchedOptimizer(Optimizer):
                     state, ..., grad, rate, strengths, coefficients
                 )
                 return
-            most = (
+            thresholds = (
                 lift_to_arrays(kind.elementwise_update, xp)(state, ..., grad, rate, coefficients)
                 * strengths
             )
-            soft_threshold(w, most)
+            soft_threshold(w, thresholds)
             return
         lift_to_arrays(kind.elementwise_update, xp)(state, ..., grad, rate, coefficients)

@@ -64,14 +64,14 @@ class GradientTable:
         if lane in self._stepped_lanes:
             self._gather(self._next_entries, lane, push)
             return None
-        before = self._entries[lane].mean() if lane in self._entries else None
+        old_mean = self._entries[lane].mean() if lane in self._entries else None
         self._gather(self._entries, lane, push)
         if any(n not in self._entries for n in lanes):
             return None
         # Phase 2: only one lane's mean changes, so the update costs the same for any number of
         # lanes.
-        if self._total is not None and before is not None:
-            self._total.add(before, sign=-1)
+        if self._total is not None and old_mean is not None:
+            self._total.add(old_mean, sign=-1)
             self._total.add(self._entries[lane].mean())
         else:
             self._total = self._sum_entries()

@@ -57,14 +57,14 @@ class GrowingArray:
         """
         if reserved and n_rows <= len(self._reserved_rows):
             return self._reserved_rows
-        before = self.values
+        old_values = self.values
         if reserved:
-            extended = _reserve_memory(n_rows, max(reserved, n_rows), before)
+            extended = _reserve_memory(n_rows, max(reserved, n_rows), old_values)
         else:
             mapped = self._map(n_rows * self.row_bytes, folder)
-            extended = np.frombuffer(mapped, before.dtype).reshape(n_rows, -1)
+            extended = np.frombuffer(mapped, old_values.dtype).reshape(n_rows, -1)
         if not self.is_mapped:
-            extended[: len(before)] = before
+            extended[: len(old_values)] = old_values
         return extended
 
     def take_over(self, extended: NDArray[Any], n_rows: int) -> None:
@@ -110,6 +110,6 @@ def _reserve_memory(n_rows: int, reserved: int, like: NDArray[Any]) -> NDArray[A
         reserved = n_rows
         memory = np.zeros(reserved * row_bytes + _CACHE_LINE_BYTES, np.uint8)
     # Aligned to a cache line, so that rows of 64 bytes never straddle two.
-    skipped = -memory.ctypes.data % _CACHE_LINE_BYTES
-    memory = memory[skipped : skipped + reserved * row_bytes]
+    n_skipped = -memory.ctypes.data % _CACHE_LINE_BYTES
+    memory = memory[n_skipped : n_skipped + reserved * row_bytes]
     return memory.view(like.dtype).reshape(reserved, like.shape[1])

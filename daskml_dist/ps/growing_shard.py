@@ -42,8 +42,10 @@ class GrowingShard(Shard):
         if state.ids is not None:
             self._store.restore(_make_content(state, self._store.settings))
         self._n_grown = self._store.n_grown
-        given = replace(state, w=self._store.w, opt_state=self._store.state, ids=None, held=None)
-        super().__init__(rule, given)
+        store_state = replace(
+            state, w=self._store.w, opt_state=self._store.state, ids=None, held=None
+        )
+        super().__init__(rule, store_state)
         #: Step of the store at the last snapshot whose changes were sent to a standby; -1 if none
         #: was.
         self._sent_step = -1
@@ -73,9 +75,9 @@ class GrowingShard(Shard):
         if self._store.n_grown != self._n_grown:
             self._bind_store()
         # Ids that were not seen often enough have no row yet.
-        admitted = slots >= 0
-        if not admitted.all():
-            grad, slots = grad[admitted], slots[admitted]
+        is_admitted = slots >= 0
+        if not is_admitted.all():
+            grad, slots = grad[is_admitted], slots[is_admitted]
         super().apply(grad, rows, slots, scale)
 
     def _bind_store(self) -> None:
@@ -99,9 +101,9 @@ class GrowingShard(Shard):
 
     def _describe(self, table: RowChanges) -> ShardSnapshot:
         """Return a snapshot of the present counts with the given rows."""
-        nothing = np.empty((0, self.w.shape[1]), self.w.dtype)
+        no_rows = np.empty((0, self.w.shape[1]), self.w.dtype)
         return ShardSnapshot(
-            nothing, {}, self.version, self._first_step, self.rows, self._rate_sum, None, None, 0,
+            no_rows, {}, self.version, self._first_step, self.rows, self._rate_sum, None, None, 0,
             table=table, held=self.held,
         )  # fmt: skip
 
@@ -174,10 +176,10 @@ def find_sorted_ids(
     wanted: NDArray[np.int64], ids: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Return which of the wanted ids are among sorted ids, and their positions there."""
-    at = np.searchsorted(ids, wanted)
-    known = at < len(ids)
-    known[known] = ids[at[known]] == wanted[known]
-    return known, at
+    positions = np.searchsorted(ids, wanted)
+    is_known = positions < len(ids)
+    is_known[is_known] = ids[positions[is_known]] == wanted[is_known]
+    return is_known, positions
 
 
 def look_up_rows(
@@ -192,11 +194,11 @@ def look_up_rows(
     w : ndarray of shape (n_ids, width)
     table : GrowingTable
     """
-    known, at = find_sorted_ids(wanted, ids)
-    found = np.empty((len(wanted), w.shape[1]), w.dtype)
-    found[known] = w[at[known]]
-    found[~known] = draw_initial_rows(wanted[~known], table, found.dtype)
-    return found
+    is_known, positions = find_sorted_ids(wanted, ids)
+    rows = np.empty((len(wanted), w.shape[1]), w.dtype)
+    rows[is_known] = w[positions[is_known]]
+    rows[~is_known] = draw_initial_rows(wanted[~is_known], table, rows.dtype)
+    return rows
 
 
 def _make_content(state: ShardState, settings: RowStoreSettings) -> RowChanges:
@@ -204,12 +206,12 @@ def _make_content(state: ShardState, settings: RowStoreSettings) -> RowChanges:
     ids = state.ids
     assert ids is not None
     # If the state has no optimizer state, as from another optimizer, it gets the initial one.
-    kept = state.opt_state or {
+    opt_state = state.opt_state or {
         name: np.full((len(ids), width), settings.state_start[name], settings.dtype)
         for name, width in settings.state_widths.items()
     }
-    nothing, at_start = np.empty(0, np.int64), np.zeros(len(ids), np.int64)
-    return RowChanges(-1, 0, ids, at_start, state.w, kept, nothing, nothing, nothing, 0, 0, 0, 0)
+    no_ids, at_start = np.empty(0, np.int64), np.zeros(len(ids), np.int64)
+    return RowChanges(-1, 0, ids, at_start, state.w, opt_state, no_ids, no_ids, no_ids, 0, 0, 0, 0)
 
 
 def _make_store_settings(
@@ -217,11 +219,13 @@ def _make_store_settings(
 ) -> RowStoreSettings:
     """Return the settings of a store for rows of the same width and dtype as `like`."""
     width = like.shape[1]
-    zero, one = (rule.init(np.full((1, width), value, like.dtype)) for value in (0, 1))
-    for name, array in zero.items():
+    state_of_zero, state_of_one = (
+        rule.init(np.full((1, width), value, like.dtype)) for value in (0, 1)
+    )
+    for name, array in state_of_zero.items():
         # A server creates rows one at a time, so their initial state must not depend on their
         # values.
-        if not np.array_equal(array, one[name]) or array.min() != array.max():
+        if not np.array_equal(array, state_of_one[name]) or array.min() != array.max():
             (group,) = rule.groups
             raise InvalidParameterError(
                 f"optimizer={group.optimizer!r} has an initial state that depends on the "
@@ -230,11 +234,11 @@ def _make_store_settings(
             )
     return RowStoreSettings(
         width,
-        {name: array.shape[1] for name, array in zero.items()},
+        {name: array.shape[1] for name, array in state_of_zero.items()},
         dtype=like.dtype.name,
         seed=table.seed,
         scale=table.scales,
-        state_start={name: float(array.flat[0]) for name, array in zero.items()},
+        state_start={name: float(array.flat[0]) for name, array in state_of_zero.items()},
         admit_after=table.admit_after,
         expire_after=table.expire_after,
         max_rows=table.max_rows,

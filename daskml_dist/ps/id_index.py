@@ -48,10 +48,10 @@ class IdIndex:
         while 4 * n > 3 * n_places:
             n_places *= 2
         if n_places > len(self.table):
-            before, self.table = self.table, np.full((n_places, 2), -1, np.int64)
+            old_table, self.table = self.table, np.full((n_places, 2), -1, np.int64)
             # Neighbours stay close: a new home place is the old one, or that plus the old size.
-            for start in range(0, len(before), _BLOCK_ENTRIES):
-                part = before[start : start + _BLOCK_ENTRIES]
+            for start in range(0, len(old_table), _BLOCK_ENTRIES):
+                part = old_table[start : start + _BLOCK_ENTRIES]
                 self._enter(part[part[:, 0] >= 0])
 
     def insert(self, ids: Ids, numbers: Ids) -> None:
@@ -71,8 +71,8 @@ class IdIndex:
 
     def find(self, ids: Ids, touched: Ids = _NOTHING, step: int = -1) -> tuple[Ids, int]:
         """Return the number of each id, or -1, and how many ids are missing; see `find_slots`."""
-        found = np.empty(len(ids), np.int64)
-        return found, load_kernels().find_slots(self.table, ids, touched, step, found)
+        numbers = np.empty(len(ids), np.int64)
+        return numbers, load_kernels().find_slots(self.table, ids, touched, step, numbers)
 
     def items(self, least: int = 0, bound: int = _MOST) -> tuple[Ids, Ids]:
         """Return the ids whose numbers are from `least` to below `bound`, and these numbers."""

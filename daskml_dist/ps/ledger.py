@@ -81,8 +81,10 @@ class PassReport:
 
     def add_validation(self, sums: list[float]) -> None:
         """Add the sums of further held-out rows; empty if there were no rows."""
-        known = self.validation or [0.0] * len(sums)
-        self.validation = [a + b for a, b in zip(known, sums, strict=True)] if sums else known
+        sums_so_far = self.validation or [0.0] * len(sums)
+        self.validation = (
+            [a + b for a, b in zip(sums_so_far, sums, strict=True)] if sums else sums_so_far
+        )
 
 
 @dataclass(slots=True)
@@ -161,18 +163,18 @@ class OpenPassesSnapshot:
 
     def restore(self) -> dict[int, _OpenPass]:
         """Return the open passes, by their numbers."""
-        found = {}
+        open_passes = {}
         validations = dict(zip(self.validated, self.validation, strict=True))
         for number, missing, sums in zip(
             self.numbers.tolist(), self.missing, self.sums, strict=True
         ):
             validation = validations.get(number)
-            found[number] = _OpenPass(
+            open_passes[number] = _OpenPass(
                 missing, _make_sums(*sums[:5]), _make_sums(*sums[5:]),
                 None if validation is None else validation.copy(),
                 list(self.clients.get(number, [])), list(self.scores.get(number, [])),
             )  # fmt: skip
-        return found
+        return open_passes
 
 
 def _make_sums(loss: float, rows: float, steps: float, pushed: float, pulled: float) -> _PassSums:
@@ -262,11 +264,11 @@ class PassLedger:
     def observe_staleness(self, staleness: int) -> None:
         """Count a push by the number of versions that it was behind."""
         # A histogram by powers of two: bit_length() is 0 of 0, 1 of 1, 2 of 2 and 3, ...
-        seen, at = self._staleness, 2 + staleness.bit_length()
-        seen[0] += staleness
-        seen[1] = max(seen[1], staleness)
-        seen.extend([0] * (at + 1 - len(seen)))
-        seen[at] += 1
+        histogram, position = self._staleness, 2 + staleness.bit_length()
+        histogram[0] += staleness
+        histogram[1] = max(histogram[1], staleness)
+        histogram.extend([0] * (position + 1 - len(histogram)))
+        histogram[position] += 1
 
     def _open_pass(self, number: int) -> _OpenPass:
         """Return an unclosed pass, opening it if necessary."""
@@ -296,8 +298,8 @@ class PassLedger:
             seconds_before, steps_before = self.lane_seconds.get(lane, (0.0, 0))
             self.lane_seconds[lane] = seconds_before + seconds, steps_before + steps
         # Passes close in order, although fast lanes may report later ones early.
-        while (at := self.n_passes + 1) in self._open and not self._open[at].missing:
-            self._close_pass(at, self._open.pop(at), age)
+        while (next_pass := self.n_passes + 1) in self._open and not self._open[next_pass].missing:
+            self._close_pass(next_pass, self._open.pop(next_pass), age)
 
     def _mask(self, lanes: list[int]) -> int:
         """Return the bit mask of some lanes."""
@@ -379,7 +381,7 @@ class PassLedger:
 
     def _close_pass(self, number: int, entry: _OpenPass, age: float) -> None:
         """Make the record of a pass that all lanes have reported; decide whether the fit ends."""
-        now = max(self._since, time.perf_counter() - age)
+        closed_at = max(self._since, time.perf_counter() - age)
         reported, counted = entry.reported, entry.counted
         rows = reported.rows + counted.rows
         total, largest, *counts = self._staleness
@@ -392,7 +394,7 @@ class PassLedger:
             ),
             "rows": round(rows),
             "steps": self._join_steps(reported.steps, counted.steps),
-            "seconds": now - self._since,
+            "seconds": closed_at - self._since,
             "bytes_pushed": reported.bytes_pushed,
             "bytes_pulled": reported.bytes_pulled,
             "staleness_mean": total / sum(counts) if counts else 0.0,
@@ -408,7 +410,7 @@ class PassLedger:
         if self._describe_pass is not None:
             record.update(self._describe_pass(number))
         # The next pass is timed from here, and its staleness counted from zero.
-        self._since, self._staleness = now, [0, 0]
+        self._since, self._staleness = closed_at, [0, 0]
         self.records.append(record)
         if self.rule.update(record):
             self.stopped = True

@@ -152,8 +152,8 @@ class RowStoreSettings:
 
 def _check_int(name: str, value: Any, least: int, most: int | None = None) -> None:
     """Check that a setting is an integer within bounds."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_integer or value < least or (most is not None and value > most):
         bound = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise InvalidParameterError(f"{name} must be a whole number {bound}; got {value!r}.")
 
@@ -263,8 +263,8 @@ class RowStore:
             name: GrowingArray(width, settings.dtype, True)
             for name, width in settings.state_widths.items()
         }
-        most = None if settings.max_rows is None else _WAITING_PER_ROW * settings.max_rows
-        self._index, self._waiting = IdIndex(), WaitingIds(settings.admit_after, most)
+        max_waiting = None if settings.max_rows is None else _WAITING_PER_ROW * settings.max_rows
+        self._index, self._waiting = IdIndex(), WaitingIds(settings.admit_after, max_waiting)
         #: Slots that were freed, the next to reuse last; slots from `_n_used` on were never used.
         self._free: Ids = np.empty(0, np.int64)
         self._n_used = 0
@@ -386,14 +386,14 @@ class RowStore:
 
     def _find_touched(self, least: int, bound: int | None) -> Ids:
         """Return the slots of rows last touched by a step from `least` on and below `bound`."""
-        found = [np.empty(0, np.int64)]
+        slots = [np.empty(0, np.int64)]
         for start in range(0, self._n_used, _BLOCK_ENTRIES):
             touched = self.touched[start : min(start + _BLOCK_ENTRIES, self._n_used)]
             chosen = touched >= max(least, 0)  # free slots hold -1
             if bound is not None:
                 chosen &= touched < bound
-            found.append(start + np.flatnonzero(chosen))
-        return np.concatenate(found)
+            slots.append(start + np.flatnonzero(chosen))
+        return np.concatenate(slots)
 
     # -- initial values and storage --------------------------------------------------------------
 
@@ -414,8 +414,8 @@ class RowStore:
         own_field = self.settings.own_field
         if own_field is None:
             return np.zeros(len(ids), np.bool_)
-        found: NDArray[np.bool_] = find_fields(ids) == own_field
-        return found
+        is_own: NDArray[np.bool_] = find_fields(ids) == own_field
+        return is_own
 
     def _encode(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Return rows in stored form."""
@@ -484,9 +484,9 @@ class RowStore:
 
     def _find_due(self, ids: Ids, step: int) -> NDArray[np.bool_]:
         """Return which ids without a row get one at this sighting."""
-        due = self._find_own(ids)
-        due[~due] = self._waiting.count(ids[~due], step)
-        return due
+        is_due = self._find_own(ids)
+        is_due[~is_due] = self._waiting.count(ids[~is_due], step)
+        return is_due
 
     def _make_rows(self, ids: Ids, step: int) -> Ids:
         """Create rows for ids that have none; return their slots."""
@@ -510,16 +510,16 @@ class RowStore:
         if self.n_rows + n > self.capacity:
             self._grow(self.n_rows + n)
         n_reused = min(n, len(self._free))
-        kept = len(self._free) - n_reused
-        reused, self._free = self._free[kept:], self._free[:kept]
-        fresh = np.arange(self._n_used, self._n_used + n - n_reused)
-        self._n_used += len(fresh)
-        return np.concatenate([reused, fresh])
+        n_kept = len(self._free) - n_reused
+        reused, self._free = self._free[n_kept:], self._free[:n_kept]
+        new_slots = np.arange(self._n_used, self._n_used + n - n_reused)
+        self._n_used += len(new_slots)
+        return np.concatenate([reused, new_slots])
 
     def _grow(self, n_rows: int) -> None:
         """Make room for `n_rows` rows, by doubling the capacity."""
-        settings, before = self.settings, self.capacity
-        capacity = max(before, _FIRST_CAPACITY)
+        settings, old_capacity = self.settings, self.capacity
+        capacity = max(old_capacity, _FIRST_CAPACITY)
         while capacity < n_rows:
             capacity *= 2
         if settings.max_rows is not None:
@@ -531,46 +531,46 @@ class RowStore:
         # grow.
         arrays.sort(key=lambda array: array.row_bytes)
         n_bytes = list(accumulate(capacity * array.row_bytes for array in arrays))
-        most = math.inf if settings.memory_bytes is None else settings.memory_bytes
+        max_bytes = math.inf if settings.memory_bytes is None else settings.memory_bytes
         try:
             extended_arrays = [
-                array.extend(capacity, int(reserved) if total <= most else 0, settings.folder)
+                array.extend(capacity, int(reserved) if total <= max_bytes else 0, settings.folder)
                 for array, total in zip(arrays, n_bytes, strict=True)
             ]
         except (OSError, MemoryError) as error:
-            where = settings.folder or tempfile.gettempdir()
-            where = "memory" if isinstance(error, MemoryError) else where
+            place = settings.folder or tempfile.gettempdir()
+            place = "memory" if isinstance(error, MemoryError) else place
             raise TrainingError(
-                f"A table of rows cannot grow from {before:,} to {capacity:,} rows "
-                f"({n_bytes[-1]:,} bytes): {where} has no room ({error}). Set max_rows or "
+                f"A table of rows cannot grow from {old_capacity:,} to {capacity:,} rows "
+                f"({n_bytes[-1]:,} bytes): {place} has no room ({error}). Set max_rows or "
                 "expire_after, or name a folder on a larger disk and memory_bytes."
             ) from error
         # All arrays grow or none: if one finds no room, the store continues unchanged.
         for array, extended in zip(arrays, extended_arrays, strict=True):
             array.take_over(extended, capacity)
         self._take_views()
-        self.ids[before:] = self.touched[before:] = -1
+        self.ids[old_capacity:] = self.touched[old_capacity:] = -1
         self.n_grown += 1
 
     # -- removals --------------------------------------------------------------------------------
 
     def _reserve_rows(self, n: int, step: int) -> int:
         """Return how many of `n` more rows have room; expires, then evicts rows for them."""
-        most = self.settings.max_rows
-        if most is None or self.n_rows + n <= most:
+        max_rows = self.settings.max_rows
+        if max_rows is None or self.n_rows + n <= max_rows:
             return n
         self.expire(step)
-        lacking = self.n_rows + n - most
-        if lacking <= 0:
+        n_lacking = self.n_rows + n - max_rows
+        if n_lacking <= 0:
             return n
         if not self.settings.evict:
             raise TrainingError(
-                f"{most:,} rows fit in this table (max_rows), and {lacking:,} more are wanted. "
-                "Raise max_rows or admit_after, set a smaller expire_after, or set evict=True: "
-                "the least recently touched rows are then removed."
+                f"{max_rows:,} rows fit in this table (max_rows), and {n_lacking:,} more are "
+                "wanted. Raise max_rows or admit_after, set a smaller expire_after, or set "
+                "evict=True: the least recently touched rows are then removed."
             )
-        self._evict(max(lacking, int(most * _EVICTED_SHARE)), step)
-        return min(n, most - self.n_rows)
+        self._evict(max(n_lacking, int(max_rows * _EVICTED_SHARE)), step)
+        return min(n, max_rows - self.n_rows)
 
     def _evict(self, n: int, step: int) -> None:
         """Remove the `n` rows touched longest ago, lower ids first; none touched in this step."""
@@ -578,11 +578,11 @@ class RowStore:
         if n < len(slots):
             touched = self.touched[slots]
             last = np.partition(touched, n - 1)[n - 1]
-            older, tied = slots[touched < last], slots[touched == last]
+            older_slots, tied_slots = slots[touched < last], slots[touched == last]
             # Ordered by id, since replicas of a store have equal ids but different slots.
-            n_tied = n - len(older)
-            tied = tied[np.argpartition(self.ids[tied], n_tied - 1)[:n_tied]]
-            slots = np.sort(np.concatenate([older, tied]))
+            n_tied = n - len(older_slots)
+            tied_slots = tied_slots[np.argpartition(self.ids[tied_slots], n_tied - 1)[:n_tied]]
+            slots = np.sort(np.concatenate([older_slots, tied_slots]))
         self._remove(slots, step)
         self.n_evicted += len(slots)
 
@@ -609,9 +609,9 @@ class RowStore:
         self._removals.append((step, ids))
         self._n_logged += len(ids)
         while self._n_logged > max(_MIN_LOGGED_IDS, self.capacity // 2):
-            forgotten, ids = self._removals.popleft()
+            forgotten_step, ids = self._removals.popleft()
             self._n_logged -= len(ids)
-            self._logged_since = forgotten + 1
+            self._logged_since = forgotten_step + 1
 
     # -- changes ---------------------------------------------------------------------------------
 
@@ -626,11 +626,11 @@ class RowStore:
         slots = self._find_touched(step + 1, None)
         # Removals of the step itself may have come before or after changes were last taken; for a
         # store that has already applied them, they have no effect.
-        logged = [ids for when, ids in self._removals if when >= step]
+        logged = [ids for removal_step, ids in self._removals if removal_step >= step]
         removed = np.unique(np.concatenate(logged)) if logged else np.empty(0, np.int64)
         # Ids that returned are reported as rows, or as waiting.
-        back = (self.find(removed) >= 0) | self._waiting.contains(removed)
-        removed = removed[~back]
+        is_back = (self.find(removed) >= 0) | self._waiting.contains(removed)
+        removed = removed[~is_back]
         return self._make_changes(slots, removed, int(step))
 
     def copy_all(self) -> RowChanges:
@@ -658,8 +658,8 @@ class RowStore:
                 f"Changes since step {changes.since} do not fit a store of rows at step "
                 f"{self._step}: what happened between is missing. Send copy_all()."
             )
-        gone = self.find(np.concatenate([changes.removed, changes.waiting_ids]))
-        self._remove(np.sort(gone[gone >= 0]), changes.step)
+        removed_slots = self.find(np.concatenate([changes.removed, changes.waiting_ids]))
+        self._remove(np.sort(removed_slots[removed_slots >= 0]), changes.step)
         # An id may have got its row and lost it again since this store saw it waiting.
         for ids in map(as_plain_ids, (changes.removed, changes.ids, changes.waiting_ids)):
             self._waiting.remove(ids)
@@ -687,10 +687,10 @@ class RowStore:
         if n_missing:
             missing = np.flatnonzero(slots < 0)
             self._log_made(ids[missing])
-            most = self.settings.max_rows
-            if most is not None and self.n_rows + n_missing > most:
+            max_rows = self.settings.max_rows
+            if max_rows is not None and self.n_rows + n_missing > max_rows:
                 raise MessageError(
-                    f"A store of at most {most:,} rows (max_rows) cannot take over "
+                    f"A store of at most {max_rows:,} rows (max_rows) cannot take over "
                     f"{self.n_rows + n_missing:,}: give both the same settings."
                 )
             slots[missing] = new_slots = self._take_slots(n_missing)
@@ -744,8 +744,8 @@ class RowStore:
         self._waiting.log_to(None, -1)
         while True:
             epoch = epochs.pop()
-            for kind, ids, before in reversed(epoch.entries):
-                self._undo(kind, ids, before, epoch.step)
+            for kind, ids, old_content in reversed(epoch.entries):
+                self._undo(kind, ids, old_content, epoch.step)
             self._waiting.go_back(epoch.sightings, epoch.step, epoch.counts[0])
             if epoch.place == place:
                 break
@@ -784,8 +784,8 @@ class RowStore:
     def _log_rows(self, slots: Ids) -> None:
         """Log rows that are about to change or to be removed."""
         if self._epochs and len(slots):
-            before = self.touched[slots], _gather(self.w, slots), self.gather_state(slots)
-            self._epochs[-1].entries.append(("rows", self.ids[slots], before))
+            old_content = self.touched[slots], _gather(self.w, slots), self.gather_state(slots)
+            self._epochs[-1].entries.append(("rows", self.ids[slots], old_content))
 
     def _log_made(self, ids: Ids) -> None:
         """Log ids that are about to get a row."""
@@ -795,15 +795,17 @@ class RowStore:
     def _check_changes(self, changes: RowChanges) -> None:
         """Check that changes come from a store with the same settings."""
         n, settings = len(changes.ids), self.settings
-        given = {"w": changes.w, **changes.state}
-        wanted = {"w": (n, settings.width)}
-        wanted |= {name: (n, width) for name, width in settings.state_widths.items()}
-        dtypes = {name: settings.dtype for name in wanted} | {"w": settings.stored_dtype}
-        same = {name: array.shape for name, array in given.items()} == wanted
-        same = same and all(given[name].dtype == dtype for name, dtype in dtypes.items())
-        waiting = changes.waiting_ids.shape == changes.waiting_sightings.shape
-        plain = changes.touched.shape == (n,) and (not n or changes.ids.min() >= 0)
-        if not (same and waiting and plain):
+        arrays = {"w": changes.w, **changes.state}
+        shapes = {"w": (n, settings.width)}
+        shapes |= {name: (n, width) for name, width in settings.state_widths.items()}
+        dtypes = {name: settings.dtype for name in shapes} | {"w": settings.stored_dtype}
+        has_same_shapes = {name: array.shape for name, array in arrays.items()} == shapes
+        has_same_shapes = has_same_shapes and all(
+            arrays[name].dtype == dtype for name, dtype in dtypes.items()
+        )
+        has_valid_waiting = changes.waiting_ids.shape == changes.waiting_sightings.shape
+        has_valid_ids = changes.touched.shape == (n,) and (not n or changes.ids.min() >= 0)
+        if not (has_same_shapes and has_valid_waiting and has_valid_ids):
             raise MessageError(
                 "These changes are of a store of rows of other widths, state or dtypes: give both "
                 "stores the same settings."
@@ -812,8 +814,8 @@ class RowStore:
 
 def _hash_seed(seed: int) -> np.uint64:
     """Return a seed of any size as 64 mixed bits."""
-    words = np.random.SeedSequence(abs(seed), spawn_key=(int(seed < 0),)).generate_state(2)
-    return np.uint64(int(words[0]) | int(words[1]) << 32)
+    seed_words = np.random.SeedSequence(abs(seed), spawn_key=(int(seed < 0),)).generate_state(2)
+    return np.uint64(int(seed_words[0]) | int(seed_words[1]) << 32)
 
 
 def _check_ids(ids: Ids) -> Ids:
@@ -833,9 +835,9 @@ def _check_ids(ids: Ids) -> Ids:
 
 def _as_words(rows: NDArray[Any]) -> NDArray[Any]:
     """Return rows of any dtype as integers of 32 (or 16) bits, for which moves are compiled."""
-    plain = np.require(rows, requirements=["C", "A", "W"])
-    size = plain.shape[1] * plain.dtype.itemsize
-    return plain.view(np.uint16 if size % 4 else np.uint32)
+    contiguous = np.require(rows, requirements=["C", "A", "W"])
+    size = contiguous.shape[1] * contiguous.dtype.itemsize
+    return contiguous.view(np.uint16 if size % 4 else np.uint32)
 
 
 def _gather(rows: NDArray[Any], slots: Ids, out: NDArray[Any] | None = None) -> NDArray[Any]:

@@ -93,10 +93,12 @@ class ParameterGroup:
             self.optimizer.update(w, grad, opt_state, self.by_column(rate, w), number, l1)
             return
         for k, factor in enumerate(self.rates):  # the update may use the rate in any way
-            at = slice(k, k + 1)
-            own = {name: array[:, at] for name, array in opt_state.items()}
-            strength = l1[:, at] if getattr(l1, "shape", (0, 1))[1] > 1 else l1
-            self.optimizer.update(w[:, at], grad[:, at], own, rate * factor, number, strength)
+            column = slice(k, k + 1)
+            column_state = {name: array[:, column] for name, array in opt_state.items()}
+            strength = l1[:, column] if getattr(l1, "shape", (0, 1))[1] > 1 else l1
+            self.optimizer.update(
+                w[:, column], grad[:, column], column_state, rate * factor, number, strength
+            )
 
     def part_within(self, start: int, stop: int) -> ParameterGroup:
         """Return the part of the group in a range of rows, counted from its start; may be empty."""
@@ -104,8 +106,8 @@ class ParameterGroup:
         first, last = max(self.start, start), min(self.stop, stop)
         n_rows = max(last - first, 0)
         penalised = min(max(self.start + self.n_penalised - first, 0), n_rows)
-        at = first - start if n_rows else 0
-        return replace(self, start=at, stop=at + n_rows, n_penalised=penalised)
+        offset = first - start if n_rows else 0
+        return replace(self, start=offset, stop=offset + n_rows, n_penalised=penalised)
 
 
 def make_parameter_groups(
@@ -126,47 +128,49 @@ def make_parameter_groups(
             )
     groups: list[ParameterGroup] = []
     for part in parameters.parts:
-        given = (o for pattern, o in options.items() if fnmatchcase(part.name, pattern))
-        own = next(given, GroupOptions())
+        matching = (o for pattern, o in options.items() if fnmatchcase(part.name, pattern))
+        part_options = next(matching, GroupOptions())
         rows, descends = parameters.rows[part.name], not (part.buffer or part.additive)
-        if (own.optimizer or optimizer).whole_matrices:
+        if (part_options.optimizer or optimizer).whole_matrices:
             raise InvalidParameterError(
-                f"{own.optimizer or optimizer!r} updates whole matrices, but servers, and "
+                f"{part_options.optimizer or optimizer!r} updates whole matrices, but servers, and "
                 "batches that touch few rows, only have parts of them. Use it for the steps "
                 'between averages, as in policy=LocalSGD(outer="muon"), and another optimizer '
                 'here, such as "adam".'
             )
-        if (own.optimizer or optimizer).row_wise and parameters.shape[0] != N_TABLE_IDS:
+        if (part_options.optimizer or optimizer).row_wise and parameters.shape[0] != N_TABLE_IDS:
             raise InvalidParameterError(
-                f"{own.optimizer or optimizer!r} keeps one number per id, but this model has no "
-                "table of ids. Use 'adagrad' or 'adam'."
+                f"{part_options.optimizer or optimizer!r} keeps one number per id, but this model "
+                "has no table of ids. Use 'adagrad' or 'adam'."
             )
-        new = ParameterGroup(
+        group = ParameterGroup(
             rows.start,
             rows.stop,
-            own.optimizer or optimizer,
-            own.penalty or penalty,
+            part_options.optimizer or optimizer,
+            part_options.penalty or penalty,
             rows.stop - rows.start if part.penalised and descends else 0,
-            own.rate if descends else 1.0,
+            part_options.rate if descends else 1.0,
             part.buffer,
             part.additive,
             retention=part.retention if part.buffer else 1.0,
         )
         # Neighbours with the same update make one step together, in one kernel or pass.
         last = groups[-1] if groups else None
-        if last is not None and _can_join(last, new):
-            n_penalised = last.n_penalised + new.n_penalised
-            groups[-1] = replace(last, stop=new.stop, n_penalised=n_penalised)
+        if last is not None and _can_join(last, group):
+            n_penalised = last.n_penalised + group.n_penalised
+            groups[-1] = replace(last, stop=group.stop, n_penalised=n_penalised)
         else:
-            groups.append(new)
+            groups.append(group)
     return tuple(groups)
 
 
 def _can_join(last: ParameterGroup, new: ParameterGroup) -> bool:
     """Return whether a group can continue another one, with penalised rows first in the union."""
     # Equal except for their rows: the dataclass compares optimizer, penalty and rates.
-    same = replace(new, start=last.start, stop=last.stop, n_penalised=last.n_penalised) == last
-    return same and (new.n_penalised == 0 or last.n_penalised == last.stop - last.start)
+    has_same_update = (
+        replace(new, start=last.start, stop=last.stop, n_penalised=last.n_penalised) == last
+    )
+    return has_same_update and (new.n_penalised == 0 or last.n_penalised == last.stop - last.start)
 
 
 @dataclass(frozen=True)
@@ -252,12 +256,12 @@ class UpdateRule:
             return self.groups[0].optimizer.init(w)
         opt_state = {name: zeros(w.shape, w.dtype, w) for name in self._group_state_names}
         for group in self.groups:
-            at = group.part_within(start, start + w.shape[0]).rows
+            rows = group.part_within(start, start + w.shape[0]).rows
             # Groups with different optimizers share one array per name; rows of a group that does
             # not use it stay zero.
-            own = group.optimizer.init(w[at, ...]) if group.descends else {}
-            for name, array in own.items():
-                opt_state[name][at, ...] = array
+            group_state = group.optimizer.init(w[rows, ...]) if group.descends else {}
+            for name, array in group_state.items():
+                opt_state[name][rows, ...] = array
         return opt_state
 
     def with_constant_rates(self, rates: Sequence[float]) -> UpdateRule:
@@ -288,12 +292,12 @@ class UpdateRule:
         The lanes themselves have applied penalties, rates and clipping.
         """
         outer = self.outer or OuterStep(SGD(), 1.0, ())
-        nothing = Penalty(0.0, 0.0)
+        no_penalty = Penalty(0.0, 0.0)
         groups = tuple(
             replace(
                 g,
                 optimizer=outer.optimizer,
-                penalty=nothing,
+                penalty=no_penalty,
                 n_penalised=0,
                 rate=1.0,
                 rates=(),
@@ -420,21 +424,21 @@ class OuterStep:
 
         With compression, lanes send their progress from a starting point, which the step keeps.
         """
-        found = policy.outer_optimizer
-        if found is None:
+        outer = policy.outer_optimizer
+        if outer is None:
             if not compressed:
                 return None
             # SGD at rate 1 moves to the mean.
             return cls(Nesterov(0.0), 1.0, _make_sections(parameters, whole=False), True)
-        sections = _make_sections(parameters, found.optimizer.whole_matrices)
-        return cls(found.optimizer, found.rate, sections, compressed)
+        sections = _make_sections(parameters, outer.optimizer.whole_matrices)
+        return cls(outer.optimizer, outer.rate, sections, compressed)
 
     @property
     def state_names(self) -> tuple[str, ...]:
         """Return the names of the state: the lanes' starting point and the optimizer's state."""
-        own = (self._name_of(name) for name in self.optimizer.state_names)
+        optimizer_names = (self._name_of(name) for name in self.optimizer.state_names)
         residual = ("outer_residual",) if self.keeps_residual else ()
-        return ("outer_origin", *own, *residual)
+        return ("outer_origin", *optimizer_names, *residual)
 
     def _name_of(self, name: str) -> str:
         """Return the name under which a state of the optimizer is kept."""
@@ -443,9 +447,11 @@ class OuterStep:
 
     def init(self, w: Any) -> dict[str, Any]:
         """Return the state before the first outer step."""
-        own = {self._name_of(name): array for name, array in self.optimizer.init(w).items()}
+        optimizer_state = {
+            self._name_of(name): array for name, array in self.optimizer.init(w).items()
+        }
         residual = {"outer_residual": namespace(w).zeros_like(w)} if self.keeps_residual else {}
-        return {"outer_origin": copy_array(w)} | own | residual
+        return {"outer_origin": copy_array(w)} | optimizer_state | residual
 
     def take(self, w: Any, mean: Any, opt_state: dict[str, Any], number: int) -> None:
         """Move `w` from the last starting point, given the mean of the lanes' parameters.
@@ -459,13 +465,13 @@ class OuterStep:
                 section.cut(origin)[...] = section.cut(mean)
                 continue
             part = section.cut(origin)
-            own = {
+            section_state = {
                 name: section.cut(opt_state[self._name_of(name)])
                 for name in self.optimizer.state_names
             }
-            self.optimizer.update(part, section.cut(progress), own, self.rate, number)
+            self.optimizer.update(part, section.cut(progress), section_state, self.rate, number)
             section.put(part, origin)
-            for name, array in own.items():
+            for name, array in section_state.items():
                 section.put(array, opt_state[self._name_of(name)])
         w[...] = origin
 
@@ -480,10 +486,12 @@ def _make_sections(parameters: Parameters, whole: bool) -> tuple[OuterSection, .
             continue
         # Kernels of a convolution form a matrix with one row per output channel.
         shape = (part.shape[0], size // part.shape[0]) if part.shape else (1, 1)
-        new = OuterSection(rows.start, rows.stop, shape if whole and descends else None, descends)
+        section = OuterSection(
+            rows.start, rows.stop, shape if whole and descends else None, descends
+        )
         last = sections[-1] if sections else None
-        if last and last.shape is new.shape is None and last.descends == descends:
-            sections[-1] = replace(last, stop=new.stop)
+        if last and last.shape is section.shape is None and last.descends == descends:
+            sections[-1] = replace(last, stop=section.stop)
         else:
-            sections.append(new)
+            sections.append(section)
     return tuple(sections)

@@ -193,15 +193,15 @@ class ShardServer:
         # kept.
         if self.is_over or self._paused or self._snapshots.is_behind:
             return []
-        ready, still = self._callers.stored(), []
+        ready, waiting = self._callers.stored(), []
         # Any call may change which lanes the policy releases, so all waiting pulls are checked
         # again.
         for request, reply in self._callers.pulls:
             if self._state.may_answer(request):
                 ready.append(partial(reply, self._state.answer(request)))
             else:
-                still.append((request, reply))
-        self._callers.pulls = still
+                waiting.append((request, reply))
+        self._callers.pulls = waiting
         return ready
 
     # -- control -------------------------------------------------------------------------------
@@ -244,8 +244,8 @@ class ShardServer:
         ledger = self.ledger
         assert ledger is not None
         lanes, first, sums = ledger.lanes, payload["first"], payload["sums"]
-        for number, (loss, rows, sent, received, *scores, age) in enumerate(sums, first):
-            report = PassReport(lanes, loss, rows, 1, int(sent), int(received), scores=scores)
+        for number, (loss, rows, n_sent, n_received, *scores, age) in enumerate(sums, first):
+            report = PassReport(lanes, loss, rows, 1, int(n_sent), int(n_received), scores=scores)
             ledger.report(number, report, age)
         return [partial(reply, _make_ok_answer(stop=ledger.ends_with(first + len(sums) - 1)))]
 
@@ -353,19 +353,19 @@ class ShardServer:
                 return None
             n_records = snapshot.ledger.n_records if snapshot.ledger is not None else 0
             if self.shard is not None and snapshot.shard is not None:
-                whole = self.shard.whole_snapshot(place, snapshot.shard)
-                snapshot = replace(snapshot, shard=whole)
+                shard_snapshot = self.shard.whole_snapshot(place, snapshot.shard)
+                snapshot = replace(snapshot, shard=shard_snapshot)
             return snapshot, [] if self.ledger is None else self.ledger.records[:n_records]
 
     def _keep(self, snapshot: ServerSnapshot) -> None:
         """Keep a snapshot of another server."""
-        kept = self._snapshots.kept
+        snapshots = self._snapshots.kept
         if self.shard is not None and snapshot.shard is not None:
             table = snapshot.shard.table
             if table is not None and table.since < 0:
-                kept.clear()  # all rows are replaced, so those of earlier places are lost
-            self.shard.follow(snapshot.at, snapshot.shard, kept.most)
-        kept.add(snapshot.without_table())
+                snapshots.clear()  # all rows are replaced, so those of earlier places are lost
+            self.shard.follow(snapshot.at, snapshot.shard, snapshots.most)
+        snapshots.add(snapshot.without_table())
 
     def take(self, snapshot: ServerSnapshot, records: list[Any]) -> None:
         """Keep a snapshot that another server made."""
@@ -383,17 +383,17 @@ class ShardServer:
         """
         with self._lock:
             # A standby, or a server without parameters, can only continue from snapshots.
-            now = None
+            place = None
             clocks = self._snapshots.kept.clocks
             if self.shard is not None and self.generation >= 0:
-                now = self._state.place()
-                clocks[now] = self._state.clocks()
+                place = self._state.place()
+                clocks[place] = self._state.clocks()
             self.generation, self._paused = generation, True
             self._snapshots.begin(None, 0)  # no snapshots are made from now on
             ready = self._callers.refuse(ServerStatus.STALE_GENERATION)
         for answer in ready:
             answer()
-        return AvailableSnapshots(now, clocks)
+        return AvailableSnapshots(place, clocks)
 
     def renew(
         self,
@@ -492,9 +492,9 @@ class WaitingCallers:
     def end_pass(self, number: int, reply: CallReply, ledger: PassLedger) -> ReadyAnswers:
         """Register a lane's trainer that ended a pass; all are answered once the pass is closed."""
         self._at_pass_end.append((number, reply))
-        done = [(n, r) for n, r in self._at_pass_end if ledger.is_closed(n)]
+        closed = [(n, r) for n, r in self._at_pass_end if ledger.is_closed(n)]
         self._at_pass_end = [(n, r) for n, r in self._at_pass_end if not ledger.is_closed(n)]
-        return [partial(r, _make_ok_answer(stop=ledger.ends_with(n))) for n, r in done]
+        return [partial(r, _make_ok_answer(stop=ledger.ends_with(n))) for n, r in closed]
 
     def stored(self) -> ReadyAnswers:
         """Return the answers to trainers that have stored snapshots."""
@@ -572,8 +572,8 @@ class ServerState:
             return
         # The policy's gate records the push of each lane; it refuses clocks that it has seen
         # before.
-        accepted = [self._gate.push(lane, request.clock) for lane in request.lanes]
-        if not all(accepted):
+        is_accepted = [self._gate.push(lane, request.clock) for lane in request.lanes]
+        if not all(is_accepted):
             self.dropped += 1
             return
         self._pending[request.lanes[0]] = request
@@ -637,18 +637,18 @@ class ServerState:
         for push in pushes:
             assert push.progress is not None
             (clock, _, _), *parts = push.progress.tolist()
-            for reached, rows, loss in parts:
-                ledger.count(self._find_pass(int(reached)), rows, loss, int(reached - clock))
-                clock = reached
+            for push_clock, rows, loss in parts:
+                ledger.count(self._find_pass(int(push_clock)), rows, loss, int(push_clock - clock))
+                clock = push_clock
 
     def _compensate_delay(self, shard: Shard, push: ServerRequest) -> None:
         """Correct a gradient for the updates since its lane pulled (Zheng et al. 2017, eq. 10)."""
         index, old = self._pulled[push.lanes[0]]
         assert push.values is not None
         # For a sparse batch, only its own rows were pulled.
-        moved = (shard.w if index is None else shard.w[index]) - old
-        # For a sum of n gradients with mean g: n (g + c g * g * moved).
-        correction = push.values * push.values * moved
+        change = (shard.w if index is None else shard.w[index]) - old
+        # For a sum of n gradients with mean g: n (g + c g * g * change).
+        correction = push.values * push.values * change
         shard.clear_means_and_sums(correction, index)
         push.values = push.values + self._policy.delay_compensation / push.rows * correction
         push.owned = True
@@ -770,7 +770,7 @@ class ServerState:
         Exception: pushes of lanes that resend them until they are applied are kept. Otherwise no
         round would ever complete if workers come and go faster than a round takes.
         """
-        kept = self._pending if at is None and self._policy.keeps_lanes else {}
+        kept_pushes = self._pending if at is None and self._policy.keeps_lanes else {}
         clocks = self.clocks() if at is None else self._restore_snapshot(at)
         # In lock-step, a lane that returns joins the others' round.
         first = (max if self._policy.lockstep else min)(clocks.values(), default=0)
@@ -779,7 +779,9 @@ class ServerState:
         for lane in lanes:
             self._gate.join(lane, clocks.get(lane, first))
         self._left.clear()
-        self._pending = {n: push for n, push in kept.items() if self._gate.push(n, push.clock)}
+        self._pending = {
+            n: push for n, push in kept_pushes.items() if self._gate.push(n, push.clock)
+        }
         self._pulled.clear()
         if self._gradients is not None:
             self._gradients = GradientTable()

@@ -247,8 +247,8 @@ class TouchedRowSteps:
         group = self._group
         # Keep only the rows of this group.
         if not self._covers_shard:
-            own = find_group_rows(group, index)
-            grad, index = grad[own], index[own] - group.start
+            group_rows = find_group_rows(group, index)
+            grad, index = grad[group_rows], index[group_rows] - group.start
             if not len(index):
                 return
         if group.buffer:
@@ -368,29 +368,32 @@ class Shard:
 
     def _take_outer_state(self) -> None:
         """Keep the outer-step state of an earlier fit only if all of it suits this rule."""
-        outer, found = self.rule.outer, self.opt_state
+        outer, opt_state = self.rule.outer, self.opt_state
         needed = () if outer is None else outer.state_names
-        outer_names = {name for name in found if name.startswith(OUTER_PREFIX)}
+        outer_names = {name for name in opt_state if name.startswith(OUTER_PREFIX)}
         if outer_names == {*needed}:
             return
-        own = {name: array for name, array in found.items() if name not in outer_names}
-        fresh = {} if outer is None else outer.init(self.w)
+        optimizer_state = {
+            name: array for name, array in opt_state.items() if name not in outer_names
+        }
+        outer_state = {} if outer is None else outer.init(self.w)
         # After other policies or optimizers, lanes start from other parameters than the stored
         # ones. The residual of compression may be missing, or be present without need.
         residual = {"outer_residual"}
         if outer_names - residual == {*needed} - residual:
-            fresh |= {name: found[name] for name in outer_names & fresh.keys()}
+            outer_state |= {name: opt_state[name] for name in outer_names & outer_state.keys()}
         else:
             self._n_outer_steps = 0
-        self.opt_state = own | fresh
+        self.opt_state = optimizer_state | outer_state
 
     def _bind_steps(self) -> list[_GroupSteps]:
         """Return the steps of the groups, bound to the arrays that now hold the parameters."""
-        few = self.rule.coordinates
+        by_coordinates = self.rule.coordinates
         #: Steps of touched rows of each group; None until they are needed.
         self._touched_row_steps: list[TouchedRowSteps] | None = None
         return [
-            _GroupSteps(part, self.w, self.opt_state, self._backend, few) for part in self._groups
+            _GroupSteps(part, self.w, self.opt_state, self._backend, by_coordinates)
+            for part in self._groups
         ]
 
     def change_rule(self, rule: UpdateRule) -> None:
@@ -416,15 +419,17 @@ class Shard:
     def learning_rate(self, ahead: float = 0.0) -> float:
         """Return the learning rate of the next step, or of the one after `ahead` more updates."""
         # If several shards or replicas make the steps of a fit, each applies a share of them.
-        done = (self.step + ahead) / self.rule.share
-        number = round(done * self.rule.scheduled_steps) + 1
-        return self.rule.schedule(number, done / self.rule.steps_per_pass)
+        steps_done = (self.step + ahead) / self.rule.share
+        number = round(steps_done * self.rule.scheduled_steps) + 1
+        return self.rule.schedule(number, steps_done / self.rule.steps_per_pass)
 
     def steps_at_once(self, most: int) -> int:
         """Return how many of the next `most` steps share the learning rate of the first of them."""
         first = self.learning_rate()
-        same = itertools.takewhile(lambda n: self.learning_rate(n) == first, range(1, most))
-        return 1 + sum(1 for _ in same)
+        steps_of_same_rate = itertools.takewhile(
+            lambda n: self.learning_rate(n) == first, range(1, most)
+        )
+        return 1 + sum(1 for _ in steps_of_same_rate)
 
     def apply(
         self,
@@ -456,20 +461,22 @@ class Shard:
                     steps(part, rows, rate, self._optimizer_step, self._fused)
             elif len(index):
                 if self._touched_row_steps is None:
-                    given = self.w, self.opt_state, self._row_rate_sums, self._backend
+                    arrays = self.w, self.opt_state, self._row_rate_sums, self._backend
                     self._touched_row_steps = [
-                        TouchedRowSteps(group, *given) for group in self._groups
+                        TouchedRowSteps(group, *arrays) for group in self._groups
                     ]
-                for few in self._touched_row_steps:
-                    few(grad, rows, index, rate, self._optimizer_step, self._rate_sum)
+                for row_steps in self._touched_row_steps:
+                    row_steps(grad, rows, index, rate, self._optimizer_step, self._rate_sum)
         self._add_to_average()
 
     def _add_pull_back(self, grad: Any, rows: float) -> None:
         """Add the gradient of half the squared distance from the anchor (FedProx)."""
         # Gradients are sums over rows; running means and sums are not gradients.
         for group in (group for group in self._groups if group.descends):
-            at = group.rows
-            grad[at, ...] += self.rule.proximal * rows * (self.w[at, ...] - self.anchor[at, ...])
+            group_rows = group.rows
+            grad[group_rows, ...] += (
+                self.rule.proximal * rows * (self.w[group_rows, ...] - self.anchor[group_rows, ...])
+            )
 
     def skip(self, steps: int, rows: float = 0.0) -> None:
         """Count steps that other lanes make, so that schedules advance."""
@@ -533,7 +540,7 @@ class Shard:
 
     def _describe_step(self, rows: float, rate: float) -> Step:
         """Return a step over all rows, without its gradient, in the form that backends take."""
-        group, few = self._only_group, self.rule.coordinates
+        group, by_coordinates = self._only_group, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
         number = max(self._optimizer_step, 1)  # an empty step may be described before the first
         return Step(
@@ -546,7 +553,7 @@ class Shard:
             l1,
             l2,
             k,
-            few,
+            by_coordinates,
             self._row_rate_sums,
             self._rate_sum,
             self._draw_noise(),
@@ -564,8 +571,8 @@ class Shard:
         parts = [self.w[:, 0], *(self.opt_state[name][:, 0] for name in names), row_rate_sums]
         # A power of two of numbers per parameter, so that none straddles two cache lines.
         cells = np.zeros((len(self.w), 1 << (len(parts) - 1).bit_length()), dtype=self.w.dtype)
-        for at, part in enumerate(parts):
-            cells[:, at] = part
+        for column, part in enumerate(parts):
+            cells[:, column] = part
         self.w, self._row_rate_sums = cells[:, :1], cells[:, len(parts) - 1]
         self.opt_state |= {name: cells[:, i : i + 1] for i, name in enumerate(names, start=1)}
         self._steps = self._bind_steps()
@@ -591,9 +598,11 @@ class Shard:
         """Clip the mean gradient to the largest norm; untouched rows contribute zero."""
         xp = namespace(grad)
         # Running means and sums are not gradients, and do not count in the norm.
-        own = [group for group in self._groups if group.descends]
-        at = [group.rows if index is None else find_group_rows(group, index) for group in own]
-        parts = [grad[some, ...] for some in at]
+        groups = [group for group in self._groups if group.descends]
+        group_rows = [
+            group.rows if index is None else find_group_rows(group, index) for group in groups
+        ]
+        parts = [grad[row_numbers, ...] for row_numbers in group_rows]
         total = sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)
         # The gradient is a sum over rows; the norm of its mean is bounded.
         norm = float(total) ** 0.5 / rows
@@ -616,8 +625,8 @@ class Shard:
         """
         for group in self._groups:
             if group.retention != 1:
-                at = find_group_rows(group, index)
-                self.w[at if index is None else index[at]] *= group.retention**steps
+                group_rows = find_group_rows(group, index)
+                self.w[group_rows if index is None else index[group_rows]] *= group.retention**steps
         if index is None:
             self.w += delta
         else:
@@ -661,25 +670,25 @@ class Shard:
     ) -> None:
         """Apply the penalty that is pending for the rows of a group."""
         rate_sum, penalty = self._rate_sum * group.rate, group.penalty
-        for at in row_slices(group.n_penalised, _PENALTY_ROWS):
+        for rows in row_slices(group.n_penalised, _PENALTY_ROWS):
             if not (penalty.l1 or penalty.l2):
                 break
             # Lazy regularisation (Carpenter 2008): the penalty of all steps since the row was last
             # touched. L2 shrinks by the proximal step 1 / (1 + rate * l2), L1 by soft thresholding.
             # Threads that race estimate the steps of all, and may be some steps ahead.
-            own = np.maximum(rate_sum - row_rate_sums[at], 0.0)
-            pending = group.by_column(own.astype(w.dtype)[:, None], w)
+            rate_sums = np.maximum(rate_sum - row_rate_sums[rows], 0.0)
+            pending = group.by_column(rate_sums.astype(w.dtype)[:, None], w)
             if sizes is not None:
-                pending = pending * (sizes[at] if np.ndim(sizes) else w.dtype.type(sizes))
-            w[at] /= 1 + pending * penalty.l2
+                pending = pending * (sizes[rows] if np.ndim(sizes) else w.dtype.type(sizes))
+            w[rows] /= 1 + pending * penalty.l2
             if penalty.l1:
-                soft_threshold(w[at], pending * penalty.l1)
+                soft_threshold(w[rows], pending * penalty.l1)
         np.maximum(row_rate_sums, rate_sum, out=row_rate_sums)
 
     def _add_to_average(self) -> None:
         """Add the parameters to the sum of their average, if averaging has begun."""
-        after = self.rule.average_after
-        if after is None or self.rows < after:
+        min_rows = self.rule.average_after
+        if min_rows is None or self.rows < min_rows:
             return
         # Averaged SGD (Polyak and Juditsky 1992): summed in float64, whatever the dtype of the fit.
         if self._sum is None:
@@ -779,7 +788,7 @@ class Shard:
         average = None
         if self._sum is not None:
             average = cast(self._sum / self._n_summed, self.w.dtype)
-        whole = ShardState(
+        shard_state = ShardState(
             self.w,
             self.opt_state,
             self.step,
@@ -788,4 +797,4 @@ class Shard:
             self._n_summed,
             self._n_outer_steps,
         )
-        return whole.part(slice(None)) if copy else whole
+        return shard_state.part(slice(None)) if copy else shard_state

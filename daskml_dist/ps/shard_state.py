@@ -90,10 +90,10 @@ class MostlyEqualRows:
         """Return a slice of rows as a new array."""
         rows = at[0] if isinstance(at, tuple) else at
         part = self.part(rows)
-        found = np.empty((part.n_rows, len(self.other)), self.rows.dtype)
-        found[...] = self.other
-        found[part.numbers] = part.rows
-        return found
+        all_rows = np.empty((part.n_rows, len(self.other)), self.rows.dtype)
+        all_rows[...] = self.other
+        all_rows[part.numbers] = part.rows
+        return all_rows
 
 
 def pack_rows(array: NDArray[Any], numbers: NDArray[Any]) -> Any:
@@ -142,17 +142,17 @@ class ShardState:
         is_theirs = held.opt_state.keys() == self.opt_state.keys()
         order = np.argsort(held.ids)
         ids = held.ids[order]
-        at = np.searchsorted(self.ids, ids)
+        positions = np.searchsorted(self.ids, ids)
         # Rows of an earlier fit may exist, from before trainers held them.
-        stale = at[at < len(self.ids)]
+        stale = positions[positions < len(self.ids)]
         stale = stale[self.ids[stale] == ids[: len(stale)]]
-        at -= np.searchsorted(stale, at)
+        positions -= np.searchsorted(stale, positions)
 
         def join(own: Any, rest: Any) -> Any:
             # The servers' rows may be many, so each array is copied once and there are never two
             # copies.
             own = np.delete(own, stale, axis=0) if len(stale) else own
-            return np.insert(own, at, rest[order], axis=0)
+            return np.insert(own, positions, rest[order], axis=0)
 
         rest = held.opt_state if is_theirs else init(held.w)
         return replace(
@@ -237,7 +237,9 @@ class StateParts:
     @staticmethod
     def join(some: Iterable[StateParts]) -> ShardState:
         """Return the state of all rows, from those of ranges."""
-        parts = {start: part for held in some for start, part in held.parts.items()}
+        parts = {
+            start: part for parts_of_range in some for start, part in parts_of_range.parts.items()
+        }
         return ShardState.join([parts[start] for start in sorted(parts)])
 
 

@@ -65,14 +65,14 @@ class LaneSnapshot:
 def join_lane_snapshots(lanes: Mapping[int, LaneSnapshot]) -> dict[int, LaneSnapshot]:
     """Return lane snapshots with partial shards joined into one, in the first lane."""
     # Stages of a pipeline and ranges of columns hold parts of the parameters, from row `start` on.
-    held = sorted((lane.start, n) for n, lane in lanes.items() if lane.shard is not None)
-    if not any(start for start, _ in held):
+    lanes_by_start = sorted((lane.start, n) for n, lane in lanes.items() if lane.shard is not None)
+    if not any(start for start, _ in lanes_by_start):
         return dict(lanes)
-    found = {n: replace(lane, shard=None, start=0) for n, lane in lanes.items()}
-    first = min(found)
-    parts = [shard for _, n in held if (shard := lanes[n].shard) is not None]
-    found[first] = replace(found[first], shard=ShardSnapshot.join(parts))
-    return found
+    joined = {n: replace(lane, shard=None, start=0) for n, lane in lanes.items()}
+    first = min(joined)
+    parts = [shard for _, n in lanes_by_start if (shard := lanes[n].shard) is not None]
+    joined[first] = replace(joined[first], shard=ShardSnapshot.join(parts))
+    return joined
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,9 @@ class RecentSnapshots:
 
     def drop_from(self, at: int) -> None:
         """Drop the snapshots of a place and later, since the server has gone back."""
-        self._kept = deque((kept for kept in self._kept if kept.at < at), self._kept.maxlen)
+        self._kept = deque(
+            (snapshot for snapshot in self._kept if snapshot.at < at), self._kept.maxlen
+        )
 
     @property
     def last(self) -> ServerSnapshot | None:
@@ -257,9 +259,9 @@ class SnapshotStore:
         if len(stored) == self._n_lanes:
             # Snapshots of earlier clocks that some lanes never stored can no longer be completed.
             self._storing = {c: part for c, part in self._storing.items() if c > clock}
-            counted = None if ledger is None else ledger.snapshot()
+            ledger_snapshot = None if ledger is None else ledger.snapshot()
             clocks = dict.fromkeys(stored, clock)
-            self.add(ServerSnapshot(clock, clocks, None, counted, stored))
+            self.add(ServerSnapshot(clock, clocks, None, ledger_snapshot, stored))
 
     # -- the standby ----------------------------------------------------------------------------
 

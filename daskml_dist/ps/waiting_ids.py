@@ -47,27 +47,27 @@ class WaitingIds:
 
     def contains(self, ids: Ids) -> NDArray[np.bool_]:
         """Return which ids are waiting."""
-        found: NDArray[np.bool_] = self._index.find(as_plain_ids(ids))[0] >= 0
-        return found
+        is_waiting: NDArray[np.bool_] = self._index.find(as_plain_ids(ids))[0] >= 0
+        return is_waiting
 
     def count(self, ids: Ids, step: int) -> NDArray[np.bool_]:
         """Count a sighting of each id; return which ids have now been seen `admit_after` times."""
-        due, before = np.empty(len(ids), np.bool_), np.empty(len(ids), np.int64)
+        is_due, old_sightings = np.empty(len(ids), np.bool_), np.empty(len(ids), np.int64)
         self._index.reserve(self.n + len(ids))
         self._index.n += load_kernels().count_sightings(
-            self._index.table, ids, step, self._admit_after, due, before
+            self._index.table, ids, step, self._admit_after, is_due, old_sightings
         )
-        self._note(ids, before)
+        self._note(ids, old_sightings)
         if self._most is not None and self.n > self._most:
             self.expire(self._find_younger_half())
-        return due
+        return is_due
 
     def _find_younger_half(self) -> int:
         """Return the step such that about half of the most waiting ids were seen since."""
         steps = self._index.items()[1] >> load_kernels().COUNT_BITS
         assert self._most is not None
-        at = len(steps) - max(self._most // 2, 1)
-        return int(np.partition(steps, at)[at])
+        position = len(steps) - max(self._most // 2, 1)
+        return int(np.partition(steps, position)[position])
 
     def remove(self, ids: Ids) -> None:
         """Remove ids; ids that do not wait are ignored."""
@@ -85,11 +85,11 @@ class WaitingIds:
         if not self.n:
             return
         bits = load_kernels().COUNT_BITS
-        kept = self._index.items(bound << bits)
-        if len(kept[0]) < self.n:
+        kept_items = self._index.items(bound << bits)
+        if len(kept_items[0]) < self.n:
             if self._log is not None:
                 self._note(*self._index.items(0, min(bound, self._log_step + 1) << bits))
-            self._index.keep(*kept)
+            self._index.keep(*kept_items)
 
     def since(self, step: int) -> tuple[Ids, Ids]:
         """Return the ids whose last sighting is after a step, and their sightings."""
@@ -114,14 +114,14 @@ class WaitingIds:
         """Log sightings that are about to change, unless they are later than the mark."""
         if self._log is None:
             return
-        known = (before >= 0) & (before >> load_kernels().COUNT_BITS <= self._log_step)
-        if known.any():
-            self._log.append((ids[known], before[known]))
+        is_logged = (before >= 0) & (before >> load_kernels().COUNT_BITS <= self._log_step)
+        if is_logged.any():
+            self._log.append((ids[is_logged], before[is_logged]))
 
     def go_back(self, log: SightingLog, step: int, floor: int) -> None:
         """Restore the sightings of a mark, from its step and its log."""
         bound = (step + 1) << load_kernels().COUNT_BITS
         self._index.keep(*self._index.items(0, bound))
-        for changed, before in log:
-            self._index.insert(changed, before)
+        for ids, old_sightings in log:
+            self._index.insert(ids, old_sightings)
         self.floor = floor

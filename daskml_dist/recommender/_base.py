@@ -76,21 +76,23 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
 
     def _in_files(self) -> dict[str, Any]:
         """Return attributes to save in a model file: the items users rated, not the ratings."""
-        given = vars(self).get("_given")
-        return {} if given is None else {"_given": None if is_dask(given) else self._seen(given)}
+        ratings = vars(self).get("_given")
+        return (
+            {} if ratings is None else {"_given": None if is_dask(ratings) else self._seen(ratings)}
+        )
 
     # -- ratings -------------------------------------------------------------------------------
 
     def _entries(self, X: Any, rated: bool = True) -> KeyedCollection:
         """Return the ratings of a frame or a sparse matrix; without `rated`, only their pairs."""
         # Implicit ratings are checked to be at least 0.
-        least = 0.0 if self.implicit else None
+        min_rating = 0.0 if self.implicit else None
         X = convert_foreign(X)
         if not is_dataframe_like(X):
-            return read_matrix_entries(X, SIDES, least)
+            return read_matrix_entries(X, SIDES, min_rating)
         value = self.rating_col if rated else None
         return read_frame_entries(
-            X, EntryColumns(self.user_col, self.item_col, value, least), SIDES
+            X, EntryColumns(self.user_col, self.item_col, value, min_rating), SIDES
         )
 
     def _reduce_entries(
@@ -212,18 +214,22 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         self._check_fitted()
         check_count("n", n)
         check_flag("filter_seen", filter_seen)
-        given = self.user_ids_ if users is None else users
-        lazy = is_dask(given)
+        user_ids = self.user_ids_ if users is None else users
+        lazy = is_dask(user_ids)
         # Lazy ids are unknown here, so the items of all users are sent with the function.
-        rated = self._seen(seen, None if lazy or users is None else given) if filter_seen else None
+        seen_items = (
+            self._seen(seen, None if lazy or users is None else user_ids) if filter_seen else None
+        )
         hidden = None
         if filter_items is not None:
             hidden = find_id_positions(self.item_ids_, np.asarray(filter_items), str(self.item_col))
             hidden = hidden[hidden >= 0]  # items that the fit has not seen are never recommended
-        function = partial(_recommend_to_users, self._fitted(), self._names, int(n), rated, hidden)
+        function = partial(
+            _recommend_to_users, self._fitted(), self._names, int(n), seen_items, hidden
+        )
         if not lazy:
-            return function(given)
-        frame = given.to_frame(self.user_col) if is_series_like(given) else given
+            return function(user_ids)
+        frame = user_ids.to_frame(self.user_col) if is_series_like(user_ids) else user_ids
         # The result for no users has the columns and dtypes that Dask's metadata needs.
         return map_pieces(_call_on_part, function, frame, function(self.user_ids_[:0]))
 
@@ -237,12 +243,12 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
             )
         if isinstance(seen, SeenItems):
             return seen
-        wanted = np.full(len(self.user_ids_), users is None)
+        is_wanted = np.full(len(self.user_ids_), users is None)
         if users is not None:
-            at = find_id_positions(self.user_ids_, users, str(self.user_col))
-            wanted[at[at >= 0]] = True
+            positions = find_id_positions(self.user_ids_, users, str(self.user_col))
+            is_wanted[positions[positions >= 0]] = True
         # Filtered on the workers: the client gets only the pairs of these users.
-        find_pairs = partial(_find_positions_of_users, self.user_ids_, self.item_ids_, wanted)
+        find_pairs = partial(_find_positions_of_users, self.user_ids_, self.item_ids_, is_wanted)
         at_users, at_items = self._reduce_entries(find_pairs, seen, rated=False)
         return SeenItems.of(at_users, at_items, len(self.user_ids_))
 
@@ -299,23 +305,25 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         """
         check_count("n", n)
         ids = np.asarray(given).reshape(-1)
-        at = find_id_positions(table, ids, str(column))
-        if (at < 0).any():
+        positions = find_id_positions(table, ids, str(column))
+        if (positions < 0).any():
             side = "items" if table is self.item_ids_ else "users"
             raise InvalidDataError(
-                f"The fit has not seen the {side} {ids[at < 0][:5].tolist()}. Ask for {side} of "
-                f"{side[:-1]}_ids_."
+                f"The fit has not seen the {side} {ids[positions < 0][:5].tolist()}. Ask for "
+                f"{side} of {side[:-1]}_ids_."
             )
         # Starts with an empty part, in case there are no ids.
         parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
         # One id at a time: a matrix of all cosines may not fit in memory.
-        for i, own in enumerate(at.tolist()):
-            cosines = cosines_of(own)[np.newaxis]
-            cosines[0, own] = -np.inf  # an id is not similar to itself
-            rows, others, best = find_highest_scores(cosines, int(n))
-            parts.append((rows + i, others, best))
-        rows, others, best = _concatenate_parts(parts)
-        return load_pandas().DataFrame({column: ids[rows], "similar": table[others], "score": best})
+        for i, position in enumerate(positions.tolist()):
+            cosines = cosines_of(position)[np.newaxis]
+            cosines[0, position] = -np.inf  # an id is not similar to itself
+            rows, similar, best = find_highest_scores(cosines, int(n))
+            parts.append((rows + i, similar, best))
+        rows, similar, best = _concatenate_parts(parts)
+        return load_pandas().DataFrame(
+            {column: ids[rows], "similar": table[similar], "score": best}
+        )
 
     # -- fitted attributes -----------------------------------------------------------------------
 
@@ -365,8 +373,8 @@ def predict_pairs(fitted: FittedFactors, names: tuple[Any, Any], rows: Any) -> N
     """Return the prediction of each pair of a frame or an array."""
     tables = fitted.user_ids, fitted.item_ids
     users, items = (
-        find_id_positions(tables[at], _column(rows, name, at), str(name))
-        for at, name in enumerate(names)
+        find_id_positions(tables[side], _column(rows, name, side), str(name))
+        for side, name in enumerate(names)
     )
     return fitted.apply_link(fitted.score_pairs(users, items))
 
@@ -382,8 +390,8 @@ def _recommend_to_users(
     """Return a frame of the best items for some users, without `seen` and `hidden` ones."""
     ids = users[names[0]] if is_dataframe_like(users) else users
     ids = np.asarray(ids).reshape(-1)
-    at = find_id_positions(fitted.user_ids, ids, str(names[0]))
-    rows, items, best = find_best_items(fitted, at, n, seen, hidden)
+    positions = find_id_positions(fitted.user_ids, ids, str(names[0]))
+    rows, items, best = find_best_items(fitted, positions, n, seen, hidden)
     columns = {names[0]: ids[rows], names[1]: fitted.item_ids[items], "score": best}
     return load_pandas().DataFrame(columns)
 
@@ -419,8 +427,8 @@ def _find_positions_of_users(
     items = find_id_positions(item_ids, entries.ids[1], "item")[entries.codes[1]]
     # An unknown user has position -1, which indexes `wanted` from the end: the first term discards
     # it.
-    known = (users >= 0) & (items >= 0) & wanted[users]
-    return users[known].astype(np.int32), items[known].astype(np.int32)
+    is_known = (users >= 0) & (items >= 0) & wanted[users]
+    return users[is_known].astype(np.int32), items[is_known].astype(np.int32)
 
 
 def score_ratings(
@@ -428,8 +436,8 @@ def score_ratings(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the ratings of a part, and the scores of their pairs."""
     users, items = (
-        find_id_positions(ids, own, str(name))[codes]
-        for ids, own, codes, name in zip(
+        find_id_positions(ids, part_ids, str(name))[codes]
+        for ids, part_ids, codes, name in zip(
             (fitted.user_ids, fitted.item_ids), entries.ids, entries.codes, names, strict=True
         )
     )

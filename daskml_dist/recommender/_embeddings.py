@@ -180,8 +180,10 @@ class BaseEmbeddings(BaseSteps):
         """Return the best constant prediction, from which training starts."""
         if rows.classes is not None:
             # The log odds; for other losses 0, between the classes.
-            first, second = rows.summary.label_weights(rows.classes)
-            return math.log(second / first) if loss.proba and first and second else 0.0
+            negatives, positives = rows.summary.label_weights(rows.classes)
+            return (
+                math.log(positives / negatives) if loss.proba and negatives and positives else 0.0
+            )
         shift = make_target_shift(loss, True, rows.summary)
         return shift[0] if shift else loss.constant(float(rows.summary.target_mean))
 
@@ -202,8 +204,12 @@ class BaseEmbeddings(BaseSteps):
         m = count_ids(job.rows)
         pairs = max(self.rank * m * (m - 1) / 2, 1e-6)
         rate = (math.sqrt(m * m + 4 * pairs * spread) - m) / (2 * pairs)
-        most = settings.optimizer.sparse_learning_rate or settings.optimizer.default_learning_rate
-        settings = replace(settings, schedule=Constant(min(rate, most * spread)), auto_rate=False)
+        max_rate = (
+            settings.optimizer.sparse_learning_rate or settings.optimizer.default_learning_rate
+        )
+        settings = replace(
+            settings, schedule=Constant(min(rate, max_rate * spread)), auto_rate=False
+        )
         return settings, model
 
     # -- tables of ids ---------------------------------------------------------------------------
@@ -243,12 +249,12 @@ class BaseEmbeddings(BaseSteps):
     @property
     def _fields(self) -> TableFields | None:
         """Return the fields of the fit; None if it was not on a table."""
-        known = vars(self)
-        if "fields_" not in known:
+        attributes = vars(self)
+        if "fields_" not in attributes:
             return None
         return TableFields(
-            tuple(known["fields_"]), tuple(known["kinds_"]), self.bags, "stable", self.missing,
-            np.dtype(self.dtype).name,
+            tuple(attributes["fields_"]), tuple(attributes["kinds_"]), self.bags, "stable",
+            self.missing, np.dtype(self.dtype).name,
         )  # fmt: skip
 
     @property
@@ -324,38 +330,38 @@ class BaseEmbeddings(BaseSteps):
             raise DivergedError(
                 "Weights or vectors became NaN or infinite. Lower learning_rate, or raise alpha."
             )
-        ids, own = self._learned_ids, model.own_ids
-        if len(own) == 1:
+        ids, model_ids = self._learned_ids, model.own_ids
+        if len(model_ids) == 1:
             # Without the intercept, whose id is the last: views, since a table may take half the
             # memory.
-            kept: Any = slice(np.searchsorted(ids, own[0]))
+            rows: Any = slice(np.searchsorted(ids, model_ids[0]))
         else:
-            known, at = find_sorted_ids(np.sort(own), ids)
-            kept = np.ones(len(ids), bool)
-            kept[at[known]] = False
-        self.ids_, self.weights_, self.vectors_ = ids[kept], w[kept, 0], w[kept, 1:]
+            is_learned, positions = find_sorted_ids(np.sort(model_ids), ids)
+            rows = np.ones(len(ids), bool)
+            rows[positions[is_learned]] = False
+        self.ids_, self.weights_, self.vectors_ = ids[rows], w[rows, 0], w[rows, 1:]
 
     def _rows_since(self, before: BaseEmbeddings) -> dict[str, NDArray[Any]]:
         """Return the rows of the table that differ from an earlier model's, and the removed ids."""
         ids, w = self._learned_ids, self._state.w
         old_ids, old_w = before._learned_ids, before._state.w
-        known, at = find_sorted_ids(ids, old_ids)
-        changed = ~known
-        changed[known] = (w[known] != old_w[at[known]]).any(axis=1)
+        is_old, positions = find_sorted_ids(ids, old_ids)
+        changed = ~is_old
+        changed[is_old] = (w[is_old] != old_w[positions[is_old]]).any(axis=1)
         removed = np.setdiff1d(old_ids, ids, assume_unique=True)
         return {"ids": ids[changed], "rows": w[changed], "removed": removed}
 
     def _with_rows(self, changes: Mapping[str, NDArray[Any]]) -> Self:
         """Return the model after changes of :meth:`_rows_since`, without an optimizer's state."""
         replaced = np.concatenate([changes["ids"], changes["removed"]])
-        kept = ~np.isin(self._learned_ids, replaced)
-        ids = np.concatenate([self._learned_ids[kept], changes["ids"]])
+        is_kept = ~np.isin(self._learned_ids, replaced)
+        ids = np.concatenate([self._learned_ids[is_kept], changes["ids"]])
         order = np.argsort(ids)
-        ids, w = ids[order], np.concatenate([self._state.w[kept], changes["rows"]])[order]
-        found = copy.copy(self)
-        found._learned_ids, found._state = ids, ShardState(w, {}, ids=ids)
-        found._set_rows(w, self._last_model)
-        return found
+        ids, w = ids[order], np.concatenate([self._state.w[is_kept], changes["rows"]])[order]
+        updated = copy.copy(self)
+        updated._learned_ids, updated._state = ids, ShardState(w, {}, ids=ids)
+        updated._set_rows(w, self._last_model)
+        return updated
 
     def as_frame(self, partition_rows: int = 1_000_000) -> Any:
         """Return the fitted rows of all ids as a lazy Dask dataframe.

@@ -27,14 +27,14 @@ _CACHED_BYTES = 1 << 22
 
 def find_id_positions(table: NDArray[Any], ids: Any, name: str) -> Positions:
     """Return the positions of ids among those of the fit; -1 for an id not seen in it."""
-    given = convert_ids(ids, name)
-    if len(given) and _name_kind(given) != _name_kind(table):
+    converted = convert_ids(ids, name)
+    if len(converted) and _name_kind(converted) != _name_kind(table):
         raise InvalidDataError(
-            f"Column {name!r} holds ids of type {_name_kind(given)}, but those of the fit are of "
-            f"type {_name_kind(table)}. Convert them: "
+            f"Column {name!r} holds ids of type {_name_kind(converted)}, but those of the fit are "
+            f"of type {_name_kind(table)}. Convert them: "
             f"frame[{name!r}].astype({table.dtype.name!r})."
         )
-    return find_positions(table, given)
+    return find_positions(table, converted)
 
 
 def _name_kind(ids: NDArray[Any]) -> str:
@@ -84,19 +84,19 @@ class FittedFactors:
         """
         out = np.empty(len(users))
         step = max(1, _CACHED_BYTES // (8 * max(self.user_factors.shape[1], 1)))
-        for at in row_slices(len(users), step):
-            u, i = users[at], items[at]
+        for block in row_slices(len(users), step):
+            u, i = users[block], items[block]
             # An unseen id at -1 selects the last factors; `np.where` discards its product below.
             product = np.einsum(
                 "ij,ij->i", self.user_factors[u], self.item_factors[i], dtype=np.float64
             )
-            known = (u >= 0) & (i >= 0)
+            both_known = (u >= 0) & (i >= 0)
             if self.user_biases is None or self.item_biases is None:
-                out[at] = np.where(known, product, self.default)
+                out[block] = np.where(both_known, product, self.default)
                 continue
-            out[at] = self.default + np.where(known, product, 0.0)
-            out[at] += np.where(u >= 0, self.user_biases[u], 0.0)
-            out[at] += np.where(i >= 0, self.item_biases[i], 0.0)
+            out[block] = self.default + np.where(both_known, product, 0.0)
+            out[block] += np.where(u >= 0, self.user_biases[u], 0.0)
+            out[block] += np.where(i >= 0, self.item_biases[i], 0.0)
         return out
 
     def score_all_items(self, users: Positions) -> NDArray[Any]:
@@ -110,8 +110,8 @@ class FittedFactors:
             # The user's bias and the mean do not change the order of items, but are part of the
             # returned scores.
             scores += self.item_biases
-            own = np.where(users >= 0, self.user_biases[users], 0.0)
-            scores += (own + self.default).astype(scores.dtype)[:, None]
+            user_biases = np.where(users >= 0, self.user_biases[users], 0.0)
+            scores += (user_biases + self.default).astype(scores.dtype)[:, None]
         return scores
 
     def similar_items(self, item: int) -> NDArray[Any]:
@@ -150,8 +150,8 @@ class SeenItems:
     @classmethod
     def of(cls, users: NDArray[Any], items: NDArray[Any], n_users: int) -> SeenItems:
         """Return the items of each user, from positions of pairs; pairs with a -1 are left out."""
-        known = (users >= 0) & (items >= 0)
-        users, items = users[known], items[known]
+        is_known = (users >= 0) & (items >= 0)
+        users, items = users[is_known], items[is_known]
         # A counting sort by user, in the layout of CSR.
         order = np.argsort(users, kind="stable")
         counts = np.bincount(users, minlength=n_users)
@@ -173,19 +173,19 @@ def find_best_items(
 ) -> tuple[Positions, Positions, NDArray[Any]]:
     """Return users' rows, items and predictions of the `n` best items, without `hidden` items."""
     step = max(1, _CACHED_BYTES // (4 * max(len(fitted.item_ids), 1)))
-    found = []
-    for at in row_slices(len(users), step):
-        scores = fitted.score_all_items(users[at])
+    best_of_blocks = []
+    for block in row_slices(len(users), step):
+        scores = fitted.score_all_items(users[block])
         if seen is not None:
-            seen.hide_scores(users[at], scores)
+            seen.hide_scores(users[block], scores)
         if hidden is not None:
             scores[:, hidden] = -np.inf
         # Hidden items score minus infinity, and only finite scores are returned.
         rows, items, best = find_highest_scores(scores, n)
-        found.append((rows + at.start, items, best))
-    if not found:
+        best_of_blocks.append((rows + block.start, items, best))
+    if not best_of_blocks:
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-    rows, items, best = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    rows, items, best = (np.concatenate(parts) for parts in zip(*best_of_blocks, strict=True))
     # The link is increasing, so it is applied only to the best scores.
     return rows, items, fitted.apply_link(best)
 
@@ -218,11 +218,11 @@ def move_state_to_ids(
     """
     # First rows of users, and then of items, in the new and in the old state.
     new_start, old_start = 0, 0
-    for old, new in zip(before, now, strict=True):
-        at = find_positions(old, new)
-        known = np.flatnonzero(at >= 0)
-        fresh.w[new_start + known] = state.w[old_start + at[known]]
+    for old_ids, new_ids in zip(before, now, strict=True):
+        positions = find_positions(old_ids, new_ids)
+        known_rows = np.flatnonzero(positions >= 0)
+        fresh.w[new_start + known_rows] = state.w[old_start + positions[known_rows]]
         for name, array in fresh.opt_state.items():
-            array[new_start + known] = state.opt_state[name][old_start + at[known]]
-        new_start, old_start = new_start + len(new), old_start + len(old)
+            array[new_start + known_rows] = state.opt_state[name][old_start + positions[known_rows]]
+        new_start, old_start = new_start + len(new_ids), old_start + len(old_ids)
     return replace(state, w=fresh.w, opt_state=fresh.opt_state)

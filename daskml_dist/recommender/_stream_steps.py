@@ -76,32 +76,38 @@ class RatingSteps(InProcessSteps):
 
     def find_sizes_needed(self, block: UnnumberedRatings) -> tuple[int, int] | None:
         """Return the numbers of users and items to reserve for a call; None if space is left."""
-        there = self._model.n_users, self._model.n_items
-        both = list(zip(self.ids, block.entries.ids, there, strict=True))
+        capacities = self._model.n_users, self._model.n_items
+        by_side = list(zip(self.ids, block.entries.ids, capacities, strict=True))
         # There is space even if all ids of the call are new: no need to look them up.
-        if all(len(own) + len(given) <= capacity for own, given, capacity in both):
+        if all(
+            len(known_ids) + len(call_ids) <= capacity for known_ids, call_ids, capacity in by_side
+        ):
             return None
-        needed = [own.count_with_new(given) for own, given, _ in both]
+        needed = [known_ids.count_with_new(call_ids) for known_ids, call_ids, _ in by_side]
         # Doubled, so that moving the parameters has a constant cost per id.
         users, items = (
-            capacity if n <= capacity else 2 * n for n, capacity in zip(needed, there, strict=True)
+            capacity if n <= capacity else 2 * n
+            for n, capacity in zip(needed, capacities, strict=True)
         )
-        return None if (users, items) == there else (users, items)
+        return None if (users, items) == capacities else (users, items)
 
     def grow_parameters(self, n_users: int, n_items: int) -> None:
         """Move the parameters to more rows; rows of future ids have initial values as in a fit."""
-        before, old = self._model, self.shard
+        old_model, old_shard = self._model, self.shard
         fit = reserve_rows(self.fit, n_users, n_items)
         work = fit.steps
         # Initial factors are hashed from the numbers of ids (`RatedPairs.init_rows`), so that new
         # rows do not depend on when they are reserved.
-        w = work.model.init(work.seed, old.w.dtype)
+        w = work.model.init(work.seed, old_shard.w.dtype)
         opt_state = work.rule.init(w)
-        for to, start, n in (0, 0, before.n_users), (n_users, before.n_users, before.n_items):
-            w[to : to + n] = old.w[start : start + n]
+        for new_start, start, n in (
+            (0, 0, old_model.n_users),
+            (n_users, old_model.n_users, old_model.n_items),
+        ):
+            w[new_start : new_start + n] = old_shard.w[start : start + n]
             for name, array in opt_state.items():
-                array[to : to + n] = old.opt_state[name][start : start + n]
-        shard = Shard(work.rule, ShardState(w, opt_state, old.step, old.rows))
+                array[new_start : new_start + n] = old_shard.opt_state[name][start : start + n]
+        shard = Shard(work.rule, ShardState(w, opt_state, old_shard.step, old_shard.rows))
         # All or none of the attributes change, even if the user interrupts.
         with Interrupts() as interrupts, interrupts.held():
             self.fit, self._work, self._model, self.shard = fit, work, work.model, shard
@@ -111,8 +117,8 @@ class RatingSteps(InProcessSteps):
         """Number the ids of a call: set `rows` to rows of the parameters, and to targets."""
         entries = block.entries
         users, items = (
-            own.assign_numbers(ids)[codes]
-            for own, ids, codes in zip(self.ids, entries.ids, entries.codes, strict=True)
+            numbered.assign_numbers(ids)[codes]
+            for numbered, ids, codes in zip(self.ids, entries.ids, entries.codes, strict=True)
         )
         values = entries.values
         y = np.ones(len(users)) if values is None else values.astype(np.float64)
@@ -129,7 +135,7 @@ class RatingSteps(InProcessSteps):
         if not self._model.negatives:
             return rows.X
         steps = self.cut_into_steps(rows, n_rows, step)
-        drawn = [self._model.drawn(one, self._backend) for pieces, _ in steps for one in pieces]
+        drawn = [self._model.drawn(piece, self._backend) for pieces, _ in steps for piece in pieces]
         return np.concatenate(drawn)
 
 
@@ -163,7 +169,7 @@ class StartedRatingStream(StartedStream):
     def facts(self) -> dict[str, Any]:
         """Return the contents of a stream's checkpoint, with the ids and the reserved rows."""
         model: Any = self.fit.steps.model
-        ids = [ids_to_json(own.array) for own in self.ids]
+        ids = [ids_to_json(numbered.array) for numbered in self.ids]
         capacity = [model.n_users, model.n_items]
         return {**self.likeness, "ids": ids, "room": capacity, "offset": float(model.offset)}
 
@@ -172,13 +178,13 @@ class StartedRatingStream(StartedStream):
     ) -> tuple[ShardState, tuple[NDArray[Any], NDArray[Any]]]:
         """Return the state with its rows in the order of the sorted ids, and these ids."""
         model: Any = self.fit.steps.model
-        given = [own.array for own in self.ids]
-        orders = [np.argsort(ids, kind="stable") for ids in given]
+        id_arrays = [numbered.array for numbered in self.ids]
+        orders = [np.argsort(ids, kind="stable") for ids in id_arrays]
         # Rows of the users, sorted, then of the items; reserved rows without an id are left out.
-        at = np.concatenate([orders[0], orders[1] + model.n_users])
-        opt_state = {name: array[at] for name, array in state.opt_state.items()}
-        users, items = (ids[order] for ids, order in zip(given, orders, strict=True))
-        return ShardState(state.w[at], opt_state, state.step, state.rows), (users, items)
+        row_order = np.concatenate([orders[0], orders[1] + model.n_users])
+        opt_state = {name: array[row_order] for name, array in state.opt_state.items()}
+        users, items = (ids[order] for ids, order in zip(id_arrays, orders, strict=True))
+        return ShardState(state.w[row_order], opt_state, state.step, state.rows), (users, items)
 
 
 class NumberedIds:
@@ -208,11 +214,11 @@ class NumberedIds:
     def assign_numbers(self, ids: NDArray[Any]) -> NDArray[np.int64]:
         """Return the numbers of distinct ids; new ids get the next numbers, in order."""
         get = self._numbers.get
-        found = np.array([get(key, -1) for key in ids.tolist()], np.int64)
-        if len(new := np.flatnonzero(found < 0)):
-            found[new] = len(self) + np.arange(len(new))
-            self._add(ids[new])
-        return found
+        numbers = np.array([get(key, -1) for key in ids.tolist()], np.int64)
+        if len(new_positions := np.flatnonzero(numbers < 0)):
+            numbers[new_positions] = len(self) + np.arange(len(new_positions))
+            self._add(ids[new_positions])
+        return numbers
 
     def count_with_new(self, ids: NDArray[Any]) -> int:
         """Return the number of ids after adding `ids`, which are distinct."""
@@ -237,13 +243,13 @@ def ids_to_json(ids: NDArray[Any]) -> dict[str, Any]:
     # Times as integers of their unit: `tolist` makes datetime objects, which JSON cannot hold.
     if ids.dtype.kind == "M":
         return {"dtype": ids.dtype.str, "ids": ids.view(np.int64).tolist()}
-    found = ids.tolist()
-    if any(isinstance(key, bytes) for key in found[:1]):
+    keys = ids.tolist()
+    if any(isinstance(key, bytes) for key in keys[:1]):
         raise InvalidParameterError(
             "A checkpoint of a stream can hold ids that are numbers, strings or times, but "
             "these are bytes. Decode them: frame[column].str.decode('utf-8')."
         )
-    return {"dtype": ids.dtype.str, "ids": found}
+    return {"dtype": ids.dtype.str, "ids": keys}
 
 
 def ids_from_json(plain: dict[str, Any]) -> NDArray[Any]:

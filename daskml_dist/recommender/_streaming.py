@@ -58,11 +58,11 @@ class StreamedFactors(BaseSteps):
 
         # The ids of an earlier fit have the first numbers, in their sorted order.
         state: ShardState | None = vars(self).get("_state")
-        none = np.empty(0)
-        known = (none, none) if state is None else (self.user_ids_, self.item_ids_)
-        ids = NumberedIds(known[0]), NumberedIds(known[1])
-        for own, given in zip(ids, self._number_entries(X).ids, strict=True):
-            own.check(given)
+        no_ids = np.empty(0)
+        fitted_ids = (no_ids, no_ids) if state is None else (self.user_ids_, self.item_ids_)
+        ids = NumberedIds(fitted_ids[0]), NumberedIds(fitted_ids[1])
+        for numbered, call_ids in zip(ids, self._number_entries(X).ids, strict=True):
+            numbered.check(call_ids)
 
         # The plan has rows for the first call's ids; the stream starts with reserved rows instead.
         def ready(fit: FitSpec) -> FitSpec:
@@ -84,18 +84,20 @@ class StreamedFactors(BaseSteps):
                 "Keep them, or use a clone of the estimator."
             )
         # Space for as many new ids as there are known ones.
-        fit = reserve_rows(fit, *(2 * len(own) for own in ids))
+        fit = reserve_rows(fit, *(2 * len(numbered) for numbered in ids))
         model: Any = fit.steps.model
         w = model.init(fit.work.seed, fit.rows.dtype)
         opt_state = fit.steps.rule.init(w)
         # The state of another optimizer cannot be used: it is initialised again.
-        same = opt_state.keys() == state.opt_state.keys()
+        has_same_state = opt_state.keys() == state.opt_state.keys()
         # Users are in the first rows, items after the rows that are reserved for users.
         n_users = len(ids[0])
-        for to, start, stop in ((0, 0, n_users), (model.n_users, n_users, len(state.w))):
-            w[to : to + stop - start] = state.w[start:stop]
-            for name in opt_state if same else ():
-                opt_state[name][to : to + stop - start] = state.opt_state[name][start:stop]
+        for new_start, start, stop in ((0, 0, n_users), (model.n_users, n_users, len(state.w))):
+            w[new_start : new_start + stop - start] = state.w[start:stop]
+            for name in opt_state if has_same_state else ():
+                opt_state[name][new_start : new_start + stop - start] = state.opt_state[name][
+                    start:stop
+                ]
         return fit.replace_work(initial=ShardState(w, opt_state, state.step, state.rows))
 
     def _resume_stream(self, saved: SavedStream, path: Any, classes: Any) -> StartedRatingStream:
@@ -104,10 +106,10 @@ class StreamedFactors(BaseSteps):
         stream = saved.stream
         likeness = stream["likeness"]
         ids, capacities, offset = saved.likeness_for("ids", "room", "offset")
-        known = [ids_from_json(plain) for plain in ids]
+        saved_ids = [ids_from_json(plain) for plain in ids]
         # The stream is planned from one artificial rating, with known ids.
         names = self.user_col, self.item_col, self.rating_col
-        values = known[0][:1], known[1][:1], likeness["targets"]
+        values = saved_ids[0][:1], saved_ids[1][:1], likeness["targets"]
         X = load_pandas().DataFrame(dict(zip(names, values, strict=True)))
 
         def ready(fit: FitSpec) -> FitSpec:
@@ -117,7 +119,7 @@ class StreamedFactors(BaseSteps):
             return saved.fit(fit.replace_work(model=model), path)
 
         started = self._plan_stream(
-            X, (NumberedIds(known[0]), NumberedIds(known[1])), ready, stream["seen"]
+            X, (NumberedIds(saved_ids[0]), NumberedIds(saved_ids[1])), ready, stream["seen"]
         )
         # The facts about the real first ratings, without the ids and sizes, which grow: `facts`
         # adds the current ones.
@@ -148,8 +150,8 @@ class StreamedFactors(BaseSteps):
             collection = estimator._make_collection(X, None, None, reset=True)
             with FitJob(collection, INLINE, settings.run) as job:
                 rows = job.rows = estimator._dataset_info(job, None, None, False)
-                most = batch_rows or rows.summary.n_rows
-                settings = dataclasses.replace(settings, batch_size=most)
+                batch_size = batch_rows or rows.summary.n_rows
+                settings = dataclasses.replace(settings, batch_size=batch_size)
                 model = estimator._model(rows, vars(self).get("_last_model"))
                 fit = estimator._plan_fit(job, settings, model, None)
         finally:
@@ -157,7 +159,7 @@ class StreamedFactors(BaseSteps):
             if ids_before is not None:
                 self._ids = ids_before
         likeness = describe_first_rows(fit, rows.summary, settings.auto_rate, None) | {
-            "batch_rows": most
+            "batch_rows": batch_size
         }
         fit = ready(fit)
 
@@ -181,8 +183,8 @@ class StreamedFactors(BaseSteps):
         # (`RatingSteps.learn_rows`), so that a refused call adds none.
         def make(X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, UnnumberedRatings]:
             entries = self._number_entries(X)
-            for own, given in zip(ids, entries.ids, strict=True):
-                own.check(given)
+            for numbered, call_ids in zip(ids, entries.ids, strict=True):
+                numbered.check(call_ids)
             if entries.values is not None:
                 # The extremes show whether any rating is outside the domain of the loss.
                 target_range = [entries.values.min(), entries.values.max()]
@@ -195,10 +197,10 @@ class StreamedFactors(BaseSteps):
         """Return the ratings of a call, with the call's ids numbered among themselves."""
         estimator: Any = self
         entries = estimator._entries(X)
-        found = entries.numbers(entries.sources[0])
-        if not len(found):
+        numbered = entries.numbers(entries.sources[0])
+        if not len(numbered):
             raise InvalidDataError("The call has no ratings. Skip it.")
-        return found
+        return numbered
 
     def _show_stream(self, started: Any, state: ShardState, progress: ProgressiveLoss) -> None:
         state, self._ids = started.sorted_state(state)

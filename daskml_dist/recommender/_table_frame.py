@@ -18,14 +18,14 @@ def make_table_frame(
     import dask.dataframe as dd
 
     starts = range(0, max(len(ids), 1), n_rows)
-    parts = [tuple(a[at : at + n_rows] for a in (ids, weights, vectors)) for at in starts]
+    parts = [tuple(a[start : start + n_rows] for a in (ids, weights, vectors)) for start in starts]
     # Sorted ids are an index with known divisions: lookups and joins read few partitions.
     divisions = None
     if len(ids):
         divisions = (*(int(part[0][0]) for part in parts), int(ids[-1]))
-    nothing = tuple(a[:0] for a in (ids, weights, vectors))
+    no_rows = tuple(a[:0] for a in (ids, weights, vectors))
     return dd.from_map(
-        _make_part, parts, meta=_make_part(nothing), divisions=divisions, label="table"
+        _make_part, parts, meta=_make_part(no_rows), divisions=divisions, label="table"
     )
 
 

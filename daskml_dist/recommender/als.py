@@ -264,14 +264,14 @@ class ALS(BaseRecommender):
         solver = self._solver()
         users, items, values = self._known_ratings(X)
         # New users are numbered locally, as rows of a CSR matrix of their ratings.
-        ids, at = np.unique(users, return_inverse=True)
-        rated = build_ratings(at, items, values, len(ids), self.implicit)
-        by = self._item_regressors(solver.model)
+        ids, user_rows = np.unique(users, return_inverse=True)
+        rated = build_ratings(user_rows, items, values, len(ids), self.implicit)
+        regressors = self._item_regressors(solver.model)
         # `width` columns: the factors and, with biases, the bias as an additional unknown.
         out = np.zeros((len(ids), solver.model.width), self.item_factors_.dtype)
         # Solved by factorisation even with solver="cg": a few steps of conjugate gradients need
         # factors to start from, and new users have none.
-        failed = replace(solver.equations, steps=None).solve(rated, by, out)
+        failed = replace(solver.equations, steps=None).solve(rated, regressors, out)
         if len(failed):
             raise DivergedError(
                 f"The least squares of user {ids[failed[0]]!r} are singular. Raise reg_param, or "
@@ -320,8 +320,8 @@ class ALS(BaseRecommender):
         """
         self._check_fitted()
         check_count("n", n)
-        (wanted,) = find_id_positions(self.item_ids_, np.asarray([item]), str(self.item_col))
-        if wanted < 0:
+        (position,) = find_id_positions(self.item_ids_, np.asarray([item]), str(self.item_col))
+        if position < 0:
             raise InvalidDataError(
                 f"The fit has not seen the item {item!r}. Ask for one of item_ids_."
             )
@@ -332,10 +332,12 @@ class ALS(BaseRecommender):
             )
         solver = self._solver()
         rated = build_ratings(np.zeros(len(items), int), items, values, 1, self.implicit)
-        by = self._item_regressors(solver.model)
+        regressors = self._item_regressors(solver.model)
         # Hu, Koren and Volinsky, section 5: with W_u the inverse of the user's system, the
         # prediction y_i' W_u Y' C_u p(u) is a sum of y_i' W_u y_j c_uj p_uj over the rated items j.
-        contributions = solver.equations.contributions(rated, by, int(wanted), solver.model.width)
+        contributions = solver.equations.contributions(
+            rated, regressors, int(position), solver.model.width
+        )
         largest = np.argsort(-contributions, kind="stable")[: int(n)]
         return load_pandas().DataFrame(
             {
@@ -347,14 +349,14 @@ class ALS(BaseRecommender):
     def _known_ratings(self, X: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return the user ids, item positions and values of the ratings of items of the fit."""
         users, items, values = self._reduce_entries(_take_ratings, X)
-        at = find_id_positions(self.item_ids_, items, str(self.item_col))
-        if len(unknown := np.setdiff1d(users, users[at >= 0])):
+        positions = find_id_positions(self.item_ids_, items, str(self.item_col))
+        if len(unknown := np.setdiff1d(users, users[positions >= 0])):
             raise InvalidDataError(
                 f"User {unknown[0]!r} has rated no item that the fit has seen, so there are no "
                 "factors to compute. Leave this user out: recommend treats unseen users like "
                 "the mean of all."
             )
-        return users[at >= 0], at[at >= 0], values[at >= 0]
+        return users[positions >= 0], positions[positions >= 0], values[positions >= 0]
 
     def _item_regressors(self, model: FactorModel) -> Regressors:
         """Return the items' factors (and biases) as regressors of the users' ratings."""
@@ -420,6 +422,6 @@ class ALS(BaseRecommender):
 def _take_ratings(entries: NumberedEntries) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Return the user id, the item id and the value of each rating of a part."""
     # Codes number the distinct ids of the part.
-    (users, items), (own, others) = entries.ids, entries.codes
-    values = np.ones(len(own)) if entries.values is None else entries.values
-    return users[own], items[others], values
+    (users, items), (user_codes, item_codes) = entries.ids, entries.codes
+    values = np.ones(len(user_codes)) if entries.values is None else entries.values
+    return users[user_codes], items[item_codes], values

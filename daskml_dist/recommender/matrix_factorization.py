@@ -274,8 +274,8 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         self._check_fitted()
         if self.implicit or self._last_model.loss.kind != "classification":
             return super().score(X, y)
-        right, n = self._reduce_entries(partial(_count_same_sign, self._fitted(), self._names), X)
-        return float(right.sum() / n.sum())
+        n_right, n = self._reduce_entries(partial(_count_same_sign, self._fitted(), self._names), X)
+        return float(n_right.sum() / n.sum())
 
     # -- training -----------------------------------------------------------------------
 
@@ -283,8 +283,8 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         """Return the loss of the parameter `loss`."""
         # Losses of both regression and classification are accepted by name; `get_loss` checks a
         # name within one kind.
-        named = LOSSES.get(self.loss) if isinstance(self.loss, str) else self.loss
-        return get_loss(self.loss, getattr(named, "kind", "regression"))
+        named_loss = LOSSES.get(self.loss) if isinstance(self.loss, str) else self.loss
+        return get_loss(self.loss, getattr(named_loss, "kind", "regression"))
 
     def _check_settings(self, policy: str | Policy | None) -> Settings:
         check_count("rank", self.rank)
@@ -338,8 +338,12 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
             offset = shift[0] if shift else loss.constant(float(summary.target_mean))
         n_users, n_items = map(len, self._ids)
         reg, biased = float(self.reg_param), bool(self.biases)
-        drawn = (int(self.negatives), bool(self.pairwise)) if self.implicit else (0, False)
-        model = RatedPairs(n_users, n_items, int(self.rank), loss, reg, biased, offset, *drawn)
+        negatives_and_pairwise = (
+            (int(self.negatives), bool(self.pairwise)) if self.implicit else (0, False)
+        )
+        model = RatedPairs(
+            n_users, n_items, int(self.rank), loss, reg, biased, offset, *negatives_and_pairwise
+        )
         return model if last is None else replace(model, target_unit=last.target_unit)
 
     def _adapt_rate_to_rows(
@@ -425,5 +429,5 @@ def _count_same_sign(
 
 def _probability(loss: Loss, raw: NDArray[Any]) -> NDArray[Any]:
     """Return the probability of a rating above 0."""
-    found: NDArray[Any] = loss.predict_proba(raw)[:, 1]
-    return found
+    probability: NDArray[Any] = loss.predict_proba(raw)[:, 1]
+    return probability

@@ -350,10 +350,10 @@ dtype, policy, random_state
         check_columns("user_features", self.user_features, None)
         check_columns("item_features", self.item_features, None)
         names = [name for side in self._columns for name in side]
-        if twice := [name for name in names if names.count(name) > 1]:
+        if repeated := [name for name in names if names.count(name) > 1]:
             raise InvalidParameterError(
-                f"The column {twice[0]!r} is named twice, by user_col, item_col, user_features and "
-                "item_features. Name each once."
+                f"The column {repeated[0]!r} is named twice, by user_col, item_col, user_features "
+                "and item_features. Name each once."
             )
         return super()._check_settings(policy)
 
@@ -405,8 +405,12 @@ dtype, policy, random_state
         frequencies = partial(
             _look_up_frequencies, sides[1].ids, np.log(counts / counts.sum()), self.item_col
         )
-        chosen = table[[self.item_col]]
-        log_q = map_blocks(frequencies, chosen, np.empty(0)) if is_dask(X) else frequencies(chosen)
+        item_column = table[[self.item_col]]
+        log_q = (
+            map_blocks(frequencies, item_column, np.empty(0))
+            if is_dask(X)
+            else frequencies(item_column)
+        )
         weight = None
         if self.rating_col is not None:
             weight = self._select(X, [self.rating_col])[self.rating_col]
@@ -419,14 +423,14 @@ dtype, policy, random_state
             dtype=np.dtype(self.dtype).name,
         )  # fmt: skip
         kinds = list(fields.kinds)
-        for at in (0, len(self._columns[0])):
-            if kinds[at] in ("integers", "texts"):
+        for column in (0, len(self._columns[0])):
+            if kinds[column] in ("integers", "texts"):
                 raise InvalidDataError(
-                    f"Column {fields.names[at]!r} holds lists, but a row is for one user and one "
-                    f"item. Put each in its own row: X.explode({fields.names[at]!r})."
+                    f"Column {fields.names[column]!r} holds lists, but a row is for one user and "
+                    f"one item. Put each in its own row: X.explode({fields.names[column]!r})."
                 )
-            if kinds[at] == "numeric":
-                kinds[at] = "float"
+            if kinds[column] == "numeric":
+                kinds[column] = "float"
         return replace(fields, kinds=tuple(kinds))
 
     def _model(self, rows: DatasetInfo, last: Any) -> Any:
@@ -452,7 +456,9 @@ dtype, policy, random_state
     def _set_learned(self, state: ShardState, model: Any, rows: DatasetInfo) -> None:
         super()._set_learned(state, model, rows)
         self.user_ids_, self.item_ids_ = (side.ids for side in self._sides)
-        users, items = (self._make_encoder(at)(side.frame) for at, side in enumerate(self._sides))
+        users, items = (
+            self._make_encoder(number)(side.frame) for number, side in enumerate(self._sides)
+        )
         self.user_factors_, self.item_factors_ = users[:, :-1].copy(), items[:, :-1].copy()
         self.item_biases_ = items[:, -1].copy()
 
@@ -463,8 +469,8 @@ dtype, policy, random_state
         """Return the function from the columns of one side to its tower's vectors."""
         fields, n_users = self._fields, len(self._columns[0])
         assert fields is not None
-        own = slice(n_users, None) if side else slice(n_users)
-        fields = replace(fields, names=fields.names[own], kinds=fields.kinds[own])
+        side_fields = slice(n_users, None) if side else slice(n_users)
+        fields = replace(fields, names=fields.names[side_fields], kinds=fields.kinds[side_fields])
         vectors = TowerVectors(self._last_model, self._learned_ids, self._state.final)
         return SideEncoder(side, fields, n_users if side else 0, vectors)
 
@@ -487,15 +493,17 @@ class TowerVectors(TablePrediction):
     def encode(self, side: int, X: Any) -> NDArray[Any]:
         """Return vectors and biases side by side; users' vectors are divided by the temperature."""
         model: Any = self.model
-        found = np.empty((X.shape[0], model.rank + 1), self.w.dtype)
-        for at in row_slices(len(found), _ROWS_AT_ONCE):
-            index, rows = model.place_rows(X[at], self.w.dtype)
+        encoded = np.empty((X.shape[0], model.rank + 1), self.w.dtype)
+        for block in row_slices(len(encoded), _ROWS_AT_ONCE):
+            index, rows = model.place_rows(X[block], self.w.dtype)
             vectors, biases = model.encode_side(side, self.look_up(index), rows, get_backend("cpu"))
             # The product of both sides is the logit: the bias of an item is multiplied by a 1 of
             # the user.
-            found[at, :-1] = vectors if side else vectors / vectors.dtype.type(model.temperature)
-            found[at, -1] = biases if side else 1
-        return found
+            encoded[block, :-1] = (
+                vectors if side else vectors / vectors.dtype.type(model.temperature)
+            )
+            encoded[block, -1] = biases if side else 1
+        return encoded
 
 
 @dataclass(frozen=True, eq=False)
@@ -531,12 +539,12 @@ def _collect_sides(
     """Return the distinct users and items of a block; None for a block without rows."""
     if not len(X):
         return None
-    found = []
+    sides = []
     for names in columns:
         ids = convert_ids(X[names[0]], str(names[0]))
         distinct, first, counts = np.unique(ids, return_index=True, return_counts=True)
-        found.append(SideRows(distinct, counts.astype(np.float64), X[names].iloc[first]))
-    return tuple(found)
+        sides.append(SideRows(distinct, counts.astype(np.float64), X[names].iloc[first]))
+    return tuple(sides)
 
 
 def _merge_sides(parts: list[tuple[SideRows, ...]]) -> tuple[SideRows, ...]:
@@ -544,8 +552,8 @@ def _merge_sides(parts: list[tuple[SideRows, ...]]) -> tuple[SideRows, ...]:
     pandas, merged = load_pandas(), []
     for sides in zip(*parts, strict=True):
         ids = np.concatenate([side.ids for side in sides])
-        distinct, first, at = np.unique(ids, return_index=True, return_inverse=True)
-        counts = np.bincount(at, np.concatenate([side.counts for side in sides])).astype(float)
+        distinct, first, codes = np.unique(ids, return_index=True, return_inverse=True)
+        counts = np.bincount(codes, np.concatenate([side.counts for side in sides])).astype(float)
         frame = pandas.concat([side.frame for side in sides]).iloc[first]
         merged.append(SideRows(distinct, counts, frame))
     return tuple(merged)
@@ -555,5 +563,5 @@ def _look_up_frequencies(
     ids: NDArray[Any], log_q: NDArray[np.float64], name: Any, X: Any
 ) -> NDArray[np.float64]:
     """Return the logarithm of the frequency of each row's item."""
-    found: NDArray[np.float64] = log_q[find_positions(ids, convert_ids(X[name], str(name)))]
-    return found
+    frequencies: NDArray[np.float64] = log_q[find_positions(ids, convert_ids(X[name], str(name)))]
+    return frequencies

@@ -263,12 +263,12 @@ class App:
         # that the connection can be reused, and dropped.
         _, n_held = await self._bodies.read(receive, request.headers)
         self._bodies.release(n_held)
-        listed = [
+        entries = [
             {"name": name, "version": version, "state": "READY", "reason": ""}
             for name in self.models.names()
             for version in self._versions(name)
         ]
-        return 200, JSON, encode_json(listed)
+        return 200, JSON, encode_json(entries)
 
     def _versions(self, name: str) -> list[str]:
         """Return the versions of a model: the served one alone if the models have no list."""
@@ -308,13 +308,16 @@ class App:
 
     def _enqueue(self, served: Any, question: Question) -> list[tuple[str, Any]]:
         """Return (method, future) for each output of a request, else for the default output."""
-        main = served.predictor
-        rows = make_rows(question.tensors, main)
-        predictors = list_predictors(main, question)
-        if self._cluster is not None and self._cluster.takes(main, rows):
+        default = served.predictor
+        rows = make_rows(question.tensors, default)
+        predictors = list_predictors(default, question)
+        if self._cluster is not None and self._cluster.takes(default, rows):
             return [
-                (one.method, self._cluster.ask(served, getattr(one, "maker", one.method), rows))
-                for one in predictors
+                (
+                    predictor.method,
+                    self._cluster.ask(served, getattr(predictor, "maker", predictor.method), rows),
+                )
+                for predictor in predictors
             ]
         n_rows = count_rows(rows)
         # Requests may share a call of a predictor if their rows can be stacked, which needs equal
@@ -364,19 +367,19 @@ class App:
 def _are_independent(predictor: Any, rows: RequestRows) -> bool:
     """Return whether rows are numbers whose answers do not depend on rows of other requests."""
     # Objects hold strings, but the predictor's attribute is only about numbers.
-    apart = getattr(predictor, "rows_apart", False)
-    return apart and isinstance(rows, np.ndarray) and rows.dtype.kind != "O"
+    is_independent = getattr(predictor, "rows_apart", False)
+    return is_independent and isinstance(rows, np.ndarray) and rows.dtype.kind != "O"
 
 
 def _parse_model_path(path: str) -> tuple[str, str | None, str]:
     """Return name, version (or None) and action ("infer", "ready" or "") of a model's path."""
-    rest = path[len(_MODEL_PATH) :]
+    remainder = path[len(_MODEL_PATH) :]
     action = ""
-    for known in ("infer", "ready"):
-        if rest.endswith("/" + known):
-            rest, action = rest[: -len(known) - 1], known
+    for suffix in ("infer", "ready"):
+        if remainder.endswith("/" + suffix):
+            remainder, action = remainder[: -len(suffix) - 1], suffix
             break
-    name, slash, version = rest.partition("/versions/")
+    name, slash, version = remainder.partition("/versions/")
     if not name or "/" in name or "/" in version or (slash and not version):
         raise _unknown_path(path)
     return name, version or None, action

@@ -53,10 +53,10 @@ class BatchedPredictor:
 
         None if only separate calls give these bits.
         """
-        each = getattr(self.predictor, "each", None)
-        if each is None or isinstance(pieces[0], dict):
+        function = getattr(self.predictor, "each", None)
+        if function is None or isinstance(pieces[0], dict):
             return None
-        answers: NDArray[Any] | None = each(np.concatenate(pieces))
+        answers: NDArray[Any] | None = function(np.concatenate(pieces))
         return answers
 
 
@@ -185,22 +185,22 @@ class Batcher:
         # In the event loop, as futures must not be set from other threads.
         def finish(done: asyncio.Future[list[Any]]) -> None:
             self._is_busy = False
-            lost = [asyncio.CancelledError()] * len(queue.pieces)
-            self._set_results(queue, 0, lost if done.cancelled() else done.result())
+            cancelled = [asyncio.CancelledError()] * len(queue.pieces)
+            self._set_results(queue, 0, cancelled if done.cancelled() else done.result())
             self._answer_in_thread()
 
         calls = self._calls(queue)
         loop = asyncio.get_running_loop()
-        called = loop.run_in_executor(self._thread, lambda: list(chain.from_iterable(calls)))
-        called.add_done_callback(finish)
+        future = loop.run_in_executor(self._thread, lambda: list(chain.from_iterable(calls)))
+        future.add_done_callback(finish)
 
     # --- calls ---------------------------------------------------------------------------------
 
     def _set_results(self, queue: _Queue, first: int, results: list[Any]) -> None:
         """Set the futures of a queue's requests, from `first` on, to answers or exceptions."""
         self.waiting -= len(results)
-        for at, result in enumerate(results, first):
-            answer = queue.answers[at]
+        for index, result in enumerate(results, first):
+            answer = queue.answers[index]
             # Cancelled, since its client has disconnected.
             if answer.done():
                 continue
@@ -215,17 +215,17 @@ class Batcher:
         """Yield the answers, or errors, of the requests of a queue in order, call by call."""
         if queue.may_share:
             # Calls with as many whole requests as fit into `max_rows`.
-            first = n_rows = 0
-            for at, size in enumerate(queue.sizes):
-                if at > first and n_rows + size > self.max_rows:
-                    yield _call_together(queue, first, at)
-                    first, n_rows = at, 0
+            start = n_rows = 0
+            for index, size in enumerate(queue.sizes):
+                if index > start and n_rows + size > self.max_rows:
+                    yield _call_together(queue, start, index)
+                    start, n_rows = index, 0
                 n_rows += size
-            yield _call_together(queue, first, len(queue.sizes))
+            yield _call_together(queue, start, len(queue.sizes))
         elif max(queue.sizes) == 1 < len(queue.sizes) and hasattr(queue.call, "each"):
             # At most as many rows as `Predictor.each` answers in one call.
-            for at in range(0, len(queue.sizes), MAX_FEW_ROWS):
-                yield from _call_each_row(queue.call, queue.pieces[at : at + MAX_FEW_ROWS])
+            for index in range(0, len(queue.sizes), MAX_FEW_ROWS):
+                yield from _call_each_row(queue.call, queue.pieces[index : index + MAX_FEW_ROWS])
         else:
             for piece, size in zip(queue.pieces, queue.sizes, strict=True):
                 yield [_call_alone(queue.call, piece, size)]
@@ -241,11 +241,11 @@ def _call_together(queue: _Queue, first: int, end: int) -> list[Any]:
         answers = queue.call(pieces)
         check_length(answers, sum(sizes))
     except Exception:
-        return [_call_alone(queue.call, *one) for one in zip(pieces, sizes, strict=True)]
-    results, at = [], 0
+        return [_call_alone(queue.call, *request) for request in zip(pieces, sizes, strict=True)]
+    results, offset = [], 0
     for size in sizes:
-        results.append(answers[at : at + size])
-        at += size
+        results.append(answers[offset : offset + size])
+        offset += size
     return results
 
 
@@ -261,7 +261,7 @@ def _call_each_row(call: Any, pieces: list[Any]) -> Iterator[list[Any]]:
         for piece in pieces:
             yield [_call_alone(call, piece, 1)]
     else:
-        yield [answers[at : at + 1] for at in range(len(pieces))]
+        yield [answers[index : index + 1] for index in range(len(pieces))]
 
 
 def _call_alone(call: _BatchCall, piece: Any, n_rows: int) -> Any:

@@ -96,17 +96,17 @@ class LimitedConnection(HttpToolsProtocol):
 
     def _parse_in_pieces(self) -> None:
         """Parse the bytes kept so far until a request waits for another, or time is up."""
-        data, at, end = memoryview(self._unparsed), 0, time.perf_counter() + PARSE_SECONDS
+        data, offset, end = memoryview(self._unparsed), 0, time.perf_counter() + PARSE_SECONDS
         self._next_turn = None
-        while at < len(data) and not (self.pipeline or self.is_refused):
-            if at and time.perf_counter() >= end:
+        while offset < len(data) and not (self.pipeline or self.is_refused):
+            if offset and time.perf_counter() >= end:
                 self._next_turn = self.loop.call_soon(self._parse_in_pieces)
                 break
             # The bytes of a body do not start requests: all remaining ones are parsed together.
             size = max(PARSED_AT_ONCE, self.body_left)
-            self._parse(data[at : at + size])
-            at += size
-        self._unparsed = b"" if self.is_refused else self._unparsed[at:]
+            self._parse(data[offset : offset + size])
+            offset += size
+        self._unparsed = b"" if self.is_refused else self._unparsed[offset:]
         self.flow.hold(bool(self._unparsed))
         if self._is_half_closed and not (self._unparsed or self.eof_received()):
             self.transport.close()
@@ -144,8 +144,8 @@ class LimitedConnection(HttpToolsProtocol):
         for name, value in self.headers:
             # The header Connection names Upgrade too: keep only its tokens about the connection.
             if name == b"connection":
-                words = [word.strip() for word in value.lower().split(b",")]
-                value = b", ".join(word for word in words if word in (b"close", b"keep-alive"))
+                tokens = [word.strip() for word in value.lower().split(b",")]
+                value = b", ".join(word for word in tokens if word in (b"close", b"keep-alive"))
             if name != b"upgrade" and (value or name != b"connection"):
                 lines.append(b"%b: %b\r\n" % (name, value))
         self.parser = httptools.HttpRequestParser(self)
@@ -162,13 +162,13 @@ class LimitedConnection(HttpToolsProtocol):
         """Start the application, unless the head must be read again or the request is refused."""
         self.head_bytes = self.body_left = 0
         self.is_in_head = False
-        codings = []
+        encodings = []
         for name, value in self.headers:
             if name == b"content-length":
                 self.body_left = int(value)
             elif name == b"transfer-encoding":
-                codings.append(value)
-        if codings and b",".join(codings).strip().lower() != b"chunked":
+                encodings.append(value)
+        if encodings and b",".join(encodings).strip().lower() != b"chunked":
             self.refuse(
                 b"501 Not Implemented",
                 "Only chunked Transfer-Encoding is supported: send no other.",
@@ -287,15 +287,15 @@ async def close_slow_connections(connections: Collection[Any], seconds: float) -
     since: dict[Any, tuple[Any, float]] = {}
     while True:
         await asyncio.sleep(seconds / 4)
-        now, before, since = loop.time(), since, {}
+        now, previous, since = loop.time(), since, {}
         for connection in list(connections):
             n_unread = connection.transport.get_write_buffer_size()
             if not n_unread and not connection.is_waiting():
                 continue
             # A client makes progress if it begins another request, or has read some bytes.
             progress, began = (connection.cycle, n_unread), now
-            if connection in before and before[connection][0] == progress:
-                began = before[connection][1]
+            if connection in previous and previous[connection][0] == progress:
+                began = previous[connection][1]
             since[connection] = progress, began
             if now - began < seconds:
                 continue

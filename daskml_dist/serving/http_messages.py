@@ -58,8 +58,8 @@ def encode_error(message: str) -> bytes:
 
 def check_token(headers: Mapping[bytes, bytes], token: bytes) -> None:
     """Raise 401 if a request lacks the token; the time it takes does not depend on the token."""
-    kind, _, given = headers.get(b"authorization", b"").partition(b" ")
-    if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), token):
+    kind, _, credentials = headers.get(b"authorization", b"").partition(b" ")
+    if kind.lower() != b"bearer" or not hmac.compare_digest(credentials.strip(), token):
         raise RequestError(
             "This server requires a token: send the header Authorization: Bearer TOKEN.",
             401,
@@ -242,15 +242,15 @@ class RequestBodies:
     def _expand(self, body: bytes) -> bytes:
         """Return a decompressed body; raise 413 if it would be larger than a body may be."""
         expanded: list[bytes] = []
-        left = self._max_bytes
+        bytes_left = self._max_bytes
         try:
             # A gzip file may have several members (RFC 1952, 2.2).
             while body or not expanded:
                 expander = zlib.decompressobj(_ANY_HEADER)
                 # One byte more than allowed shows that the body is too large.
-                expanded.append(expander.decompress(body, left + 1))
-                left -= len(expanded[-1])
-                if left < 0:
+                expanded.append(expander.decompress(body, bytes_left + 1))
+                bytes_left -= len(expanded[-1])
+                if bytes_left < 0:
                     raise self._too_large()
                 if not expander.eof:
                     raise zlib.error("it ends too early")

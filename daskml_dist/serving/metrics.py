@@ -104,19 +104,21 @@ class Metrics:
             UTF-8 text of the format 0.0.4; its type is `CONTENT_TYPE`.
         """
         with self._lock:
-            parts = [{name: dict(series) for name, series in self._totals.items()}]
+            process_totals = [{name: dict(series) for name, series in self._totals.items()}]
         if self._board is not None:
-            parts += self._board.sum_other_slots(self._slot)
+            process_totals += self._board.sum_other_slots(self._slot)
         lines: list[str] = []
         for name, (kind, labels, text) in _METRICS.items():
-            full = f"daskml_dist_{name}" + ("_total" if kind == "counter" else "")
-            lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}"]
-            for key, values in sorted(_sum_series(part[name] for part in parts).items()):
+            full_name = f"daskml_dist_{name}" + ("_total" if kind == "counter" else "")
+            lines += [f"# HELP {full_name} {text}", f"# TYPE {full_name} {kind}"]
+            for key, values in sorted(
+                _sum_series(totals[name] for totals in process_totals).items()
+            ):
                 pairs = [
-                    f'{label}="{_escape_label(one)}"'
-                    for label, one in zip(labels, key, strict=True)
+                    f'{label}="{_escape_label(value)}"'
+                    for label, value in zip(labels, key, strict=True)
                 ]
-                lines += _format_series(full, kind, ",".join(pairs), values)
+                lines += _format_series(full_name, kind, ",".join(pairs), values)
         lines += [
             "# HELP daskml_dist_model_info The version of a model that this process serves.",
             "# TYPE daskml_dist_model_info gauge",
@@ -137,8 +139,8 @@ class Metrics:
         if self._board is None:
             return
         with self._lock:
-            fits = self._board.write(self._slot, self._totals)
-        if not fits and not self._is_full:
+            has_room = self._board.write(self._slot, self._totals)
+        if not has_room and not self._is_full:
             self._is_full = True
             _LOG.warning(
                 "Too many models to share metrics between processes: a scrape reports a single "
@@ -148,11 +150,11 @@ class Metrics:
     def _time(self, name: str, model: str, version: str, seconds: float) -> None:
         """Add a time to the histogram of a model's version."""
         with self._lock:
-            times = self._totals[name].get((model, version))
-            if times is None:
-                times = self._totals[name][model, version] = [0.0] * (len(BUCKETS) + 2)
-            times[bisect.bisect_left(BUCKETS, seconds)] += 1.0
-            times[-1] += seconds
+            buckets = self._totals[name].get((model, version))
+            if buckets is None:
+                buckets = self._totals[name][model, version] = [0.0] * (len(BUCKETS) + 2)
+            buckets[bisect.bisect_left(BUCKETS, seconds)] += 1.0
+            buckets[-1] += seconds
 
     def _add(self, name: str, key: tuple[str, ...], amount: float) -> None:
         """Add to the counter of a metric with the labels `key`."""
@@ -169,9 +171,9 @@ class Metrics:
     def _forget(self, model: str) -> None:
         """Drop the oldest series of a model's versions, beyond the maximum number."""
         # Dicts keep the order of insertion, so the keys are in the order of first sight.
-        seen = dict.fromkeys(key[1] for key in self._totals["requests"] if key[0] == model)
-        seen.update(dict.fromkeys(key[1] for key in self._totals["rows"] if key[0] == model))
-        for version in list(seen)[:-_MAX_VERSIONS]:
+        versions = dict.fromkeys(key[1] for key in self._totals["requests"] if key[0] == model)
+        versions.update(dict.fromkeys(key[1] for key in self._totals["rows"] if key[0] == model))
+        for version in list(versions)[:-_MAX_VERSIONS]:
             for name in ("requests", "rows", "seconds", "cluster_seconds"):
                 series = self._totals[name]
                 for key in [key for key in series if key[:2] == (model, version)]:
@@ -205,28 +207,28 @@ class _SharedCounters:
         if len(data) > _BUFFER_BYTES:
             return False
         start = slot * self._slot_bytes
-        changes, *sizes = self._HEAD.unpack_from(self._memory, start)
-        half = (changes + 1) % 2
+        n_changes, *sizes = self._HEAD.unpack_from(self._memory, start)
+        half = (n_changes + 1) % 2
         sizes[half] = len(data)
-        begin = start + self._HEAD.size + half * _BUFFER_BYTES
-        self._memory[begin : begin + len(data)] = data
+        data_start = start + self._HEAD.size + half * _BUFFER_BYTES
+        self._memory[data_start : data_start + len(data)] = data
         struct.pack_into("<QQ", self._memory, start + 8, *sizes)
         # Last: from here on readers use the other buffer.
-        struct.pack_into("<Q", self._memory, start, changes + 1)
+        struct.pack_into("<Q", self._memory, start, n_changes + 1)
         return True
 
     def read(self, slot: int) -> _Totals | None:
         """Return the totals of a slot; None if none were written."""
         start = slot * self._slot_bytes
         while True:
-            changes, *sizes = self._HEAD.unpack_from(self._memory, start)
-            if changes == 0:
+            n_changes, *sizes = self._HEAD.unpack_from(self._memory, start)
+            if n_changes == 0:
                 return None
-            half = changes % 2
-            begin = start + self._HEAD.size + half * _BUFFER_BYTES
-            data = self._memory[begin : begin + sizes[half]]
+            half = n_changes % 2
+            data_start = start + self._HEAD.size + half * _BUFFER_BYTES
+            data = self._memory[data_start : data_start + sizes[half]]
             # Changed in the meantime: the buffer may be partly overwritten, so it is read again.
-            if self._HEAD.unpack_from(self._memory, start)[0] == changes:
+            if self._HEAD.unpack_from(self._memory, start)[0] == n_changes:
                 break
         pairs = json.loads(data)
         return {
@@ -235,8 +237,8 @@ class _SharedCounters:
 
     def sum_other_slots(self, slot: int) -> list[_Totals]:
         """Return the totals of all slots except one, including processes that have ended."""
-        found = (self.read(one) for one in range(self._n_slots) if one != slot)
-        return [one for one in found if one is not None]
+        totals = (self.read(number) for number in range(self._n_slots) if number != slot)
+        return [slot_totals for slot_totals in totals if slot_totals is not None]
 
 
 def _sum_series(
@@ -244,10 +246,12 @@ def _sum_series(
 ) -> dict[tuple[str, ...], list[float]]:
     """Return the sums of the series of several processes, by their labels."""
     total: dict[tuple[str, ...], list[float]] = {}
-    for part in parts:
-        for key, values in part.items():
-            before = total.get(key)
-            total[key] = [a + b for a, b in zip(before, values, strict=True)] if before else values
+    for series in parts:
+        for key, values in series.items():
+            earlier = total.get(key)
+            total[key] = (
+                [a + b for a, b in zip(earlier, values, strict=True)] if earlier else values
+            )
     return total
 
 

@@ -41,10 +41,10 @@ def _list_outputs(predictor: Any) -> list[str]:
     """Return the names of a model's outputs, the served method first."""
     # A predictor may be any callable without a model; it then has one output.
     model = getattr(predictor, "model", None)
-    others = [name for name in METHODS_SERVED if model is not None and hasattr(model, name)]
+    names = [name for name in METHODS_SERVED if model is not None and hasattr(model, name)]
     if has_contributions(model):
-        others.append(CONTRIBUTIONS)
-    return list(dict.fromkeys([predictor.method, *others]))
+        names.append(CONTRIBUTIONS)
+    return list(dict.fromkeys([predictor.method, *names]))
 
 
 def list_predictors(predictor: Any, question: Question) -> list[Any]:
@@ -52,18 +52,18 @@ def list_predictors(predictor: Any, question: Question) -> list[Any]:
 
     Contributions are appended if the request's parameters ask for them.
     """
-    found = [find_predictor(predictor, name) for name in question.outputs] or [predictor]
+    predictors = [find_predictor(predictor, name) for name in question.outputs] or [predictor]
     if question.contributions and CONTRIBUTIONS not in question.outputs:
-        found.append(find_predictor(predictor, CONTRIBUTIONS))
-    return found
+        predictors.append(find_predictor(predictor, CONTRIBUTIONS))
+    return predictors
 
 
 def find_predictor(predictor: Any, name: str) -> Any:
     """Return the predictor of an output, made at its first use; raise 422 for unknown ones."""
     if name == predictor.method:
         return predictor
-    known = _output_predictors.setdefault(predictor, {})
-    if name not in known:
+    predictors = _output_predictors.setdefault(predictor, {})
+    if name not in predictors:
         outputs = _list_outputs(predictor)
         if name == CONTRIBUTIONS and name not in outputs:
             raise RequestError(
@@ -78,8 +78,8 @@ def find_predictor(predictor: Any, name: str) -> Any:
                 422,
             )
         make = ContributionPredictor if name == CONTRIBUTIONS else partial(Predictor, method=name)
-        known[name] = make(predictor.model)
-    return known[name]
+        predictors[name] = make(predictor.model)
+    return predictors[name]
 
 
 #: Maximum names in an error, before it counts the rest: a fit may have thousands of features.
@@ -114,8 +114,8 @@ def _check_matrix(name: str, values: NDArray[Any], predictor: Any) -> NDArray[An
         raise _wrong_input("There are no rows: send at least one.")
     # A matrix of strings has one dtype for all features, some of which may have been numbers.
     if values.dtype.kind == "O":
-        for at in range(width or 0):
-            _check_dtype(f"{name}[:, {at}]", values[:, at], at, predictor)
+        for index in range(width or 0):
+            _check_dtype(f"{name}[:, {index}]", values[:, index], index, predictor)
     return values
 
 
@@ -129,11 +129,11 @@ def _check_columns(
             f"There are {len(tensors)} inputs, but the model has no feature names: send one of "
             f"shape [rows, {predictor.n_features}]."
         )
-    given = dict(tensors)
-    if len(given) < len(tensors):
+    by_name = dict(tensors)
+    if len(by_name) < len(tensors):
         raise _wrong_input("Two inputs have the same name: send each feature once.")
-    _check_names(given, names, predictor.needed)
-    columns = {name: _flatten_column(name, given[name]) for name in names if name in given}
+    _check_names(by_name, names, predictor.needed)
+    columns = {name: _flatten_column(name, by_name[name]) for name in names if name in by_name}
     sizes = {len(values) for values in columns.values()}
     if len(sizes) != 1 or 0 in sizes:
         raise _wrong_input(
@@ -196,9 +196,9 @@ def _is_number(dtype: str) -> bool:
 
 def _list_names(names: Sequence[str]) -> str:
     """Return a few names as text, and the number of the remaining ones."""
-    shown = ", ".join(repr(str(name)[:100]) for name in names[:_MAX_NAMES_SHOWN])
-    more = len(names) - _MAX_NAMES_SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
+    text = ", ".join(repr(str(name)[:100]) for name in names[:_MAX_NAMES_SHOWN])
+    n_remaining = len(names) - _MAX_NAMES_SHOWN
+    return f"{text} and {n_remaining} more" if n_remaining > 0 else text
 
 
 def _wrong_input(message: str) -> RequestError:
@@ -232,10 +232,10 @@ def describe_model(served: Any, versions: list[str]) -> dict[str, Any]:
                 "name": name,
                 "datatype": "BYTES"
                 if name in texts
-                else _find_datatype(find_feature_dtype(predictor, at)),
+                else _find_datatype(find_feature_dtype(predictor, index)),
                 "shape": [-1],
             }
-            for at, name in enumerate(predictor.names)
+            for index, name in enumerate(predictor.names)
             if name in predictor.needed
         ]
     elif n_features is None and _is_model_of_texts(getattr(predictor, "model", None)):
@@ -265,25 +265,27 @@ def _find_text_features(model: Any) -> set[str]:
     # An encoder's own features and their categories.
     names, categories = (getattr(model, n, None) for n in ("feature_names_in_", "categories_"))
     if names is not None and categories is not None:
-        known = zip(names, categories, strict=False)
-        return {str(name) for name, values in known if np.asarray(values).dtype.kind not in "biuf"}
-    found: set[str] = set().union(*map(_find_text_features, members_given_rows(model)))
+        features = zip(names, categories, strict=False)
+        return {
+            str(name) for name, values in features if np.asarray(values).dtype.kind not in "biuf"
+        }
+    texts: set[str] = set().union(*map(_find_text_features, members_given_rows(model)))
     # Steps of pipelines are (name, step); those of column transformers (name, step, columns), in
     # which a single name, instead of a list, passes a column of documents to a vectorizer.
-    for part in (*getattr(model, "steps", ()), *getattr(model, "transformers_", ())):
-        found |= _find_text_features(part[1])
-        if len(part) == 3 and isinstance(part[2], str):
-            found.add(part[-1])
-    return found
+    for step in (*getattr(model, "steps", ()), *getattr(model, "transformers_", ())):
+        texts |= _find_text_features(step[1])
+        if len(step) == 3 and isinstance(step[2], str):
+            texts.add(step[-1])
+    return texts
 
 
 def _describe_output(name: str, predictor: Any) -> dict[str, Any]:
     """Return an output's metadata: from the answer to a row of zeros, else from the classes."""
     try:
         rows = np.zeros((1, predictor.n_features), find_feature_dtype(predictor, 0))
-        found = find_predictor(predictor, name)(join_request_rows([rows], predictor))
-        width = list(found.shape[1:])
-        return {"name": name, "datatype": find_datatype(found.dtype), "shape": [-1, *width]}
+        answer = find_predictor(predictor, name)(join_request_rows([rows], predictor))
+        width = list(answer.shape[1:])
+        return {"name": name, "datatype": find_datatype(answer.dtype), "shape": [-1, *width]}
     except Exception:  # of any class: models come from any package, and some refuse zeros
         pass
     # scikit-learn's conventions: labels of the classes' type, a decision for two classes, a column

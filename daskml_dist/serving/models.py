@@ -96,7 +96,7 @@ def _make_shared_entry(
 
     `loaded` has the current version, and those versions of the route that could be loaded.
     """
-    shadows = tuple(loaded[one] for one in route.shadows if one in loaded)
+    shadows = tuple(loaded[shadow] for shadow in route.shadows if shadow in loaded)
     shares: dict[str, float] = {}
     for version, weight in route.weights.items():
         # The current version may be named twice, by "current" and by its number: shares are added.
@@ -107,7 +107,7 @@ def _make_shared_entry(
     ends = np.cumsum(list(shares.values())) / sum(shares.values())
     ends[-1] = 1.0  # rounding could leave the last points of [0, 1) without a version
     routes = tuple(
-        Route(loaded[version], tuple(one for one in shadows if one.version != version))
+        Route(loaded[version], tuple(shadow for shadow in shadows if shadow.version != version))
         for version in shares
     )
     return _Entry(signature, current, loaded, tuple(map(float, ends)), routes)
@@ -146,10 +146,10 @@ def read_file_state(path: Path) -> tuple[int, int, int] | None:
     system.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _warm_up(predictor: Predictor) -> None:
@@ -247,8 +247,8 @@ class Models:
             # A function makes its model here: in a server after the fork, which some models do not
             # survive.
             for name, model in source.items():
-                made = model() if isinstance(model, Callable) else model  # type: ignore[arg-type]
-                self.put(name, made)
+                instance = model() if isinstance(model, Callable) else model  # type: ignore[arg-type]
+                self.put(name, instance)
             return
         self._path = check_source_path(source)
         if not self._path.is_dir():
@@ -311,15 +311,15 @@ class Models:
         entry = self._entry(name)
         if version is None:
             return entry.current
-        found = entry.loaded.get(version)
-        if found is None:
+        served = entry.loaded.get(version)
+        if served is None:
             # Cut to 40 characters: the version comes from the path of a request.
             raise UnknownModelError(
                 f"No version {version[:40]!r} of {name!r} is served; served: "
                 f"{', '.join(sorted(entry.loaded, key=int))}. Other versions need all_versions "
                 "(--all-versions), or a share of the requests."
             )
-        return found
+        return served
 
     def route(self, name: str, key: str | bytes | None = None) -> Route:
         """Return the version that answers a request, by the shares of its versions.
@@ -355,10 +355,10 @@ class Models:
             return self._table[name]
         except KeyError:
             pass
-        known = ", ".join(self.names()) or "none"
+        served_names = ", ".join(self.names()) or "none"
         name = name[:128]  # it comes from the path of a request, and may be very long
         hint = suggest_nearest(name, self._table)
-        raise UnknownModelError(f"No model {name!r} is served; served: {known}.{hint}")
+        raise UnknownModelError(f"No model {name!r} is served; served: {served_names}.{hint}")
 
     # --- changes -------------------------------------------------------------------------------
 
@@ -454,20 +454,20 @@ class Models:
         """Update the versions served for a name of a registry; return whether any changed."""
         # Read before the files: if these change in the meantime, the next check sees another one.
         signature = _read_signature(folder, name)
-        before = self._table.get(name)
-        if before is not None and before.signature == signature:
+        previous = self._table.get(name)
+        if previous is not None and previous.signature == signature:
             return False
         route = registry.read_route(folder, name)
-        current = self._current(folder, name, before)
+        current = self._current(folder, name, previous)
         if current is None:
             return False
         # Versions with a share, and shadows; with `all_versions` every existing one.
         loaded = {current.version: current}
-        wanted = {*route.weights, *route.shadows} - {registry.CURRENT}
+        versions = {*route.weights, *route.shadows} - {registry.CURRENT}
         if self._all_versions:
-            wanted |= set(registry.list_version_names(folder, name))
-        for version in sorted(wanted - set(loaded), key=int):
-            if served := self._version(folder, name, version, before):
+            versions |= set(registry.list_version_names(folder, name))
+        for version in sorted(versions - set(loaded), key=int):
+            if served := self._version(folder, name, version, previous):
                 loaded[version] = served
         self._swap(_make_shared_entry(signature, current, loaded, route))
         return True
@@ -479,28 +479,30 @@ class Models:
         cannot be loaded, it is the one served `before`, or at a start the newest older one.
         """
         while True:
-            named = registry.read_current_version(folder, name)
-            if named is not None:
+            current = registry.read_current_version(folder, name)
+            if current is not None:
                 self._refused.pop((name, registry.CURRENT), None)
             elif (folder / name / registry.CURRENT).exists():
                 self._refuse(name, registry.CURRENT, _NO_VERSION, None, _NEWEST)
                 if before is not None:
                     return before.current  # the newest version may not be released yet
             versions = registry.list_version_names(folder, name)
-            first = named or (versions[-1] if versions else None)
-            if first is None:
+            default = current or (versions[-1] if versions else None)
+            if default is None:
                 return None
-            if found := self._version(folder, name, first, before):
-                return found
+            if served := self._version(folder, name, default, before):
+                return served
             # It was not loaded, and is still current: it is damaged. Otherwise a publisher has made
             # another version current and deleted this one, so the next one is tried.
-            if registry.read_current_version(folder, name) == named:
+            if registry.read_current_version(folder, name) == current:
                 break
         if before is not None:
             return before.current
         for version in reversed(versions):
-            if int(version) < int(first) and (found := self._version(folder, name, version, None)):
-                return found
+            if int(version) < int(default) and (
+                served := self._version(folder, name, version, None)
+            ):
+                return served
         return None
 
     def _version(
@@ -514,9 +516,9 @@ class Models:
             self._refuse(name, version, "has no model file", None)
             return None
         state = read_file_state(path)
-        if before is not None and (held := before.loaded.get(version)):
+        if before is not None and (served := before.loaded.get(version)):
             if dict(before.signature[2]).get(version) == state:
-                return held
+                return served
         if state is not None and self._refused.get((name, version)) == state:
             return None
         try:
@@ -552,17 +554,17 @@ class Models:
             return
         self._refused[name, version] = cause
         self._metrics.failed(name)
-        kept = self._table.get(name)
-        still = f"version {kept.current.version} is still served" if kept else other
-        _LOG.error("model %s: version %s cannot be loaded (%s); %s", name, version, why, still)
+        entry = self._table.get(name)
+        outcome = f"version {entry.current.version} is still served" if entry else other
+        _LOG.error("model %s: version %s cannot be loaded (%s); %s", name, version, why, outcome)
 
     # --- a file --------------------------------------------------------------------------------
 
     def _refresh_file(self, path: Path) -> list[str]:
         """Serve the current contents of the single file, if it has changed and can be loaded."""
         # If the file is missing, its model stays served.
-        state, before = read_file_state(path), self._table.get(path.stem)
-        if before is None or state is None or before.signature == state:
+        state, previous = read_file_state(path), self._table.get(path.stem)
+        if previous is None or state is None or previous.signature == state:
             return []
         if self._refused.get((path.stem, "file")) == state:
             return []
@@ -576,19 +578,19 @@ class Models:
     def _take_file(self, path: Path) -> None:
         """Load the single file and serve it, as the next version."""
         state = read_file_state(path)
-        before = self._table.get(path.stem)
-        version = str(int(before.current.version) + 1) if before else "1"
+        previous = self._table.get(path.stem)
+        version = str(int(previous.current.version) + 1) if previous else "1"
         self._swap(_make_single_entry(self._read(path, path.stem, version), state))
 
     def _swap(self, entry: _Entry) -> None:
         """Serve an entry from the next request on by changing one reference; log it."""
-        now, before = entry.current, self._table.get(entry.current.name)
-        self._table = {**self._table, now.name: entry}
-        if before is None or before.current is not now:
-            _LOG.info("model %s: serving version %s", now.name, now.version)
-            self._metrics.swapped(now.name, now.version)
+        current, previous = entry.current, self._table.get(entry.current.name)
+        self._table = {**self._table, current.name: entry}
+        if previous is None or previous.current is not current:
+            _LOG.info("model %s: serving version %s", current.name, current.version)
+            self._metrics.swapped(current.name, current.version)
         # Clients of the previous version may send rows that this one refuses.
-        if before is not None and (
-            before.current.manifest.get("inputs") != now.manifest.get("inputs")
+        if previous is not None and (
+            previous.current.manifest.get("inputs") != current.manifest.get("inputs")
         ):
-            _LOG.warning("model %s: version %s has different inputs", now.name, now.version)
+            _LOG.warning("model %s: version %s has different inputs", current.name, current.version)

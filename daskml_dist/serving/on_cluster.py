@@ -108,15 +108,15 @@ class Cluster:
 
     def start(self, metrics: Any) -> None:
         """Start the thread, which connects, and reconnects whenever the connection is lost."""
-        begun = threading.Event()
+        connecting = threading.Event()
         self._metrics = metrics
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._stay_connected(begun)),
+            target=lambda: asyncio.run(self._stay_connected(connecting)),
             name="daskml_dist-cluster",
             daemon=True,
         )
         self._thread.start()
-        begun.wait()
+        connecting.wait()
 
     def close(self) -> None:
         """Release the models on the cluster and disconnect."""
@@ -164,11 +164,11 @@ class Cluster:
         predicted = asyncio.run_coroutine_threadsafe(
             self._predict(served, method, rows), self._loop
         )
-        found: NDArray[Any] = await asyncio.wrap_future(predicted)
-        check_length(found, count_rows(rows))
+        answers: NDArray[Any] = await asyncio.wrap_future(predicted)
+        check_length(answers, count_rows(rows))
         seconds = _clock() - began
         self._metrics.observe_cluster(served.name, str(served.version), seconds)
-        return found
+        return answers
 
     def _forget(self, answer: asyncio.Future[NDArray[Any]]) -> None:
         """Stop counting a request as waiting; retrieve its exception, or asyncio would log it."""
@@ -249,24 +249,24 @@ class Cluster:
             client = self._client
             if client is None or client.status != "running":
                 break
-            held, n_threads = self._send_model(client, predictor)
+            model, n_threads = self._send_model(client, predictor)
             # A unique key: equal requests must not share a result.
             key = f"daskml_dist-predict-{uuid.uuid4().hex}"
-            task = client.submit(predict_on_worker, held, method, rows, n_threads, key=key)
+            task = client.submit(predict_on_worker, model, method, rows, n_threads, key=key)
             try:
                 async with asyncio.timeout(self._within) as limit:
-                    found: NDArray[Any] | Exception = await task
+                    answers: NDArray[Any] | Exception = await task
             except CancelledError:  # the cluster has forgotten it, or is lost
                 self._release(id(predictor))
                 await asyncio.sleep(_CHECK_SECONDS)
             except Exception as error:
-                self._raise_if_lost(error, limit.expired(), served, held)
+                self._raise_if_lost(error, limit.expired(), served, model)
                 raise  # of the model
             finally:
                 task.release()
-            if isinstance(found, Exception):
-                raise found  # caused by these rows
-            return found
+            if isinstance(answers, Exception):
+                raise answers  # caused by these rows
+            return answers
         raise _try_later_error(
             f"The cluster at {self.address} is not reachable, so large requests cannot be "
             "answered: try again later, or send fewer rows at a time.",
@@ -311,27 +311,27 @@ class Cluster:
         from daskml_dist.inference.request_rows import WorkerModel, count_blas_threads
 
         number = id(predictor)
-        known = self._held.get(number)
-        if known is not None and known[0]() is predictor:
-            return known[1], known[2]
+        entry = self._held.get(number)
+        if entry is not None and entry[0]() is predictor:
+            return entry[1], entry[2]
         data = cloudpickle.dumps(predictor.model)
         key = f"daskml_dist-model-{hashlib.sha256(data).hexdigest()[:32]}"
-        held = client.submit(WorkerModel, data, key=key)
+        model = client.submit(WorkerModel, data, key=key)
 
         # Called by the garbage collector, in any thread, once the version is no longer served.
         def release_later(ref: weakref.ref[Any]) -> None:
             self._call(self._release, number, ref)
 
         n_threads = count_blas_threads()
-        self._held[number] = (weakref.ref(predictor, release_later), held, n_threads)
-        return held, n_threads
+        self._held[number] = (weakref.ref(predictor, release_later), model, n_threads)
+        return model, n_threads
 
     def _release(self, number: int, ref: weakref.ref[Any] | None = None) -> None:
         """Drop a model from the cluster; with `ref`, only if the reference still matches."""
-        known = self._held.get(number)
-        if known is not None and ref in (None, known[0]):
+        entry = self._held.get(number)
+        if entry is not None and ref in (None, entry[0]):
             del self._held[number]
-            known[1].release()
+            entry[1].release()
 
     def _call(self, function: Any, *arguments: Any) -> None:
         """Call a function in the thread's loop; a closed loop has nothing left to do."""
@@ -342,17 +342,17 @@ class Cluster:
 def _measure_row_seconds(predictor: Any, rows: RequestRows) -> float:
     """Return the seconds that a row takes in process, by the faster of two calls."""
     # The first call may load libraries or compile.
-    some: RequestRows = (
+    sample: RequestRows = (
         {name: values[:_MEASURED_ROWS] for name, values in rows.items()}
         if isinstance(rows, dict)
         else rows[:_MEASURED_ROWS]
     )
-    found = float("inf")
+    fastest = float("inf")
     for _ in range(2):
         began = _clock()
-        predictor(join_request_rows([some], predictor))
-        found = min(found, _clock() - began)
-    return found / count_rows(some)
+        predictor(join_request_rows([sample], predictor))
+        fastest = min(fastest, _clock() - began)
+    return fastest / count_rows(sample)
 
 
 async def _close_client(client: Any) -> None:

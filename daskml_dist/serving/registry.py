@@ -154,24 +154,26 @@ class Publisher(ParameterObject):
 
     def _publish(self, model: Any) -> str:
         """Write a version, complete or as changes; return it."""
-        whole, home = self._whole, self.folder / self.name
-        path = None if whole is None else find_model_file(self.folder, self.name, whole.version)
-        if whole is not None and path is not None and self._n_since < self.whole_every - 1:
-            base = f"../{whole.version}/{path.name}"
-            data = changes_file.write_changes(model, whole.model, base, whole.checksum)
-            found = _add_version(
-                home, self.current, lambda aside: write_bytes(str(aside / _CHANGES), data)
+        complete, model_folder = self._whole, self.folder / self.name
+        path = (
+            None if complete is None else find_model_file(self.folder, self.name, complete.version)
+        )
+        if complete is not None and path is not None and self._n_since < self.whole_every - 1:
+            base = f"../{complete.version}/{path.name}"
+            data = changes_file.write_changes(model, complete.model, base, complete.checksum)
+            version = _add_version(
+                model_folder, self.current, lambda aside: write_bytes(str(aside / _CHANGES), data)
             )
             self._n_since += 1
             if self.keep is not None:
                 prune_versions(self.folder, self.name, self.keep)
-            return found
-        found = publish(model, self.folder, self.name, keep=self.keep, current=self.current)
+            return version
+        version = publish(model, self.folder, self.name, keep=self.keep, current=self.current)
         if self.whole_every > 1:
-            data = read_bytes(str(_find_version_file(self.folder, self.name, found)))
-            self._whole = _WholeVersion(found, copy.copy(model), compute_checksum(data))
+            data = read_bytes(str(_find_version_file(self.folder, self.name, version)))
+            self._whole = _WholeVersion(version, copy.copy(model), compute_checksum(data))
             self._n_since = 0
-        return found
+        return version
 
     def __repr__(self) -> str:
         return f"Publisher({str(self.folder)!r}, {self.name!r}, keep={self.keep})"
@@ -262,8 +264,8 @@ def publish(
     _check_keep(keep)
     # Raises if the model could not be served: now, rather than in the log of a server.
     Predictor(model)
-    home = Path(folder) / name
-    version = _add_version(home, current, lambda aside: _save_in_any_format(model, aside))
+    model_folder = Path(folder) / name
+    version = _add_version(model_folder, current, lambda aside: _save_in_any_format(model, aside))
     # Pruned last, so that the current version is kept.
     if keep is not None:
         prune_versions(folder, name, keep)
@@ -272,11 +274,11 @@ def publish(
 
 def _add_version(home: Path, current: bool, write: Callable[[Path], None]) -> str:
     """Call `write` to fill a folder with a version's files; make it the next version; return it."""
-    aside = home / f".{uuid.uuid4().hex}.new"
+    hidden_folder = home / f".{uuid.uuid4().hex}.new"
     try:
-        aside.mkdir(parents=True)
-        write(aside)
-        version = _move_to_next_version(aside, home)
+        hidden_folder.mkdir(parents=True)
+        write(hidden_folder)
+        version = _move_to_next_version(hidden_folder, home)
         # Made current only once it is complete.
         if current:
             _set_current(home, version)
@@ -286,7 +288,7 @@ def _add_version(home: Path, current: bool, write: Callable[[Path], None]) -> st
         ) from error
     finally:
         # Exists only after a failure; otherwise it was renamed.
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(hidden_folder, ignore_errors=True)
     return version
 
 
@@ -327,25 +329,25 @@ def rollback(folder: Any, name: str, version: str | None = None) -> str:
     >>> now
     '1'
     """
-    home = _find_model_folder(folder, name)
+    model_folder = _find_model_folder(folder, name)
     # Reading a manifest verifies the checksums of the whole file.
     if version is not None:
         read_manifest(_find_version_file(folder, name, version))
-        _set_current(home, version)
+        _set_current(model_folder, version)
         return version
     # Newest first: the last version before the current one with valid checksums.
-    now = read_current_version(folder, name)
-    for one in reversed(list_version_names(folder, name)):
-        if now is not None and int(one) >= int(now):
+    current = read_current_version(folder, name)
+    for candidate in reversed(list_version_names(folder, name)):
+        if current is not None and int(candidate) >= int(current):
             continue
         try:
-            read_manifest(_find_version_file(folder, name, one))
+            read_manifest(_find_version_file(folder, name, candidate))
         except ModelFileError:
             continue
-        _set_current(home, one)
-        return one
+        _set_current(model_folder, candidate)
+        return candidate
     raise UnknownModelError(
-        f"{home} has no complete version before {now}. Its versions: "
+        f"{model_folder} has no complete version before {current}. Its versions: "
         f"{', '.join(list_version_names(folder, name)) or 'none'}."
     )
 
@@ -355,28 +357,28 @@ def prune_versions(folder: Any, name: str, keep: int) -> list[str]:
 
     The newest `keep` versions, the current one, and those with a share or a shadow are kept.
     """
-    home, route = _find_model_folder(folder, name), read_route(folder, name)
+    model_folder, route = _find_model_folder(folder, name), read_route(folder, name)
     # Servers may load these at any time.
     versions = list_version_names(folder, name)
-    held = {read_current_version(folder, name), *route.weights, *route.shadows}
-    held |= _find_bases(home, held.union(versions[-keep:]))
-    gone = []
-    for one in versions[:-keep]:
-        if one in held:
+    kept_versions = {read_current_version(folder, name), *route.weights, *route.shadows}
+    kept_versions |= _find_bases(model_folder, kept_versions.union(versions[-keep:]))
+    deleted = []
+    for version in versions[:-keep]:
+        if version in kept_versions:
             continue
-        aside = home / f".{uuid.uuid4().hex}.old"
+        hidden_folder = model_folder / f".{uuid.uuid4().hex}.old"
         # Renamed first, which is atomic: readers see the complete version, or none of it.
         try:
-            os.replace(home / one, aside)
+            os.replace(model_folder / version, hidden_folder)
         except FileNotFoundError:  # another process has deleted it
             continue
-        gone.append(one)
-        shutil.rmtree(aside, ignore_errors=True)
+        deleted.append(version)
+        shutil.rmtree(hidden_folder, ignore_errors=True)
     # Hidden folders of publishers that were killed before they could delete them.
-    for left in home.glob(".*"):
-        if _HIDDEN_FOLDER.fullmatch(left.name) and _is_abandoned(left):
-            shutil.rmtree(left, ignore_errors=True)
-    return gone
+    for hidden in model_folder.glob(".*"):
+        if _HIDDEN_FOLDER.fullmatch(hidden.name) and _is_abandoned(hidden):
+            shutil.rmtree(hidden, ignore_errors=True)
+    return deleted
 
 
 def _find_bases(home: Path, versions: Collection[str | None]) -> set[str | None]:
@@ -424,13 +426,13 @@ def set_route(
     ...     first, second = (publish(clf, folder, 'model') for _ in range(2))
     ...     set_route(folder, 'model', {first: 0.9, second: 0.1})
     """
-    home = _find_model_folder(folder, name)
+    model_folder = _find_model_folder(folder, name)
     route = _make_routing({CURRENT: 1.0} if weights is None else weights, shadows)
     # The shares of versions that a server cannot load would go to the others.
     for version in {*route.weights, *route.shadows} - {CURRENT}:
         _find_version_file(folder, name, version)
     content = {"weights": dict(route.weights), "shadows": list(route.shadows)}
-    write_bytes(str(home / _ROUTE), json.dumps(content, indent=2).encode())
+    write_bytes(str(model_folder / _ROUTE), json.dumps(content, indent=2).encode())
 
 
 def read_route(folder: Any, name: str) -> Routing:
@@ -449,29 +451,33 @@ def read_route(folder: Any, name: str) -> Routing:
 
 def list_model_names(folder: Any) -> list[str]:
     """Return the names of the models of a registry: folders with a valid name and a version."""
-    found = [one.name for one in Path(folder).iterdir() if one.is_dir()]
-    return sorted(one for one in found if _NAME.fullmatch(one) and list_version_names(folder, one))
+    names = [path.name for path in Path(folder).iterdir() if path.is_dir()]
+    return sorted(
+        name for name in names if _NAME.fullmatch(name) and list_version_names(folder, name)
+    )
 
 
 def list_version_names(folder: Any, name: str) -> list[str]:
     """Return the versions of a name that have a model file, complete or not, in order."""
     try:
-        found = [one for one in os.listdir(Path(folder) / name) if _is_version(one)]
+        versions = [version for version in os.listdir(Path(folder) / name) if _is_version(version)]
     except OSError:
         return []
-    return sorted((one for one in found if find_model_file(folder, name, one)), key=int)
+    return sorted(
+        (version for version in versions if find_model_file(folder, name, version)), key=int
+    )
 
 
 def is_removed(folder: Any, name: str) -> bool:
     """Return whether a name has no versions any more; False if the file system may be missing."""
-    home = Path(folder)
+    registry_folder = Path(folder)
     try:
         # An empty folder may be the mount point of an unmounted file system.
-        if not any(home.iterdir()):
+        if not any(registry_folder.iterdir()):
             return False
-        os.listdir(home / name)
+        os.listdir(registry_folder / name)
     except FileNotFoundError:
-        return home.exists()
+        return registry_folder.exists()
     except OSError:
         return False
     return not list_version_names(folder, name)
@@ -527,50 +533,50 @@ def _is_abandoned(folder: Path) -> bool:
     try:
         # A file server has its own clock: the age is relative to a file created now.
         with tempfile.NamedTemporaryFile(dir=folder.parent, prefix=".clock") as file:
-            now = os.fstat(file.fileno()).st_mtime
-        return now - folder.stat().st_mtime > _ABANDONED_SECONDS
+            file_server_time = os.fstat(file.fileno()).st_mtime
+        return file_server_time - folder.stat().st_mtime > _ABANDONED_SECONDS
     except OSError:  # gone meanwhile, or the disk is full
         return False
 
 
 def _find_model_folder(folder: Any, name: str) -> Path:
     """Return the folder of a model; raise if there is none."""
-    home = Path(folder) / name
-    if not _NAME.fullmatch(name) or not home.is_dir():
+    model_folder = Path(folder) / name
+    if not _NAME.fullmatch(name) or not model_folder.is_dir():
         raise UnknownModelError(f"{folder} has no model {name!r}. Publish it first.")
-    return home
+    return model_folder
 
 
 def _find_version_file(folder: Any, name: str, version: str) -> Path:
     """Return the model file of a version; raise, with the versions that exist, if there is none."""
     path = find_model_file(folder, name, version) if _is_version(version) else None
     if path is None:
-        found = ", ".join(list_version_names(folder, name)) or "none"
-        raise UnknownModelError(f"{name!r} has no version {version!r}. Its versions: {found}.")
+        versions = ", ".join(list_version_names(folder, name)) or "none"
+        raise UnknownModelError(f"{name!r} has no version {version!r}. Its versions: {versions}.")
     return path
 
 
 def _save_in_any_format(model: Any, aside: Path) -> None:
     """Write a model in the first format that can hold it; raise the first one's error if none."""
     # skops first, which scikit-learn's users can read too; networks need safetensors.
-    why: ModelFileError | None = None
+    first_error: ModelFileError | None = None
     for suffix in load_formats():
         try:
             save(model, aside / f"model{suffix}")
         except ModelFileError as error:
-            why = why or error
+            first_error = first_error or error
         else:
             return
-    assert why is not None
-    raise why
+    assert first_error is not None
+    raise first_error
 
 
 def _move_to_next_version(aside: Path, home: Path) -> str:
     """Rename a folder to the next free version number, and return the number."""
     # Another publisher may take the number between the listing and the rename: try the next one.
     while True:
-        taken = [int(one) for one in os.listdir(home) if _is_version(one)]
-        version = str(max(taken, default=0) + 1)
+        numbers = [int(entry) for entry in os.listdir(home) if _is_version(entry)]
+        version = str(max(numbers, default=0) + 1)
         try:
             os.rename(aside, home / version)
         except OSError:  # a folder that is not empty is not replaced
@@ -603,8 +609,8 @@ def _make_routing(weights: Mapping[str, Any], shadows: Sequence[str]) -> Routing
     total = sum(numbers.values())
     if not 0 < total < float("inf") or min(numbers.values()) < 0:
         raise InvalidParameterError(f"weights={dict(weights)}: use numbers >= 0, one of them > 0.")
-    named = {version for version in numbers if version != CURRENT} | set(shadows)
-    if wrong := sorted(str(one) for one in named if not _is_version(str(one))):
+    versions = {version for version in numbers if version != CURRENT} | set(shadows)
+    if wrong := sorted(str(version) for version in versions if not _is_version(str(version))):
         raise InvalidParameterError(
             f"{wrong[0]!r} is not a version: use its number as a string, or {CURRENT!r} among "
             "weights."

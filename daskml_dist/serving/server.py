@@ -187,9 +187,9 @@ def serve(
         # A terminating process first waits for idle connections, and then for running requests; it
         # is killed within a second after that. The parent's own socket is closed immediately, so
         # that new clients are refused and go elsewhere.
-        most = keep_alive + end_within + 1.0
+        longest_end = keep_alive + end_within + 1.0
         Supervisor(
-            work, workers, end_within=most, on_ready=log_address, on_stop=listener.close
+            work, workers, end_within=longest_end, on_ready=log_address, on_stop=listener.close
         ).run()
     finally:
         listener.close()
@@ -203,17 +203,17 @@ def _raise_open_files_limit() -> None:
     """
     import resource
 
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     # macOS states no hard limit, but refuses to exceed one in the kernel.
     with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
 def _format_url(listener: socket.socket, is_tls: bool) -> str:
     """Return the URL at which a socket listens; addresses of IPv6 are in brackets."""
     host, port = listener.getsockname()[:2]
-    where = f"[{host}]" if ":" in host else host
-    return f"http{'s' if is_tls else ''}://{where}:{port}"
+    host_text = f"[{host}]" if ":" in host else host
+    return f"http{'s' if is_tls else ''}://{host_text}:{port}"
 
 
 def _make_cluster(scheduler: str | None, cluster_rows: int | None) -> Any:
@@ -232,10 +232,10 @@ def _make_cluster(scheduler: str | None, cluster_rows: int | None) -> Any:
 def listen(host: str, port: int) -> socket.socket:
     """Return a non-blocking socket that listens at an address; raise if it is in use."""
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(
+        family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind, proto)
+        listener = socket.socket(family, kind, protocol)
         try:
             # Connections of an earlier server may still be in TIME_WAIT at this port.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -300,9 +300,9 @@ def _load_certificates(certificate: str | None, *more: str | None) -> Certificat
     `more` are private key, password and client authorities.
     """
     if certificate is not None:
-        made = Certificates(certificate, *more)
-        made.context()
-        return made
+        certificates = Certificates(certificate, *more)
+        certificates.context()
+        return certificates
     names = ("private_key", "key_password", "client_authorities")
     for name, value in zip(names, more, strict=True):
         if value is not None:

@@ -144,7 +144,7 @@ async def _run_uvicorn(
     loop.add_signal_handler(signal.SIGTERM, ends.set)
     loop.add_reader(place.parent_end, _end_when_orphaned, loop, place.parent_end, ends)
     tasks = [loop.create_task(_end_gracefully(server, started, ends, keep_alive))]
-    tasks += [loop.create_task(one(server)) for one in meanwhile]
+    tasks += [loop.create_task(make_task(server)) for make_task in meanwhile]
     for task in tasks:
         task.add_done_callback(_log_failed_task)
     try:
@@ -200,8 +200,8 @@ async def _end_gracefully(
     # SIGTERM, or the end of the parent, may come before the server listens: only then is there
     # something to close.
     await started.wait()
-    for one in server.servers:
-        one.close()
+    for socket_server in server.servers:
+        socket_server.close()
     # Headers of all later responses: uvicorn copies the first list to the second each second, so
     # both are extended.
     for headers in (server.config.encoded_headers, server.server_state.default_headers):
@@ -212,7 +212,7 @@ async def _end_gracefully(
         cycle = connection.cycle
         if cycle is not None and not cycle.response_started:
             cycle.keep_alive = False
-    until = time.monotonic() + keep_alive
-    while connections and time.monotonic() < until:
+    deadline = time.monotonic() + keep_alive
+    while connections and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
     server.should_exit = True

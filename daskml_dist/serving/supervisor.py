@@ -145,8 +145,8 @@ class Supervisor:
         for end in (self._woken, waker):
             end.setblocking(False)
         self._waker = waker
-        before = {one: signal.signal(one, lambda *_: None) for one in _SIGNALS}
-        before_fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        handlers = {signum: signal.signal(signum, lambda *_: None) for signum in _SIGNALS}
+        previous_fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         try:
             self._loop()
         finally:
@@ -155,9 +155,9 @@ class Supervisor:
                     os.kill(child.pid, signal.SIGKILL)
                 os.waitpid(child.pid, 0)
                 os.close(child.pipe)
-            signal.set_wakeup_fd(before_fd)
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            signal.set_wakeup_fd(previous_fd)
+            for signum, handler in handlers.items():
+                signal.signal(signum, handler)
             for fd in self._life:
                 os.close(fd)
             self._woken.close()
@@ -169,7 +169,7 @@ class Supervisor:
 
     def _loop(self) -> None:
         """Supervise until all processes have ended after a signal to end."""
-        woken = self._woken.fileno()
+        wakeup_fd = self._woken.fileno()
         while True:
             if not self._stopping:
                 self._fill()
@@ -178,10 +178,10 @@ class Supervisor:
             # A child that is ready writes nothing more; SIGCHLD signals its death.
             pipes = [child.pipe for child in self._children if not child.is_ready]
             poll = select.poll()
-            for descriptor in (woken, *pipes):
+            for descriptor in (wakeup_fd, *pipes):
                 poll.register(descriptor, select.POLLIN)
-            readable = {found for found, _ in poll.poll(self._seconds_to_wait() * 1e3)}
-            if woken in readable:
+            readable = {fd for fd, _ in poll.poll(self._seconds_to_wait() * 1e3)}
+            if wakeup_fd in readable:
                 self._handle_signals()
             for child in list(self._children):
                 if child.pipe in readable:
@@ -192,16 +192,16 @@ class Supervisor:
     def _seconds_to_wait(self) -> float:
         """Return the seconds until a deadline or the end of a wait, at most 1."""
         now = time.monotonic()
-        due = [child.deadline - now for child in self._children if child.deadline is not None]
+        waits = [child.deadline - now for child in self._children if child.deadline is not None]
         if self._not_before > now:
-            due.append(self._not_before - now)
-        return max(0.0, min([1.0, *due]))
+            waits.append(self._not_before - now)
+        return max(0.0, min([1.0, *waits]))
 
     def _handle_signals(self) -> None:
         """Handle received signals, whose numbers are in the socket."""
         with suppress(BlockingIOError):
-            while heard := self._woken.recv(256):
-                for number in heard:
+            while signals := self._woken.recv(256):
+                for number in signals:
                     if number == signal.SIGHUP and not self._stopping:
                         _LOG.info("SIGHUP: replacing all processes, one by one")
                         self._to_replace = self._at_work()
@@ -228,7 +228,9 @@ class Supervisor:
 
     def _at_work(self) -> list[_Child]:
         """Return the processes, without ending ones and successors that are not ready."""
-        return [one for one in self._children if one.deadline is None and one.replaces is None]
+        return [
+            child for child in self._children if child.deadline is None and child.replaces is None
+        ]
 
     def _fill(self) -> None:
         """Start missing processes, and the next successor if no other is starting."""
@@ -236,9 +238,9 @@ class Supervisor:
             return
         while len(self._at_work()) < self._n_children and self._start(None):
             pass
-        here = self._at_work()
-        self._to_replace = [one for one in self._to_replace if one in here]
-        if self._to_replace and not any(one.replaces for one in self._children):
+        at_work = self._at_work()
+        self._to_replace = [child for child in self._to_replace if child in at_work]
+        if self._to_replace and not any(child.replaces for child in self._children):
             self._start(self._to_replace[0])
 
     def _read(self, child: _Child) -> None:
@@ -249,10 +251,10 @@ class Supervisor:
                 self._on_ready()
             child.is_ready = self._anyone_was_ready = True
             _LOG.info("Process %d is ready", child.pid)
-            old, child.replaces = child.replaces, None
-            if old is not None and old in self._children:
-                self._to_replace = [one for one in self._to_replace if one is not old]
-                self._retire(old, self._end_within)
+            predecessor, child.replaces = child.replaces, None
+            if predecessor is not None and predecessor in self._children:
+                self._to_replace = [other for other in self._to_replace if other is not predecessor]
+                self._retire(predecessor, self._end_within)
         elif data:
             child.output += data
         else:
@@ -275,12 +277,14 @@ class Supervisor:
 
     def _died(self, child: _Child, status: int) -> None:
         """Log an unexpected death; end all processes, or delay the next start."""
-        why = child.output.removeprefix(b"R").removeprefix(b"E").decode(errors="replace")
+        reason = child.output.removeprefix(b"R").removeprefix(b"E").decode(errors="replace")
         ending = f"ended with {status}" if status >= 0 else f"was killed by signal {-status}"
-        _LOG.error("Process %d %s%s", child.pid, ending, f": {why}" if why else "")
+        _LOG.error("Process %d %s%s", child.pid, ending, f": {reason}" if reason else "")
         # If not even the first start succeeds, another one would fail in the same way.
         if not self._anyone_was_ready:
-            self._failure = why or f"The first process {ending}; see standard error for the reason."
+            self._failure = (
+                reason or f"The first process {ending}; see standard error for the reason."
+            )
             self._stop(again=False)
             return
         if child.replaces is not None:
@@ -296,15 +300,15 @@ class Supervisor:
         """Kill processes that did not end, or were not ready, in time."""
         now = time.monotonic()
         for child in self._children:
-            late = child.deadline is not None and now > child.deadline
-            slow = not child.is_ready and now > child.since + self._start_within
-            if late or slow:
+            is_late = child.deadline is not None and now > child.deadline
+            is_slow = not child.is_ready and now > child.since + self._start_within
+            if is_late or is_slow:
                 _LOG.error("Process %d did not stop in time; killed", child.pid)
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
                 # Not repeated in each iteration until it is reaped. A process that is not yet ready
                 # started less than 10 s ago, so its death counts as a failed start.
-                if late:
+                if is_late:
                     child.deadline = now + 1.0
                 else:
                     child.since, child.output = now, b"EIt was not ready in time."
@@ -313,9 +317,11 @@ class Supervisor:
 
     def _start(self, replaces: _Child | None) -> bool:
         """Fork a process; return whether there was a free slot for it."""
-        used = {child.slot for child in self._children}
-        free = [slot for slot in range(self.n_slots(self._n_children)) if slot not in used]
-        if not free:  # many are still ending
+        used_slots = {child.slot for child in self._children}
+        free_slots = [
+            slot for slot in range(self.n_slots(self._n_children)) if slot not in used_slots
+        ]
+        if not free_slots:  # many are still ending
             return False
         pipe, to_parent = os.pipe()
         # Buffered text would be written twice, by parent and child.
@@ -330,10 +336,10 @@ class Supervisor:
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            self._run_child(ProcessSlot(free[0], self._life[0], to_parent), pipe)
+            self._run_child(ProcessSlot(free_slots[0], self._life[0], to_parent), pipe)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         os.close(to_parent)  # so that the pipe ends when the child ends
-        self._children.append(_Child(pid, free[0], pipe, time.monotonic(), replaces=replaces))
+        self._children.append(_Child(pid, free_slots[0], pipe, time.monotonic(), replaces=replaces))
         return True
 
     def _run_child(self, place: ProcessSlot, pipe: int) -> Any:
@@ -344,8 +350,8 @@ class Supervisor:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             # A terminal sends these to the whole process group: only the parent handles them.
-            for one in (signal.SIGINT, signal.SIGHUP):
-                signal.signal(one, signal.SIG_IGN)
+            for signum in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(signum, signal.SIG_IGN)
             # The parent's ends of the pipes: if a child kept the writing end of `_life` open, no
             # child would notice the parent's end.
             for fd in (pipe, self._life[1], *(child.pipe for child in self._children)):

@@ -53,19 +53,19 @@ class Certificates:
         """Return a TLS context with the current files; raise if they cannot be used."""
         # The state first: files that change while they are read are then read again.
         self._state = self._read_state()
-        made = self._make_context()
-        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        context = self._make_context()
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self._authorities is not None:
             _read_file(Path(self._authorities), "client authorities", b"CERTIFICATE")
             try:
-                made.load_verify_locations(self._authorities)
+                context.load_verify_locations(self._authorities)
             except ssl.SSLError as error:
                 raise ServingError(
                     f"The client authorities {self._authorities} cannot be used ({error}). Name a "
                     "file of certificates in PEM."
                 ) from error
-            made.verify_mode = ssl.CERT_REQUIRED
-        return made
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
     def renew(self, context: ssl.SSLContext) -> None:
         """Load renewed files into an active context, for new connections.
@@ -101,19 +101,21 @@ class Certificates:
         _read_file(certificate, "certificate", b"CERTIFICATE")
         _read_file(key, "private key", b"PRIVATE KEY")
         # Checked one by one first, so that an error names the file.
-        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            made.load_cert_chain(certificate, key, self._get_password)
+            context.load_cert_chain(certificate, key, self._get_password)
         except ssl.SSLError as error:
             # In this order: a pair that does not match, a missing or wrong password, other damage.
             if "MISMATCH" in (error.reason or ""):
-                why = f"does not belong to the certificate {certificate}. Name a matching pair"
+                problem = f"does not belong to the certificate {certificate}. Name a matching pair"
             elif b"ENCRYPTED" in key.read_bytes():
-                why = f"cannot be decrypted ({error}): {_PASSWORD}"
+                problem = f"cannot be decrypted ({error}): {_PASSWORD}"
             else:
-                why = f"or the certificate {certificate} is damaged ({error}). Name files in PEM"
-            raise ServingError(f"The private key {key} {why}.") from error
-        return made
+                problem = (
+                    f"or the certificate {certificate} is damaged ({error}). Name files in PEM"
+                )
+            raise ServingError(f"The private key {key} {problem}.") from error
+        return context
 
 
 def _read_file(path: Path, what: str, label: bytes) -> None:

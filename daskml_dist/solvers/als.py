@@ -71,9 +71,9 @@ class ALSSolver(KeyedSolver):
         sweeps = _ALSSweeps(self, keyed)
         converged = False
         while sweeps.n_iter < self.max_iter and not converged:
-            before = sweeps.loss
+            last_loss = sweeps.loss
             sweeps.make_sweep()
-            converged = self.tol is not None and sweeps.loss >= (1 - self.tol) * before
+            converged = self.tol is not None and sweeps.loss >= (1 - self.tol) * last_loss
             if keyed.should_stop:
                 break
         return KeyedSolution(
@@ -111,7 +111,7 @@ class _ALSSweeps:
         """Return the number of ratings, their mean, and the sum of the confidences of all pairs."""
         keyed = self._keyed
         counts = keyed.map(lambda rows: len(rows.indices), "user")
-        totals = [own.strengths[0].sum() for own in keyed.ranges("user")]
+        totals = [users.strengths[0].sum() for users in keyed.ranges("user")]
         n, total = keyed.sum([*map(list, zip(counts, totals, strict=True))]).tolist()
         # The confidence of a pair is 1 + alpha * rating.
         pairs = float(keyed.n_keys["user"]) * float(keyed.n_keys["item"])
@@ -124,8 +124,8 @@ class _ALSSweeps:
         model, seed = self._model, self._solver.seed + (side == "item")
         # Drawn by the keys' indices among all keys, so that they are the same on any workers.
         parts = [
-            model.start(slice(own.first, own.first + len(own)), seed)
-            for own in self._keyed.ranges(side)
+            model.start(slice(lane_range.first, lane_range.first + len(lane_range)), seed)
+            for lane_range in self._keyed.ranges(side)
         ]
         return np.concatenate([np.empty((0, model.width), model.dtype), *parts])
 
@@ -134,16 +134,16 @@ class _ALSSweeps:
         first, last = self._sides
         # Given the last side's factors (and their Gram matrix), solve for the first side's.
         self._solve_side(first, self._gram)
-        others = self._sum_gram(first)
+        first_gram = self._sum_gram(first)
         # The other way round. The loss is evaluated while the ratings are read.
         errors = np.zeros(len(self.factors[last]))
-        self._solve_side(last, others, errors)
+        self._solve_side(last, first_gram, errors)
         self._gram = self._sum_gram(last)
-        self.loss = self._compute_loss(last, errors, others)
+        self.loss = self._compute_loss(last, errors, first_gram)
         self.n_iter += 1
         # Conjugate gradients start from a side's last factors, so both sides are kept.
-        kept = self._sides if self._solver.equations.steps is not None else (last,)
-        values = {side: self.factors[side] for side in kept}
+        kept_sides = self._sides if self._solver.equations.steps is not None else (last,)
+        values = {side: self.factors[side] for side in kept_sides}
         # The history divides the loss by the number of entries of both sides: multiply by it.
         self._keyed.keep(values, self.n_iter, [self.loss], self.loss * 2 * self._n_ratings)
 
@@ -165,11 +165,11 @@ class _ALSSweeps:
         them. With `again`, only the pieces of long rows.
         """
         equations, values = self._solver.equations, self.factors[_OTHER[side]]
-        ready = _merge_duplicates if self._model.implicit else _fill_missing_values
+        prepare = _merge_duplicates if self._model.implicit else _fill_missing_values
         # Cholesky needs the sum over a row's ratings, which can be cut into pieces; conjugate
         # gradients read a row's ratings in every step, so rows are whole.
-        piece = MAX_RATINGS_AT_ONCE if equations.steps is None else None
-        for touched, map_rows in self._keyed.in_parts(side, values, ready, piece, again):
+        max_ratings = MAX_RATINGS_AT_ONCE if equations.steps is None else None
+        for touched, map_rows in self._keyed.in_parts(side, values, prepare, max_ratings, again):
             yield self._model.regressors(touched, gram, self.mean), map_rows
 
     def _solve_side(
@@ -178,37 +178,37 @@ class _ALSSweeps:
         """Solve for the factors of a side; write each row's part of the loss to `errors`."""
         equations, factors = self._solver.equations, self.factors[side]
         #: By lane, the normal equations of a long row of which some pieces were added.
-        open_: dict[int, System] = {}
+        open_systems: dict[int, System] = {}
 
         def add_errors(by: Regressors, rows: KeyedRows) -> None:
             if errors is not None:
-                own, out = factors[rows.range.own], errors[rows.range.own]
-                equations.errors(_csr_ratings(rows), by, own, out)
+                own_factors, own_errors = factors[rows.range.own], errors[rows.range.own]
+                equations.errors(_csr_ratings(rows), by, own_factors, own_errors)
 
         def solve(by: Regressors, rows: KeyedRows) -> None:
-            own = factors[rows.range.own]
+            own_factors = factors[rows.range.own]
             # An overflow shows in the factors.
             with np.errstate(over="ignore", invalid="ignore"):
                 if rows.of_row is None:
-                    failed = equations.solve(_csr_ratings(rows), by, own).tolist()
+                    failed = equations.solve(_csr_ratings(rows), by, own_factors).tolist()
                 else:
-                    failed = self._take_piece(rows, by, own, open_)
+                    failed = self._take_piece(rows, by, own_factors, open_systems)
             if failed:
                 raise self._singular_error(side, rows, failed[0])
-            if not np.isfinite(own).all():
+            if not np.isfinite(own_factors).all():
                 raise DivergedError(
                     f"The factors of some {side}s are not finite: ratings are too large for "
-                    f"{own.dtype}. Scale them, or raise reg_param={equations.reg}."
+                    f"{own_factors.dtype}. Scale them, or raise reg_param={equations.reg}."
                 )
             if rows.of_row is None:
                 add_errors(by, rows)
 
-        for by, map_rows in self._iterate_ratings(side, gram):
-            map_rows(partial(solve, by))
+        for regressors, map_rows in self._iterate_ratings(side, gram):
+            map_rows(partial(solve, regressors))
         # The errors of a row in pieces need its factors, known after the last piece: read it again.
         if errors is not None:
-            for by, map_rows in self._iterate_ratings(side, gram, again=True):
-                map_rows(partial(add_errors, by))
+            for regressors, map_rows in self._iterate_ratings(side, gram, again=True):
+                map_rows(partial(add_errors, regressors))
 
     def _take_piece(
         self, rows: KeyedRows, by: Regressors, own: NDArray[Any], open_: dict[int, System]
@@ -219,11 +219,11 @@ class _ALSSweeps:
         """
         equations, lane, ratings = self._solver.equations, rows.range.lane, _csr_ratings(rows)
         assert rows.of_row is not None
-        before, n = rows.of_row
-        if not before:
+        n_before, n = rows.of_row
+        if not n_before:
             open_[lane] = equations.make_empty_equations(by)
         equations.add(open_[lane], ratings, by, own.shape[1])
-        if before + len(ratings.indices) < n:
+        if n_before + len(ratings.indices) < n:
             return []
         return [] if equations.solve_equations(open_.pop(lane), n, own[0]) else [0]
 
@@ -240,7 +240,7 @@ class _ALSSweeps:
         self, side: str, errors: NDArray[np.float64], others: NDArray[np.float64]
     ) -> float:
         """Return the RMSE, or for implicit ratings the weighted mean square over all pairs."""
-        parts = [[errors[at.own].sum()] for at in self._keyed.ranges(side)]
+        parts = [[errors[lane_range.own].sum()] for lane_range in self._keyed.ranges(side)]
         (total,) = self._keyed.sum(parts).tolist()
         # The squared predictions of all pairs sum to the product of the two Gram matrices; `errors`
         # has what pairs with a rating add to that.
@@ -268,8 +268,8 @@ def build_ratings(
     """
     order = np.lexsort((others, rows))
     indptr = np.append(0, np.bincount(rows, minlength=n_rows).cumsum()).astype(np.int64)
-    found = Ratings(indptr, others[order].astype(np.int32), values[order])
-    return _sum_duplicate_pairs(found) if implicit else found
+    ratings = Ratings(indptr, others[order].astype(np.int32), values[order])
+    return _sum_duplicate_pairs(ratings) if implicit else ratings
 
 
 def _merge_duplicates(rows: KeyedRows) -> KeyedRows:
@@ -287,7 +287,7 @@ def _sum_duplicate_pairs(ratings: Ratings) -> Ratings:
     is_first[starts[starts < len(values)]] = True
     if is_first.all():
         return ratings
-    (at,) = np.nonzero(is_first)
-    sums = np.add.reduceat(values, at, dtype=np.float64)
-    indptr = np.searchsorted(at, ratings.indptr).astype(np.int64)
-    return Ratings(indptr, indices[at], sums)
+    (first_indices,) = np.nonzero(is_first)
+    sums = np.add.reduceat(values, first_indices, dtype=np.float64)
+    indptr = np.searchsorted(first_indices, ratings.indptr).astype(np.int64)
+    return Ratings(indptr, indices[first_indices], sums)

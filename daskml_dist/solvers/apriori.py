@@ -80,53 +80,54 @@ class Apriori(Solver):
         levels = min(self.max_length or _MAX_ITEMSET_LENGTH, _MAX_ITEMSET_LENGTH)
         # Twice the full passes: a batch of pairs ends where those of a first item do, so batches
         # may be half full on average.
-        most = 1 + levels * (2 + 2 * self.max_candidates // _MAX_CANDIDATES_PER_PASS)
+        n_passes = 1 + levels * (2 + 2 * self.max_candidates // _MAX_CANDIDATES_PER_PASS)
         # An itemset may have so many cuts that `_count_splits` takes a pass for each.
-        return most if not self.with_nulls else most + levels * self.max_candidates
+        return n_passes if not self.with_nulls else n_passes + levels * self.max_candidates
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Count level after level; return the frequent itemsets as ``extra["levels"]``."""
         if sums.kept is not None:
-            at = _AprioriProgress.of_state(sums.kept)
+            progress = _AprioriProgress.of_state(sums.kept)
         else:
-            at = _AprioriProgress()
+            progress = _AprioriProgress()
             # Level 1: every item is a candidate.
-            found = sums(ItemCounts())
+            counts = sums(ItemCounts())
             if self.with_nulls:
-                found = found.reshape(2, -1).T  # of each item: rows that have it, rows that know it
-            items = self._find_frequent(found, sums.n_rows)
-            at.items, at.counts = items, [found[items]]
-            at.sets = [np.arange(len(items), dtype=np.int32)[:, None]]
-        while self._has_next_level(at):
+                # Of each item: rows that have it, rows that know it.
+                counts = counts.reshape(2, -1).T
+            items = self._find_frequent(counts, sums.n_rows)
+            progress.items, progress.counts = items, [counts[items]]
+            progress.sets = [np.arange(len(items), dtype=np.int32)[:, None]]
+        while self._has_next_level(progress):
             if sums.should_stop:
-                return at.make_solution(sums.n_rows, "the fit was stopped")
-            level = self._make_candidates(at)
-            while at.position < level.n:
-                self._count_candidates(level, at, sums, model.n_items // 2)
-                sums.keep(np.empty(0), at.state)
+                return progress.make_solution(sums.n_rows, "the fit was stopped")
+            level = self._make_candidates(progress)
+            while progress.position < level.n:
+                self._count_candidates(level, progress, sums, model.n_items // 2)
+                sums.keep(np.empty(0), progress.state)
                 # A level that was not counted to its end is dropped.
-                if sums.should_stop and at.position < level.n:
-                    return at.make_solution(sums.n_rows, "the fit was stopped")
-            at.end_level()
-        solution = at.make_solution(sums.n_rows, "")
+                if sums.should_stop and progress.position < level.n:
+                    return progress.make_solution(sums.n_rows, "the fit was stopped")
+            progress.end_level()
+        solution = progress.make_solution(sums.n_rows, "")
         if self.with_nulls:
             # Association rules divide by the rows with the antecedent in which the consequent is
             # known: one more count for each cut of an itemset.
             solution.extra["splits"] = [
-                self._count_splits(at.items[sets], sums, model.n_items // 2)
-                for sets in at.sets
+                self._count_splits(progress.items[sets], sums, model.n_items // 2)
+                for sets in progress.sets
                 if len(sets)
             ]
         return solution
 
     def _find_frequent(self, counts: Array, n_rows: int) -> NDArray[np.intp]:
         """Return the indices of the frequent candidates among the counts of some."""
-        count, known = counts.T if self.with_nulls else (counts, n_rows)
+        count, n_known = counts.T if self.with_nulls else (counts, n_rows)
         if isinstance(self.min_support, int):
             return np.flatnonzero(count >= self.min_support)
         # The division that a user's comparison of supports makes, rather than a product with its
         # own rounding: 7 rows of 100 have a support of 0.07, though 0.07 * 100 > 7.
-        return np.flatnonzero((count > 0) & (count / np.maximum(known, 1) >= self.min_support))
+        return np.flatnonzero((count > 0) & (count / np.maximum(n_known, 1) >= self.min_support))
 
     def _has_next_level(self, at: _AprioriProgress) -> bool:
         """Return whether longer itemsets may exist: one of length k has k subsets of k - 1."""
@@ -160,12 +161,12 @@ class Apriori(Solver):
         """Count the next batch of a level's candidates in one pass, and keep the frequent ones."""
         statistic, itemsets_at, end = level.take_batch(at.position)
         if self.with_nulls:
-            found = sums(_with_known_rows(statistic, n_items)).reshape(2, -1).T
+            counts = sums(_with_known_rows(statistic, n_items)).reshape(2, -1).T
         else:
-            found = sums(statistic)
-        kept = self._find_frequent(found, sums.n_rows)
-        at.new_sets.append(itemsets_at(kept))
-        at.new_counts.append(found[kept])
+            counts = sums(statistic)
+        frequent = self._find_frequent(counts, sums.n_rows)
+        at.new_sets.append(itemsets_at(frequent))
+        at.new_counts.append(counts[frequent])
         at.position = end
 
     @staticmethod
@@ -175,9 +176,9 @@ class Apriori(Solver):
         Columns of `sets` are below `n_items`; the result has shape (n_sets, n_cuts).
         """
         cuts = itemset_cuts(sets.shape[1])
-        found = np.empty((len(sets), len(cuts)), np.int64)
+        cut_counts = np.empty((len(sets), len(cuts)), np.int64)
         if not cuts:
-            return found
+            return cut_counts
         # A cut of an itemset is counted as a separate candidate, of the "has" columns of the
         # first part's items and the "known" columns (`n_items` further on) of the second's.
         is_known = np.ones((len(cuts), sets.shape[1]), np.int64)
@@ -191,8 +192,8 @@ class Apriori(Solver):
             # These candidates share no prefixes: each is a prefix with one last item.
             bounds = np.arange(len(numbers) + 1)
             counts = sums(SetCounts(items, numbers[:, :-1], bounds, numbers[:, -1]))
-            found[start : start + step] = counts.reshape(-1, len(cuts))
-        return found
+            cut_counts[start : start + step] = counts.reshape(-1, len(cuts))
+        return cut_counts
 
 
 def itemset_cuts(length: int) -> list[tuple[int, ...]]:
@@ -202,13 +203,13 @@ def itemset_cuts(length: int) -> list[tuple[int, ...]]:
 
 def _with_known_rows(statistic: PairCounts | SetCounts, n_items: int) -> SetCounts:
     """Return a statistic's candidates, followed by the same ones of the items' "known" columns."""
-    own = statistic.as_sets() if isinstance(statistic, PairCounts) else statistic
-    m = len(own.items)
+    candidates = statistic.as_sets() if isinstance(statistic, PairCounts) else statistic
+    m = len(candidates.items)
     return SetCounts(
-        np.concatenate([own.items, own.items + n_items]),
-        np.concatenate([own.prefix, own.prefix + np.int32(m)]),
-        np.concatenate([own.bounds, own.bounds[1:] + len(own.last)]),
-        np.concatenate([own.last, own.last + np.int32(m)]),
+        np.concatenate([candidates.items, candidates.items + n_items]),
+        np.concatenate([candidates.prefix, candidates.prefix + np.int32(m)]),
+        np.concatenate([candidates.bounds, candidates.bounds[1:] + len(candidates.last)]),
+        np.concatenate([candidates.last, candidates.last + np.int32(m)]),
     )
 
 
@@ -239,15 +240,15 @@ class _AprioriProgress:
     def end_level(self) -> None:
         """Append the level that was counted to its end, and start the next one."""
         # Empty arrays first, of the right shapes: a level may have no candidates.
-        none = np.empty((0, len(self.sets) + 1), np.int32), self.counts[0][:0]
-        self.sets.append(np.concatenate([none[0], *self.new_sets]))
-        self.counts.append(np.concatenate([none[1], *self.new_counts]))
+        empty = np.empty((0, len(self.sets) + 1), np.int32), self.counts[0][:0]
+        self.sets.append(np.concatenate([empty[0], *self.new_sets]))
+        self.counts.append(np.concatenate([empty[1], *self.new_counts]))
         self.new_sets, self.new_counts, self.position = [], [], 0
 
     def describe_levels(self) -> str:
         """Return the number of frequent itemsets of each length, in words."""
-        each = (f"{len(sets):,} of length {k}" for k, sets in enumerate(self.sets, 1))
-        return ", ".join(each)
+        level_texts = (f"{len(sets):,} of length {k}" for k, sets in enumerate(self.sets, 1))
+        return ", ".join(level_texts)
 
     def make_solution(self, n_rows: int, problem: str) -> Solution:
         """Return the solution of the levels counted to their end; `problem` is why no more were."""
@@ -344,8 +345,8 @@ class _SetCandidates:
         from daskml_dist.backends.itemset_kernels import join_frequent_sets
 
         # apriori-gen (Agrawal and Srikant, section 2.1.1): its join and its prune in one loop.
-        of, bounds, last = join_frequent_sets(at.sets[-1], most)
-        prefix = at.sets[-1][of]
+        set_index, bounds, last = join_frequent_sets(at.sets[-1], most)
+        prefix = at.sets[-1][set_index]
         # Bits of items that no candidate has are not packed: renumber the others.
         is_used = np.zeros(len(at.items), bool)
         is_used[prefix] = is_used[last] = True
@@ -368,8 +369,8 @@ class _SetCandidates:
         prefix, last = self.prefix[first:stop], self.last[position:end]
 
         def itemsets_at(indices: NDArray[np.intp]) -> NDArray[np.int32]:
-            of = np.searchsorted(bounds, indices, side="right") - 1
-            return self.numbers[np.column_stack([prefix[of], last[indices]])]
+            set_index = np.searchsorted(bounds, indices, side="right") - 1
+            return self.numbers[np.column_stack([prefix[set_index], last[indices]])]
 
         return SetCounts(self.items, prefix, bounds, last), itemsets_at, end
 
@@ -394,8 +395,8 @@ class ItemCounts(Statistic):
         return (model.n_items,)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> None:
-        if (found := find_first_negative(rows.X, backend)) is not None:
-            row, value = found
+        if (negative := find_first_negative(rows.X, backend)) is not None:
+            row, value = negative
             raise InvalidDataError(
                 f"Block {rows.block}: X holds {value:g} (row {rows.first + row} of the block). "
                 "An entry tells whether, or how much of, an item is in a basket: make it zero "
@@ -439,8 +440,8 @@ class SetCounts(Statistic):
         for words, items in rows.state.tiles(rows.X, self.items, backend):
             # Words packed for an earlier level have more items: map the candidates to theirs.
             if len(items) > len(self.items):
-                place = np.searchsorted(items, self.items).astype(np.int32)
-                prefix, last = place[self.prefix], place[self.last]
+                position = np.searchsorted(items, self.items).astype(np.int32)
+                prefix, last = position[self.prefix], position[self.last]
             add_set_counts(words, prefix, self.bounds, last, out)
 
 

@@ -71,8 +71,8 @@ class PerSplitStatistic(Statistic):
         return len(self.splits), *self.each.shape(model.each)
 
     def merge(self, total: Array, part: Array) -> None:
-        for of_split, more in zip(total, part, strict=True):
-            self.each.merge(of_split, more)
+        for split_total, split_part in zip(total, part, strict=True):
+            self.each.merge(split_total, split_part)
 
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         # Rows have one weight in all splits that train on them, unless class weights or bootstrap
@@ -80,13 +80,13 @@ class PerSplitStatistic(Statistic):
         plain = model.class_weight is None and not model.roles.counted
         if self.additive and plain and is_host(rows.y):
             y, roles = _read_targets(model, rows.y), model.split_roles(rows.y)[1]
-            every = BatchRows(rows.X, y, rows.weight, rows.key, rows.block, rows.first)
-            if self._add_by_membership(model, every, roles, out, backend):
+            all_rows = BatchRows(rows.X, y, rows.weight, rows.key, rows.block, rows.first)
+            if self._add_by_membership(model, all_rows, roles, out, backend):
                 return
-        for k, some in enumerate(
+        for k, split_rows in enumerate(
             _weight_rows_by_split(model, rows, np.array(self.splits), backend)
         ):
-            self.each.add(model.each, some, out[k, ...], backend)
+            self.each.add(model.each, split_rows, out[k, ...], backend)
 
     def _add_by_membership(
         self, model: BatchedLinear, rows: BatchRows, roles: Any, out: Any, backend: Backend
@@ -104,13 +104,14 @@ class PerSplitStatistic(Statistic):
         kinds_met = [(kind, np.flatnonzero(kinds == kind)) for kind in np.unique(kinds) if kind]
         # Sparse rows can be sliced, but not selected by their numbers.
         if len(kinds_met) > len(self.splits) + 1 or (
-            is_sparse(rows.X) and not all(_are_contiguous(at) for _, at in kinds_met)
+            is_sparse(rows.X)
+            and not all(_are_contiguous(row_indices) for _, row_indices in kinds_met)
         ):
             return False
-        for kind, at in kinds_met:
+        for kind, row_indices in kinds_met:
             sums = np.zeros(out.shape[1:])
-            for some in _iterate_selected_rows(rows, at, backend):
-                self.each.add(model.each, some, sums, backend)
+            for kind_rows in _iterate_selected_rows(rows, row_indices, backend):
+                self.each.add(model.each, kind_rows, sums, backend)
             for k in range(len(self.splits)):
                 if kind >> k & 1:
                     out[k] += sums
@@ -131,10 +132,10 @@ def _iterate_selected_rows(
         return
     step = max(1, _COPY_BYTES // (8 * max(1, rows.X.shape[1])))
     for start in range(0, len(at), step):
-        some = at[start : start + step]
-        weight = None if rows.weight is None else rows.weight[some]
-        X = backend.rows(rows.X, some)
-        yield BatchRows(X, rows.y[some], weight, (*rows.key, start), rows.block)
+        indices = at[start : start + step]
+        weight = None if rows.weight is None else rows.weight[indices]
+        X = backend.rows(rows.X, indices)
+        yield BatchRows(X, rows.y[indices], weight, (*rows.key, start), rows.block)
 
 
 def iterate_split_rows(
@@ -148,11 +149,11 @@ def iterate_split_rows(
     _, roles = model.split_roles(rows.y)
     has_role = roles[:, split] == role
     if is_host(roles):
-        at = np.flatnonzero(has_role)
-        if not len(at):
+        row_indices = np.flatnonzero(has_role)
+        if not len(row_indices):
             return
-        if not is_sparse(rows.X) or _are_contiguous(at):
-            yield from _iterate_selected_rows(rows, at, backend)
+        if not is_sparse(rows.X) or _are_contiguous(row_indices):
+            yield from _iterate_selected_rows(rows, row_indices, backend)
             return
     weight = cast(has_role, roles.dtype)
     if rows.weight is not None:
@@ -171,13 +172,13 @@ def _training_weights(
     y, roles = model.split_roles(rows.y)
     xp = namespace(roles)
     has_all = np.array_equal(splits, np.arange(roles.shape[1]))
-    some = roles if has_all else xp.take(roles, backend.to_device(splits), axis=1)
-    weights = cast(model.count_draws(some, TRAIN), dtype)
+    split_roles = roles if has_all else xp.take(roles, backend.to_device(splits), axis=1)
+    weights = cast(model.count_draws(split_roles, TRAIN), dtype)
     if rows.weight is not None:
         weights = weights * cast(rows.weight, dtype)[:, None]
     if model.class_weight is not None:
-        of_class = cast(backend.to_device(model.class_weight.T[:, splits]), dtype)
-        weights = weights * xp.take(of_class, model.label_codes(y), axis=0)
+        class_weight = cast(backend.to_device(model.class_weight.T[:, splits]), dtype)
+        weights = weights * xp.take(class_weight, model.label_codes(y), axis=0)
     return weights
 
 
@@ -291,25 +292,25 @@ def iterate_candidate_tiles(
     """
     n_columns, _, width = w.shape
     # Cached by the set of active splits, so that parameters are copied rarely.
-    known: dict[bytes, ActiveCandidates] = {}
-    most = (
+    candidates_of: dict[bytes, ActiveCandidates] = {}
+    tile_rows = (
         _KERNEL_TILE_ROWS
         if in_kernel
         else max(_MIN_TILE_ROWS, _TILE_ENTRIES // max(n_columns * width, 1))
     )
-    for tile in row_tiles(rows.X, backend, cached=8 * most * max(1, rows.X.shape[1])):
-        for start in range(tile.start, tile.stop, most):
-            part = rows.part(slice(start, min(start + most, tile.stop)), backend)
+    for tile in row_tiles(rows.X, backend, cached=8 * tile_rows * max(1, rows.X.shape[1])):
+        for start in range(tile.start, tile.stop, tile_rows):
+            part = rows.part(slice(start, min(start + tile_rows, tile.stop)), backend)
             _, roles = model.split_roles(part.y)
             is_active = np.ones(roles.shape[1], bool)
             if is_host(roles):
                 # On a GPU each tile would wait for this to be copied to the host.
                 is_active = model.count_draws(roles, role).any(axis=0)
-            if (key := is_active.tobytes()) not in known:
-                at = np.flatnonzero(is_active[splits])
-                known[key] = ActiveCandidates(w, splits, at, rows.X, backend)
-            if len(known[key].at):
-                yield part, known[key]
+            if (key := is_active.tobytes()) not in candidates_of:
+                active = np.flatnonzero(is_active[splits])
+                candidates_of[key] = ActiveCandidates(w, splits, active, rows.X, backend)
+            if len(candidates_of[key].at):
+                yield part, candidates_of[key]
 
 
 def evaluate_by_split(
@@ -322,8 +323,8 @@ def evaluate_by_split(
     order = np.argsort(splits, kind="stable")
     parts = []
     for start in range(0, len(order), _MAX_CANDIDATES_PER_PASS):
-        some = order[start : start + _MAX_CANDIDATES_PER_PASS]
-        parts.append(evaluate(w[some], splits[some]))
+        batch = order[start : start + _MAX_CANDIDATES_PER_PASS]
+        parts.append(evaluate(w[batch], splits[batch]))
     in_order = np.concatenate(parts)
     results = np.empty_like(in_order)
     results[order] = in_order
@@ -368,33 +369,33 @@ class BatchedGradient(Statistic):
     ) -> None:
         # Sums are kept apart for each set of active candidates, and scattered to all candidates at
         # the end: once a set instead of once a tile.
-        met: dict[int, ActiveCandidates] = {}
+        candidates_by_id: dict[int, ActiveCandidates] = {}
         kernel = is_kernel_supported(model.each, rows)
         tiles = iterate_candidate_tiles(model, self.w, self.splits, TRAIN, rows, backend, kernel)
-        for part, some in tiles:
-            if id(some) not in met:
-                met[id(some)] = some
-                some.sums["losses"] = zeros((len(some.at),), np.float64, out)
-                some.sums["gradient"] = zeros(some.w.shape, np.float64, out)
+        for part, active in tiles:
+            if id(active) not in candidates_by_id:
+                candidates_by_id[id(active)] = active
+                active.sums["losses"] = zeros((len(active.at),), np.float64, out)
+                active.sums["gradient"] = zeros(active.w.shape, np.float64, out)
             if kernel:
-                self._add_by_kernel(model, part, some, backend)
+                self._add_by_kernel(model, part, active, backend)
                 continue
             # A step that a candidate's line search tries may overflow; the candidate detects it
             # from the loss.
             with np.errstate(over="ignore", invalid="ignore"):
-                raw = model.each.raw_prediction(some.w, part.X, backend)
-                g = self._weighted_derivatives(model, raw, part, some, backend)
-                model.each.add_products(part.X, g, some.sums["gradient"], backend)
+                raw = model.each.raw_prediction(active.w, part.X, backend)
+                g = self._weighted_derivatives(model, raw, part, active, backend)
+                model.each.add_products(part.X, g, active.sums["gradient"], backend)
         xp, (_, n_params, width) = namespace(out), self.w.shape
-        for some in met.values():
+        for active in candidates_by_id.values():
             # From columns side by side to a flat gradient for each candidate.
-            gradients = xp.reshape(some.sums["gradient"], (n_params, len(some.at), width))
-            gradients = xp.reshape(xp.permute_dims(gradients, (1, 0, 2)), (len(some.at), -1))
-            sums = xp.concat([some.sums["losses"][:, None], gradients], axis=1)
-            if len(some.at) == out.shape[0]:
+            gradients = xp.reshape(active.sums["gradient"], (n_params, len(active.at), width))
+            gradients = xp.reshape(xp.permute_dims(gradients, (1, 0, 2)), (len(active.at), -1))
+            sums = xp.concat([active.sums["losses"][:, None], gradients], axis=1)
+            if len(active.at) == out.shape[0]:
                 out += sums
             else:
-                out[some.at] += sums
+                out[active.at] += sums
 
     def _add_by_kernel(
         self, model: BatchedLinear, rows: BatchRows, some: ActiveCandidates, backend: Backend
@@ -404,11 +405,11 @@ class BatchedGradient(Statistic):
         w, bias = some.coefficients(model.each)
         # The kernel always writes the intercepts' derivatives, too: drop them if there are none.
         gradient = np.zeros((len(w) + 1, len(bias)))
-        every = np.arange(model.roles.n_splits)
+        all_splits = np.arange(model.roles.n_splits)
         add_log_gradients(
             rows.X, np.ascontiguousarray(rows.y[:, 0]),
-            _training_weights(model, rows, every, rows.X.dtype, backend),
-            some.split_ends(len(every)), w, bias, some.sums["losses"], gradient,
+            _training_weights(model, rows, all_splits, rows.X.dtype, backend),
+            some.split_ends(len(all_splits)), w, bias, some.sums["losses"], gradient,
         )  # fmt: skip
         some.sums["gradient"] += gradient[: len(some.w)]
 
@@ -422,8 +423,8 @@ class BatchedGradient(Statistic):
     ) -> Any:
         """Return the weighted losses' derivatives by `raw`, and add up each candidate's losses."""
         xp, losses = namespace(raw), some.sums["losses"]
-        every = np.arange(model.roles.n_splits)
-        weights = _training_weights(model, rows, every, raw.dtype, backend)
+        all_splits = np.arange(model.roles.n_splits)
+        weights = _training_weights(model, rows, all_splits, raw.dtype, backend)
         y, width = rows.y[:, 0], some.width
         n, n_active = raw.shape[0], len(some.at)
         # The loss of every row and candidate at once: (row, candidate) pairs are rows of one
@@ -478,7 +479,7 @@ class BatchedHessian(Statistic):
         # A Hessian is weighted by its own candidate's curvature, so each is a separate product:
         # only the reading of the rows is shared.
         for run in runs:
-            of_splits = _weight_rows_by_split(model, rows.part(run, backend), splits, backend)
+            rows_by_split = _weight_rows_by_split(model, rows.part(run, backend), splits, backend)
             for k, request in enumerate(requests):
-                request.add(model.each, of_splits[split_index[k]], sample_sums[k, ...], backend)
+                request.add(model.each, rows_by_split[split_index[k]], sample_sums[k, ...], backend)
         out += sample_sums * factor

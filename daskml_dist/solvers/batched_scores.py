@@ -104,25 +104,25 @@ class BatchedScores(Statistic):
 
     def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         n_classes = 0 if model.classes is None else len(model.classes)
-        more = (n_classes**2 if self.pairs else 0) + (n_classes if self._sums_places(model) else 0)
-        return len(self.w), _N_CLASSIFIER_SUMS + more if n_classes else _N_REGRESSOR_SUMS
+        extra = (n_classes**2 if self.pairs else 0) + (n_classes if self._sums_places(model) else 0)
+        return len(self.w), _N_CLASSIFIER_SUMS + extra if n_classes else _N_REGRESSOR_SUMS
 
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         kernel = is_kernel_supported(model.each, rows)
         tiles = iterate_candidate_tiles(
             model, self.w, self.splits, self.role, rows, backend, kernel
         )
-        for part, some in tiles:
+        for part, active in tiles:
             if kernel:
-                out[some.at] += self._score_by_kernel(model, part, some)
+                out[active.at] += self._score_by_kernel(model, part, active)
                 continue
-            raw = model.each.raw_prediction(some.w, part.X, backend)
-            raw = namespace(raw).reshape(raw, (part.y.shape[0], len(some.at), some.width))
-            sums = self._score_by_arrays(model, raw, part, some, backend)
-            if len(some.at) == out.shape[0]:
+            raw = model.each.raw_prediction(active.w, part.X, backend)
+            raw = namespace(raw).reshape(raw, (part.y.shape[0], len(active.at), active.width))
+            sums = self._score_by_arrays(model, raw, part, active, backend)
+            if len(active.at) == out.shape[0]:
                 out += sums
             else:
-                out[some.at, :] += sums
+                out[active.at, :] += sums
 
     def _score_by_kernel(
         self, model: BatchedLinear, rows: BatchRows, some: ActiveCandidates
@@ -184,18 +184,18 @@ def _label_values(model: BatchedLinear, raw: Any, y: Any) -> tuple[list[Any], An
     xp, loss, (n, n_active, width) = namespace(raw), model.each.loss, raw.shape
     each_row = ones((n, n_active), xp.float64, raw)
     predicted = xp.argmax(raw, axis=2) if width > 1 else cast(raw[:, :, 0] > 0, xp.int64)
-    right = cast(predicted == model.label_codes(y)[:, None], xp.float64)
+    is_right = cast(predicted == model.label_codes(y)[:, None], xp.float64)
     # A regression to the labels' signs, such as ridge, has no log loss.
     if not model.each.n_classes:
-        return [each_row, right, zeros(right.shape, xp.float64, raw)], predicted
+        return [each_row, is_right, zeros(is_right.shape, xp.float64, raw)], predicted
     if width > 1:
         flat = xp.reshape(raw, (n * n_active, width))
         targets = model.each.targets(cast(xp.repeat(y, n_active), xp.int32), raw.dtype)
     else:
         flat, targets = xp.reshape(raw, (n * n_active,)), xp.repeat(y, n_active)
-    losses = xp.reshape(loss.value(targets, cast(flat, xp.float64)), right.shape)
+    losses = xp.reshape(loss.value(targets, cast(flat, xp.float64)), is_right.shape)
     losses = xp.where(losses < _MAX_LOG_LOSS, losses, _MAX_LOG_LOSS)
-    return [each_row, right, losses], predicted
+    return [each_row, is_right, losses], predicted
 
 
 def _sum_label_pairs(model: BatchedLinear, predicted: Any, y: Any, weight: Any) -> Any:
@@ -217,14 +217,14 @@ def _sum_label_places(model: BatchedLinear, raw: Any, y: Any, weight: Any) -> An
     Rank 0 has the best score. Of equal scores the later label's ranks first, as in scikit-learn.
     """
     xp, k = namespace(weight), raw.shape[2]
-    labels, own = model.label_codes(y)[:, None], raw[:, :, 0]
+    labels, true_scores = model.label_codes(y)[:, None], raw[:, :, 0]
     for j in range(1, k):
-        own = xp.where(labels == j, raw[:, :, j], own)
+        true_scores = xp.where(labels == j, raw[:, :, j], true_scores)
     # The rank of the true label is the number of labels that are better: no sort is needed.
-    rank = zeros(own.shape, xp.int64, raw)
+    rank = zeros(true_scores.shape, xp.int64, raw)
     for j in range(k):
-        better = (raw[:, :, j] > own) | ((raw[:, :, j] == own) & (labels < j))
-        rank += cast(better, xp.int64)
+        is_better = (raw[:, :, j] > true_scores) | ((raw[:, :, j] == true_scores) & (labels < j))
+        rank += cast(is_better, xp.int64)
     return xp.stack([total(cast(rank == j, xp.float64) * weight, axis=0) for j in range(k)], axis=1)
 
 
@@ -308,13 +308,13 @@ class BatchedRankingSolver(Solver):
         scores = np.full((len(self.w), len(statistic.names)), np.nan)
         # The sum has room for the rows of the largest split, so these are counted first.
         n_slots = int(sums(RoleCounts(self.role)).max())
-        each = statistic(self.w[:1], self.splits[:1], self.role, max(1, n_slots)).shape(model)[1]
-        if not n_slots or each > _MAX_SCORES_PER_PASS:
+        width = statistic(self.w[:1], self.splits[:1], self.role, max(1, n_slots)).shape(model)[1]
+        if not n_slots or width > _MAX_SCORES_PER_PASS:
             return Solution(scores)
-        n_at_once = _MAX_SCORES_PER_PASS // each
+        n_at_once = _MAX_SCORES_PER_PASS // width
         for first in range(0, len(self.w), n_at_once):
-            some = slice(first, first + n_at_once)
-            scores[some] = sums(statistic(self.w[some], self.splits[some], self.role, n_slots))
+            batch = slice(first, first + n_at_once)
+            scores[batch] = sums(statistic(self.w[batch], self.splits[batch], self.role, n_slots))
         return Solution(scores)
 
 
@@ -374,40 +374,49 @@ class BatchedRanks(ReduceScatterStatistic):
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         xp = namespace(rows.y)
         tiles = iterate_candidate_tiles(model, self.w, self.splits, self.role, rows, backend, False)
-        for part, some in tiles:
-            raw = model.each.raw_prediction(some.w, part.X, backend)
-            raw = xp.reshape(raw, (part.y.shape[0], len(some.at), some.width))
+        for part, active in tiles:
+            raw = model.each.raw_prediction(active.w, part.X, backend)
+            raw = xp.reshape(raw, (part.y.shape[0], len(active.at), active.width))
             y, roles = model.split_roles(part.y)
             codes, weight = model.label_codes(y), ones(y.shape[:1], xp.float64, raw)
             if part.weight is not None:
                 weight = weight * cast(part.weight, xp.float64)
-            for split in np.unique(some.splits).tolist():
+            for split in np.unique(active.splits).tolist():
                 # Rows of weight 0 are left out: without a sign they would have no class.
-                at = xp.nonzero((roles[:, split] == self.role) & (weight != 0))[0]
+                row_indices = xp.nonzero((roles[:, split] == self.role) & (weight != 0))[0]
                 # The candidates of a split are adjacent, among the active ones and among all.
-                of_split = np.flatnonzero(some.splits == split)
-                columns = slice(int(of_split[0]), int(of_split[-1]) + 1)
-                kept = self._kept_columns(
-                    model, xp.take(raw[:, columns, :], at, axis=0), xp.take(codes, at, axis=0),
-                    xp.take(weight, at, axis=0),
+                split_columns = np.flatnonzero(active.splits == split)
+                columns = slice(int(split_columns[0]), int(split_columns[-1]) + 1)
+                columns_kept = self._kept_columns(
+                    model, xp.take(raw[:, columns, :], row_indices, axis=0),
+                    xp.take(codes, row_indices, axis=0), xp.take(weight, row_indices, axis=0),
                 )  # fmt: skip
-                own = slice(int(some.at[columns.start]), int(some.at[columns.stop - 1]) + 1)
-                self._append_rows(out, own, kept)
+                positions = slice(
+                    int(active.at[columns.start]), int(active.at[columns.stop - 1]) + 1
+                )
+                self._append_rows(out, positions, columns_kept)
 
     def merge(self, total: Array, part: Array) -> None:
         """Append the rows of another part to those of `total`."""
         n_kept = (part.shape[1] - 1) // self.n_slots
         for split in np.unique(self.splits):
-            own = np.flatnonzero(self.splits == split)
-            at = slice(own[0], own[-1] + 1)
+            split_candidates = np.flatnonzero(self.splits == split)
+            positions = slice(split_candidates[0], split_candidates[-1] + 1)
             # All candidates of a split have the same number of rows.
-            self._append_rows(total, at, _split_kept_values(part[at], int(part[own[0], 0]), n_kept))
+            self._append_rows(
+                total,
+                positions,
+                _split_kept_values(part[positions], int(part[split_candidates[0], 0]), n_kept),
+            )
 
     def finish(self, model: BatchedLinear, own: Array, at: slice) -> Array:
         """Return the ranking scores of some candidates."""
         n_kept = (own.shape[1] - 1) // self.n_slots
         return np.array(
-            [self._rank_candidate(*_split_kept_values(one, int(one[0]), n_kept)) for one in own]
+            [
+                self._rank_candidate(*_split_kept_values(values, int(values[0]), n_kept))
+                for values in own
+            ]
         )
 
     def _kept_columns(self, model: BatchedLinear, raw: Any, codes: Any, weight: Any) -> list[Any]:
@@ -422,11 +431,11 @@ class BatchedRanks(ReduceScatterStatistic):
 
     def _append_rows(self, out: Any, at: slice, kept: list[Any]) -> None:
         """Append rows to those of some candidates, all of one split."""
-        n, more = int(out[at.start, 0]), kept[0].shape[-1]
+        n, n_new = int(out[at.start, 0]), kept[0].shape[-1]
         for k, values in enumerate(kept):
             first = 1 + k * self.n_slots + n
-            out[at, first : first + more] = cast(values, out.dtype)
-        out[at, 0] = float(n + more)
+            out[at, first : first + n_new] = cast(values, out.dtype)
+        out[at, 0] = float(n + n_new)
 
 
 def _split_kept_values(of_columns: Array, n: int, n_kept: int) -> list[Array]:

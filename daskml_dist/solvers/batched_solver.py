@@ -120,7 +120,7 @@ class BatchedSolver(Solver):
     def solve(self, model: BatchedLinear, sums: Sums, start: Array | None) -> Solution:
         """Solve every candidate, then score them if requested."""
         gradients = _CachedGradients(self.candidates, sums)
-        every = list(range(len(self.candidates)))
+        all_candidates = list(range(len(self.candidates)))
 
         def solve(
             at: list[int], starts: list[Array | None], share: int, solvers: list[Solver]
@@ -133,33 +133,43 @@ class BatchedSolver(Solver):
             ]
             return run_in_lock_step(
                 solver_runs,
-                lambda asking, asked: self._answer_requests(
-                    sums, gradients, [at[k] for k in asking], asked, share
+                lambda waiting, requests: self._answer_requests(
+                    sums, gradients, [at[k] for k in waiting], requests, share
                 ),
             )
 
-        own = [candidate.solver for candidate in self.candidates]
+        candidate_solvers = [candidate.solver for candidate in self.candidates]
         if self.share == 1:
-            found = solve(every, [candidate.start for candidate in self.candidates], 1, own)
+            solutions = solve(
+                all_candidates,
+                [candidate.start for candidate in self.candidates],
+                1,
+                candidate_solvers,
+            )
         else:
-            warm = WarmStarts(model, self.candidates, sums, gradients, self.share)
-            starts, solved = warm.find_starts(solve), warm.solutions
+            warm_starts = WarmStarts(model, self.candidates, sums, gradients, self.share)
+            starts, solved = warm_starts.find_starts(solve), warm_starts.solutions
             # Candidates that Newton's steps did not bring within their tolerance.
-            left = [i for i in every if i not in solved]
-            rest = solve(left, [starts[i] for i in left], 1, [own[i] for i in left])
-            solved |= dict(zip(left, rest, strict=True))
-            found = [_count_earlier_steps(solved[i], own[i], int(warm.steps[i])) for i in every]
-        w = np.array([solution.w for solution in found])
+            unsolved = [i for i in all_candidates if i not in solved]
+            late_solutions = solve(
+                unsolved, [starts[i] for i in unsolved], 1, [candidate_solvers[i] for i in unsolved]
+            )
+            solved |= dict(zip(unsolved, late_solutions, strict=True))
+            solutions = [
+                _count_earlier_steps(solved[i], candidate_solvers[i], int(warm_starts.steps[i]))
+                for i in all_candidates
+            ]
+        w = np.array([solution.w for solution in solutions])
         return Solution(
             w,
-            max(solution.n_iter for solution in found),
+            max(solution.n_iter for solution in solutions),
             extra={
                 "scores": {
-                    asked[0]: self._score_candidates(sums, w, *asked) for asked in self.scored
+                    request[0]: self._score_candidates(sums, w, *request) for request in self.scored
                 },
                 "candidates": [
                     (solution.n_iter, solution.converged, solution.message, solution.extra)
-                    for solution in found
+                    for solution in solutions
                 ],
             },
         )
@@ -170,43 +180,45 @@ class BatchedSolver(Solver):
         def score(w: Array, splits: NDArray[np.int64]) -> Array:
             return sums(BatchedScores(w, splits, role, pairs, places))
 
-        return evaluate_by_split(score, w, np.array([one.split for one in self.candidates]))
+        return evaluate_by_split(
+            score, w, np.array([candidate.split for candidate in self.candidates])
+        )
 
     def _answer_requests(
         self, sums: Sums, gradients: _CachedGradients, at: list[int], requests: list[Statistic],
         share: int,
     ) -> list[Array]:  # fmt: skip
         """Return the sums that the solvers of the candidates `at` request."""
-        asked = dict(zip(at, requests, strict=True))
+        request_of = dict(zip(at, requests, strict=True))
         # All gradients are one pass.
-        points = {i: q.w for i, q in asked.items() if type(q) is LossGradient}
-        answers = gradients(points, share)
+        points = {i: q.w for i, q in request_of.items() if type(q) is LossGradient}
+        sums_of = gradients(points, share)
         # Hessians of the share are another; over all rows they are summed below, split by split.
-        curved = [i for i, q in asked.items() if type(q) is LossHessian and q.loss is None]
+        curved = [i for i, q in request_of.items() if type(q) is LossHessian and q.loss is None]
         if curved and share > 1:
-            w = np.stack([asked[i].w for i in curved])  # type: ignore[attr-defined]
+            w = np.stack([request_of[i].w for i in curved])  # type: ignore[attr-defined]
             splits = np.array([self.candidates[i].split for i in curved])
             hessians = sums(BatchedHessian(w, splits, share))
-            answers |= dict(zip(curved, hessians, strict=True))
+            sums_of |= dict(zip(curved, hessians, strict=True))
         # Equal requests, found by their bytes, are one pass for all splits that make them.
-        others: dict[bytes, dict[int, list[int]]] = {}
-        for i, request in asked.items():
-            if i not in answers:
+        by_bytes: dict[bytes, dict[int, list[int]]] = {}
+        for i, request in request_of.items():
+            if i not in sums_of:
                 key = pickle.dumps(request)
-                others.setdefault(key, {}).setdefault(self.candidates[i].split, []).append(i)
-        for of_split in others.values():
-            splits_asked = tuple(sorted(of_split))
-            request = asked[of_split[splits_asked[0]][0]]
-            found = sums(PerSplitStatistic(request, splits_asked))
-            for split, answer in zip(splits_asked, found, strict=True):
-                answers.update(dict.fromkeys(of_split[split], answer))
-        return [answers[i] for i in at]
+                by_bytes.setdefault(key, {}).setdefault(self.candidates[i].split, []).append(i)
+        for by_split in by_bytes.values():
+            request_splits = tuple(sorted(by_split))
+            request = request_of[by_split[request_splits[0]][0]]
+            split_sums = sums(PerSplitStatistic(request, request_splits))
+            for split, total in zip(request_splits, split_sums, strict=True):
+                sums_of.update(dict.fromkeys(by_split[split], total))
+        return [sums_of[i] for i in at]
 
 
 def _count_earlier_steps(solution: Solution, solver: Solver, steps: int) -> Solution:
     """Return the solution with earlier steps counted in, up to the solver's `max_iter`."""
-    most = solver.max_iter if isinstance(solver, PenalisedSolver) else steps
-    return replace(solution, n_iter=min(solution.n_iter + steps, max(most, solution.n_iter)))
+    max_iter = solver.max_iter if isinstance(solver, PenalisedSolver) else steps
+    return replace(solution, n_iter=min(solution.n_iter + steps, max(max_iter, solution.n_iter)))
 
 
 def candidate_solution(batched: Solution, k: int) -> Solution:
@@ -233,30 +245,30 @@ class _CachedGradients:
 
     def __call__(self, asked: Mapping[int, Array], share: int) -> dict[int, Array]:
         """Return rows ``[loss, *gradient]`` at the requested parameters, by candidate."""
-        found: dict[int, Array] = {}
+        gradients: dict[int, Array] = {}
         # Sorted by split, as `BatchedGradient` needs it. Equal parameters of a split are evaluated
         # once: at first all candidates are at zero.
         points: dict[tuple[int, bytes], list[int]] = {}
         for i in sorted(asked, key=lambda i: self._candidates[i].split):
-            here = share, asked[i].tobytes()
-            last, answer = self._last.get(i, (None, None))
-            if last == here and answer is not None:
-                found[i] = answer
+            point_key = share, asked[i].tobytes()
+            last, gradient = self._last.get(i, (None, None))
+            if last == point_key and gradient is not None:
+                gradients[i] = gradient
             else:
-                points.setdefault((self._candidates[i].split, here[1]), []).append(i)
+                points.setdefault((self._candidates[i].split, point_key[1]), []).append(i)
         if not points:
-            return found
-        w = np.stack([asked[same[0]] for same in points.values()])
+            return gradients
+        w = np.stack([asked[candidates[0]] for candidates in points.values()])
         splits = np.array([split for split, _ in points])
         # A single candidate is evaluated as in a fit alone.
         if len(w) == 1 and share == 1:
-            answers = self._sums(PerSplitStatistic(LossGradient(w[0]), (int(splits[0]),)))
+            point_gradients = self._sums(PerSplitStatistic(LossGradient(w[0]), (int(splits[0]),)))
         else:
-            answers = self._sums(BatchedGradient(w, splits, share))
-        for ((_, point), same), answer in zip(points.items(), answers, strict=True):
-            for i in same:
-                found[i], self._last[i] = answer, ((share, point), answer)
-        return found
+            point_gradients = self._sums(BatchedGradient(w, splits, share))
+        for ((_, point), candidates), gradient in zip(points.items(), point_gradients, strict=True):
+            for i in candidates:
+                gradients[i], self._last[i] = gradient, ((share, point), gradient)
+        return gradients
 
 
 class WarmStarts:
@@ -294,13 +306,13 @@ class WarmStarts:
 
     def find_starts(self, solve: _SolveCandidates) -> list[Array | None]:
         """Return the parameters from which each candidate is to be solved on all rows."""
-        every = list(range(len(self._candidates)))
+        all_candidates = list(range(len(self._candidates)))
         groups = self._group_candidates()
         # Without Hessians (other solvers, too many parameters): each by its own solver.
         if self._hessian_share(len(groups)) is None:
-            own = [candidate.solver for candidate in self._candidates]
-            found = solve(every, [None] * len(every), self._share, own)
-            return [_finite_or_none(one.w) for one in found]
+            solvers = [candidate.solver for candidate in self._candidates]
+            solutions = solve(all_candidates, [None] * len(all_candidates), self._share, solvers)
+            return [_finite_or_none(solution.w) for solution in solutions]
         # 1. On the share: the optimum of the first candidate of each group, and the inverse Hessian
         # of each leader there; one more step makes the optima accurate.
         optima = self._solve_first_candidates(list(groups), solve)
@@ -313,20 +325,20 @@ class WarmStarts:
         leader_of = self._map_followers(groups, leaders)
         w = self._solve_on_share(solve, groups, optima, leaders, leader_of, inverse)
         # 3. On all rows: leaders first; a follower moves as its leader does, which costs no pass.
-        able = [i for i in every if i in inverse and _finite_or_none(w[i]) is not None]
-        followers = {i: leader_of[i] for i in able if leader_of.get(i) in able}
-        before = dict(w)
+        solvable = [i for i in all_candidates if i in inverse and _finite_or_none(w[i]) is not None]
+        followers = {i: leader_of[i] for i in solvable if leader_of.get(i) in solvable}
+        share_optima = dict(w)
         if followers:
-            first = [i for i in able if i not in followers]
+            first = [i for i in solvable if i not in followers]
             self._take_newton_steps(
                 w, inverse, first, 1, _MAX_LEADER_STEPS, _LEADER_TOLERANCE, check_last=False
             )
         for i, leader in followers.items():
-            w[i] = w[i] + (w[leader] - before[leader])
+            w[i] = w[i] + (w[leader] - share_optima[leader])
             self.steps[i] = self.steps[leader]
         # 4. On all rows: every candidate by its own gradient.
-        self._take_newton_steps(w, inverse, able, 1, _MAX_FULL_STEPS)
-        return [_finite_or_none(w[i]) for i in every]
+        self._take_newton_steps(w, inverse, solvable, 1, _MAX_FULL_STEPS)
+        return [_finite_or_none(w[i]) for i in all_candidates]
 
     def _solve_on_share(
         self,
@@ -350,39 +362,41 @@ class WarmStarts:
                     w[i] = w[i] + (w[leader_of[i]] - optima[leaders[first]])
                     solved.add(i)
         # If the splits' rows are of different kinds, the Newton steps of a group do not converge.
-        others = [i for i in sorted(w) if i not in solved]
-        own = [self._candidates[i].solver for i in others]
-        alone = solve(others, [w[i] for i in others], self._share, own)
-        return w | {i: one.w for i, one in zip(others, alone, strict=True)}
+        unsolved = [i for i in sorted(w) if i not in solved]
+        solvers = [self._candidates[i].solver for i in unsolved]
+        solutions = solve(unsolved, [w[i] for i in unsolved], self._share, solvers)
+        return w | {i: solution.w for i, solution in zip(unsolved, solutions, strict=True)}
 
     def _solve_first_candidates(
         self, firsts: list[int], solve: _SolveCandidates
     ) -> dict[int, Array]:
         """Solve the first candidate of each group on the share, by Newton where L-BFGS is slow."""
-        short: list[Solver] = [
+        short_solvers: list[Solver] = [
             replace(solver, max_iter=min(solver.max_iter, _MAX_FIRST_STEPS))
             for solver in map(self._solver_of, firsts)
         ]
-        found = dict(
-            zip(firsts, solve(firsts, [None] * len(firsts), self._share, short), strict=True)
+        solutions = dict(
+            zip(
+                firsts, solve(firsts, [None] * len(firsts), self._share, short_solvers), strict=True
+            )
         )
         slow = [
             i
-            for i, one in found.items()
-            if not one.converged and _finite_or_none(one.w) is not None
+            for i, solution in solutions.items()
+            if not solution.converged and _finite_or_none(solution.w) is not None
         ]
         newton: list[Solver] = [
             NewtonCholesky(solver.penalty, solver.max_iter, solver.tol)
             for solver in map(self._solver_of, slow)
         ]
-        starts: list[Array | None] = [found[i].w for i in slow]
+        starts: list[Array | None] = [solutions[i].w for i in slow]
         share = self._hessian_share(len(slow)) or self._share
-        found |= dict(zip(slow, solve(slow, starts, share, newton), strict=True))
-        return {i: one.w for i, one in found.items()}
+        solutions |= dict(zip(slow, solve(slow, starts, share, newton), strict=True))
+        return {i: solution.w for i, solution in solutions.items()}
 
     def _group_candidates(self) -> _CandidateGroups:
         """Return groups of candidates with equal solvers and penalties."""
-        found: dict[object, list[int]] = {}
+        by_key: dict[object, list[int]] = {}
         for i, candidate in enumerate(self._candidates):
             solver = candidate.solver
             key: object = i
@@ -390,25 +404,25 @@ class WarmStarts:
                 l2 = solver.penalty.l2
                 strength = round(_STRENGTH_RESOLUTION * log(l2)) if l2 > 0 else None
                 key = strength, solver.penalty.intercept_scaling, solver.max_iter, solver.tol
-            found.setdefault(key, []).append(i)
-        return {group[0]: group for group in found.values()}
+            by_key.setdefault(key, []).append(i)
+        return {group[0]: group for group in by_key.values()}
 
     def _map_followers(self, groups: _CandidateGroups, leaders: dict[int, int]) -> dict[int, int]:
         """Return, for each candidate of a led group, the leading group's one of the same split."""
-        found: dict[int, int] = {}
+        leader_of: dict[int, int] = {}
         for first, group in groups.items():
             if leaders[first] != first:
-                of_split = {self._candidates[j].split: j for j in groups[leaders[first]]}
-                at = {i: of_split.get(self._candidates[i].split) for i in group}
-                found |= {i: j for i, j in at.items() if j is not None}
-        return found
+                by_split = {self._candidates[j].split: j for j in groups[leaders[first]]}
+                same_split = {i: by_split.get(self._candidates[i].split) for i in group}
+                leader_of |= {i: j for i, j in same_split.items() if j is not None}
+        return leader_of
 
     def _hessian_share(self, n_groups: int) -> int | None:
         """Return the share of the rows that Hessians are summed over, or None if not worthwhile."""
-        each, n_candidates = self._model.each, len(self._candidates)
+        model, n_candidates = self._model.each, len(self._candidates)
         plain = all(type(c.solver) is LBFGS and not c.solver.penalty.l1 for c in self._candidates)
-        size = prod(each.shape)
-        if not (plain and each.loss.has_hessian) or n_groups * size**2 > _MAX_HESSIAN_ENTRIES:
+        size = prod(model.shape)
+        if not (plain and model.loss.has_hessian) or n_groups * size**2 > _MAX_HESSIAN_ENTRIES:
             return None
         # A row costs `size` squared for a Hessian, and `size` for a gradient: on this share all
         # Hessians cost no more than two gradients of all candidates over all rows.
@@ -420,26 +434,26 @@ class WarmStarts:
         self, groups: _CandidateGroups, optima: dict[int, Array], leaders: dict[int, int]
     ) -> dict[int, Array]:
         """Return the inverse Hessian of each candidate's objective, if it is well defined."""
-        each, chosen = self._model.each, [i for i in leaders if leaders[i] == i]
-        share = self._hessian_share(len(chosen))
+        model, leading = self._model.each, [i for i in leaders if leaders[i] == i]
+        share = self._hessian_share(len(leading))
         assert share is not None  # not None for all groups, so not for a subset
-        size = prod(each.shape)
-        w = np.nan_to_num(np.stack([optima[i] for i in chosen]))
-        splits = np.array([self._candidates[i].split for i in chosen])
+        size = prod(model.shape)
+        w = np.nan_to_num(np.stack([optima[i] for i in leading]))
+        splits = np.array([self._candidates[i].split for i in leading])
         sums = self._sums(BatchedHessian(w, splits, share))
         hessians = {
             i: total[2 + size :].reshape(size, size) / self._candidates[i].n_rows
-            for i, total in zip(chosen, sums, strict=True)
+            for i, total in zip(leading, sums, strict=True)
         }
-        found: dict[int, Array] = {}
+        inverse_of: dict[int, Array] = {}
         for first, group in groups.items():
             # The leader's curvature of the losses, and the group's own penalty.
             hessian = hessians[leaders[first]].copy()
-            hessian[np.diag_indices(size)] += np.repeat(self._l2_strengths(first), each.width)
+            hessian[np.diag_indices(size)] += np.repeat(self._l2_strengths(first), model.width)
             inverse = _invert_hessian(hessian)
             if inverse is not None and _finite_or_none(optima[first]) is not None:
-                found |= dict.fromkeys(group, inverse)
-        return found
+                inverse_of |= dict.fromkeys(group, inverse)
+        return inverse_of
 
     def _take_newton_steps(
         self, w: dict[int, Array], inverse: dict[int, Array], some: Iterable[int], share: int,
@@ -450,25 +464,25 @@ class WarmStarts:
         The parameters `w` are updated. Gradients are to be as small as `fine` times `tol`. Without
         `check_last` the gradient after the last step is not computed.
         """
-        going, slopes, before = list(some), dict[int, float](), dict[int, Array]()
+        active, slopes, last_w = list(some), dict[int, float](), dict[int, Array]()
         helped = set[int]()
         for number in range(most + check_last):
-            if not going or self._sums.should_stop:
+            if not active or self._sums.should_stop:
                 break
-            answers = self._gradients({i: w[i] for i in going}, share)
-            still = []
-            for i in going:
+            gradients = self._gradients({i: w[i] for i in active}, share)
+            still_active = []
+            for i in active:
                 solver, n_rows = self._solver_of(i), self._candidates[i].n_rows
-                gradient = answers[i][1:].reshape(w[i].shape) / n_rows
+                gradient = gradients[i][1:].reshape(w[i].shape) / n_rows
                 gradient = gradient + self._l2_strengths(i) * w[i]
                 slope, last_slope = float(np.abs(gradient).max()), slopes.get(i, np.inf)
                 # The step did not shrink the gradient, or it is NaN: take it back, and end.
                 if not slope < last_slope:
-                    w[i] = before.get(i, w[i])
+                    w[i] = last_w.get(i, w[i])
                     continue
                 if slope <= solver.tol and share == 1:
                     penalty = float((self._l2_strengths(i) * w[i] ** 2).sum()) / 2
-                    value = float(answers[i][0]) / n_rows + penalty
+                    value = float(gradients[i][0]) / n_rows + penalty
                     self.solutions[i] = Solution(
                         w[i], 0, True, _CONVERGED_MESSAGE, {"value": value}
                     )
@@ -482,13 +496,13 @@ class WarmStarts:
                     or slope > _SHRINK_FACTOR * last_slope
                 ):
                     continue
-                slopes[i], before[i] = slope, w[i]
+                slopes[i], last_w[i] = slope, w[i]
                 # Chord step: the inverse Hessian of the share, the gradient of these rows.
                 w[i] = w[i] - (inverse[i] @ gradient.ravel()).reshape(w[i].shape)
                 self.steps[i] += share == 1
                 self.solutions.pop(i, None)
-                still.append(i)
-            going = still
+                still_active.append(i)
+            active = still_active
         return helped
 
     def _solver_of(self, i: int) -> PenalisedSolver:
@@ -512,20 +526,20 @@ def choose_leaders(places: Mapping[int, Array], answers: Mapping[int, Array]) ->
     difference of the predictions, times the curvature of the loss. It measures how much the Hessian
     changes from one to the other.
     """
-    found: dict[int, int] = {}
+    leader_of: dict[int, int] = {}
     leaders: list[int] = []
     for i, w in places.items():
         loss, gradient = float(answers[i][0]), answers[i][1:]
-        nearest, least = i, np.inf
+        nearest, smallest = i, np.inf
         for j in leaders:
             squared = float((w - places[j]).ravel() @ (gradient - answers[j][1:]))
             # A comparison with NaN is False: an optimum that is not finite leads itself.
-            if squared <= _LEADER_DISTANCE * min(loss, float(answers[j][0])) and squared < least:
-                nearest, least = j, squared
-        found[i] = nearest
+            if squared <= _LEADER_DISTANCE * min(loss, float(answers[j][0])) and squared < smallest:
+                nearest, smallest = j, squared
+        leader_of[i] = nearest
         if nearest == i:
             leaders.append(i)
-    return found
+    return leader_of
 
 
 def _finite_or_none(w: Array) -> Array | None:
@@ -540,6 +554,6 @@ def _invert_hessian(hessian: NDArray[np.float64]) -> Array | None:
     # Scaled to a unit diagonal, so that features of very different sizes do not look collinear.
     scale = 1 / np.sqrt(diagonal)
     values, vectors = np.linalg.eigh(hessian * scale * scale[:, None])
-    kept = values > _EIGENVALUE_CUTOFF * values[-1]
-    vectors = vectors[:, kept] * scale[:, None]
-    return np.asarray((vectors / values[kept]) @ vectors.T)
+    is_kept = values > _EIGENVALUE_CUTOFF * values[-1]
+    vectors = vectors[:, is_kept] * scale[:, None]
+    return np.asarray((vectors / values[is_kept]) @ vectors.T)

@@ -143,9 +143,9 @@ class StratifiedHoldout(HoldoutMask):
         if not rows.max_trainers(np.array([float(is_cut)]))[0]:
             return self
         # If lanes have parts of blocks, the class counts of these have to be read from the rows.
-        found = rows.map_lanes(lambda lane: self._count_classes(rows, lane), rows.lanes)
-        every = rows.gather_arrays([firsts, np.concatenate(found)])
-        first, counts = (np.concatenate(parts) for parts in zip(*every, strict=True))
+        lane_counts = rows.map_lanes(lambda lane: self._count_classes(rows, lane), rows.lanes)
+        gathered = rows.gather_arrays([firsts, np.concatenate(lane_counts)])
+        first, counts = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
         order = np.argsort(first, kind="stable")
         return replace(self, first=first[order], counts=counts[order])
 
@@ -158,17 +158,17 @@ class StratifiedHoldout(HoldoutMask):
     @cached_property
     def places(self) -> NDArray[np.int64]:
         """Return the place of each part's first row of each class, with rows sorted by class."""
-        of_class = self.counts.sum(axis=0)
-        before = self.counts.cumsum(axis=0) - self.counts
-        return np.asarray(before + (of_class.cumsum() - of_class))
+        class_counts = self.counts.sum(axis=0)
+        counts_before = self.counts.cumsum(axis=0) - self.counts
+        return np.asarray(counts_before + (class_counts.cumsum() - class_counts))
 
     @cached_property
     def bounds(self) -> NDArray[np.uint64]:
         """Return the draw below which the rows of each class are held out."""
         counts = self.counts.sum(axis=0)
         firsts = (counts.cumsum() - counts).tolist()
-        held = allot_by_share(counts, self.n)
-        classes = zip(firsts, counts.tolist(), held.tolist(), strict=True)
+        n_held = allot_by_share(counts, self.n)
+        classes = zip(firsts, counts.tolist(), n_held.tolist(), strict=True)
         return np.array([self._find_threshold(first, n, k) for first, n, k in classes], np.uint64)
 
     def drawn(self, places: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -179,11 +179,11 @@ class StratifiedHoldout(HoldoutMask):
         """Return the number of rows of each class in the parts of a lane."""
         firsts, k = rows.first_row_numbers(lane), self.counts.shape[1]
         order = np.argsort(firsts, kind="stable")
-        found = np.zeros((len(firsts), k), np.int64)
+        counts = np.zeros((len(firsts), k), np.int64)
         for first, block in rows.iterate_blocks(lane):
             part = order[np.searchsorted(firsts[order], first, side="right") - 1]
-            found[part] += np.bincount(block.y.astype(np.intp), minlength=k)
-        return found
+            counts[part] += np.bincount(block.y.astype(np.intp), minlength=k)
+        return counts
 
     def _find_threshold(self, first: int, n: int, k: int) -> int:
         """Return a bound below which exactly `k` of the draws of `n` places are."""
@@ -193,20 +193,20 @@ class StratifiedHoldout(HoldoutMask):
         # sqrt(k (1 - k / n)) / n. Only the draws in a window there are kept and sorted, instead of
         # those of all rows.
         share = k / n
-        spread = _WINDOW_DEVIATIONS * ((k * (1 - share)) ** 0.5 + 1) / n
+        half_width = _WINDOW_DEVIATIONS * ((k * (1 - share)) ** 0.5 + 1) / n
         low, high = (
-            np.uint64(int(min(max(at, 0.0), 1.0) * (2**64 - 2**12)))
-            for at in (share - spread, share + spread)
+            np.uint64(int(min(max(quantile, 0.0), 1.0) * (2**64 - 2**12)))
+            for quantile in (share - half_width, share + half_width)
         )
-        below, kept = 0, []
+        n_below, in_window = 0, []
         for start in range(first, first + n, _DRAWS_AT_ONCE):
-            found = self.drawn(np.arange(start, min(start + _DRAWS_AT_ONCE, first + n)))
-            below += int((found < low).sum())
-            kept.append(found[(found >= low) & (found <= high)])
-        window = np.sort(np.concatenate(kept))
+            draws = self.drawn(np.arange(start, min(start + _DRAWS_AT_ONCE, first + n)))
+            n_below += int((draws < low).sum())
+            in_window.append(draws[(draws >= low) & (draws <= high)])
+        window = np.sort(np.concatenate(in_window))
         # The draw after the k-th smallest.
-        at = min(max(k - below, 0), len(window))
-        return int(window[at]) if at < len(window) else int(high) + 1
+        position = min(max(k - n_below, 0), len(window))
+        return int(window[position]) if position < len(window) else int(high) + 1
 
 
 class _HoldoutReader:
@@ -218,44 +218,46 @@ class _HoldoutReader:
         self._reached: dict[int, tuple[int, NDArray[np.int64]]] = {}
 
     def __call__(self, first: int, y: NDArray[Any]) -> NDArray[np.bool_]:
-        held = self._held
+        holdout = self._held
         if self._n_classes == 1:
             places = np.arange(first, first + len(y))
-            return np.asarray(held.drawn(places) < held.bounds[0])
-        of_class = y.astype(np.intp)
-        places = self._class_places(first, of_class)
-        return np.asarray(held.drawn(places) < held.bounds[of_class])
+            return np.asarray(holdout.drawn(places) < holdout.bounds[0])
+        classes = y.astype(np.intp)
+        places = self._class_places(first, classes)
+        return np.asarray(holdout.drawn(places) < holdout.bounds[classes])
 
     def _class_places(self, first: int, of_class: NDArray[np.intp]) -> NDArray[np.int64]:
         """Return the places of adjacent rows among those of their classes."""
-        held = self._held
-        part = int(np.searchsorted(held.first, first, side="right")) - 1
-        if first == held.first[part]:
-            places = held.places[part]
+        holdout = self._held
+        part = int(np.searchsorted(holdout.first, first, side="right")) - 1
+        if first == holdout.first[part]:
+            first_places = holdout.places[part]
         else:
-            number, places = self._reached[part]
+            number, first_places = self._reached[part]
             assert number == first, "rows of a part come in their order"
         counts = np.bincount(of_class, minlength=self._n_classes)
-        self._reached[part] = first + len(of_class), places + counts
+        self._reached[part] = first + len(of_class), first_places + counts
         # Sorted by class, the rows of a class have consecutive places.
-        found = np.empty(len(of_class), np.int64)
-        found[np.argsort(of_class, kind="stable")] = np.arange(len(of_class)) + np.repeat(
-            places - (counts.cumsum() - counts), counts
+        row_places = np.empty(len(of_class), np.int64)
+        row_places[np.argsort(of_class, kind="stable")] = np.arange(len(of_class)) + np.repeat(
+            first_places - (counts.cumsum() - counts), counts
         )
-        return found
+        return row_places
 
 
 def allot_by_share(counts: NDArray[np.int64], n: int) -> NDArray[np.int64]:
     """Allot `n` rows to classes in proportion to their sizes, leaving one row of each class."""
-    most = np.maximum(counts - 1, 0)
-    n = min(n, int(most.sum()))
+    limits = np.maximum(counts - 1, 0)
+    n = min(n, int(limits.sum()))
     share = n * counts / max(int(counts.sum()), 1)
-    found: NDArray[np.int64] = np.minimum(np.floor(share).astype(np.int64), most)
+    allotted: NDArray[np.int64] = np.minimum(np.floor(share).astype(np.int64), limits)
     # The largest remainder method; of equal remainders the first class gets one more row.
-    while (rest := n - int(found.sum())) > 0:
-        lacks = np.where(found < most, share - found, -np.inf)
-        found[np.argsort(-lacks, kind="stable")[: min(rest, int((found < most).sum()))]] += 1
-    return found
+    while (n_left := n - int(allotted.sum())) > 0:
+        lacks = np.where(allotted < limits, share - allotted, -np.inf)
+        allotted[
+            np.argsort(-lacks, kind="stable")[: min(n_left, int((allotted < limits).sum()))]
+        ] += 1
+    return allotted
 
 
 #: Returns the edges of at most the given number of bins, for values and their weights.
@@ -301,14 +303,15 @@ def find_bins(
     # hashes); in the order of their numbers, whichever trainers hold them.
     if len(numbers) > SAMPLE_ROWS:
         drawn = draw_by_hash(numbers, seed, _SAMPLE_DRAW)
-        at = np.flatnonzero(drawn <= np.partition(drawn, SAMPLE_ROWS - 1)[SAMPLE_ROWS - 1])
-        at = at[np.argsort(numbers[at], kind="stable")]
+        chosen = np.flatnonzero(drawn <= np.partition(drawn, SAMPLE_ROWS - 1)[SAMPLE_ROWS - 1])
+        chosen = chosen[np.argsort(numbers[chosen], kind="stable")]
     else:
-        at = np.argsort(numbers, kind="stable")
-    own = categories[ranges[rows.rank]]
-    weight = weight[at] if len(weight) else None
+        chosen = np.argsort(numbers, kind="stable")
+    own_categories = categories[ranges[rows.rank]]
+    weight = weight[chosen] if len(weight) else None
     edges = [
-        edges_by(column(j, at), weight, max_bins) if c is None else c for j, c in enumerate(own)
+        edges_by(column(j, chosen), weight, max_bins) if c is None else c
+        for j, c in enumerate(own_categories)
     ]
     return Bins(_gather_edges(rows, edges), max_bins, np.array([c is not None for c in categories]))
 
@@ -320,11 +323,15 @@ def _sample_rows(
     share = 1.0 if n_used <= SAMPLE_ROWS else min(1.0, _OVERDRAW * SAMPLE_ROWS / n_used)
     # Rows draw 64 bits; those up to `last` are in the sample.
     last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
-    each = rows.map_lanes(lambda lane: _sample_lane(rows, lane, seed, last, aside), rows.lanes)
-    found = [part for parts in each for part in parts]
-    weight = np.concatenate([np.empty(0), *(of for _, of, _ in found)])
-    numbers = np.concatenate([np.empty(0, np.int64), *(of for _, _, of in found)])
-    return [X for X, _, _ in found], weight, numbers
+    lane_parts = rows.map_lanes(
+        lambda lane: _sample_lane(rows, lane, seed, last, aside), rows.lanes
+    )
+    blocks = [part for parts in lane_parts for part in parts]
+    weight = np.concatenate([np.empty(0), *(block_weight for _, block_weight, _ in blocks)])
+    numbers = np.concatenate(
+        [np.empty(0, np.int64), *(block_numbers for _, _, block_numbers in blocks)]
+    )
+    return [X for X, _, _ in blocks], weight, numbers
 
 
 def _find_categories(
@@ -334,34 +341,34 @@ def _find_categories(
     aside: HoldoutMask | None,
 ) -> list[NDArray[np.float64] | None]:
     """Return the categories of all features, reading the rows for those that are not known."""
-    found = list(given)
-    unknown = [j for j, known in enumerate(given) if known is not None and not len(known)]
+    categories = list(given)
+    unknown = [j for j, values in enumerate(given) if values is not None and not len(values)]
     if not unknown:
-        return found
+        return categories
     # Categories that only given validation rows have are unknown to the fit.
     excluded = None if aside is None or aside.of_fit else aside
-    each = rows.map_lanes(
+    lane_values = rows.map_lanes(
         lambda lane: _distinct_values(rows, lane, unknown, max_bins, excluded), rows.lanes
     )
     for number, j in enumerate(unknown):
-        parts = rows.gather_arrays([_union_sorted([of_lane[number] for of_lane in each])])
-        every = _union_sorted([part for (part,) in parts])
-        if len(every) > max_bins:
+        parts = rows.gather_arrays([_union_sorted([values[number] for values in lane_values])])
+        distinct = _union_sorted([part for (part,) in parts])
+        if len(distinct) > max_bins:
             raise InvalidDataError(
                 f"Categorical feature at index {j} is expected to have a cardinality <= "
-                f"{max_bins} but actually has a cardinality of {len(every)} or more. Raise "
+                f"{max_bins} but actually has a cardinality of {len(distinct)} or more. Raise "
                 "max_bins (255 at most), join rare categories, or encode it as numbers "
                 "(TargetEncoder)."
             )
-        found[j] = every
-    return found
+        categories[j] = distinct
+    return categories
 
 
 def _distinct_values(
     rows: OwnRows, lane: int, features: list[int], max_bins: int, excluded: HoldoutMask | None
 ) -> list[Array]:
     """Return the distinct values of a lane's features; of too many, one more than are allowed."""
-    found = [np.empty(0) for _ in features]
+    distinct = [np.empty(0) for _ in features]
     is_excluded = None if excluded is None else excluded.make_reader()
     for first, block in rows.iterate_blocks(lane):
         X = block.X
@@ -369,10 +376,10 @@ def _distinct_values(
             X = take_rows(X, ~is_excluded(first, block.y))
         for number, j in enumerate(features):
             values = find_distinct_values(X[:, j]).astype(np.float64)
-            union = _union_sorted([found[number], values[~np.isnan(values)]])
+            union = _union_sorted([distinct[number], values[~np.isnan(values)]])
             # One value more than the limit shows that there are too many.
-            found[number] = union[: max_bins + 1]
-    return found
+            distinct[number] = union[: max_bins + 1]
+    return distinct
 
 
 def _union_sorted(parts: list[Array]) -> Array:
@@ -382,30 +389,30 @@ def _union_sorted(parts: list[Array]) -> Array:
 
 def _gather_edges(rows: OwnRows, own: list[NDArray[np.float64]]) -> tuple[NDArray[np.float64], ...]:
     """Return the edges of all features, gathered from the trainers that found them."""
-    sent = [np.array([len(e) for e in own], np.int64), np.concatenate([np.empty(0), *own])]
-    every: list[NDArray[np.float64]] = []
-    for lengths, values in rows.gather_arrays(sent):
-        every += np.split(values, lengths.cumsum()[:-1]) if len(lengths) else []
-    return tuple(every)
+    own_arrays = [np.array([len(e) for e in own], np.int64), np.concatenate([np.empty(0), *own])]
+    all_edges: list[NDArray[np.float64]] = []
+    for lengths, values in rows.gather_arrays(own_arrays):
+        all_edges += np.split(values, lengths.cumsum()[:-1]) if len(lengths) else []
+    return tuple(all_edges)
 
 
 def _sample_lane(
     rows: OwnRows, lane: int, seed: int, last: np.uint64, aside: HoldoutMask | None
 ) -> list[tuple[Array, Array, Array]]:
     """Return a lane's sampled rows by block, their weights (empty if none) and numbers."""
-    found, is_aside = [], None if aside is None else aside.make_reader()
+    blocks, is_aside = [], None if aside is None else aside.make_reader()
     for first, block in rows.iterate_blocks(lane):
         numbers = np.arange(first, first + block.X.shape[0])
-        which = np.ones(len(numbers), bool)
+        is_sampled = np.ones(len(numbers), bool)
         if last < np.uint64(2**64 - 1):
-            which = draw_by_hash(numbers, seed, _SAMPLE_DRAW) <= last
+            is_sampled = draw_by_hash(numbers, seed, _SAMPLE_DRAW) <= last
         if is_aside is not None:
-            which &= ~is_aside(first, block.y)
-        X, _, weight = _select_rows(block, which)
+            is_sampled &= ~is_aside(first, block.y)
+        X, _, weight = _select_rows(block, is_sampled)
         weight = np.empty(0) if weight is None else weight.astype(np.float64)
         # For rows on a GPU, only the sample is copied to the host.
-        found.append((fetch_rows(X), weight, numbers[which]))
-    return found
+        blocks.append((fetch_rows(X), weight, numbers[is_sampled]))
+    return blocks
 
 
 class BinnedRows:
@@ -469,7 +476,7 @@ class BinnedRows:
         """Append rows and their numbers among all rows; all calls have weights, or none has."""
         if not len(X):
             return
-        bins, at = self.bins, slice(self.n, self.n + len(X))
+        bins, positions = self.bins, slice(self.n, self.n + len(X))
         if not self.n and lie_on_device(X):
             self.device_bins = open_device_bins(bins)
         # The bins of all blocks are made on the device of the first rows.
@@ -478,12 +485,13 @@ class BinnedRows:
         else:
             put_in_bins(
                 np.ascontiguousarray(fetch_rows(X)), bins.table, bins.n_edges, bins.categorical,
-                bins.max_bins, self._host_rows[at], self.columns[:, at], self._missing,
+                bins.max_bins, self._host_rows[positions], self.columns[:, positions],
+                self._missing,
             )  # fmt: skip
         if y.ndim > self._y.ndim:  # targets come with query codes
             if self._queries is None:
                 self._queries = self.allocate_zeros((self._most,), np.int64)
-            self._queries[at] = read_codes(y)
+            self._queries[positions] = read_codes(y)
             y = y[:, 0]
         if not self.n:
             dtype = np.complex128 if y.dtype.kind == "c" else np.float64
@@ -491,15 +499,15 @@ class BinnedRows:
             self._salt = self.allocate_zeros((self._most,), np.uint32)
             if self._numbers is not None:
                 self._numbers = self.allocate_zeros((self._most,), np.int64)
-        self._y[at] = y
-        self._salt[at] = (draw_by_hash(numbers) >> np.uint64(32)).astype(np.uint32)
+        self._y[positions] = y
+        self._salt[positions] = (draw_by_hash(numbers) >> np.uint64(32)).astype(np.uint32)
         if self._numbers is not None:
-            self._numbers[at] = numbers
+            self._numbers[positions] = numbers
         if weight is not None:
             if self._weight is None:
                 self._weight = self.allocate_zeros((self._most,), np.float64)
-            self._weight[at] = weight
-        self.n = at.stop
+            self._weight[positions] = weight
+        self.n = positions.stop
 
     @property
     def missing(self) -> NDArray[np.uint8]:
@@ -557,23 +565,23 @@ def bin_rows(
     n_targets: int = 1,
 ) -> tuple[BinnedRows, BinnedRows | None]:  # fmt: skip
     """Return the binned rows of a lane, and those that are held out for validation."""
-    most = rows.count_rows(lane)
-    own = BinnedRows(most, bins, rows.allocate_zeros, numbered, n_targets)
+    n_rows = rows.count_rows(lane)
+    training = BinnedRows(n_rows, bins, rows.allocate_zeros, numbered, n_targets)
     if aside is None:
         for first, block in rows.iterate_blocks(lane):
             numbers = np.arange(first, first + len(block.X))
-            own.add(block.X, block.y, block.weight, numbers)
-        return own, None
-    held = BinnedRows(most, bins, rows.allocate_zeros, numbered, n_targets)
+            training.add(block.X, block.y, block.weight, numbers)
+        return training, None
+    held_out = BinnedRows(n_rows, bins, rows.allocate_zeros, numbered, n_targets)
     is_aside = aside.make_reader()
     for first, block in rows.iterate_blocks(lane):
         numbers = np.arange(first, first + len(block.X))
         is_held = is_aside(first, block.y)
-        own.add(*_select_rows(block, ~is_held), numbers[~is_held])
+        training.add(*_select_rows(block, ~is_held), numbers[~is_held])
         X, y, weight = _select_rows(block, is_held)
         weight = None if weight is None else aside.restore_weight(y, weight)
-        held.add(X, y, weight, numbers[is_held])
-    return own, held
+        held_out.add(X, y, weight, numbers[is_held])
+    return training, held_out
 
 
 def _select_rows(
@@ -603,8 +611,10 @@ def _deal_columns(
     if rows.max_trainers(np.array([float(any(isinstance(X, CSRRows) for X in parts))]))[0]:
         return _deal_sparse_columns(rows, parts, ranges)
     X = np.concatenate(parts or [np.empty((0, ranges[-1].stop), np.float32)])
-    own = np.concatenate(rows.exchange_arrays([np.ascontiguousarray(X[:, at]) for at in ranges]))
-    return lambda j, at: own[at, j]
+    own_columns = np.concatenate(
+        rows.exchange_arrays([np.ascontiguousarray(X[:, columns]) for columns in ranges])
+    )
+    return lambda j, columns: own_columns[columns, j]
 
 
 def _deal_sparse_columns(
@@ -614,22 +624,22 @@ def _deal_sparse_columns(
     n_features = ranges[-1].stop
     blocks = [sparse.csr_array((0, n_features)), *map(_as_csr_matrix, parts)]
     X = sparse.csc_array(sparse.vstack(blocks))
-    sent = [X[:, at] for at in ranges]
-    ends = rows.exchange_arrays([part.indptr.astype(np.int64) for part in sent])
-    indices = rows.exchange_arrays([part.indices.astype(np.int64) for part in sent])
-    values = rows.exchange_arrays([part.data for part in sent])
+    range_parts = [X[:, columns] for columns in ranges]
+    ends = rows.exchange_arrays([part.indptr.astype(np.int64) for part in range_parts])
+    indices = rows.exchange_arrays([part.indices.astype(np.int64) for part in range_parts])
+    values = rows.exchange_arrays([part.data for part in range_parts])
     counts = [int(n) for (n,) in rows.exchange_arrays([np.array([X.shape[0]])] * len(ranges))]
     starts = np.append(0, np.cumsum(counts))
 
     def column(j: int, at: Array) -> Array:
-        found = np.zeros(starts[-1], np.result_type(*values))
+        dense = np.zeros(starts[-1], np.result_type(*values))
         for (first, _), end, index, value in zip(
             pairwise(starts), ends, indices, values, strict=True
         ):
             stored = slice(end[j], end[j + 1])
             # One column is made dense at a time; row numbers count from each trainer's first.
-            found[first + index[stored]] = value[stored]
-        return np.asarray(found[at])
+            dense[first + index[stored]] = value[stored]
+        return np.asarray(dense[at])
 
     return column
 

@@ -88,9 +88,9 @@ class LeafAssignment(RowState):
             state[:] = namespace(state).where(state == node, child, state)
             return squares
         squares = np.zeros(len(state), rows.X.dtype)
-        for first, at, X in _iterate_node_rows(state, node, rows.X):
-            labels, squares[first + at] = backend.nearest(X, shift, centroids)
-            state[first + at] = labels + (2 * number + 1)
+        for first, indices, X in _iterate_node_rows(state, node, rows.X):
+            labels, squares[first + indices] = backend.nearest(X, shift, centroids)
+            state[first + indices] = labels + (2 * number + 1)
         return squares
 
 
@@ -109,14 +109,18 @@ def _iterate_node_rows(
     """
     buffer: Any = None
     for chunk in row_slices(len(state), max(_CHUNK_ENTRIES // max(X.shape[1], 1), 1)):
-        (at,) = np.nonzero(state[chunk] == node)
+        (indices,) = np.nonzero(state[chunk] == node)
         # All rows of a chunk, as at the root: a view instead of a copy.
-        if len(at) == chunk.stop - chunk.start:
-            yield chunk.start, at, X[chunk]
-        elif len(at):
+        if len(indices) == chunk.stop - chunk.start:
+            yield chunk.start, indices, X[chunk]
+        elif len(indices):
             buffer = np.empty_like(X[chunk]) if buffer is None else buffer
             # In the mode "clip" NumPy writes to `out` without a buffer of its own.
-            yield chunk.start, at, X[chunk].take(at, axis=0, out=buffer[: len(at)], mode="clip")
+            yield (
+                chunk.start,
+                indices,
+                X[chunk].take(indices, axis=0, out=buffer[: len(indices)], mode="clip"),
+            )
 
 
 def _weight_node_rows(rows: BatchRows, node: int) -> Any:
@@ -152,12 +156,12 @@ class LeafStatistic(Statistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         loss = 0.0
-        for some in self._select_leaf_rows(rows):
+        for leaf_rows in self._select_leaf_rows(rows):
             # Rows have one state at a time, here their leaf. That of the inner statistic (bounds,
             # distances to candidates) is made again in each pass.
             if self.asked.state is not None:
-                some.state = self.asked.state.make(model, some, backend)
-            loss = loss + known_loss(self.asked.add(model, some, out, backend))
+                leaf_rows.state = self.asked.state.make(model, leaf_rows, backend)
+            loss = loss + known_loss(self.asked.add(model, leaf_rows, out, backend))
         return loss
 
     def _select_leaf_rows(self, rows: BatchRows) -> Iterator[BatchRows]:
@@ -166,11 +170,11 @@ class LeafStatistic(Statistic):
             weight = _weight_node_rows(rows, self.leaf)
             yield BatchRows(rows.X, None, weight, rows.key, rows.block, rows.first)
             return
-        for first, at, X in _iterate_node_rows(rows.state, self.leaf, rows.X):
-            weight = None if rows.weight is None else rows.weight[first + at]
-            place = rows.block, rows.first + first
+        for first, indices, X in _iterate_node_rows(rows.state, self.leaf, rows.X):
+            weight = None if rows.weight is None else rows.weight[first + indices]
+            block_place = rows.block, rows.first + first
             # With `places`, a row draws the same random numbers as in its whole block.
-            yield BatchRows(X, None, weight, rows.key, *place, places=at)
+            yield BatchRows(X, None, weight, rows.key, *block_place, places=indices)
 
     def merge(self, total: Array, part: Array) -> None:
         self.asked.merge(total, part)
@@ -196,9 +200,9 @@ class LeafErrors(Statistic):
 
         :meth:`add` leaves the assignment after it, under the same name.
         """
-        tree, before = self.leaves, slice(-1)
-        shifts = None if tree.shifts is None else tree.shifts[before]
-        return LeafAssignment(tree.split[before], tree.centroids[before], shifts)
+        tree, all_but_last = self.leaves, slice(-1)
+        shifts = None if tree.shifts is None else tree.shifts[all_but_last]
+        return LeafAssignment(tree.split[all_but_last], tree.centroids[all_but_last], shifts)
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return 2, 2
@@ -275,18 +279,20 @@ class BisectingSolver(Solver):
 
     def _split_leaf(self, tree: _CentroidTree, leaf: int, model: Any, sums: Sums) -> None:
         """Split a leaf, or record that all its rows are equal."""
-        two = replace(self.two, seed=self.two.seed + leaf)
-        found = two.solve(model, _LeafSums(sums, tree.leaves, leaf), None)
-        if found.extra["n_found"] < 2:
+        two_means = replace(self.two, seed=self.two.seed + leaf)
+        solution = two_means.solve(model, _LeafSums(sums, tree.leaves, leaf), None)
+        if solution.extra["n_found"] < 2:
             tree.facts[leaf, 2] = 0.0
             return
         # Sorted by feature values, so that the order of the two does not depend on the draws.
-        centroids = found.w[np.lexsort(found.w.T[::-1])]
-        shift, old = found.extra["shift"], tree.leaves
+        centroids = solution.w[np.lexsort(solution.w.T[::-1])]
+        shift, old_leaves = solution.extra["shift"], tree.leaves
         leaves = LeafAssignment(
-            np.append(old.split, leaf),
-            np.concatenate([old.centroids, [centroids]]),
-            None if old.shifts is None or shift is None else np.vstack([old.shifts, shift]),
+            np.append(old_leaves.split, leaf),
+            np.concatenate([old_leaves.centroids, [centroids]]),
+            None
+            if old_leaves.shifts is None or shift is None
+            else np.vstack([old_leaves.shifts, shift]),
         )
         errors = sums(LeafErrors(leaves))
         tree.leaves = leaves
@@ -331,15 +337,15 @@ class _CentroidTree:
     def leaf_nodes(self) -> NDArray[np.int64]:
         """Return the leaves' nodes from left to right; clusters are numbered in this order."""
         left_child = {int(node): 2 * number + 1 for number, node in enumerate(self.leaves.split)}
-        found, stack = [], [0]
+        leaves, stack = [], [0]
         while stack:
             node = stack.pop()
             if node in left_child:
                 # Depth first: the left child is on top of the stack.
                 stack += [left_child[node] + 1, left_child[node]]
             else:
-                found.append(node)
-        return np.array(found)
+                leaves.append(node)
+        return np.array(leaves)
 
     def leaf_centroids(self) -> Array:
         """Return the leaves' centroids from left to right."""
@@ -354,9 +360,9 @@ class _CentroidTree:
     def state(self) -> dict[str, Array]:
         """Return the tree as arrays by name, from which `of_state` restores it."""
         shifts = {"shift": self.shift, "shifts": self.leaves.shifts}
-        given = {name: array for name, array in shifts.items() if array is not None}
+        shift_arrays = {name: array for name, array in shifts.items() if array is not None}
         split = self.leaves.split.astype(np.float64)
-        return {"split": split, "centroids": self.centroids, "facts": self.facts, **given}
+        return {"split": split, "centroids": self.centroids, "facts": self.facts, **shift_arrays}
 
     @classmethod
     def of_state(cls, state: dict[str, Array]) -> _CentroidTree:

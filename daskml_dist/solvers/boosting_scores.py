@@ -66,15 +66,15 @@ def sum_exactly(
             # The buffer is kept for the next iteration.
             binned.extra["summed"] = values = binned.allocate_zeros((m, binned.n), np.float64)
         values, largest = values[:m], np.zeros(m)
-        for at in iterate_tiles(binned.n):
-            for k, of in enumerate(make(binned, at)):
-                values[k, at] = of
-                largest[k] = np.maximum(largest[k], np.abs(of).max(initial=0.0))
+        for tile in iterate_tiles(binned.n):
+            for k, summand in enumerate(make(binned, tile)):
+                values[k, tile] = summand
+                largest[k] = np.maximum(largest[k], np.abs(summand).max(initial=0.0))
         return values, largest
 
-    found = rows.map_lanes(compute_summands, binned_lanes)
-    largest = np.max([np.zeros(m), *(most for _, most in found)], axis=0)
-    return sum_values_exactly(rows, [values for values, _ in found], m, largest)
+    summands = rows.map_lanes(compute_summands, binned_lanes)
+    largest = np.max([np.zeros(m), *(lane_largest for _, lane_largest in summands)], axis=0)
+    return sum_values_exactly(rows, [values for values, _ in summands], m, largest)
 
 
 def sum_values_exactly(
@@ -99,18 +99,20 @@ def sum_values_exactly(
     if not np.isfinite(largest).all():
         return np.full(m, np.nan)
     # A common power of two scales the summands below 2**bits; n_rows of them stay below 2**61.
-    bits = 61 - int(rows.n_rows).bit_length()
+    n_bits = 61 - int(rows.n_rows).bit_length()
     # At most 2**1023, by which tiny summands have fewer bits: all of those that float64 has.
-    scales = np.ldexp(1.0, np.minimum(bits - np.frexp(largest)[1], 1023))
+    scales = np.ldexp(1.0, np.minimum(n_bits - np.frexp(largest)[1], 1023))
 
     def sum_scaled(values: Array) -> NDArray[np.int64]:
         total = np.zeros(m, np.int64)
-        for at in iterate_tiles(values.shape[1]):
-            total += np.rint(values[:, at] * scales[:, None]).astype(np.int64).sum(axis=1)
+        for tile in iterate_tiles(values.shape[1]):
+            total += np.rint(values[:, tile] * scales[:, None]).astype(np.int64).sum(axis=1)
         return total
 
-    own = rows.map_lanes(sum_scaled, parts)
-    return np.asarray(rows.sum_trainers(np.sum([np.zeros(m, np.int64), *own], axis=0)) / scales)
+    own_sums = rows.map_lanes(sum_scaled, parts)
+    return np.asarray(
+        rows.sum_trainers(np.sum([np.zeros(m, np.int64), *own_sums], axis=0)) / scales
+    )
 
 
 def group_quantiles(
@@ -137,38 +139,43 @@ def group_quantiles(
         0 for a group without weight.
     """
     keys = [_order_preserving_keys(values) for values, _, _ in given]
-    groups = [of_row.astype(np.int64) for _, of_row, _ in given]
+    groups = [row_groups.astype(np.int64) for _, row_groups, _ in given]
     weights = _integer_weights(rows, [weight for *_, weight in given], [len(k) for k in keys])
-    own = sum(
+    own_weights = sum(
         (np.bincount(g, w, n_groups) for g, w in zip(groups, weights, strict=True)),
         np.zeros(n_groups),
     )
-    totals = rows.sum_trainers(own)
+    totals = rows.sum_trainers(own_weights)
     # Cumulated weights to select; at least 0.5, so that the quantile 0 selects a value.
     targets = [np.maximum(share * totals, 0.5)]
     fraction = np.zeros(n_groups)
     if middle:
         # Linear interpolation between two order statistics, as in numpy.quantile.
-        at = share * np.maximum(totals - 1, 0)
-        fraction = at - np.floor(at)
-        targets = [np.floor(at) + 1, np.minimum(np.floor(at) + 2, np.maximum(totals, 1))]
-    found = [_values_of_keys(_select_keys(rows, keys, groups, weights, one)) for one in targets]
-    low, high = found[0], found[-1]
+        position = share * np.maximum(totals - 1, 0)
+        fraction = position - np.floor(position)
+        targets = [
+            np.floor(position) + 1,
+            np.minimum(np.floor(position) + 2, np.maximum(totals, 1)),
+        ]
+    selected = [
+        _values_of_keys(_select_keys(rows, keys, groups, weights, target)) for target in targets
+    ]
+    lower, upper = selected[0], selected[-1]
     # From the nearer end, as numpy.quantile does to avoid cancellation.
-    between = np.where(
-        fraction < 0.5, low + (high - low) * fraction, high - (high - low) * (1 - fraction)
+    interpolated = np.where(
+        fraction < 0.5, lower + (upper - lower) * fraction, upper - (upper - lower) * (1 - fraction)
     )
-    return np.where(totals > 0, np.where(fraction > 0, between, low), 0.0)
+    return np.where(totals > 0, np.where(fraction > 0, interpolated, lower), 0.0)
 
 
 def _integer_weights(rows: OwnRows, weights: list[Array | None], counts: list[int]) -> list[Array]:
     """Return weights scaled to integers whose float64 sums are exact; None becomes ones."""
-    own = [0.0 if w is None else float(w.max(initial=0.0)) for w in weights]
-    largest = float(rows.max_trainers(np.array(own).max(keepdims=True))[0])
+    lane_largest = [0.0 if w is None else float(w.max(initial=0.0)) for w in weights]
+    largest = float(rows.max_trainers(np.array(lane_largest).max(keepdims=True))[0])
     if not largest:
         return [np.ones(n) for n in counts]
-    bits = _EXACT_BITS - int(rows.n_rows).bit_length()
-    scale = math.ldexp(1.0, bits - math.frexp(largest)[1])
+    n_bits = _EXACT_BITS - int(rows.n_rows).bit_length()
+    scale = math.ldexp(1.0, n_bits - math.frexp(largest)[1])
     return [
         np.ones(n) if w is None else np.rint(w * scale)
         for w, n in zip(weights, counts, strict=True)
@@ -179,24 +186,25 @@ def _select_keys(
     rows: OwnRows, keys: list[Array], groups: list[Array], weights: list[Array], targets: Array
 ) -> NDArray[np.uint64]:
     """Return each group's least key whose cumulated weight reaches the group's target."""
-    n, found, targets = len(targets), np.zeros(len(targets), np.uint64), targets.copy()
+    n, selected, targets = len(targets), np.zeros(len(targets), np.uint64), targets.copy()
     # Radix select: a byte at a time, from the most significant. Trainers exchange only one
     # histogram of 256 weights per group.
     for shift in range(56, -8, -8):
         digits = [((k >> np.uint64(shift)) & np.uint64(255)).astype(np.int64) for k in keys]
-        own = np.zeros(n * 256)
+        histograms = np.zeros(n * 256)
         for digit, group, weight in zip(digits, groups, weights, strict=True):
-            own += np.bincount(group * 256 + digit, weight, n * 256)
-        cumulated = rows.sum_trainers(own).reshape(n, 256).cumsum(axis=1)
+            histograms += np.bincount(group * 256 + digit, weight, n * 256)
+        cumulated = rows.sum_trainers(histograms).reshape(n, 256).cumsum(axis=1)
         digit = (cumulated < targets[:, None]).sum(axis=1).clip(max=255)
         targets -= np.where(digit > 0, cumulated[np.arange(n), digit - 1], 0.0)
-        found |= digit.astype(np.uint64) << np.uint64(shift)
+        selected |= digit.astype(np.uint64) << np.uint64(shift)
         # Only keys with the selected prefix stay in the next round.
-        stay = [d == digit[g] for d, g in zip(digits, groups, strict=True)]
+        is_candidate = [d == digit[g] for d, g in zip(digits, groups, strict=True)]
         keys, groups, weights = (
-            [a[s] for a, s in zip(arrays, stay, strict=True)] for arrays in (keys, groups, weights)
+            [a[s] for a, s in zip(arrays, is_candidate, strict=True)]
+            for arrays in (keys, groups, weights)
         )
-    return found
+    return selected
 
 
 def _order_preserving_keys(values: Array) -> NDArray[np.uint64]:
@@ -343,8 +351,8 @@ class RowBoostLoss(BoostLoss):
     @property
     def overflow_remedy(self) -> str:  # type: ignore[override]
         """Return the loss's own remedy, if it names one."""
-        own = type(self.loss).overflow_remedy
-        return BoostLoss.overflow_remedy if own is Loss.overflow_remedy else own
+        remedy = type(self.loss).overflow_remedy
+        return BoostLoss.overflow_remedy if remedy is Loss.overflow_remedy else remedy
 
     @property
     def _is_known(self) -> bool:
@@ -368,13 +376,13 @@ class RowBoostLoss(BoostLoss):
         # For two classes, a loss gives its start by `constant`.
         start = self.loss.start if self._is_known else partial(Loss.start, self.loss)
         means = mean[:, None] if self.n_targets > 1 else [mean]
-        found = np.concatenate([np.asarray(start(of_target)) for of_target in means])
-        if found.dtype.kind not in "fiu" or not np.isfinite(found).all():
+        starts = np.concatenate([np.asarray(start(target_mean)) for target_mean in means])
+        if starts.dtype.kind not in "fiu" or not np.isfinite(starts).all():
             raise InvalidParameterError(
-                f"{self._name}.constant({mean[0]:g}) returned {found.tolist()[0]!r}, but must "
+                f"{self._name}.constant({mean[0]:g}) returned {starts.tolist()[0]!r}, but must "
                 "return a finite number: the raw prediction to start from."
             )
-        return found.astype(np.float64)
+        return starts.astype(np.float64)
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
         if self.n_outputs > 1:
@@ -415,12 +423,12 @@ class RowBoostLoss(BoostLoss):
                 np.empty(0) if weight is None else weight, g, h,
             )  # fmt: skip
         if not is_written:
-            for at in iterate_tiles(len(y)):
-                of_g, of_h = self.gradients(y[at], raw[:, at])
-                times = 1.0 if weight is None else weight[at]
-                g[at] = of_g[0] * times
+            for tile in iterate_tiles(len(y)):
+                tile_g, tile_h = self.gradients(y[tile], raw[:, tile])
+                weights = 1.0 if weight is None else weight[tile]
+                g[tile] = tile_g[0] * weights
                 if len(h):
-                    h[at] = (1.0 if of_h is None else of_h[0]) * times
+                    h[tile] = (1.0 if tile_h is None else tile_h[0]) * weights
         # The maximum is NaN if any number is.
         largest = largest_sizes(g, h)
         if not np.isfinite(largest).all():
@@ -662,7 +670,7 @@ class BoostScores:
                         min(1.0, _MAX_SCORED_ROWS / n) if name == "train_score" else 1.0, seed
                     )
         if watching is not None:
-            self._watched = [self._make_part(held, within) for within in watching.sets]
+            self._watched = [self._make_part(held, row_range) for row_range in watching.sets]
             if any(scorer is not None for scorer in watching.scorers):
                 for part in self._watched:
                     part.gather(1.0, seed)
@@ -683,7 +691,7 @@ class BoostScores:
         """Return the current scores of the user's validation sets, in the order of their names."""
         if self._watching is None:
             return []
-        return [part.score(one) for part in self._watched for one in self._watching.scorers]
+        return [part.score(scorer) for part in self._watched for scorer in self._watching.scorers]
 
     def is_finished(self) -> bool:
         """Return whether the last scores call for early stopping."""
@@ -732,25 +740,26 @@ class _GatheredRows:
                 is_scored &= _is_in_range(_row_numbers(binned), within)
             self._at.append(np.flatnonzero(is_scored))
         numbers = gather_to_first(
-            rows, [_row_numbers(binned)[at] for binned, at in self._scored_rows()]
+            rows, [_row_numbers(binned)[indices] for binned, indices in self._scored_rows()]
         )
         # A score must not depend on which trainer had which rows: they are sorted by their indices.
         self._order = np.argsort(numbers, kind="stable")
-        self._y = gather_to_first(rows, [binned.y[at] for binned, at in self._scored_rows()])[
-            self._order
-        ]
+        self._y = gather_to_first(
+            rows, [binned.y[indices] for binned, indices in self._scored_rows()]
+        )[self._order]
         self._weight: NDArray[np.float64] | None = None
         if weighted:
             weights = [
-                np.ones(len(at)) if binned.weight is None else binned.weight[at]
-                for binned, at in self._scored_rows()
+                np.ones(len(indices)) if binned.weight is None else binned.weight[indices]
+                for binned, indices in self._scored_rows()
             ]
             self._weight = gather_to_first(rows, weights)[self._order]
 
     def score(self, scorer: Scorer) -> float:
         """Return the score of the current predictions; the same in all trainers."""
         raw = gather_to_first(
-            self._rows, [binned.extra["raw"][:, at].T for binned, at in self._scored_rows()]
+            self._rows,
+            [binned.extra["raw"][:, indices].T for binned, indices in self._scored_rows()],
         )
         score = np.zeros(1)
         if self._rows.rank == 0:

@@ -90,11 +90,11 @@ class DealtRows:
 
     def _join(self, parts: Sequence[Array | None], dtype: type = np.float64) -> Array:
         """Return the values of the chosen rows of all own lanes, concatenated by lane."""
-        chosen: list[Array] = [np.empty(0, dtype)]
-        for values, at in zip(parts, self._at, strict=True):
+        selected: list[Array] = [np.empty(0, dtype)]
+        for values, positions in zip(parts, self._at, strict=True):
             assert values is not None
-            chosen.append(values if at is None else values[at])
-        return np.concatenate(chosen)
+            selected.append(values if positions is None else values[positions])
+        return np.concatenate(selected)
 
     def _join_weights(self, parts: Sequence[BinnedRows]) -> Array:
         """Return the weights of the chosen rows, or ones if rows have no weights."""
@@ -105,12 +105,15 @@ class DealtRows:
         if self._places is None:
             return values
         # Rows that stay are not sent: this trainer sends itself no rows in the all-to-all.
-        rank, none = self.rows.rank, values[:0]
-        sent = [none if i == rank else at.take(values) for i, at in enumerate(self._places)]
-        found = self.rows.exchange_arrays(sent)
-        found[rank] = self._places[rank].take(values)
-        self._n_received = [len(part) for part in found]
-        return np.concatenate(found)
+        rank, no_values = self.rows.rank, values[:0]
+        values_by_rank = [
+            no_values if i == rank else selection.take(values)
+            for i, selection in enumerate(self._places)
+        ]
+        received = self.rows.exchange_arrays(values_by_rank)
+        received[rank] = self._places[rank].take(values)
+        self._n_received = [len(part) for part in received]
+        return np.concatenate(received)
 
     def _sort(self, values: Array) -> Array:
         """Return received values in the order in which this trainer processes them."""
@@ -136,15 +139,18 @@ class DealtRows:
         if self._places is not None:
             rank, n = self.rows.rank, sum(map(len, self._places))
             # Each trainer gets back the values of its rows, in their original order.
-            back = np.split(values, np.cumsum(self._n_received)[:-1])
-            own, back[rank] = back[rank], values[:0]
-            found = self.rows.exchange_arrays([np.ascontiguousarray(part) for part in back])
-            found[rank] = own
+            parts_by_rank = np.split(values, np.cumsum(self._n_received)[:-1])
+            own_part, parts_by_rank[rank] = parts_by_rank[rank], values[:0]
+            returned = self.rows.exchange_arrays(
+                [np.ascontiguousarray(part) for part in parts_by_rank]
+            )
+            returned[rank] = own_part
             values = np.empty(n, values.dtype)
-            for at, part in zip(self._places, found, strict=True):
-                at.put(part, values)
+            for selection, part in zip(self._places, returned, strict=True):
+                selection.put(part, values)
         counts = [
-            n if at is None else len(at) for n, at in zip(self._n_of_parts, self._at, strict=True)
+            n if selection is None else len(selection)
+            for n, selection in zip(self._n_of_parts, self._at, strict=True)
         ]
         return np.split(values, np.cumsum(counts)[:-1])
 
@@ -156,15 +162,17 @@ class DealtRows:
         list of ndarray of float64 of shape (2, 1)
             Largest gradient and hessian of each lane.
         """
-        back = self.give_back(g), self.give_back(h)
+        returned = self.give_back(g), self.give_back(h)
         # A device may process the rows of several lanes as one.
         counts = [len(lane.binned_rows) for lane in lanes]
         ends = np.cumsum(counts).tolist()
-        given: list[Any] = [
-            (lane, *(of[end - n : end] for of in back))
+        lane_gradients: list[Any] = [
+            (lane, *(gradients[end - n : end] for gradients in returned))
             for lane, n, end in zip(lanes, counts, ends, strict=True)
         ]
-        return self.rows.map_lanes(lambda one: one[0].set_gradients(one[1], one[2]), given)
+        return self.rows.map_lanes(
+            lambda triple: triple[0].set_gradients(triple[1], triple[2]), lane_gradients
+        )
 
 
 def _select_numbers(part: BinnedRows, within: RowRange | None) -> NDArray[np.intp] | None:

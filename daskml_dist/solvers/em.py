@@ -102,9 +102,11 @@ class ExpectedMoments(_ComponentMoments):
             to_rows_dtype(a, rows.X, backend) for a in (self.constants, self.factors)
         )
         sums = out[:-1, ...]
-        found = add_expected(backend, rows.X, shift, constants, means, factors, weight, sums)
-        out[-1, 0] += found
-        return -found
+        log_likelihood = add_expected(
+            backend, rows.X, shift, constants, means, factors, weight, sums
+        )
+        out[-1, 0] += log_likelihood
+        return -log_likelihood
 
 
 class _StartingMoments(_ComponentMoments):
@@ -114,10 +116,12 @@ class _StartingMoments(_ComponentMoments):
         self, rows: BatchRows, shift: Any, means: Any, weight: Any, out: Any, backend: Backend
     ) -> Any:
         k, d = means.shape
-        for at, near, part in iterate_shifted_rows(backend, rows.X, shift, weight, 2 * k * d):
-            shares = self._row_shares(rows, at, near, means, backend)
-            shares = shares if part is None else shares * part[:, None]
-            add_moments(near, shares, means, out[:-1, ...])
+        for tile, shifted, tile_weight in iterate_shifted_rows(
+            backend, rows.X, shift, weight, 2 * k * d
+        ):
+            shares = self._row_shares(rows, tile, shifted, means, backend)
+            shares = shares if tile_weight is None else shares * tile_weight[:, None]
+            add_moments(shifted, shares, means, out[:-1, ...])
 
     @abstractmethod
     def _row_shares(
@@ -219,15 +223,17 @@ class MixtureSolver(Solver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Run EM `n_init` times."""
-        at = _MixtureRuns() if sums.kept is None else _MixtureRuns.of_state(sums.kept, self.kind)
-        while at.number < self.n_init:
-            self._run_em(at, model, sums)
+        progress = (
+            _MixtureRuns() if sums.kept is None else _MixtureRuns.of_state(sums.kept, self.kind)
+        )
+        while progress.number < self.n_init:
+            self._run_em(progress, model, sums)
             if sums.should_stop:
                 break
-        extra: dict[str, Any] = {"bounds": np.array(at.best_bounds)}
-        if self.max_iter and not at.best[-1, 1]:
+        extra: dict[str, Any] = {"bounds": np.array(progress.best_bounds)}
+        if self.max_iter and not progress.best[-1, 1]:
             extra["warnings"] = (_NOT_CONVERGED,)
-        return Solution(at.best, at.best_n_iter, extra=extra)
+        return Solution(progress.best, progress.best_n_iter, extra=extra)
 
     def _run_em(self, at: _MixtureRuns, model: Any, sums: Sums) -> None:
         """Take EM steps to the end of the current run, which a snapshot may have begun."""
@@ -241,12 +247,12 @@ class MixtureSolver(Solver):
             # E-step: moments weighted by each component's responsibility, and the log-likelihood
             # of the mixture before this step.
             constants, factors = at.mixture.terms()
-            found = request_finite_sum(
+            moments = request_finite_sum(
                 sums, ExpectedMoments(at.mixture.means, at.shift, self.whole, constants, factors)
             )
             # M-step: the mixture that maximises the expected likelihood, from these moments.
-            at.mixture = at.mixture.of_moments(found[:-1], self.reg_covar)
-            at.bounds.append(float(found[-1, 0]) / sums.n_rows)
+            at.mixture = at.mixture.of_moments(moments[:-1], self.reg_covar)
+            at.bounds.append(float(moments[-1, 0]) / sums.n_rows)
             at.n_iter += 1
             converged = abs(at.bounds[-1] - at.bounds[-2]) < self.tol
             if not converged and at.n_iter < self.max_iter:
@@ -262,47 +268,47 @@ class MixtureSolver(Solver):
         if weights is not None and means is not None and covariances is not None:
             shift = round_to_float32(means.mean(axis=0))
         else:
-            found, shift = self._estimate_mixture(number, model, sums)
-            weights = found.weights if weights is None else weights
-            means = found.means + shift if means is None else means
-            covariances = found.covariances if covariances is None else covariances
+            estimate, shift = self._estimate_mixture(number, model, sums)
+            weights = estimate.weights if weights is None else weights
+            means = estimate.means + shift if means is None else means
+            covariances = estimate.covariances if covariances is None else covariances
         return Mixture(weights, means - shift, covariances, self.kind), shift
 
     def _estimate_mixture(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
         """Return the mixture that the initial responsibilities give, and the shift."""
         # The k-means inside must not take this solver's snapshots.
-        once = NestedSums(sums)
+        nested_sums = NestedSums(sums)
         statistic: _ComponentMoments
         if self.init in ("random", "random_from_data"):
             # Random rows: the means of "random_from_data", and a point near all rows as the shift.
-            rows = once(SeedSample(self.k, (), None, self.seed, number))
+            rows = nested_sums(SeedSample(self.k, (), None, self.seed, number))
             rows = rows[rows[:, 0] > 0, 1:]
             shift = round_to_float32(rows.mean(axis=0))
             means = np.resize(rows, (self.k, rows.shape[1])) - shift
         else:
-            found = self._kmeans_solver(number).solve(model, once, None)
+            solution = self._kmeans_solver(number).solve(model, nested_sums, None)
             # A shift for sparse rows too: k-means has none for them, but here they become dense.
-            shift = round_to_float32(found.w.mean(axis=0))
-            means = found.w - shift
+            shift = round_to_float32(solution.w.mean(axis=0))
+            means = solution.w - shift
         if self.init == "random":
             # Moments about the shift itself.
             means = np.zeros_like(means)
             statistic = DrawnMoments(means, shift, self.whole, self.seed, number)
         else:
             statistic = NearestMoments(means, shift, self.whole)
-        moments = request_finite_sum(once, statistic)
+        moments = request_finite_sum(nested_sums, statistic)
         # An M-step needs only the means of the mixture that the moments are about.
         start = Mixture(np.full(self.k, 1 / self.k), means, np.empty(0), self.kind)
         return start.of_moments(moments[:-1], self.reg_covar), shift
 
     def _kmeans_solver(self, number: int) -> KMeansSolver:
         """Return the initialising k-means; "k-means++" needs only its seeding: one step."""
-        plus = self.init == "k-means++"
+        is_plus_plus = self.init == "k-means++"
         return KMeansSolver(
             k=self.k,
-            init="k-means++" if plus else "k-means||",
+            init="k-means++" if is_plus_plus else "k-means||",
             n_init=1,
-            max_iter=1 if plus else _KMEANS_STEPS,
+            max_iter=1 if is_plus_plus else _KMEANS_STEPS,
             tol=_KMEANS_TOL,
             oversampling=1.0,
             rounds=4,

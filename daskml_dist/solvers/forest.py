@@ -93,13 +93,13 @@ class _ForestRun:
 
     def __init__(self, solver: ForestSolver, rows: OwnRows) -> None:
         self._solver, self._rows = solver, rows
-        kept = rows.kept or solver.begin
+        snapshot = rows.kept or solver.begin
         bins = None
         self._done: list[tuple[Trees, Array]] = []
-        if kept is not None:
-            trees = Trees.unpacked(kept)
+        if snapshot is not None:
+            trees = Trees.unpacked(snapshot)
             bins = trees.bins
-            self._done = [(trees, kept["impurity"])]
+            self._done = [(trees, snapshot["impurity"])]
         growth = solver.growth
         self._binned_lanes, self._bins = self._bin_own_rows(bins)
         self._scales = scale_to_integers(
@@ -117,7 +117,7 @@ class _ForestRun:
         """Return the binned rows of the own lanes, and the bins (`known` ones of a warm start)."""
         rows, solver = self._rows, self._solver
         # After a loss of another trainer, rows that were binned before are used again.
-        made: dict[int, ForestRows] = rows.memory.setdefault("binned", {})
+        binned_by_lane: dict[int, ForestRows] = rows.memory.setdefault("binned", {})
         bins: Any = known or rows.memory.get("bins")
         # Finding bins is collective: if one trainer lacks them, since it is new, all find them.
         if rows.max_trainers(np.array([float(bins is None)]))[0]:
@@ -127,15 +127,15 @@ class _ForestRun:
                 compute_forest_bin_edges,
             )  # fmt: skip
         rows.memory["bins"] = bins
-        for lane in set(made) - set(rows.lanes):
-            del made[lane]
-        new = [lane for lane in rows.lanes if lane not in made]
-        n_outputs, of_classes = solver.growth.n_outputs, solver.class_weight
-        found = rows.map_lanes(
-            lambda lane: bin_forest_rows(rows, lane, bins, n_outputs, of_classes), new
+        for lane in set(binned_by_lane) - set(rows.lanes):
+            del binned_by_lane[lane]
+        new_lanes = [lane for lane in rows.lanes if lane not in binned_by_lane]
+        n_outputs, class_weight = solver.growth.n_outputs, solver.class_weight
+        binned = rows.map_lanes(
+            lambda lane: bin_forest_rows(rows, lane, bins, n_outputs, class_weight), new_lanes
         )
-        made.update(zip(new, found, strict=True))
-        return [made[lane] for lane in rows.lanes], bins
+        binned_by_lane.update(zip(new_lanes, binned, strict=True))
+        return [binned_by_lane[lane] for lane in rows.lanes], bins
 
     @property
     def _grows_apart(self) -> bool:
@@ -152,10 +152,13 @@ class _ForestRun:
         )
         # The gathered parts and their concatenation; and the lines (int64) of a tree for each
         # lane's thread, with as much spare memory to partition them.
-        drawn = 16 * growth.n_line * rows.n_rows
-        need = 2 * n_bytes + drawn * len(rows.lanes)
+        drawn_bytes = 16 * growth.n_line * rows.n_rows
+        needed_bytes = 2 * n_bytes + drawn_bytes * len(rows.lanes)
         # A device holds all rows too, and the lines of a tree.
-        lacks = need > rows.budget or n_bytes + drawn > _DEVICE_SHARE * self._device.budget
+        lacks = (
+            needed_bytes > rows.budget
+            or n_bytes + drawn_bytes > _DEVICE_SHARE * self._device.budget
+        )
         return not rows.max_trainers(np.array([float(lacks)]))[0]
 
     def run(self) -> Solution:
@@ -178,22 +181,24 @@ class _ForestRun:
 
     def _make_apart_grower(self) -> Any:
         """Return a function by which each trainer grows trees of its own on all rows."""
-        whole = gather_forest_rows(self._rows, self._binned_lanes)
+        all_rows = gather_forest_rows(self._rows, self._binned_lanes)
         device, growing = self._device, self._growing
         lane = (
-            device.open_lane(whole, growing.shared, self._rows.allocate_zeros)
+            device.open_lane(all_rows, growing.shared, self._rows.allocate_zeros)
             if device.by_levels
             else None
         )
 
         def grow(numbers: range) -> tuple[Trees, Array]:
             # A device grows several trees at once, the host one in each thread.
-            own = numbers[self._rows.split_ranges(len(numbers))[self._rows.rank]]
+            own_numbers = numbers[self._rows.split_ranges(len(numbers))[self._rows.rank]]
             if lane is not None:
-                found = grow_whole_trees(device, lane, growing, own, len(whole.numbers))
+                trees = grow_whole_trees(device, lane, growing, own_numbers, len(all_rows.numbers))
             else:
-                found = self._rows.map_lanes(lambda t: growing.grow_whole_tree(whole, t), own)
-            return self._exchange_trees(found)
+                trees = self._rows.map_lanes(
+                    lambda t: growing.grow_whole_tree(all_rows, t), own_numbers
+                )
+            return self._exchange_trees(trees)
 
         return grow
 
@@ -203,16 +208,20 @@ class _ForestRun:
         if self._rows.size > 1:
             # With more trainers than trees, some trainers send nothing.
             arrays = [parts[0][name] for name in _TREE_ARRAYS] if parts else []
-            every = self._rows.gather_arrays(arrays)
-            parts = [dict(zip(_TREE_ARRAYS, found, strict=True)) for found in every if found]
+            gathered = self._rows.gather_arrays(arrays)
+            parts = [
+                dict(zip(_TREE_ARRAYS, tree_arrays, strict=True))
+                for tree_arrays in gathered
+                if tree_arrays
+            ]
         return _concatenate_trees([(Trees.unpacked(part), part["impurity"]) for part in parts])
 
     def _make_joint_grower(self) -> Any:
         """Return a function by which all trainers grow each tree together."""
-        together = JointGrower(self._rows, self._binned_lanes, self._growing, self._device)
+        joint_grower = JointGrower(self._rows, self._binned_lanes, self._growing, self._device)
 
         def grow(numbers: range) -> tuple[Trees, Array]:
-            packed = _pack_trees(together.grow(numbers), self._bins)
+            packed = _pack_trees(joint_grower.grow(numbers), self._bins)
             return Trees.unpacked(packed), packed["impurity"]
 
         return grow

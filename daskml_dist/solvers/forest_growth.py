@@ -131,11 +131,11 @@ class ForestContext:
     def pack_settings(self, weight: int) -> tuple[NDArray[np.int64], float]:
         """Return settings for compiled loops, and the minimum gain, for a tree's integer weight."""
         growth = self.growth
-        least = int(np.ceil(growth.min_weight_fraction_leaf * weight))
+        min_weight = int(np.ceil(growth.min_weight_fraction_leaf * weight))
         depth = 2**31 - 1 if growth.max_depth is None else growth.max_depth
         # In the order of the columns of `forest_cuts`.
         facts = [
-            growth.criterion.kind, self.scales.bits, growth.min_samples_leaf, least,
+            growth.criterion.kind, self.scales.bits, growth.min_samples_leaf, min_weight,
             int(growth.random_cuts), self.bins.max_bins, self.bins.n_features,
             growth.max_features, depth, growth.min_samples_split,
             growth.classes[0] if growth.classes else 1, growth.n_outputs,
@@ -150,27 +150,27 @@ class ForestContext:
         self, totals: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return settings and least gains of several trees, given their roots' packed totals."""
-        found = [self.pack_settings(int(total) >> self.scales.bits) for total in totals]
-        return np.array([facts for facts, _ in found]), np.array([least for _, least in found])
+        settings = [self.pack_settings(int(total) >> self.scales.bits) for total in totals]
+        return np.array([facts for facts, _ in settings]), np.array([gain for _, gain in settings])
 
     def make_tree_keys(self, tree: int) -> tuple[np.uint64, np.uint64]:
         """Return the hash keys of a tree's draws of rows, and of the path to its root."""
         rows, nodes = (
-            draw_by_hash([tree], self._seed, use)[0] for use in (_ROW_DRAWS, _NODE_DRAWS)
+            draw_by_hash([tree], self._seed, purpose)[0] for purpose in (_ROW_DRAWS, _NODE_DRAWS)
         )
         return rows, nodes
 
     def draw_lines(self, binned: ForestRows, tree: int, factor: Array | None = None) -> Array:
         """Return the lines of the rows that a tree draws, with `factor` on the classes' weights."""
-        found = np.empty((len(binned.numbers), self.growth.n_line), np.int64)
-        return draw_lane_lines(binned, self.shared, self.make_tree_keys(tree)[0], factor, found)
+        lines = np.empty((len(binned.numbers), self.growth.n_line), np.int64)
+        return draw_lane_lines(binned, self.shared, self.make_tree_keys(tree)[0], factor, lines)
 
     def balance_classes(self, sums: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the factors that give classes equal weight in each tree, given its root's sums."""
         weights = sums[:, :-2] >> self.scales.bits
         # total weight / (n_classes * the class's weight), in fixed point.
-        each = weights.sum(axis=1, keepdims=True) << FACTOR_BITS
-        return np.asarray(each // (weights.shape[1] * np.maximum(weights, 1)), np.int64)
+        tree_weight = weights.sum(axis=1, keepdims=True) << FACTOR_BITS
+        return np.asarray(tree_weight // (weights.shape[1] * np.maximum(weights, 1)), np.int64)
 
     def root_bounds(self) -> NDArray[np.float64]:
         """Return the bounds of a root's predictions, and 1 if there are monotonic constraints."""
@@ -188,10 +188,10 @@ class ForestContext:
             lines = self.draw_lines(binned, tree, self.balance_classes(sums)[0])
         weight = int((lines[:, 1] >> self.scales.bits).sum())
         facts, gain = self.pack_settings(weight)
-        grown = self.grow_tree_part(
+        tree_nodes = self.grow_tree_part(
             facts, gain, binned.rows, lines, self.make_tree_keys(tree)[1], 0, self.root_bounds()
         )
-        return self.finish_tree(grown)
+        return self.finish_tree(tree_nodes)
 
     def grow_tree_part(
         self, facts: Array, gain: float, rows: Array, lines: Array, path: np.uint64, depth: int,
@@ -209,13 +209,13 @@ class ForestContext:
         if growth.max_depth is not None and growth.max_depth - depth < 30:
             n = min(n, 2 ** (growth.max_depth - depth + 1) - 1)
         levels = len(lines) if growth.max_depth is None else max(growth.max_depth - depth, 0)
-        grown = GrownTree.empty(n, growth.n_sums, self.bounded)
+        nodes = GrownTree.empty(n, growth.n_sums, self.bounded)
         n_nodes = grow_tree(
             facts, scale, gain, rows, lines, np.empty_like(lines), path, depth, bounds,
-            growth.monotonic_signs, self.low, self.high, *grown.arrays,
+            growth.monotonic_signs, self.low, self.high, *nodes.arrays,
             *make_growth_scratch(facts, growth.n_sums, len(lines), levels),
         )  # fmt: skip
-        return grown.first(n_nodes)
+        return nodes.first(n_nodes)
 
     def finish_tree(self, grown: GrownTree) -> tuple[Tree, Array]:
         """Return the finished tree, pruned to the limits on leaves and cost, and its impurity."""
@@ -246,6 +246,6 @@ def _draw_probabilities(rate: float | None) -> NDArray[np.uint64]:
         return np.empty(0, np.uint64)
     k = np.arange(_MAX_DRAWS)
     # exp(-rate) rate^k / k!, in logarithms.
-    below = np.exp(k * np.log(rate) - rate - gammaln(k + 1)).cumsum()
+    cumulated = np.exp(k * np.log(rate) - rate - gammaln(k + 1)).cumsum()
     # 1 itself would overflow 64 bits.
-    return np.array([int(p * 2.0**64) for p in below if p < 1 - 1e-15], np.uint64)
+    return np.array([int(p * 2.0**64) for p in cumulated if p < 1 - 1e-15], np.uint64)

@@ -60,34 +60,38 @@ def _find_best_cuts(
     Rows of `ForestDevice.choose_best_cuts`: the feature (-1: no cut), the facts of the cut
     (`N_CUT_FACTS`), and the sums of the left child.
     """
-    found = np.zeros((n, 1 + N_CUT_FACTS + facts.n_sums + 1), np.int64)
-    found[:, 0] = -1
+    best_cuts = np.zeros((n, 1 + N_CUT_FACTS + facts.n_sums + 1), np.int64)
+    best_cuts[:, 0] = -1
     # As in scikit-learn, a node in which none of its `n_drawn` features varies draws more, up to
     # the first that does.
-    first, last, which = 0, n_drawn, np.arange(n)
-    while len(which) and first < last:
-        for at, of in _iterate_batches(len(which), last - first, facts.n_sums, most):
-            some, one = which[at], first > 0
-            best = find_cuts(some, slice(first + of.start, first + of.stop), one)
-            _merge_cuts(found, some, best, one)
+    first, last, pending = 0, n_drawn, np.arange(n)
+    while len(pending) and first < last:
+        for positions, features in _iterate_batches(len(pending), last - first, facts.n_sums, most):
+            batch, only_unvaried = pending[positions], first > 0
+            batch_cuts = find_cuts(
+                batch, slice(first + features.start, first + features.stop), only_unvaried
+            )
+            _merge_cuts(best_cuts, batch, batch_cuts, only_unvaried)
         # Column 3: whether any feature varied in the node.
-        which = which[found[which, 3] == 0]
+        pending = pending[best_cuts[pending, 3] == 0]
         first, last = last, min(last + _MORE_FEATURES, facts.n_features)
-    return found
+    return best_cuts
 
 
 def _merge_cuts(found: Array, which: Array, best: Array, one: bool) -> None:
     """Replace cuts by better ones, in place; with `one`, only in nodes where no feature varied."""
-    before = found[which]
+    current = found[which]
     # Column 1 has the bits of the cut's criterion, a float64. Of equal cuts the first drawn stays.
-    criteria, old = (np.ascontiguousarray(b[:, 1]).view(np.float64) for b in (best, before))
-    better = (best[:, 0] >= 0) & ((before[:, 0] < 0) | (criteria > old))
+    criteria, current_criteria = (
+        np.ascontiguousarray(b[:, 1]).view(np.float64) for b in (best, current)
+    )
+    is_better = (best[:, 0] >= 0) & ((current[:, 0] < 0) | (criteria > current_criteria))
     if one:
-        better &= before[:, 3] == 0
-    varies = best[:, 3] | before[:, 3]
-    before[better] = best[better]
-    before[:, 3] = varies
-    found[which] = before
+        is_better &= current[:, 3] == 0
+    varies = best[:, 3] | current[:, 3]
+    current[is_better] = best[is_better]
+    current[:, 3] = varies
+    found[which] = current
 
 
 def _iterate_batches(
@@ -142,11 +146,11 @@ class _LevelStore:
         """Return the tree that has grown from each root."""
         lists = self.tree, self.depth, self.sums, self.bounds, self.left, self.gain, self.best
         tree, depth, sums, bounds, left, gain, best = map(np.concatenate, lists)
-        # Sort the nodes by tree; `place` is a node's index in its own tree.
+        # Sort the nodes by tree.
         order = np.argsort(tree, kind="stable")
         ends = np.searchsorted(tree[order], np.arange(n_trees + 1))
-        place = np.empty(self.n, np.int64)
-        place[order] = np.arange(self.n) - ends[tree[order]]
+        index_in_tree = np.empty(self.n, np.int64)
+        index_in_tree[order] = np.arange(self.n) - ends[tree[order]]
 
         def of_tree(own: Array) -> GrownTree:
             inner, threshold = left[own] != own, np.ascontiguousarray(best[own, 2])
@@ -154,7 +158,7 @@ class _LevelStore:
                 feature=best[own, 0].astype(np.int32),
                 cut=np.where(inner[:, None], best[own, 4:7], 0),
                 threshold=np.where(inner, threshold.view(np.float64), np.nan),
-                left=place[left[own]].astype(np.int32),
+                left=index_in_tree[left[own]].astype(np.int32),
                 depth=depth[own],
                 sums=sums[own],
                 gain=gain[own],
@@ -190,8 +194,8 @@ class _LevelGrower:
         """Return the subtree below each node, given the depth of each in its tree."""
         store, n_trees = _LevelStore(), len(nodes)
         while len(nodes):
-            open_, sums = self._open_nodes(nodes, depth, store)
-            nodes, split = self._split_nodes(nodes.select(open_), sums, open_, store)
+            splittable, sums = self._open_nodes(nodes, depth, store)
+            nodes, split = self._split_nodes(nodes.select(splittable), sums, splittable, store)
             depth = (depth[split] + 1).repeat(2)
         return store.build_trees(n_trees, self._facts.bounded)
 
@@ -208,8 +212,8 @@ class _LevelGrower:
         store.add(nodes, depth, sums, 1 + N_CUT_FACTS + facts.n_sums + 1)
         splittable = np.zeros(len(nodes), np.bool_)
         write_splittable(self._of_trees, nodes.tree, sums, reach, depth, splittable)
-        (open_,) = np.nonzero(splittable)
-        return open_, sums[open_]
+        (open_nodes,) = np.nonzero(splittable)
+        return open_nodes, sums[open_nodes]
 
     def _split_nodes(
         self, nodes: GrowingNodes, sums: Array, number: Array, store: _LevelStore
@@ -232,17 +236,17 @@ class _LevelGrower:
             nodes.bounds, nodes.path, gain, bounds, paths,
         )  # fmt: skip
         (split,) = np.nonzero(gain >= 0)
-        some, best, number = nodes.select(split), best[split], number[split]
+        split_nodes, best, number = nodes.select(split), best[split], number[split]
         if not len(split):
-            return some, number
+            return split_nodes, number
         store.split(number, gain[split], best)
         # By feature, last bin on the left, and whether missing values go left.
-        middles = self._lane.partition_nodes(some, best[:, [0, 4, 6]])
+        middles = self._lane.partition_nodes(split_nodes, best[:, [0, 4, 6]])
         # The two children of a node are adjacent: its lines up to the middle, and those after it.
         children = GrowingNodes(
-            some.tree.repeat(2), np.column_stack([some.start, middles]).reshape(-1),
-            np.column_stack([middles, some.stop]).reshape(-1), paths[split].reshape(-1),
-            bounds[split].reshape(-1, 3), some.turn + 1,
+            split_nodes.tree.repeat(2), np.column_stack([split_nodes.start, middles]).reshape(-1),
+            np.column_stack([middles, split_nodes.stop]).reshape(-1), paths[split].reshape(-1),
+            bounds[split].reshape(-1, 3), split_nodes.turn + 1,
         )  # fmt: skip
         return children, number
 
@@ -251,13 +255,15 @@ class _LevelGrower:
         device, facts = self._device, self._facts
 
         def find_cuts(which: Array, of: slice, one: bool) -> Array:
-            some, own = nodes.select(which), sums[which]
-            features = device.draw_features(some, facts, of.start, of.stop)
-            hist = self._lane.build_histograms(some, features)
+            chosen_nodes, node_sums = nodes.select(which), sums[which]
+            features = device.draw_features(chosen_nodes, facts, of.start, of.stop)
+            hist = self._lane.build_histograms(chosen_nodes, features)
             # All (node, feature) pairs are this device's.
             jobs = slice(0, len(which) * (of.stop - of.start))
             hist = hist.reshape(jobs.stop, 256, facts.n_sums)
-            cuts = device.find_cuts(some, features, hist, jobs, own, facts, self._of_trees)
+            cuts = device.find_cuts(
+                chosen_nodes, features, hist, jobs, node_sums, facts, self._of_trees
+            )
             return device.choose_best_cuts(cuts, features, one)
 
         n_drawn = int(self._of_trees[0, _DRAWN_FEATURES_COLUMN])
@@ -272,16 +278,16 @@ def grow_whole_trees(
     n_rows: int,
 ) -> list[tuple[Tree, Array]]:
     """Grow some trees on a lane that has all rows; return them with their nodes' impurity."""
-    found: list[tuple[Tree, Array]] = []
+    trees: list[tuple[Tree, Array]] = []
     # Bytes of a tree's lines (int64), and of as much spare memory to partition them.
-    each = 2 * 8 * growing.growth.n_line * max(n_rows, 1)
-    while len(found) < len(numbers):
+    tree_bytes = 2 * 8 * growing.growth.n_line * max(n_rows, 1)
+    while len(trees) < len(numbers):
         # As many trees at once as there is memory for their lines.
-        left = len(numbers) - len(found)
-        many = int(min(left, max(1.0, _LINES_SHARE * device.budget / each)))
-        some = numbers[len(found) : len(found) + many]
-        keys = [growing.make_tree_keys(t) for t in some]
-        row_keys, paths = (np.array(of, np.uint64) for of in zip(*keys, strict=True))
+        n_remaining = len(numbers) - len(trees)
+        n_at_once = int(min(n_remaining, max(1.0, _LINES_SHARE * device.budget / tree_bytes)))
+        batch = numbers[len(trees) : len(trees) + n_at_once]
+        keys = [growing.make_tree_keys(t) for t in batch]
+        row_keys, paths = (np.array(values, np.uint64) for values in zip(*keys, strict=True))
         with device.guard_memory(n_rows):
             n = lane.draw_lines(row_keys, None)
             sums = _sum_root_lines(lane, growing, n)
@@ -289,11 +295,11 @@ def grow_whole_trees(
                 # class_weight="balanced_subsample": the weights depend on the classes drawn.
                 n = lane.draw_lines(row_keys, growing.balance_classes(sums))
                 sums = _sum_root_lines(lane, growing, n)
-            facts, least = growing.pack_all_settings(sums[:, -2])
-            grower = _LevelGrower(device, lane, growing.shared, facts, least)
+            facts, min_gains = growing.pack_all_settings(sums[:, -2])
+            grower = _LevelGrower(device, lane, growing.shared, facts, min_gains)
             grown = grower.grow(_make_roots(growing, n, paths), np.zeros(len(n), np.int32))
-        found += [growing.finish_tree(tree) for tree in grown]
-    return found
+        trees += [growing.finish_tree(tree) for tree in grown]
+    return trees
 
 
 def _sum_root_lines(
@@ -398,7 +404,7 @@ class JointGrower:
 
     def _grow_from_roots(self, numbers: range) -> list[tuple[Tree, Array]]:
         growing = self._growing
-        drawn = self._draw_lines(numbers)
+        n_lines = self._draw_lines(numbers)
         self._tops = [_TopNodes(growing) for _ in numbers]
         level = [
             _JointNode(
@@ -406,7 +412,7 @@ class JointGrower:
                 0,
                 0,
                 growing.make_tree_keys(t)[1],
-                [slice(0, n[k]) for n in drawn],
+                [slice(0, lane_counts[k]) for lane_counts in n_lines],
                 growing.root_bounds(),
             )
             for k, t in enumerate(numbers)
@@ -414,12 +420,12 @@ class JointGrower:
         for node in level:
             self._tops[node.tree].add(node)
         # First the tops of all trees, level by level; then the subtrees below their small nodes.
-        small: list[_JointNode] = []
+        small_nodes: list[_JointNode] = []
         depth = 0
         while level:
-            level = self._grow_level(level, small, depth)
+            level = self._grow_level(level, small_nodes, depth)
             depth += 1
-        parts = self._finish_small_nodes(small)
+        parts = self._finish_small_nodes(small_nodes)
         return [
             growing.finish_tree(join_subtrees(top.build_tree(), parts[k]))
             for k, top in enumerate(self._tops)
@@ -429,12 +435,12 @@ class JointGrower:
         """Draw the trees' bootstrap samples; return the number of lines of each lane and tree."""
         growing, factor = self._growing, None
         keys = np.array([growing.make_tree_keys(t)[0] for t in numbers], np.uint64)
-        drawn = self._rows.map_lanes(lambda lane: lane.draw_lines(keys, factor), self._lanes)
+        n_lines = self._rows.map_lanes(lambda lane: lane.draw_lines(keys, factor), self._lanes)
         if not self._growth.balanced:
-            return drawn
+            return n_lines
         # class_weight="balanced_subsample": the weights depend on the classes drawn.
         sums = sum(
-            _sum_root_lines(lane, growing, n) for lane, n in zip(self._lanes, drawn, strict=True)
+            _sum_root_lines(lane, growing, n) for lane, n in zip(self._lanes, n_lines, strict=True)
         )
         factor = growing.balance_classes(self._rows.sum_trainers(np.asarray(sums)))
         return self._rows.map_lanes(lambda lane: lane.draw_lines(keys, factor), self._lanes)
@@ -467,10 +473,10 @@ class JointGrower:
         # The low bits of the column before the last count rows; the high bits sum their weights.
         mask = (1 << self._growing.scales.bits) - 1
         # Small nodes wait until the top of all trees has grown.
-        few = (sums[:, -2] & mask) <= SMALL_NODE_ROWS
-        small += [level[k] for k in np.flatnonzero(splittable & few)]
-        open_ = [level[k] for k in np.flatnonzero(splittable & ~few)]
-        return self._split_nodes(open_, self._find_cuts(open_)) if open_ else []
+        is_small = (sums[:, -2] & mask) <= SMALL_NODE_ROWS
+        small += [level[k] for k in np.flatnonzero(splittable & is_small)]
+        open_nodes = [level[k] for k in np.flatnonzero(splittable & ~is_small)]
+        return self._split_nodes(open_nodes, self._find_cuts(open_nodes)) if open_nodes else []
 
     def _sum_nodes(self, level: list[_JointNode]) -> tuple[Array, Array]:
         """Return the sums of nodes over all trainers, and their targets' -minimum and maximum."""
@@ -483,9 +489,9 @@ class JointGrower:
             sums = self._rows.sum_trainers(sums)
             if not growth.classes:
                 reach = self._rows.max_trainers(reach.ravel()).reshape(reach.shape)
-        for node, own in zip(level, sums, strict=True):
-            node.sums = own
-            self._tops[node.tree].sums[node.number] = own
+        for node, node_sums in zip(level, sums, strict=True):
+            node.sums = node_sums
+            self._tops[node.tree].sums[node.number] = node_sums
         return sums, reach
 
     def _find_cuts(self, nodes: list[_JointNode]) -> Array:
@@ -501,12 +507,12 @@ class JointGrower:
     def _find_feature_cuts(self, nodes: list[_JointNode], of: slice, one: bool) -> Array:
         """Return the best cuts of nodes by some of the features that they draw."""
         device, facts, rows = self._device, self._growing.shared, self._rows
-        first, *others = (self._nodes(nodes, i) for i in range(len(self._lanes)))
+        first_nodes, *other_nodes = (self._nodes(nodes, i) for i in range(len(self._lanes)))
         # Hashed from the nodes' paths, so every trainer draws the same features.
-        features = device.draw_features(first, facts, of.start, of.stop)
-        total = self._lanes[0].build_histograms(first, features)
-        for lane, own in zip(self._lanes[1:], others, strict=True):
-            total += lane.build_histograms(own, features)
+        features = device.draw_features(first_nodes, facts, of.start, of.stop)
+        total = self._lanes[0].build_histograms(first_nodes, features)
+        for lane, lane_nodes in zip(self._lanes[1:], other_nodes, strict=True):
+            total += lane.build_histograms(lane_nodes, features)
         n, m = features.shape
         total, jobs = total.reshape(n * m, 256, facts.n_sums), slice(0, n * m)
         if rows.size > 1:
@@ -517,7 +523,7 @@ class JointGrower:
             else:
                 total = device.copy_to_device(rows.sum_own_range(device.copy_to_host(total)))
         sums = np.array([node.sums for node in nodes])
-        cuts = device.find_cuts(first, features, total, jobs, sums, facts, self._facts)
+        cuts = device.find_cuts(first_nodes, features, total, jobs, sums, facts, self._facts)
         if rows.size > 1:
             # All-gather as a sum: the cuts of other trainers' pairs are zeros.
             cuts = (
@@ -531,14 +537,14 @@ class JointGrower:
         """Split nodes whose gain is large enough; return their children."""
         from daskml_dist.backends.forest_grow import settle_splits
 
-        gain, of_children = np.empty(len(nodes)), np.empty((len(nodes), 2, 3))
+        gain, child_bounds = np.empty(len(nodes)), np.empty((len(nodes), 2, 3))
         paths = np.empty((len(nodes), 2), np.uint64)
         settle_splits(
             self._facts, self._least, np.array([node.tree for node in nodes]),
             np.array([node.sums for node in nodes]), best,
             np.ascontiguousarray(best[:, 1]).view(np.float64), self._growth.monotonic_signs,
             np.array([node.bounds for node in nodes]), np.array([n.path for n in nodes], np.uint64),
-            gain, of_children, paths,
+            gain, child_bounds, paths,
         )  # fmt: skip
         # The gain of a node without a cut, or with too small a gain, is -1: it stays a leaf.
         split = np.flatnonzero(gain >= 0)
@@ -548,7 +554,7 @@ class JointGrower:
             node.feature, node.cut = int(best[k, 0]), best[k, 1:]
             top = self._tops[node.tree]
             top.split(node, float(gain[k]))
-            for path, bounds in zip(paths[k], of_children[k], strict=True):
+            for path, bounds in zip(paths[k], child_bounds[k], strict=True):
                 children.append(_JointNode(node.tree, 0, node.depth + 1, path, [], bounds))
                 top.add(children[-1])
         if len(split):
@@ -564,8 +570,8 @@ class JointGrower:
             lambda i: self._lanes[i].partition_nodes(self._nodes(some, i), cuts),
             range(len(self._lanes)),
         )
-        for i, of_lane in enumerate(middles):
-            for k, (node, middle) in enumerate(zip(some, of_lane.tolist(), strict=True)):
+        for i, lane_middles in enumerate(middles):
+            for k, (node, middle) in enumerate(zip(some, lane_middles.tolist(), strict=True)):
                 children[2 * k].at.append(slice(node.at[i].start, middle))
                 children[2 * k + 1].at.append(slice(middle, node.at[i].stop))
 
@@ -573,11 +579,11 @@ class JointGrower:
 
     def _finish_small_nodes(self, small: list[_JointNode]) -> list[list[tuple[int, GrownTree]]]:
         """Return, for each tree, the numbers of its small nodes and the subtrees below them."""
-        found: list[list[tuple[int, GrownTree]]] = [[] for _ in self._tops]
-        for some in self._group_small_nodes(small):
-            for node, part in zip(some, self._grow_small_nodes(some), strict=True):
-                found[node.tree].append((node.number, part))
-        return found
+        subtrees: list[list[tuple[int, GrownTree]]] = [[] for _ in self._tops]
+        for group in self._group_small_nodes(small):
+            for node, subtree in zip(group, self._grow_small_nodes(group), strict=True):
+                subtrees[node.tree].append((node.number, subtree))
+        return subtrees
 
     def _group_small_nodes(self, small: list[_JointNode]) -> Iterator[list[_JointNode]]:
         """Yield groups of small nodes whose rows are sent in one exchange.
@@ -585,28 +591,30 @@ class JointGrower:
         All trainers form the same groups, since the numbers of rows are sums over all of them.
         """
         mask = (1 << self._growing.scales.bits) - 1
-        each = self._binned_lanes[0].width + 8 * self._growth.n_line
-        some, nbytes = [], 0
+        line_bytes = self._binned_lanes[0].width + 8 * self._growth.n_line
+        group, nbytes = [], 0
         for node in small:
-            some.append(node)
-            nbytes += each * (int(node.sums[-2]) & mask)
+            group.append(node)
+            nbytes += line_bytes * (int(node.sums[-2]) & mask)
             if nbytes >= _SENT_BYTES:
-                yield some
-                some, nbytes = [], 0
-        if some:
-            yield some
+                yield group
+                group, nbytes = [], 0
+        if group:
+            yield group
 
     def _grow_small_nodes(self, small: list[_JointNode]) -> list[GrownTree]:
         """Grow the subtrees below some small nodes, each on one trainer, and gather them."""
         size, rank = self._rows.size, self._rows.rank
         # Node k goes to trainer k % size, with its rows of all trainers.
-        sent = [self._own_node_rows(small[to::size]) for to in range(size)]
+        outgoing = [self._own_node_rows(small[trainer::size]) for trainer in range(size)]
         if size == 1:
-            return self._finish_nodes(small, *([array] for array in sent[0]))
-        received = [self._rows.exchange_arrays(list(arrays)) for arrays in zip(*sent, strict=True)]
-        grown = self._finish_nodes(small[rank::size], *received)
-        every = self._rows.gather_arrays(_flatten_parts(grown, self._growing))
-        return [_unpack_part(every[k % size], k // size) for k in range(len(small))]
+            return self._finish_nodes(small, *([array] for array in outgoing[0]))
+        received = [
+            self._rows.exchange_arrays(list(arrays)) for arrays in zip(*outgoing, strict=True)
+        ]
+        own_subtrees = self._finish_nodes(small[rank::size], *received)
+        gathered = self._rows.gather_arrays(_flatten_parts(own_subtrees, self._growing))
+        return [_unpack_part(gathered[k % size], k // size) for k in range(len(small))]
 
     def _own_node_rows(self, nodes: list[_JointNode]) -> tuple[Array, Array, Array]:
         """Return the lines of some nodes on this trainer: counts by node, bins and lines."""
@@ -614,15 +622,15 @@ class JointGrower:
         for node in nodes:
             n = 0
             for i, binned in enumerate(self._binned_lanes):
-                some = self._lanes[i].copy_lines(self._nodes([node], i), 0)
+                node_lines = self._lanes[i].copy_lines(self._nodes([node], i), 0)
                 # The low 32 bits of a line's first number are the row's index in the lane: replace
                 # it by the index in the bins that are sent along.
-                index = some[:, 0] & 0xFFFFFFFF
-                some[:, 0] ^= index
-                some[:, 0] |= np.arange(n, n + len(some))
-                n += len(some)
+                index = node_lines[:, 0] & 0xFFFFFFFF
+                node_lines[:, 0] ^= index
+                node_lines[:, 0] |= np.arange(n, n + len(node_lines))
+                n += len(node_lines)
                 bins.append(binned.rows[index])
-                lines.append(some)
+                lines.append(node_lines)
             counts.append(n)
         width, n_line = self._binned_lanes[0].width, self._growth.n_line
         return (
@@ -635,25 +643,25 @@ class JointGrower:
         self, nodes: list[_JointNode], counts: list[Array], bins: list[Array], lines: list[Array]
     ) -> list[GrownTree]:
         """Return the subtrees below some nodes, given each rank's counts, bins and lines."""
-        ends = [np.append(0, of.cumsum()) for of in counts]
+        ends = [np.append(0, rank_counts.cumsum()) for rank_counts in counts]
 
         def joined_rows(k: int) -> tuple[Array, Array]:
-            of_bins, of_lines, n = [], [], 0
+            bin_parts, line_parts, n = [], [], 0
             for rank, end in enumerate(ends):
-                at = slice(end[k], end[k + 1])
-                of_bins.append(bins[rank][at])
+                positions = slice(end[k], end[k + 1])
+                bin_parts.append(bins[rank][positions])
                 # Each rank's indices count from 0 for a node; the bins are concatenated.
-                some = lines[rank][at].copy()
-                some[:, 0] += n
-                n += len(some)
-                of_lines.append(some)
-            return np.concatenate(of_bins), np.concatenate(of_lines)
+                node_lines = lines[rank][positions].copy()
+                node_lines[:, 0] += n
+                n += len(node_lines)
+                line_parts.append(node_lines)
+            return np.concatenate(bin_parts), np.concatenate(line_parts)
 
         def finish(k: int) -> GrownTree:
             node = nodes[k]
-            facts, least = self._facts[node.tree], float(self._least[node.tree])
+            facts, min_gain = self._facts[node.tree], float(self._least[node.tree])
             return self._growing.grow_tree_part(
-                facts, least, *joined_rows(k), node.path, node.depth, node.bounds
+                facts, min_gain, *joined_rows(k), node.path, node.depth, node.bounds
             )
 
         if not self._device.by_levels:
@@ -672,10 +680,10 @@ class JointGrower:
             lines[:, 0] += first
         bins, lines = (np.concatenate(arrays) for arrays in zip(*given, strict=True))
         # A lane of the lines that were received: bins, and no rows to draw from.
-        n, none = len(nodes), np.empty(0, np.int64)
+        n, empty = len(nodes), np.empty(0, np.int64)
         binned = ForestRows(
-            bins, none, np.empty(0), None, growing.low, growing.high, none, none.astype(np.int32),
-            np.empty((0, lines.shape[1] - 2), np.int64),
+            bins, empty, np.empty(0), None, growing.low, growing.high, empty,
+            empty.astype(np.int32), np.empty((0, lines.shape[1] - 2), np.int64),
         )  # fmt: skip
         # Each node is the root of a "tree" of its own, with the settings of the tree it is in.
         roots = GrowingNodes(
@@ -719,32 +727,32 @@ class _TopNodes:
         """Return the top of the tree; small nodes are still leaves."""
         left, nodes = np.array(self._left, np.int32), self._nodes
         n_sums = self._growing.growth.n_sums
-        made = GrownTree.empty(len(nodes), n_sums, self._growing.bounded)
+        tree = GrownTree.empty(len(nodes), n_sums, self._growing.bounded)
         for k, node in enumerate(nodes):
             inner = left[k] != k
-            made.feature[k] = node.feature if inner else -1
+            tree.feature[k] = node.feature if inner else -1
             # Without the feature, the second column of a cut has the bits of its threshold.
-            made.cut[k] = node.cut[3:6] if inner else 0
-            made.threshold[k] = node.cut[1:2].view(np.float64)[0] if inner else np.nan
-            made.depth[k] = node.depth
-            made.sums[k] = self.sums[k]
-            if len(made.bounds):
-                made.bounds[k] = node.bounds[:2]
-        made.left[:] = left
-        made.gain[:] = self._gain
-        return made
+            tree.cut[k] = node.cut[3:6] if inner else 0
+            tree.threshold[k] = node.cut[1:2].view(np.float64)[0] if inner else np.nan
+            tree.depth[k] = node.depth
+            tree.sums[k] = self.sums[k]
+            if len(tree.bounds):
+                tree.bounds[k] = node.bounds[:2]
+        tree.left[:] = left
+        tree.gain[:] = self._gain
+        return tree
 
 
 def _flatten_parts(grown: list[GrownTree], growing: ForestContext) -> list[Array]:
     """Return the offsets of several subtrees, and their concatenated arrays."""
     empty = GrownTree.empty(0, growing.growth.n_sums, growing.bounded)
-    n = np.array([0, *(len(part.left) for part in grown)], np.int64)
-    arrays = zip(empty.arrays, *(part.arrays for part in grown), strict=True)
+    n = np.array([0, *(len(subtree.left) for subtree in grown)], np.int64)
+    arrays = zip(empty.arrays, *(subtree.arrays for subtree in grown), strict=True)
     return [n.cumsum(), *(np.concatenate(parts) for parts in arrays)]
 
 
 def _unpack_part(arrays: list[Array], k: int) -> GrownTree:
     """Return the k-th of several subtrees that :func:`_flatten_parts` concatenated."""
-    ends, *of = arrays
-    at = slice(ends[k], ends[k + 1])
-    return GrownTree(*(array[at] for array in of))
+    ends, *joined = arrays
+    positions = slice(ends[k], ends[k + 1])
+    return GrownTree(*(array[positions] for array in joined))

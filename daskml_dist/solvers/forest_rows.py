@@ -101,8 +101,8 @@ class ForestRows:
     @property
     def n_bytes(self) -> int:
         """Return the bytes that are sent if the rows are gathered."""
-        others = self.numbers, self.weight, self.slot, self.more
-        return len(self.numbers) * self.width + sum(array.nbytes for array in others)
+        row_arrays = self.numbers, self.weight, self.slot, self.more
+        return len(self.numbers) * self.width + sum(array.nbytes for array in row_arrays)
 
 
 #: Returns a number, or several, for each row of a slice.
@@ -137,34 +137,36 @@ def bin_forest_rows(
     """Return the binned rows of a lane; sparse rows are made dense a tile at a time."""
     n, d = rows.count_rows(lane), bins.n_features
     shape = (n,) if n_outputs == 1 else (n, n_outputs)
-    made = ForestRows(
+    binned = ForestRows(
         None, np.empty(0, np.int64), np.empty((0, *shape[1:])), None, np.full((d, 256), np.inf),
         np.full((d, 256), -np.inf), allocate_zeros=rows.allocate_zeros,
     )  # fmt: skip
     tile = min(_MAX_TILE_ROWS, max(_MIN_TILE_ROWS, _MAX_TILE_ENTRIES // d))
-    put, stop = _TileWriter(made, bins, class_weight, min(n, tile)), 0
+    write_tile, stop = _TileWriter(binned, bins, class_weight, min(n, tile)), 0
     for first, block in rows.iterate_blocks(lane):
         if not stop:
             # The bins of all blocks are made on the device of the first rows.
             if lie_on_device(block.X):
-                made.device_bins = open_device_bins(bins)
+                binned.device_bins = open_device_bins(bins)
             else:
-                made.host_rows = rows.allocate_zeros((n, made.width), np.uint8)
-            made.numbers = rows.allocate_zeros((n,), np.int64)
-            made.y = rows.allocate_zeros(shape, np.float64)
+                binned.host_rows = rows.allocate_zeros((n, binned.width), np.uint8)
+            binned.numbers = rows.allocate_zeros((n,), np.int64)
+            binned.y = rows.allocate_zeros(shape, np.float64)
         n_rows, rows_of_block = block.X.shape[0], block.X
-        if made.device_bins is None:
+        if binned.device_bins is None:
             rows_of_block = fetch_rows(rows_of_block)
         # A GPU bins a whole block in one step.
-        for at in row_slices(n_rows, n_rows if lie_on_device(rows_of_block) else tile):
-            X = rows_of_block[at]
+        for tile_slice in row_slices(n_rows, n_rows if lie_on_device(rows_of_block) else tile):
+            X = rows_of_block[tile_slice]
             X = X.toarray() if isinstance(X, SparseRows) else X
-            weight = None if block.weight is None else block.weight[at]
-            put(X, block.y[at], weight, first + at.start, slice(stop, stop + len(X)))
+            weight = None if block.weight is None else block.weight[tile_slice]
+            write_tile(
+                X, block.y[tile_slice], weight, first + tile_slice.start, slice(stop, stop + len(X))
+            )
             stop += len(X)
-    if made.device_bins is not None:
-        made.low, made.high = made.device_bins.fetch_reach()
-    return made
+    if binned.device_bins is not None:
+        binned.low, binned.high = binned.device_bins.fetch_reach()
+    return binned
 
 
 class _TileWriter:
@@ -179,20 +181,20 @@ class _TileWriter:
 
     def __call__(self, X: Any, y: Array, weight: Array | None, number: int, at: slice) -> None:
         """Write rows to the slice `at`; `number` is the index of the first among all rows."""
-        made = self._made
-        made.numbers[at] = np.arange(number, number + len(X))
-        made.y[at] = y
+        binned = self._made
+        binned.numbers[at] = np.arange(number, number + len(X))
+        binned.y[at] = y
         counts = None
         if weight is not None or self._class_weight:
-            if made.given is None:
-                made.given = made.allocate_zeros((len(made.numbers),), np.float64)
-            made.given[at] = 1.0 if weight is None else weight
-            for k, of_class in enumerate(self._class_weight):
-                made.given[at] *= of_class[made.y[at, k].astype(np.intp)]
+            if binned.given is None:
+                binned.given = binned.allocate_zeros((len(binned.numbers),), np.float64)
+            binned.given[at] = 1.0 if weight is None else weight
+            for k, class_weight in enumerate(self._class_weight):
+                binned.given[at] *= class_weight[binned.y[at, k].astype(np.intp)]
             # Rows of weight 0 must not move a threshold.
-            counts = made.given[at] > 0
-        if made.device_bins is not None:
-            made.device_bins.widen_reach(made.device_bins.add(X), counts)
+            counts = binned.given[at] > 0
+        if binned.device_bins is not None:
+            binned.device_bins.widen_reach(binned.device_bins.add(X), counts)
         else:
             self._put_on_host(np.ascontiguousarray(X), counts, at)
 
@@ -200,15 +202,15 @@ class _TileWriter:
         """Put rows in host memory into bins."""
         from daskml_dist.backends.forest_kernels import widen_bin_reach
 
-        made, bins = self._made, self._bins
-        row_bins = made.rows[at]
+        binned, bins = self._made, self._bins
+        row_bins = binned.rows[at]
         put_in_bins(
             X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, row_bins,
             self._columns[:, : len(X)], self._seen,
         )  # fmt: skip
         if counts is not None:
             X, row_bins = X[counts], row_bins[counts]
-        widen_bin_reach(X, row_bins, made.low, made.high)
+        widen_bin_reach(X, row_bins, binned.low, binned.high)
 
 
 def scale_to_integers(
@@ -223,20 +225,20 @@ def scale_to_integers(
     for binned in binned_lanes:
         np.maximum(reach[0], -binned.low, out=reach[0])
         np.maximum(reach[1], binned.high, out=reach[1])
-    both = rows.max_trainers(reach.ravel()).reshape(reach.shape)
+    limits = rows.max_trainers(reach.ravel()).reshape(reach.shape)
     for binned in binned_lanes:
         # Zeros without a sign: which of two equal values comes first depends on the device.
-        binned.low, binned.high = 0.0 - both[0], both[1] + 0.0
+        binned.low, binned.high = 0.0 - limits[0], limits[1] + 0.0
     # A packed sum has the number of rows in its low bits, and the weight above them.
-    bits = int(rows.n_rows).bit_length()
-    spare = (_REPEAT_BITS if bootstrap else 0) + (FACTOR_BITS if factors else 0)
-    weight = _scale_weights(rows, binned_lanes, _SUM_BITS - bits - spare)
-    scales = ForestScales(bits, weight)
+    n_bits = int(rows.n_rows).bit_length()
+    spare_bits = (_REPEAT_BITS if bootstrap else 0) + (FACTOR_BITS if factors else 0)
+    weight = _scale_weights(rows, binned_lanes, _SUM_BITS - n_bits - spare_bits)
+    scales = ForestScales(n_bits, weight)
     if criterion.of_classes:
         for binned in binned_lanes:
             binned.slot, binned.more = _class_slots(rows, binned.y, classes)
         return scales
-    return _scale_targets(rows, binned_lanes, criterion, scales, _SUM_BITS - spare)
+    return _scale_targets(rows, binned_lanes, criterion, scales, _SUM_BITS - spare_bits)
 
 
 def _class_slots(rows: OwnRows, y: Array, classes: Sequence[int]) -> tuple[Array, Array]:
@@ -246,13 +248,13 @@ def _class_slots(rows: OwnRows, y: Array, classes: Sequence[int]) -> tuple[Array
     """
     first = np.append(0, np.cumsum(classes[:-1]))
     slot = rows.allocate_zeros((len(y),), np.int32)
-    more = rows.allocate_zeros((len(y), len(classes) // 2 * 2), np.int64)
-    for at in iterate_tiles(len(y)):
-        slots = y[at].reshape(-1, len(classes)).astype(np.int32) + first
+    more_slots = rows.allocate_zeros((len(y), len(classes) // 2 * 2), np.int64)
+    for tile in iterate_tiles(len(y)):
+        slots = y[tile].reshape(-1, len(classes)).astype(np.int32) + first
         # An even width marks lines of classes; -1 in an unused column adds to no sum.
-        slot[at], more[at] = slots[:, 0], -1
-        more[at, : len(classes) - 1] = slots[:, 1:]
-    return slot, more
+        slot[tile], more_slots[tile] = slots[:, 0], -1
+        more_slots[tile, : len(classes) - 1] = slots[:, 1:]
+    return slot, more_slots
 
 
 def _scale_weights(rows: OwnRows, binned_lanes: Sequence[ForestRows], bits: int) -> float:
@@ -261,11 +263,11 @@ def _scale_weights(rows: OwnRows, binned_lanes: Sequence[ForestRows], bits: int)
     facts = np.zeros(3)
     for binned in binned_lanes:
         binned.weight = rows.allocate_zeros((len(binned.y),), np.int64)
-        if (given := binned.given) is None:
+        if (user_weights := binned.given) is None:
             continue
-        for at in iterate_tiles(len(given)):
-            fractional = (given[at] % 1).any()
-            facts = np.maximum(facts, [1.0, given[at].max(initial=0.0), fractional])
+        for tile in iterate_tiles(len(user_weights)):
+            fractional = (user_weights[tile] % 1).any()
+            facts = np.maximum(facts, [1.0, user_weights[tile].max(initial=0.0), fractional])
     weighted, largest, fractional = rows.max_trainers(facts)
     if not weighted:
         for binned in binned_lanes:
@@ -287,8 +289,8 @@ def _scale_weights(rows: OwnRows, binned_lanes: Sequence[ForestRows], bits: int)
     if not fractional and scale >= 1:
         scale = 1.0
     for binned in binned_lanes:
-        for at in iterate_tiles(len(binned.y)):
-            binned.weight[at] = np.rint(_user_weights(binned, at) * scale)
+        for tile in iterate_tiles(len(binned.y)):
+            binned.weight[tile] = np.rint(_user_weights(binned, tile) * scale)
     return scale
 
 
@@ -308,15 +310,15 @@ def _find_scale(
     if np.frexp(largest)[1] < _MIN_EXPONENT:
         return np.inf
     # First a scale by which no sum can overflow, even if all numbers were the largest.
-    rough = np.ldexp(1.0, 60 - int(rows.n_rows).bit_length() - np.frexp(largest)[1])
+    safe_scale = np.ldexp(1.0, 60 - int(rows.n_rows).bit_length() - np.frexp(largest)[1])
     # Then the sum itself, rounded up to integers, so that it is the same in any order.
     total = sum(
-        int(np.ceil(make(binned, at) * rough).astype(np.int64).sum())
+        int(np.ceil(make(binned, tile) * safe_scale).astype(np.int64).sum())
         for binned in binned_lanes
-        for at in iterate_tiles(len(binned.y))
+        for tile in iterate_tiles(len(binned.y))
     )
     total = int(rows.sum_trainers(np.array([total]))[0])
-    return float(np.ldexp(rough, bits - total.bit_length() - 1))
+    return float(np.ldexp(safe_scale, bits - total.bit_length() - 1))
 
 
 def _scale_targets(
@@ -327,8 +329,8 @@ def _scale_targets(
     bits: int,
 ) -> ForestScales:
     """Write targets and the criterion's terms, weighted, as integers; return all factors."""
-    found = [_target_range(binned.y.reshape(len(binned.y), -1)) for binned in binned_lanes]
-    top, bottom = rows.max_trainers(np.max(found, axis=0).ravel()).reshape(2, -1)
+    target_ranges = [_target_range(binned.y.reshape(len(binned.y), -1)) for binned in binned_lanes]
+    top, bottom = rows.max_trainers(np.max(target_ranges, axis=0).ravel()).reshape(2, -1)
     bottom = -bottom
     centre = np.zeros(len(top))
     if criterion.kind == 3:
@@ -336,8 +338,8 @@ def _scale_targets(
     elif not criterion.needs_rows:
         # Digits that all targets share would cost bits. (A Poisson deviance is not invariant to a
         # shift, and medians are found among the targets themselves.)
-        far = np.maximum(abs(top), abs(bottom)) > _FAR_RATIO * (top - bottom)
-        centre[far] = np.rint((top + bottom) / 2)[far]
+        is_far = np.maximum(abs(top), abs(bottom)) > _FAR_RATIO * (top - bottom)
+        centre[is_far] = np.rint((top + bottom) / 2)[is_far]
     # The columns of a line: k targets, the sum of the terms, and the bits of the k targets.
     k = len(centre)
     for binned in binned_lanes:
@@ -354,8 +356,8 @@ def _scale_targets(
         terms = criterion.terms(y.reshape(len(y), -1) - centre).sum(axis=1, keepdims=True)
         return np.asarray(terms * binned.weight[at, None])
 
-    most = _MAX_SQUARED_SCALE if criterion.kind == 2 else np.inf
-    target = _write_integers(rows, binned_lanes, weighted_targets, slice(0, k), bits, most)
+    max_scale = _MAX_SQUARED_SCALE if criterion.kind == 2 else np.inf
+    target = _write_integers(rows, binned_lanes, weighted_targets, slice(0, k), bits, max_scale)
     term = _write_integers(rows, binned_lanes, weighted_terms, slice(k, k + 1), bits)
     return ForestScales(
         scales.bits, scales.weight, target, target if criterion.needs_rows else term, centre
@@ -367,21 +369,23 @@ def _write_integers(
     bits: int, most_scale: float = np.inf,
 ) -> float:  # fmt: skip
     """Write scaled numbers to columns of `ForestRows.more`; return their scale."""
-    parts = ((binned, at) for binned in binned_lanes for at in iterate_tiles(len(binned.y)))
-    own = max((np.abs(make(binned, at)).max(initial=0.0) for binned, at in parts), default=0.0)
-    most = rows.max_trainers(np.array([own]))[0]
-    if not np.isfinite(most):
+    parts = ((binned, tile) for binned in binned_lanes for tile in iterate_tiles(len(binned.y)))
+    own_largest = max(
+        (np.abs(make(binned, tile)).max(initial=0.0) for binned, tile in parts), default=0.0
+    )
+    largest = rows.max_trainers(np.array([own_largest]))[0]
+    if not np.isfinite(largest):
         raise InvalidDataError("The targets are too large: their squares overflow. Scale y.")
     # The numbers of all columns are summed together.
     width = columns.stop - columns.start
     scale = _find_scale(
-        rows, binned_lanes, lambda binned, at: np.abs(make(binned, at)), most * width, bits
+        rows, binned_lanes, lambda binned, tile: np.abs(make(binned, tile)), largest * width, bits
     )
     if scale > most_scale or scale == np.inf:
         raise InvalidDataError("The targets are too small for float64. Scale y.")
     for binned in binned_lanes:
-        for at in iterate_tiles(len(binned.y)):
-            binned.more[at, columns] = np.rint(make(binned, at) * scale)
+        for tile in iterate_tiles(len(binned.y)):
+            binned.more[tile, columns] = np.rint(make(binned, tile) * scale)
     return scale
 
 
@@ -411,16 +415,18 @@ def gather_forest_rows(rows: OwnRows, binned_lanes: Sequence[ForestRows]) -> For
     device_bins = lanes[0].device_bins if rows.size == 1 else None
     if device_bins is None:
         names = ["rows", *names]
-    own = [_concatenate([getattr(binned, name) for binned in lanes]) for name in names]
-    every = rows.gather_arrays(own) if rows.size > 1 else [own]
-    arrays = [np.ascontiguousarray(_concatenate(parts)) for parts in zip(*every, strict=True)]
+    own_arrays = [_concatenate([getattr(binned, name) for binned in lanes]) for name in names]
+    gathered = rows.gather_arrays(own_arrays) if rows.size > 1 else [own_arrays]
+    arrays = [np.ascontiguousarray(_concatenate(parts)) for parts in zip(*gathered, strict=True)]
     bins = None if device_bins is not None else arrays.pop(0)
     numbers, weight, slot, more = arrays
     first = binned_lanes[0]
-    whole = ForestRows(bins, numbers, np.empty(0), None, first.low, first.high, weight, slot, more)
+    all_rows = ForestRows(
+        bins, numbers, np.empty(0), None, first.low, first.high, weight, slot, more
+    )
     if device_bins is not None:
-        whole.device_bins = device_bins.merge(lanes)
-    return whole
+        all_rows.device_bins = device_bins.merge(lanes)
+    return all_rows
 
 
 def _concatenate(parts: Sequence[Array]) -> Array:

@@ -147,13 +147,13 @@ class _BoostingRun:
         # GPU kernels support one target per row, and leaves with one value.
         self._device = open_tree_device("cpu" if on_host else rows.device)
         self._aside = None if solver.aside is None else solver.aside.located(rows)
-        kept = rows.kept or solver.begin
+        snapshot = rows.kept or solver.begin
         self._before: list[Tree] = []
         bins, scores = None, dict[str, list[float]](train_score=[], validation_score=[])
-        if kept is not None:
-            trees = Trees.unpacked(kept)
+        if snapshot is not None:
+            trees = Trees.unpacked(snapshot)
             bins, self._before = trees.bins, [trees.tree(i) for i in range(len(trees))]
-            scores = {name: kept[name].tolist() for name in scores}
+            scores = {name: snapshot[name].tolist() for name in scores}
         self._scores = BoostScores(
             rows, solver.stopping, solver.watching, self._loss, scores,
             self._make_set_scores if self._loss.of_sets else None,
@@ -169,11 +169,11 @@ class _BoostingRun:
         has_factors = solver.sampling is not None and solver.sampling.has_factors
         self._constant = self._loss.constant_hessian and not self._weighted and not has_factors
         self._missing = self._find_missing_features()
-        self._baseline = self._initial_prediction() if kept is None else kept["baseline"]
+        self._baseline = self._initial_prediction() if snapshot is None else snapshot["baseline"]
         self._trees = self._before
         self._grid = ValueGrid()
         if solver.dropout is not None:
-            self._start_dropout(kept)
+            self._start_dropout(snapshot)
         rows.map_lanes(self._update_predictions, [*self._binned_lanes, *self._held])
 
     # -- rows ----------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class _BoostingRun:
     def _bin_own_rows(self, bins: Bins | None) -> tuple[list[BinnedRows], list[BinnedRows]]:
         """Return the binned rows of the own lanes, and those held out."""
         rows, solver, aside = self._rows, self._solver, self._aside
-        made: dict[int, Any] = rows.memory.setdefault("bin_rows", {})
+        binned_by_lane: dict[int, Any] = rows.memory.setdefault("bin_rows", {})
         if bins is None:
             bins = rows.memory.get("bins")
         # Finding bins is collective: if one trainer lacks them, since it is new, all find them.
@@ -191,22 +191,24 @@ class _BoostingRun:
         assert bins is not None
         rows.memory["bins"] = bins
         # Forget lanes that went to other trainers after a loss.
-        for lane in set(made) - set(rows.lanes):
-            del made[lane]
-        new = [lane for lane in rows.lanes if lane not in made]
+        for lane in set(binned_by_lane) - set(rows.lanes):
+            del binned_by_lane[lane]
+        new_lanes = [lane for lane in rows.lanes if lane not in binned_by_lane]
         # Scorers get rows in the order of their numbers.
         stopping = solver.stopping
         numbered = solver.watching is not None or self._loss.of_sets
         if stopping is not None:
             numbered |= stopping.scorer is not None or stopping.within is not None
         n_targets = self._loss.n_targets
-        found = rows.map_lanes(
-            lambda lane: bin_rows(rows, lane, bins, aside, numbered, n_targets), new
+        binned = rows.map_lanes(
+            lambda lane: bin_rows(rows, lane, bins, aside, numbered, n_targets), new_lanes
         )
-        made.update(zip(new, found, strict=True))
-        own = [made[lane][0] for lane in rows.lanes]
-        held = [made[lane][1] for lane in rows.lanes if made[lane][1] is not None]
-        return own, held
+        binned_by_lane.update(zip(new_lanes, binned, strict=True))
+        training = [binned_by_lane[lane][0] for lane in rows.lanes]
+        held_out = [
+            binned_by_lane[lane][1] for lane in rows.lanes if binned_by_lane[lane][1] is not None
+        ]
+        return training, held_out
 
     def _check_row_counts(self) -> None:
         n = self._rows.sum_trainers(
@@ -272,8 +274,8 @@ class _BoostingRun:
         """Return the raw prediction before any tree: the best constant."""
         if self._loss.quantile is not None:
             # All rows are one group.
-            whole = [(r.y, np.zeros(r.n, np.int64), r.weight) for r in self._binned_lanes]
-            return self._group_quantiles(whole, 1)
+            all_rows = [(r.y, np.zeros(r.n, np.int64), r.weight) for r in self._binned_lanes]
+            return self._group_quantiles(all_rows, 1)
 
         def targets(binned: BinnedRows, at: slice) -> list[Array]:
             weight = np.ones(len(binned.y[at])) if binned.weight is None else binned.weight[at]
@@ -304,15 +306,15 @@ class _BoostingRun:
         def residuals_by_leaf(i: int) -> list[GroupedValues]:
             lanes[i].fetch_raw_predictions()
             # Rows that the tree was not grown on are a separate group.
-            others = slice(lanes[i].n_chosen, lanes[i].n)
-            groups = lanes[i].find_row_leaves([*(leaf.at[i] for leaf in leaves), others])
+            unchosen = slice(lanes[i].n_chosen, lanes[i].n)
+            groups = lanes[i].find_row_leaves([*(leaf.at[i] for leaf in leaves), unchosen])
             return [
                 (binned.y - binned.extra["raw"][0], groups_of_lane, binned.weight)
                 for binned, groups_of_lane in zip(lanes[i].binned_rows, groups, strict=True)
             ]
 
-        found = self._rows.map_lanes(residuals_by_leaf, range(len(lanes)))
-        parts = [part for of_lane in found for part in of_lane]
+        lane_residuals = self._rows.map_lanes(residuals_by_leaf, range(len(lanes)))
+        parts = [part for lane_parts in lane_residuals for part in lane_parts]
         return self._group_quantiles(parts, len(leaves) + 1)[:-1]
 
     # -- iterations ----------------------------------------------------------------------------
@@ -379,20 +381,20 @@ class _BoostingRun:
             tree = self._grid.scale_tree(tree)
         # The grower knows the rows of each leaf: only rows that were left out are sent down the
         # tree.
-        others = None
+        unchosen_ranges = None
         if solver.sampling is not None:
-            others = self._grower.place_rows(tree, others=True)
+            unchosen_ranges = self._grower.place_rows(tree, others=True)
 
         def add_leaf_values(i: int) -> None:
             lane = self._grower.lanes[i]
             for binned in lane.binned_rows:
                 binned.extra["n_trees"] += 1
-            at, values = [leaf.at[i] for leaf in leaves], tree.value[numbers]
-            if others is not None:
-                at = [*at, *(others[i][node] for node in numbers)]
+            ranges, values = [leaf.at[i] for leaf in leaves], tree.value[numbers]
+            if unchosen_ranges is not None:
+                ranges = [*ranges, *(unchosen_ranges[i][node] for node in numbers)]
                 values = np.tile(values, (2, 1))
-            for output, of_output in zip(outputs, values.T, strict=True):
-                lane.add_leaf_values(output, at, of_output)
+            for output, output_values in zip(outputs, values.T, strict=True):
+                lane.add_leaf_values(output, ranges, output_values)
 
         self._rows.map_lanes(add_leaf_values, range(len(self._grower.lanes)))
         return tree
@@ -442,13 +444,13 @@ class _BoostingRun:
         """Add dropped trees back, scaled down to make room for the new ones."""
         trees, k = list(self._trees), self._loss.n_outputs
         for number in self._list_trees(dropped):
-            before, output = trees[number], number % k
-            tree = self._grid.scale_tree(before, len(dropped) / (len(dropped) + 1))
+            old_tree, output = trees[number], number % k
+            tree = self._grid.scale_tree(old_tree, len(dropped) / (len(dropped) + 1))
             trees[number] = tree
             self._grower.add_tree(tree, output)
             # Held-out rows still include the tree: they get the difference, which is on the grid
             # too.
-            change = replace(tree, value=tree.value - before.value)
+            change = replace(tree, value=tree.value - old_tree.value)
             add_change = partial(_add_tree_values, tree=change, outputs=(output,))
             self._rows.map_lanes(add_change, self._held)
         self._trees = trees
@@ -550,12 +552,12 @@ class _GradientPacker:
         packed, and the units of gradients and hessians.
         """
         if self._of_sets is not None:
-            found = self._of_sets.make(self._lanes, number)
+            gradients = self._of_sets.make(self._lanes, number)
         else:
-            found = self._rows.map_lanes(
+            gradients = self._rows.map_lanes(
                 lambda lane: lane.make_gradients(self._loss, self._constant), self._lanes
             )
-        units = self._find_largest(found)
+        units = self._find_largest(gradients)
         if self._sampler is not None:
             multiplied = self._sampler.choose(number // self._loss.n_outputs)
             if multiplied is not None:
@@ -592,12 +594,12 @@ class _GradientPacker:
 
     def _pack_vectors(self, units: Array) -> Array:
         """Round the gradients of all outputs; return the units, of shape (2, n_outputs)."""
-        of_outputs = [_packing_units(of_output, _EXACT_BITS) for of_output in units.T]
-        found = np.ascontiguousarray(np.transpose(of_outputs))
+        unit_pairs = [_packing_units(of_output, _EXACT_BITS) for of_output in units.T]
+        output_units = np.ascontiguousarray(np.transpose(unit_pairs))
         if self._constant:
-            found[1] = 1.0
-        self._rows.map_lanes(lambda lane: lane.pack_vectors(*(1 / found)), self._lanes)
-        return found
+            output_units[1] = 1.0
+        self._rows.map_lanes(lambda lane: lane.pack_vectors(*(1 / output_units)), self._lanes)
+        return output_units
 
     def _pack_output(
         self, k: int, mode: int, units: Array, bits: tuple[int, int], number: int
@@ -607,12 +609,15 @@ class _GradientPacker:
         Both are in units of the last bit, and of all trainers only if they are rounded.
         """
         key = int(draw_by_hash([number], self._seed, _ROUNDING_DRAW)[0] >> np.uint64(32))
-        of_g, of_h = _packing_units(units, bits)
-        found = self._rows.map_lanes(
-            lambda lane: lane.pack_output_gradients(k, mode, 1 / of_g, 1 / of_h, key), self._lanes
+        g_unit, h_unit = _packing_units(units, bits)
+        lane_sums = self._rows.map_lanes(
+            lambda lane: lane.pack_output_gradients(k, mode, 1 / g_unit, 1 / h_unit, key),
+            self._lanes,
         )
-        own = np.array(found, np.int64).sum(axis=0)
-        total: list[int] = (self._rows.sum_trainers(own) if mode == ROUNDED else own).tolist()
+        own_sums = np.array(lane_sums, np.int64).sum(axis=0)
+        total: list[int] = (
+            self._rows.sum_trainers(own_sums) if mode == ROUNDED else own_sums
+        ).tolist()
         return total
 
 

@@ -72,8 +72,8 @@ class VertexProgramLike(Protocol):
 def edge_sides(direction: str) -> tuple[EntrySide, ...]:
     """Return the sides of the edges that messages come along."""
     # In the matrix of edges, a row for each target ("in", transposed) or for each source ("out").
-    by = {"in": 1, "out": 0}
-    return tuple(EntrySide(name, _SPACE, _SPACE, by[name]) for name in DIRECTIONS[direction])
+    axis_of = {"in": 1, "out": 0}
+    return tuple(EntrySide(name, _SPACE, _SPACE, axis_of[name]) for name in DIRECTIONS[direction])
 
 
 @dataclass(frozen=True)
@@ -96,22 +96,24 @@ class VertexSolver(KeyedSolver):
         """Iterate until no vertex changes."""
         program, ranges = self.program, keyed.ranges(_SPACE)
         sides = DIRECTIONS[program.direction]
-        _, nothing = COMBINE_FUNCTIONS[program.combine]
+        _, identity = COMBINE_FUNCTIONS[program.combine]
         # Degree of a vertex: the weights of the edges along which it sends.
         strengths = {"in": [0], "out": [1], "both": [0, 1]}[program.direction]
-        degrees = np.concatenate([at.strengths[strengths].sum(axis=0) for at in ranges])
+        degrees = np.concatenate([vertices.strengths[strengths].sum(axis=0) for vertices in ranges])
         values = np.concatenate(
             [
-                _check_user_numbers(program.start(at.ids, degrees[at.own]), len(at), "start")
-                for at in ranges
+                _check_user_numbers(
+                    program.start(vertices.ids, degrees[vertices.own]), len(vertices), "start"
+                )
+                for vertices in ranges
             ]
         )
         if keyed.kept is not None:
             values = keyed.kept[_SPACE].copy()
-        (wrong,) = keyed.sum([[np.isnan(values[at.own]).sum()] for at in ranges])
-        if wrong:
+        (n_nan,) = keyed.sum([[np.isnan(values[vertices.own]).sum()] for vertices in ranges])
+        if n_nan:
             raise DivergedError(
-                f"`start` of {type(program).__name__} made NaN of {wrong:.0f} vertices. Give "
+                f"`start` of {type(program).__name__} made NaN of {n_nan:.0f} vertices. Give "
                 "each an initial number, or infinity."
             )
         # Senders' degrees do not change: they are fetched once (a copy, of a buffer used again).
@@ -119,7 +121,7 @@ class VertexSolver(KeyedSolver):
         n_iter, changed = keyed.n_done, np.inf
         total = np.empty_like(values)
         while n_iter < program.max_iter and changed and not keyed.should_stop:
-            total.fill(nothing)
+            total.fill(identity)
             for side in sides:
                 # Gather: messages of the neighbours, combined vertex by vertex.
                 gather = _MessageGatherer(
@@ -128,15 +130,15 @@ class VertexSolver(KeyedSolver):
                 keyed.map(gather, side)
             # Apply: all vertices at once, from the values of the iteration before.
             parts = []
-            for at in ranges:
-                old = values[at.own]
-                new = _check_user_numbers(
-                    program.apply(old.copy(), total[at.own]), len(at), "apply"
+            for vertices in ranges:
+                old = values[vertices.own]
+                updated = _check_user_numbers(
+                    program.apply(old.copy(), total[vertices.own]), len(vertices), "apply"
                 )
-                parts.append([_count_changes(old, new, program.tol), np.isnan(new).sum()])
-                values[at.own] = new
-            changed, wrong = keyed.sum(parts)
-            _check_no_nan(wrong, type(program).__name__)
+                parts.append([_count_changes(old, updated, program.tol), np.isnan(updated).sum()])
+                values[vertices.own] = updated
+            changed, n_nan = keyed.sum(parts)
+            _check_no_nan(n_nan, type(program).__name__)
             n_iter += 1
             keyed.keep({_SPACE: values}, n_iter, loss=changed)
         return KeyedSolution(
@@ -162,22 +164,24 @@ class _MessageGatherer:
         total = self._total[rows.range.own]
         first = 0
         while first < len(filled):
-            begin = indptr[filled[first]]
+            first_edge = indptr[filled[first]]
             # At least one vertex, with all of its edges.
-            last = int(np.searchsorted(indptr[filled], begin + _EDGES_PER_CHUNK))
+            last = int(np.searchsorted(indptr[filled], first_edge + _EDGES_PER_CHUNK))
             last = max(last, first + 1)
-            some = filled[first:last]
-            edges = slice(begin, indptr[some[-1] + 1])
+            receivers = filled[first:last]
+            edges = slice(first_edge, indptr[receivers[-1] + 1])
             # The messages of a vertex are adjacent, as its edges are in a CSR row.
-            found = self._ufunc.reduceat(self._make_messages(rows, edges), indptr[some] - begin)
-            total[some] = self._ufunc(total[some], found)
+            combined = self._ufunc.reduceat(
+                self._make_messages(rows, edges), indptr[receivers] - first_edge
+            )
+            total[receivers] = self._ufunc(total[receivers], combined)
             first = last
 
     def _make_messages(self, rows: KeyedRows, edges: slice) -> Array:
-        at = rows.indices[edges]
-        weight = np.ones(len(at)) if rows.values is None else rows.values[edges]
-        made = self._program.gather(self._values[at], self._degrees[at], weight)
-        return _check_user_numbers(made, len(at), "gather")
+        senders = rows.indices[edges]
+        weight = np.ones(len(senders)) if rows.values is None else rows.values[edges]
+        messages = self._program.gather(self._values[senders], self._degrees[senders], weight)
+        return _check_user_numbers(messages, len(senders), "gather")
 
 
 def _check_user_numbers(found: Any, n: int, method: str) -> Array:
@@ -188,13 +192,13 @@ def _check_user_numbers(found: Any, n: int, method: str) -> Array:
         array = np.asarray(found, dtype=np.float64)
         if array.ndim and array.shape != (n,):
             raise ValueError(f"its array is of shape {array.shape}")
-        made: Array = np.ascontiguousarray(np.broadcast_to(array, (n,)))
+        numbers: Array = np.ascontiguousarray(np.broadcast_to(array, (n,)))
     except (TypeError, ValueError) as error:
         raise InvalidParameterError(
             f"`{method}` of the vertex program must return {n} numbers, as many as it was given: "
             f"{error}."
         ) from error
-    return made if made.flags.writeable else made.copy()
+    return numbers if numbers.flags.writeable else numbers.copy()
 
 
 def _count_changes(old: Array, new: Array, tol: float) -> int:
@@ -251,40 +255,42 @@ class PageRankSolver(KeyedSolver):
         from daskml_dist.backends.graph_kernels import update_ranks
 
         n = keyed.n_keys[_SPACE]
-        lanes = {at.lane: _PageRankLane(at, n, self) for at in keyed.ranges(_SPACE)}
+        lanes = {
+            vertices.lane: _PageRankLane(vertices, n, self) for vertices in keyed.ranges(_SPACE)
+        }
         ranks = np.concatenate([lane.start for lane in lanes.values()])
-        sent = np.empty_like(ranks)
+        sent_ranks = np.empty_like(ranks)
         if keyed.kept is not None:
             ranks[...] = keyed.kept[_SPACE]
 
         def send(rows: KeyedRows) -> float:
             # What a vertex sends by an edge of weight 1; return the rank of those that send none.
-            lane, at = lanes[rows.range.lane], rows.range.own
-            np.multiply(ranks[at], lane.inverse, out=sent[at])
-            return float(ranks[at][lane.dangling].sum())
+            lane, vertices = lanes[rows.range.lane], rows.range.own
+            np.multiply(ranks[vertices], lane.inverse, out=sent_ranks[vertices])
+            return float(ranks[vertices][lane.dangling].sum())
 
         def pull(rows: KeyedRows) -> tuple[float, float]:
             # rank = (1 - d) jumps + d (sum of the ranks received + dangling rank * its shares).
-            lane, at = lanes[rows.range.lane], rows.range.own
+            lane, vertices = lanes[rows.range.lane], rows.range.own
             weights = np.empty(0) if rows.values is None else rows.values
             change = update_ranks(
                 rows.indptr, rows.indices, weights, touched, lane.fixed, lane.spread,
-                self.damping, dangling, ranks[at],
+                self.damping, dangling, ranks[vertices],
             )  # fmt: skip
             return change, send(rows)
 
-        (dangling,) = keyed.sum([[part] for part in keyed.map(send, "in")])
+        (dangling,) = keyed.sum([[lane_rank] for lane_rank in keyed.map(send, "in")])
         n_iter, change = keyed.n_done, np.inf
         while n_iter < self.max_iter and not keyed.should_stop:
-            touched = keyed.touched("in", sent)
+            touched = keyed.touched("in", sent_ranks)
             change, dangling = keyed.sum(keyed.map(pull, "in"))
             n_iter += 1
             keyed.keep({_SPACE: ranks}, n_iter, loss=change)
             if change <= n * self.tol:  # also with tol=0, once nothing changes
                 break
-        done = bool(change <= n * self.tol)
+        has_settled = bool(change <= n * self.tol)
         return KeyedSolution(
-            np.empty(0), n_iter, done, f"the ranks are still changing by {change:.3g}",
+            np.empty(0), n_iter, has_settled, f"the ranks are still changing by {change:.3g}",
             values={_SPACE: ranks},
         )  # fmt: skip
 
@@ -341,9 +347,9 @@ class VertexShares:
     def of(self, at: KeyRange) -> Array:
         """Return the shares of a range of vertices."""
         a, b = np.searchsorted(self.numbers, [at.first, at.first + len(at)])
-        found = np.zeros(len(at))
-        found[self.numbers[a:b] - at.first] = self.shares[a:b]
-        return found
+        range_shares = np.zeros(len(at))
+        range_shares[self.numbers[a:b] - at.first] = self.shares[a:b]
+        return range_shares
 
 
 @dataclass(frozen=True)
@@ -363,24 +369,29 @@ class ConnectedComponentsSolver(KeyedSolver):
 
     def solve(self, keyed: KeyedEntries) -> KeyedSolution:
         """Hook trees and shorten their paths until no grandparent changes."""
-        own = [np.arange(at.first, at.first + len(at)) for at in keyed.ranges(_SPACE)]
-        parent = np.concatenate(own)
+        lane_vertices = [
+            np.arange(vertices.first, vertices.first + len(vertices))
+            for vertices in keyed.ranges(_SPACE)
+        ]
+        parent = np.concatenate(lane_vertices)
         if keyed.kept is not None:
             parent = keyed.kept[_SPACE].copy()
         n_iter, changed = keyed.n_done, np.inf
         grand = keyed.at(_SPACE, parent, parent)
         while changed and not keyed.should_stop:
-            least = _smallest_neighbours(keyed, grand)
+            smallest = _smallest_neighbours(keyed, grand)
             # Stochastic hooking: the parent of a vertex points at the smallest grandparent among
             # the vertex's neighbours.
-            _hook_roots(keyed, parent, least, grand)
+            _hook_roots(keyed, parent, smallest, grand)
             # Aggressive hooking: the vertex itself points there too.
-            np.minimum(parent, least, out=parent)
+            np.minimum(parent, smallest, out=parent)
             # Shortcutting: point at the grandparent, which halves the trees' depth.
             np.minimum(parent, grand, out=parent)
             new_grand = keyed.at(_SPACE, parent, parent)
-            moved = new_grand != grand
-            (changed,) = keyed.sum([[moved[at.own].sum()] for at in keyed.ranges(_SPACE)])
+            has_changed = new_grand != grand
+            (changed,) = keyed.sum(
+                [[has_changed[vertices.own].sum()] for vertices in keyed.ranges(_SPACE)]
+            )
             grand = new_grand
             n_iter += 1
             keyed.keep({_SPACE: parent}, n_iter, loss=changed)
@@ -393,15 +404,15 @@ def _smallest_neighbours(keyed: KeyedEntries, grand: NDArray[np.int64]) -> NDArr
     """Return, for each vertex, the smallest grandparent of it and its neighbours."""
     from daskml_dist.backends.graph_kernels import update_smallest_labels
 
-    least = grand.copy()
+    smallest = grand.copy()
     for side in ("in", "out"):
         touched = keyed.touched(side, grand)
 
         def pull(rows: KeyedRows, touched: Any = touched) -> None:
-            update_smallest_labels(rows.indptr, rows.indices, touched, least[rows.range.own])
+            update_smallest_labels(rows.indptr, rows.indices, touched, smallest[rows.range.own])
 
         keyed.map(pull, side)
-    return least
+    return smallest
 
 
 def _hook_roots(

@@ -81,8 +81,8 @@ class _TopKRows(Statistic):
 
     def merge(self, total: Array, part: Array) -> None:
         """Replace `total` by the rows with the largest keys of both."""
-        both = np.concatenate([total, part])
-        total[...] = both[np.argsort(-both[:, 0], kind="stable")[: self.n_rows]]
+        joined = np.concatenate([total, part])
+        total[...] = joined[np.argsort(-joined[:, 0], kind="stable")[: self.n_rows]]
 
     def keep(
         self, at: NDArray[np.intp], keys: Array, facts: list[Array], rows: Any, out: Any,
@@ -109,14 +109,14 @@ class _TopKRows(Statistic):
             ahead = np.sort(ahead[largest])
         if not len(ahead):
             return
-        found = backend.to_numpy(out).copy()
-        part = np.zeros((len(ahead), found.shape[1]))
-        part[:, 0] = keys[ahead]
+        top = backend.to_numpy(out).copy()
+        candidates = np.zeros((len(ahead), top.shape[1]))
+        candidates[:, 0] = keys[ahead]
         for number, fact in enumerate(facts, 1):
-            part[:, number] = fact[ahead]
-        part[:, 1 + self.n_facts :] = _take_rows(rows, at[ahead], backend)
-        self.merge(found, part)
-        out[...] = backend.to_device(found)
+            candidates[:, number] = fact[ahead]
+        candidates[:, 1 + self.n_facts :] = _take_rows(rows, at[ahead], backend)
+        self.merge(top, candidates)
+        out[...] = backend.to_device(top)
 
 
 def _draw_keys(
@@ -139,9 +139,9 @@ def _draw_keys(
         uniform = np.random.Generator(stream).random(n)[rows.places]
     # -log(1 - u) >= u, so only rows with mass / u > last can have a larger key. They are few, which
     # saves the logarithms of the others.
-    (at,) = np.nonzero(uniform * last < mass)
-    exponential = np.maximum(-np.log1p(-uniform[at]), np.finfo(np.float64).tiny)
-    return at, mass[at] / exponential
+    (indices,) = np.nonzero(uniform * last < mass)
+    exponential = np.maximum(-np.log1p(-uniform[indices]), np.finfo(np.float64).tiny)
+    return indices, mass[indices] / exponential
 
 
 def _iterate_row_chunks(rows: BatchRows, backend: Backend) -> Iterator[BatchRows]:
@@ -151,8 +151,8 @@ def _iterate_row_chunks(rows: BatchRows, backend: Backend) -> Iterator[BatchRows
     if is_sparse(rows.X) or n <= step:
         yield rows
         return
-    for at in row_slices(n, step):
-        yield rows.part(at, backend)
+    for chunk in row_slices(n, step):
+        yield rows.part(chunk, backend)
 
 
 def _take_rows(rows: Any, at: NDArray[np.intp], backend: Backend) -> NDArray[Any]:
@@ -180,8 +180,8 @@ class _ClosestCandidate(RowState):
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
         """Return the distances to all candidates, computed group by group."""
-        like = rows.X.values if is_sparse(rows.X) else rows.X
-        state = zeros((rows.X.shape[0], 2), arithmetic_dtype(rows.X), like=like)
+        values = rows.X.values if is_sparse(rows.X) else rows.X
+        state = zeros((rows.X.shape[0], 2), arithmetic_dtype(rows.X), like=values)
         state[:, 0] = namespace(state).inf
         for number in range(len(self.groups)):
             self.meet(state, rows, number, backend)
@@ -246,16 +246,16 @@ class SeedSample(_CandidateStatistic, _TopKRows):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         loss = 0.0 if self.groups else float("nan")
-        for part in _iterate_row_chunks(rows, backend) if self.groups else (rows,):
+        for chunk in _iterate_row_chunks(rows, backend) if self.groups else (rows,):
             # The mass of a row: its weight times its squared distance.
-            mass = np.ones(part.X.shape[0])
+            mass = np.ones(chunk.X.shape[0])
             if self.groups:
-                loss = loss + self._meet_last_group(part, backend)
-                mass = backend.to_numpy(part.state[:, 0])
-            if part.weight is not None:
-                mass = mass * backend.to_numpy(part.weight)
-            at, keys = _draw_keys(part, mass, float(out[-1, 0]), self.seed, self.round)
-            self.keep(at, keys, [], part.X, out, backend)
+                loss = loss + self._meet_last_group(chunk, backend)
+                mass = backend.to_numpy(chunk.state[:, 0])
+            if chunk.weight is not None:
+                mass = mass * backend.to_numpy(chunk.weight)
+            indices, keys = _draw_keys(chunk, mass, float(out[-1, 0]), self.seed, self.round)
+            self.keep(indices, keys, [], chunk.X, out, backend)
         return scalar(loss)
 
 
@@ -274,11 +274,11 @@ class CandidateWeights(_CandidateStatistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         loss = 0.0
-        for part in _iterate_row_chunks(rows, backend):
-            loss = loss + self._meet_last_group(part, backend)
-            labels = cast(part.state[:, 1], namespace(part.state).int64)
-            each = ones((labels.shape[0], 1), part.state.dtype, like=labels)
-            backend.add_rows(each, labels, part.weight, out)
+        for chunk in _iterate_row_chunks(rows, backend):
+            loss = loss + self._meet_last_group(chunk, backend)
+            labels = cast(chunk.state[:, 1], namespace(chunk.state).int64)
+            unit_rows = ones((labels.shape[0], 1), chunk.state.dtype, like=labels)
+            backend.add_rows(unit_rows, labels, chunk.weight, out)
         return scalar(loss)
 
 
@@ -286,18 +286,18 @@ def choose_centroids(candidates: Array, weight: Array, k: int, seed: int) -> Arr
     """Return the k centroids of weighted candidates, by scikit-learn in this process."""
     if len(candidates) == k:
         return candidates
-    small = len(candidates) * k <= _MAX_RETRY_PRODUCTS
+    is_small = len(candidates) * k <= _MAX_RETRY_PRODUCTS
     # With so few products, synchronising threads costs more than they save.
     one_thread = (
-        _find_openmp_libraries().limit(limits=1, user_api="openmp") if small else nullcontext()
+        _find_openmp_libraries().limit(limits=1, user_api="openmp") if is_small else nullcontext()
     )
     with warnings.catch_warnings(), one_thread:
         # scikit-learn warns of duplicate candidates; the fit reports clusters without rows itself.
         warnings.simplefilter("ignore")
-        found = KMeans(k, n_init=8 if small else 1, random_state=seed % 2**32).fit(
+        model = KMeans(k, n_init=8 if is_small else 1, random_state=seed % 2**32).fit(
             candidates, sample_weight=np.maximum(weight, np.finfo(float).tiny)
         )
-    return np.asarray(found.cluster_centers_, dtype=np.float64)
+    return np.asarray(model.cluster_centers_, dtype=np.float64)
 
 
 @cache
@@ -372,14 +372,14 @@ class CentroidAssignment(Statistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         centroids = to_rows_dtype(self.centroids, rows.X, backend)
-        shift, before = (
-            None if each is None else to_rows_dtype(each, rows.X, backend)
-            for each in (self.shift, self.before)
+        shift, last_centroids = (
+            None if array is None else to_rows_dtype(array, rows.X, backend)
+            for array in (self.shift, self.before)
         )
         weight = None if rows.weight is None else cast(rows.weight, centroids.dtype)
         with np.errstate(over="ignore", invalid="ignore"):  # the sums show it
             inertia = backend.assign(
-                rows.X, shift, centroids, weight, out[:-1, ...], rows.state, before
+                rows.X, shift, centroids, weight, out[:-1, ...], rows.state, last_centroids
             )
         out[-1, 0] += inertia
         return scalar(inertia)
@@ -404,13 +404,15 @@ class FarthestRows(_TopKRows):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         centroids = to_rows_dtype(self.centroids, rows.X, backend)
         shift = None if self.shift is None else to_rows_dtype(self.shift, rows.X, backend)
-        for part in _iterate_row_chunks(rows, backend):
-            found = backend.nearest(part.X, shift, centroids)
-            labels, squares = (backend.to_numpy(array) for array in found)
-            weight = np.ones(len(squares)) if part.weight is None else backend.to_numpy(part.weight)
-            (at,) = np.nonzero(weight > 0)
-            facts = [labels[at], weight[at]]
-            self.keep(at, squares[at], facts, part.X, out, backend)
+        for chunk in _iterate_row_chunks(rows, backend):
+            nearest = backend.nearest(chunk.X, shift, centroids)
+            labels, squares = (backend.to_numpy(array) for array in nearest)
+            weight = (
+                np.ones(len(squares)) if chunk.weight is None else backend.to_numpy(chunk.weight)
+            )
+            (indices,) = np.nonzero(weight > 0)
+            facts = [labels[indices], weight[indices]]
+            self.keep(indices, squares[indices], facts, chunk.X, out, backend)
 
 
 @dataclass(frozen=True, eq=False)
@@ -452,21 +454,25 @@ class KMeansSolver(Solver):
     def max_passes(self) -> int:
         """Return two passes a step (the second for empty clusters), plus the initialisation's."""
         first = {"k-means++": self.k, "k-means||": self.rounds}
-        chosen = first.get(self.init, 1) if isinstance(self.init, str) else 0
-        return 2 + self.n_init * (chosen + 3 + 2 * self.max_iter + 1)
+        n_rounds = first.get(self.init, 1) if isinstance(self.init, str) else 0
+        return 2 + self.n_init * (n_rounds + 3 + 2 * self.max_iter + 1)
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Run Lloyd's steps `n_init` times."""
         if sums.kept is not None:
-            at = _KMeansRuns.of_state(sums.kept)
+            progress = _KMeansRuns.of_state(sums.kept)
         else:
-            at = self._prepare_runs(model.n_features, sums)
-        while at.number < self.n_init:
-            self._run_lloyd(at, sums)
+            progress = self._prepare_runs(model.n_features, sums)
+        while progress.number < self.n_init:
+            self._run_lloyd(progress, sums)
             if sums.should_stop:
                 break
-        inertia, n_iter, n_found = at.best_numbers
-        return Solution(at.add_shift(at.best), int(n_iter), extra=at.extra_facts(inertia, n_found))
+        inertia, n_iter, n_found = progress.best_numbers
+        return Solution(
+            progress.add_shift(progress.best),
+            int(n_iter),
+            extra=progress.extra_facts(inertia, n_found),
+        )
 
     def _prepare_runs(self, n_features: int, sums: Sums) -> _KMeansRuns:
         """Compute the rows' mean, which is subtracted from dense rows, and their variance."""
@@ -486,39 +492,39 @@ class KMeansSolver(Solver):
     @staticmethod
     def _mean_and_variance(sums: Sums, origin: Array, shift: Array | None) -> tuple[Array, float]:
         """Return the mean of the shifted rows, and the variance summed over features."""
-        found = request_finite_sum(sums, CentroidAssignment(origin, shift))
-        mean = found[0, 1:] / found[0, 0]
-        return mean, max(0.0, float(found[1, 0] / found[0, 0] - mean @ mean))
+        moments = request_finite_sum(sums, CentroidAssignment(origin, shift))
+        mean = moments[0, 1:] / moments[0, 0]
+        return mean, max(0.0, float(moments[1, 0] / moments[0, 0] - mean @ mean))
 
     def _run_lloyd(self, at: _KMeansRuns, sums: Sums) -> None:
         """Take Lloyd's steps to the end of the current run."""
         if at.n_iter == 0:
             at.centroids = self._choose_first_centroids(at, sums)
         while True:
-            found = self._assign_rows(at, sums)
-            before, at.centroids = at.centroids, self._update_centroids(found, at, sums)
+            assigned = self._assign_rows(at, sums)
+            last_centroids, at.centroids = at.centroids, self._update_centroids(assigned, at, sums)
             at.n_iter += 1
             # Squared Frobenius norm of the shift, which `tol` bounds as in scikit-learn.
-            moved = float(((at.centroids - before) ** 2).sum())
-            if moved <= max(at.tolerance, at.still) or at.n_iter == self.max_iter:
+            squared_shift = float(((at.centroids - last_centroids) ** 2).sum())
+            if squared_shift <= max(at.tolerance, at.still) or at.n_iter == self.max_iter:
                 break
             if sums.should_stop:
                 break
             sums.keep(
                 at.add_shift(at.centroids),
                 at.state,
-                extra=at.extra_facts(*_inertia_and_count(found)),
+                extra=at.extra_facts(*_inertia_and_count(assigned)),
             )
         # The inertia belongs to the last centroids: one more pass unless they did not move.
-        if moved > at.still and not sums.should_stop:
-            found = self._assign_rows(at, sums)
-        at.end_run(*_inertia_and_count(found))
+        if squared_shift > at.still and not sums.should_stop:
+            assigned = self._assign_rows(at, sums)
+        at.end_run(*_inertia_and_count(assigned))
 
     @staticmethod
     def _assign_rows(at: _KMeansRuns, sums: Sums) -> Array:
         """Return the sums of an assignment; the last centroids update the rows' bounds."""
-        before, at.asked = at.asked, at.centroids
-        return sums(CentroidAssignment(at.centroids, at.shift, before))
+        last_asked, at.asked = at.asked, at.centroids
+        return sums(CentroidAssignment(at.centroids, at.shift, last_asked))
 
     def _update_centroids(self, found: Array, at: _KMeansRuns, sums: Sums) -> Array:
         """Return each cluster's mean; an empty cluster gets the row farthest from its centroid."""
@@ -526,14 +532,16 @@ class KMeansSolver(Solver):
         (empty,) = np.nonzero(weight[:, 0] == 0)
         # As in scikit-learn: a second pass, which is rare.
         if len(empty):
-            far = sums(FarthestRows(len(empty), centroids=at.centroids, shift=at.shift))
-            for centroid, (key, old, own, *row) in zip(empty, far, strict=True):
+            farthest_rows = sums(FarthestRows(len(empty), centroids=at.centroids, shift=at.shift))
+            for centroid, (key, old_label, row_weight, *row) in zip(
+                empty, farthest_rows, strict=True
+            ):
                 # The row moves from its old cluster, unless it is the only one there.
-                if key > 0 and weight[int(old), 0] > own:
-                    weighted = own * at.subtract_shift(np.array(row))
-                    total[int(old)] -= weighted
-                    weight[int(old)] -= own
-                    total[centroid], weight[centroid] = weighted, own
+                if key > 0 and weight[int(old_label), 0] > row_weight:
+                    weighted = row_weight * at.subtract_shift(np.array(row))
+                    total[int(old_label)] -= weighted
+                    weight[int(old_label)] -= row_weight
+                    total[centroid], weight[centroid] = weighted, row_weight
         return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), at.centroids)
 
     # -- first centroids -------------------------------------------------------------------------
@@ -553,12 +561,12 @@ class KMeansSolver(Solver):
             if one_by_one
             else self._centroids_of_sample(at, sums),
         )
-        some = 1 if one_by_one else max(1, round(self.oversampling * self.k))
+        n_drawn = 1 if one_by_one else max(1, round(self.oversampling * self.k))
         for _ in range(self.k - 1 if one_by_one else self.rounds):
-            drawn = self._draw_seeds(at, sums, some, groups)
-            if not len(drawn):
+            seeds = self._draw_seeds(at, sums, n_drawn, groups)
+            if not len(seeds):
                 break
-            groups = (*groups, drawn)
+            groups = (*groups, seeds)
         candidates = np.concatenate(groups)
         if len(candidates) <= self.k:
             return self._repeat_to_k(candidates)
@@ -569,9 +577,9 @@ class KMeansSolver(Solver):
 
     def _centroids_of_sample(self, at: _KMeansRuns, sums: Sums) -> Array:
         """Return the centroids of a random sample of the rows, clustered in this process."""
-        some = min(max(_SAMPLE_PER_CENTROID * self.k, _MIN_SAMPLE_ROWS), sums.n_rows)
-        some = max(min(some, _MAX_SAMPLE_ENTRIES // at.n_features), 2 * self.k)
-        rows = self._draw_seeds(at, sums, some, ())
+        n_sampled = min(max(_SAMPLE_PER_CENTROID * self.k, _MIN_SAMPLE_ROWS), sums.n_rows)
+        n_sampled = max(min(n_sampled, _MAX_SAMPLE_ENTRIES // at.n_features), 2 * self.k)
+        rows = self._draw_seeds(at, sums, n_sampled, ())
         if len(rows) <= self.k:
             return rows
         return choose_centroids(rows, np.ones(len(rows)), self.k, self.seed + at.number)
@@ -582,8 +590,8 @@ class KMeansSolver(Solver):
         """Return rows drawn by :class:`SeedSample`, with the shift subtracted."""
         # Each round of each run has a different number, so that draws are independent.
         numbers = {"seed": self.seed, "round": at.number * (self.k + self.rounds + 1) + len(groups)}
-        found = sums(SeedSample(n_rows=n_rows, groups=groups, shift=at.shift, **numbers))
-        return at.subtract_shift(found[found[:, 0] > 0, 1:])
+        keyed_rows = sums(SeedSample(n_rows=n_rows, groups=groups, shift=at.shift, **numbers))
+        return at.subtract_shift(keyed_rows[keyed_rows[:, 0] > 0, 1:])
 
     def _repeat_to_k(self, rows: Array) -> Array:
         """Return `k` rows, repeating them if the data has fewer."""
@@ -691,8 +699,10 @@ class RowSampleSolver(Solver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return the sample, of shape (n_rows, n_features), or all rows of positive weight."""
-        found = sums(SeedSample(n_rows=self.n_rows, groups=(), shift=None, seed=self.seed, round=0))
-        return Solution(found[found[:, 0] > 0, 1:])
+        keyed_rows = sums(
+            SeedSample(n_rows=self.n_rows, groups=(), shift=None, seed=self.seed, round=0)
+        )
+        return Solution(keyed_rows[keyed_rows[:, 0] > 0, 1:])
 
 
 @dataclass(frozen=True, eq=False)

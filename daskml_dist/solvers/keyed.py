@@ -269,15 +269,15 @@ class KeyedSolution(Solution):
     def join(some: Sequence[KeyedSolution]) -> KeyedSolution:
         """Return one solution with the values of all keys; the first one is changed in place."""
         first = some[0]
-        places = [one.lanes for one in some]
+        lane_slices = [solution.lanes for solution in some]
         for space in first.values:
             first.values[space] = _join_lane_values(
-                [one.values[space] for one in some], space, places
+                [solution.values[space] for solution in some], space, lane_slices
             )
         # Empty lanes are left out: their arrays of ids have a default dtype, not the user's.
         for space in first.ids:
             first.ids[space] = _join_lane_values(
-                [one.ids[space] for one in some], space, places, True
+                [solution.ids[space] for solution in some], space, lane_slices, True
             )
         # Positions in a trainer's own arrays are not valid in the joined ones.
         first.lanes = {}
@@ -289,10 +289,10 @@ def _join_lane_values(
 ) -> Array:
     """Return values concatenated in the order of lanes, without empty lanes if `filled`."""
     parts = {
-        lane: array[at]
-        for array, of in zip(arrays, places, strict=True)
-        for lane, at in of[space].items()
-        if at.stop > at.start or not filled
+        lane: array[positions]
+        for array, lane_slices in zip(arrays, places, strict=True)
+        for lane, positions in lane_slices[space].items()
+        if positions.stop > positions.start or not filled
     }
     # Lanes own adjacent ranges of the sorted keys, so concatenation by lane sorts the keys.
     return np.concatenate([parts[lane] for lane in sorted(parts)])

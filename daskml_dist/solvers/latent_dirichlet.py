@@ -92,23 +92,23 @@ class TopicWords(_DocumentStatistic):
         X, indices = self._host_counts(rows.X, backend)
         # The first document of a block is in another batch than that of the next block, so that
         # short blocks fill all batches equally.
-        turn = (self.batch - rows.first - max(rows.block, 0)) % self.n_batches
-        at = np.arange(turn, len(indices), self.n_batches)
+        first_drawn = (self.batch - rows.first - max(rows.block, 0)) % self.n_batches
+        drawn = np.arange(first_drawn, len(indices), self.n_batches)
         # The variational parameters of a document start at random, drawn by its position only: the
         # same on any worker.
         stream = np.random.SeedSequence((self.seed, self.round, rows.block + 1))
-        gamma = np.empty((len(at), self.topics.shape[1]))
-        topic_kernels.draw_gamma(stream.generate_state(1, np.uint64)[0], rows.first + at, gamma)
+        gamma = np.empty((len(drawn), self.topics.shape[1]))
+        topic_kernels.draw_gamma(stream.generate_state(1, np.uint64)[0], rows.first + drawn, gamma)
         # E-step: gamma and phi in turn, up to `max_iter` times.
-        _, shares = self.fit(X, indices[at], self.topics, gamma)
-        found = backend.to_numpy(out)
-        if not found.flags.writeable:
-            found = found.copy()
+        _, shares = self.fit(X, indices[drawn], self.topics, gamma)
+        sums = backend.to_numpy(out)
+        if not sums.flags.writeable:
+            sums = sums.copy()
         csr = X.indptr, X.indices, X.data
-        topic_kernels.add_word_counts(*csr, indices[at], self.topics, shares, found[:-1])
-        found[-1] += len(at)
-        if found is not out:
-            out[...] = backend.to_device(found)
+        topic_kernels.add_word_counts(*csr, indices[drawn], self.topics, shares, sums[:-1])
+        sums[-1] += len(drawn)
+        if sums is not out:
+            out[...] = backend.to_device(sums)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +128,9 @@ class DocumentBounds(_DocumentStatistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         X, indices = self._host_counts(rows.X, backend)
-        found = self.fit.bounds_of(X[indices], self.log_topics).sum(axis=0)
-        out += backend.to_device(found)
-        return -float(found[0])
+        bounds = self.fit.bounds_of(X[indices], self.log_topics).sum(axis=0)
+        out += backend.to_device(bounds)
+        return -float(bounds[0])
 
 
 @dataclass(frozen=True)
@@ -187,42 +187,44 @@ class LatentDirichletSolver(Solver):
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return the parameters of the topics' words, from initial ones."""
         assert start is not None
-        at = _TopicState(start, perplexity=np.inf)
+        progress = _TopicState(start, perplexity=np.inf)
         if sums.kept is not None:
             numbers = sums.kept["numbers"]
-            at = _TopicState(sums.kept["components"], int(numbers[0]), float(numbers[1]))
+            progress = _TopicState(sums.kept["components"], int(numbers[0]), float(numbers[1]))
         n_batches = self.n_batches or 1
-        while at.n_updates < self.max_iter * n_batches and not sums.should_stop:
-            self._update_topics(at, sums)
-            if at.n_updates % n_batches == 0 and self._has_converged(at, sums):
+        while progress.n_updates < self.max_iter * n_batches and not sums.should_stop:
+            self._update_topics(progress, sums)
+            if progress.n_updates % n_batches == 0 and self._has_converged(progress, sums):
                 break
-            if at.n_updates < self.max_iter * n_batches:
-                sums.keep(at.components, at.state, extra={"n_updates": at.n_updates})
-        extra: dict[str, Any] = {"n_updates": at.n_updates}
+            if progress.n_updates < self.max_iter * n_batches:
+                sums.keep(
+                    progress.components, progress.state, extra={"n_updates": progress.n_updates}
+                )
+        extra: dict[str, Any] = {"n_updates": progress.n_updates}
         if self.with_bound:
-            extra["bound"] = self._perplexity(at, sums)  # scikit-learn's name for it
-        return Solution(at.components, -(-at.n_updates // n_batches), extra=extra)
+            extra["bound"] = self._perplexity(progress, sums)  # scikit-learn's name for it
+        return Solution(progress.components, -(-progress.n_updates // n_batches), extra=extra)
 
     def _update_topics(self, at: _TopicState, sums: Sums) -> None:
         """Update the topics by all documents, or by a step toward those of the next part."""
         n_batches, topics = self.n_batches or 1, np.exp(at.log_topics)
         rounds = self.n_before + at.n_updates
-        found = sums(
+        batch_sums = sums(
             TopicWords(
                 **self._document_settings, topics=topics, seed=self.seed, round=rounds,
                 batch=at.n_updates % n_batches, n_batches=n_batches,
             )
         )  # fmt: skip
-        words, n_documents = (found[:-1] * topics).T, found[-1, 0]
+        word_counts, n_documents = (batch_sums[:-1] * topics).T, batch_sums[-1, 0]
         at.n_updates += 1
         if self.n_batches is None:
             # lambda = eta + sum over documents of n phi (algorithm 1).
-            at.set_components(self.topic_word_prior + words)
+            at.set_components(self.topic_word_prior + word_counts)
         elif n_documents:
             # rho_t = (tau_0 + t)^-kappa; lambda moves toward the topics of a corpus of D documents
             # like these (algorithm 2).
             rate = (self.learning_offset + rounds + 1) ** -self.learning_decay
-            target = self.topic_word_prior + self.total_samples / n_documents * words
+            target = self.topic_word_prior + self.total_samples / n_documents * word_counts
             at.set_components((1 - rate) * at.components + rate * target)
 
     def _has_converged(self, at: _TopicState, sums: Sums) -> bool:
@@ -230,8 +232,8 @@ class LatentDirichletSolver(Solver):
         n_iter = at.n_updates // (self.n_batches or 1)
         if self.evaluate_every <= 0 or n_iter % self.evaluate_every:
             return False
-        before, at.perplexity = at.perplexity, self._perplexity(at, sums)
-        return bool(abs(before - at.perplexity) < self.perp_tol)
+        last_perplexity, at.perplexity = at.perplexity, self._perplexity(at, sums)
+        return bool(abs(last_perplexity - at.perplexity) < self.perp_tol)
 
     def _perplexity(self, at: _TopicState, sums: Sums) -> float:
         """Return exp of minus the variational bound per word, of all documents."""

@@ -107,8 +107,8 @@ class LBFGS(PenalisedSolver, RangedSolver):
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
         objective = SmoothObjective(model, sums, self.penalty)
-        begin = last = initial_parameters(model, start)
-        shape = begin.shape
+        first = last = initial_parameters(model, start)
+        shape = first.shape
 
         def evaluate(flat: NDArray[Any]) -> tuple[float, NDArray[Any]]:
             nonlocal last
@@ -123,7 +123,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
             )
             return minimize_orthant_wise(
                 evaluate,
-                begin,
+                first,
                 np.broadcast_to(l1, shape).ravel(),
                 max_iter=self.max_iter,
                 tol=self.tol,
@@ -131,9 +131,9 @@ class LBFGS(PenalisedSolver, RangedSolver):
                 on_step=lambda _, state: sums.keep(last, state),
                 kept=sums.kept,
             )
-        found = _minimize_lbfgsb(
+        solution = _minimize_lbfgsb(
             evaluate,
-            begin.ravel(),
+            first.ravel(),
             sums,
             on_step=lambda flat: sums.keep(flat.reshape(shape)),
             maxiter=self.max_iter,
@@ -142,7 +142,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
             ftol=_RELATIVE_TOLERANCE,
             maxfun=self.max_fun,
         )
-        return dataclasses.replace(found, w=found.w.reshape(shape))
+        return dataclasses.replace(solution, w=solution.w.reshape(shape))
 
     def solve_in_ranges(self, model: Any, ranges: RangedSums, start: Array) -> Solution:
         """Minimise with sharded vectors: each process holds a range of every vector.
@@ -169,7 +169,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
             gradient = total[1:] / ranges.n_rows + pull
             return loss / ranges.n_rows + ranges.dot(pull, w) / 2, gradient
 
-        found = minimize_orthant_wise(
+        solution = minimize_orthant_wise(
             evaluate,
             start,
             l1,
@@ -179,7 +179,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
             space=ranges,
             on_step=lambda n_iter, _: ranges.keep(n_iter),
         )
-        return dataclasses.replace(found, n_iter=found.n_iter + ranges.n_done)
+        return dataclasses.replace(solution, n_iter=solution.n_iter + ranges.n_done)
 
 
 def _minimize_lbfgsb(
@@ -199,7 +199,7 @@ def _minimize_lbfgsb(
         if sums.should_stop:
             raise StopIteration
 
-    found = minimize(
+    result = minimize(
         evaluate,
         start,
         method="L-BFGS-B",
@@ -210,11 +210,11 @@ def _minimize_lbfgsb(
     )
     # A fit that the user stops counts as converged: no warning is due.
     return Solution(
-        found.x,
-        min(int(found.nit), maxiter),
-        found.status == 0 or sums.should_stop,
-        str(found.message),
-        {"value": float(found.fun)},
+        result.x,
+        min(int(result.nit), maxiter),
+        result.status == 0 or sums.should_stop,
+        str(result.message),
+        {"value": float(result.fun)},
     )
 
 
@@ -272,24 +272,24 @@ def minimize_orthant_wise(
         if n_iter == max_iter:
             message = f"the limit of {max_iter} iterations was reached"
             break
-        found = _search_orthant(space, evaluate, w, value, pseudo, pairs, l1)
-        if found is None and pairs:
+        lower = _search_orthant(space, evaluate, w, value, pseudo, pairs, l1)
+        if lower is None and pairs:
             # No descent along the quasi-Newton direction: restart from steepest descent.
             pairs.clear()
             continue
-        if found is None:
+        if lower is None:
             message = "no step along the gradient lowers the objective further"
             break
         n_iter += 1
-        new, new_value, new_gradient = found
+        new_w, new_value, new_gradient = lower
         # Positive curvature keeps the approximate inverse Hessian positive definite.
-        step, change = new - w, new_gradient - gradient
+        step, change = new_w - w, new_gradient - gradient
         curvature, square = space.dot(step, change), space.dot(change, change)
         if curvature > np.finfo(float).eps * square:
             pairs.append(_CurvaturePair(step, change, curvature, square))
         # Relative decrease, as SciPy's `ftol` measures it.
         gain = (value - new_value) / max(abs(value), abs(new_value), 1.0)
-        w, value, gradient = new, new_value, new_gradient
+        w, value, gradient = new_w, new_value, new_gradient
         if gain <= _RELATIVE_TOLERANCE:
             on_step(n_iter, None)
             break
@@ -299,8 +299,8 @@ def minimize_orthant_wise(
 
 def pseudo_gradient(w: Array, gradient: Array, l1: Array) -> Array:
     """Return the pseudo-gradient: the subgradient of least norm of the penalised objective."""
-    right, left = gradient + l1, gradient - l1
-    at_zero = np.where(right < 0, right, np.where(left > 0, left, 0.0))
+    right_slope, left_slope = gradient + l1, gradient - l1
+    at_zero = np.where(right_slope < 0, right_slope, np.where(left_slope > 0, left_slope, 0.0))
     return np.where(w == 0, at_zero, gradient + l1 * np.sign(w))
 
 
@@ -369,13 +369,13 @@ def _search_orthant(
     # Without curvature pairs the first trial step has length 1.
     t = 1.0 if pairs else 1.0 / math.sqrt(space.dot(pseudo, pseudo))
     for _ in range(_MAX_HALVINGS):
-        new = w + t * direction
+        new_w = w + t * direction
         # Project onto the orthant: penalised components that would change their sign become 0.
-        new[penalised & (new * orthant <= 0)] = 0.0
-        smooth, gradient = evaluate(new)
-        new_value = smooth + space.dot(l1, np.abs(new))
-        if new_value <= value + _ARMIJO_SHARE * space.dot(pseudo, new - w):
-            return new, new_value, gradient
+        new_w[penalised & (new_w * orthant <= 0)] = 0.0
+        smooth, gradient = evaluate(new_w)
+        new_value = smooth + space.dot(l1, np.abs(new_w))
+        if new_value <= value + _ARMIJO_SHARE * space.dot(pseudo, new_w - w):
+            return new_w, new_value, gradient
         t /= 2
     return None
 
@@ -442,27 +442,29 @@ def minimize_side_by_side(
     scale = unit / np.where(norm > 0, norm, 1.0)
     #: Steps s, changes of the gradient y, and rho = 1 / s'y, of all functions.
     pairs: list[tuple[Array, Array, Array]] = []
-    going = np.flatnonzero(np.isfinite(value) & (np.abs(slope).max(axis=1) > gtol))
+    active = np.flatnonzero(np.isfinite(value) & (np.abs(slope).max(axis=1) > gtol))
     for _ in range(max_iter):
-        if not len(going):
+        if not len(active):
             break
         # Quasi-Newton directions of the functions that have not converged.
-        direction = -_multiply_batch_inverse(pairs, going, scale, slope[going])
-        moved, new_value, new_slope = _search_batch(function, going, v, value, slope, direction)
-        s, y = moved - v[going], new_slope - slope[going]
+        direction = -_multiply_batch_inverse(pairs, active, scale, slope[active])
+        new_v, new_value, new_slope = _search_batch(function, active, v, value, slope, direction)
+        s, y = new_v - v[active], new_slope - slope[active]
         curvature = (s * y).sum(axis=1)
         # A pair without clearly positive curvature is disabled by rho = 0.
-        good = curvature > 1e-10 * (y * y).sum(axis=1) * scale[going]
+        is_curved = curvature > 1e-10 * (y * y).sum(axis=1) * scale[active]
         # Pairs are stored for all functions, so that they stay aligned as functions end.
-        of_all = [np.zeros_like(v), np.zeros_like(v), np.zeros(len(v))]
-        of_all[0][going], of_all[1][going] = s, y
-        of_all[2][going] = np.where(good, 1 / np.where(good, curvature, 1.0), 0.0)
-        pairs = [*pairs, (of_all[0], of_all[1], of_all[2])][-_MAX_BATCH_PAIRS:]
+        pair = [np.zeros_like(v), np.zeros_like(v), np.zeros(len(v))]
+        pair[0][active], pair[1][active] = s, y
+        pair[2][active] = np.where(is_curved, 1 / np.where(is_curved, curvature, 1.0), 0.0)
+        pairs = [*pairs, (pair[0], pair[1], pair[2])][-_MAX_BATCH_PAIRS:]
         squares = (y * y).sum(axis=1)
-        scale[going] = np.where(good, curvature / np.where(good, squares, 1.0), scale[going])
-        gain = value[going] - new_value
-        v[going], value[going], slope[going] = moved, new_value, new_slope
-        going = going[(gain >= ftol[going]) & (np.abs(new_slope).max(axis=1) > gtol[going])]
+        scale[active] = np.where(
+            is_curved, curvature / np.where(is_curved, squares, 1.0), scale[active]
+        )
+        gain = value[active] - new_value
+        v[active], value[active], slope[active] = new_v, new_value, new_slope
+        active = active[(gain >= ftol[active]) & (np.abs(new_slope).max(axis=1) > gtol[active])]
     return v, tols
 
 
@@ -489,27 +491,33 @@ def _search_batch(
 
     If it finds no such step, a function's point is unchanged.
     """
-    moved, new_value, new_slope = v[at], value[at], slope[at]
+    new_v, new_value, new_slope = v[at], value[at], slope[at]
     derivative, step = (slope[at] * direction).sum(axis=1), np.ones(len(at))
-    left = np.flatnonzero(derivative < 0)
+    active = np.flatnonzero(derivative < 0)
     for _ in range(_MAX_BATCH_TRIALS):
-        if not len(left):
+        if not len(active):
             break
-        tried = v[at[left]] + step[left, None] * direction[left]
-        found, slopes = function(tried, at[left])
+        trial = v[at[active]] + step[active, None] * direction[active]
+        values, slopes = function(trial, at[active])
         # Armijo's condition, function by function.
-        enough = found <= value[at[left]] + _BATCH_ARMIJO * step[left] * derivative[left]
-        some = left[enough]
-        moved[some], new_value[some], new_slope[some] = tried[enough], found[enough], slopes[enough]
-        over, left, t = found[~enough], left[~enough], step[left[~enough]]
+        enough = values <= value[at[active]] + _BATCH_ARMIJO * step[active] * derivative[active]
+        accepted = active[enough]
+        new_v[accepted], new_value[accepted], new_slope[accepted] = (
+            trial[enough],
+            values[enough],
+            slopes[enough],
+        )
+        rejected, active, t = values[~enough], active[~enough], step[active[~enough]]
         # Minimum of the quadratic interpolation (Nocedal and Wright 2006, equation 3.58), clipped
         # to between a tenth and a half of the last step.
         with np.errstate(all="ignore"):
             lowest = (
-                -derivative[left] * t**2 / (2 * (over - value[at[left]] - derivative[left] * t))
+                -derivative[active]
+                * t**2
+                / (2 * (rejected - value[at[active]] - derivative[active] * t))
             )
-        step[left] = np.clip(np.where(np.isfinite(lowest), lowest, 0.0), 0.1 * t, 0.5 * t)
-    return moved, new_value, new_slope
+        step[active] = np.clip(np.where(np.isfinite(lowest), lowest, 0.0), 0.1 * t, 0.5 * t)
+    return new_v, new_value, new_slope
 
 
 #: Least scale, as in scikit-learn: at 0 the objective has no gradient.
@@ -537,14 +545,14 @@ class HuberSums(Statistic):
         xp, w = namespace(out), backend.to_device(self.w)
         gradient = xp.reshape(out[2:], self.w.shape)
         loss = 0.0
-        for at in slice_for_curvature(rows.X, backend):
-            part = rows.part(at, backend)
+        for tile in slice_for_curvature(rows.X, backend):
+            part = rows.part(tile, backend)
             X = to_float64(part.X)
             residual = part.y - model.raw_prediction(w, X, backend)
             with np.errstate(over="ignore"):
                 losses, by_scale, g = self._at(residual)
             if part.weight is not None:
-                losses, by_scale, g = (each * part.weight for each in (losses, by_scale, g))
+                losses, by_scale, g = (values * part.weight for values in (losses, by_scale, g))
             backend.add_tdot(X, g, gradient[: model.n_features, ...])
             if model.fit_intercept:
                 gradient[-1, ...] += total(g, dtype=xp.float64)
@@ -557,9 +565,9 @@ class HuberSums(Statistic):
         """Return each row's loss, and its derivatives by the scale and by the raw prediction."""
         bound = self.epsilon * self.scale
         # (2 r - c) * c / scale with c = clip(r): r**2 / scale inside the bound, linear outside.
-        inside = namespace(residual).clip(residual, -bound, bound)
-        ratio = inside / self.scale
-        losses = (2 * residual - inside) * ratio
+        clipped = namespace(residual).clip(residual, -bound, bound)
+        ratio = clipped / self.scale
+        losses = (2 * residual - clipped) * ratio
         return losses, -ratio * ratio, -2 * ratio
 
 
@@ -603,28 +611,28 @@ class HuberScale(Solver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise; ``extra["scale"]`` is the scale."""
-        begin, begun = initial_parameters(model, start), False
-        shape = begin.shape
+        first, begun = initial_parameters(model, start), False
+        shape = first.shape
 
         def evaluate(flat: NDArray[Any]) -> tuple[float, NDArray[Any]]:
             nonlocal begun
-            found = self._objective(model, sums, flat[:-1].reshape(shape), float(flat[-1]))
+            evaluated = self._objective(model, sums, flat[:-1].reshape(shape), float(flat[-1]))
             if not begun:
-                check_gradient_overflow(found[1])
+                check_gradient_overflow(evaluated[1])
                 begun = True
-            return found
+            return evaluated
 
-        found = _minimize_lbfgsb(
+        solution = _minimize_lbfgsb(
             evaluate,
-            np.append(begin.ravel(), self.scale),
+            np.append(first.ravel(), self.scale),
             sums,
             maxiter=self.max_iter,
-            bounds=[*[(None, None)] * begin.size, (_MIN_SCALE, None)],
+            bounds=[*[(None, None)] * first.size, (_MIN_SCALE, None)],
             gtol=self.tol,
             maxfun=self.max_passes,
         )
-        w, scale = found.w[:-1].reshape(shape), float(found.w[-1])
-        return dataclasses.replace(found, w=w, extra={"scale": scale})
+        w, scale = solution.w[:-1].reshape(shape), float(solution.w[-1])
+        return dataclasses.replace(solution, w=w, extra={"scale": scale})
 
     def _objective(
         self, model: Any, sums: Sums, w: Array, scale: float

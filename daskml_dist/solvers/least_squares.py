@@ -105,30 +105,30 @@ class SecondMoments(Statistic):
         # The solver sees an overflow in the sums.
         with np.errstate(over="ignore", invalid="ignore"):
             if is_shifted:
-                for at in tiles:
-                    self._add_shifted(rows.part(at, backend), out, backend)
+                for tile in tiles:
+                    self._add_shifted(rows.part(tile, backend), out, backend)
             else:
                 self._add_plain(rows, tiles, out, backend)
 
     def _add_plain(
         self, rows: BatchRows, pieces: Iterable[slice], out: Any, backend: Backend
     ) -> None:
-        d, weight, side = rows.X.shape[1], rows.weight, self._side_columns(rows.y, backend)
-        weighted = side if weight is None else side * weight[:, None]
-        out[d:, d:] += weighted.T @ side
-        for at in pieces:
-            of_rows = None if weight is None else weight[at]
-            X = backend.rows(rows.X, at)
-            backend.add_products(X, side[at, ...], of_rows, out[:d, ...])
+        d, weight, side_columns = rows.X.shape[1], rows.weight, self._side_columns(rows.y, backend)
+        weighted = side_columns if weight is None else side_columns * weight[:, None]
+        out[d:, d:] += weighted.T @ side_columns
+        for tile in pieces:
+            tile_weight = None if weight is None else weight[tile]
+            X = backend.rows(rows.X, tile)
+            backend.add_products(X, side_columns[tile, ...], tile_weight, out[:d, ...])
 
     def _add_shifted(self, part: BatchRows, out: Any, backend: Backend) -> None:
         assert self.x_shift is not None
-        side, weight = self._side_columns(part.y, backend), part.weight
+        side_columns, weight = self._side_columns(part.y, backend), part.weight
         rows = to_dense_float64(part.X) - backend.to_device(self.x_shift)
         xp = namespace(rows)
         if self.transform is not None:
             rows = rows @ backend.to_device(self.transform)
-        rows = xp.concat([rows, side], axis=1)
+        rows = xp.concat([rows, side_columns], axis=1)
         if weight is not None:
             # (sqrt(w) A).T @ (sqrt(w) A) = A.T @ diag(w) @ A
             rows *= xp.sqrt(cast(weight, rows.dtype))[:, None]
@@ -187,26 +187,26 @@ def reduce_rows(
     """
     y_shift = np.zeros(model.width)  # the model's own shift leaves the targets near zero
     try:
-        seen = _sum_plain_rows(model, sums, SecondMoments(y_shift), eps)
+        products = _sum_plain_rows(model, sums, SecondMoments(y_shift), eps)
     except DivergedError:
         if eps <= _EPS:
             raise
         # The squares overflow in float32: use float64.
         moments, eps = SecondMoments(y_shift, np.zeros(model.n_features)), _EPS
-        seen = _sum_plain_rows(model, sums, moments)
+        products = _sum_plain_rows(model, sums, moments)
     floor = 0.0
     for n_looks in range(1, MAX_REDUCTION_PASSES + 1):
         # The Gram matrix is scaled to a diagonal of about 1; so is the penalty.
-        penalised = seen.gram + l2 * seen.transform.T @ seen.transform
+        penalised = products.gram + l2 * products.transform.T @ products.transform
         check_squares_finite(penalised)
         # Smaller eigenvalues may be rounding errors of the products.
         n_features = len(penalised)
         ratio = _MIN_EIGENVALUE_RATIO * max(1.0, np.sqrt(n_features / _FEW_FEATURES))
-        certain = max(ratio * eps, np.sqrt(eps))
-        if _is_well_conditioned(penalised, certain):
+        min_certain = max(ratio * eps, np.sqrt(eps))
+        if _is_well_conditioned(penalised, min_certain):
             floor = 0.0
             break
-        floor = certain if cut else 0.0
+        floor = min_certain if cut else 0.0
         is_last = n_looks == MAX_REDUCTION_PASSES or sums.should_stop
         # Too few digits: unless the uncertain directions are negligible, read the rows again; first
         # float32 rows in float64, for which the directions themselves are not needed.
@@ -214,17 +214,20 @@ def reduce_rows(
             values, vectors = linalg.eigh(penalised)
             # Shift by a bound on the eigenvalues' errors, the norm of errors `eps` of all entries.
             roots = np.sqrt(np.maximum(values, 0.0) + len(values) * eps)
-            rows = roots[:, None] * (vectors.T @ seen.inverse)
-            known = values > floor
-            least = _DISTINCT_ROOTS * np.sqrt(len(values) * eps) if sparse and cut else 0.0
-            if is_last or _are_negligible(rows, known, max(cut, least)):
+            rows = roots[:, None] * (vectors.T @ products.inverse)
+            is_known = values > floor
+            min_cut = _DISTINCT_ROOTS * np.sqrt(len(values) * eps) if sparse and cut else 0.0
+            if is_last or _are_negligible(rows, is_known, max(cut, min_cut)):
                 break
         if eps > _EPS:
-            seen, eps = _sum_plain_rows(model, sums, SecondMoments(seen.y_mean, seen.x_mean)), _EPS
+            products, eps = (
+                _sum_plain_rows(model, sums, SecondMoments(products.y_mean, products.x_mean)),
+                _EPS,
+            )
         else:
-            seen = _sum_transformed_rows(model, sums, seen, vectors, roots)
-    R, z = seen.factor(floor)
-    return ReducedProblem(R, z, seen.y_squares, seen.x_mean, seen.y_mean, n_looks)
+            products = _sum_transformed_rows(model, sums, products, vectors, roots)
+    R, z = products.factor(floor)
+    return ReducedProblem(R, z, products.y_squares, products.x_mean, products.y_mean, n_looks)
 
 
 def _are_negligible(rows: Array, known: NDArray[np.bool_], cut: float) -> bool:
@@ -260,8 +263,8 @@ class _RowProducts:
                 return root @ self.inverse, linalg.solve_triangular(root, self.xy, trans="T")
         # Rank deficient: R is V.T times the roots of the eigenvalues that are kept.
         values, vectors = linalg.eigh(self.gram)
-        kept = values > floor
-        roots, vectors = np.sqrt(values[kept])[:, None], vectors[:, kept]
+        is_kept = values > floor
+        roots, vectors = np.sqrt(values[is_kept])[:, None], vectors[:, is_kept]
         return roots * (vectors.T @ self.inverse), vectors.T @ self.xy / roots
 
 
@@ -505,8 +508,8 @@ class RidgeLeastSquares(LeastSquaresSolver):
     def _solve_coefficients(
         self, reduced: ReducedProblem, n_rows: int, start: Array
     ) -> tuple[Array, dict[str, Any]]:
-        used, coef = self._solve_penalised(reduced, n_rows)
-        return coef, {"n_iter": reduced.n_looks, "extra": {"solver": used}}
+        solver, coef = self._solve_penalised(reduced, n_rows)
+        return coef, {"n_iter": reduced.n_looks, "extra": {"solver": solver}}
 
     def _solve_penalised(self, reduced: ReducedProblem, n_rows: int) -> tuple[str, Array]:
         """Return the method used, and the coefficients."""
@@ -533,9 +536,9 @@ class RidgeLeastSquares(LeastSquaresSolver):
         coef = np.empty(xy.shape)
         # One factorisation for all targets of the same penalty.
         for alpha in np.unique(self.alpha):
-            at = self.alpha == alpha
+            targets = self.alpha == alpha
             penalised = gram + alpha * np.eye(len(gram))
-            coef[:, at] = linalg.cho_solve(linalg.cho_factor(penalised), xy[:, at])
+            coef[:, targets] = linalg.cho_solve(linalg.cho_factor(penalised), xy[:, targets])
         return coef
 
     def _solve_one_nonnegative(self, R: Array, z: Array, target: int) -> Array:
@@ -552,8 +555,8 @@ def _zero_constant_columns(reduced: ReducedProblem, n_rows: int) -> Array:
     A constant feature's column is about 1e-16, and a coefficient of 1e13 would fit it to the
     remainder.
     """
-    left = np.einsum("ij,ij->j", reduced.R, reduced.R)
-    varies = left > SINGULAR_CUTOFF**2 * (left + n_rows * reduced.x_mean**2)
+    squares = np.einsum("ij,ij->j", reduced.R, reduced.R)
+    varies = squares > SINGULAR_CUTOFF**2 * (squares + n_rows * reduced.x_mean**2)
     return np.where(varies, reduced.R, 0.0)
 
 
@@ -562,7 +565,7 @@ def solve_nonnegative(R: Array, z: Array) -> Array:
     if not R.any():  # no row has information; SciPy would return uninitialised memory
         return np.zeros((R.shape[1], z.shape[1]))
     try:
-        found = [
+        columns = [
             optimize.nnls(R, column, maxiter=_MAX_CHANGES_PER_FEATURE * R.shape[1])[0]
             for column in z.T
         ]
@@ -571,7 +574,7 @@ def solve_nonnegative(R: Array, z: Array) -> Array:
             f"Non-negative least squares failed: {error}. Scale the features (StandardScaler), or "
             "drop some that nearly repeat others."
         ) from error
-    return np.array(found).T
+    return np.array(columns).T
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -100,17 +100,17 @@ def run_in_lock_step(
     """Run generators to their ends; each round answers the requests of all of them together."""
     results: dict[int, R] = {}
     # The answer to each run that has not finished; None starts it.
-    answers: dict[int, Any] = dict.fromkeys(range(len(runs)))
+    answer_of: dict[int, Any] = dict.fromkeys(range(len(runs)))
     try:
-        while answers:
+        while answer_of:
             requests: dict[int, Q] = {}
-            for i, answer in answers.items():
+            for i, answer in answer_of.items():
                 try:
                     requests[i] = runs[i].send(answer)
                 except StopIteration as end:
                     results[i] = end.value
-            found = answer_together(list(requests), list(requests.values())) if requests else []
-            answers = dict(zip(requests, found, strict=True))
+            replies = answer_together(list(requests), list(requests.values())) if requests else []
+            answer_of = dict(zip(requests, replies, strict=True))
     finally:
         # After an error in one run, the threads of the others must end too.
         for run in runs:
@@ -136,17 +136,17 @@ class PerTargetStatistic(Statistic):
     @property
     def in_parts(self) -> bool:  # type: ignore[override]
         """Return whether all inner statistics read X in parts."""
-        return all(one.in_parts for one in self.each)
+        return all(statistic.in_parts for statistic in self.each)
 
     @property
     def shows_not_finite(self) -> bool:
         """Return whether any inner statistic becomes non-finite if X has NaN or infinity."""
-        return any(one.shows_not_finite for one in self.each)
+        return any(statistic.shows_not_finite for statistic in self.each)
 
     def _target_shapes(self, model: LinearModel) -> list[tuple[int, ...]]:
         return [
-            one.shape(model.of_target(target))
-            for one, target in zip(self.each, self.targets, strict=True)
+            statistic.shape(model.of_target(target))
+            for statistic, target in zip(self.each, self.targets, strict=True)
         ]
 
     def shape(self, model: LinearModel) -> tuple[int, ...]:
@@ -154,22 +154,24 @@ class PerTargetStatistic(Statistic):
 
     def parts(self, model: LinearModel, sums: Any) -> list[Any]:
         """Return views of the flat sums, one for each inner statistic."""
-        found, start = [], 0
+        target_sums, start = [], 0
         for shape in self._target_shapes(model):
             stop = start + prod(shape)
-            found.append(namespace(sums).reshape(sums[start:stop], shape))
+            target_sums.append(namespace(sums).reshape(sums[start:stop], shape))
             start = stop
-        return found
+        return target_sums
 
     def add(self, model: LinearModel, rows: BatchRows, out: Any, backend: Backend) -> Any:
         loss, xp = 0.0, namespace(rows.y)
         parts = self.parts(model, out)
-        for one, target, part in zip(self.each, self.targets, parts, strict=True):
+        for statistic, target, part in zip(self.each, self.targets, parts, strict=True):
             y = xp.concat([rows.y[:, target]])  # a contiguous copy, as kernels read it
-            of_one = BatchRows(
+            target_rows = BatchRows(
                 rows.X, y, rows.weight, rows.key, rows.block, rows.first, places=rows.places
             )
-            loss = loss + known_loss(one.add(model.of_target(target), of_one, part, backend))
+            loss = loss + known_loss(
+                statistic.add(model.of_target(target), target_rows, part, backend)
+            )
         # Once some targets are solved, the sum is not the loss of the whole model.
         return loss if len(self.each) == model.width else float("nan")
 
@@ -212,16 +214,18 @@ class PerTargetSolver(Solver):
             together = PerTargetStatistic(tuple(requests), tuple(at))
             return together.parts(model, sums(together))
 
-        found = run_in_lock_step(solver_runs, answer_together)
-        failed = [one for one in found if not one.converged]
+        solutions = run_in_lock_step(solver_runs, answer_together)
+        failed = [solution for solution in solutions if not solution.converged]
         return Solution(
-            np.concatenate([one.w for one in found], axis=1),
-            max(one.n_iter for one in found),
+            np.concatenate([solution.w for solution in solutions], axis=1),
+            max(solution.n_iter for solution in solutions),
             not failed,
             failed[0].message if failed else "",
             {
-                "targets": [one.extra for one in found],
-                "warnings": [text for one in found for text in one.extra.get("warnings", ())],
+                "targets": [solution.extra for solution in solutions],
+                "warnings": [
+                    text for solution in solutions for text in solution.extra.get("warnings", ())
+                ],
             },
         )
 
@@ -233,6 +237,6 @@ def combine_target_problems(
     model, solver = problems[0]
     if n_targets is None:
         return model, solver
-    shift = tuple(shift for one, _ in problems for shift in one.target_shift)
-    joined = replace(model, n_targets=n_targets, target_shift=shift)
-    return joined, PerTargetSolver(tuple(solver for _, solver in problems))
+    shift = tuple(shift for target_model, _ in problems for shift in target_model.target_shift)
+    joint_model = replace(model, n_targets=n_targets, target_shift=shift)
+    return joint_model, PerTargetSolver(tuple(solver for _, solver in problems))

@@ -48,8 +48,8 @@ class ClassCounts(Statistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         out[:, :1] += _sum_group_weights(rows.y, rows.weight, model.n_classes, backend)
-        for at in row_tiles(rows.X, backend):
-            part = rows.part(at, backend)
+        for tile in row_tiles(rows.X, backend):
+            part = rows.part(tile, backend)
             X = part.X
             if not self.signed:
                 _check_nonnegative(X, self.of)
@@ -77,14 +77,14 @@ class ClassMoments(Statistic):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         everything = slice(model.n_classes, model.n_classes + 1)
         stays_sparse = is_sparse(rows.X) and backend.device == "cpu"
-        for at in row_tiles(rows.X, backend, dense=not stays_sparse, cached=_TILE_BYTES):
-            part = rows.part(at, backend)
+        for tile in row_tiles(rows.X, backend, dense=not stays_sparse, cached=_TILE_BYTES):
+            part = rows.part(tile, backend)
             # The host's kernels convert rows of any dtype as they read them.
             plain = stays_sparse or (is_host(part.X) and not is_sparse(part.X))
             X, weight = part.X if plain else to_dense_float64(part.X), part.weight
             classes, code = _find_present_classes(part.y, model.n_classes)
-            some = None if weight is None else cast(weight, out.dtype)
-            self._merge_row_moments(X, code, some, out, classes, backend)
+            cast_weight = None if weight is None else cast(weight, out.dtype)
+            self._merge_row_moments(X, code, cast_weight, out, classes, backend)
             if weight is not None:
                 no_code = zeros(code.shape, code.dtype, like=code)
                 self._merge_row_moments(X, no_code, None, out, everything, backend)
@@ -111,9 +111,9 @@ class ClassMoments(Statistic):
 
 def _sum_group_weights(code: Any, weight: Any | None, n_groups: int, backend: Backend) -> Any:
     """Return the weight of the rows of each group, of shape (n_groups, 1)."""
-    each = ones((code.shape[0], 1), np.float64, like=code)
+    unit_rows = ones((code.shape[0], 1), np.float64, like=code)
     counts = zeros((n_groups, 1), np.float64, like=code)
-    backend.add_rows(each, code, weight, counts)
+    backend.add_rows(unit_rows, code, weight, counts)
     return counts
 
 
@@ -152,11 +152,11 @@ class LargestCategory(Statistic):
         return (model.n_features,)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
-        found = backend.to_numpy(out).copy()
-        for at in row_tiles(rows.X, backend, dense=True):
-            X = to_categories(_dense_on_host(rows, at, backend), signed=self.signed)
-            self.merge(found, X.max(axis=0) + 1.0)
-        out[...] = backend.to_device(found)
+        largest = backend.to_numpy(out).copy()
+        for tile in row_tiles(rows.X, backend, dense=True):
+            X = to_categories(_dense_on_host(rows, tile, backend), signed=self.signed)
+            self.merge(largest, X.max(axis=0) + 1.0)
+        out[...] = backend.to_device(largest)
 
     def merge(self, total: Array, part: Array) -> None:
         """Keep the larger numbers."""
@@ -180,20 +180,20 @@ class CategoryCounts(Statistic):
         return model.n_classes, 1 + sum(self.sizes)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
-        found = np.zeros(self.shape(model))
+        totals = np.zeros(self.shape(model))
         firsts = np.cumsum([1, *self.sizes[:-1]])
-        for at in row_tiles(rows.X, backend, dense=True):
-            X = to_categories(_dense_on_host(rows, at, backend), signed=True)
-            y = backend.to_numpy(rows.y[at])
-            weight = np.ones(len(y)) if rows.weight is None else backend.to_numpy(rows.weight[at])
-            np.add.at(found[:, 0], y, weight)
+        for tile in row_tiles(rows.X, backend, dense=True):
+            X = to_categories(_dense_on_host(rows, tile, backend), signed=True)
+            y = backend.to_numpy(rows.y[tile])
+            weight = np.ones(len(y)) if rows.weight is None else backend.to_numpy(rows.weight[tile])
+            np.add.at(totals[:, 0], y, weight)
             for j, (first, size) in enumerate(zip(firsts.tolist(), self.sizes, strict=True)):
-                known = (X[:, j] >= 0) & (X[:, j] < size)
+                is_known = (X[:, j] >= 0) & (X[:, j] < size)
                 # One index for each pair of a class and a category.
-                pairs = y[known] * size + X[known, j]
-                counts = np.bincount(pairs, weight[known], minlength=model.n_classes * size)
-                found[:, first : first + size] += counts.reshape(model.n_classes, size)
-        out += backend.to_device(found)
+                pairs = y[is_known] * size + X[is_known, j]
+                counts = np.bincount(pairs, weight[is_known], minlength=model.n_classes * size)
+                totals[:, first : first + size] += counts.reshape(model.n_classes, size)
+        out += backend.to_device(totals)
 
 
 @dataclass(frozen=True)
@@ -216,13 +216,14 @@ class CategoryCountSolver(Solver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return the counts; ``extra["sizes"]`` has the number of categories of each feature."""
-        found = sums(self.first)
-        if found.sum() > _MAX_CATEGORIES:
+        n_categories = sums(self.first)
+        if n_categories.sum() > _MAX_CATEGORIES:
             raise InvalidDataError(
-                f"Column {int(found.argmax())} of X holds {found.max() - 1:.0f}, but categories "
-                "must be numbered from 0 without large gaps. Encode X with OrdinalEncoder."
+                f"Column {int(n_categories.argmax())} of X holds {n_categories.max() - 1:.0f}, but "
+                "categories must be numbered from 0 without large gaps. Encode X with "
+                "OrdinalEncoder."
             )
-        sizes = tuple(np.maximum(found.astype(np.int64), self.at_least).tolist())
+        sizes = tuple(np.maximum(n_categories.astype(np.int64), self.at_least).tolist())
         return Solution(sums(CategoryCounts(sizes)).copy(), extra={"sizes": sizes})
 
 
@@ -230,15 +231,15 @@ def merge_category_counts(
     parts: list[tuple[tuple[int, ...], Array]],
 ) -> tuple[tuple[int, ...], Array]:
     """Return the merged categories and counts of several fits, whose categories may differ."""
-    sizes = tuple(max(each) for each in zip(*(sizes for sizes, _ in parts), strict=True))
+    sizes = tuple(max(column) for column in zip(*(sizes for sizes, _ in parts), strict=True))
     total = np.zeros((len(parts[0][1]), 1 + sum(sizes)))
-    for own, counts in parts:
+    for part_sizes, counts in parts:
         total[:, 0] += counts[:, 0]
         # Where a feature's categories begin, in the total and in the part.
-        to, start = 1, 1
-        for size, known in zip(sizes, own, strict=True):
-            total[:, to : to + known] += counts[:, start : start + known]
-            to, start = to + size, start + known
+        target, start = 1, 1
+        for size, part_size in zip(sizes, part_sizes, strict=True):
+            total[:, target : target + part_size] += counts[:, start : start + part_size]
+            target, start = target + size, start + part_size
     return sizes, total
 
 

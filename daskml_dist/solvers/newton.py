@@ -146,10 +146,12 @@ class NewtonCholesky(PenalisedSolver):
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
         steps = _NewtonSteps(model, sums, self.penalty, self.tol)
-        if (kept := sums.kept) is None:
+        if (snapshot := sums.kept) is None:
             run = steps.run(initial_parameters(model, start), self.max_iter)
         else:
-            run = steps.run(kept["w"], self.max_iter, int(kept["n_iter"]), float(kept["before"]))
+            run = steps.run(
+                snapshot["w"], self.max_iter, int(snapshot["n_iter"]), float(snapshot["before"])
+            )
         if run.trouble:
             return self._continue_by_lbfgs(model, sums, run)
         message = f"the limit of {self.max_iter} iterations was reached"
@@ -157,8 +159,8 @@ class NewtonCholesky(PenalisedSolver):
 
     def _continue_by_lbfgs(self, model: Any, sums: Sums, run: _NewtonRun) -> Solution:
         """Return the solution of L-BFGS from where Newton's method failed."""
-        left = max(1, self.max_iter - run.n_iter)
-        solution = LBFGS(self.penalty, left, self.tol).solve(model, sums, run.w)
+        n_left = max(1, self.max_iter - run.n_iter)
+        solution = LBFGS(self.penalty, n_left, self.tol).solve(model, sums, run.w)
         text = (
             f"Newton's method met {run.trouble} in iteration {run.n_iter + 1}, so L-BFGS "
             "continued from there. Remove collinear features, penalise more, or use "
@@ -214,9 +216,9 @@ class _NewtonSteps:
         softmax = model.width > 1 and model.loss.multiclass == "softmax"
         # Rows of the parameters that all classes can be shifted by at no cost.
         self._shiftable = softmax & (self._objective.l2[:, 0] == 0)
-        free = np.ones(model.shape, dtype=bool)
-        free[self._shiftable, -1] = False
-        self._free_parameters = np.flatnonzero(free)
+        is_free = np.ones(model.shape, dtype=bool)
+        is_free[self._shiftable, -1] = False
+        self._free_parameters = np.flatnonzero(is_free)
 
     def run(
         self, start: Array, max_iter: int, n_iter: int = 0, before: float = np.inf, **also: float
@@ -237,23 +239,23 @@ class _NewtonSteps:
             before = point.slope
             try:
                 step = self._compute_step(point)
-                new = self._search_line(point, step, is_last)
+                new_point = self._search_line(point, step, is_last)
             except _NewtonTroubleError as trouble:
                 # A minimum, even of a loss without curvature, is a solution, not a failure.
                 solved = point.slope <= self._tol
                 reason = "" if solved else str(trouble)
                 return _NewtonRun(self._centre_classes(point.w), n_iter, solved, reason)
             n_iter += 1
-            state = partial(_pack_newton_state, new.w, n_iter=n_iter, before=before, **also)
-            solved = self._has_converged(new, point.hessian, step)
+            state = partial(_pack_newton_state, new_point.w, n_iter=n_iter, before=before, **also)
+            solved = self._has_converged(new_point, point.hessian, step)
             # A run resumed here first requests the sum at the new point: the last one of the log
             # (`again=1`), unless it was requested without a Hessian.
-            is_whole = new.hessian is not None
+            is_whole = new_point.hessian is not None
             resumable = state if is_whole and not solved else None
-            self._sums.keep(self._centre_classes(new.w), resumable, again=1)
+            self._sums.keep(self._centre_classes(new_point.w), resumable, again=1)
             if solved:
-                return _NewtonRun(self._centre_classes(new.w), n_iter, True)
-            point = new if is_whole else self._evaluate(new.w)
+                return _NewtonRun(self._centre_classes(new_point.w), n_iter, True)
+            point = new_point if is_whole else self._evaluate(new_point.w)
         return _NewtonRun(self._centre_classes(point.w), n_iter, False)
 
     def _centre_classes(self, w: Array) -> Array:
@@ -298,15 +300,15 @@ class _NewtonSteps:
         slope = float(point.gradient @ step)
         t = 1.0
         for _ in range(_MAX_LINE_SEARCH):
-            new = self._evaluate(point.w + t * step.reshape(point.w.shape), is_last)
-            gain = new.value - point.value
+            new_point = self._evaluate(point.w + t * step.reshape(point.w.shape), is_last)
+            gain = new_point.value - point.value
             # Armijo's condition: a small share of the decrease that the slope predicts.
             if gain <= t * _ARMIJO_SHARE * slope:
-                return new
+                return new_point
             # Near the optimum losses differ by rounding alone: compare the gradients instead.
-            same = abs(gain) <= _LOSS_RESOLUTION * abs(point.value)
-            if same and np.abs(new.gradient).sum() < np.abs(point.gradient).sum():
-                return new
+            is_same_loss = abs(gain) <= _LOSS_RESOLUTION * abs(point.value)
+            if is_same_loss and np.abs(new_point.gradient).sum() < np.abs(point.gradient).sum():
+                return new_point
             t /= 2
         raise _NewtonTroubleError("a direction in which no step lowers the loss")
 
@@ -364,10 +366,10 @@ class RoundedTube(EpsilonInsensitive):
         share = xp.minimum(excess / self.width, 1)
         values = (excess - self.width * share / 2) * share
         # Inside the tube there is no curvature; without a tube the parabola includes 0.
-        inside = share < 1
+        is_inside = share < 1
         if self.epsilon > 0:
-            inside &= excess > 0
-        return values, xp.copysign(share, residual), cast(inside, raw.dtype) / self.width
+            is_inside &= excess > 0
+        return values, xp.copysign(share, residual), cast(is_inside, raw.dtype) / self.width
 
 
 @dataclass(frozen=True)
@@ -403,25 +405,25 @@ class TubeNewton(PenalisedSolver):
         """Return the widths of the rounding, the last of which is as exact as `tol` asks for."""
         # A narrow parabola contains so few rows that each step finds others inside: the last two
         # widths take most of the time.
-        least = min(max(self.tol, _ROUNDING_WIDTHS[-1]), _LARGEST_LAST_WIDTH)
-        return [width for width in _ROUNDING_WIDTHS if width > least / 2]
+        last_width = min(max(self.tol, _ROUNDING_WIDTHS[-1]), _LARGEST_LAST_WIDTH)
+        return [width for width in _ROUNDING_WIDTHS if width > last_width / 2]
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
         w, n_done, first = initial_parameters(model, start), 0, 0
         # Progress at the width that a snapshot was taken at.
         resumed: dict[str, Any] = {}
-        if (kept := sums.kept) is not None:
-            w, n_done, first = kept["w"], int(kept["n_done"]), int(kept["width"])
-            resumed = {"n_iter": int(kept["n_iter"]), "before": float(kept["before"])}
+        if (snapshot := sums.kept) is not None:
+            w, n_done, first = snapshot["w"], int(snapshot["n_done"]), int(snapshot["width"])
+            resumed = {"n_iter": int(snapshot["n_iter"]), "before": float(snapshot["before"])}
         # Continuation: each solution starts Newton's steps on the next, less rounded loss.
         widths = self._widths
         for number, width in enumerate(widths[first:], first):
             loss = RoundedTube(self.epsilon, width * self.spread)
             steps = _NewtonSteps(model, sums, self.penalty, self.tol, loss, many_flat=1.0)
-            left = self.max_iter - n_done
-            most = left if width == widths[-1] else min(left, _MAX_STEPS_PER_WIDTH)
-            run = steps.run(w, most, **resumed, width=number, n_done=n_done)
+            n_left = self.max_iter - n_done
+            max_steps = n_left if width == widths[-1] else min(n_left, _MAX_STEPS_PER_WIDTH)
+            run = steps.run(w, max_steps, **resumed, width=number, n_done=n_done)
             w, n_done, resumed = run.w, n_done + run.n_iter, {}
         message = run.trouble or f"the limit of {self.max_iter} iterations was reached"
         return Solution(w, n_done, run.solved or sums.should_stop, message)

@@ -100,16 +100,16 @@ class EntryTotals(Statistic):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         # The solver sees an overflow in the sums.
         with np.errstate(over="ignore", invalid="ignore"):
-            for at in row_tiles(rows.X, backend):
-                part = rows.part(at, backend)
+            for tile in row_tiles(rows.X, backend):
+                part = rows.part(tile, backend)
                 if not self.signed:
                     check_signs(part.X)
                 out[0] += sum_of_rows(part.X, part.weight, backend)
                 out[1] += sum_of_squares(part.X, part.weight, backend)
                 if self.counts:
-                    above = map_entries(lambda entries: entries > 0, part.X)
+                    is_positive = map_entries(lambda entries: entries > 0, part.X)
                     n_entries = part.X.shape[0] * part.X.shape[1]
-                    out[2] += n_entries - sum_of_rows(above, None, backend)
+                    out[2] += n_entries - sum_of_rows(is_positive, None, backend)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +129,8 @@ class SignedNorms(Statistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         vectors = to_rows_dtype(self.vectors, rows.X, backend)
-        for at in row_tiles(rows.X, backend):
-            part = rows.part(at, backend)
+        for tile in row_tiles(rows.X, backend):
+            part = rows.part(tile, backend)
             products = cast(backend.dot(part.X, vectors), out.dtype)
             products = namespace(products).reshape(products, (-1, vectors.shape[1]))
             squares = _multiply_by_weight(products * products, part.weight)
@@ -175,22 +175,22 @@ class InitialWeights(RowState):
             return to_rows_dtype(np.ones(1), rows.X, backend) * namespace(rows.y).reshape(
                 rows.y, (n, k)
             )
-        rest = np.full((n, k), self.fill)
+        filling = np.full((n, k), self.fill)
         if self.spread:
             stream = np.random.PCG64(np.random.SeedSequence((self.seed, rows.block + 1)))
             # Skip the draws of the block's rows before, one number of 64 bits for each weight.
             stream.advance(rows.first * k)
             uniform = np.random.Generator(stream).random((n, k))
             # Quantiles of the half-normal distribution.
-            rest = self.spread * ndtri((1 + uniform) / 2)
-        rest = to_rows_dtype(rest, rows.X, backend)
+            filling = self.spread * ndtri((1 + uniform) / 2)
+        filling = to_rows_dtype(filling, rows.X, backend)
         if self.vectors is None:
-            return rest
-        xp = namespace(rest)
-        found = backend.dot(rows.X, to_rows_dtype(self.vectors, rows.X, backend))
-        found = xp.reshape(found, (n, k))
-        found[:, 0] = xp.abs(found[:, 0])
-        return xp.where(found < _ZERO_BELOW, rest, found)
+            return filling
+        xp = namespace(filling)
+        weights = backend.dot(rows.X, to_rows_dtype(self.vectors, rows.X, backend))
+        weights = xp.reshape(weights, (n, k))
+        weights[:, 0] = xp.abs(weights[:, 0])
+        return xp.where(weights < _ZERO_BELOW, filling, weights)
 
 
 @dataclass(frozen=True)
@@ -252,10 +252,10 @@ class NMFInitializer:
         H, vectors = self._split_singular_vectors(model, sums)
         fill = mean if self.init == "nndsvda" else 0.0
         spread = mean / 100 if self.init == "nndsvdar" else 0.0
-        rest: Any = fill
+        filling: Any = fill
         if spread:
-            rest = spread * np.abs(np.random.default_rng(self.seed).standard_normal(H.shape))
-        return np.where(H < _ZERO_BELOW, rest, H), replace(
+            filling = spread * np.abs(np.random.default_rng(self.seed).standard_normal(H.shape))
+        return np.where(H < _ZERO_BELOW, filling, H), replace(
             first, vectors=vectors, fill=fill, spread=spread
         )
 
@@ -273,28 +273,28 @@ class NMFInitializer:
         its weights, are ``X @ V / values``.
         """
         k = self.n_components
-        found = self._singular_solver(model.n_features).solve(model, NestedSums(sums), None)
-        V, weight = found.w[:k], sums.n_rows * self.scale
-        values = np.sqrt(found.extra["values"][:k] * weight)
+        solution = self._singular_solver(model.n_features).solve(model, NestedSums(sums), None)
+        V, weight = solution.w[:k], sums.n_rows * self.scale
+        values = np.sqrt(solution.extra["values"][:k] * weight)
         with np.errstate(divide="ignore", invalid="ignore"):
             norms = self.scale * sums(SignedNorms(np.ascontiguousarray(V.T)))
             # Norms of the positive and of the negative part of each left singular vector.
-            left = np.sqrt(norms) / values
+            left_norms = np.sqrt(norms) / values
         # Vectors of singular values that are 0 but for rounding are left out.
-        left[:, ~(values > values[0] * 1e-12)] = 0.0
+        left_norms[:, ~(values > values[0] * 1e-12)] = 0.0
         halves = np.stack([np.maximum(V, 0), np.maximum(-V, 0)])
-        right = np.linalg.norm(halves, axis=2)
-        sizes = left * right
+        right_norms = np.linalg.norm(halves, axis=2)
+        sizes = left_norms * right_norms
         # Of each pair, keep the positive or the negative parts: those with the larger product of
         # norms.
         side = (sizes[1] >= sizes[0]).astype(int)
-        at = side, np.arange(k)
-        size, of_left, of_right = sizes[at], left[at], right[at]
+        chosen = side, np.arange(k)
+        size, left_norm, right_norm = sizes[chosen], left_norms[chosen], right_norms[chosen]
         length = np.sqrt(values * size)
-        H = halves[at]
+        H = halves[chosen]
         with np.errstate(divide="ignore", invalid="ignore"):
-            H *= np.where(size > 0, length / of_right, 0.0)[:, None]
-            scale = np.where(size > 0, length / (of_left * values), 0.0)
+            H *= np.where(size > 0, length / right_norm, 0.0)[:, None]
+            scale = np.where(size > 0, length / (left_norm * values), 0.0)
         # The first pair has one sign throughout (Perron-Frobenius).
         H[0] = np.sqrt(values[0]) * np.abs(V[0])
         scale[0] = 1 / np.sqrt(values[0])
@@ -372,22 +372,22 @@ class LeastSquaresWeights(Statistic):
         across = to_rows_dtype(self.across, rows.X, backend)
         gram = across.T @ across
         sparse, error = is_sparse(rows.X), 0.0
-        for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
-            part = rows.part(at, backend)
+        for tile in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
+            part = rows.part(tile, backend)
             products = backend.dot(part.X, across)
             products = namespace(across).reshape(products, (part.X.shape[0], across.shape[1]))
             W = solve_row_weights(gram, products, self.l1, self.l2, self.sweeps, self.tol)
-            own = _multiply_by_weight(W, part.weight)
+            weighted = _multiply_by_weight(W, part.weight)
             if self.only_error and not sparse:
                 squares = residual_squares(part.X, W, across, backend)
                 error = error + total(_multiply_by_weight(squares[:, None], part.weight)) / 2
                 continue
-            squares = cast(own.T @ W, out.dtype)
-            error = error + self._partial_error(gram, products, W, own, squares, out.dtype)
+            squares = cast(weighted.T @ W, out.dtype)
+            error = error + self._partial_error(gram, products, W, weighted, squares, out.dtype)
             if self.only_error:
                 error = error + sum_of_squares(part.X, part.weight, backend) / 2
             else:
-                backend.add_tdot(part.X, own, out[: across.shape[0], ...])
+                backend.add_tdot(part.X, weighted, out[: across.shape[0], ...])
                 out[across.shape[0] : -1, ...] += squares
         out[-1, 0] += error
 
@@ -442,27 +442,36 @@ class LeastSquaresNMF(NonnegativeSolver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return the components, of shape (n_features, k)."""
-        at = (
+        descent = (
             _DescentState(sums.kept)
             if sums.kept is not None
             else self._start_state(model, sums, start)
         )
-        while at.n_iter < self.max_iter and not at.done and not sums.should_stop:
-            self._take_step(at, sums)
-            if at.n_iter < self.max_iter and not at.done:
-                sums.keep(at.H, at.state, extra={"error": np.nan})
-        error = float(sums(self._make_request(at.H, at.weight_tol, only_error=True))[-1, 0])
+        while descent.n_iter < self.max_iter and not descent.done and not sums.should_stop:
+            self._take_step(descent, sums)
+            if descent.n_iter < self.max_iter and not descent.done:
+                sums.keep(descent.H, descent.state, extra={"error": np.nan})
+        error = float(
+            sums(self._make_request(descent.H, descent.weight_tol, only_error=True))[-1, 0]
+        )
         message = "the components are still changing"
-        return Solution(at.H, at.n_iter, at.done or not self.tol, message, {"error": error})
+        return Solution(
+            descent.H, descent.n_iter, descent.done or not self.tol, message, {"error": error}
+        )
 
     def _start_state(self, model: Any, sums: Sums, start: Array | None) -> _DescentState:
         """Return the initial components, to be evaluated at an infinite error."""
         entries, _ = self.begin.totals(sums)
         mean = entries / (sums.n_rows * model.n_features)
         H, _ = self.begin(model, sums, start, mean)
-        way = np.array([_FIRST_EXTRAPOLATION, 1.0, _FIRST_EXTRAPOLATION])
+        extrapolation = np.array([_FIRST_EXTRAPOLATION, 1.0, _FIRST_EXTRAPOLATION])
         return _DescentState(
-            {"H": H, "ahead": H, "way": way, "seen": np.array([np.inf, np.nan, _MAX_WEIGHT_TOL, 0])}
+            {
+                "H": H,
+                "ahead": H,
+                "way": extrapolation,
+                "seen": np.array([np.inf, np.nan, _MAX_WEIGHT_TOL, 0]),
+            }
         )
 
     def _make_request(self, across: Array, tol: float, **how: bool) -> LeastSquaresWeights:
@@ -472,9 +481,9 @@ class LeastSquaresNMF(NonnegativeSolver):
         """Update the components by one sum, or reject an extrapolation that increased the error."""
         ahead, n = at.ahead, sums.n_rows
         d, k = ahead.shape
-        found = sums(self._make_request(ahead, at.weight_tol))
+        step_sums = sums(self._make_request(ahead, at.weight_tol))
         at.n_iter += 1
-        error = float(found[-1, 0]) + n * float(
+        error = float(step_sums[-1, 0]) + n * float(
             self.l1 * ahead.sum() + self.l2 / 2 * (ahead * ahead).sum()
         )
         # The extrapolated point was worse: restart from the components, and extrapolate less.
@@ -482,9 +491,9 @@ class LeastSquaresNMF(NonnegativeSolver):
             at.retreat()
             return
         at.error = error
-        gram = found[d:-1] + n * self.l2 * np.eye(k)
+        gram = step_sums[d:-1] + n * self.l2 * np.eye(k)
         # Gradient of half the squared error with respect to the components, with penalties.
-        gradient = ahead @ gram - (found[:d] - n * self.l1)
+        gradient = ahead @ gram - (step_sums[:d] - n * self.l1)
         # Projected gradient: at zero only negative entries count.
         norm = float(np.abs(np.where(ahead > 0, gradient, np.minimum(gradient, 0.0))).sum())
         if np.isnan(at.first_norm):
@@ -498,9 +507,9 @@ class LeastSquaresNMF(NonnegativeSolver):
             return
         # Coordinate descent over the columns of the components (HALS; Gillis and Glineur): a few
         # sweeps cost no pass over the rows.
-        new = ahead.copy()
-        descend_coordinates(gram, gradient, new, _COMPONENT_SWEEPS, 0.0)
-        at.accept(new)
+        components = ahead.copy()
+        descend_coordinates(gram, gradient, components, _COMPONENT_SWEEPS, 0.0)
+        at.accept(components)
 
 
 class _DescentState:
@@ -581,14 +590,14 @@ class StepWeights(InitialWeights):
         else:
             W = to_rows_dtype(np.zeros((rows.X.shape[0], self.n_components)), rows.X, backend)
             updates = self.updates(self.anchor, rows.X, backend)
-            for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
-                X = updates.rows(backend.part(rows.X, at))
-                W[at, ...] = updates.settled(X, _ANCHOR_STEPS, _ANCHOR_TOL)
+            for tile in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
+                X = updates.rows(backend.part(rows.X, tile))
+                W[tile, ...] = updates.settled(X, _ANCHOR_STEPS, _ANCHOR_TOL)
         # The steps are deterministic, so the weights have the same bits as before the loss.
         for across in self.history:
             updates = self.updates(across, rows.X, backend)
-            for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
-                W[at, ...] = updates.step(updates.rows(backend.part(rows.X, at)), W[at, ...])
+            for tile in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
+                W[tile, ...] = updates.step(updates.rows(backend.part(rows.X, tile)), W[tile, ...])
         return W
 
 
@@ -627,8 +636,8 @@ class MultiplicativeStep(Statistic):
 
     def shape(self, model: Any) -> tuple[int, ...]:
         d, k = self.across.shape
-        below = {2.0: k, 1.0: 1}.get(self.weights.beta, d)
-        return d + below + 2, k
+        n_denominator_rows = {2.0: k, 1.0: 1}.get(self.weights.beta, d)
+        return d + n_denominator_rows + 2, k
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         if self.recomputes:
@@ -636,8 +645,8 @@ class MultiplicativeStep(Statistic):
         updates = self.weights.updates(self.across, rows.X, backend)
         # The solver sees an overflow in the sums.
         with np.errstate(over="ignore", invalid="ignore"):
-            for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
-                self._add_step(rows.part(at, backend), updates, out)
+            for tile in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
+                self._add_step(rows.part(tile, backend), updates, out)
 
     def _add_step(self, part: BatchRows, updates: MultiplicativeUpdates, out: Any) -> None:
         """Take the step of some rows, and add their sums."""
@@ -654,8 +663,8 @@ class MultiplicativeStep(Statistic):
         if not self.steps:
             return
         W[...] = updates.step(X, W)
-        own = _multiply_by_weight(W, part.weight)
-        updates.add_shares(X, W, own, out[:d, ...], out[d:-2, ...])
+        weighted = _multiply_by_weight(W, part.weight)
+        updates.add_shares(X, W, weighted, out[:d, ...], out[d:-2, ...])
 
 
 @dataclass(frozen=True)
@@ -676,20 +685,20 @@ class MultiplicativeNMF(NonnegativeSolver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return the components, of shape (n_features, k)."""
-        at = (
+        progress = (
             self._start_state(model, sums, start)
             if sums.kept is None
             else self._restored_state(sums.kept)
         )
-        while at.n_iter < self.max_iter and not sums.should_stop:
-            if self._step_or_settle(at, sums):
+        while progress.n_iter < self.max_iter and not sums.should_stop:
+            if self._step_or_settle(progress, sums):
                 break
-            sums.keep(at.H, at.state, extra={"error": np.nan})
-        settled = at.settled or not self.tol
-        if not at.settled:
-            at.error = float(self._sum_step(at, sums, looks=True, steps=False)[-2, 0])
+            sums.keep(progress.H, progress.state, extra={"error": np.nan})
+        settled = progress.settled or not self.tol
+        if not progress.settled:
+            progress.error = float(self._sum_step(progress, sums, looks=True, steps=False)[-2, 0])
         message = "the error is still falling"
-        return Solution(at.H, at.n_iter, settled, message, {"error": at.error})
+        return Solution(progress.H, progress.n_iter, settled, message, {"error": progress.error})
 
     def _start_state(self, model: Any, sums: Sums, start: Array | None) -> _UpdateState:
         entries, zeros = self.begin.totals(sums, counts=self.beta <= 0)
@@ -704,48 +713,50 @@ class MultiplicativeNMF(NonnegativeSolver):
 
     def _step_weights(self, first: InitialWeights) -> StepWeights:
         """Return the weights before the first step."""
-        how: dict[str, Any] = {"beta": self.beta, "l1": self.l1_rows, "l2": self.l2_rows}
-        return StepWeights(**vars(first), **how)
+        settings: dict[str, Any] = {"beta": self.beta, "l1": self.l1_rows, "l2": self.l2_rows}
+        return StepWeights(**vars(first), **settings)
 
     def _restored_state(self, state: dict[str, Array]) -> _UpdateState:
-        fill, spread, seed, given = state["first"].tolist()
+        fill, spread, seed, is_given = state["first"].tolist()
         first = InitialWeights(
             self.begin.n_components,
             _array_or_none(state["vectors"]),
             fill,
             spread,
             int(seed),
-            bool(given),
+            bool(is_given),
         )
         return _UpdateState(state["H"], self._step_weights(first), state)
 
     def _step_or_settle(self, at: _UpdateState, sums: Sums) -> bool:
         """Take a step, and return whether the fit has converged instead."""
         looks = bool(self.tol) and at.n_iter % _STEPS_PER_CHECK == 0
-        found = self._sum_step(at, sums, looks=looks)
+        step_sums = self._sum_step(at, sums, looks=looks)
         if looks:
-            error = float(np.sqrt(2 * max(0.0, found[-2, 0])))
+            error = float(np.sqrt(2 * max(0.0, step_sums[-2, 0])))
             # scikit-learn's rule: the error fell by less than `tol` of the first error.
             if at.n_iter and at.last - error < self.tol * at.first:
-                at.settled, at.error = True, float(found[-2, 0])
+                at.settled, at.error = True, float(step_sums[-2, 0])
                 return True
             at.first, at.last = error if not at.n_iter else at.first, error
-        at.advance(self._update_components(at.H, found, sums.n_rows))
+        at.advance(self._update_components(at.H, step_sums, sums.n_rows))
         return False
 
     def _sum_step(self, at: _UpdateState, sums: Sums, *, looks: bool, steps: bool = True) -> Array:
         """Return the sums of a step; repeat the request with the history if weights were lost."""
         with_history = at.with_history or at.fresh
-        found = sums(MultiplicativeStep(at.H, at.weights_for(with_history), at.fresh, looks, steps))
-        if found[-1, 0] and not with_history:
+        step_sums = sums(
+            MultiplicativeStep(at.H, at.weights_for(with_history), at.fresh, looks, steps)
+        )
+        if step_sums[-1, 0] and not with_history:
             at.with_history = True
-            found = sums(MultiplicativeStep(at.H, at.weights_for(True), True, looks, steps))
+            step_sums = sums(MultiplicativeStep(at.H, at.weights_for(True), True, looks, steps))
         at.fresh = False
-        if found[-1, 0] or not np.isfinite(found).all():
+        if step_sums[-1, 0] or not np.isfinite(step_sums).all():
             raise DivergedError(
                 "The updates overflow. Scale the features (MaxAbsScaler), or use float64."
             )
-        return found
+        return step_sums
 
     def _update_components(self, H: Array, found: Array, n_rows: int) -> Array:
         """Return the components after a multiplicative step."""
@@ -760,8 +771,12 @@ class MultiplicativeNMF(NonnegativeSolver):
         l1, l2 = n_rows * self.l1, n_rows * self.l2
         # An overflow shows in the next sums.
         with np.errstate(over="ignore", invalid="ignore"):
-            new: Array = multiply_by_ratio(H, found[:d], denominator, self.beta, l1, l2)
-        return np.where(new < _ZERO_COMPONENT, 0.0, new) if self.beta <= 1 else new
+            components: Array = multiply_by_ratio(H, found[:d], denominator, self.beta, l1, l2)
+        return (
+            np.where(components < _ZERO_COMPONENT, 0.0, components)
+            if self.beta <= 1
+            else components
+        )
 
 
 class _UpdateState:
@@ -800,8 +815,8 @@ class _UpdateState:
         first = self._first
         if with_history:
             return replace(first, anchor=self._anchor, history=tuple(self._history))
-        how: dict[str, Any] = {"beta": first.beta, "l1": first.l1, "l2": first.l2}
-        return StepWeights(first.n_components, history=None, **how)
+        settings: dict[str, Any] = {"beta": first.beta, "l1": first.l1, "l2": first.l2}
+        return StepWeights(first.n_components, history=None, **settings)
 
     def advance(self, H: Array) -> None:
         """Take the components after a step, and add those before it to the history."""
@@ -815,13 +830,13 @@ class _UpdateState:
 
     def state(self) -> dict[str, Array]:
         """Return a snapshot as arrays by name, for checkpoints."""
-        first, none = self._first, np.empty((0, 0))
+        first, no_array = self._first, np.empty((0, 0))
         course = [self.first, self.last, self.n_iter, self.with_history, self.fresh]
         return {
             "H": self.H,
-            "vectors": none if first.vectors is None else first.vectors,
+            "vectors": no_array if first.vectors is None else first.vectors,
             "first": np.array([first.fill, first.spread, first.seed, first.given], float),
-            "anchor": none if self._anchor is None else self._anchor,
+            "anchor": no_array if self._anchor is None else self._anchor,
             "history": np.array(self._history) if self._history else np.empty((0, *self.H.shape)),
             "course": np.array(course, float),
         }

@@ -49,10 +49,10 @@ class LongestRow(Statistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         X = rows.X
-        every = ones((X.shape[1], 1), arithmetic_dtype(X), like=out)
-        xp = namespace(every)
-        for at in row_tiles(X, backend):
-            norms = backend.dot(map_entries(xp.abs, backend.part(X, at)), every)
+        ones_column = ones((X.shape[1], 1), arithmetic_dtype(X), like=out)
+        xp = namespace(ones_column)
+        for tile in row_tiles(X, backend):
+            norms = backend.dot(map_entries(xp.abs, backend.part(X, tile)), ones_column)
             self.merge(out, xp.max(norms, keepdims=True))
 
     def merge(self, total: Array, part: Array) -> None:
@@ -77,9 +77,9 @@ class Correlations(Statistic):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         xp, w = namespace(out), to_rows_dtype(self.w, rows.X, backend)
         parts = xp.reshape(out[1:], (2, *w.shape))
-        summed = 0.0
-        for at in row_tiles(rows.X, backend):
-            part = rows.part(at, backend)
+        loss_sum = 0.0
+        for tile in row_tiles(rows.X, backend):
+            part = rows.part(tile, backend)
             X, weight = part.X, part.weight
             losses, g = model.loss.value_and_gradient(
                 model.targets(part.y, w.dtype), model.raw_prediction(w, X, backend)
@@ -89,9 +89,9 @@ class Correlations(Statistic):
             # W- - W+ is the gradient; W- + W+ is the sum of the products' absolute values.
             _add_correlations(model, X, g, parts[0, ...], backend)
             _add_correlations(model, map_entries(xp.abs, X), xp.abs(g), parts[1, ...], backend)
-            summed += scalar(total(losses, dtype=xp.float64))
-        out[0] += summed
-        return summed
+            loss_sum += scalar(total(losses, dtype=xp.float64))
+        out[0] += loss_sum
+        return loss_sum
 
 
 def _add_correlations(model: Any, X: Any, g: Any, out: Any, backend: Backend) -> None:
@@ -148,11 +148,11 @@ class Boosting(PenalisedSolver):
             raise InvalidParameterError(
                 f'solver="boosting" minimises the log loss, not {model.loss!r}. Use "lbfgs".'
             )
-        if (kept := sums.kept) is None:
+        if (snapshot := sums.kept) is None:
             w, n_iter = initial_parameters(model, start), 0
             reach = _largest_change(model, float(sums(LongestRow())[0]))
         else:
-            w, n_iter, reach = kept["w"], int(kept["n_iter"]), float(kept["reach"])
+            w, n_iter, reach = snapshot["w"], int(snapshot["n_iter"]), float(snapshot["reach"])
         l1, l2 = np.zeros((len(w), 1)), np.zeros((len(w), 1))
         l1[: model.n_penalised], l2[: model.n_penalised] = self.penalty.l1, self.penalty.l2
         while True:
@@ -197,20 +197,20 @@ def _minimize_bound(
     to_zero = -reach * w
     sign = np.zeros_like(w)
     if l1.any():
-        far = np.clip(to_zero, -500, 500)
-        at_zero = less * np.exp(far) - more * np.exp(-far)
+        clipped = np.clip(to_zero, -500, 500)
+        at_zero = less * np.exp(clipped) - more * np.exp(-clipped)
         # The side of zero on which the minimum lies, or 0 if the l1 part holds it at zero: known
         # from the derivative at zero, so that Newton's steps below need not cross the kink.
         sign = np.where(np.abs(at_zero) > l1, -np.sign(at_zero), 0.0)
     z = np.zeros_like(w)
     for _ in range(_MAX_NEWTON_STEPS):
-        up, down = less * np.exp(z), more * np.exp(-z)
+        rising, falling = less * np.exp(z), more * np.exp(-z)
         # Newton's step on the bound of each coordinate, all at once.
-        slope = up - down + l2 * (w + z / reach) + l1 * sign
-        curvature = up + down + l2 / reach
+        slope = rising - falling + l2 * (w + z / reach) + l1 * sign
+        curvature = rising + falling + l2 / reach
         change = np.divide(slope, curvature, out=np.zeros_like(w), where=curvature > 0)
-        before, z = z, np.clip(z - change, -_LONGEST_STEP, _LONGEST_STEP)
-        if np.abs(z - before).max() < 1e-12:
+        last_z, z = z, np.clip(z - change, -_LONGEST_STEP, _LONGEST_STEP)
+        if np.abs(z - last_z).max() < 1e-12:
             break
     zero = (sign == 0) & (l1 > 0)
     z = np.where(zero, np.clip(to_zero, -_LONGEST_STEP, _LONGEST_STEP), z)

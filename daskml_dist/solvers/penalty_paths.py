@@ -123,10 +123,10 @@ class LeaveOneOutErrors(Statistic):
         coefs = solve_ridge_path(reduced, alphas)
         w = append_intercepts(reduced, coefs) if fit_intercept else coefs
         _, values, Vt = linalg.svd(reduced.R, full_matrices=False)
-        kept = values > SINGULAR_CUTOFF * values.max(initial=0.0)
-        shrunk = 1 / (values[kept] ** 2 + np.asarray(alphas)[:, None])
+        is_kept = values > SINGULAR_CUTOFF * values.max(initial=0.0)
+        shrunk = 1 / (values[is_kept] ** 2 + np.asarray(alphas)[:, None])
         share = 1 / n_rows if fit_intercept else 0.0
-        return cls(w, reduced.x_mean, Vt[kept].T, shrunk, share)
+        return cls(w, reduced.x_mean, Vt[is_kept].T, shrunk, share)
 
     def shape(self, model: Any) -> tuple[int, ...]:
         """Return one number for each penalty and target."""
@@ -134,8 +134,8 @@ class LeaveOneOutErrors(Statistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         """Add the squared errors of some rows, a tile at a time."""
-        for at in row_tiles(rows.X, backend, dense=True):
-            part = rows.part(at, backend)
+        for tile in row_tiles(rows.X, backend, dense=True):
+            part = rows.part(tile, backend)
             errors = self.errors(part.X, part.y, part.weight, backend)
             errors *= errors
             if part.weight is not None:
@@ -289,8 +289,8 @@ class FoldedReduction(Solver):
             l2 = self._smallest_penalty(first[split], d, model.each.fit_intercept)
             solver = _SplitReduction(self.eps, self.sparse, l2 * weight if self.of_mean else l2)
             candidates.append(Candidate(split, solver, float(weight)))
-        found = BatchedSolver(tuple(candidates)).solve(model, _CachedSums(sums, first), None)
-        reduced = [extra["reduced"] for *_, extra in found.extra["candidates"]]
+        solution = BatchedSolver(tuple(candidates)).solve(model, _CachedSums(sums, first), None)
+        reduced = [extra["reduced"] for *_, extra in solution.extra["candidates"]]
         return Solution(np.zeros(0), extra={"reduced": reduced, "n_rows": np.array(n_rows)})
 
     def _smallest_penalty(self, moments: Array, d: int, fit_intercept: bool) -> float:
@@ -354,13 +354,15 @@ class _PathStatistic(Statistic):
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         n_alphas, n_params, n_targets = self.w.shape[1:]
         width = n_alphas * n_targets
-        most = max(_MIN_TILE_ROWS, _TILE_ENTRIES // max(width, 1))
+        tile_rows = max(_MIN_TILE_ROWS, _TILE_ENTRIES // max(width, 1))
         for split, paths in enumerate(self.w):
             # All penalties and targets of a split are columns of one product.
             w = to_rows_dtype(np.moveaxis(paths, 0, 1).reshape(n_params, width), rows.X, backend)
-            for some in iterate_split_rows(model, rows, split, self.role, backend):
-                for at in row_tiles(some.X, backend, cached=8 * most * some.X.shape[1]):
-                    part = some.part(at, backend)
+            for split_rows in iterate_split_rows(model, rows, split, self.role, backend):
+                for tile in row_tiles(
+                    split_rows.X, backend, cached=8 * tile_rows * split_rows.X.shape[1]
+                ):
+                    part = split_rows.part(tile, backend)
                     raw = model.each.raw_prediction(w, part.X, backend)
                     n = part.X.shape[0]
                     raw = namespace(raw).reshape(raw, (n, n_alphas, n_targets))
@@ -427,13 +429,13 @@ class PathHits(_PathStatistic):
     def _add_fit_sums(self, raw: Any, y: Any, weight: Any | None, out: Any) -> None:
         xp = namespace(raw)
         if self.several:
-            right = xp.all((raw > 0) == (y > 0)[:, None, :], axis=2)
+            is_right = xp.all((raw > 0) == (y > 0)[:, None, :], axis=2)
         elif raw.shape[2] == 1:
-            right = (raw[:, :, 0] > 0) == (y > 0)
+            is_right = (raw[:, :, 0] > 0) == (y > 0)
         else:
-            right = xp.argmax(raw, axis=2) == xp.argmax(y, axis=1)[:, None]
+            is_right = xp.argmax(raw, axis=2) == xp.argmax(y, axis=1)[:, None]
         out[..., 0] += y.shape[0] if weight is None else total(weight, dtype=xp.float64)
-        out[..., 1] += _sum_weighted(cast(right, xp.float64), weight)
+        out[..., 1] += _sum_weighted(cast(is_right, xp.float64), weight)
 
 
 def _sum_weighted(values: Any, weight: Any | None) -> Any:

@@ -90,21 +90,21 @@ class CovarianceEigenSolver(Solver):
             # Uncentred: the mean product of rows is the covariance plus the mean's square.
             covariance = centred + mean[:, None] * mean[None, :]
         # With many features, LAPACK computes only the wanted eigenvectors.
-        d, at = len(covariance), None
+        d, wanted_range = len(covariance), None
         if self.n_components is not None and d > _MAX_FULL_FEATURES:
-            at = [d - max(self.n_components, 1), d - 1]
+            wanted_range = [d - max(self.n_components, 1), d - 1]
         trace = float(np.trace(covariance))
         _check_underflow(mean, trace)
         values, vectors = linalg.eigh(
-            covariance, subset_by_index=at, overwrite_a=True, check_finite=False
+            covariance, subset_by_index=wanted_range, overwrite_a=True, check_finite=False
         )
         values = np.maximum(values[::-1], 0.0)
         extra = {"values": values, "mean": mean, "total": trace, "variance": variance}
-        found = _fix_vector_signs(vectors.T[::-1])
+        components = _fix_vector_signs(vectors.T[::-1])
         if not self.centred:
             # Not the mean squares less the squared means, which lose the digits of a large mean.
-            extra["projected"] = np.einsum("ij,ij->i", found @ centred, found)
-        return Solution(found, extra=extra)
+            extra["projected"] = np.einsum("ij,ij->i", components @ centred, components)
+        return Solution(components, extra=extra)
 
 
 def _check_underflow(mean: Array, mean_square: float) -> None:
@@ -151,15 +151,15 @@ class GramProducts(Statistic):
     shows_not_finite = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
-        more = 0 if self.bare else 1
-        return model.n_features + more, self.vectors.shape[1] + more
+        n_more = 0 if self.bare else 1
+        return model.n_features + n_more, self.vectors.shape[1] + n_more
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         vectors = to_rows_dtype(self.vectors, rows.X, backend)
         shift = None if self.shift is None else to_rows_dtype(self.shift, rows.X, backend)
         with np.errstate(over="ignore", invalid="ignore"):  # the sums show it
-            for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
-                self._add_products(rows.part(at, backend), vectors, shift, out, backend)
+            for tile in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
+                self._add_products(rows.part(tile, backend), vectors, shift, out, backend)
 
     def _add_products(
         self, part: BatchRows, vectors: Any, shift: Any | None, out: Any, backend: Backend
@@ -169,13 +169,15 @@ class GramProducts(Statistic):
             return
         X = part.X if shift is None else part.X - shift
         if self.bare:
-            found = namespace(vectors).reshape(backend.dot(X, vectors), (X.shape[0], -1))
+            products = namespace(vectors).reshape(backend.dot(X, vectors), (X.shape[0], -1))
             weight = part.weight
-            found = found if weight is None else found * cast(weight, found.dtype)[:, None]
-            backend.add_tdot(X, found, out)
+            products = (
+                products if weight is None else products * cast(weight, products.dtype)[:, None]
+            )
+            backend.add_tdot(X, products, out)
             return
-        found = _weighted_products(X, vectors, part.weight, backend)
-        backend.add_tdot(X, found, out[:-1, ...])
+        products = _weighted_products(X, vectors, part.weight, backend)
+        backend.add_tdot(X, products, out[:-1, ...])
         if self.squares:
             out[-1, 0] += sum_of_squares(X, part.weight, backend)
 
@@ -185,27 +187,27 @@ class GramProducts(Statistic):
         """Add the products of shifted sparse rows."""
         X, xp, m = part.X, namespace(vectors), vectors.shape[1]
         # (X - s)' (X - s) V without making X dense: products with V and s, corrected by sums.
-        found = _weighted_products(
+        products = _weighted_products(
             X, xp.concat([vectors, shift[:, None]], axis=1), part.weight, backend
         )
-        of_shift = total(cast(found[:, m], out.dtype))
-        weight = found[:, m + 1]
-        near = found[:, :m] - weight[:, None] * (shift @ vectors)[None, :]
-        near = xp.concat([near, weight[:, None]], axis=1)
-        backend.add_tdot(X, near, out[:-1, ...])
-        shift, side = cast(shift, out.dtype), total(cast(near, out.dtype), axis=0)
-        out[:-1, :] -= shift[:, None] * side[None, :]
+        shift_sum = total(cast(products[:, m], out.dtype))
+        weight = products[:, m + 1]
+        shifted = products[:, :m] - weight[:, None] * (shift @ vectors)[None, :]
+        shifted = xp.concat([shifted, weight[:, None]], axis=1)
+        backend.add_tdot(X, shifted, out[:-1, ...])
+        shift, column_sums = cast(shift, out.dtype), total(cast(shifted, out.dtype), axis=0)
+        out[:-1, :] -= shift[:, None] * column_sums[None, :]
         if self.squares:
             squares = sum_of_squares(X, part.weight, backend)
-            out[-1, 0] += squares - 2 * of_shift + side[m] * (shift @ shift)
+            out[-1, 0] += squares - 2 * shift_sum + column_sums[m] * (shift @ shift)
 
 
 def _weighted_products(X: Any, vectors: Any, weight: Any | None, backend: Backend) -> Any:
     """Return weighted products of rows with vectors, and with 1 in a last column."""
     xp = namespace(vectors)
-    found = xp.reshape(backend.dot(X, vectors), (X.shape[0], vectors.shape[1]))
-    found = xp.concat([found, ones((X.shape[0], 1), found.dtype, like=found)], axis=1)
-    return found if weight is None else found * cast(weight, found.dtype)[:, None]
+    products = xp.reshape(backend.dot(X, vectors), (X.shape[0], vectors.shape[1]))
+    products = xp.concat([products, ones((X.shape[0], 1), products.dtype, like=products)], axis=1)
+    return products if weight is None else products * cast(weight, products.dtype)[:, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,16 +253,16 @@ class PowerIterations(Solver):
         """Return the right singular vectors as rows; ``extra["values"]`` has squared values / n."""
         d = model.n_features
         shift = self._row_mean(d, sums)
-        kept = _KrylovBlocks(self._draw_vectors(d))
+        blocks = _KrylovBlocks(self._draw_vectors(d))
         if self.lanczos:
-            kept = _KrylovBlocks(self._run_lanczos(sums, kept.last, shift))
-        n_passes, most = (0, 1) if self.lanczos else self._plan_passes(d)
+            blocks = _KrylovBlocks(self._run_lanczos(sums, blocks.last, shift))
+        n_passes, max_blocks = (0, 1) if self.lanczos else self._plan_passes(d)
         # Block Krylov: each pass multiplies the last block by the Gram matrix.
         for _ in range(n_passes):
-            kept.add(self._multiply_gram(sums, kept.last, shift), most)
+            blocks.add(self._multiply_gram(sums, blocks.last, shift), max_blocks)
             if sums.should_stop:
                 break
-        return self._extract_vectors(sums, kept, shift)
+        return self._extract_vectors(sums, blocks, shift)
 
     def _plan_passes(self, d: int) -> tuple[int, int]:
         """Return the number of passes before the last, and of how many the vectors are kept."""
@@ -283,12 +285,12 @@ class PowerIterations(Solver):
     def _extract_vectors(self, sums: Sums, kept: _KrylovBlocks, shift: Array | None) -> Solution:
         """Return the best vectors of the subspace (Rayleigh-Ritz) as the solution."""
         k = self.n_components
-        found = request_finite_sum(sums, GramProducts(kept.last, shift)) / sums.n_rows
-        values, vectors = kept.best(found[:-1, :-1], k)
+        products = request_finite_sum(sums, GramProducts(kept.last, shift)) / sums.n_rows
+        values, vectors = kept.best(products[:-1, :-1], k)
         best = _fix_vector_signs(vectors.T)
-        squares = float(found[-1, 0])
+        squares = float(products[-1, 0])
         # The mean of shifted rows: a correction for the rounding of the shift.
-        mean = found[:-1, -1]
+        mean = products[:-1, -1]
         # The trace of the covariance: mean square minus the square of the mean.
         variance = max(0.0, squares - float(mean @ mean))
         _check_underflow(mean if shift is None else shift, squares)
@@ -303,8 +305,8 @@ class PowerIterations(Solver):
     def _draw_vectors(self, d: int) -> Array:
         """Return random orthonormal vectors to start from."""
         width = 1 if self.lanczos else min(self.n_components + self.n_oversamples, d)
-        drawn = np.random.default_rng(self.seed).standard_normal((d, width))
-        return _orthonormalize(drawn)[0]
+        vectors = np.random.default_rng(self.seed).standard_normal((d, width))
+        return _orthonormalize(vectors)[0]
 
     def _run_lanczos(self, sums: Sums, first: Array, shift: Array | None) -> Array:
         """Return eigenvectors of the Gram matrix by ARPACK's restarted Lanczos method."""
@@ -359,11 +361,11 @@ class _KrylovBlocks:
         if len(self._blocks) == most:
             self._blocks, self._products = [], []
         products = self._project_out(image)
-        self.last, least = _orthonormalize(image)
+        self.last, smallest = _orthonormalize(image)
         if self._blocks:
             self._products.append(products)
         # Digits were lost: orthogonalise again ("twice is enough", Kahan and Parlett).
-        if any(least < _REORTHOGONALIZE_RATIO * np.abs(product).max() for product in products):
+        if any(smallest < _REORTHOGONALIZE_RATIO * np.abs(product).max() for product in products):
             self._project_out(self.last)
             self.last, _ = _orthonormalize(self.last)
         self._blocks.append(self.last)
@@ -398,7 +400,7 @@ def _orthonormalize(vectors: Array) -> tuple[Array, float]:
 
     The residual of a vector is its part orthogonal to all before it.
     """
-    least = np.inf
+    smallest = np.inf
     for _ in range(2):
         # CholeskyQR, which is one product of matrices; repeated if the factor's diagonal shows that
         # digits were lost, and replaced by QR if too many were.
@@ -407,10 +409,10 @@ def _orthonormalize(vectors: Array) -> tuple[Array, float]:
         if failed or not diagonal.min() > _MIN_CHOLESKY_RATIO * diagonal.max():
             return np.asarray(linalg.qr(vectors, mode="economic")[0]), 0.0
         vectors = vectors @ np.triu(linalg.lapack.dtrtri(factor)[0])
-        least = min(least, float(diagonal.min()))
+        smallest = min(smallest, float(diagonal.min()))
         if diagonal.min() > _SAFE_CHOLESKY_RATIO * diagonal.max():
             break
-    return vectors, least
+    return vectors, smallest
 
 
 @dataclass(frozen=True, eq=False)
@@ -438,32 +440,34 @@ class ScatterStatistic(Statistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         n, d = rows.X.shape
-        own = zeros((d, d + 1), out.dtype, like=out)
+        block_sums = zeros((d, d + 1), out.dtype, like=out)
         with np.errstate(over="ignore", invalid="ignore"):  # the sum shows it
-            shift = self._add_products(rows, own, backend)
+            shift = self._add_products(rows, block_sums, backend)
             weight = float(n) if rows.weight is None else float(total(rows.weight))
             if not weight:
                 return
-            mean = own[:, d] / weight
-            scatter = own[:, :d]
+            mean = block_sums[:, d] / weight
+            scatter = block_sums[:, :d]
             scatter -= weight * mean[:, None] * mean[None, :]
             _merge_scatter(out, scatter, mean if shift is None else mean + shift, weight)
 
     def _add_products(self, rows: BatchRows, own: Any, backend: Backend) -> Any:
         """Add products of shifted rows with themselves and with 1; return the shift."""
-        near = None if is_sparse(rows.X) else self._estimate_centre(rows.X, backend)
-        for at in row_tiles(rows.X, backend, cached=_SCATTER_PIECE_BYTES, at_least=_MIN_PIECE_ROWS):
-            X = backend.rows(rows.X, at)
-            X = X if near is None else cast(X, near.dtype)
-            weight = None if rows.weight is None else rows.weight[at]
-            side = ones((X.shape[0], 1), X.dtype, like=own)
-            backend.add_products(X, side, weight, own, near)
-        return None if near is None else cast(near, own.dtype)
+        centre = None if is_sparse(rows.X) else self._estimate_centre(rows.X, backend)
+        for tile in row_tiles(
+            rows.X, backend, cached=_SCATTER_PIECE_BYTES, at_least=_MIN_PIECE_ROWS
+        ):
+            X = backend.rows(rows.X, tile)
+            X = X if centre is None else cast(X, centre.dtype)
+            weight = None if rows.weight is None else rows.weight[tile]
+            ones_column = ones((X.shape[0], 1), X.dtype, like=own)
+            backend.add_products(X, ones_column, weight, own, centre)
+        return None if centre is None else cast(centre, own.dtype)
 
     def _estimate_centre(self, X: Any, backend: Backend) -> Any:
         """Return the mean of the first rows, in the dtype of the products."""
-        some = to_dense_float64(backend.rows(X, slice(0, min(_SHIFT_ROWS, X.shape[0]))))
-        mean = total(some, axis=0) / some.shape[0]
+        first_rows = to_dense_float64(backend.rows(X, slice(0, min(_SHIFT_ROWS, X.shape[0]))))
+        mean = total(first_rows, axis=0) / first_rows.shape[0]
         return mean if self.double else cast(mean, arithmetic_dtype(X))
 
     def merge(self, total: Array, part: Array) -> None:
@@ -474,15 +478,17 @@ class ScatterStatistic(Statistic):
 
 def _merge_scatter(out: Any, scatter: Any, mean: Any, weight: float) -> None:
     """Merge the scatter of other rows into `out`, in place."""
-    before = float(out[-1, 0])
-    after = before + weight
-    apart = mean - out[-2, :]
+    weight_before = float(out[-1, 0])
+    weight_after = weight_before + weight
+    difference = mean - out[-2, :]
     out[:-2, :] += scatter
-    if before:
+    if weight_before:
         # Parallel-axis term of two groups of rows (Chan, Golub and LeVeque).
-        out[:-2, :] += (before * weight / after) * (apart[:, None] * apart[None, :])
-    out[-2, :] += (weight / after) * apart
-    out[-1, 0] = after
+        out[:-2, :] += (weight_before * weight / weight_after) * (
+            difference[:, None] * difference[None, :]
+        )
+    out[-2, :] += (weight / weight_after) * difference
+    out[-1, 0] = weight_after
 
 
 class _MeanCovariance(NamedTuple):
@@ -494,6 +500,6 @@ class _MeanCovariance(NamedTuple):
 
 def _sum_mean_covariance(sums: Sums, *, double: bool) -> _MeanCovariance:
     """Return mean and covariance of all rows, in one pass."""
-    found = request_finite_sum(sums, ScatterStatistic(double))
-    covariance = found[:-2] / found[-1, 0]
-    return _MeanCovariance(found[-2].copy(), (covariance + covariance.T) / 2)
+    moments = request_finite_sum(sums, ScatterStatistic(double))
+    covariance = moments[:-2] / moments[-1, 0]
+    return _MeanCovariance(moments[-2].copy(), (covariance + covariance.T) / 2)

@@ -101,11 +101,11 @@ def compute_gains(labels: NDArray[np.float64], kind: str) -> NDArray[np.float64]
     """Return the gain of each label: ``2**label - 1`` if "exponential", the label if "linear"."""
     if kind == "linear":
         return labels
-    whole = np.clip(labels, -_MAX_EXPONENT, _MAX_EXPONENT).astype(np.int32)
+    exponents = np.clip(labels, -_MAX_EXPONENT, _MAX_EXPONENT).astype(np.int32)
     with np.errstate(over="ignore"):  # a gain that is too large becomes infinite
         # Powers with integer exponents are exact; others may differ by a bit between machines.
-        if (whole == labels).all():
-            return np.asarray(np.ldexp(1.0, whole) - 1.0)
+        if (exponents == labels).all():
+            return np.asarray(np.ldexp(1.0, exponents) - 1.0)
         return np.asarray(np.exp2(labels) - 1.0)
 
 
@@ -113,9 +113,9 @@ def compute_discounts(n: int) -> NDArray[np.float64]:
     """Return the discounts ``1 / log2(place + 1)`` of `n` places from 1 (Jarvelin, Kekalainen)."""
     from daskml_dist.backends.ranking_kernels import fill_discounts
 
-    found = np.empty(n)
-    fill_discounts(found)
-    return found
+    discounts = np.empty(n)
+    fill_discounts(discounts)
+    return discounts
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class QueryRows(DealtRows):
         weight = self._send(self._join_weights(parts))
         self._order = _find_order(codes, numbers)
         codes, self.numbers, labels, weight = (
-            self._sort(of) for of in (codes, numbers, labels, weight)
+            self._sort(values) for values in (codes, numbers, labels, weight)
         )
         self.starts = find_query_starts(codes)
         self.gains = loss.gains(labels)
@@ -210,38 +210,40 @@ class QueryRows(DealtRows):
         if size == 1:
             return None
         starts = find_query_starts(codes)
-        of_run, run = np.unique(codes[starts[:-1]], return_inverse=True)
+        run_codes, code_index = np.unique(codes[starts[:-1]], return_inverse=True)
         # A distributed directory: the trainer chosen by a code's hash learns which trainers have
         # rows of the query, and assigns one of them to process it, so that queries within one
         # trainer stay there.
-        mixed = hash_numbers(of_run.view(np.uint64))
-        place = (mixed % np.uint64(size)).astype(np.int64)
-        sent = [np.flatnonzero(place == rank) for rank in range(size)]
-        asked = rows.exchange_arrays([of_run[at] for at in sent])
-        answers = rows.exchange_arrays(_choose_workers(asked))
-        worker = np.empty(len(of_run), np.int64)
-        for at, answer in zip(sent, answers, strict=True):
-            worker[at] = answer
+        hashes = hash_numbers(run_codes.view(np.uint64))
+        directory = (hashes % np.uint64(size)).astype(np.int64)
+        positions_by_rank = [np.flatnonzero(directory == rank) for rank in range(size)]
+        received_codes = rows.exchange_arrays(
+            [run_codes[positions] for positions in positions_by_rank]
+        )
+        workers_by_rank = rows.exchange_arrays(_choose_workers(received_codes))
+        worker = np.empty(len(run_codes), np.int64)
+        for positions, workers in zip(positions_by_rank, workers_by_rank, strict=True):
+            worker[positions] = workers
         leaves = bool((worker != rows.rank).any())
         if not rows.max_trainers(np.array([float(leaves)]))[0]:
             return None
-        of_row = np.repeat(worker[run], np.diff(starts))
-        return [RowSelection(np.flatnonzero(of_row == rank)) for rank in range(size)]
+        row_worker = np.repeat(worker[code_index], np.diff(starts))
+        return [RowSelection(np.flatnonzero(row_worker == rank)) for rank in range(size)]
 
     def _find_query_weights(self, weight: Array) -> Array:
         """Return the weight of each query; raise on all trainers if rows of one differ."""
         if not len(weight):
-            low = high = np.empty(0)
+            lowest = highest = np.empty(0)
         else:
-            low = np.minimum.reduceat(weight, self.starts[:-1])
-            high = np.maximum.reduceat(weight, self.starts[:-1])
-        if self.rows.max_trainers(np.array([float((low != high).any())]))[0]:
+            lowest = np.minimum.reduceat(weight, self.starts[:-1])
+            highest = np.maximum.reduceat(weight, self.starts[:-1])
+        if self.rows.max_trainers(np.array([float((lowest != highest).any())]))[0]:
             raise InvalidDataError(
                 "Rows of one query have different weights, but in ranking a query has one "
                 "weight. Give all its rows the same weight, such as their mean: "
                 "weight.groupby(query).transform('mean')."
             )
-        return low
+        return lowest
 
     # -- values of rows ------------------------------------------------------------------------
 
@@ -264,8 +266,8 @@ class QueryRows(DealtRows):
         ends = np.searchsorted(
             self.starts, np.arange(_ROWS_AT_ONCE, self.starts[-1] + _ROWS_AT_ONCE, _ROWS_AT_ONCE)
         )
-        cuts = np.unique([0, *np.minimum(ends, self.n_queries)]).tolist()
-        self.rows.map_lanes(lambda pair: function(*pair), list(pairwise(cuts)))
+        bounds = np.unique([0, *np.minimum(ends, self.n_queries)]).tolist()
+        self.rows.map_lanes(lambda pair: function(*pair), list(pairwise(bounds)))
 
     # -- NDCG ----------------------------------------------------------------------------------
 
@@ -273,9 +275,9 @@ class QueryRows(DealtRows):
         """Return the discounted gain of each query's ideal order, over its first `k` rows."""
         from daskml_dist.backends.ranking_kernels import sum_best_gains
 
-        found = np.zeros(self.n_queries)
-        sum_best_gains(self.gains, self.starts, self.discounts, k or ALL_PLACES, found)
-        return found
+        gains = np.zeros(self.n_queries)
+        sum_best_gains(self.gains, self.starts, self.discounts, k or ALL_PLACES, gains)
+        return gains
 
     def score_ndcg(self, scores: Array, k: int | None, best: Array) -> float:
         """Return the mean NDCG over the queries of all trainers (collective).
@@ -284,18 +286,20 @@ class QueryRows(DealtRows):
         """
         from daskml_dist.backends.ranking_kernels import sum_ranked_gains
 
-        found = np.zeros(self.n_queries)
+        query_scores = np.zeros(self.n_queries)
         self.map_queries(
             lambda first, last: sum_ranked_gains(
                 scores, self.gains, self.starts, self.discounts, k or ALL_PLACES, True, first,
-                last, found,
+                last, query_scores,
             )
         )  # fmt: skip
         # For the ideal order the quotient is 1 up to rounding; other orders cannot have a larger
         # sum.
-        found = np.divide(found, best, out=np.zeros_like(found), where=best > 0)
+        query_scores = np.divide(
+            query_scores, best, out=np.zeros_like(query_scores), where=best > 0
+        )
         total, weight = sum_values_exactly(
-            self.rows, [np.stack([found * self.weight, self.weight])], 2
+            self.rows, [np.stack([query_scores * self.weight, self.weight])], 2
         )
         return float(total / weight) if weight else 0.0
 
@@ -337,8 +341,8 @@ class QueryGradients:
 
     def __init__(self, queries: QueryRows, loss: RankingLoss, seed: int) -> None:
         self._queries, self._loss, self._seed = queries, loss, seed
-        places = loss.truncation or ALL_PLACES
-        best = queries.best_gains(places)
+        n_places = loss.truncation or ALL_PLACES
+        best = queries.best_gains(n_places)
         self._inverse_best = np.divide(1.0, best, out=np.zeros_like(best), where=best > 0)
         self._g, self._h = np.zeros(len(queries.gains)), np.zeros(len(queries.gains))
 
@@ -351,8 +355,8 @@ class QueryGradients:
             Largest gradient and hessian of each lane.
         """
         scores = self._queries.collect_predictions(lanes)
-        make = self._make_cross_entropy if self._is_cross_entropy else self._make_pairs
-        make(scores, number)
+        make_gradients = self._make_cross_entropy if self._is_cross_entropy else self._make_pairs
+        make_gradients(scores, number)
         return self._queries.hand_gradients(lanes, self._g, self._h)
 
     @property
@@ -378,8 +382,8 @@ class QueryGradients:
 
         queries = self._queries
         # Hashed from the number of a row: the same draws on any trainer.
-        drawn = draw_by_hash(queries.numbers, self._seed, _TARGET_DRAW, number)
-        targets = queries.gains + 1.0 - (drawn >> np.uint64(11)) * 2.0**-53
+        draws = draw_by_hash(queries.numbers, self._seed, _TARGET_DRAW, number)
+        targets = queries.gains + 1.0 - (draws >> np.uint64(11)) * 2.0**-53
         queries.map_queries(
             lambda first, last: make_cross_entropy_gradients(
                 scores, targets, queries.weight, queries.starts, first, last, self._g, self._h
@@ -392,15 +396,15 @@ def _check_disjoint(rows: OwnRows, own: QueryRows, held: QueryRows) -> None:
 
     def deal(codes: Array) -> Array:
         """Return the codes of all trainers whose hash selects this trainer."""
-        place = hash_numbers(codes.view(np.uint64)) % np.uint64(rows.size)
-        sent = [codes[place == np.uint64(rank)] for rank in range(rows.size)]
-        return np.concatenate(rows.exchange_arrays(sent))
+        trainer = hash_numbers(codes.view(np.uint64)) % np.uint64(rows.size)
+        codes_by_rank = [codes[trainer == np.uint64(rank)] for rank in range(rows.size)]
+        return np.concatenate(rows.exchange_arrays(codes_by_rank))
 
-    both = np.intersect1d(deal(own.own_codes()), deal(held.own_codes()))
-    n_both = int(rows.sum_trainers(np.array([len(both)], np.int64))[0])
-    if n_both:
+    shared_codes = np.intersect1d(deal(own.own_codes()), deal(held.own_codes()))
+    n_shared = int(rows.sum_trainers(np.array([len(shared_codes)], np.int64))[0])
+    if n_shared:
         raise InvalidDataError(
-            f"{n_both} queries have rows both in the training rows and in a validation set, "
+            f"{n_shared} queries have rows both in the training rows and in a validation set, "
             "which would invalidate its score. Split by query: "
             "daskml_dist.model_selection.GroupKFold; if both sets number their queries from 0, "
             "pass group as sizes."
@@ -410,16 +414,18 @@ def _check_disjoint(rows: OwnRows, own: QueryRows, held: QueryRows) -> None:
 def _choose_workers(asked: Sequence[Array]) -> list[Array]:
     """Return, for the codes that each trainer has rows of, the trainer that processes the query."""
     codes = np.concatenate(asked)
-    source = np.repeat(np.arange(len(asked)), [len(part) for part in asked])
+    rank_of_code = np.repeat(np.arange(len(asked)), [len(part) for part in asked])
     # Within a code, trainers are sorted by rank.
     order = np.argsort(codes, kind="stable")
     starts = find_query_starts(codes[order])
     counts = np.diff(starts)
     # If several have rows of a query the hash chooses one, which spreads such queries evenly.
-    pick = hash_numbers(codes[order][starts[:-1]].view(np.uint64) + np.uint64(1))
-    chosen = source[order][starts[:-1] + (pick % counts.astype(np.uint64)).astype(np.int64)]
+    hashes = hash_numbers(codes[order][starts[:-1]].view(np.uint64) + np.uint64(1))
+    chosen_rank = rank_of_code[order][
+        starts[:-1] + (hashes % counts.astype(np.uint64)).astype(np.int64)
+    ]
     worker = np.empty(len(codes), np.int64)
-    worker[order] = np.repeat(chosen, counts)
+    worker[order] = np.repeat(chosen_rank, counts)
     return np.split(worker, np.cumsum([len(part) for part in asked])[:-1])
 
 
@@ -431,8 +437,8 @@ def _find_order(codes: Array, numbers: Array) -> RowSelection | None:
     starts = find_query_starts(codes)[:-1]
     is_start = np.zeros(len(codes), bool)
     is_start[starts] = True
-    rises = bool((numbers[1:] > numbers[:-1])[~is_start[1:]].all())
-    if rises and len(np.unique(codes[starts])) == len(starts):
+    is_sorted = bool((numbers[1:] > numbers[:-1])[~is_start[1:]].all())
+    if is_sorted and len(np.unique(codes[starts])) == len(starts):
         return None
     order = np.lexsort((numbers, codes))
     starts = find_query_starts(codes[order])

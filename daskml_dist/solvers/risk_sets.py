@@ -97,20 +97,20 @@ class RiskRows(DealtRows):
             return None
         # Any ends of ranges give the same sums. Ends chosen by samples give trainers similar
         # numbers of rows.
-        at = np.linspace(0, max(len(times) - 1, 0), _SAMPLE_TIMES).astype(np.intp)
-        own = np.sort(times)[at] if len(times) else np.empty(0)
-        sample = np.sort(np.concatenate([part for (part,) in rows.gather_arrays([own])]))
+        sample_indices = np.linspace(0, max(len(times) - 1, 0), _SAMPLE_TIMES).astype(np.intp)
+        own_sample = np.sort(times)[sample_indices] if len(times) else np.empty(0)
+        sample = np.sort(np.concatenate([part for (part,) in rows.gather_arrays([own_sample])]))
         if not len(sample):
             return None
-        cuts = sample[np.arange(1, rows.size) * len(sample) // rows.size]
+        boundaries = sample[np.arange(1, rows.size) * len(sample) // rows.size]
         # Equal times are on the same side of a cut.
-        place = np.searchsorted(cuts, times, side="right")
-        return [RowSelection(np.flatnonzero(place == rank)) for rank in range(rows.size)]
+        trainer = np.searchsorted(boundaries, times, side="right")
+        return [RowSelection(np.flatnonzero(trainer == rank)) for rank in range(rows.size)]
 
     def have_events(self) -> bool:
         """Return whether any trainer has an event of positive weight (collective)."""
-        own = (self.order.is_event & (self.order.weight > 0)).any(keepdims=True)
-        return bool(self.rows.max_trainers(own.astype(np.float64))[0])
+        has_events = (self.order.is_event & (self.order.weight > 0)).any(keepdims=True)
+        return bool(self.rows.max_trainers(has_events.astype(np.float64))[0])
 
     def cumulate(self, values: Array, backwards: bool) -> Array:
         """Return exact cumulated sums over the sorted rows of all trainers (collective)."""
@@ -118,8 +118,8 @@ class RiskRows(DealtRows):
 
     def find_largest(self, raw: Array) -> float:
         """Return the largest raw prediction of all trainers (collective)."""
-        own = raw.max(initial=-np.finfo(np.float64).max, keepdims=True)
-        return float(self.rows.max_trainers(own)[0])
+        own_largest = raw.max(initial=-np.finfo(np.float64).max, keepdims=True)
+        return float(self.rows.max_trainers(own_largest)[0])
 
 
 def cumulate_exactly(rows: OwnRows, values: Array, backwards: bool) -> NDArray[np.float64]:
@@ -144,27 +144,27 @@ def cumulate_exactly(rows: OwnRows, values: Array, backwards: bool) -> NDArray[n
     largest = float(rows.max_trainers(np.max(values, initial=0.0, keepdims=True))[0])
     if not np.isfinite(largest):
         return np.full(len(values), np.nan)
-    bits = 61 - int(rows.n_rows).bit_length()
+    n_bits = 61 - int(rows.n_rows).bit_length()
     exponent = int(np.frexp(largest)[1])
     # In [0, 1). Products with powers of two, and differences to the integer part, are exact.
-    rest = np.ldexp(values, -exponent)
+    remainders = np.ldexp(values, -exponent)
     limbs = np.empty((_N_LIMBS, len(values)), np.int64)
     for k in range(_N_LIMBS):
-        rest = np.ldexp(rest, bits)
-        whole = np.rint(rest) if k == _N_LIMBS - 1 else np.floor(rest)
-        limbs[k] = whole
-        rest -= whole
+        remainders = np.ldexp(remainders, n_bits)
+        integers = np.rint(remainders) if k == _N_LIMBS - 1 else np.floor(remainders)
+        limbs[k] = integers
+        remainders -= integers
     if backwards:
         limbs = limbs[:, ::-1]
     limbs = limbs.cumsum(axis=1)
-    own = limbs[:, -1] if len(values) else np.zeros(_N_LIMBS, np.int64)
-    totals = [part for (part,) in rows.gather_arrays([np.ascontiguousarray(own)])]
-    others = totals[rows.rank + 1 :] if backwards else totals[: rows.rank]
-    limbs = limbs + np.sum([np.zeros(_N_LIMBS, np.int64), *others], axis=0)[:, None]
-    found = np.zeros(len(values))
+    own_totals = limbs[:, -1] if len(values) else np.zeros(_N_LIMBS, np.int64)
+    totals = [part for (part,) in rows.gather_arrays([np.ascontiguousarray(own_totals)])]
+    earlier_totals = totals[rows.rank + 1 :] if backwards else totals[: rows.rank]
+    limbs = limbs + np.sum([np.zeros(_N_LIMBS, np.int64), *earlier_totals], axis=0)[:, None]
+    sums = np.zeros(len(values))
     for k in reversed(range(_N_LIMBS)):
-        found = np.ldexp(found + limbs[k], -bits)
-    return np.ldexp(found[::-1] if backwards else found, exponent)
+        sums = np.ldexp(sums + limbs[k], -n_bits)
+    return np.ldexp(sums[::-1] if backwards else sums, exponent)
 
 
 class _CoxGradients:

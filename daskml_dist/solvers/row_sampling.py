@@ -86,8 +86,8 @@ class UniformSampling(RowSampling):
         key, bound = make_key(seed, _ROW_DRAW, iteration), _find_bound(self.share)
 
         def choose_of_lane(pair: tuple[TreeRows, Sequence[Array]]) -> None:
-            lane, of_lane = pair
-            lane.choose_rows([_draw_mask(salt, key, bound) for salt in of_lane])
+            lane, lane_salts = pair
+            lane.choose_rows([_draw_mask(salt, key, bound) for salt in lane_salts])
 
         rows.map_lanes(choose_of_lane, _pair_with_lanes(lanes, salts))
 
@@ -116,19 +116,21 @@ class GradientSampling(RowSampling):
     ) -> list[Array]:  # fmt: skip
         n_top = max(1, int(self.top_rate * n_rows))
         share = min(1.0, self.other_rate * n_rows / max(n_rows - n_top, 1))
-        ties, others = (make_key(seed, draw, iteration) for draw in (_TIE_DRAW, _ROW_DRAW))
+        ties, other_key = (make_key(seed, draw, iteration) for draw in (_TIE_DRAW, _ROW_DRAW))
         pairs = _pair_with_lanes(lanes, salts)
         keys = rows.map_lanes(lambda pair: _make_keys(*pair, ties), pairs)
-        least = select_kth_largest(rows, [key for of_lane in keys for key in of_lane], n_top)
+        threshold = select_kth_largest(
+            rows, [key for lane_keys in keys for key in lane_keys], n_top
+        )
         bound, factor = _find_bound(share), np.float32(1 / share)
 
         def choose_of_lane(given: tuple[tuple[TreeRows, Sequence[Array]], list[Array]]) -> Array:
-            (lane, of_lane), keys_of_lane = given
+            (lane, lane_salts), keys_of_lane = given
             is_chosen, factors = [], []
-            for salt, key in zip(of_lane, keys_of_lane, strict=True):
-                is_top = key >= least
-                drawn = _draw_mask(salt, others, bound)
-                is_chosen.append(is_top | drawn)
+            for salt, key in zip(lane_salts, keys_of_lane, strict=True):
+                is_top = key >= threshold
+                is_drawn = _draw_mask(salt, other_key, bound)
+                is_chosen.append(is_top | is_drawn)
                 factors.append(np.where(is_top, np.float32(1), factor))
             lane.choose_rows(is_chosen)
             return lane.multiply_gradients(factors)
@@ -213,32 +215,32 @@ def draw_rows(salt: NDArray[np.uint32], key: np.uint32) -> NDArray[np.uint32]:
 
 def _draw_mask(salt: NDArray[np.uint32], key: np.uint32, bound: np.uint32) -> NDArray[np.bool_]:
     """Return a mask of the rows whose draws are below a bound; all rows if it is the maximum."""
-    found = np.empty(len(salt), bool)
-    for at in iterate_tiles(len(salt)):
-        drawn = draw_rows(salt[at], key)
-        found[at] = drawn < bound if bound < np.uint32(2**32 - 1) else True
-    return found
+    mask = np.empty(len(salt), bool)
+    for tile in iterate_tiles(len(salt)):
+        draws = draw_rows(salt[tile], key)
+        mask[tile] = draws < bound if bound < np.uint32(2**32 - 1) else True
+    return mask
 
 
 def _make_keys(lane: TreeRows, salts: Sequence[Array], ties: np.uint32) -> list[Array]:
     """Return keys that sort rows by the size of their gradient, with ties broken by a draw."""
-    found = []
+    lane_keys = []
     parts = zip(lane.binned_rows, lane.fetch_gradients(), salts, strict=True)
     for binned, g, salt in parts:
         keys = binned.extra.get("keys")
         if keys is None:  # kept for the next iteration
             keys = binned.extra["keys"] = binned.allocate_zeros((binned.n,), np.uint64)
-        for at in iterate_tiles(binned.n):
-            sizes = np.abs(g[0, at])
+        for tile in iterate_tiles(binned.n):
+            sizes = np.abs(g[0, tile])
             # A loop, since the order of the additions in numpy.sum depends on the number of rows.
-            for other in g[1:, at]:
-                sizes += np.abs(other)
+            for output in g[1:, tile]:
+                sizes += np.abs(output)
             # Non-negative floats sort like their bits.
-            keys[at] = sizes.view(np.uint32)
-            keys[at] <<= np.uint64(32)
-            keys[at] |= draw_rows(salt[at], ties)
-        found.append(keys)
-    return found
+            keys[tile] = sizes.view(np.uint32)
+            keys[tile] <<= np.uint64(32)
+            keys[tile] |= draw_rows(salt[tile], ties)
+        lane_keys.append(keys)
+    return lane_keys
 
 
 def select_kth_largest(rows: OwnRows, keys: Sequence[Array], k: int) -> np.uint64:
@@ -252,7 +254,7 @@ def select_kth_largest(rows: OwnRows, keys: Sequence[Array], k: int) -> np.uint6
     k : int
         Counted from 1; at most the number of keys.
     """
-    found, mask = 0, (1 << _DIGIT_BITS) - 1
+    selected, mask = 0, (1 << _DIGIT_BITS) - 1
     parts: list[Array] = list(keys)
     # Radix select, from the most significant digit; only keys with the digits found so far remain.
     for shift in range(64 - _DIGIT_BITS, -1, -_DIGIT_BITS):
@@ -260,12 +262,12 @@ def select_kth_largest(rows: OwnRows, keys: Sequence[Array], k: int) -> np.uint6
         def count(part: Array, shift: int = shift) -> NDArray[np.int64]:
             return _count_digits(part, shift, mask)
 
-        own = np.sum([np.zeros(mask + 1, np.int64), *rows.map_lanes(count, parts)], axis=0)
-        from_top = rows.sum_trainers(own)[::-1].cumsum()
+        own_counts = np.sum([np.zeros(mask + 1, np.int64), *rows.map_lanes(count, parts)], axis=0)
+        from_top = rows.sum_trainers(own_counts)[::-1].cumsum()
         at_digit = int(np.searchsorted(from_top, k))
         k -= int(from_top[at_digit - 1]) if at_digit else 0
-        found |= (mask - at_digit) << shift
-        prefix = np.uint64(found >> shift)
+        selected |= (mask - at_digit) << shift
+        prefix = np.uint64(selected >> shift)
 
         def stay(part: Array, shift: int = shift, prefix: np.uint64 = prefix) -> Array:
             return np.concatenate(
@@ -273,7 +275,7 @@ def select_kth_largest(rows: OwnRows, keys: Sequence[Array], k: int) -> np.uint6
             )
 
         parts = rows.map_lanes(stay, parts)
-    return np.uint64(found)
+    return np.uint64(selected)
 
 
 def _count_digits(keys: Array, shift: int, mask: int) -> NDArray[np.int64]:
@@ -290,4 +292,4 @@ def _count_digits(keys: Array, shift: int, mask: int) -> NDArray[np.int64]:
 
 def _tiles(values: Array) -> list[Any]:
     """Return views of tiles of an array."""
-    return [values[at] for at in iterate_tiles(len(values))]
+    return [values[tile] for tile in iterate_tiles(len(values))]

@@ -22,9 +22,9 @@ def request_finite_sum(sums: Sums, statistic: Statistic) -> Array:
 
     Trainers have already refused NaN and infinity in X, so the cause can only be an overflow.
     """
-    found = sums(statistic)
-    check_squares_finite(found)
-    return found
+    total = sums(statistic)
+    check_squares_finite(total)
+    return total
 
 
 def check_squares_finite(sums: Any) -> None:
@@ -78,10 +78,10 @@ def sum_of_rows(X: Any, weight: Any | None, backend: Backend) -> Any:
         return total(X, dtype=namespace(X).float64)
     values = X.values if is_sparse(X) else X
     xp = namespace(values)
-    each = ones((X.shape[1], 1), arithmetic_dtype(values), like=values)
-    of_rows = xp.reshape(backend.dot(X, each), (-1,))
-    of_rows = of_rows if weight is None else of_rows * cast(weight, of_rows.dtype)
-    return total(cast(of_rows, xp.float64))
+    ones_column = ones((X.shape[1], 1), arithmetic_dtype(values), like=values)
+    row_sums = xp.reshape(backend.dot(X, ones_column), (-1,))
+    row_sums = row_sums if weight is None else row_sums * cast(weight, row_sums.dtype)
+    return total(cast(row_sums, xp.float64))
 
 
 def sum_of_squares(X: Any, weight: Any | None, backend: Backend) -> Any:

@@ -62,10 +62,10 @@ class TreeDropout:
         # the draws are the same.
         if _as_shares(draw_by_hash([n_iter], seed, _SKIP_DRAW))[0] < self.skip:
             return []
-        drawn = _as_shares(draw_by_hash(np.arange(n_iter), seed, _DROP_DRAW, n_iter))
-        order = np.argsort(drawn, kind="stable")[: self.most]
-        found: list[int] = np.sort(order[drawn[order] < self.rate]).tolist()
-        return found
+        draws = _as_shares(draw_by_hash(np.arange(n_iter), seed, _DROP_DRAW, n_iter))
+        order = np.argsort(draws, kind="stable")[: self.most]
+        dropped: list[int] = np.sort(order[draws[order] < self.rate]).tolist()
+        return dropped
 
 
 def _as_shares(drawn: NDArray[np.uint64]) -> NDArray[np.float64]:

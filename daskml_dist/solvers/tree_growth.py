@@ -194,26 +194,26 @@ class _TreeBuilder:
         is_leaf[[leaf.number for leaf in leaves]] = True
         # A leaf may have a best split that was not made.
         inner = [None if a else leaf for a, leaf in zip(is_leaf, nodes, strict=True)]
-        found = np.array([_NO_SPLIT if leaf is None else leaf.found[:3] for leaf in inner]).T
+        splits = np.array([_NO_SPLIT if leaf is None else leaf.found[:3] for leaf in inner]).T
         bitsets = [None if leaf is None else leaf.bitset for leaf in inner]
-        given = [bitset for bitset in bitsets if bitset is not None]
-        is_given = np.array([bitset is not None for bitset in bitsets])
+        inner_bitsets = [bitset for bitset in bitsets if bitset is not None]
+        has_bitset = np.array([bitset is not None for bitset in bitsets])
         totals = np.array([leaf.totals for leaf in nodes])
         threshold_of = self._bins.threshold
         thresholds = [np.inf if leaf is None else threshold_of(*leaf.found[:2]) for leaf in inner]
         return Tree(
-            feature=found[0].astype(np.int32),
-            bin=found[1].astype(np.int32),
+            feature=splits[0].astype(np.int32),
+            bin=splits[1].astype(np.int32),
             threshold=np.array(thresholds),
             left=np.array(self._left, np.int32),
-            missing_left=found[2] > 0,
-            category=np.where(is_given, is_given.cumsum() - 1, -1).astype(np.int32),
+            missing_left=splits[2] > 0,
+            category=np.where(has_bitset, has_bitset.cumsum() - 1, -1).astype(np.int32),
             value=np.array([leaf.value for leaf in nodes]).reshape(n, -1),
             gain=np.array([-1.0 if leaf is None else leaf.gain for leaf in inner]),
             count=totals[:, -1],
             weight=totals[:, totals.shape[1] // 2 : -1].sum(axis=1).astype(np.float64),
             depth=np.array([leaf.depth for leaf in nodes], np.int32),
-            bitsets=np.array(given, np.uint64).reshape(-1, 4),
+            bitsets=np.array(inner_bitsets, np.uint64).reshape(-1, 4),
         )
 
 
@@ -310,20 +310,23 @@ class TreeGrower:
         def place(lane: TreeRows) -> list[slice]:
             if not others:
                 lane.order_rows()
-            at = [slice(0, 0)] * len(tree.feature)
-            at[0] = slice(lane.n_chosen if others else 0, lane.n)
+            ranges = [slice(0, 0)] * len(tree.feature)
+            ranges[0] = slice(lane.n_chosen if others else 0, lane.n)
             level = [0]
-            while level := [i for i in level if tree.feature[i] >= 0 and at[i].start < at[i].stop]:
+            while level := [
+                i for i in level if tree.feature[i] >= 0 and ranges[i].start < ranges[i].stop
+            ]:
                 parts = [
-                    LeafPartition(int(tree.feature[i]), tables[i], at[i], side=-1) for i in level
+                    LeafPartition(int(tree.feature[i]), tables[i], ranges[i], side=-1)
+                    for i in level
                 ]
                 _, middles = lane.partition_leaves(parts, self._parting_mode, 0)
                 for i, middle in zip(level, middles, strict=True):
                     left = int(tree.left[i])
-                    at[left] = slice(at[i].start, middle)
-                    at[left + 1] = slice(middle, at[i].stop)
+                    ranges[left] = slice(ranges[i].start, middle)
+                    ranges[left + 1] = slice(middle, ranges[i].stop)
                 level = [child for i in level for child in (tree.left[i], tree.left[i] + 1)]
-            return at
+            return ranges
 
         return self._rows.map_lanes(place, self.lanes)
 
@@ -340,27 +343,29 @@ class TreeGrower:
 
     def _grow_best_first(self) -> tuple[Tree, list[Leaf]]:
         self._tree = _TreeBuilder(self._bins)
-        open_ = [self._make_root()]
+        open_leaves = [self._make_root()]
         leaves: list[Leaf] = []
-        most = self._growth.max_leaf_nodes or _NO_LIMIT
+        max_leaves = self._growth.max_leaf_nodes or _NO_LIMIT
         # Without a limit, every split with a gain is made: the order only affects the numbers of
         # nodes.
-        if most == _NO_LIMIT:
-            self._split_all_leaves(open_[0])
-        while open_:
+        if max_leaves == _NO_LIMIT:
+            self._split_all_leaves(open_leaves[0])
+        while open_leaves:
             # The leaf with the largest gain.
-            leaf = heapq.heappop(open_)
-            left = most - len(open_) - len(leaves) - 1
-            if leaf.gain <= 0 or not left:
+            leaf = heapq.heappop(open_leaves)
+            n_splits_left = max_leaves - len(open_leaves) - len(leaves) - 1
+            if leaf.gain <= 0 or not n_splits_left:
                 leaves.append(leaf)
                 continue
             if not leaf.children:
                 # One sum over trainers also includes the children of other leaves that are likely
                 # to be split.
-                self._split_leaves(self._choose_likely_splits([leaf, *open_], left), left)
+                self._split_leaves(
+                    self._choose_likely_splits([leaf, *open_leaves], n_splits_left), n_splits_left
+                )
             self._tree.split_leaf(leaf)
             for child in leaf.children:
-                heapq.heappush(open_, child)
+                heapq.heappush(open_leaves, child)
         return self._tree.build_tree(leaves), leaves
 
     def _split_all_leaves(self, root: Leaf) -> None:
@@ -368,34 +373,34 @@ class TreeGrower:
         waiting = [root] if root.gain > 0 else []
         while waiting:
             # Depth first: the newest leaves are split first, so that few histograms are kept.
-            some = waiting[-self._max_splits_at_once :]
-            del waiting[-len(some) :]
-            self._split_leaves(some, _NO_LIMIT)
-            waiting += [child for leaf in some for child in leaf.children if child.gain > 0]
+            newest = waiting[-self._max_splits_at_once :]
+            del waiting[-len(newest) :]
+            self._split_leaves(newest, _NO_LIMIT)
+            waiting += [child for leaf in newest for child in leaf.children if child.gain > 0]
 
     def _choose_likely_splits(self, some: Iterable[Leaf], left: int) -> list[Leaf]:
         """Return leaves that will probably be split next; the first of them certainly is.
 
         `left` is the number of splits that the tree may still make.
         """
-        open_ = [leaf for leaf in some if leaf.gain > 0 and not leaf.children]
+        candidates = [leaf for leaf in some if leaf.gain > 0 and not leaf.children]
         if self._growth.by_level:
             # All leaves of a level are split before those of the next one.
-            open_ = [leaf for leaf in open_ if leaf.level == open_[0].level]
-            return heapq.nsmallest(min(left, self._max_splits_at_once), open_)
-        most = min(
+            candidates = [leaf for leaf in candidates if leaf.level == candidates[0].level]
+            return heapq.nsmallest(min(left, self._max_splits_at_once), candidates)
+        n_chosen = min(
             left,
             max(_MIN_SPECULATIVE_SPLITS, left // 2),
             max(_MIN_SPLITS_AT_ONCE, left // _LIKELY_SHARE),
             self._max_splits_at_once,
         )
-        return heapq.nsmallest(most, open_)
+        return heapq.nsmallest(n_chosen, candidates)
 
     # -- nodes ---------------------------------------------------------------------------------
 
     def _make_root(self) -> Leaf:
         """Return the root with its best split."""
-        at = [slice(0, lane.n_chosen) for lane in self.lanes]
+        ranges = [slice(0, lane.n_chosen) for lane in self.lanes]
         hist = self._sum_histograms(
             self._rows.map_lanes(lambda lane: lane.build_root_histogram(*self._packed), self.lanes)
         )
@@ -404,7 +409,7 @@ class TreeGrower:
         k = self._n_outputs
         n = int(sums[k if self._constant else 2 * k])
         h = np.full(k, n) if self._constant else sums[k : 2 * k]
-        leaf = Leaf(0, at, np.array([*sums[:k], *h, n]), 0.0 if k == 1 else [0.0] * k)
+        leaf = Leaf(0, ranges, np.array([*sums[:k], *h, n]), 0.0 if k == 1 else [0.0] * k)
         growth = self._growth
         if growth.interaction_groups is not None:
             leaf.groups = tuple(range(len(growth.interaction_groups)))
@@ -442,23 +447,25 @@ class TreeGrower:
             lambda i: self._partition_lane(i, tasks), range(len(self.lanes))
         )
         for number, leaf in enumerate(some):
-            for i, at in enumerate(leaf.at):
+            for i, lane_range in enumerate(leaf.at):
                 middle = parts[i][1][number]
-                leaf.children[0].at.append(slice(at.start, middle))
-                leaf.children[1].at.append(slice(middle, at.stop))
-        summed = [leaf for leaf in some if any(leaf.may)]
-        if summed:
-            own = self._rows.sum_own_range(self._sum_histograms([hist for hist, _ in parts]))
-            for number, leaf in enumerate(summed):
+                leaf.children[0].at.append(slice(lane_range.start, middle))
+                leaf.children[1].at.append(slice(middle, lane_range.stop))
+        searched = [leaf for leaf in some if any(leaf.may)]
+        if searched:
+            own_histograms = self._rows.sum_own_range(
+                self._sum_histograms([hist for hist, _ in parts])
+            )
+            for number, leaf in enumerate(searched):
                 assert leaf.hist is not None
-                small, large = leaf.children[leaf.smaller], leaf.children[1 - leaf.smaller]
-                small.hist, large.hist = own[:, number], leaf.hist
+                smaller, larger = leaf.children[leaf.smaller], leaf.children[1 - leaf.smaller]
+                smaller.hist, larger.hist = own_histograms[:, number], leaf.hist
                 # In place: the parent's histogram is no longer needed.
-                large.hist -= small.hist
+                larger.hist -= smaller.hist
             self._find_best_splits(
                 [
                     child
-                    for leaf in summed
+                    for leaf in searched
                     for child, may in zip(leaf.children, leaf.may, strict=True)
                     if may
                 ]
@@ -470,10 +477,11 @@ class TreeGrower:
         self, i: int, tasks: Sequence[tuple[int, NDArray[np.uint8], list[slice], int, int | None]]
     ) -> tuple[Array, list[int]]:
         """Partition a lane's rows of some leaves; return histograms and right children's starts."""
-        some = [
-            LeafPartition(feature, table, at[i], side, n) for feature, table, at, side, n in tasks
+        partitions = [
+            LeafPartition(feature, table, lane_ranges[i], side, n)
+            for feature, table, lane_ranges, side, n in tasks
         ]
-        return self.lanes[i].partition_leaves(some, *self._packed)
+        return self.lanes[i].partition_leaves(partitions, *self._packed)
 
     def _sum_histograms(self, parts: Sequence[Any]) -> Any:
         """Return the sum of all lanes' histograms, in host memory if trainers sum them there."""
@@ -501,13 +509,13 @@ class TreeGrower:
             # An output that is nearly certain in a leaf has no curvature for a step, and is not
             # changed; with one output, no split makes such a leaf.
             values[h < self._growth.min_hessian] = 0.0
-        for leaf, of_both, both in zip(some, totals, values.tolist(), strict=True):
+        for leaf, child_totals, child_values in zip(some, totals, values.tolist(), strict=True):
             depth, path = leaf.depth + 1, 2 * leaf.path
             level = depth if self._growth.by_level else 0
             left, right = (
                 Leaf(
-                    depth, [], of_both[side], both[side], leaf.low, leaf.high, path=path + side,
-                    level=level,
+                    depth, [], child_totals[side], child_values[side], leaf.low, leaf.high,
+                    path=path + side, level=level,
                 )
                 for side in (0, 1)
             )  # fmt: skip
@@ -519,10 +527,10 @@ class TreeGrower:
                 lower, upper = (left, right) if sign > 0 else (right, left)
                 lower.high, upper.low = middle, middle
             if self._growth.interaction_groups is not None:
-                kept = tuple(
+                groups = tuple(
                     i for i in leaf.groups if feature in self._growth.interaction_groups[i]
                 )
-                left.groups = right.groups = kept
+                left.groups = right.groups = groups
             if not self._missing[feature]:
                 # The feature has no missing values in training: later ones go to the child with
                 # more rows.
@@ -530,10 +538,10 @@ class TreeGrower:
 
     def _make_bin_tables(self, some: Sequence[Leaf]) -> NDArray[np.uint8]:
         """Return, for each leaf, a table of which bins of its split feature go left."""
-        found = np.array([leaf.found[1:3] for leaf in some])
-        tables = (_BIN_NUMBERS <= found[:, :1]).astype(np.uint8)
+        cuts = np.array([leaf.found[1:3] for leaf in some])
+        tables = (_BIN_NUMBERS <= cuts[:, :1]).astype(np.uint8)
         # The bin after the last one holds missing values.
-        tables[:, self._bins.max_bins] = found[:, 1]
+        tables[:, self._bins.max_bins] = cuts[:, 1]
         for table, leaf in zip(tables, some, strict=True):
             if leaf.bitset is not None:
                 table[:] = goes_left(
@@ -558,8 +566,10 @@ class TreeGrower:
             )
             for leaf in some
         ]
-        own = splits[self._rows.rank]
-        self._finder.find_best_splits(leaves, self._own.start, self._split_facts, self._scales, own)
+        own_splits = splits[self._rows.rank]
+        self._finder.find_best_splits(
+            leaves, self._own.start, self._split_facts, self._scales, own_splits
+        )
         # All-gather as a sum: each rank fills its own row of a table of zeros.
         if self._rows.size > 1:
             splits = self._rows.sum_trainers(splits)
@@ -567,9 +577,9 @@ class TreeGrower:
         # Of equal gains, the first feature's is chosen: ranges are in the order of the ranks.
         best = gains.argmax(axis=0)
         for i, leaf in enumerate(some):
-            found = splits[best[i], i]
-            leaf.gain, leaf.found = float(gains[best[i], i]), found[1:-4].tolist()
-            leaf.bitset = found[-4:].copy().view(np.uint64) if leaf.found[-1] else None
+            split = splits[best[i], i]
+            leaf.gain, leaf.found = float(gains[best[i], i]), split[1:-4].tolist()
+            leaf.bitset = split[-4:].copy().view(np.uint64) if leaf.found[-1] else None
 
     def _allowed_features(self, leaf: Leaf) -> NDArray[np.uint8]:
         """Return a mask of the features that may split a leaf."""
@@ -594,7 +604,7 @@ class TreeGrower:
         (features,) = np.nonzero(allowed)
         n = max(1, math.ceil(share * len(features)))
         # Hashed from the seed, the tree and the position in it: the same on any trainer.
-        drawn = draw_by_hash(features, self._seed[0], *place)
-        found = np.zeros_like(allowed)
-        found[features[np.argsort(drawn, kind="stable")[:n]]] = 1
-        return found
+        draws = draw_by_hash(features, self._seed[0], *place)
+        mask = np.zeros_like(allowed)
+        mask[features[np.argsort(draws, kind="stable")[:n]]] = 1
+        return mask

@@ -71,16 +71,16 @@ class SavingSchedule:
         if not self.checkpoint.resume:
             return None
         path = os.fspath(self.checkpoint.path)
-        found = CheckpointFiles.of(path, self.checkpoint.keep).load_newest()
-        if found is None:
+        saved = CheckpointFiles.of(path, self.checkpoint.keep).load_newest()
+        if saved is None:
             return None
         # A checkpoint of a fit has the same format, without a position from which to continue.
-        if "stream" not in found[1]:
+        if "stream" not in saved[1]:
             raise CheckpointError(
                 f"{path} is of a fit, not of a stream. Name another file, or set resume=False to "
                 "start again."
             )
-        return SavedStream(*found)
+        return SavedStream(*saved)
 
     def count(self) -> None:
         """Count a call that begins; even an interrupted one may have changed the parameters."""
@@ -123,8 +123,8 @@ class SavedStream:
     @property
     def stream(self) -> dict[str, Any]:
         """Return the facts of the stream: position, sums of losses, and facts of its first rows."""
-        found: dict[str, Any] = self.facts["stream"]
-        return found
+        stream_facts: dict[str, Any] = self.facts["stream"]
+        return stream_facts
 
     def likeness_for(self, *names: str) -> list[Any]:
         """Return facts of the first rows that only some estimators have, by their names."""
@@ -173,9 +173,9 @@ class SavedStream:
         """Return targets for :meth:`rows`, or labels with all classes; None without targets."""
         likeness, classes = self.stream["likeness"], self.classes
         if classes is None:
-            if (given := likeness["targets"]) is None:
+            if (targets := likeness["targets"]) is None:
                 return None
-            return np.array([given if _has_target_columns(likeness) else given[0]] * n_rows)
+            return np.array([targets if _has_target_columns(likeness) else targets[0]] * n_rows)
         if _has_target_columns(likeness):
             return np.zeros((n_rows, likeness["n_targets"]), np.int64)
         return np.resize(classes, max(n_rows, len(classes)))
@@ -189,14 +189,14 @@ class SavedStream:
         # from the first rows, so all are taken from the file.
         rates = likeness["rates"]
         scales = {name: likeness.get(name) for name in SCALES_OF_FIRST_ROWS}
-        found = {
+        saved_scales = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in scales.items()
             if value is not None
         }
-        if found:
+        if saved_scales:
             model: Any = fit.steps.model
-            fit = fit.replace_work(model=replace(model, **found))
+            fit = fit.replace_work(model=replace(model, **saved_scales))
         return fit.replace_work(rule=rule if rates is None else rule.with_constant_rates(rates))
 
 

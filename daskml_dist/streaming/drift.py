@@ -96,15 +96,15 @@ class PageHinkley(ParameterObject):
     def __init__(
         self, delta: float = 0.5, threshold: float = 12.0, min_calls: int = 30, window: int = 200
     ) -> None:
-        for name, value, least in (
+        for name, value, minimum in (
             ("delta", delta, 0.0),
             ("threshold", threshold, 0.0),
             ("min_calls", min_calls, 2),
             ("window", window, 2),
         ):
-            if not (isinstance(value, int | float) and least <= value < math.inf):
+            if not (isinstance(value, int | float) and minimum <= value < math.inf):
                 raise InvalidParameterError(
-                    f"PageHinkley({name}={value!r}): give a number >= {least:g}."
+                    f"PageHinkley({name}={value!r}): give a number >= {minimum:g}."
                 )
         self.delta = delta
         self.threshold = threshold
@@ -138,25 +138,25 @@ class PageHinkley(ParameterObject):
         # outlier does not widen the scale by which it is measured.
         if self._n >= self.min_calls:
             spread = math.sqrt(self._variance)
-            above = (
+            excess = (
                 (x - self._mean) / spread
                 if spread
                 else math.copysign(_MAX_DEVIATIONS, x - self._mean)
             )
-            above = 0.0 if x == self._mean else max(-_MAX_DEVIATIONS, min(_MAX_DEVIATIONS, above))
+            excess = 0.0 if x == self._mean else max(-_MAX_DEVIATIONS, min(_MAX_DEVIATIONS, excess))
             # One-sided cumulative sum with slack `delta` (Page 1954): S = max(0, S + z - delta).
             # Clipped at zero, it does not depend on how long the losses were low before they began
             # to rise.
-            self.statistic = max(0.0, self.statistic + above - self.delta)
+            self.statistic = max(0.0, self.statistic + excess - self.delta)
             self.drift_detected = self.statistic > self.threshold
         # One update with weight 1/n for both: over the first `window` calls this gives the mean and
         # variance of all losses (Welford 1962), then exponentially weighted ones with weight
         # 1/window.
         self._n += 1
         share = 1 / min(self._n, self.window)
-        away = x - self._mean
-        self._mean += share * away
-        self._variance = (1 - share) * (self._variance + share * away * away)
+        deviation = x - self._mean
+        self._mean += share * deviation
+        self._variance = (1 - share) * (self._variance + share * deviation * deviation)
         return self
 
 

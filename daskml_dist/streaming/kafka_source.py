@@ -217,12 +217,14 @@ class KafkaSource(ParameterObject):
         by_partition: dict[int, list[Any]] = {}
         for message in messages:
             by_partition.setdefault(message.partition(), []).append(message)
-        for number, own in by_partition.items():
+        for number, partition_messages in by_partition.items():
             # The consumer returns a partition's messages in offset order, so the last has the
             # largest offset.
             source = f"messages of {self._topic!r}, partition {number}"
-            X, y = unpack_X_y(self._read([message.value() for message in own]), source)
-            yield Batch(X, y, {str(number): own[-1].offset()})
+            X, y = unpack_X_y(
+                self._read([message.value() for message in partition_messages]), source
+            )
+            yield Batch(X, y, {str(number): partition_messages[-1].offset()})
 
     def commit(self, position: dict[str, int] | None) -> None:
         """Commit the offsets of a stream's position; return when the brokers have them.

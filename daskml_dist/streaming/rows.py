@@ -109,9 +109,9 @@ class CallRowsMaker:
             return
         n = None if y is None or y.ndim == 1 else y.shape[1]
         if y is None or n != self._n_targets:
-            found = "None" if y is None else f"of {_count_columns(n)}"
+            text = "None" if y is None else f"of {_count_columns(n)}"
             raise InvalidDataError(
-                f"y is {found}, and the first call's was of {_count_columns(self._n_targets)}. "
+                f"y is {text}, and the first call's was of {_count_columns(self._n_targets)}. "
                 "Pass targets as in the first call."
             )
 
@@ -134,18 +134,18 @@ class CallRowsMaker:
                 f"y holds {np.setdiff1d(y, (0, 1)).tolist()[:5]}. For several labels per row, "
                 "give one column of 0 and 1 for each."
             )
-        found: NDArray[Any] = self._model.encode(y, classes, self._dtype)
-        return found
+        encoded: NDArray[Any] = self._model.encode(y, classes, self._dtype)
+        return encoded
 
     def _compute_weights(self, block: Block) -> NDArray[Any] | None:
         """Return the weights of the rows times those of their classes; None where all are 1."""
         class_weight, classes = self._spec.class_weight, self._spec.classes
-        given = block.sample_weight
+        user_weights = block.sample_weight
         if class_weight is None or classes is None or block.y is None:
-            return None if given is None else given.astype(self._dtype, copy=False)
+            return None if user_weights is None else user_weights.astype(self._dtype, copy=False)
         # Clipped, since labels above all classes are reported only when the targets are encoded.
-        at = np.minimum(np.searchsorted(classes, block.y), len(classes) - 1)
-        weight = class_weight[at] if given is None else class_weight[at] * given
+        codes = np.minimum(np.searchsorted(classes, block.y), len(classes) - 1)
+        weight = class_weight[codes] if user_weights is None else class_weight[codes] * user_weights
         return weight.astype(self._dtype)
 
 
@@ -181,14 +181,14 @@ def _check_known_labels(y: NDArray[Any], classes: NDArray[Any]) -> None:
     # Classes are sorted: a label is known if the class at its position is equal to it. For two
     # classes, two comparisons are faster than the search.
     if len(classes) == 2:
-        known = (y == classes[1]) | (y == classes[0])
+        is_known = (y == classes[1]) | (y == classes[0])
     else:
-        known = classes[np.minimum(np.searchsorted(classes, y), len(classes) - 1)] == y
-    if np.all(known):
+        is_known = classes[np.minimum(np.searchsorted(classes, y), len(classes) - 1)] == y
+    if np.all(is_known):
         return
     # Broadcast, since NumPy may return a single False when it compares different kinds.
-    strange = np.unique(y[~np.broadcast_to(known, y.shape)]).tolist()
+    unknown = np.unique(y[~np.broadcast_to(is_known, y.shape)]).tolist()
     raise InvalidDataError(
-        f"y holds {strange[:5]}, and the classes of the stream are {classes.tolist()}. Name every "
+        f"y holds {unknown[:5]}, and the classes of the stream are {classes.tolist()}. Name every "
         "label that will come: stream(classes=[...])."
     )

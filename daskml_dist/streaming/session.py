@@ -354,12 +354,12 @@ class Session:
         if started is not None:
             return started.make(X, y, sample_weight)
         started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
-        made: tuple[Any, Any] = started.make(X, y, sample_weight)
+        rows_and_block: tuple[Any, Any] = started.make(X, y, sample_weight)
         self._started = self._place_steps(started)  # only after `make` has accepted the rows
         if "_state" in vars(self.estimator):  # attributes of an earlier fit become stale
             self._shown = None
             self.show()
-        return made
+        return rows_and_block
 
     def _take(self, rows: Any, block: Any, position: Any) -> None:
         """Make the steps of a call, or send it to the lanes; an interrupted call counts too."""
@@ -521,26 +521,28 @@ class Session:
         started = self._started
         if started is None or self._shown is not None:
             return
-        estimator, held = self.estimator, vars(self.estimator)
-        before = dict(held)
+        estimator, attributes = self.estimator, vars(self.estimator)
+        old_attributes = dict(attributes)
         self._shown = []  # first: setting attributes reads others, which calls this method
         try:
             with self._guard:
                 self._wait_until_learned()
                 estimator._show_stream(started, started.steps.state(), self._progress)
         except BaseException:  # even after an interrupt, never mix new and old attributes
-            held.clear()
-            held.update(before)
+            attributes.clear()
+            attributes.update(old_attributes)
             self._shown = None
             raise
         # New or changed attributes are those that become stale with the next step.
         self._shown = [
-            name for name in held if name not in before or before[name] is not held[name]
+            name
+            for name in attributes
+            if name not in old_attributes or old_attributes[name] is not attributes[name]
         ]
 
     def _hide(self) -> None:
         """Remove the attributes that become stale; `__getattr__` sets them when they are read."""
-        held = vars(self.estimator)
-        shown, self._shown = self._shown, None  # first, so that `show` works after an interrupt
-        for name in shown or ():
-            held.pop(name, None)
+        attributes = vars(self.estimator)
+        names, self._shown = self._shown, None  # first, so that `show` works after an interrupt
+        for name in names or ():
+            attributes.pop(name, None)

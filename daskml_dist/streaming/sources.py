@@ -138,8 +138,8 @@ def _iterate_arrivals(
         # Checked before the files are listed: a writer writes the marker after its last file, so if
         # the marker exists now, the next listing has all files.
         ended = files.has_ended()
-        if (found := files.take_next()) is not None:
-            position, path = found
+        if (arrival := files.take_next()) is not None:
+            position, path = arrival
             yield Batch(*unpack_X_y(read(path), path), position)
             since = time.monotonic()
         elif ended or (idle is not None and time.monotonic() - since >= idle):
@@ -196,21 +196,21 @@ class _FolderFiles:
 
     def _list_files(self) -> None:
         """List the folder, and keep the files that have not been returned."""
-        begun = time.monotonic()
-        found = self._find_files()
+        start = time.monotonic()
+        files = self._find_files()
         if self._known is None:
             # A resumed stream has learned the files up to its position that exist at the first
             # listing. A file that arrives later at such a position was not learned, so it is not
             # known and raises in `take_next`.
-            self._known = {path for position, path in found if is_past(position, self._reached)}
-        self._waiting = deque(one for one in found if one[1] not in self._known)
-        took = time.monotonic() - begun
-        self._list_at = begun + max(self._poll, _LISTING_REUSE * took)
+            self._known = {path for position, path in files if is_past(position, self._reached)}
+        self._waiting = deque(file for file in files if file[1] not in self._known)
+        seconds = time.monotonic() - start
+        self._list_at = start + max(self._poll, _LISTING_REUSE * seconds)
 
     def _find_files(self) -> list[tuple[Any, str]]:
         """Return positions and paths of the existing files, in order."""
         base = _find_base_folder(self._pattern)
-        found: list[tuple[Any, str]] = []
+        files: list[tuple[Any, str]] = []
         for path in glob.glob(self._pattern, recursive=True):
             try:
                 changed = 0 if self._order == "name" else os.stat(path).st_mtime_ns
@@ -219,8 +219,8 @@ class _FolderFiles:
             name = os.path.relpath(path, base) if base else path
             if path != self._marker:
                 # The name breaks ties between files of the same time.
-                found.append((name if self._order == "name" else [changed, name], path))
-        return sorted(found)
+                files.append((name if self._order == "name" else [changed, name], path))
+        return sorted(files)
 
 
 def _find_base_folder(pattern: str) -> str:
@@ -234,7 +234,7 @@ def _find_base_folder(pattern: str) -> str:
 def _make_file_reader(target: str | None) -> Callable[[str], tuple[Any, Any]]:
     """Return the function that reads X and y from a Parquet or CSV file."""
     assert target is not None
-    cut = split_columns(target)
+    split = split_columns(target)
 
     def read(path: str) -> tuple[Any, Any]:
         import pandas as pd
@@ -249,7 +249,7 @@ def _make_file_reader(target: str | None) -> Callable[[str], tuple[Any, Any]]:
                 "they are complete; or remove this one from the folder and continue: "
                 "folder(..., after=s.position)."
             ) from error
-        return cut(frame, path)
+        return split(frame, path)
 
     return read
 
@@ -341,5 +341,5 @@ def check_seconds(name: str, value: Any, *, may_be_none: bool = False) -> None:
         return
     if isinstance(value, Real) and 0 <= float(value) < math.inf:
         return
-    none = ", or None" if may_be_none else ""
-    raise InvalidParameterError(f"{name}={value!r}: give seconds, a finite number >= 0{none}.")
+    or_none = ", or None" if may_be_none else ""
+    raise InvalidParameterError(f"{name}={value!r}: give seconds, a finite number >= 0{or_none}.")

@@ -163,9 +163,9 @@ def plan_stream(
         job.rows = rows
         # The rows of a step, not of the call: whether steps are sparse depends on how many
         # parameters the rows of one step touch.
-        most = first_rows or batch_rows or rows.summary.n_rows
+        max_rows = first_rows or batch_rows or rows.summary.n_rows
         # None is a full batch: the solvers of such estimators use all rows of a call in one step.
-        size = None if estimator._whole_calls else most
+        size = None if estimator._whole_calls else max_rows
         sized = dataclasses.replace(settings, batch_size=size)
         model, initial = estimator._model_to_train(rows, sized, continues)
         if not model.takes_missing:
@@ -174,7 +174,7 @@ def plan_stream(
         fit = estimator._ready(job, fit) if ready is None else fit
     names = _name_columns(estimator, collection.feature_names)
     likeness = describe_first_rows(fit, rows.summary, settings.auto_rate, names) | {
-        "batch_rows": most
+        "batch_rows": max_rows
     }
     fit = fit if ready is None else ready(fit)
     make = CallRowsMaker(
@@ -216,14 +216,14 @@ def describe_first_rows(
     # another.
     rates = None
     if auto_rate:
-        own = [list(group.rates) for group in fit.steps.rule.groups if group.rates]
-        rates = own[0] if own else [fit.steps.rule.schedule(1, 0.0)]
+        group_rates = [list(group.rates) for group in fit.steps.rule.groups if group.rates]
+        rates = group_rates[0] if group_rates else [fit.steps.rule.schedule(1, 0.0)]
     targets: list[Any] | None = None
     if classes is None and any(info.targets is not None for info in summary.infos):
         # A linear model subtracts a shift, its origin, from the targets: rows of zeros with this
         # target in each row lead to the same shift.
-        one = origin if isinstance(origin, list) and origin else summary.targets.mean.tolist()
-        targets = one if summary.n_targets is not None else one[:1]
+        shift = origin if isinstance(origin, list) and origin else summary.targets.mean.tolist()
+        targets = shift if summary.n_targets is not None else shift[:1]
     return {
         "dtype": summary.rows_dtype,
         "row_shape": list(summary.row_shape),
@@ -271,5 +271,5 @@ def _name_columns(estimator: Any, names: Any) -> dict[str, str] | None:
     if names is None:
         return None
     kinds = getattr(estimator, "_feature_dtypes", None) or []
-    same = len(kinds) == len(names)
-    return {str(n): kinds[i] if same else "" for i, n in enumerate(names.tolist())}
+    has_kinds = len(kinds) == len(names)
+    return {str(n): kinds[i] if has_kinds else "" for i, n in enumerate(names.tolist())}

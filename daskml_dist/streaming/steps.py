@@ -76,8 +76,8 @@ class InProcessSteps:
 
     def learn_rows(self, rows: BatchRows, block: Block) -> float:
         """Make the steps of a call's rows; return the sum of their losses, each before its step."""
-        n_rows, most = block.n_rows, self.batch_rows
-        step_rows = n_rows if most is None else min(n_rows, most)
+        n_rows, max_rows = block.n_rows, self.batch_rows
+        step_rows = n_rows if max_rows is None else min(n_rows, max_rows)
         if step_rows != self._rule_rows:
             self._rule_rows = step_rows
             rule = self.rule_of(step_rows)
@@ -108,10 +108,10 @@ class InProcessSteps:
 
         `step` is the number of steps made before the call.
         """
-        most = self.batch_rows
-        several = most is not None and n_rows > most
+        max_rows = self.batch_rows
+        several = max_rows is not None and n_rows > max_rows
         # The steps of a call have equal shares of its rows, as in a pass of a fit.
-        n_steps = -(-n_rows // most) if several and most else 1
+        n_steps = -(-n_rows // max_rows) if several and max_rows else 1
         for clock in range(n_steps):
             start, stop = clock * n_rows // n_steps, (clock + 1) * n_rows // n_steps
             pieces = self._cut_step(rows, start, stop, several)
@@ -151,14 +151,14 @@ class InProcessSteps:
     def _step(self, pieces: list[BatchRows], n_rows: int) -> float:
         """Make one step of `n_rows` rows; return the sum of their losses before it."""
         shard, model, backend = self.shard, self._model, self._backend
-        index, w, own = None, shard.w, None
+        index, w, gradient_and_loss = None, shard.w, None
         if self._work.coordinates:  # the gradient has only the touched rows
             index = model.touched(pieces, backend)
             w = shard.take(index)
         elif len(pieces) == 1:
-            own = model.own_gradient(w, pieces[0], backend)
-        if own is not None:  # in an array of the model itself
-            gradient, loss = own
+            gradient_and_loss = model.own_gradient(w, pieces[0], backend)
+        if gradient_and_loss is not None:  # in an array of the model itself
+            gradient, loss = gradient_and_loss
         else:
             if index is None:
                 gradient = self._gradient  # allocated once, for all steps

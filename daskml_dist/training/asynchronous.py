@@ -57,7 +57,7 @@ async def run_async(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
     ended: asyncio.Future[T] = loop.create_future()
     # The exception is read even if no task awaits it: asyncio warns of exceptions that are never
     # read.
-    ended.add_done_callback(lambda one: one.cancelled() or one.exception())
+    ended.add_done_callback(lambda future: future.cancelled() or future.exception())
     stop, context = StopRequest(), copy_context()
     context.run(obey_stop_request, stop)
 

@@ -276,12 +276,12 @@ class CallbackList:
         """
         # If a callback's error has already ended the fit, that error is the one to raise.
         first = error or self._error
-        begun, self._begun, self._error = self._begun, [], None
-        has_error = begun and hasattr(run, "error")
+        callbacks, self._begun, self._error = self._begun, [], None
+        has_error = callbacks and hasattr(run, "error")
         if has_error:
             run.error = first
         try:
-            self._call_at_end(begun, first, "on_fit_end", run)
+            self._call_at_end(callbacks, first, "on_fit_end", run)
         finally:
             if has_error:
                 run.error = None

@@ -194,13 +194,13 @@ class Checkpoint(ParameterObject):
         CheckpointError
             There is no checkpoint, none is complete, or it has another format version.
         """
-        found = self._open_files().load_newest()
-        if found is None:
+        loaded = self._open_files().load_newest()
+        if loaded is None:
             raise CheckpointError(
                 f"There is no checkpoint {self.path}. Correct the path, or set resume=False to "
                 "start again."
             )
-        return found
+        return loaded
 
     def _open_files(self) -> CheckpointFiles:
         """Return the files of this checkpoint."""
@@ -272,10 +272,10 @@ class CheckpointFiles:
                 mode = os.lstat(name).st_mode
                 return "a file" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no file")
             # Object stores have only files and folders.
-            found = self.fs.info(name)["type"]
+            kind = self.fs.info(name)["type"]
         except FileNotFoundError:
             return ""
-        return {"file": "a file", "directory": "a folder"}.get(found, f"of the kind {found!r}")
+        return {"file": "a file", "directory": "a folder"}.get(kind, f"of the kind {kind!r}")
 
     def read(self, name: str, most: int | None = None) -> bytes | None:
         """Return the content, or None where there is no such file."""
@@ -321,19 +321,19 @@ class CheckpointFiles:
             # one that is too large, raises `CheckpointError` here: the user decides.
             try:
                 data = self.read(name, most)
-                found = None if data is None else decode(data, name)
+                decoded = None if data is None else decode(data, name)
             except DamagedError as error:
                 # A damaged path.new is a save that a crash interrupted; this needs no warning.
                 damaged = damaged or ("" if name == self.temporary_name else str(error))
                 continue
-            if found is not None:
+            if decoded is not None:
                 if damaged:
                     warnings.warn(
                         f"{damaged} Using the older {name}.",
                         UserWarning,
                         stacklevel=user_stack_level(),
                     )
-                return found
+                return decoded
         if damaged:
             raise CheckpointError(
                 f"{damaged} No older intact one is kept (keep={self.keep}). Restore the file "
@@ -392,10 +392,10 @@ class CheckpointFiles:
         """Try to write, move and remove a small file, if the checkpoint's own names are usable."""
         for name in (*self.version_names, self.temporary_name):
             self.check_regular(name)
-        before, after = f"{self.path}.probe", f"{self.path}.probed"
-        self.write(before, b"daskml_dist")
-        self._move_file(before, after)
-        self.fs.rm_file(after)
+        written_path, moved_path = f"{self.path}.probe", f"{self.path}.probed"
+        self.write(written_path, b"daskml_dist")
+        self._move_file(written_path, moved_path)
+        self.fs.rm_file(moved_path)
 
 
 def _read_local_file(name: str) -> bytes:
@@ -444,7 +444,7 @@ def encode_checkpoint(state: ShardState | NDArray[np.uint8], facts: dict[str, An
         return _make_archive({"log": state}, facts)
     arrays: dict[str, Any] = {
         "w": state.w,
-        **{f"slot_{name}": slot for name, slot in state.opt_state.items()},
+        **{f"slot_{name}": slot_array for name, slot_array in state.opt_state.items()},
     }
     if state.average is not None:
         arrays["average"] = state.average
@@ -452,15 +452,17 @@ def encode_checkpoint(state: ShardState | NDArray[np.uint8], facts: dict[str, An
         arrays["ids"] = state.ids
     if state.held is not None:
         arrays["held_ids"] = state.held.ids
-        arrays |= {f"held_slot_{name}": slot for name, slot in state.held.opt_state.items()}
-    course = {
+        arrays |= {
+            f"held_slot_{name}": slot_array for name, slot_array in state.held.opt_state.items()
+        }
+    counters = {
         "step": state.step,
         "rows_seen": state.rows,
         "n_averaged": state.n_averaged,
         "n_meetings": state.n_outer_steps,
         "held_step": 0 if state.held is None else state.held.step,
     }
-    return _make_archive(arrays, {**facts, **course})
+    return _make_archive(arrays, {**facts, **counters})
 
 
 def _make_archive(arrays: dict[str, Any], facts: dict[str, Any]) -> bytes:
@@ -506,16 +508,16 @@ def decode_checkpoint(
     try:
         arrays = {key: _read_array(content) for key, content in _read_members(data).items()}
         facts = json.loads(str(arrays.pop("facts")))
-        found = facts["format"]
+        file_format = facts["format"]
     except Exception as error:
         # NumPy's own message is not shown: it suggests to load an unknown file with pickle.
         raise DamagedError(
             f"{name} is not a complete checkpoint: it is truncated, was changed, or is another "
             f"kind of file ({type(error).__name__})."
         ) from error
-    if found != _FORMAT:
+    if file_format != _FORMAT:
         raise CheckpointError(
-            f"The checkpoint {name} has format {found!r}, written by daskml_dist "
+            f"The checkpoint {name} has format {file_format!r}, written by daskml_dist "
             f"{facts.get('written_by', '0.1.0')}; this version reads format {_FORMAT}. Use that "
             "version, or set resume=False to start again."
         )
@@ -592,16 +594,19 @@ def _describe_problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) ->
             return "its ids do not belong to its parameters"
         if len(ids) and (ids[0] < 0 or not (ids[1:] > ids[:-1]).all()):
             return "its ids are not sorted"
-    held = arrays.get("held_ids")
-    if held is not None and (
-        held.dtype != np.int64 or ids is None or held.ndim != 1 or not np.isin(held, ids).all()
+    held_ids = arrays.get("held_ids")
+    if held_ids is not None and (
+        held_ids.dtype != np.int64
+        or ids is None
+        or held_ids.ndim != 1
+        or not np.isin(held_ids, ids).all()
     ):
         return "the rows that trainers held are none of its own"
     for key, array in arrays.items():
         if key in ("ids", "held_ids"):
             continue
         if key.startswith("held_slot_"):
-            if held is None or array.dtype != w.dtype or array.shape[:1] != held.shape:
+            if held_ids is None or array.dtype != w.dtype or array.shape[:1] != held_ids.shape:
                 return f"{key} does not belong to the rows that trainers held"
             continue
         if array.dtype != w.dtype or array.shape[:1] != w.shape[:1]:

@@ -94,8 +94,10 @@ class DataSummary:
         deterministic.
         """
         # A GPU is faster from about a million entries, or if the rows are already on one.
-        few = self.n_entries < DEVICE_ENTRIES and all(info.device == "cpu" for info in self.infos)
-        if requested == "auto" and few:
+        is_small = self.n_entries < DEVICE_ENTRIES and all(
+            info.device == "cpu" for info in self.infos
+        )
+        if requested == "auto" and is_small:
             return "cpu"
         if requested == "cpu" or not deterministic or not self.any_sparse:
             return requested
@@ -144,14 +146,14 @@ class DataSummary:
     def label_columns(self) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
         """Return for each column of y its sorted labels and the sums of their weights."""
         parts = [info.columns for info in self.infos if info.columns is not None and info.n_rows]
-        found = []
+        label_columns = []
         for column in zip(*parts, strict=True):
             labels, inverse = np.unique(
-                np.concatenate([of for of, _ in column]), return_inverse=True
+                np.concatenate([part for part, _ in column]), return_inverse=True
             )
-            weights = np.concatenate([of for _, of in column])
-            found.append((labels, np.bincount(inverse, weights).astype(np.float64)))
-        return found
+            weights = np.concatenate([part for _, part in column])
+            label_columns.append((labels, np.bincount(inverse, weights).astype(np.float64)))
+        return label_columns
 
     @property
     def target_range(self) -> NDArray[np.float64]:
@@ -197,19 +199,19 @@ class DataSummary:
         values, weights = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         order = np.argsort(values, kind="stable")
         weight = weights[order].cumsum()
-        at = np.searchsorted(weight, np.array([0.25, 0.5, 0.75]) * weight[-1])
-        return np.asarray(values[order][np.minimum(at, len(values) - 1)])
+        positions = np.searchsorted(weight, np.array([0.25, 0.5, 0.75]) * weight[-1])
+        return np.asarray(values[order][np.minimum(positions, len(values) - 1)])
 
     @property
     def n_targets(self) -> int | None:
         """Return the number of columns of the targets; None for one-dimensional targets."""
-        found = {info.n_targets for info in self.infos}
-        if len(found) > 1:
+        numbers = {info.n_targets for info in self.infos}
+        if len(numbers) > 1:
             raise InvalidDataError(
-                f"Blocks of y have different numbers of columns: {sorted(map(str, found))}. Give "
+                f"Blocks of y have different numbers of columns: {sorted(map(str, numbers))}. Give "
                 "every partition the same targets."
             )
-        return found.pop()
+        return numbers.pop()
 
     def of_target(self, target: int) -> DataSummary:
         """Return the summary for one of several targets; its range is that of all."""
@@ -257,9 +259,12 @@ class TargetSummary(DataSummary):
     @property
     def targets(self) -> WeightedMoments:
         """Return the spread of all columns except the codes."""
-        both, n = DataSummary(self.infos).targets, self.n_columns or 1
+        targets, n = DataSummary(self.infos).targets, self.n_columns or 1
         return replace(
-            both, origin=both.origin[:n], offset=both.offset[:n], squares=both.squares[:n]
+            targets,
+            origin=targets.origin[:n],
+            offset=targets.offset[:n],
+            squares=targets.squares[:n],
         )
 
 
@@ -330,15 +335,15 @@ def named_weights(given: dict[Any, float], classes: NDArray[Any]) -> NDArray[np.
     The dict may have labels that no row has, for example in a fold without that class. This is an
     error only if other classes are missing in the dict, since then a name is probably misspelled.
     """
-    known = classes.tolist()
-    unknown = [label for label in given if label not in known]
-    missing = [label for label in known if label not in given]
+    labels = classes.tolist()
+    unknown = [label for label in given if label not in labels]
+    missing = [label for label in labels if label not in given]
     if unknown and missing:
         raise InvalidParameterError(
             f"The classes, {missing}, are not in class_weight, which has labels that are not in "
-            f"y: {unknown}. Use labels among {known}, or name all of these."
+            f"y: {unknown}. Use labels among {labels}, or name all of these."
         )
-    return np.array([float(given.get(label, 1.0)) for label in known])
+    return np.array([float(given.get(label, 1.0)) for label in labels])
 
 
 def compute_weight_scale(

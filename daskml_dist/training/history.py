@@ -224,8 +224,8 @@ def _list_history_facts(
     facts = [("passes", passes)]
     if seconds > 0:
         facts.append(("rows a second", f"{rows / seconds:,.0f}"))
-    if sent := sum(record["bytes_pushed"] + record["bytes_pulled"] for record in records):
-        facts.append(("traffic", f"{sent / 1e6:,.1f} MB"))
+    if n_bytes := sum(record["bytes_pushed"] + record["bytes_pulled"] for record in records):
+        facts.append(("traffic", f"{n_bytes / 1e6:,.1f} MB"))
     names = {"policy": "policy", "n_lanes": "lanes", "n_servers": "servers"}
     facts += [(names[key], str(extra[key])) for key in names if extra.get(key)]
     if lost := extra.get("lost_rows"):

@@ -305,9 +305,9 @@ class StepsProgress(FitProgress):
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from the newest intact file of a checkpoint; raise if it is of another fit."""
         files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
-        found = files.load_newest(_largest_checkpoint_bytes(self.fit))
-        if found is not None:
-            self.fit, self.records = resume_from_checkpoint(self.fit, checkpoint.path, *found)
+        saved = files.load_newest(_largest_checkpoint_bytes(self.fit))
+        if saved is not None:
+            self.fit, self.records = resume_from_checkpoint(self.fit, checkpoint.path, *saved)
             self.state = self.fit.make_start_state()
 
     def is_over(self, stopped: bool) -> bool:
@@ -362,10 +362,10 @@ class StepsProgress(FitProgress):
         if adaptive_rate.restarts:
             # All rates together make at most `max_iter` passes, each rate in an order of rows of
             # its own.
-            done = len(self.records)
+            n_done = len(self.records)
             self.fit = self.fit.replace_work(
-                stopping=replace(self._initial_rule, max_iter=self._initial_rule.max_iter - done),
-                seed=self._initial_seed + done,
+                stopping=replace(self._initial_rule, max_iter=self._initial_rule.max_iter - n_done),
+                seed=self._initial_seed + n_done,
                 first_pass=0,
             )
 
@@ -421,9 +421,9 @@ class RoundsProgress(FitProgress):
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from the newest intact file of a checkpoint; raise if it is of another fit."""
         files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
-        if (found := files.load_newest_by(decode_solver_log)) is None:
+        if (saved := files.load_newest_by(decode_solver_log)) is None:
             return
-        log, facts = found
+        log, facts = saved
         if problem := _describe_other_fit(
             _rounds_identity(self.fit), facts
         ) or _describe_impossible_log(self.fit, log, facts):
@@ -441,11 +441,11 @@ class RoundsProgress(FitProgress):
         """Return the fit that resumes from the log and pauses after at most `length` passes."""
         # A stopped solver does not pause again: it runs to its own end, and returns its last
         # iterate instead of a log.
-        done = len(self.records)
+        n_done = len(self.records)
         return self.fit.replace_work(
             log=self._log,
-            first_pass=done,
-            pause_at=None if stopped or length is None else done + length,
+            first_pass=n_done,
+            pause_at=None if stopped or length is None else n_done + length,
             is_stopped=stopped,
         )
 
@@ -593,8 +593,8 @@ def _move_to_origin(state: ShardState, origin: Any, model: StepModel, path: _Pat
 def load_saved_seed(checkpoint: Checkpoint) -> int | None:
     """Return the seed that the fit in a file drew; None without a file or a seed."""
     files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
-    found = files.load_newest_by(decode_solver_log)
-    seed: Any = None if found is None else found[1].get("drawn_seed")
+    saved = files.load_newest_by(decode_solver_log)
+    seed: Any = None if saved is None else saved[1].get("drawn_seed")
     # NumPy's `RandomState` takes seeds below 2**32.
     return seed if is_count_fact(seed) and seed < 2**32 else None
 

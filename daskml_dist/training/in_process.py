@@ -131,12 +131,14 @@ class InProcessEngine(Engine):
             return self._lanes
         # By default one lane; more only if there is enough work for threads.
         if n_lanes is None:
-            worth = 0 if share is None else sum(b.nbytes for b in self._blocks.values()) // share
+            n_worthwhile = (
+                0 if share is None else sum(b.nbytes for b in self._blocks.values()) // share
+            )
             # A single lane on a GPU: kernels of several lanes would run on parts of the rows, one
             # after the other.
-            if worth and get_backend(device).device == "gpu":
-                worth = 0
-            n_lanes = max(1, min(count_cores(), sum(rows.values()), 1 + worth))
+            if n_worthwhile and get_backend(device).device == "gpu":
+                n_worthwhile = 0
+            n_lanes = max(1, min(count_cores(), sum(rows.values()), 1 + n_worthwhile))
         self._lanes = make_even_lanes(rows, n_lanes)
         return self._lanes
 
@@ -195,13 +197,15 @@ class InProcessEngine(Engine):
                 # The state can be kept if no step was interrupted: the interrupt came between
                 # steps, or from a callback. Solvers keep complete states in any case.
                 is_whole = callbacks.has_raised(error) or self.interrupts.was_pending(error)
-                kept = None
+                interrupted_result = None
                 if isinstance(error, KeyboardInterrupt) and (is_whole or fit.work.remembers_course):
-                    kept = _keep_interrupted(fit, servers, trainer.interrupted(), error)
+                    interrupted_result = _keep_interrupted(
+                        fit, servers, trainer.interrupted(), error
+                    )
             callbacks.on_fit_end(view, error)
-            if kept is None:
+            if interrupted_result is None:
                 raise
-            return kept
+            return interrupted_result
         finally:
             trainer.close()
             forget_kept_values(run_id)
@@ -237,9 +241,11 @@ def _keep_interrupted(
     """Return the result so far of an interrupted fit; None before the first step."""
     ledger = servers[0].ledger
     assert ledger is not None
-    left = join_interrupted_states(fit, [server.state() for server in servers], [result])
-    if left is None:
+    interrupted = join_interrupted_states(fit, [server.state() for server in servers], [result])
+    if interrupted is None:
         return None
-    partial = ledger.partial_rows + left.rows
+    partial = ledger.partial_rows + interrupted.rows
     dropped = servers[0].dropped
-    return FitResult(left.state, ledger.records, ledger.rule, partial, dropped, interrupted=error)
+    return FitResult(
+        interrupted.state, ledger.records, ledger.rule, partial, dropped, interrupted=error
+    )

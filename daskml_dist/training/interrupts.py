@@ -46,9 +46,9 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         # Handlers can be set in the main thread only; other threads receive no Ctrl-C.
-        before = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is threading.main_thread() and callable(before):
-            self._before = before
+        handler = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread() and callable(handler):
+            self._before = handler
             signal.signal(signal.SIGINT, self._on_signal)
         return self
 
@@ -104,11 +104,11 @@ class Interrupts:
     @contextmanager
     def _set_waiting(self, waits: bool) -> Iterator[None]:
         """Set whether a first Ctrl-C waits, and restore it afterwards."""
-        before, self._waits = self._waits, waits
+        waited, self._waits = self._waits, waits
         try:
             yield
         finally:
-            self._waits = before
+            self._waits = waited
 
     def raise_pending(self) -> None:
         """Raise a Ctrl-C that came during the last step, or that another thread requested."""
@@ -121,7 +121,7 @@ class Interrupts:
 
     def was_pending(self, error: BaseException) -> bool:
         """Return whether :meth:`raise_pending` raised an error, so no step was interrupted."""
-        return any(error is known for known in self._raised_pending)
+        return any(error is raised for raised in self._raised_pending)
 
 
 def raise_interrupt(error: KeyboardInterrupt, passes: int) -> NoReturn:

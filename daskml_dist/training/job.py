@@ -232,8 +232,8 @@ class FitJob:
         The client does so to save a checkpoint, to change the rate (`adaptive_rate`), to end the
         fit because of its state (`has_settled`), or because a callback needs the parameters.
         """
-        whole = checkpoint is None and not self.callbacks.need_parameters
-        if whole and adaptive_rate is None and has_settled is None:
+        is_uncut = checkpoint is None and not self.callbacks.need_parameters
+        if is_uncut and adaptive_rate is None and has_settled is None:
             return self.train(fit)
         progress = StepsProgress(fit, adaptive_rate, has_settled)
         return train_in_parts(self.engine, progress, self.callbacks, checkpoint)
@@ -321,20 +321,20 @@ class KeyedJob(FitJob):
     def map_side(self, side: str, function: Callable[[KeyedBlock], Any]) -> list[Any]:
         """Apply a picklable function to each lane's block of a side; return the results by lane."""
         names = [s.name for s in self._collection.sides]
-        at = names.index(side)
-        return self.engine.map_kept_blocks(partial(_apply_to_side, at, len(names), function))[
-            at :: len(names)
-        ]
+        side_index = names.index(side)
+        return self.engine.map_kept_blocks(
+            partial(_apply_to_side, side_index, len(names), function)
+        )[side_index :: len(names)]
 
     def find_key_numbers(self, side: str, ids: NDArray[Any]) -> NDArray[np.int64]:
         """Return the numbers of ids among all row keys of a side; -1 for unknown ids."""
-        found = np.full(len(ids), -1)
+        key_numbers = np.full(len(ids), -1)
         first = 0
         # Blocks are in the order of their key ranges, so numbers are cumulative.
-        for at, n in self.map_side(side, partial(_find_positions, ids)):
-            found[at >= 0] = at[at >= 0] + first
+        for positions, n in self.map_side(side, partial(_find_positions, ids)):
+            key_numbers[positions >= 0] = positions[positions >= 0] + first
             first += n
-        return found
+        return key_numbers
 
     def solve(
         self, solver: KeyedSolver, callbacks: CallbackList
@@ -394,8 +394,8 @@ def _open_engine(collection: Collection, client: Any | None, run: RunSettings) -
         return ClusterEngine.on_own_cluster(collection, run.memory_budget, run.device)
     with ExitStack() as stack:
         if in_task:
-            found = stack.enter_context(leave_task_slot())
-            client = found if client is None else client
+            current_client = stack.enter_context(leave_task_slot())
+            client = current_client if client is None else client
         assert client is not None
         check_synchronous(client, "fit")
         check_not_inherited(client, "fit")

@@ -83,8 +83,10 @@ def draw_sample_rows(
         return _join_rows(engine.map_chosen_blocks(_take_rows, dict(sorted(places.items()))))
     parts = []
     for lane in lanes:
-        own = {s.block: places[s.drawn] for s in lane.segments if s.drawn in places}
-        parts.append(_join_rows(engine.map_chosen_blocks(_take_rows, dict(sorted(own.items())))))
+        lane_places = {s.block: places[s.drawn] for s in lane.segments if s.drawn in places}
+        parts.append(
+            _join_rows(engine.map_chosen_blocks(_take_rows, dict(sorted(lane_places.items()))))
+        )
     columns = [part.rows for part in parts]
     dense = not any(sparse.issparse(X) for X in columns)
     X = np.hstack(columns) if dense else sparse.hstack(columns, format="csr")
@@ -105,8 +107,8 @@ class _TrainingRows:
 
     def __init__(self, lanes: Sequence[LaneSpec], seed: int, held_out: float) -> None:
         self._seed, self._held_out = seed, held_out
-        every = [segment for lane in lanes for segment in lane.segments]
-        self._all = sorted(every, key=lambda segment: (segment.drawn, segment.start))
+        segments = [segment for lane in lanes for segment in lane.segments]
+        self._all = sorted(segments, key=lambda segment: (segment.drawn, segment.start))
 
     @property
     def _segment_sizes(self) -> list[int]:
@@ -122,31 +124,31 @@ class _TrainingRows:
         """Remove the rows of all but some randomly drawn blocks."""
         numbers = sorted({segment.drawn for segment in self._all})
         if len(numbers) > n_blocks:
-            kept = set(rng.choice(numbers, n_blocks, replace=False).tolist())
-            self._all = [segment for segment in self._all if segment.drawn in kept]
+            kept_numbers = set(rng.choice(numbers, n_blocks, replace=False).tolist())
+            self._all = [segment for segment in self._all if segment.drawn in kept_numbers]
 
     def find_places(self, chosen: NDArray[np.intp]) -> dict[int, NDArray[np.intp]]:
         """Return, by block, the positions in it of rows given by their sorted numbers."""
         ends = np.cumsum(self._segment_sizes)
         parts = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
-        found: dict[int, list[NDArray[np.intp]]] = {}
+        positions_by_block: dict[int, list[NDArray[np.intp]]] = {}
         for segment, part, end, size in zip(
             self._all, parts, ends, self._segment_sizes, strict=True
         ):
             if len(part):
-                at = self._training_positions(segment, part - (end - size))
-                found.setdefault(segment.drawn, []).append(at)
-        return {number: np.concatenate(rows) for number, rows in found.items()}
+                positions = self._training_positions(segment, part - (end - size))
+                positions_by_block.setdefault(segment.drawn, []).append(positions)
+        return {number: np.concatenate(rows) for number, rows in positions_by_block.items()}
 
     def _training_positions(self, segment: Segment, at: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return positions in the block, given positions among a segment's training rows."""
         if not count_held_out_rows(segment, self._held_out):
             return at + segment.start
         lane = LaneRows(LaneSpec(0, (segment,)), 1, self._seed, True, self._held_out)
-        ((_, held),) = lane.held_out
+        ((_, held_out_rows),) = lane.held_out
         # The same held-out rows as the fit draws from its seed.
         rows = np.arange(segment.start, segment.stop)
-        return np.setdiff1d(rows, held, assume_unique=True)[at]
+        return np.setdiff1d(rows, held_out_rows, assume_unique=True)[at]
 
 
 def _join_rows(parts: list[Block]) -> Block:
@@ -258,28 +260,28 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
         first = CalibrationTask.of(fits[0], block, seed)
         if first is None or len(fits) == 1 or not first.can_batch(fits):
             return [_calibrate_fit(fit, block, seed) for fit in fits]
-        found = StackedPilot(first.pilot, [fit.steps.rule.only_group.penalty.l2 for fit in fits])
+        stacked = StackedPilot(first.pilot, [fit.steps.rule.only_group.penalty.l2 for fit in fits])
         tasks = [replace(first, fit=fit, unit=abs(float(value))) for fit, value in zip(
-            fits, found.values(np.repeat(first.begin, len(fits), axis=1)), strict=True
+            fits, stacked.values(np.repeat(first.begin, len(fits), axis=1)), strict=True
         )]  # fmt: skip
-        tried, w = (
+        half_minima, w = (
             np.concatenate(points, axis=1).astype(first.begin.dtype)
-            for points in found.find_minima(first.begin, ITERATIONS, first.whole)
+            for points in stacked.find_minima(first.begin, ITERATIONS, first.whole)
         )
         opt_state = {
             name: np.repeat(s, len(fits), axis=1) for name, s in first.touched_state.items()
         }
-        own = {}
+        warm_state = {}
         if isinstance(first.optimizer, Adagrad | NAG):
-            own = found.warm_optimizer(first.optimizer, w, opt_state, first.n_step_rows)
-        factors = found.rates(
-            first.optimizer, tried, own or opt_state, [task.base_rate for task in tasks],
-            first.n_step_rows,
+            warm_state = stacked.warm_optimizer(first.optimizer, w, opt_state, first.n_step_rows)
+        factors = stacked.rates(
+            first.optimizer, half_minima, warm_state or opt_state,
+            [task.base_rate for task in tasks], first.n_step_rows,
             search_calm_rate if first.whole else search_best_rate,
         )  # fmt: skip
         return [
             task.make_calibrated_fit(
-                w[:, k : k + 1], {n: s[:, k : k + 1] for n, s in own.items()}, factor
+                w[:, k : k + 1], {n: s[:, k : k + 1] for n, s in warm_state.items()}, factor
             )
             for k, (task, factor) in enumerate(zip(tasks, factors, strict=True))
         ]
@@ -305,7 +307,7 @@ def choose_sample_size(n_rows: int, model: LinearModel, rarest_share: float) -> 
     is_dense = model.touches is None or d <= MAX_WHITENED
     entries = d if is_dense else max(2 * (model.touches or 0), 1)
     work = entries * (1 + model.width / 8) + 10 * model.width
-    most = max(_SAMPLE_WORK / work, n_rows * SAMPLE_SHARE)
+    affordable = max(_SAMPLE_WORK / work, n_rows * SAMPLE_SHARE)
     # No sample has all columns of sparse rows often, so their number does not count.
     sufficient = max(
         _SUFFICIENT_ROWS,
@@ -319,12 +321,18 @@ def choose_sample_size(n_rows: int, model: LinearModel, rarest_share: float) -> 
     if n_rows <= 2 * sufficient:
         sufficient = n_rows
     elif not is_dense and d > _SUFFICIENT_ROWS:
-        rarest = _SUFFICIENT_ROWS_OF_A_LABEL / rarest_share
-        sufficient = max(_WIDE_SHARE * sufficient, min(rarest, MAX_SAMPLE_ROWS))
+        rows_for_rarest = _SUFFICIENT_ROWS_OF_A_LABEL / rarest_share
+        sufficient = max(_WIDE_SHARE * sufficient, min(rows_for_rarest, MAX_SAMPLE_ROWS))
     return max(
         1,
         int(
-            min(n_rows, most, max(MAX_SAMPLE_ENTRIES / entries, 1024), sufficient, MAX_SAMPLE_ROWS)
+            min(
+                n_rows,
+                affordable,
+                max(MAX_SAMPLE_ENTRIES / entries, 1024),
+                sufficient,
+                MAX_SAMPLE_ROWS,
+            )
         ),
     )
 
@@ -335,24 +343,24 @@ def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     Targets whose sample cannot be used start as the fit does, at the rate of the others.
     """
     model = get_linear_model(fit)
-    alone = [_select_target(fit, k) for k in range(model.width)]
+    target_fits = [_select_target(fit, k) for k in range(model.width)]
     assert block.y is not None
     tasks = [
-        CalibrationTask.of(one, replace(block, target=block.y[:, k].copy()), seed)
-        for k, one in enumerate(alone)
+        CalibrationTask.of(target_fit, replace(block, target=block.y[:, k].copy()), seed)
+        for k, target_fit in enumerate(target_fits)
     ]
     first_task = next((task for task in tasks if task is not None), None)
     if first_task is None:
         return fit
-    found = [
-        one if task is None else task.calibrated_fit()
-        for one, task in zip(alone, tasks, strict=True)
+    calibrated = [
+        target_fit if task is None else task.calibrated_fit()
+        for target_fit, task in zip(target_fits, tasks, strict=True)
     ]
-    rates = [one.steps.rule.schedule(1, 0.0) for one in found]
-    for k, (one, before) in enumerate(zip(found, alone, strict=True)):
+    rates = [target_fit.steps.rule.schedule(1, 0.0) for target_fit in calibrated]
+    for k, (target_fit, uncalibrated) in enumerate(zip(calibrated, target_fits, strict=True)):
         # This target's pilot found no rate: use its own rate, converted to the optimizer of the
         # others, which may be NAG instead of Adagrad.
-        if one is before:
+        if target_fit is uncalibrated:
             rates[k] *= first_task.base_rate / first_task.fit.steps.rule.schedule(1, 0.0)
     if model.loss.in_target_units:
         units = tuple(1.0 if task is None else task.unit for task in tasks)
@@ -361,7 +369,8 @@ def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     return fit.replace_work(
         model=model,
         initial=_join_target_states(
-            [one.steps.make_start_state(fit.rows.dtype) for one in found], opt_state
+            [target_fit.steps.make_start_state(fit.rows.dtype) for target_fit in calibrated],
+            opt_state,
         ),
         rule=first_task.rule.with_constant_rates(rates),
     )
@@ -381,11 +390,11 @@ def _join_target_states(states: list[ShardState], fresh: list[dict[str, Any]]) -
 
 def _select_target(fit: FitSpec, target: int) -> FitSpec:
     """Return the fit of one of several targets, given its number."""
-    state, at = fit.steps.make_start_state(fit.rows.dtype), slice(target, target + 1)
-    opt_state = {name: array[:, at].copy() for name, array in state.opt_state.items()}
+    state, column = fit.steps.make_start_state(fit.rows.dtype), slice(target, target + 1)
+    opt_state = {name: array[:, column].copy() for name, array in state.opt_state.items()}
     return fit.replace_work(
         model=get_linear_model(fit).of_target(target),
-        initial=ShardState(state.w[:, at].copy(), opt_state),
+        initial=ShardState(state.w[:, column].copy(), opt_state),
         rule=fit.steps.rule.take_column_at_rate(target),
     )
 
@@ -459,15 +468,15 @@ class CalibrationTask:
             model.encode(block.y, fit.rows.classes, fit.rows.dtype), fit.rows.weights(block),
             work.rule.only_group.penalty, seed,
         )  # fmt: skip
-        begin = state.w[columns]
-        unit = abs(pilot.value(begin))
+        start = state.w[columns]
+        unit = abs(pilot.value(start))
         # From a loss of 0 no rate gains anything, and from an infinite one no descent starts.
         if not 0 < unit < np.inf:
             return None
         rule = _choose_unit_free_optimizer(work.rule, largest)
         opt_state = state.opt_state or _opt_state(rule.only_group.optimizer, state.w, block, model)
-        whole = block.n_rows == sum(rows_of_each_lane(fit))
-        return cls(fit, pilot, columns, opt_state, begin, rule, unit, whole)
+        has_all_rows = block.n_rows == sum(rows_of_each_lane(fit))
+        return cls(fit, pilot, columns, opt_state, start, rule, unit, has_all_rows)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -482,9 +491,9 @@ class CalibrationTask:
     @property
     def base_rate(self) -> float:
         """Return the learning rate that factors multiply, converted where the optimizer is new."""
-        before = self.fit.steps.rule
-        base = before.schedule(1, 0.0) * self.optimizer.default_learning_rate
-        return base / before.only_group.optimizer.default_learning_rate
+        rule = self.fit.steps.rule
+        base = rule.schedule(1, 0.0) * self.optimizer.default_learning_rate
+        return base / rule.only_group.optimizer.default_learning_rate
 
     @property
     def touched_state(self) -> dict[str, Any]:
@@ -615,15 +624,15 @@ class _StartSearch:
         # All rows: their minimum is the end of the fit. A part of them: minimise on one half until
         # the other half's loss stops falling, then on the whole sample for as many steps.
         if whole:
-            w, settled = pilot.minimise_all_rows(begin, ITERATIONS)
-            tried = w
+            w, converged = pilot.minimise_all_rows(begin, ITERATIONS)
+            half_minimum = w
         else:
-            tried, n_iter = pilot.minimum_of_half(begin, ITERATIONS)
-            w, settled = pilot.minimise_all_rows(begin, max(n_iter, 1))[0], False
-        w, tried = w.astype(begin.dtype), tried.astype(begin.dtype)
-        rate = pilot.find_calm_rate if settled else pilot.find_best_rate
-        own = self._warm_optimizer(w, opt_state)
-        return w, own, rate(self.optimizer, tried, own or opt_state, self.base, self.batch)
+            half_minimum, n_iter = pilot.minimum_of_half(begin, ITERATIONS)
+            w, converged = pilot.minimise_all_rows(begin, max(n_iter, 1))[0], False
+        w, half_minimum = w.astype(begin.dtype), half_minimum.astype(begin.dtype)
+        rate = pilot.find_calm_rate if converged else pilot.find_best_rate
+        warm = self._warm_optimizer(w, opt_state)
+        return w, warm, rate(self.optimizer, half_minimum, warm or opt_state, self.base, self.batch)
 
     def _warm_optimizer(self, w: Any, opt_state: dict[str, Any]) -> dict[str, Any]:
         """Return optimizer state that has seen the sample, if the optimizer can start from it."""
@@ -653,8 +662,8 @@ def _largest_magnitude(X: Any) -> float:
 def count_step_rows(fit: FitSpec) -> int:
     """Return the rows of one step of the parameters, over all lanes that step together."""
     rows_of_lanes, policy = rows_of_each_lane(fit), fit.steps.policy
-    together = policy.lockstep and not policy.averages
-    rows = sum(rows_of_lanes) if together else max(rows_of_lanes) * policy.push_every
+    in_lockstep = policy.lockstep and not policy.averages
+    rows = sum(rows_of_lanes) if in_lockstep else max(rows_of_lanes) * policy.push_every
     return max(1, -(-rows // fit.steps.n_steps))
 
 

@@ -96,10 +96,10 @@ class Coordinates:
         far apart that minimum depends on the largest columns alone and predicts badly, so every
         column keeps its own coordinate.
         """
-        (one,) = cls.for_variance_floors(
+        (coordinates,) = cls.for_variance_floors(
             X, weight, centred=centred, turned=turned, variance_floors=(least,)
         )
-        return one
+        return coordinates
 
     @classmethod
     def for_variance_floors(
@@ -116,45 +116,45 @@ class Coordinates:
         total = n if weight is None else weight.sum() or 1.0
         # Centring would make sparse rows dense, so only the scales are changed.
         if sparse.issparse(X):
-            each = X.data.astype(np.float64) ** 2
+            squared = X.data.astype(np.float64) ** 2
             if weight is not None:
-                each *= np.repeat(weight, np.diff(X.indptr))
-            squares = np.bincount(X.indices, each, d) / total
-            return [cls(None, _safe_scale(squares + least)) for least in variance_floors]
+                squared *= np.repeat(weight, np.diff(X.indptr))
+            squares = np.bincount(X.indices, squared, d) / total
+            return [cls(None, _safe_scale(squares + floor)) for floor in variance_floors]
         # Fewer rows than columns: the penalised minimum lies in the span of the rows.
         if turned and n <= MAX_WHITENED < d and min(variance_floors) > 0 and _have_like_units(X):
-            return [_span_coordinates(X, weight, centred, least) for least in variance_floors]
+            return [_span_coordinates(X, weight, centred, floor) for floor in variance_floors]
         turned = turned and d <= MAX_WHITENED
         # Two passes: means first, then centred squares, which loses no digits to large means.
         mean, squares = np.zeros(d), np.zeros((d, d) if turned else d)
         if centred:
-            for rows, own in _iterate_tiles(X, weight):
-                mean += rows.sum(axis=0) if own is None else own @ rows
+            for rows, tile_weight in _iterate_tiles(X, weight):
+                mean += rows.sum(axis=0) if tile_weight is None else tile_weight @ rows
             mean /= total
-        for rows, own in _iterate_tiles(X, weight):
+        for rows, tile_weight in _iterate_tiles(X, weight):
             rows -= mean
-            left = rows if own is None else rows * own[:, None]
-            squares += left.T @ rows if turned else np.einsum("ij,ij->j", left, rows)
+            weighted = rows if tile_weight is None else rows * tile_weight[:, None]
+            squares += weighted.T @ rows if turned else np.einsum("ij,ij->j", weighted, rows)
         squares /= total
         variance = squares.diagonal() if turned else squares
         # The variance of a constant column is rounding error: count it as zero.
         variance = np.where(variance <= (1e-12 * mean) ** 2, 0.0, variance)
-        taken = mean if centred else None
+        centre = mean if centred else None
         if not turned:
-            return [cls(taken, _safe_scale(variance + least)) for least in variance_floors]
+            return [cls(centre, _safe_scale(variance + floor)) for floor in variance_floors]
         scale = _safe_scale(variance)
         squares /= np.outer(scale, scale)
-        found = []
-        for least in variance_floors:
+        coordinates = []
+        for floor in variance_floors:
             # The penalty's curvature is added to the diagonal (ridge), so that no direction is
             # divided by a variance of nearly 0.
             ridged = squares.copy()
-            ridged.flat[:: d + 1] += least / scale**2 + _MIN_VARIANCE_SHARE
+            ridged.flat[:: d + 1] += floor / scale**2 + _MIN_VARIANCE_SHARE
             # Whitening: rotate to the eigenvectors and divide by the standard deviations.
             values, vectors = np.linalg.eigh(ridged)
             sizes = np.sqrt(np.maximum(values, _MIN_VARIANCE_SHARE * max(values[-1], 1e-300)))
-            found.append(cls(taken, scale, vectors / sizes, (vectors * sizes).T))
-        return found
+            coordinates.append(cls(centre, scale, vectors / sizes, (vectors * sizes).T))
+        return coordinates
 
     @property
     def n_coordinates(self) -> int:
@@ -165,16 +165,18 @@ class Coordinates:
         """Return rows in these coordinates, in a new array of their dtype."""
         if sparse.issparse(X):
             return (X @ sparse.diags_array((1 / self.scale).astype(X.dtype))).tocsr()
-        moved, at = np.empty((len(X), self.n_coordinates), X.dtype), 0
-        turn = None if self.turn is None else self.turn / self.scale[:, None]
+        transformed, offset = np.empty((len(X), self.n_coordinates), X.dtype), 0
+        rotation = None if self.turn is None else self.turn / self.scale[:, None]
         # Centre and scale in float64, then round to the rows' dtype: in float32 the difference of
         # two large numbers would lose its digits.
         for rows, _ in _iterate_tiles(X):
             if self.mean is not None:
                 rows -= self.mean
-            moved[at : at + len(rows)] = rows / self.scale if turn is None else rows @ turn
-            at += len(rows)
-        return moved
+            transformed[offset : offset + len(rows)] = (
+                rows / self.scale if rotation is None else rows @ rotation
+            )
+            offset += len(rows)
+        return transformed
 
     def coef(self, v: Array) -> Array:
         """Map coefficients in these coordinates to coefficients of the original columns."""
@@ -205,9 +207,9 @@ class Coordinates:
 
 def _have_like_units(X: Array) -> bool:
     """Return whether the standard deviations of the varying columns are of like size."""
-    spread = X.std(axis=0, dtype=np.float64)
-    spread = spread[spread > _CONSTANT_COLUMN_SHARE * np.abs(X).max(axis=0)]
-    return bool(len(spread)) and bool(spread.max() <= _LIKE_UNITS_RATIO * spread.min())
+    deviations = X.std(axis=0, dtype=np.float64)
+    deviations = deviations[deviations > _CONSTANT_COLUMN_SHARE * np.abs(X).max(axis=0)]
+    return bool(len(deviations)) and bool(deviations.max() <= _LIKE_UNITS_RATIO * deviations.min())
 
 
 def _span_coordinates(X: Array, weight: Array | None, centred: bool, least: float) -> Coordinates:
@@ -222,8 +224,8 @@ def _span_coordinates(X: Array, weight: Array | None, centred: bool, least: floa
     # other harm.
     directions = rows.T @ np.linalg.eigh(rows @ rows.T)[1]
     variance = np.einsum("ij,ij->j", directions, directions)
-    spanned = variance > _SPANNED_VARIANCE_SHARE * variance.max()
-    directions, variance = directions[:, spanned], variance[spanned]
+    is_spanned = variance > _SPANNED_VARIANCE_SHARE * variance.max()
+    directions, variance = directions[:, is_spanned], variance[is_spanned]
     sizes = np.sqrt(variance + least)
     directions /= np.sqrt(variance)
     return Coordinates(mean, np.ones(X.shape[1]), directions / sizes, (directions * sizes).T)
@@ -232,9 +234,9 @@ def _span_coordinates(X: Array, weight: Array | None, centred: bool, least: floa
 def _iterate_tiles(X: Any, weight: Array | None = None) -> Iterator[tuple[Array, Array | None]]:
     """Yield float64 copies of rows, few enough at a time to stay in a cache."""
     size = max(CACHED_ENTRIES // max(X.shape[1], 1), 1)
-    for at in range(0, len(X), size):
-        own = None if weight is None else weight[at : at + size].astype(np.float64)
-        yield X[at : at + size].astype(np.float64), own
+    for start in range(0, len(X), size):
+        tile_weight = None if weight is None else weight[start : start + size].astype(np.float64)
+        yield X[start : start + size].astype(np.float64), tile_weight
 
 
 def _safe_scale(squares: Array) -> Array:
@@ -318,8 +320,8 @@ class Pilot:
 
     def minimise_all_rows(self, start: Array, most: int) -> tuple[Array, bool]:
         """Minimise the loss of all rows; return the parameters, and whether that converged."""
-        found = self._minimise(start, slice(0, self.n_rows), most, tol=self.tol)
-        return found.w, found.n_iter < most
+        minimum = self._minimise(start, slice(0, self.n_rows), most, tol=self.tol)
+        return minimum.w, minimum.n_iter < most
 
     @property
     def tol(self) -> float:
@@ -337,10 +339,10 @@ class Pilot:
         The parameters are those with the other half's least loss; where rows are many for the
         parameters, they are the half's minimum, and the steps are `most`.
         """
-        half = -(-self.n_rows // 2)
-        watched = slice(half, self.n_rows) if self.watches_other_half(start.size) else None
-        found = self._minimise(start, slice(0, half), most, watched)
-        return found.w, most if watched is None else found.n_iter
+        n_half = -(-self.n_rows // 2)
+        watched_rows = slice(n_half, self.n_rows) if self.watches_other_half(start.size) else None
+        minimum = self._minimise(start, slice(0, n_half), most, watched_rows)
+        return minimum.w, most if watched_rows is None else minimum.n_iter
 
     def watches_other_half(self, n_parameters: int) -> bool:
         """Return whether the other half's loss is watched while one half is minimised."""
@@ -355,8 +357,8 @@ class Pilot:
         coordinates = self._coordinates
         objective = _SampleObjective(self, coordinates, at)
         validation = None if watched is None else _SampleObjective(self, coordinates, watched)
-        inside = coordinates.to_coordinates(start.astype(np.float64))
-        first = inside.ravel()
+        start_coordinates = coordinates.to_coordinates(start.astype(np.float64))
+        first = start_coordinates.ravel()
         # Scale loss and steps to about 1 by powers of two, which do not round: tolerances are then
         # shares.
         value, slope = objective(first)
@@ -370,7 +372,7 @@ class Pilot:
             first, None if validation is None else validation(first * step)[0], tol * _FTOL
         )
         tol *= _GTOL * (float(np.abs(slope).max()) * step / unit or 1.0)
-        l1 = self._scaled_l1_strengths(inside.shape) * (step / unit)
+        l1 = self._scaled_l1_strengths(start_coordinates.shape) * (step / unit)
 
         def scaled(v: Array) -> tuple[float, Array]:
             value, gradient = objective(v * step)
@@ -395,7 +397,7 @@ class Pilot:
 
             options = {"maxiter": most, "maxfun": 2 * most, "ftol": 0.0, "gtol": tol}
             minimize(scaled, first, method="L-BFGS-B", jac=True, callback=on_step, options=options)
-        path.w = coordinates.from_coordinates(path.w.reshape(inside.shape) * step)
+        path.w = coordinates.from_coordinates(path.w.reshape(start_coordinates.shape) * step)
         return path
 
     @cached_property
@@ -438,8 +440,8 @@ class Pilot:
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], batch: int
     ) -> dict[str, Array]:
         """Return the state of an optimizer that has seen the sample's batches at `w`."""
-        own = {name: array.copy() for name, array in opt_state.items()}
-        return self._step_through(optimizer, w.copy(), own, 0.0, batch)[1]
+        state_copy = {name: array.copy() for name, array in opt_state.items()}
+        return self._step_through(optimizer, w.copy(), state_copy, 0.0, batch)[1]
 
     def find_best_rate(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: float, batch: int
@@ -472,10 +474,12 @@ class Pilot:
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], rate: float, batch: int
     ) -> float:
         """Return the loss after steps over one half at a rate; infinite where they diverge."""
-        own = {name: array.copy() for name, array in opt_state.items()}
+        state_copy = {name: array.copy() for name, array in opt_state.items()}
         # Steps of the other half lead away from this half's minimum, towards that of all rows.
-        moved, _ = self._step_through(optimizer, w.copy(), own, rate, batch, self.n_rows // 2)
-        value = self.value(moved) if np.isfinite(moved).all() else np.inf
+        stepped, _ = self._step_through(
+            optimizer, w.copy(), state_copy, rate, batch, self.n_rows // 2
+        )
+        value = self.value(stepped) if np.isfinite(stepped).all() else np.inf
         return value if np.isfinite(value) else np.inf
 
     @property
@@ -502,12 +506,12 @@ class Pilot:
             # The same steps that the fit would make: mean gradient, l2 penalty, the optimizer's
             # update.
             for number, start in enumerate(starts, 1):
-                at = slice(start, min(start + batch, self.n_rows))
-                weight = None if self.weight is None else self.weight[at]
-                rows = BatchRows(self.backend.rows(X, at), self.y[at], weight)
+                batch_rows = slice(start, min(start + batch, self.n_rows))
+                weight = None if self.weight is None else self.weight[batch_rows]
+                rows = BatchRows(self.backend.rows(X, batch_rows), self.y[batch_rows], weight)
                 gradient = np.zeros_like(w)
                 self.model.add_gradient(w, rows, gradient, self.backend)
-                gradient /= at.stop - at.start
+                gradient /= batch_rows.stop - batch_rows.start
                 if self.penalty.l2:
                     gradient[:k] += self.penalty.l2 * w[:k]
                 optimizer.update(w, gradient, opt_state, rate, number, l1)
@@ -516,9 +520,9 @@ class Pilot:
 
 def list_trial_starts(first: int, n_rows: int, batch: int, n_parameters: int) -> range:
     """Return the first row of each batch of a trial of a rate."""
-    most = _MAX_TRIAL_STEPS * _MAX_TRIAL_PARAMETERS // max(n_parameters, _MAX_TRIAL_PARAMETERS)
-    most = max(most, _MIN_TRIAL_STEPS)
-    return range(first, n_rows, batch)[:most]
+    max_steps = _MAX_TRIAL_STEPS * _MAX_TRIAL_PARAMETERS // max(n_parameters, _MAX_TRIAL_PARAMETERS)
+    max_steps = max(max_steps, _MIN_TRIAL_STEPS)
+    return range(first, n_rows, batch)[:max_steps]
 
 
 class _UncompiledBackend(NumpyBackend):
@@ -618,23 +622,23 @@ def _nearest_power_of_two(number: float) -> float:
 
 def search_best_rate(begin: float) -> RateSearch:
     """Search for the exponent of the factor whose steps reduce the loss `begin` most."""
-    known: dict[int, float] = {}
+    losses: dict[int, float] = {}
 
     def value(k: int) -> Generator[int, float, float]:
-        if k not in known:
-            known[k] = yield k
-        return known[k]
+        if k not in losses:
+            losses[k] = yield k
+        return losses[k]
 
     # Hill climbing by half powers of ten, in the direction in which the loss falls.
     k = _FIRST_EXPONENT
-    below = yield from value(k - 1)
-    direction = -1 if below <= (yield from value(k)) else 1
+    loss_below = yield from value(k - 1)
+    direction = -1 if loss_below <= (yield from value(k)) else 1
     while (
         _MIN_EXPONENT < k + direction <= _MAX_EXPONENT
-        and (yield from value(k + direction)) <= known[k]
+        and (yield from value(k + direction)) <= losses[k]
     ):
         k += direction
-    gain = begin - known[k]
+    gain = begin - losses[k]
     if not gain > _MIN_GAIN * abs(begin):
         return (yield from search_calm_rate(begin))
     # Take the smallest rate that has most of the gain: other rows of the fit may have larger
@@ -649,9 +653,9 @@ def search_best_rate(begin: float) -> RateSearch:
 def search_calm_rate(begin: float) -> RateSearch:
     """Search for an exponent so small that steps from a minimum of loss `begin` stay there."""
     # Whole powers of ten, downwards, until the steps leave the loss nearly as it is.
-    most = begin + _CALM_RISE * abs(begin)
+    max_loss = begin + _CALM_RISE * abs(begin)
     for k in range(_FIRST_CALM_EXPONENT, _MIN_EXPONENT, -2):
-        if (yield k) <= most:
+        if (yield k) <= max_loss:
             return k
     return _MIN_EXPONENT
 
@@ -711,20 +715,22 @@ class StackedPilot:
         `whole`: the sample is all rows of the fit, so the half's minimum is not needed, and the
         minimum of all rows is returned in its place.
         """
-        places, n = self._coordinates, self.pilot.n_rows
-        v = np.stack([p.to_coordinates(begin.astype(np.float64))[:, 0] for p in places])
-        every, share = self._make_objective(slice(0, n)), self.pilot.tol
+        coordinates, n = self._coordinates, self.pilot.n_rows
+        v = np.stack([p.to_coordinates(begin.astype(np.float64))[:, 0] for p in coordinates])
+        objective, share = self._make_objective(slice(0, n)), self.pilot.tol
         if whole:
-            v, _ = minimize_side_by_side(every, v, most, share=share)
-            half = v
+            v, _ = minimize_side_by_side(objective, v, most, share=share)
+            half_minima = v
         else:
-            half, tols = minimize_side_by_side(self._make_objective(slice(0, -(-n // 2))), v, most)
-            v, _ = minimize_side_by_side(every, half, most, tols, share)
+            half_minima, tols = minimize_side_by_side(
+                self._make_objective(slice(0, -(-n // 2))), v, most
+            )
+            v, _ = minimize_side_by_side(objective, half_minima, most, tols, share)
 
         def outside(found: Array) -> list[Array]:
-            return [p.from_coordinates(v[:, None]) for p, v in zip(places, found, strict=True)]
+            return [p.from_coordinates(v[:, None]) for p, v in zip(coordinates, found, strict=True)]
 
-        return outside(half), outside(v)
+        return outside(half_minima), outside(v)
 
     def values(self, w: Array, at: Sequence[int] | None = None) -> Array:
         """Return the penalised mean losses of some columns over all rows of the sample."""
@@ -739,26 +745,28 @@ class StackedPilot:
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], batch: int
     ) -> dict[str, Array]:
         """Return the state of an optimizer that has seen the sample's batches at `w`."""
-        every = np.arange(len(self.l2))
-        return self._step_through(optimizer, w, opt_state, np.zeros(len(every)), batch, 0, every)[1]
+        all_columns = np.arange(len(self.l2))
+        return self._step_through(
+            optimizer, w, opt_state, np.zeros(len(all_columns)), batch, 0, all_columns
+        )[1]
 
     def rates(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: Sequence[float],
         batch: int, search: Callable[[float], RateSearch] = search_best_rate,
     ) -> list[float]:  # fmt: skip
         """Return the factor on each column's base rate that a search finds."""
-        own = np.array(base)
+        base_rates = np.array(base)
 
         def losses(at: list[int], exponents: list[int]) -> list[float]:
-            rates = own[at] * np.array([rate_factor(k) for k in exponents])
-            some = {name: array[:, at] for name, array in opt_state.items()}
+            rates = base_rates[at] * np.array([rate_factor(k) for k in exponents])
+            states = {name: array[:, at] for name, array in opt_state.items()}
             first = self.pilot.n_rows // 2
-            moved, _ = self._step_through(
-                optimizer, w[:, at], some, rates, batch, first, np.array(at)
+            stepped, _ = self._step_through(
+                optimizer, w[:, at], states, rates, batch, first, np.array(at)
             )
-            found = self.values(moved, at)
-            finite = np.isfinite(found) & np.isfinite(moved).all(axis=0)
-            return [float(value) for value in np.where(finite, found, np.inf)]
+            values = self.values(stepped, at)
+            is_finite = np.isfinite(values) & np.isfinite(stepped).all(axis=0)
+            return [float(value) for value in np.where(is_finite, values, np.inf)]
 
         return run_rate_searches([search(float(v)) for v in self.values(w)], losses)
 
@@ -774,11 +782,11 @@ class StackedPilot:
 
     def _sum_losses(self, X: Array, at: slice, w: Array) -> tuple[Array, Array]:
         """Return the summed loss of each column over some rows, and the gradients."""
-        model, wide = self._wide_model(w.shape[1]), _append_loss_row(w.astype(self._dtype))
+        model, wide_params = self._wide_model(w.shape[1]), _append_loss_row(w.astype(self._dtype))
         # Each partial sum is of a fixed number of rows, whatever the number of threads: the digits
         # do not depend on the machine.
         starts = range(at.start, at.stop, _THREAD_ROWS)
-        parts = np.zeros((len(starts), *wide.shape))
+        parts = np.zeros((len(starts), *wide_params.shape))
 
         def add(some: slice) -> None:
             with np.errstate(all="ignore"):
@@ -787,7 +795,7 @@ class StackedPilot:
                     for start in range(first, last, _TILE_ROWS):
                         tile = slice(start, min(start + _TILE_ROWS, last))
                         rows = BatchRows(X[tile], self._y[tile], None)
-                        model.add_gradient(wide, rows, part, self.pilot.backend)
+                        model.add_gradient(wide_params, rows, part, self.pilot.backend)
 
         run_over_threads(add, len(starts), least=1)
         out = parts.sum(axis=0)
@@ -809,22 +817,22 @@ class StackedPilot:
 
     def _make_objective(self, at: slice) -> Callable[[Array, Array], tuple[Array, Array]]:
         """Return the function of losses and gradients of columns, each in its own coordinates."""
-        places = self._coordinates
+        coordinates = self._coordinates
         # Rows are stored once, in the coordinates of the least penalised column, where they are
         # longest; a small matrix maps each column's own coordinates to these.
-        least = places[int(np.argmin(self.l2))]
-        Z, d = least.rows(self.pilot.X), self.pilot.model.n_penalised
-        turns = np.stack([p.turn for p in places])  # type: ignore[misc]
-        maps = least.back @ turns
-        coefs = turns / least.scale[:, None]
+        least_penalised = coordinates[int(np.argmin(self.l2))]
+        Z, d = least_penalised.rows(self.pilot.X), self.pilot.model.n_penalised
+        turns = np.stack([p.turn for p in coordinates])  # type: ignore[misc]
+        maps = least_penalised.back @ turns
+        coefs = turns / least_penalised.scale[:, None]
         total = float(self._weight[at].sum()) or 1.0
 
         def value(v: Array, columns: Array) -> tuple[Array, Array]:
-            own, l2 = v[:, :d, None], self.l2[columns]
-            w = np.concatenate([(maps[columns] @ own)[:, :, 0], v[:, d:]], axis=1).T
+            coefficients, l2 = v[:, :d, None], self.l2[columns]
+            w = np.concatenate([(maps[columns] @ coefficients)[:, :, 0], v[:, d:]], axis=1).T
             losses, gradient = self._sum_losses(Z, at, np.ascontiguousarray(w))
             losses, gradient = losses / total, np.ascontiguousarray(gradient.T) / total
-            coef = coefs[columns] @ own
+            coef = coefs[columns] @ coefficients
             # Chain rule through the column's map, and the l2 penalty's part.
             own_gradient = np.swapaxes(maps[columns], 1, 2) @ gradient[:, :d, None]
             own_gradient += l2[:, None, None] * (np.swapaxes(coefs[columns], 1, 2) @ coef)
@@ -844,15 +852,15 @@ class StackedPilot:
         state = w, *map(opt_state.__getitem__, optimizer.state_names)
         move = lift_to_arrays(type(optimizer).elementwise_update, np)
         starts = list_trial_starts(first, pilot.n_rows, batch, len(w))
-        model, wide = self._wide_model(len(columns)), _append_loss_row(w)
+        model, wide_params = self._wide_model(len(columns)), _append_loss_row(w)
         with np.errstate(all="ignore"):
             for number, start in enumerate(starts, 1):
-                at = slice(start, min(start + batch, pilot.n_rows))
-                wide[:-1] = w
-                out = np.zeros_like(wide)
-                rows = BatchRows(pilot.X[at], self._y[at], None)
-                model.add_gradient(wide, rows, out, pilot.backend)
-                gradient = out[:-1] / w.dtype.type(at.stop - at.start)
+                batch_rows = slice(start, min(start + batch, pilot.n_rows))
+                wide_params[:-1] = w
+                out = np.zeros_like(wide_params)
+                rows = BatchRows(pilot.X[batch_rows], self._y[batch_rows], None)
+                model.add_gradient(wide_params, rows, out, pilot.backend)
+                gradient = out[:-1] / w.dtype.type(batch_rows.stop - batch_rows.start)
                 gradient[:k] += l2 * w[:k]
                 move(state, ..., gradient, rate, optimizer.coefficients(number))
         return w, opt_state

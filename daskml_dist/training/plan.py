@@ -220,9 +220,9 @@ def _check_table_settings(settings: Settings) -> None:
         f"optimizer={settings.optimizer!r}": settings.optimizer.whole_matrices,
         f"penalty={settings.penalty!r}": bool(settings.penalty.l1 or settings.penalty.l2),
     }
-    if found := [name for name, is_set in refused.items() if is_set]:
+    if names := [name for name, is_set in refused.items() if is_set]:
         raise InvalidParameterError(
-            f"{' and '.join(found)}: needs all parameters at once, but rows of a table are "
+            f"{' and '.join(names)}: needs all parameters at once, but rows of a table are "
             "created on servers for new ids. Leave it out (eval_set= scores your own rows after "
             "each pass)."
         )
@@ -295,13 +295,13 @@ def _plan_clients(
 
 def _check_clients(settings: Settings, lanes: list[LaneSpec]) -> None:
     """Raise if a policy draws clients but the rows have none, or other settings do not fit."""
-    wanted, found = settings.run.n_lanes, len(lanes)
-    if wanted is not None and found < wanted:
+    n_wanted, n_lanes = settings.run.n_lanes, len(lanes)
+    if n_wanted is not None and n_lanes < n_wanted:
         raise InvalidParameterError(
-            f"Run(n_lanes={wanted}) asks for more clients than there are rows, {found}. Use "
-            f"n_lanes={found} at most."
+            f"Run(n_lanes={n_wanted}) asks for more clients than there are rows, {n_lanes}. Use "
+            f"n_lanes={n_lanes} at most."
         )
-    if found < 2:
+    if n_lanes < 2:
         raise InvalidParameterError(
             f"{type(settings.policy).__name__} draws from clients, but the rows are one block, "
             "so one client. Give Dask collections with one chunk or partition per client, as "
@@ -352,8 +352,8 @@ def _check_averaging(policy: Policy, n_lanes: int, run: RunSettings, model: Step
             f"LocalSGD(quorum={policy.quorum}) waits for more lanes than the {n_lanes} of this "
             "fit. Lower quorum, raise n_lanes, or split the rows into more blocks."
         )
-    found = policy.outer_optimizer if policy.averages_on_servers else None
-    if found is not None and found.optimizer.whole_matrices:
+    outer = policy.outer_optimizer if policy.averages_on_servers else None
+    if outer is not None and outer.optimizer.whole_matrices:
         raise InvalidParameterError(
             f"outer={policy.outer!r} updates whole matrices, but servers hold only parts of "
             "them. Leave out quorum and fragments, or use another outer optimizer, such as "
@@ -400,10 +400,10 @@ def take_first_target_unit(model: Any, summary: DataSummary) -> tuple[float, Any
     """
     if model.target_unit is not None or not model.loss.in_target_units:
         return 1.0, model
-    spread = summary.target_spread
+    deviation = summary.target_spread
     if not summary.targets_differ:
-        return spread, model
-    return 1.0, replace(model, target_unit=spread)
+        return deviation, model
+    return 1.0, replace(model, target_unit=deviation)
 
 
 def measure_target_units(
@@ -419,19 +419,19 @@ def measure_target_units(
         return ()
     if loss is None or not loss.in_target_units:
         return ()
-    return tuple(_measure_target_unit(loss, one) for one in summary.of_each_target)
+    return tuple(_measure_target_unit(loss, target) for target in summary.of_each_target)
 
 
 def _measure_target_unit(loss: Loss, summary: DataSummary) -> float:
     """Return the unit of the targets: their standard deviation, or a robust estimate of it."""
-    spread = summary.target_spread
+    deviation = summary.target_spread
     # Losses whose centre is the median are robust to outliers, and so must their unit be.
     if loss.center == "median":
-        first, _, third = summary.target_quartiles
-        spread = float(third - first) / _NORMAL_QUARTILE_DISTANCE or spread
-    if not np.isfinite(spread):
+        first_quartile, _, third_quartile = summary.target_quartiles
+        deviation = float(third_quartile - first_quartile) / _NORMAL_QUARTILE_DISTANCE or deviation
+    if not np.isfinite(deviation):
         raise DivergedError("The squares of the targets overflow. Scale the targets.")
-    return spread
+    return deviation
 
 
 def count_lane_batch_rows(batch: int, settings: Settings, lanes: list[LaneSpec]) -> int:
@@ -440,8 +440,8 @@ def count_lane_batch_rows(batch: int, settings: Settings, lanes: list[LaneSpec])
     largest, policy = max(lane_rows), settings.policy
     # Lanes in lock-step share a step's rows; others step alone, once for several of their batches,
     # and clients have batches of their own.
-    together = (policy.lockstep or policy.averages) and not policy.draws_lanes
-    step_rows = sum(lane_rows) if together else largest * policy.push_every
+    in_lockstep = (policy.lockstep or policy.averages) and not policy.draws_lanes
+    step_rows = sum(lane_rows) if in_lockstep else largest * policy.push_every
     n_steps = -(-step_rows // batch)
     return max(1, -(-largest // max(n_steps, 1)))
 
@@ -455,7 +455,7 @@ def make_target_shift(loss: Loss, fit_intercept: bool, summary: DataSummary) -> 
         return ()
     if loss.center == "mean":
         return tuple(summary.targets.mean.tolist())
-    return tuple(float(one.target_quartiles[1]) for one in summary.of_each_target)
+    return tuple(float(target.target_quartiles[1]) for target in summary.of_each_target)
 
 
 def _add_feature_scales(
@@ -514,12 +514,12 @@ def choose_batch_rows(
 
 def largest_batch_rows(model: StepModel) -> int:
     """Return the most rows of an automatic batch: as many as touch few parameters, if any do."""
-    many = (
+    candidates = (
         (_SPARSE_BATCH_ROWS,)
         if model.linear is not None
         else (_PAIRED_BATCH_ROWS, _SPARSE_BATCH_ROWS)
     )
-    return next((n for n in many if _touches_few_parameters(model, n)), _DENSE_BATCH_ROWS)
+    return next((n for n in candidates if _touches_few_parameters(model, n)), _DENSE_BATCH_ROWS)
 
 
 def _is_row_by_row(settings: Settings, summary: DataSummary, model: StepModel) -> bool:

@@ -77,8 +77,14 @@ class Settings:
     @property
     def state_names(self) -> set[str]:
         """Return the names of the optimizers' state arrays."""
-        own = [o.optimizer for o in (self.groups or {}).values() if o.optimizer is not None]
-        return {name for optimizer in (self.optimizer, *own) for name in optimizer.state_names}
+        group_optimizers = [
+            o.optimizer for o in (self.groups or {}).values() if o.optimizer is not None
+        ]
+        return {
+            name
+            for optimizer in (self.optimizer, *group_optimizers)
+            for name in optimizer.state_names
+        }
 
     def dtype_of(self, summary: DataSummary) -> str:
         """Return the dtype of the parameters of a fit to the rows of a summary."""
@@ -265,7 +271,7 @@ class RankResults(Solution):
     @classmethod
     def join(cls, some: Iterable[RankResults], parameters: ShardState | None) -> RankResults:
         """Return the values of all ranks, in rank order."""
-        values = {rank: value for one in some for rank, value in one.values.items()}
+        values = {rank: value for result in some for rank, value in result.values.items()}
         return cls(np.empty(0), values=dict(sorted(values.items())), parameters=parameters)
 
 
@@ -594,8 +600,8 @@ class StepWork(FitWork):
         # The plan has checked that the model is a `ColumnModel`.
         # `columns` has one entry more than there are lanes: two neighbours bound a lane's columns.
         model: Any = self.model
-        found: slice = model.rows_of_columns(*self.columns[lane : lane + 2])
-        return found
+        rows: slice = model.rows_of_columns(*self.columns[lane : lane + 2])
+        return rows
 
     def of_lane(self, lane: int) -> StepWork:
         """Return the work of a lane: restricted to its columns where lanes hold columns."""
@@ -617,8 +623,8 @@ class StepWork(FitWork):
         """
         # Error feedback: compressors add the error of each push to the next one, so an uncompressed
         # push delivers everything that earlier pushes left out.
-        passes, rest = divmod(clock, self.n_steps)
-        return rest == 0 and (
+        passes, steps_of_pass = divmod(clock, self.n_steps)
+        return steps_of_pass == 0 and (
             self.n_steps >= COMPRESSED_PASS_STEPS or passes >= self.stopping.max_iter
         )
 

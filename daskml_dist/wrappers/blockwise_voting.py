@@ -127,8 +127,8 @@ class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
         probabilities = self._predict_each("predict_proba", X)
         # Columns of a member are matched to all classes by its own `classes_`.
         total = np.zeros((len(probabilities[0]), len(self.classes_)))
-        for member, own in zip(self.estimators_, probabilities, strict=True):
-            total[:, np.searchsorted(self.classes_, member.classes_)] += own
+        for member, member_probabilities in zip(self.estimators_, probabilities, strict=True):
+            total[:, np.searchsorted(self.classes_, member.classes_)] += member_probabilities
         return total / len(probabilities)
 
     def _check_parameters(self, y: Any) -> None:

@@ -171,19 +171,19 @@ class _Teams:
 
 def source(name: str) -> str:
     """Return the CUDA C++ text of a source, with its includes inlined."""
-    seen: set[str] = set()
+    included: set[str] = set()
 
     def read(file: str) -> str:
         text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
-        seen.add(file)
+        included.add(file)
         lines = []
         for number, line in enumerate(text.splitlines(), 1):
-            found = re.fullmatch(r'#include "(.*)"', line)
+            include = re.fullmatch(r'#include "(.*)"', line)
             # NVRTC gets one text: includes are inlined, once each, with #line for its messages.
-            if found is None:
+            if include is None:
                 lines.append("" if line == "#pragma once" else line)
-            elif found[1] not in seen:
-                lines += [read(found[1]), f'#line {number + 1} "{file}"']
+            elif include[1] not in included:
+                lines += [read(include[1]), f'#line {number + 1} "{file}"']
         return f'#line 1 "{file}"\n' + "\n".join(lines)
 
     return read(f"{name}.cu") + "\n"
@@ -206,46 +206,46 @@ def options(
     """Return the options for NVRTC, except the architecture's."""
     stored = _dtype_name(dtype)
     arithmetic = _arithmetic_name(stored)
-    found = {
+    macros = {
         "STORED": _CUDA_FLOATS[stored],
         "ARITHMETIC": _CUDA_FLOATS[arithmetic],
         "RESULT": _CUDA_FLOATS[_dtype_name(result)],
         "INDEX": _CUDA_INTEGERS[_dtype_name(index)],
     }
-    more: tuple[str, ...] = ("--std=c++17",)
+    flags: tuple[str, ...] = ("--std=c++17",)
     if name == "linear_gradient":
         # The layout is compiled in: loops over it are unrolled.
         teams = _plan_teams(d, stored, alignment, capability)
         if teams is None:
             raise ValueError(f"no kernel for rows of {d} features in {stored}")
-        found |= {key.upper(): str(value) for key, value in vars(teams).items()}
+        macros |= {key.upper(): str(value) for key, value in vars(teams).items()}
     elif name == "softmax_rows":
         softmax = _plan_softmax_teams(d, k, stored, alignment, capability)
         if softmax is None:
             raise ValueError(f"no kernel for rows of {d} features in {stored} and {k} classes")
-        found |= {key.upper(): str(value) for key, value in vars(softmax[0]).items()}
-        found |= {"CLASSES": str(k), "PADDED": str(_next_power_of_two(k))}
-        found["SPREAD"] = str(int(softmax[1] > 1))
+        macros |= {key.upper(): str(value) for key, value in vars(softmax[0]).items()}
+        macros |= {"CLASSES": str(k), "PADDED": str(_next_power_of_two(k))}
+        macros["SPREAD"] = str(int(softmax[1] > 1))
     elif name == "softmax_gradient":
-        found["LANES"] = str(_softmax_lanes(k))
+        macros["LANES"] = str(_softmax_lanes(k))
     elif name == "optimizer_updates":
-        found["OPTIMIZER"] = optimizer
-        more = (*more, "--fmad=false")  # for NumPy's results
+        macros["OPTIMIZER"] = optimizer
+        flags = (*flags, "--fmad=false")  # for NumPy's results
     elif name.startswith(("tree_", "forest_")):
-        more = (*more, "--fmad=false")  # for the results of the CPU's loops
+        flags = (*flags, "--fmad=false")  # for the results of the CPU's loops
     elif name == "kmeans":
-        found["CENTROIDS"] = str(_centroids(k))
-        found["SHARED"] = str(int(_kmeans_shared_bytes(d, k, arithmetic)[1]))
+        macros["CENTROIDS"] = str(_centroids(k))
+        macros["SHARED"] = str(int(_kmeans_shared_bytes(d, k, arithmetic)[1]))
     elif name == "kmeans_tiles":
-        found |= {
+        macros |= {
             "EIGHTS": str(_centroid_groups(k)),
             "BLOCKS": str(_TILE_BLOCKS[_centroid_groups(k)]),
         }
     if "gradient" in name and name not in ("softmax_gradient", "tree_gradients"):
         if loss not in LOSSES:
             raise ValueError(f"loss={loss!r}: use one of {LOSSES}")
-        found["LOSS"] = loss
-    return (*more, *(f"-D{key}={value}" for key, value in found.items()))
+        macros["LOSS"] = loss
+    return (*flags, *(f"-D{key}={value}" for key, value in macros.items()))
 
 
 @functools.lru_cache(_MAX_CACHED_ANSWERS)
@@ -397,22 +397,22 @@ def _plan_softmax_rows(
     teams: _Teams, k: int, stored: str, capability: int, spans: int = 1
 ) -> _Teams | None:
     """Return the layout with the most rows together that allows two blocks, or else one."""
-    words = np.dtype(_arithmetic_name(stored)).itemsize // 4
+    n_words = np.dtype(_arithmetic_name(stored)).itemsize // 4
     entries = teams.chunks * teams.vector
     for rows, blocks in ((4, 2), (2, 2), (4, 1), (2, 1), (1, 1)):
         # Sums for all classes; rows and their products with w; a lane's share of a row's classes.
-        held = max(1, _next_power_of_two(k) * rows // teams.lanes)
-        registers = words * (k * entries + rows * (entries + k) + 2 * held)
-        registers += 28 if words == 1 else 44
+        n_sums = max(1, _next_power_of_two(k) * rows // teams.lanes)
+        registers = n_words * (k * entries + rows * (entries + k) + 2 * n_sums)
+        registers += 28 if n_words == 1 else 44
         if capability >= 100:
             registers += registers * 2 // 5
         # 16-bit floats wait for conversion, if a block has all registers for itself.
         if blocks == 1 and stored in ("float16", "bfloat16"):
             registers += _HALF_REGISTERS
         if rows <= teams.lanes and registers <= _BLOCK_REGISTERS // blocks:
-            found = replace(teams, rows=rows, threads=_THREADS_PER_BLOCK, blocks=blocks)
-            if _softmax_shared_bytes(found, k, 4 * words, spans) <= _SHARED_BYTES:
-                return found
+            layout = replace(teams, rows=rows, threads=_THREADS_PER_BLOCK, blocks=blocks)
+            if _softmax_shared_bytes(layout, k, 4 * n_words, spans) <= _SHARED_BYTES:
+                return layout
     return None
 
 

@@ -66,7 +66,7 @@ def usage(name: str, options: tuple[str, ...], architecture: str) -> dict[str, K
 
 def _parse(log: str) -> dict[str, KernelUsage]:
     """Return the usage of each kernel from the log of ptxas."""
-    found = {}
+    usages = {}
     for part in log.split("Compiling entry function ")[1:]:
         name, *numbers = (
             re.search(pattern, part)[1]  # type: ignore[index]
@@ -79,8 +79,8 @@ def _parse(log: str) -> dict[str, KernelUsage]:
             )
         )
         registers, stack, stores, loads = map(int, numbers)
-        found[name] = KernelUsage(registers, stack, stores + loads)
-    return found
+        usages[name] = KernelUsage(registers, stack, stores + loads)
+    return usages
 
 
 #: Rows of the table: source, dtype of X, features, classes or centroids. Widths on both sides of
@@ -122,7 +122,7 @@ def _main() -> None:
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for name, dtype, d, k in _ROWS:
         chosen = {"d": d, "k": k, "loss": "log_loss", "optimizer": "adam"}
-        found = {}
+        usages = {}
         for architecture in ARCHITECTURES:
             capability = int(architecture.removeprefix("sm_"))
             # Older tensor cores do not support bfloat16.
@@ -131,16 +131,16 @@ def _main() -> None:
             ):
                 continue
             options = kernels.options(name, dtype, capability=capability, **chosen)
-            found[architecture] = usage(name, options, architecture)
+            usages[architecture] = usage(name, options, architecture)
         for function in kernels.FUNCTIONS[name]:
             # A million rows on an H100 (132 multiprocessors); shared memory depends on neither.
             launch = kernels.launch(function, 1 << 20, d, dtype, 132, k=k)
             assert launch is not None  # the rows above have versions
             cells = [
-                f"{found[each][function].registers} / {found[each][function].spills}"
-                if each in found
+                f"{usages[arch][function].registers} / {usages[arch][function].spills}"
+                if arch in usages
                 else "none"
-                for each in ARCHITECTURES
+                for arch in ARCHITECTURES
             ]
             row = (f"`{function}`", dtype, str(d), str(k), str(launch.shared), *cells)
             print(f"| {' | '.join(row)} |")

@@ -139,7 +139,9 @@ class KeyedCollection(Collection):
     def share(self, number: int) -> tuple[int, int] | None:
         """Return the group of a block's lane: one worker makes the blocks of all its sides."""
         lane = number // len(self.sides)
-        return next(g for g, some in enumerate(self.groups) if lane in some), len(self.groups)
+        return next(g for g, group_lanes in enumerate(self.groups) if lane in group_lanes), len(
+            self.groups
+        )
 
     @property
     def block_maker(self) -> Callable[..., KeyedBlock]:
@@ -164,19 +166,27 @@ class KeyedCollection(Collection):
             # block.
             cuts = cut.choose_cuts([cut.sample_ids(part, self.sides) for part in numbered], n_lanes)
             blocks: list[Any] = [None] * (n_lanes * len(self.sides))
-            for at, side in enumerate(self.sides):
+            for side_number, side in enumerate(self.sides):
                 own_cuts, all_lanes = cuts[side.rows], [range(n_lanes)]
                 parcels = cut.make_parcels(
                     range(len(numbered)), numbered, side, own_cuts, all_lanes
                 )
-                for i in range(at, len(blocks), len(self.sides)):
+                for i in range(side_number, len(blocks), len(self.sides)):
                     blocks[i] = cut.build_block(i, parcels, self.sides, cuts)
         else:
             # Workers number and hold the parts first, so that each part is read once for all sides.
-            held, sizes, cuts = self.numbered(n_lanes, hold)
-            by_side, n_cut = _build_parcels(held, sizes, self.sides, cuts, groups), sum(sizes)
+            held_parts, sizes, cuts = self.numbered(n_lanes, hold)
+            parcels_by_side, n_cut = (
+                _build_parcels(held_parts, sizes, self.sides, cuts, groups),
+                sum(sizes),
+            )
             # All lanes of a group get the group's parcels; each block extracts its range from them.
-            blocks = [some[g] for g, lanes in enumerate(groups) for _ in lanes for some in by_side]
+            blocks = [
+                group_parcels[g]
+                for g, lanes in enumerate(groups)
+                for _ in lanes
+                for group_parcels in parcels_by_side
+            ]
         parts = [(block, None, None) for block in blocks]
         return replace(self, parts=parts, lanes=n_lanes, cuts=cuts, groups=groups, n_cut=n_cut)
 
@@ -187,11 +197,11 @@ class KeyedCollection(Collection):
         assert self.numbers is not None
         assert hold is not None
         tasks = TaskBuilder(self.sources)
-        held = hold(tasks.lazy([tasks(self.numbers, source.key) for source in self.sources]))
+        held_parts = hold(tasks.lazy([tasks(self.numbers, source.key) for source in self.sources]))
         # The client receives only samples of the ids, and chooses the cuts.
-        answers = held.ask(partial(_sample_ids, self.sides))
+        answers = held_parts.ask(partial(_sample_ids, self.sides))
         cuts = cut.choose_cuts([sample for _, sample in answers], n_ranges)
-        return held, [n for n, _ in answers], cuts
+        return held_parts, [n for n, _ in answers], cuts
 
 
 def _sample_ids(sides: tuple[EntrySide, ...], part: NumberedEntries) -> tuple[int, Any]:
@@ -218,13 +228,15 @@ def _build_parcels(
     """Return the lazy parcels of each group, by side; each is made from parts of one worker."""
     tasks = TaskBuilder(held.parts)
     # A task splits only parts that one worker holds, so that no part is transferred as a whole.
-    batches = [batch for own in held.together() for batch in _batch_parts(own, sizes)]
+    batches = [
+        batch for worker_parts in held.together() for batch in _batch_parts(worker_parts, sizes)
+    ]
     keys = [
         _build_side_parcels(tasks, held, batches, side, cuts[side.rows], groups) for side in sides
     ]
     # All keys become delayed objects of one graph, with the same nesting.
-    lazy = iter(tasks.lazy([key for by_group in keys for group in by_group for key in group]))
-    return [[[next(lazy) for _ in group] for group in by_group] for by_group in keys]
+    lazy = iter(tasks.lazy([key for side_keys in keys for group in side_keys for key in group]))
+    return [[[next(lazy) for _ in group] for group in side_keys] for side_keys in keys]
 
 
 def _batch_parts(own: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
@@ -253,19 +265,19 @@ def _build_side_parcels(
     step = math.isqrt(len(groups) - 1) + 1 if len(groups) > _MAX_DIRECT_GROUPS else 1
     # Neighbouring groups, joined to one range of lanes in the first hop.
     joint_groups = _split_in_steps(groups, step)
-    ranges = [range(some[0].start, some[-1].stop) for some in joint_groups]
+    ranges = [range(joint_group[0].start, joint_group[-1].stop) for joint_group in joint_groups]
     parcels: list[list[Any]] = [[] for _ in ranges]
     for numbers in batches:
         keys = [held.parts[i].key for i in numbers]
         batch_parcels = tasks(cut.make_parcels, numbers, keys, side, cuts, ranges)
-        for at, own in enumerate(parcels):
-            own.append(tasks(get_item, batch_parcels, at))
+        for number, range_parcels in enumerate(parcels):
+            range_parcels.append(tasks(get_item, batch_parcels, number))
     if step == 1:
         return parcels
     return [
         group_parcels
-        for some, own in zip(joint_groups, parcels, strict=True)
-        for group_parcels in _build_sorted_parcels(tasks, own, some, step)
+        for joint_group, range_parcels in zip(joint_groups, parcels, strict=True)
+        for group_parcels in _build_sorted_parcels(tasks, range_parcels, joint_group, step)
     ]
 
 
@@ -273,13 +285,18 @@ def _build_sorted_parcels(
     tasks: TaskBuilder, parcels: list[Any], groups: Sequence[range], step: int
 ) -> list[list[Any]]:
     """Return the keys of the second hop by group; each task takes `step` parcels."""
-    sorted_ = [tasks(cut.sort_parcels, some, groups) for some in _split_in_steps(parcels, step)]
-    return [[tasks(get_item, made, at) for made in sorted_] for at in range(len(groups))]
+    sorted_ = [
+        tasks(cut.sort_parcels, parcel_run, groups) for parcel_run in _split_in_steps(parcels, step)
+    ]
+    return [
+        [tasks(get_item, sorted_parcels, i) for sorted_parcels in sorted_]
+        for i in range(len(groups))
+    ]
 
 
 def _split_in_steps(things: Sequence[Any], step: int) -> list[Any]:
     """Return consecutive slices of `step` items; the last one may be shorter."""
-    return [things[at : at + step] for at in range(0, len(things), step)]
+    return [things[start : start + step] for start in range(0, len(things), step)]
 
 
 class TaskBuilder:
@@ -306,9 +323,9 @@ class TaskBuilder:
 
     def lazy(self, keys: Sequence[Any]) -> list[Delayed]:
         """Return some results as delayed objects that share one graph."""
-        known = {*self._graph, *(source.key for source in self._sources)}
+        known_keys = {*self._graph, *(source.key for source in self._sources)}
         # Tuples refer to other tasks by key; Dask converts them to its current task format.
-        tasks = convert_legacy_graph(self._graph, known)
+        tasks = convert_legacy_graph(self._graph, known_keys)
         graph = HighLevelGraph.from_collections(self._name, tasks, dependencies=self._sources)
         return [Delayed(key, graph, layer=self._name) for key in keys]
 
@@ -367,28 +384,28 @@ class EntryColumns:
 def convert_values(values: Any, name: str, least: float | None) -> NDArray[np.float64]:
     """Return the values of entries as float64."""
     try:
-        given = np.asarray(values)
+        array = np.asarray(values)
         # Complex numbers would lose their imaginary part; spans and dates would become nanoseconds.
-        if given.dtype.kind in "cmM":
-            raise TypeError(f"they are of the type {given.dtype}")
-        found = given.astype(np.float64)
+        if array.dtype.kind in "cmM":
+            raise TypeError(f"they are of the type {array.dtype}")
+        numbers = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidDataError(
             f"Column {name!r} holds values that are not numbers ({error}). Give numbers: "
             f"frame[{name!r}].astype(float); drop rows with missing values."
         ) from error
-    if not np.isfinite(found).all():
-        wrong = int((~np.isfinite(found)).sum())
+    if not np.isfinite(numbers).all():
+        n_nonfinite = int((~np.isfinite(numbers)).sum())
         raise InvalidDataError(
-            f"Column {name!r} holds NaN or infinity ({wrong} of {len(found)} rows). Drop such "
-            f"rows: frame.dropna(subset=[{name!r}])."
+            f"Column {name!r} holds NaN or infinity ({n_nonfinite} of {len(numbers)} rows). Drop "
+            f"such rows: frame.dropna(subset=[{name!r}])."
         )
-    if least is not None and len(found) and found.min() < least:
+    if least is not None and len(numbers) and numbers.min() < least:
         raise InvalidDataError(
-            f"Column {name!r} holds {found.min():g}, and must be at least {least:g}. Drop such "
+            f"Column {name!r} holds {numbers.min():g}, and must be at least {least:g}. Drop such "
             "rows, or shift or clip them."
         )
-    return found
+    return numbers
 
 
 def read_frame_entries(
@@ -412,15 +429,18 @@ def read_frame_entries(
             f"The frame has no column {' and '.join(map(repr, missing))}; it has "
             f"{list(frame.columns)}. Name the columns that hold the keys and the value."
         )
-    alone = [] if more is None else [LoneKeys(more)]
+    lone_keys = [] if more is None else [LoneKeys(more)]
     if is_dask_frame(frame):
-        sources = [*lower_partitions(frame[names]), *(delayed(part, pure=False) for part in alone)]
+        sources = [
+            *lower_partitions(frame[names]),
+            *(delayed(part, pure=False) for part in lone_keys),
+        ]
         return KeyedCollection.of("dask", sources, columns, sides)
-    if not len(frame) and not alone:
+    if not len(frame) and not lone_keys:
         raise InvalidDataError(
             "The frame has no rows. Check the file or the filter that it comes from."
         )
-    return KeyedCollection.of("memory", [frame[names], *alone], columns, sides)
+    return KeyedCollection.of("memory", [frame[names], *lone_keys], columns, sides)
 
 
 def _number_cells(least: float | None, part: tuple[int, Any]) -> NumberedEntries:
@@ -448,11 +468,11 @@ def read_matrix_entries(
                 "compute_chunk_sizes() first."
             )
         # Chunks must have whole rows, since columns are numbered from the left edge.
-        whole = matrix.rechunk({1: -1}) if matrix.numblocks[1] > 1 else matrix
+        whole_rows = matrix.rechunk({1: -1}) if matrix.numblocks[1] > 1 else matrix
         # Rows are numbered across all chunks: each task gets the number of its chunk's first row.
-        starts = np.cumsum([0, *whole.chunks[0][:-1]]).tolist()
+        starts = np.cumsum([0, *whole_rows.chunks[0][:-1]]).tolist()
         pair = delayed(_make_pair, pure=False)
-        chunks = whole.to_delayed().ravel().tolist()
+        chunks = whole_rows.to_delayed().ravel().tolist()
         sources = [pair(start, chunk) for start, chunk in zip(starts, chunks, strict=True)]
         return KeyedCollection.of("dask", sources, partial(_number_cells, least), sides)
     _check_sparse(matrix)
@@ -511,28 +531,30 @@ class PairCollection(KeyedCollection):
             return _make_pair_collection("memory", [rows], [len(rows[0])], part.ids)
         assert hold is not None
         numbered, _, cuts = self.numbered(min(n_groups, n_lanes), hold)
-        held = numbered.parts
-        side_cuts = [(side, cuts[of.rows]) for side, of in enumerate(self.sides)]
-        tasks = TaskBuilder(held)
-        table_tasks = [_build_table_tasks(tasks, held, *one) for one in side_cuts]
+        held_parts = numbered.parts
+        side_cuts = [(side, cuts[entry_side.rows]) for side, entry_side in enumerate(self.sides)]
+        tasks = TaskBuilder(held_parts)
+        table_tasks = [_build_table_tasks(tasks, held_parts, *side_cut) for side_cut in side_cuts]
         # Workers make and hold the tables of all ids, one range each; the client receives the ids
         # once, for the fitted attributes.
-        kept = hold(tasks.lazy(list(chain.from_iterable(table_tasks))))
-        tables, table_ids = kept.parts, kept.ask(_get_ids)
+        held_tables = hold(tasks.lazy(list(chain.from_iterable(table_tasks))))
+        tables, table_ids = held_tables.parts, held_tables.ask(_get_ids)
         n = len(tables) // 2
         # A second graph, since numbering needs the sizes of the tables: an id's number is its
         # position in its table plus the sizes of the preceding tables.
-        tasks = TaskBuilder([*held, *tables])
+        tasks = TaskBuilder([*held_parts, *tables])
         ids, numbers = [], []
         for side, own_cuts in side_cuts:
-            at = slice(side * n, (side + 1) * n)
-            ids.append(np.concatenate([part for part in table_ids[at] if len(part)]))
+            side_slice = slice(side * n, (side + 1) * n)
+            ids.append(np.concatenate([part for part in table_ids[side_slice] if len(part)]))
             numbers.append(
-                _build_number_tasks(tasks, held, side, own_cuts, tables[at], table_ids[at])
+                _build_number_tasks(
+                    tasks, held_parts, side, own_cuts, tables[side_slice], table_ids[side_slice]
+                )
             )
         # For each part, its numbered rows and its values, as two results of one task.
         keys = []
-        for part, first, second in zip(held, *numbers, strict=True):
+        for part, first, second in zip(held_parts, *numbers, strict=True):
             rows = tasks(_number_rows, part.key, first, second, len(ids[0]), len(ids[1]))
             keys += [tasks(get_item, rows, 0), tasks(get_item, rows, 1)]
         columns = tasks.lazy(keys)
@@ -561,8 +583,8 @@ def _build_table_tasks(
 ) -> list[Any]:
     """Return the keys of the tables of first or second ids of all parts, by range."""
     return [
-        tasks(cut.merge_key_tables, list(own))
-        for own in zip(*_build_key_tasks(tasks, held, by, cuts), strict=True)
+        tasks(cut.merge_key_tables, list(range_keys))
+        for range_keys in zip(*_build_key_tasks(tasks, held, by, cuts), strict=True)
     ]
 
 
@@ -573,8 +595,8 @@ def _build_number_tasks(
     """Return the keys of the numbers of each part's own first or second ids, by range."""
     first = [0, *accumulate(map(len, ids))]
     return [
-        [tasks(_number_ids, first[r], tables[r].key, key) for r, key in enumerate(own)]
-        for own in _build_key_tasks(tasks, held, by, cuts)
+        [tasks(_number_ids, first[r], tables[r].key, key) for r, key in enumerate(part_keys)]
+        for part_keys in _build_key_tasks(tasks, held, by, cuts)
     ]
 
 

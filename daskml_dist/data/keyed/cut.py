@@ -117,7 +117,7 @@ class EntryParcel:
 
     def __sizeof__(self) -> int:
         # Dask calls this to budget a worker's memory.
-        pieces = (piece for some in self.pieces.values() for _, piece in some)
+        pieces = (piece for range_pieces in self.pieces.values() for _, piece in range_pieces)
         return sum(
             _count_bytes([p.rows, p.columns, p.row_ids, p.column_ids, p.values, p.strengths])
             for p in pieces
@@ -125,7 +125,9 @@ class EntryParcel:
 
     def of(self, ranges: range) -> EntryParcel:
         """Return the pieces of some of the ranges."""
-        return EntryParcel({at: some for at, some in self.pieces.items() if at in ranges})
+        return EntryParcel(
+            {number: pieces for number, pieces in self.pieces.items() if number in ranges}
+        )
 
 
 def _count_bytes(arrays: Sequence[Array | None]) -> int:
@@ -144,15 +146,15 @@ def number_part(first: Array, second: Array, values: Any, shared: bool) -> Numbe
     if shared:
         ids, (a, b) = factorize_columns([first, second])
         return NumberedEntries((ids, ids), (a, b), values)
-    (one, (a,)), (other, (b,)) = factorize_columns([first]), factorize_columns([second])
-    return NumberedEntries((one, other), (a, b), values)
+    (first_ids, (a,)), (second_ids, (b,)) = factorize_columns([first]), factorize_columns([second])
+    return NumberedEntries((first_ids, second_ids), (a, b), values)
 
 
 def _narrow_values(values: NDArray[np.float64]) -> Array:
     """Return the values as float32 if that holds all of them exactly, else unchanged."""
     with np.errstate(over="ignore"):
-        small = values.astype(np.float32)
-    return small if (small == values).all() else values
+        narrowed = values.astype(np.float32)
+    return narrowed if (narrowed == values).all() else values
 
 
 # -- where ranges are cut --------------------------------------------------------------------------
@@ -160,7 +162,7 @@ def _narrow_values(values: NDArray[np.float64]) -> Array:
 
 def sample_ids(part: NumberedEntries, sides: Sequence[EntrySide]) -> dict[str, tuple[Array, Array]]:
     """Return sampled ids of each space, and the number of entries that each represents."""
-    found = {}
+    samples = {}
     for space in dict.fromkeys(side.rows for side in sides):
         # Entries of each id, summed over the sides whose rows are in its space.
         counts: Any = 0.0
@@ -171,12 +173,12 @@ def sample_ids(part: NumberedEntries, sides: Sequence[EntrySide]) -> dict[str, t
         # A key costs work even without entries.
         total = np.cumsum(counts + 1.0)
         if not len(total):
-            found[space] = ids, total
+            samples[space] = ids, total
             continue
-        wanted = np.linspace(0, total[-1], min(_SAMPLE_IDS, len(total)) + 1)[1:]
-        at = np.unique(np.searchsorted(total, wanted).clip(max=len(total) - 1))
-        found[space] = ids[at], np.diff(total[at], prepend=0.0)
-    return found
+        bounds = np.linspace(0, total[-1], min(_SAMPLE_IDS, len(total)) + 1)[1:]
+        indices = np.unique(np.searchsorted(total, bounds).clip(max=len(total) - 1))
+        samples[space] = ids[indices], np.diff(total[indices], prepend=0.0)
+    return samples
 
 
 def choose_cuts(
@@ -197,9 +199,9 @@ def choose_cuts(
         order = np.argsort(ids, kind="stable")
         total = np.cumsum(counts[order])
         # Equal shares of the entries that the sampled ids represent, whatever the number of ids.
-        wanted = total[-1] * np.arange(1, n_ranges) / n_ranges
+        bounds = total[-1] * np.arange(1, n_ranges) / n_ranges
         # A sampled id is the last one that it represents: the next range begins after it.
-        cuts[space] = ids[order][np.searchsorted(total, wanted)]
+        cuts[space] = ids[order][np.searchsorted(total, bounds)]
     return cuts
 
 
@@ -229,12 +231,18 @@ def _split_into_pieces(part: NumberedEntries, side: EntrySide, cuts: Array) -> l
     ends = np.cumsum(np.bincount(range_of, minlength=len(edges) - 1))
     del range_of
     pieces = []
-    for (a, b), some in zip(pairwise(edges), np.split(order, ends[:-1]), strict=True):
-        its = None if values is None else values[some]
-        own = None if sums is None else sums[:, a:b]
+    for (a, b), entry_numbers in zip(pairwise(edges), np.split(order, ends[:-1]), strict=True):
+        piece_values = None if values is None else values[entry_numbers]
+        piece_sums = None if sums is None else sums[:, a:b]
         # Copies, so that the ids of the whole part are not sent with the piece.
-        given = rows[some] - np.int32(a), columns[some], row_ids[a:b].copy(), column_ids, its
-        pieces.append(_make_piece(*given, side.by, own))
+        piece_entries = (
+            rows[entry_numbers] - np.int32(a),
+            columns[entry_numbers],
+            row_ids[a:b].copy(),
+            column_ids,
+            piece_values,
+        )
+        pieces.append(_make_piece(*piece_entries, side.by, piece_sums))
     return pieces
 
 
@@ -244,11 +252,11 @@ def _make_piece(
 ) -> EntryPiece:  # fmt: skip
     """Return a piece that holds only the ids of its own columns."""
     # A table over all columns marks the used ones, without a sort.
-    used = np.zeros(len(column_ids), np.bool_)
-    used[columns] = True
+    is_used = np.zeros(len(column_ids), np.bool_)
+    is_used[columns] = True
     # Used columns are renumbered, so that only their ids are sent.
-    place = np.cumsum(used, dtype=np.int32) - np.int32(1)
-    return EntryPiece(rows, place[columns], row_ids, column_ids[used], values, by, strengths)
+    place = np.cumsum(is_used, dtype=np.int32) - np.int32(1)
+    return EntryPiece(rows, place[columns], row_ids, column_ids[is_used], values, by, strengths)
 
 
 def split_keys(part: NumberedEntries, by: int, cuts: Array) -> list[KeyTable]:
@@ -264,20 +272,20 @@ def make_parcels(
     groups: Sequence[range],
 ) -> list[EntryParcel]:  # fmt: skip
     """Return parcels of some parts, one per group of ranges; `numbers` are those of the parts."""
-    whole: dict[int, list[tuple[int, EntryPiece]]] = {}
+    pieces_by_range: dict[int, list[tuple[int, EntryPiece]]] = {}
     for number, part in zip(numbers, parts, strict=True):
         for r, piece in enumerate(_split_into_pieces(part, side, cuts)):
-            whole.setdefault(r, []).append((number, piece))
-    return [EntryParcel(whole).of(group) for group in groups]
+            pieces_by_range.setdefault(r, []).append((number, piece))
+    return [EntryParcel(pieces_by_range).of(group) for group in groups]
 
 
 def sort_parcels(parcels: Sequence[EntryParcel], groups: Sequence[range]) -> list[EntryParcel]:
     """Merge several parcels, and return one for each group of ranges."""
-    whole: dict[int, list[tuple[int, EntryPiece]]] = {}
+    pieces_by_range: dict[int, list[tuple[int, EntryPiece]]] = {}
     for parcel in parcels:
-        for at, pieces in parcel.pieces.items():
-            whole.setdefault(at, []).extend(pieces)
-    return [EntryParcel(whole).of(group) for group in groups]
+        for range_number, pieces in parcel.pieces.items():
+            pieces_by_range.setdefault(range_number, []).extend(pieces)
+    return [EntryParcel(pieces_by_range).of(group) for group in groups]
 
 
 # -- ranges, of the pieces of all parts ------------------------------------------------------------
@@ -310,22 +318,22 @@ def build_block(
         sort_into_csr,
     )
 
-    lane, at = divmod(index, len(sides))
-    side = sides[at]
-    found = [pair for parcel in parcels for pair in parcel.pieces[lane]]
+    lane, side_number = divmod(index, len(sides))
+    side = sides[side_number]
+    numbered_pieces = [pair for parcel in parcels for pair in parcel.pieces[lane]]
     # Sorted by part, so that the result does not depend on the order of arrival.
-    pieces = [piece for _, piece in sorted(found, key=lambda pair: pair[0])]
+    pieces = [piece for _, piece in sorted(numbered_pieces, key=lambda pair: pair[0])]
     table = _join_tables([piece.row_ids for piece in pieces], (piece.table for piece in pieces))
-    touched = merge_ids([piece.column_ids for piece in pieces])
-    row_of, column_of = IdLookup(table.ids), IdLookup(touched)
+    used_columns = merge_ids([piece.column_ids for piece in pieces])
+    row_of, column_of = IdLookup(table.ids), IdLookup(used_columns)
 
-    def some() -> Iterator[Entries]:
+    def read_entries() -> Iterator[Entries]:
         for p in pieces:
             yield Entries(p.rows, p.columns, p.values, row_of(p.row_ids), column_of(p.column_ids))
 
     # Values of frequently used columns are stored together, so that they stay in the cache.
-    uses = count_column_entries(some, len(touched))
-    place, dtype = rank_by_use(uses), None
+    n_uses = count_column_entries(read_entries, len(used_columns))
+    place, dtype = rank_by_use(n_uses), None
     if pieces[0].values is not None:
         n = sum(len(piece.rows) for piece in pieces)
         # For few values float32 saves little, and loops would have to be compiled for it too.
@@ -334,7 +342,7 @@ def build_block(
             if n >= MIN_COMPILED_ENTRIES
             else np.float64
         )
-    indptr, indices, values = sort_into_csr(some, len(table.ids), uses, place, dtype)
+    indptr, indices, values = sort_into_csr(read_entries, len(table.ids), n_uses, place, dtype)
     return KeyedBlock(
         index=index,
         rows=indices,
@@ -344,7 +352,7 @@ def build_block(
         ids=table.ids,
         strengths=table.strengths,
         indptr=indptr,
-        touched=touched,
+        touched=used_columns,
         place=place,
         values=values,
     )
@@ -391,8 +399,8 @@ class KeyedBlock(Block):
     @property
     def indices(self) -> NDArray[np.int32]:
         """Return, for each entry, the position of its column's value."""
-        found: NDArray[np.int32] = self.rows
-        return found
+        positions: NDArray[np.int32] = self.rows
+        return positions
 
     @property
     def nbytes(self) -> int:
@@ -404,11 +412,11 @@ class KeyedBlock(Block):
     def aligned(self) -> KeyedBlock:
         """Return the block with word-aligned arrays: NumPy is slower on unaligned ones."""
         names = ("rows", "strengths", "indptr", "place", "values")
-        found: dict[str, Any] = {name: getattr(self, name) for name in names}
-        for name, array in found.items():
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in names}
+        for name, array in arrays.items():
             if array is not None:
-                found[name] = np.require(array, requirements=["A", "C"])
-        return replace(self, **found)
+                arrays[name] = np.require(array, requirements=["A", "C"])
+        return replace(self, **arrays)
 
 
 def rank_by_use(uses: NDArray[np.int64]) -> NDArray[np.int32]:

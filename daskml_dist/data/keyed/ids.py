@@ -73,16 +73,16 @@ def _convert_integers(array: Array, name: str) -> Array:
 
 def factorize_columns(columns: Sequence[Array]) -> tuple[Array, list[NDArray[np.int32]]]:
     """Return the sorted distinct ids of several columns, and the position of each entry."""
-    given = [column for column in columns if len(column)]
-    if not given:
+    filled = [column for column in columns if len(column)]
+    if not filled:
         return columns[0][:0], [np.empty(0, np.int32) for _ in columns]
-    check_one_kind(given)
-    if (found := _find_narrow_range(given)) is not None:
-        return _factorize_by_table(columns, *found)
+    check_one_kind(filled)
+    if (narrow_range := _find_narrow_range(filled)) is not None:
+        return _factorize_by_table(columns, *narrow_range)
     pandas = load_pandas()
-    whole = np.concatenate(given)
+    all_ids = np.concatenate(filled)
     # pandas hashes ids of any type and sorts only the distinct ones, which are often few.
-    codes, ids = pandas.factorize(whole, sort=True)
+    codes, ids = pandas.factorize(all_ids, sort=True)
     ends = np.cumsum([len(column) for column in columns])[:-1]
     return np.asarray(ids), [part.astype(np.int32) for part in np.split(codes, ends)]
 
@@ -102,10 +102,10 @@ def _find_narrow_range(parts: Sequence[Array]) -> tuple[int, int] | None:
 
 def _mark_seen(parts: Sequence[Array], low: int, width: int) -> NDArray[np.bool_]:
     """Return which numbers of a range occur."""
-    seen = np.zeros(width, np.bool_)
+    occurs = np.zeros(width, np.bool_)
     for part in parts:
-        seen[_subtract_low(part, low)] = True
-    return seen
+        occurs[_subtract_low(part, low)] = True
+    return occurs
 
 
 def _subtract_low(ids: Array, low: int) -> NDArray[np.int64]:
@@ -119,9 +119,9 @@ def _factorize_by_table(
 ) -> tuple[Array, list[NDArray[np.int32]]]:
     """Return the result of `factorize_columns` for integers in a narrow range, by a table."""
     # A table over the range: marks of occurring values, whose running sum numbers the ids in order.
-    seen = _mark_seen(columns, low, width)
-    ids = np.flatnonzero(seen) + low
-    position = np.cumsum(seen, dtype=np.int32)
+    occurs = _mark_seen(columns, low, width)
+    ids = np.flatnonzero(occurs) + low
+    position = np.cumsum(occurs, dtype=np.int32)
     position -= 1
     dtype = np.result_type(*columns)
     return ids.astype(dtype), [position[_subtract_low(column, low)] for column in columns]
@@ -133,13 +133,15 @@ def merge_ids(parts: Sequence[Array]) -> Array:
     if len(filled) < 2:
         return filled[0] if filled else parts[0]
     check_one_kind(filled)
-    if (found := _find_narrow_range(filled)) is not None:
-        low = found[0]
-        return (np.flatnonzero(_mark_seen(filled, *found)) + low).astype(np.result_type(*filled))
-    whole = np.concatenate(filled)
-    if whole.dtype.kind != "O":
-        return np.unique(whole)
-    return np.sort(np.asarray(load_pandas().unique(whole)))
+    if (narrow_range := _find_narrow_range(filled)) is not None:
+        low = narrow_range[0]
+        return (np.flatnonzero(_mark_seen(filled, *narrow_range)) + low).astype(
+            np.result_type(*filled)
+        )
+    all_ids = np.concatenate(filled)
+    if all_ids.dtype.kind != "O":
+        return np.unique(all_ids)
+    return np.sort(np.asarray(load_pandas().unique(all_ids)))
 
 
 def check_one_kind(parts: Sequence[Array]) -> None:
@@ -151,11 +153,11 @@ def check_one_kind(parts: Sequence[Array]) -> None:
             f"Ids are of several types ({', '.join(sorted(kinds))}), which cannot be sorted. "
             "Convert them to one type, such as frame.astype({column: str})."
         )
-    whole = [part for part in parts if part.dtype.kind in "iu" and len(part)]
+    integers = [part for part in parts if part.dtype.kind in "iu" and len(part)]
     if kinds == {"number"} and np.result_type(*parts).kind == "f":
         if any(
             int(part.max()) > _LARGEST_EXACT_FLOAT or int(part.min()) < -_LARGEST_EXACT_FLOAT
-            for part in whole
+            for part in integers
         ):
             raise InvalidDataError(
                 "Some ids are integers above 2**53 and others are floats, so that different ids "
@@ -183,16 +185,20 @@ class IdLookup:
         self._table = table
         self._low = 0
         self._place: NDArray[np.int32] | None = None
-        if len(table) and (found := _find_narrow_range([table])) is not None and len(table) < 2**31:
-            self._low, width = found
+        if (
+            len(table)
+            and (narrow_range := _find_narrow_range([table])) is not None
+            and len(table) < 2**31
+        ):
+            self._low, width = narrow_range
             self._place = np.full(width, -1, np.int32)
             self._place[_subtract_low(table, self._low)] = np.arange(len(table), dtype=np.int32)
 
     def __call__(self, ids: Array) -> NDArray[np.int32]:
         """Return the position of each id; all must be in the table."""
         if self._place is not None and ids.dtype.kind in "iu":
-            found: NDArray[np.int32] = self._place[_subtract_low(ids, self._low)]
-            return found
+            positions: NDArray[np.int32] = self._place[_subtract_low(ids, self._low)]
+            return positions
         return find_positions(self._table, ids).astype(np.int32)
 
 
@@ -201,8 +207,8 @@ def find_positions(table: Array, ids: Array) -> NDArray[np.int64]:
     if not len(table) or not len(ids):
         return np.full(len(ids), -1)
     if table.dtype.kind == "O" or ids.dtype.kind == "O":
-        found = load_pandas().Index(table).get_indexer(load_pandas().Index(ids))
-        return np.asarray(found, np.int64)
+        positions = load_pandas().Index(table).get_indexer(load_pandas().Index(ids))
+        return np.asarray(positions, np.int64)
     # Binary search, then a comparison of the id found with the one searched for.
-    at = np.minimum(np.searchsorted(table, ids), len(table) - 1)
-    return np.where(table[at] == ids, at, -1)
+    indices = np.minimum(np.searchsorted(table, ids), len(table) - 1)
+    return np.where(table[indices] == ids, indices, -1)

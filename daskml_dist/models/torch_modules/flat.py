@@ -128,15 +128,17 @@ class FlatModule:
         self._buffers: list[tuple[dict[str, Any], str, Any]] = []
         #: Slices of the vector, and tensors of another dtype (integers) that hold their values.
         self._beside: list[tuple[Any, Any]] = []
-        for rows, alike in _group_adjacent(named):
-            values = self._get_memory(rows, alike[0].tensor.dtype)
-            at = 0
-            for n in alike:
+        for rows, adjacent in _group_adjacent(named):
+            values = self._get_memory(rows, adjacent[0].tensor.dtype)
+            offset = 0
+            for n in adjacent:
                 size = n.tensor.numel()
                 self._bind_one(
-                    n, values[at : at + size], slice(rows.start + at, rows.start + at + size)
+                    n,
+                    values[offset : offset + size],
+                    slice(rows.start + offset, rows.start + offset + size),
                 )
-                at += size
+                offset += size
 
     def _get_memory(self, rows: slice, dtype: Any) -> Any:
         """Return the memory of tensors of a dtype: a slice of the vector, or a separate tensor."""
@@ -164,7 +166,7 @@ class FlatModule:
         """Replace convolution kernels by channels-last copies, whose gradients are separate."""
         kernels = [getattr(owner, key) for owner, key in find_convolution_kernels(self.module)]
         for n, (kernel, gradient) in enumerate(self.trained):
-            if any(kernel is one for one in kernels):
+            if any(kernel is conv_kernel for conv_kernel in kernels):
                 self._kernels.append((kernel, kernel.data, gradient))
                 kernel.data = to_channels_last(kernel.data)
                 kernel.grad = to_channels_last(gradient)
@@ -185,7 +187,7 @@ class FlatModule:
         """Set parameters and buffers to those of a matrix."""
         self.flat[...] = namespace(w).reshape(w, (-1,)) if not is_host(w) else w.reshape(-1)
         # Copied: other threads may change `w` before the batch is done.
-        self._old_means = [self._flat[at].clone() for at, _ in self._means]
+        self._old_means = [self._flat[mean_slice].clone() for mean_slice, _ in self._means]
         # Integers are means over lanes: rounded.
         for values, store in self._beside:
             store.copy_(values.round())
@@ -205,34 +207,37 @@ class FlatModule:
     def mean_gradients(self, n_rows: float) -> list[tuple[slice, Any]]:
         """Return the "gradients" of the buffers after a batch, by slices; see `Part.buffer`."""
         return [
-            (at, n_rows * (retention * old - self._flat[at]))
-            for (at, retention), old in zip(self._means, self._old_means, strict=True)
+            (mean_slice, n_rows * (retention * old - self._flat[mean_slice]))
+            for (mean_slice, retention), old in zip(self._means, self._old_means, strict=True)
         ]
 
     def write_mean_gradients(self, gradients: list[tuple[slice, Any]]) -> None:
         """Write what :meth:`mean_gradients` returned into the vector of gradients."""
-        for at, gradient in gradients:
-            self._gradient[at] = gradient
+        for mean_slice, gradient in gradients:
+            self._gradient[mean_slice] = gradient
 
     def is_bound(self) -> bool:
         """Return whether parameters and their gradients are still those that were bound."""
-        now = {id(p) for p in self.module.parameters() if p.requires_grad}
+        parameter_ids = {id(p) for p in self.module.parameters() if p.requires_grad}
         bound = all(p.grad is grad and p.shape == grad.shape for p, grad in self.trained)
-        return bound and now == {id(p) for p, _ in self.trained}
+        return bound and parameter_ids == {id(p) for p, _ in self.trained}
 
 
 def _group_adjacent(named: Sequence[NamedTensor]) -> Iterator[tuple[slice, list[NamedTensor]]]:
     """Yield runs of adjacent tensors of one dtype, all trained or none, and their slices."""
-    run: list[NamedTensor] = []
+    adjacent: list[NamedTensor] = []
     start = stop = 0
     for n in named:
-        if run and (n.tensor.dtype, n.trained) != (run[0].tensor.dtype, run[0].trained):
-            yield slice(start, stop), run
-            run, start = [], stop
-        run.append(n)
+        if adjacent and (n.tensor.dtype, n.trained) != (
+            adjacent[0].tensor.dtype,
+            adjacent[0].trained,
+        ):
+            yield slice(start, stop), adjacent
+            adjacent, start = [], stop
+        adjacent.append(n)
         stop += n.tensor.numel()
-    if run:
-        yield slice(start, stop), run
+    if adjacent:
+        yield slice(start, stop), adjacent
 
 
 def share_memory(tensor: Any, like: Any) -> Any:
@@ -255,12 +260,16 @@ def _find_means(parameters: Parameters) -> list[tuple[slice, float]]:
 
 def _check_same_layout(module: Any, named: Sequence[NamedTensor], parameters: Parameters) -> None:
     """Raise `InvalidParameterError` if the module has other names or shapes than the client's."""
-    found = {n.name: tuple(n.tensor.shape) for n in named}
+    shapes = {n.name: tuple(n.tensor.shape) for n in named}
     expected = {part.name: part.shape for part in parameters.parts}
-    if found != expected:
-        odd = sorted(k for k in found.keys() | expected if found.get(k) != expected.get(k))
+    if shapes != expected:
+        different_names = sorted(
+            k for k in shapes.keys() | expected if shapes.get(k) != expected.get(k)
+        )
         raise InvalidParameterError(
             f"{type(module).__name__} has other parameters here than where the fit started: "
-            + ", ".join(f"{k} {found.get(k)} instead of {expected.get(k)}" for k in odd[:5])
+            + ", ".join(
+                f"{k} {shapes.get(k)} instead of {expected.get(k)}" for k in different_names[:5]
+            )
             + ". Their shapes must depend only on its arguments."
         )

@@ -48,10 +48,10 @@ def threads_of_torch(count: int) -> Iterator[None]:
     The limit is global to the process: of several fits side by side, the last one decides.
     """
     torch = load_torch()
-    before = torch.get_num_threads()
+    old_n_threads = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         with keep_freed_memory():
             yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(old_n_threads)

@@ -97,10 +97,13 @@ def _check_embedding(module: Any, name: str, parts: Mapping[str, Any]) -> Any:
     nn = load_torch().nn
     part = parts.get(name)
     if not isinstance(part, nn.Embedding | nn.EmbeddingBag):
-        known = [n for n, p in parts.items() if isinstance(p, nn.Embedding | nn.EmbeddingBag)]
+        embedding_names = [
+            n for n, p in parts.items() if isinstance(p, nn.Embedding | nn.EmbeddingBag)
+        ]
         raise InvalidParameterError(
             f"embeddings: {type(module).__name__} has no nn.Embedding or nn.EmbeddingBag named "
-            f"{name!r}. Name parts out of {known}.{suggest_nearest(name, known)}"
+            f"{name!r}. Name parts out of {embedding_names}."
+            f"{suggest_nearest(name, embedding_names)}"
         )
     if part.max_norm is not None or part.scale_grad_by_freq or not part.weight.requires_grad:
         raise InvalidParameterError(

@@ -180,7 +180,7 @@ class TorchModel(StepModel):
             return np.array([weight.sum(), weight @ right.reshape(len(y), -1).all(axis=1)])
         y = y.reshape(len(y), -1).astype(np.float64)
         residual = y - raw.reshape(y.shape)
-        sums = (weight @ part.mean(axis=1) for part in (residual**2, y, y**2))
+        sums = (weight @ values.mean(axis=1) for values in (residual**2, y, y**2))
         return np.array([weight.sum(), *sums])
 
     def validation_score(self, sums: NDArray[np.float64]) -> float:
@@ -195,8 +195,8 @@ class TorchModel(StepModel):
     def identity(self) -> dict[str, Any]:
         """Return the module's name and the shapes of its parts, in order."""
         parts = [[part.name, list(part.shape)] for part in self.parameters.parts]
-        own = {"module": self.source.name, "parts": parts, "precision": self.precision}
-        return own if self.row_clip is None else own | {"row_clip": self.row_clip}
+        facts = {"module": self.source.name, "parts": parts, "precision": self.precision}
+        return facts if self.row_clip is None else facts | {"row_clip": self.row_clip}
 
 
 class _Lane(FlatModule):
@@ -256,14 +256,14 @@ class _Lane(FlatModule):
             # take the host less time than a new exchange of memory between the libraries.
             if self.device is not None:
                 self._loss_sum.copy_(loss.detach())
-        found = loss.item() if self.device is None else self._loss_array.copy()
-        if self.device is None and not math.isfinite(found):
-            raise self._make_divergence_error(found, rows)
+        loss_value = loss.item() if self.device is None else self._loss_array.copy()
+        if self.device is None and not math.isfinite(loss_value):
+            raise self._make_divergence_error(loss_value, rows)
         # The last parameters known to have a finite loss, for the error of a later step.
         if self._steps % _STEPS_PER_COPY == 0 and is_host(w):
             self._last_finite = w.copy()
         self._steps += 1
-        return self._shape_gradient(w), found
+        return self._shape_gradient(w), loss_value
 
     def _backward(self, loss: Any) -> None:
         """Run the backward pass into the vector of gradients.
@@ -305,18 +305,22 @@ class _Lane(FlatModule):
         """Set the gradients to the sum of those of the rows, each clipped to a norm."""
         seed(rows.key)
         self.zero_gradients()
-        given = *self.model.inputs(rows.X, self.dtype, self.device), to_tensor(rows.y)
-        most = max(1, _ROW_GRADIENT_NUMBERS // len(self.flat))
-        for start in range(0, rows.X.shape[0], most):
-            at = slice(start, start + most)
-            positional, named, y = given
-            part = [x[at] for x in positional], {k: x[at] for k, x in named.items()}, y[at]
-            found = self._row_gradients(*part)
-            squares = sum(own.flatten(1).square().sum(dim=1) for own in found)
+        batch_inputs = *self.model.inputs(rows.X, self.dtype, self.device), to_tensor(rows.y)
+        max_rows = max(1, _ROW_GRADIENT_NUMBERS // len(self.flat))
+        for start in range(0, rows.X.shape[0], max_rows):
+            row_slice = slice(start, start + max_rows)
+            positional, named, y = batch_inputs
+            part_inputs = (
+                [x[row_slice] for x in positional],
+                {k: x[row_slice] for k, x in named.items()},
+                y[row_slice],
+            )
+            gradients = self._row_gradients(*part_inputs)
+            squares = sum(gradient.flatten(1).square().sum(dim=1) for gradient in gradients)
             # A norm of 0 is not clipped: the quotient is infinite, and is bounded by 1.
             factors = (clip / squares.sqrt()).clamp(max=1.0)
-            for (_, total), own in zip(self.trained, found, strict=True):
-                total.add_(load_torch().tensordot(factors, own, dims=1))
+            for (_, total), gradient in zip(self.trained, gradients, strict=True):
+                total.add_(load_torch().tensordot(factors, gradient, dims=1))
 
     def _row_gradients(self, positional: list[Any], named: dict[str, Any], y: Any) -> list[Any]:
         """Return the gradient of each row for each trained parameter, rows first."""
@@ -330,8 +334,8 @@ class _Lane(FlatModule):
             # Recurrent layers, and code that depends on values, cannot be vectorised over rows; an
             # error of the module itself occurs again for a single row.
             with suppress(RuntimeError, InvalidParameterError):
-                found = gradients(trained, positional, named, y)
-                return [found[name] for name in trained]
+                row_gradients = gradients(trained, positional, named, y)
+                return [row_gradients[name] for name in trained]
             self._row_by_row = True
         one_by_one = [
             func.grad(self._loss_of_row)(
@@ -340,7 +344,7 @@ class _Lane(FlatModule):
             for i in range(len(y))
         ]
         stack = load_torch().stack
-        return [stack([found[name] for found in one_by_one]) for name in trained]
+        return [stack([row_gradients[name] for row_gradients in one_by_one]) for name in trained]
 
     def _loss_of_row(
         self, parameters: dict[str, Any], positional: list[Any], named: dict[str, Any], y: Any
@@ -370,21 +374,21 @@ class _Lane(FlatModule):
                 output = self.module(*positional, **named)
                 first = output[0] if isinstance(output, tuple) else output
                 # The copy waits only for the current stream, so it must be made here.
-                found: NDArray[Any] = first.float().cpu().numpy()
+                raw_outputs: NDArray[Any] = first.float().cpu().numpy()
         finally:
             self.module.train()
-        return found
+        return raw_outputs
 
     def _make_divergence_error(self, loss: float, rows: BatchRows) -> DivergedError:
         # The key of a batch: seed, lane, step, position.
         lane, clock = (*rows.key, 0, 0)[1:3]
-        whole = bool(np.isfinite(self.flat).all())
+        are_finite = bool(np.isfinite(self.flat).all())
         X = np.asarray(rows.X.toarray() if hasattr(rows.X, "toarray") else rows.X)
         return DivergedError(
             f"The loss became {loss} in step {clock + 1} of lane {lane}, on a batch of {len(X)} "
             f"rows between {X.min():.3g} and {X.max():.3g}; the parameters before it are "
-            f"{'finite' if whole else 'not finite any more'}. Lower learning_rate, set clip=1.0, "
-            "or scale the inputs.",
+            f"{'finite' if are_finite else 'not finite any more'}. Lower learning_rate, set "
+            "clip=1.0, or scale the inputs.",
             self._last_finite,
             clock,
         )
@@ -409,8 +413,8 @@ def on_stream_of(array: Any, device: Any) -> AbstractContextManager[Any]:
         stream = cuda.default_stream(device)
     else:
         stream = cuda.ExternalStream(address, device=device)
-    on: AbstractContextManager[Any] = cuda.stream(stream)
-    return on
+    context: AbstractContextManager[Any] = cuda.stream(stream)
+    return context
 
 
 #: Orders of the dimensions of images.
@@ -460,7 +464,9 @@ class TorchInputs:
         if device is not None:
             rows = rows.to(device)
         if self.columns is not None:
-            return [], {name: self._input(rows, of, dtype) for name, of in self.columns.items()}
+            return [], {
+                name: self._input(rows, column, dtype) for name, column in self.columns.items()
+            }
         if self.images is not None:
             return [self._image(rows, dtype)], {}
         return [_convert_input(rows, dtype)], {}
@@ -581,12 +587,12 @@ def autocast(precision: str | None, device: Any) -> Callable[[], AbstractContext
         return nullcontext
     torch = load_torch()
     kind = "cpu" if device is None else device.type
-    has = (
+    is_supported = (
         precision == "bf16"
         if kind == "cpu"
         else precision == "fp16" or torch.cuda.is_bf16_supported()
     )
-    if not has:
+    if not is_supported:
         raise DeviceUnavailableError(
             f"precision={precision!r}: {'a CPU' if kind == 'cpu' else 'this GPU'} computes no "
             f"networks in {PRECISIONS[precision]}. Use precision="

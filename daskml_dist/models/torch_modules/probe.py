@@ -121,21 +121,23 @@ def _accepts_channels_last(
         return False
     positional, named = inputs(rows, dtype)
     with torch.no_grad():
-        before = module.eval()(*positional, **named)
+        plain_output = module.eval()(*positional, **named)
     for owner, key in kernels:
         kernel = getattr(owner, key)
         kernel.data = to_channels_last(kernel.data)
     try:
         with torch.no_grad():
-            after = module(*positional, **named)
+            converted_output = module(*positional, **named)
         # A backward pass too: `Tensor.view` of a gradient may fail even if the forward pass works.
         output = module.train()(*positional, **named)
         compute_row_losses(source.make_criterion(dtype), output, y, source.name).sum().backward()
     except (RuntimeError, ValueError, InvalidParameterError):
         return False
     # Sums in another order: equal up to rounding, unless the module mixes up its dimensions.
-    before, after = (o[0] if isinstance(o, tuple) else o for o in (before, after))
-    return bool(torch.allclose(before, after, rtol=1e-3, atol=1e-4))
+    plain_output, converted_output = (
+        o[0] if isinstance(o, tuple) else o for o in (plain_output, converted_output)
+    )
+    return bool(torch.allclose(plain_output, converted_output, rtol=1e-3, atol=1e-4))
 
 
 def _check_output(name: str, output: Any, n_rows: int, n_classes: int | None) -> None:
@@ -153,8 +155,8 @@ def _check_output(name: str, output: Any, n_rows: int, n_classes: int | None) ->
     # A vector of outputs counts as one logit per row.
     width = output.shape[1] if output.ndim == 2 else 1
     # Two classes may have one output, a logit.
-    valid = (1, 2) if n_classes == 2 else (n_classes,)
-    if n_classes is None or (output.ndim <= 2 and width in valid):
+    valid_widths = (1, 2) if n_classes == 2 else (n_classes,)
+    if n_classes is None or (output.ndim <= 2 and width in valid_widths):
         return
     or_one = " (or 1)" if n_classes == 2 else ""
     raise InvalidParameterError(

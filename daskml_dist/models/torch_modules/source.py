@@ -101,39 +101,43 @@ class ModuleSource:
         torch = load_torch()
         with seeded(seed), explain_errors(f"{self.name}(...)"):
             is_made = isinstance(self.module, torch.nn.Module)
-            found = copy.deepcopy(self.module) if is_made else self.module(**self.arguments)
-        if not isinstance(found, torch.nn.Module):
+            module = copy.deepcopy(self.module) if is_made else self.module(**self.arguments)
+        if not isinstance(module, torch.nn.Module):
             raise InvalidParameterError(
-                f"module={self.module!r} makes a {type(found).__name__}, which is not a module. "
+                f"module={self.module!r} makes a {type(module).__name__}, which is not a module. "
                 "Give a class derived from torch.nn.Module, or a function that returns one."
             )
-        replace_embeddings(found, self.lookups)
+        replace_embeddings(module, self.lookups)
         # Parameters become slices of one real vector, which is laid out before any row is seen.
-        _check_not_lazy(found)
-        for name, tensor in (*found.named_parameters(), *found.named_buffers()):
+        _check_not_lazy(module)
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             if tensor.is_complex():
                 raise InvalidParameterError(
                     f"The parameter {name!r} is complex. Use separate real and imaginary parts."
                 )
-        return found.to(dtype)
+        return module.to(dtype)
 
     def make_criterion(self, dtype: Any) -> Any:
         """Return the criterion, which gives a loss for each row."""
-        torch, given = load_torch(), self.criterion
+        torch, user_criterion = load_torch(), self.criterion
         # reduction="none": rows have weights, and the losses of lanes are summed, not averaged.
-        if isinstance(given, torch.nn.Module):
-            found = copy.deepcopy(given)
-            if hasattr(found, "reduction"):
-                found.reduction = "none"
-            return _check_criterion(found).to(dtype)
-        if not inspect.isclass(given):  # a function, which must not reduce its result
-            return given
+        if isinstance(user_criterion, torch.nn.Module):
+            criterion = copy.deepcopy(user_criterion)
+            if hasattr(criterion, "reduction"):
+                criterion.reduction = "none"
+            return _check_criterion(criterion).to(dtype)
+        if not inspect.isclass(user_criterion):  # a function, which must not reduce its result
+            return user_criterion
         arguments = dict(self.criterion_arguments)
-        if "reduction" in inspect.signature(given).parameters:
+        if "reduction" in inspect.signature(user_criterion).parameters:
             arguments["reduction"] = "none"
-        with explain_errors(f"{class_name_of(given)}(...)"):
-            found = given(**arguments)
-        return _check_criterion(found).to(dtype) if isinstance(found, torch.nn.Module) else found
+        with explain_errors(f"{class_name_of(user_criterion)}(...)"):
+            criterion = user_criterion(**arguments)
+        return (
+            _check_criterion(criterion).to(dtype)
+            if isinstance(criterion, torch.nn.Module)
+            else criterion
+        )
 
 
 def _check_criterion(criterion: Any) -> Any:
@@ -176,20 +180,20 @@ def without_weights(module: Any) -> Any:
     torch = load_torch()
     _check_not_lazy(module)
     try:
-        bare = copy.deepcopy(module)
+        copied = copy.deepcopy(module)
     except Exception as error:
         raise InvalidParameterError(
             f"module={class_name_of(module)}(...) cannot be copied for the lanes, with "
             f"{type(error).__name__}: {error}. Keep open files, locks and connections out of it."
         ) from error
-    for named in named_tensors(bare):
+    for named in named_tensors(copied):
         # One element, with strides of 0: the shape is kept.
         placeholder = torch.zeros((), dtype=named.tensor.dtype).expand(named.tensor.shape)
         if named.is_buffer:
             named.owner._buffers[named.key] = placeholder
         else:
             named.tensor.data, named.tensor.grad = placeholder, None
-    return bare
+    return copied
 
 
 def named_tensors(module: Any) -> list[NamedTensor]:
@@ -200,29 +204,31 @@ def named_tensors(module: Any) -> list[NamedTensor]:
     the other, so that a stage of a pipeline is a contiguous slice.
     """
     children = _find_chain_children(module)
-    found: dict[int, NamedTensor] = {}
+    tensors_by_id: dict[int, NamedTensor] = {}
     for path, child in [("", module)] if children is None else children:
         tensors = _iterate_tensors(child, f"{path}." if path else "")
         # Checkpoints depend on this order. The sort is stable: equal kinds stay as defined.
-        by_kind = sorted(tensors, key=lambda n: (not n.trained, not n.tensor.is_floating_point()))
-        for named in by_kind:
+        sorted_tensors = sorted(
+            tensors, key=lambda n: (not n.trained, not n.tensor.is_floating_point())
+        )
+        for named in sorted_tensors:
             # A tensor that several children share belongs to the first of them.
-            found.setdefault(id(named.tensor), named)
-    return list(found.values())
+            tensors_by_id.setdefault(id(named.tensor), named)
+    return list(tensors_by_id.values())
 
 
 def _iterate_tensors(module: Any, prefix: str) -> Iterator[NamedTensor]:
     """Yield the parameters and saved buffers of a module and its submodules, each tensor once."""
-    seen: set[int] = set()
+    tensor_ids: set[int] = set()
     for path, owner in module.named_modules():
-        at = f"{prefix}{path}." if path else prefix
-        saved = [k for k in owner._buffers if k not in owner._non_persistent_buffers_set]
-        for key in (*owner._parameters, *saved):
+        owner_prefix = f"{prefix}{path}." if path else prefix
+        saved_buffers = [k for k in owner._buffers if k not in owner._non_persistent_buffers_set]
+        for key in (*owner._parameters, *saved_buffers):
             tensor = getattr(owner, key)
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
+            if tensor is not None and id(tensor) not in tensor_ids:
+                tensor_ids.add(id(tensor))
                 trained = key in owner._parameters and tensor.requires_grad
-                yield NamedTensor(at + key, owner, key, tensor, trained)
+                yield NamedTensor(owner_prefix + key, owner, key, tensor, trained)
 
 
 @contextmanager
@@ -304,9 +310,9 @@ def _find_chain_children(module: Any) -> list[tuple[str, Any]] | None:
     """
     path = ""
     while not _is_plain_sequential(module):
-        own = any(value is not None for value in (*module._parameters.values(),
+        has_tensors = any(value is not None for value in (*module._parameters.values(),
                                                   *module._buffers.values()))  # fmt: skip
-        if own or len(module._modules) != 1:
+        if has_tensors or len(module._modules) != 1:
             return None
         ((name, module),) = module._modules.items()
         path += f"{name}."
@@ -317,8 +323,8 @@ def _is_plain_sequential(module: Any) -> bool:
     """Return whether a module only calls its children in order."""
     forward = load_torch().nn.Sequential.forward
     # Hooks may change the data that passes through the module.
-    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-    return getattr(type(module), "forward", None) is forward and not hooked
+    has_hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    return getattr(type(module), "forward", None) is forward and not has_hooks
 
 
 def _iterate_layers(chain: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -338,23 +344,23 @@ def split_chain(
     order.
     """
     children = _find_chain_children(module)
-    with _record_children(children or []) as seen, load_torch().no_grad():
+    with _record_children(children or []) as recorded, load_torch().no_grad():
         output = module(*positional, **named)
     # Compared by identity: each child is called once, the first one on the unchanged rows, and the
     # module returns the result of the last one.
     if (
         not children
         or named
-        or len(seen) != len(children) + 1
-        or seen[0] is not positional[0]
-        or seen[-1] is not output
+        or len(recorded) != len(children) + 1
+        or recorded[0] is not positional[0]
+        or recorded[-1] is not output
     ):
         raise InvalidParameterError(
             f"{name} is not a chain of layers that a pipeline can split into stages. Make module "
             "a torch.nn.Sequential, or a module that only calls one kept as its only attribute; "
             "or use pipeline=None."
         )
-    layers = _group_by_layer(children, seen[1:], len(positional[0]))
+    layers = _group_by_layer(children, recorded[1:], len(positional[0]))
     _check_no_shared_tensors(name, layers)
     return tuple(tuple(path for path, _ in layer) for layer in layers)
 
@@ -362,18 +368,18 @@ def split_chain(
 @contextmanager
 def _record_children(children: list[tuple[str, Any]]) -> Iterator[list[Any]]:
     """Record the input of the first child and the output of each while the context is open."""
-    seen: list[Any] = []
+    recorded: list[Any] = []
 
     def record_input(_: Any, given: tuple[Any, ...]) -> None:
-        if not seen and len(given) == 1:
-            seen.append(given[0])
+        if not recorded and len(given) == 1:
+            recorded.append(given[0])
 
     hooks = [children[0][1].register_forward_pre_hook(record_input)] if children else []
     # A module that occurs twice in the chain gets one hook, which is called twice.
     for child in {id(child): child for _, child in children}.values():
-        hooks.append(child.register_forward_hook(lambda _, __, output: seen.append(output)))
+        hooks.append(child.register_forward_hook(lambda _, __, output: recorded.append(output)))
     try:
-        yield seen
+        yield recorded
     finally:
         for hook in hooks:
             hook.remove()
@@ -387,13 +393,13 @@ def _group_by_layer(
     layers: list[list[tuple[str, Any]]] = [[]]
     has_tensors = can_cut = False
     for (path, child), output in zip(children, outputs, strict=True):
-        own = any(True for _ in (*child.parameters(), *child.buffers()))
+        child_has_tensors = any(True for _ in (*child.parameters(), *child.buffers()))
         # A layer without parameters (an activation, dropout) stays with the one before it.
-        if own and has_tensors and can_cut:
+        if child_has_tensors and has_tensors and can_cut:
             layers.append([])
             has_tensors = False
         layers[-1].append((path, child))
-        has_tensors = has_tensors or own
+        has_tensors = has_tensors or child_has_tensors
         # A stage sends one float tensor to the next, with a gradient for each row. A recurrent
         # layer's tuple, or tokens, cannot be sent.
         can_cut = isinstance(output, torch.Tensor) and output.is_floating_point()
@@ -416,15 +422,15 @@ def _check_no_shared_tensors(name: str, layers: list[list[tuple[str, Any]]]) -> 
 
 def keep_children(module: Any, paths: set[str]) -> dict[str, Any]:
     """Keep the children of a chain at some paths, and remove the others; return the kept ones."""
-    kept: dict[str, Any] = {}
+    kept_children: dict[str, Any] = {}
     for path, child in _find_chain_children(module) or ():
         if path in paths:
-            kept[path] = child
+            kept_children[path] = child
             continue
         # A stage holds its own parameters only; an Identity keeps the paths of the others valid.
         owner, _, key = path.rpartition(".")
         module.get_submodule(owner)._modules[key] = load_torch().nn.Identity()
-    return kept
+    return kept_children
 
 
 R = TypeVar("R")
@@ -485,12 +491,12 @@ def seeded(seed: int) -> Iterator[None]:
     """Seed torch's CPU generator within the context, and restore its state afterwards."""
     generator = load_torch().default_generator
     with _STREAM_LOCK.exclude():
-        before = generator.get_state()
+        old_state = generator.get_state()
         generator.manual_seed(seed)
         try:
             yield
         finally:
-            generator.set_state(before)
+            generator.set_state(old_state)
 
 
 class Drawing:
@@ -517,9 +523,9 @@ class Drawing:
         # draws.
         if not self._draws:
             with _STREAM_LOCK.share():
-                before = _get_stream_state()
+                old_state = _get_stream_state()
                 result = function(lambda key: None)
-                if _get_stream_state() == before:
+                if _get_stream_state() == old_state:
                     return result
             # The pass may have changed buffers, such as running means.
             undo()

@@ -85,23 +85,24 @@ class TorchChain(TorchModel, StagedModel):
             losses = losses * to_tensor(rows.weight)
         loss = losses.sum()
         (gradient,) = torch.autograd.grad(loss, leaf)
-        found = loss.item()
+        total_loss = loss.item()
         # The key of a batch: seed, lane, step, position.
-        if not math.isfinite(found):
+        if not math.isfinite(total_loss):
             lane, clock = (*rows.key, 0, 0)[1:3]
             raise DivergedError(
-                f"The loss became {found} in step {clock + 1} of lane {lane}, on a micro-batch of "
-                f"{len(losses)} rows. Lower learning_rate, set clip=1.0, or scale the inputs.",
+                f"The loss became {total_loss} in step {clock + 1} of lane {lane}, on a "
+                f"micro-batch of {len(losses)} rows. Lower learning_rate, set clip=1.0, or scale "
+                "the inputs.",
                 clock=clock,
             )
-        return found, _to_library_of(gradient, output)
+        return total_loss, _to_library_of(gradient, output)
 
     def _criterion(self, leaf: Any) -> Any:
         """Return the criterion, made once per dtype, on the device of `leaf`."""
         key = "criterion", leaf.dtype
         if key not in self._made:
-            made = self.source.make_criterion(leaf.dtype)
-            self._made[key] = made.to(leaf.device) if hasattr(made, "to") else made
+            criterion = self.source.make_criterion(leaf.dtype)
+            self._made[key] = criterion.to(leaf.device) if hasattr(criterion, "to") else criterion
         return self._made[key]
 
     def _stage(self, layers: range, w: Any) -> _Stage:
@@ -121,8 +122,12 @@ class _Stage(FlatModule):
         paths = {path for layer in layers for path in model.chain[layer]}
         names = {name for layer in layers for name in model.layers[layer]}
         children = keep_children(module, paths)
-        own = Parameters(tuple(part for part in model.parameters.parts if part.name in names))
-        super().__init__(module.train(), own, w, trained=True, pixelwise=model.pixelwise)
+        stage_parameters = Parameters(
+            tuple(part for part in model.parameters.parts if part.name in names)
+        )
+        super().__init__(
+            module.train(), stage_parameters, w, trained=True, pixelwise=model.pixelwise
+        )
         self._model = model
         self._begins = layers.start == 0
         self._layers = [(n, [children[path] for path in model.chain[n]]) for n in layers]
@@ -148,8 +153,8 @@ class _Stage(FlatModule):
         self.collect()
         # Buffers (running means) as gradients, see `Part.buffer`. Taken now: the next micro-batch's
         # forward pass changes them again.
-        by_buffer = self.mean_gradients(x.shape[0])
-        return _to_library_of(output.detach(), w), (leaf, output, by_buffer)
+        mean_gradients = self.mean_gradients(x.shape[0])
+        return _to_library_of(output.detach(), w), (leaf, output, mean_gradients)
 
     def _apply_layers(self, value: Any, key: tuple[int, ...], seed: Seed) -> Any:
         for number, children in self._layers:
@@ -166,20 +171,20 @@ class _Stage(FlatModule):
 
         The same between layers of one stage and of two, so that the bits do not depend on the cut.
         """
-        form = load_torch().contiguous_format
+        memory_format = load_torch().contiguous_format
         if self._model.pixelwise and self.device is None and value.ndim == 4:
-            form = load_torch().channels_last
-        return value.to(self.dtype).contiguous(memory_format=form)
+            memory_format = load_torch().channels_last
+        return value.to(self.dtype).contiguous(memory_format=memory_format)
 
     def backward(self, memory: Any, gradient: Any, out: Any) -> Any:
         """Add the gradient of the parameters to `out`; return that of the input, or None."""
-        leaf, output, by_buffer = memory
+        leaf, output, mean_gradients = memory
         self.zero_gradients()
         # False if none of the stage's layers has trained parameters.
         if output.requires_grad:
             output.backward(to_tensor(gradient))
             self.gather()
-        self.write_mean_gradients(by_buffer)
+        self.write_mean_gradients(mean_gradients)
         out += namespace(out).reshape(self.gradient, out.shape)
         if leaf is None:
             return None

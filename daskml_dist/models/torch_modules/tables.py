@@ -111,7 +111,7 @@ class TableInputs(TorchInputs):
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for JSON, from which :meth:`of_facts` makes an equal object."""
-        arguments = {name: list(astuple(of)) for name, of in self.arguments.items()}
+        arguments = {name: list(astuple(argument)) for name, argument in self.arguments.items()}
         return {"arguments": arguments, "parts": list(self.parts), "names": list(self.names)}
 
     @classmethod
@@ -132,18 +132,20 @@ class TableInputs(TorchInputs):
         self, X: PlacedIds, dtype: Any, device: Any = None
     ) -> tuple[list[Any], dict[str, Any]]:
         """Return positional and keyword arguments of a module for some rows."""
-        return [], {name: self._convert(X, of, dtype) for name, of in self.arguments.items()}
+        return [], {
+            name: self._convert(X, argument, dtype) for name, argument in self.arguments.items()
+        }
 
     def _convert(self, X: PlacedIds, of: TableArgument, dtype: Any) -> Any:
         """Return the tensor of an argument."""
         torch = load_torch()
         if of.kind == "bags":
-            (at,) = of.columns
-            return torch.from_numpy(_pad_bags(*X.columns[at]))
-        columns = [X.columns[at] for at in of.columns]
+            (column_number,) = of.columns
+            return torch.from_numpy(_pad_bags(*X.columns[column_number]))
+        columns = [X.columns[column_number] for column_number in of.columns]
         if of.kind == "integers":
-            for at, column in zip(of.columns, columns, strict=True):
-                self._check_whole(at, column)
+            for column_number, column in zip(of.columns, columns, strict=True):
+                self._check_whole(column_number, column)
         array = columns[0].copy() if of.single else np.stack(columns, axis=1)
         return torch.from_numpy(array).to(dtype if of.kind == "floats" else torch.int64)
 
@@ -167,30 +169,30 @@ class TableInputs(TorchInputs):
         n_rows = sum(X.shape[0] for X in rows)
         hashed = np.concatenate([X.indices for X in rows])
         data = np.concatenate([X.data for X in rows])
-        of_field = find_fields(hashed)
-        if len(of_field) and int(of_field.max()) >= len(self.parts):
+        entry_fields = find_fields(hashed)
+        if len(entry_fields) and int(entry_fields.max()) >= len(self.parts):
             raise InvalidDataError(
-                f"Rows have {int(of_field.max()) + 1} fields, but the module's arguments use "
+                f"Rows have {int(entry_fields.max()) + 1} fields, but the module's arguments use "
                 f"{len(self.parts)}. Give the columns of the fit."
             )
-        of_part = np.array(self.parts, np.int64)[of_field]
-        are_ids = of_part >= 0
+        entry_parts = np.array(self.parts, np.int64)[entry_fields]
+        are_ids = entry_parts >= 0
         # The entry of a number has the id 0; another id represents a missing number.
-        if (lacking := ~are_ids & (hashed >> FIELD_BITS != 0)).any():
-            name = self.names[of_field[lacking][0]]
+        if (is_missing_number := ~are_ids & (hashed >> FIELD_BITS != 0)).any():
+            name = self.names[entry_fields[is_missing_number][0]]
             raise InvalidDataError(
                 f"Column {name!r} holds NaN or infinite numbers, which are passed on to the "
                 f"module; missing='own' is only for ids. Fill them: X[{name!r}].fillna(0.0)."
             )
         # The low bits of a row's number are the part's number: columns of one part share rows.
-        ids = (hashed[are_ids] & ~MODEL_FIELD) | of_part[are_ids]
-        index, (at,), of_layers = number_ids([ids], own, own_last)
-        place, of_parts = _number_by_part(index, 1 + max((-1, *self.parts)))
+        ids = (hashed[are_ids] & ~MODEL_FIELD) | entry_parts[are_ids]
+        index, (id_places,), of_layers = number_ids([ids], own, own_last)
+        place, rows_of_parts = _number_by_part(index, 1 + max((-1, *self.parts)))
         places = np.zeros(len(hashed), np.int64)
-        places[are_ids] = place[at]
+        places[are_ids] = place[id_places]
         lengths = np.concatenate([np.diff(X.indptr) for X in rows])
-        columns = self._split_columns(of_field, places, data, lengths)
-        return index, PlacedIds(n_rows, columns, of_parts, of_layers, data.dtype)
+        columns = self._split_columns(entry_fields, places, data, lengths)
+        return index, PlacedIds(n_rows, columns, rows_of_parts, of_layers, data.dtype)
 
     def _split_columns(
         self, of_field: NDArray[Any], places: NDArray[Any], data: NDArray[Any],
@@ -201,38 +203,38 @@ class TableInputs(TorchInputs):
         # Stable: entries of a field stay in row order.
         order = np.argsort(of_field, kind="stable")
         ends = np.cumsum(np.bincount(of_field, minlength=len(self.parts)))
-        of_row = np.repeat(np.arange(n_rows), lengths) if bags else None
+        entry_rows = np.repeat(np.arange(n_rows), lengths) if bags else None
         columns: list[Any] = []
-        for at, part in enumerate(self.parts):
-            own = order[ends[at - 1] if at else 0 : ends[at]]
-            if at in bags:
+        for position, part in enumerate(self.parts):
+            entries = order[ends[position - 1] if position else 0 : ends[position]]
+            if position in bags:
                 # An id that occurs twice in a bag is one entry with twice the value.
-                assert of_row is not None
-                counts = np.rint(data[own]).astype(np.int64)
-                per_row = np.bincount(of_row[own], weights=counts, minlength=n_rows)
-                columns.append((np.repeat(places[own], counts), per_row.astype(np.int64)))
+                assert entry_rows is not None
+                counts = np.rint(data[entries]).astype(np.int64)
+                per_row = np.bincount(entry_rows[entries], weights=counts, minlength=n_rows)
+                columns.append((np.repeat(places[entries], counts), per_row.astype(np.int64)))
                 continue
-            if len(own) != n_rows:
+            if len(entries) != n_rows:
                 raise InvalidDataError(
-                    f"Column {self.names[at]!r} has {len(own)} values in {n_rows} rows, but the "
-                    "module takes one per row. Give the columns of the fit."
+                    f"Column {self.names[position]!r} has {len(entries)} values in {n_rows} rows, "
+                    "but the module takes one per row. Give the columns of the fit."
                 )
-            columns.append(places[own] if part >= 0 else data[own])
+            columns.append(places[entries] if part >= 0 else data[entries])
         return columns
 
     def make_trial_rows(self, dtype: str) -> PlacedIds:
         """Return artificial rows, in which the ids of part p have the position p + 1."""
         n = _TRIAL_ROWS
         columns: list[Any] = []
-        for at, part in enumerate(self.parts):
+        for position, part in enumerate(self.parts):
             if part < 0:
                 columns.append(np.zeros(n, dtype))
-            elif at in self.bags:
+            elif position in self.bags:
                 columns.append((np.full(2 * n, part + 1), np.full(n, 2)))
             else:
                 columns.append(np.full(n, part + 1))
-        nothing = np.empty(0, np.int64)
-        return PlacedIds(n, columns, [], nothing, np.dtype(dtype))
+        no_rows = np.empty(0, np.int64)
+        return PlacedIds(n, columns, [], no_rows, np.dtype(dtype))
 
 
 def _number_by_part(
@@ -242,16 +244,16 @@ def _number_by_part(
 
     Rows of the model's own have no place.
     """
-    of_part = find_fields(index)
-    order = np.argsort(of_part, kind="stable")
-    ends = np.cumsum(np.bincount(of_part, minlength=n_parts))
+    row_parts = find_fields(index)
+    order = np.argsort(row_parts, kind="stable")
+    ends = np.cumsum(np.bincount(row_parts, minlength=n_parts))
     place = np.zeros(len(index), np.int64)
-    of_parts = []
+    rows_of_parts = []
     for part in range(n_parts):
-        own = order[ends[part - 1] if part else 0 : ends[part]]
-        place[own] = np.arange(1, len(own) + 1)
-        of_parts.append(own)
-    return place, of_parts
+        part_rows = order[ends[part - 1] if part else 0 : ends[part]]
+        place[part_rows] = np.arange(1, len(part_rows) + 1)
+        rows_of_parts.append(part_rows)
+    return place, rows_of_parts
 
 
 def _pad_bags(places: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -322,11 +324,11 @@ class TorchTableModel(TorchModel):
         rows = [take_rows(piece.X) for piece in pieces]
         index, placed = self.placing.place_ids(rows, self.own_ids, self.own_last)
         # One call of the module for all pieces: ids do not depend on the piece.
-        first, *others = pieces
+        first_piece, *other_pieces = pieces
         weights = [np.empty(0) if piece.weight is None else piece.weight for piece in pieces]
-        first.X, first.y = placed, np.concatenate([piece.y for piece in pieces])
-        first.weight = None if first.weight is None else np.concatenate(weights)
-        for piece in others:
+        first_piece.X, first_piece.y = placed, np.concatenate([piece.y for piece in pieces])
+        first_piece.weight = None if first_piece.weight is None else np.concatenate(weights)
+        for piece in other_pieces:
             piece.X, piece.y, piece.weight = _NO_ROWS, piece.y[:0], None
         return index
 
@@ -346,13 +348,13 @@ class TorchTableModel(TorchModel):
         with rows_at_hand(tensors):
             gradient, loss = self._lane(rows, w).gradient_of(self.gather_layers(w, X), rows)
         # The last row of the layers may have entries that belong to no parameter.
-        own = np.zeros((len(X.of_layers), w.shape[1]), w.dtype)
-        own.reshape(-1)[: len(gradient)] = gradient[:, 0]
-        out[X.of_layers] += own
-        for at, width, tensor in zip(X.of_parts, self.widths, tensors.values(), strict=True):
+        layer_gradient = np.zeros((len(X.of_layers), w.shape[1]), w.dtype)
+        layer_gradient.reshape(-1)[: len(gradient)] = gradient[:, 0]
+        out[X.of_layers] += layer_gradient
+        for part_rows, width, tensor in zip(X.of_parts, self.widths, tensors.values(), strict=True):
             # None if the batch's loss does not depend on the part.
             if tensor.grad is not None:
-                out[at, :width] += tensor.grad.numpy()[1:]
+                out[part_rows, :width] += tensor.grad.numpy()[1:]
         return loss
 
     def own_gradient(self, w: Any, rows: BatchRows, backend: Backend) -> None:
@@ -360,12 +362,12 @@ class TorchTableModel(TorchModel):
 
     def gather_rows(self, w: NDArray[Any], X: PlacedIds, trained: bool) -> dict[str, Any]:
         """Return the rows of each part by position, as tensors by the part's name."""
-        torch, found = load_torch(), {}
-        for name, width, at in zip(self.part_names, self.widths, X.of_parts, strict=True):
-            rows = np.zeros((len(at) + 1, width), w.dtype)  # the first represents no id
-            rows[1:] = w[at, :width]
-            found[name] = torch.from_numpy(rows).requires_grad_(trained)
-        return found
+        torch, tensors = load_torch(), {}
+        for name, width, part_rows in zip(self.part_names, self.widths, X.of_parts, strict=True):
+            rows = np.zeros((len(part_rows) + 1, width), w.dtype)  # the first represents no id
+            rows[1:] = w[part_rows, :width]
+            tensors[name] = torch.from_numpy(rows).requires_grad_(trained)
+        return tensors
 
     def gather_layers(self, w: NDArray[Any], X: PlacedIds) -> NDArray[Any]:
         """Return all parameters except the embeddings as a matrix of one column."""
@@ -374,8 +376,10 @@ class TorchTableModel(TorchModel):
     def complete_layers(self, own: NDArray[Any]) -> NDArray[Any]:
         """Return the parameters, given their differences from the start in the model's own rows."""
         assert self.start is not None
-        found: NDArray[Any] = own.reshape(-1, 1)[: len(self.start)] + self.start.astype(own.dtype)
-        return found
+        parameters: NDArray[Any] = own.reshape(-1, 1)[: len(self.start)] + self.start.astype(
+            own.dtype
+        )
+        return parameters
 
     def identity(self) -> dict[str, Any]:
         """Return the module's name, the parts of its dense parameters and of its table."""
@@ -454,11 +458,11 @@ def find_widths(module: Any, inputs: TableInputs, names: Sequence[str]) -> dict[
         A column of lists is looked up in a part that makes no one row of them.
     """
     lookups = find_lookups(module)
-    for at in sorted(inputs.bags):
-        name = names[inputs.parts[at]]
+    for column in sorted(inputs.bags):
+        name = names[inputs.parts[column]]
         if lookups[name].mode is None:
             raise InvalidParameterError(
-                f"Column {inputs.names[at]!r} holds lists of ids, whose order is not kept, and "
+                f"Column {inputs.names[column]!r} holds lists of ids, whose order is not kept, and "
                 f"{name!r} is an nn.Embedding. Use an nn.EmbeddingBag."
             )
     return {name: int(lookups[name].embedding_dim) for name in names}

@@ -220,11 +220,11 @@ class BaseTorch(BaseNetwork):
     @property
     def _fields(self) -> TableFields | None:
         """Return the fields of a fit with embeddings in a table; None of another fit."""
-        known = vars(self)
-        if "fields_" not in known:
+        attributes = vars(self)
+        if "fields_" not in attributes:
             return None
         missing = "error" if self._growing is None else self._growing.missing
-        return fields_of_fit(known["fields_"], known["kinds_"], missing, self.dtype)
+        return fields_of_fit(attributes["fields_"], attributes["kinds_"], missing, self.dtype)
 
     def _hash_table(self, X: Any) -> Any:
         """Return the rows of a table as entries of its fields' ids; all other rows as they are."""
@@ -291,8 +291,8 @@ class BaseTorch(BaseNetwork):
 
     def _arguments(self, prefix: str) -> dict[str, Any]:
         """Return the arguments that are given by a prefix, sorted by name."""
-        given = {n[len(prefix) :]: v for n, v in vars(self).items() if n.startswith(prefix)}
-        return dict(sorted(given.items()))
+        arguments = {n[len(prefix) :]: v for n, v in vars(self).items() if n.startswith(prefix)}
+        return dict(sorted(arguments.items()))
 
     def _source(self) -> ModuleSource:
         """Return the recipe of the module and the criterion; raise if one is invalid."""
@@ -374,9 +374,9 @@ class BaseTorch(BaseNetwork):
                 self.__dict__.pop(name, None)
             return None
         if not reset:
-            known = self._net.inputs
-            assert isinstance(known, TableInputs)
-            return known
+            last_inputs = self._net.inputs
+            assert isinstance(last_inputs, TableInputs)
+            return last_inputs
         if saved is not None:
             inputs = TableInputs.of_facts(saved)
             self.fields_, self.kinds_ = list(inputs.names), list(saved["kinds"])
@@ -405,17 +405,19 @@ class BaseTorch(BaseNetwork):
             return TorchInputs(self.images)
         names = [] if collection.feature_names is None else list(collection.feature_names)
         columns = {}
-        for argument, given in self.inputs.items():
-            single = isinstance(given, str)
-            wanted = [given] if single else list(given)
-            if missing := [name for name in wanted if name not in names]:
+        for argument, listed in self.inputs.items():
+            single = isinstance(listed, str)
+            column_names = [listed] if single else list(listed)
+            if missing := [name for name in column_names if name not in names]:
                 raise InvalidParameterError(
                     f"inputs[{argument!r}] names {missing}, which X has no columns for: they are "
                     f"{names}. Pass a dataframe with these columns."
                 )
             # A frame of several dtypes becomes one array of floats: tokens become integers again.
-            whole = all(X.dtypes[name].kind in "iub" for name in wanted)
-            columns[argument] = InputColumns(tuple(map(names.index, wanted)), single, whole)
+            are_integers = all(X.dtypes[name].kind in "iub" for name in column_names)
+            columns[argument] = InputColumns(
+                tuple(map(names.index, column_names)), single, are_integers
+            )
         return TorchInputs(None, columns)
 
     def _train(self, X: Any, y: Any, sample_weight: Any, **how: Any) -> None:
@@ -430,8 +432,8 @@ class BaseTorch(BaseNetwork):
         except DivergedError as error:
             # A fit that diverges late would lose hours of training without these parameters.
             if self._keep_snapshot(error.snapshot):
-                kept = "The estimator keeps earlier parameters, whose loss was finite."
-                error.args = (f"{error} {kept}",)
+                note = "The estimator keeps earlier parameters, whose loss was finite."
+                error.args = (f"{error} {note}",)
             raise
         finally:
             self.__dict__.pop("_trial", None)
@@ -623,8 +625,8 @@ class BaseTorch(BaseNetwork):
         if self._fields is not None:
             return TableOutputs(self._net, self._w, token=token, ids=self._learned_ids, **how)
         # Integers of images are bytes, and those of columns are told apart by column.
-        plain = self.images is None and self.inputs is None
-        floats = plain and np.dtype(self._rows_dtype).kind == "f"
+        is_plain = self.images is None and self.inputs is None
+        floats = is_plain and np.dtype(self._rows_dtype).kind == "f"
         return TorchOutputs(self._net, self._w, token=token, takes_floats=floats, **how)
 
     def _raw_prediction(self) -> Any:

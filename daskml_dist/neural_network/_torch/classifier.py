@@ -195,11 +195,11 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         ndarray or lazy dask Array of shape (n_rows, n_classes)
         """
         self._check_fitted(X)
-        then = self._nonlinearity()
+        function = self._nonlinearity()
         # With several labels per row, each has an independent logit, unlike classes.
-        if self._several and then is softmax_or_sigmoid:
-            then = sigmoid
-        return self._map_outputs(self._outputs(then=then), X, len(self.classes_), _write_proba)
+        if self._several and function is softmax_or_sigmoid:
+            function = sigmoid
+        return self._map_outputs(self._outputs(then=function), X, len(self.classes_), _write_proba)
 
     def predict_log_proba(self, X: Any) -> Any:
         """Return the logarithm of :meth:`predict_proba`, with the same parameters and shape."""
@@ -208,20 +208,21 @@ class TorchClassifier(BaseClassifier, BaseTorch):
     def _raw_prediction(self) -> Any:
         # For two classes or several labels, `BaseClassifier` uses the sign of each output.
         reads_signs = self._several or len(self.classes_) == 2
-        then = MarginOutputs(self._threshold(), self._several) if reads_signs else None
-        return self._outputs(then=then)
+        margins = MarginOutputs(self._threshold(), self._several) if reads_signs else None
+        return self._outputs(then=margins)
 
     def _threshold(self) -> float:
         return 0.5 if self._nonlinearity() is None else 0.0
 
     def _nonlinearity(self) -> Any:
         """Return the function from outputs to probabilities; None if outputs are probabilities."""
-        given = self.predict_nonlinearity
-        if given is None or callable(given):
-            return given
-        if given != "auto":
+        nonlinearity = self.predict_nonlinearity
+        if nonlinearity is None or callable(nonlinearity):
+            return nonlinearity
+        if nonlinearity != "auto":
             raise InvalidParameterError(
-                f'predict_nonlinearity={given!r}: use "auto", a function of a tensor, or None.'
+                f'predict_nonlinearity={nonlinearity!r}: use "auto", a function of a tensor, or '
+                "None."
             )
         return find_nonlinearity(
             self._default_criterion() if self.criterion is None else self.criterion

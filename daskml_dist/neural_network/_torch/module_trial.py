@@ -58,14 +58,14 @@ class ModuleTrial:
         errors = []
         for sample in self._list_samples(rows):
             try:
-                found = probe_module(
+                result = probe_module(
                     source, module, self.inputs, sample, dtype, n_classes, n_targets, chained
                 )
             except InvalidParameterError as error:
                 errors.append(error)
             else:
-                self.output_range = found.output_range
-                return found
+                self.output_range = result.output_range
+                return result
         # Raise the error for the first sample: the user's own rows, or zeros.
         raise errors[0]
 
@@ -82,12 +82,14 @@ def check_shapes(name: str, parameters: Any, last: TorchModel | None) -> None:
     """Raise if the parameters differ from those of the fit that this one continues."""
     if last is None or last.parameters == parameters:
         return
-    before = {part.name: part.shape for part in last.parameters.parts}
-    now = {part.name: part.shape for part in parameters.parts}
-    changed = [k for k in {**before, **now} if before.get(k) != now.get(k)]
+    old_shapes = {part.name: part.shape for part in last.parameters.parts}
+    new_shapes = {part.name: part.shape for part in parameters.parts}
+    changed = [k for k in {**old_shapes, **new_shapes} if old_shapes.get(k) != new_shapes.get(k)]
     raise InvalidParameterError(
         f"{name} has other parameters than in the fit that is continued: "
-        + ", ".join(f"{k} of shape {now.get(k)} was {before.get(k)}" for k in changed[:5])
+        + ", ".join(
+            f"{k} of shape {new_shapes.get(k)} was {old_shapes.get(k)}" for k in changed[:5]
+        )
         + ". Keep its arguments, or set warm_start=False and call fit."
     )
 
@@ -100,17 +102,17 @@ def check_batches(fit: FitSpec, model: TorchModel) -> None:
     pipeline = fit.steps.pipeline
     parts = 1 if pipeline is None else pipeline.micro_batches
     # The batches of a lane differ by at most one row, and so do the micro-batches of a batch: the
-    # smallest lane has batches of `least` rows, or one more.
-    least, micro = smallest // fit.work.n_steps, fit.work.micro_batch
-    fewest = least // parts
-    if micro is not None and least:
+    # smallest lane has batches of `min_batch_rows` rows, or one more.
+    min_batch_rows, micro = smallest // fit.work.n_steps, fit.work.micro_batch
+    fewest = min_batch_rows // parts
+    if micro is not None and min_batch_rows:
         # A batch of n rows is split into ceil(n / micro) parts of nearly equal size.
-        fewest = min(n // -(-n // micro) for n in (least, least + 1))
+        fewest = min(n // -(-n // micro) for n in (min_batch_rows, min_batch_rows + 1))
     if fewest < model.fewest_rows:
-        of = "micro-batches of the " if parts > 1 or fewest < least else ""
+        unit = "micro-batches of the " if parts > 1 or fewest < min_batch_rows else ""
         raise InvalidParameterError(
             f"{model.source.name} has batch normalisation, which needs at least two rows per "
-            f"batch, but of {of}{fit.work.n_steps} steps a pass some have {fewest} in a lane of "
+            f"batch, but of {unit}{fit.work.n_steps} steps a pass some have {fewest} in a lane of "
             f"{smallest} rows. Use a larger batch_size or micro_batch_size, chunks of more even "
             "sizes, or fewer lanes (run=Run(n_lanes=...))."
         )

@@ -47,7 +47,7 @@ def resolve_groups(groups: Any, optimizer: Any) -> dict[str, GroupOptions] | Non
             f"groups={groups!r}: use a dict from patterns of parameters' names to dicts, such as "
             '{"*.bias": dict(weight_decay=0)}, or to GroupOptions.'
         )
-    return {name: _resolve_group(name, given, optimizer) for name, given in groups.items()}
+    return {name: _resolve_group(name, options, optimizer) for name, options in groups.items()}
 
 
 def _resolve_group(name: str, given: Any, optimizer: Any) -> GroupOptions:
@@ -56,12 +56,12 @@ def _resolve_group(name: str, given: Any, optimizer: Any) -> GroupOptions:
         return given
     # Keys of a dict are options of the group, its optimizer, or parameters of that optimizer.
     changes = dict(given)
-    own = {key: changes.pop(key) for key in ("rate", "penalty") if key in changes}
+    group_options = {key: changes.pop(key) for key in ("rate", "penalty") if key in changes}
     base: Any = get_optimizer(changes.pop("optimizer", optimizer))
-    known = [field.name for field in dataclasses.fields(base)]
-    if unknown := [key for key in changes if key not in known]:
+    field_names = [field.name for field in dataclasses.fields(base)]
+    if unknown := [key for key in changes if key not in field_names]:
         raise InvalidParameterError(
             f"groups[{name!r}] sets {unknown}, which {type(base).__name__} does not have: it has "
-            f"{known}; of any group, rate (a factor on the learning rate) and optimizer."
+            f"{field_names}; of any group, rate (a factor on the learning rate) and optimizer."
         )
-    return GroupOptions(dataclasses.replace(base, **changes), **own)
+    return GroupOptions(dataclasses.replace(base, **changes), **group_options)

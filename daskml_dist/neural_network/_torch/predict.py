@@ -179,26 +179,26 @@ class TableOutputs(TorchOutputs):
         rows = [to_id_rows(X, self.w.dtype)]
         # Layers are in the module already.
         index, placed = model.placing.place_ids(rows, np.empty(0, np.int64), False)
-        found = self._look_up(index)
-        with rows_at_hand(model.gather_rows(found, placed, trained=False)):
+        embeddings = self._look_up(index)
+        with rows_at_hand(model.gather_rows(embeddings, placed, trained=False)):
             return super().__call__(placed)
 
     def module_parameters(self) -> NDArray[Any]:
         """Return the parameters that the module holds: all but the embeddings."""
         model = self._table_model
-        own = model.own_ids
-        order = np.argsort(own)
-        found = np.empty((len(own), self.w.shape[1]), self.w.dtype)
-        found[order] = self._look_up(own[order])
-        return model.complete_layers(found)
+        own_ids = model.own_ids
+        order = np.argsort(own_ids)
+        rows = np.empty((len(own_ids), self.w.shape[1]), self.w.dtype)
+        rows[order] = self._look_up(own_ids[order])
+        return model.complete_layers(rows)
 
     def width(self, row_shape: tuple[int, ...], dtype: Any) -> int:
         """Return the number of columns of the result, as made-up rows show."""
         model = self._table_model
         widths = dict(zip(model.part_names, model.widths, strict=True))
         with rows_at_hand(make_trial_tensors(widths, torch_dtype(str(self.w.dtype)))):
-            found = super().__call__(model.placing.make_trial_rows(str(self.w.dtype)))
-        return int(np.prod(found.shape[1:], dtype=int))
+            outputs = super().__call__(model.placing.make_trial_rows(str(self.w.dtype)))
+        return int(np.prod(outputs.shape[1:], dtype=int))
 
     def _look_up(self, wanted: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows of sorted ids."""
@@ -219,8 +219,10 @@ def _compute_layer_output(
     """Return the output of a layer, flattened, by a forward hook on it."""
     layers = dict(module.named_modules())
     if layer not in layers or not layer:
-        known = [name for name in layers if name]
-        raise InvalidParameterError(f"layer={layer!r}: the module's layers are {known}. Name one.")
+        layer_names = [name for name in layers if name]
+        raise InvalidParameterError(
+            f"layer={layer!r}: the module's layers are {layer_names}. Name one."
+        )
     outputs: list[Any] = []
     with _HOOKING:
         hook = layers[layer].register_forward_hook(lambda _, __, output: outputs.append(output))
@@ -245,9 +247,9 @@ def find_nonlinearity(criterion: Any) -> Callable[[Any], Any] | None:
         criterion = criterion.func
     if not isclass(criterion) and not hasattr(criterion, "__qualname__"):
         criterion = type(criterion)
-    for known in criterion.__mro__ if isclass(criterion) else (criterion,):
-        if (found := _NONLINEARITIES.get(class_name_of(known))) is not None:
-            return found
+    for cls in criterion.__mro__ if isclass(criterion) else (criterion,):
+        if (nonlinearity := _NONLINEARITIES.get(class_name_of(cls))) is not None:
+            return nonlinearity
     return None
 
 

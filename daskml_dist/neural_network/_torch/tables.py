@@ -97,22 +97,22 @@ class GrowingEmbeddings:
         """Return the checked value of an estimator's parameter `embeddings`; None for None."""
         if given is None:
             return None
-        found = given if isinstance(given, cls) else cls(given)
-        found.check()
-        return found
+        embeddings = given if isinstance(given, cls) else cls(given)
+        embeddings.check()
+        return embeddings
 
     def check(self) -> None:
         """Raise for invalid parameters."""
         listed = self.columns.values() if isinstance(self.columns, Mapping) else ()
-        names = [name for some in listed for name in _list_columns(some)]
+        names = [name for columns in listed for name in _list_columns(columns)]
         if not names or not all(isinstance(name, str) for name in (*self.columns, *names)):
             raise InvalidParameterError(
                 f"embeddings={self.columns!r}: name the columns of ids of each part of the module, "
                 'such as embeddings={"item": "item_id"}, where module.item is an nn.Embedding.'
             )
-        if twice := [name for name in names if names.count(name) > 1]:
+        if repeated := [name for name in names if names.count(name) > 1]:
             raise InvalidParameterError(
-                f"embeddings names the column {twice[0]!r} twice. The ids of a column belong to "
+                f"embeddings names the column {repeated[0]!r} twice. The ids of a column belong to "
                 "one part: for another part, use a copy of the column."
             )
         check_number("init_scale", self.init_scale)
@@ -124,8 +124,8 @@ class GrowingEmbeddings:
         """Return the number of the part for each column of ids."""
         return {
             name: part
-            for part, given in enumerate(self.columns.values())
-            for name in _list_columns(given)
+            for part, columns in enumerate(self.columns.values())
+            for name in _list_columns(columns)
         }
 
     def make_table(self, width: int, seed: int) -> GrowingTable:
@@ -147,15 +147,15 @@ _UNUSED = ("clip", "groups", "micro_batch_size", "pipeline", "privacy", "images"
 
 def check_table_settings(params: Mapping[str, Any], settings: Settings) -> None:
     """Raise for parameters of an estimator that are not supported with a table."""
-    given = [name for name in _UNUSED if params[name] is not None]
-    found = [f"{name}={params[name]!r}" for name in given]
+    names = [name for name in _UNUSED if params[name] is not None]
+    texts = [f"{name}={params[name]!r}" for name in names]
     if params["precision"] == "fp16":
-        found.append("precision='fp16'")
+        texts.append("precision='fp16'")
     if params["device"] == "gpu":
-        found.append("device='gpu'")
-    if found:
+        texts.append("device='gpu'")
+    if texts:
         raise InvalidParameterError(
-            f"{' and '.join(found)} with embeddings=: rows of a table are on servers, and are "
+            f"{' and '.join(texts)} with embeddings=: rows of a table are on servers, and are "
             "sent to the trainer with each batch. Leave it out (optimizers and rates of the "
             "layers: policies.PolicyByPart)."
         )
@@ -196,7 +196,7 @@ def find_columns(
     if inputs is None:
         inputs = {name: name for name in table.columns}
     # A column that several arguments read is one field.
-    names = list(dict.fromkeys(n for given in inputs.values() for n in _list_columns(given)))
+    names = list(dict.fromkeys(n for columns in inputs.values() for n in _list_columns(columns)))
     for name in (*names, *growing.part_of_column):
         if name not in table.columns:
             raise InvalidParameterError(
@@ -214,8 +214,8 @@ def find_columns(
     parts = [growing.part_of_column.get(name, -1) for name in names]
     _check_kinds(fields, parts)
     arguments = {
-        argument: _make_argument(argument, given, fields, parts)
-        for argument, given in inputs.items()
+        argument: _make_argument(argument, columns, fields, parts)
+        for argument, columns in inputs.items()
     }
     # If the module gets a column as numbers, the hasher must treat it as numeric, even integers.
     kinds = zip(fields.kinds, parts, strict=True)
@@ -254,10 +254,10 @@ def _make_argument(
     columns = tuple(fields.names.index(column) for column in _list_columns(given))
     single = not isinstance(given, list | tuple)
     kinds = set()
-    for at in columns:
-        is_bag = fields.kinds[at] in ("integers", "texts")
-        if parts[at] >= 0:
-            kinds.add(("bags" if is_bag else "ids", parts[at]))
+    for position in columns:
+        is_bag = fields.kinds[position] in ("integers", "texts")
+        if parts[position] >= 0:
+            kinds.add(("bags" if is_bag else "ids", parts[position]))
         else:
             kinds.add(("numbers", -1))
     if len(kinds) != 1 or (("bags" in {kind for kind, _ in kinds}) and not single):
@@ -267,8 +267,8 @@ def _make_argument(
         )
     ((kind, _),) = kinds
     if kind == "numbers":
-        whole = all(fields.kinds[at] == "integer" for at in columns)
-        kind = "integers" if whole else "floats"
+        are_integers = all(fields.kinds[position] == "integer" for position in columns)
+        kind = "integers" if are_integers else "floats"
     return TableArgument(columns, kind, single)
 
 

@@ -72,12 +72,18 @@ def _check_module(net: Any, source: ModuleSource) -> None:
     """Raise if the parameters of the given module differ from those in the file."""
     module = source.make_seeded(0, torch_dtype("float32"))
     layout = lay_out_parameters(module, isinstance(net, TorchTableModel))
-    here = {part.name: part.shape for part in layout.parts}
-    there = {part.name: part.shape for part in net.module_parameters.parts}
-    changed = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    given_shapes = {part.name: part.shape for part in layout.parts}
+    saved_shapes = {part.name: part.shape for part in net.module_parameters.parts}
+    changed = [
+        name
+        for name in {**given_shapes, **saved_shapes}
+        if given_shapes.get(name) != saved_shapes.get(name)
+    ]
     if changed:
         raise ModelFileError(
             f"{source.name} differs from the module in the file: "
-            + ", ".join(f"{n} of shape {here.get(n)} was {there.get(n)}" for n in changed[:5])
+            + ", ".join(
+                f"{n} of shape {given_shapes.get(n)} was {saved_shapes.get(n)}" for n in changed[:5]
+            )
             + ". Give the class of the fit."
         )

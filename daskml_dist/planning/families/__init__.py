@@ -18,14 +18,14 @@ __all__ = ["Family", "Probe", "find_family", "load_families"]
 @cache
 def load_families() -> dict[str, Family]:
     """Return the families by the names of their estimator classes."""
-    found: dict[str, Family] = {}
+    families: dict[str, Family] = {}
     for module in pkgutil.iter_modules(__path__, __name__ + "."):
         for value in vars(importlib.import_module(module.name)).values():
             # Classes that the module defines, not those that it imports as bases.
             if _is_family(value) and value.__module__ == module.name:
                 family = value()
-                found.update((name, family) for name in family.estimators)
-    return found
+                families.update((name, family) for name in family.estimators)
+    return families
 
 
 def _is_family(value: Any) -> bool:
@@ -35,18 +35,18 @@ def _is_family(value: Any) -> bool:
 
 def find_family(estimator: Any) -> Family:
     """Return the family of an estimator, or of its nearest base class that has one."""
-    every = load_families()
+    by_name = load_families()
     # By name, so that planning imports no estimator; the nearest base class is used.
     for cls in type(estimator).__mro__:
-        if cls.__name__ in every:
-            return every[cls.__name__]
+        if cls.__name__ in by_name:
+            return by_name[cls.__name__]
     if isinstance(estimator, type):
         raise InvalidParameterError(
             f"estimator={estimator.__name__}:{suggest_nearest(estimator, ())}"
         )
     raise InvalidParameterError(
         f"There are no plans for {type(estimator).__name__}: it has no cost model. There are "
-        f"plans for {', '.join(dict.fromkeys(f.kind for f in every.values()))}. Measure a fit of "
+        f"plans for {', '.join(dict.fromkeys(f.kind for f in by_name.values()))}. Measure a fit of "
         'a part of the rows instead, or add a family of plans (see "Writing your own" in the '
         "documentation)."
     )

@@ -108,8 +108,8 @@ class ALSFamily(Family):
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
         """Return all sweeps, or a range if a tolerance may end them early."""
-        most = float(estimator.max_iter)
-        return (most if estimator.tol is None else max(most / 3, 1.0)), most
+        max_passes = float(estimator.max_iter)
+        return (max_passes if estimator.tol is None else max(max_passes / 3, 1.0)), max_passes
 
     def make_probe_rows(
         self, estimator: Any, probe: Probe, dtype: str, several: bool
@@ -140,13 +140,15 @@ class ALSFamily(Family):
 def _estimate_distinct(ids: NDArray[Any]) -> float:
     """Return the number of ids, estimated from some entries as if all ids were equally frequent."""
     sample = ids[:: max(1, len(ids) // _SAMPLE_SIZE)]
-    seen, drawn = float(len(np.unique(sample))), float(len(sample))
-    if drawn == len(ids) or seen >= drawn:
-        return seen
+    n_seen, n_drawn = float(len(np.unique(sample))), float(len(sample))
+    if n_drawn == len(ids) or n_seen >= n_drawn:
+        return n_seen
     # Occupancy: n draws of k equally frequent ids give about k (1 - exp(-n/k)) distinct ones, which
     # increases with k. Solved for k by bisection: 50 halvings give the precision of a float.
-    low, high = seen, float(len(ids))
+    low, high = n_seen, float(len(ids))
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if middle * (1 - exp(-drawn / middle)) < seen else (low, middle)
+        low, high = (
+            (middle, high) if middle * (1 - exp(-n_drawn / middle)) < n_seen else (low, middle)
+        )
     return low

@@ -118,20 +118,23 @@ class KMeansFamily(_RoundSolverFamily):
         """Return the operation counts of a fit, including the search for the first centroids."""
         work = super().work(estimator, rows, place, passes)
         # Each row is compared with some candidates (k-means||): about the work of a pass.
-        begin = work.one_pass["entry"]
-        return Work({**work.setup, "begin": begin}, work.one_pass, passes, 1.0, work.message)
+        init_entries = work.one_pass["entry"]
+        return Work({**work.setup, "begin": init_entries}, work.one_pass, passes, 1.0, work.message)
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
         """Return about twenty passes, as for clustered rows; all of them without a tolerance."""
-        most = float(estimator.max_iter)
-        return (most, most) if not estimator.tol else _make_range(20.0, most)
+        max_passes = float(estimator.max_iter)
+        return (max_passes, max_passes) if not estimator.tol else _make_range(20.0, max_passes)
 
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
         """Return fits of a few passes, since synthetic rows have no clusters to converge to."""
-        few = super().probes(estimator, place, several=several)
+        base_probes = super().probes(estimator, place, several=several)
         params = {"max_iter": 4, "tol": 0.0, "n_init": 1}
-        rows = (min(probe.n_rows, 2_000_000 // probe.n_features, 60_000) for probe in few)
-        return [replace(one, n_rows=n, params=params) for one, n in zip(few, rows, strict=True)]
+        rows = (min(probe.n_rows, 2_000_000 // probe.n_features, 60_000) for probe in base_probes)
+        return [
+            replace(base, n_rows=n, params=params)
+            for base, n in zip(base_probes, rows, strict=True)
+        ]
 
 
 def _make_range(expected: float, most: float) -> tuple[float, float]:

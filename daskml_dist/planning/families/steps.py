@@ -80,10 +80,10 @@ class LinearStepsFamily(Family):
         self._kept = weakref.ref(estimator), settings
         policy = settings.policy
         if policy.uses_threads or policy.draws_lanes or settings.run.shard == "features":
-            own = policy.uses_threads or policy.draws_lanes
-            what = policy.name if own else "shard='features'"
+            by_policy = policy.uses_threads or policy.draws_lanes
+            option = policy.name if by_policy else "shard='features'"
             raise InvalidParameterError(
-                f"There are no plans for {what}: its cost does not follow from steps, rows and "
+                f"There are no plans for {option}: its cost does not follow from steps, rows and "
                 "entries. Use another policy, with rows in the lanes, or measure a fit of a "
                 "part of the rows."
             )
@@ -105,9 +105,9 @@ class LinearStepsFamily(Family):
         early = int(min(_EARLY_STEPS, _EARLY_ENTRIES // max(size * d, 1)))
         # Rows are read in random order: each costs a random memory access if no cache holds them.
         row_bytes = d * rows.itemsize
-        far = 0.0
+        far_accesses = 0.0
         if share * row_bytes > _CACHE_BYTES:
-            far = share * (1 + row_bytes / _ACCESS_BYTES)
+            far_accesses = share * (1 + row_bytes / _ACCESS_BYTES)
         setup = {
             "fit": 1.0,
             "read": float(rows.n_rows * d),
@@ -122,7 +122,7 @@ class LinearStepsFamily(Family):
                 "pass": 1.0,
                 "step": float(steps),
                 "row": share * width,
-                "far": far,
+                "far": far_accesses,
                 "entry": share * d * width,
             },
             passes,
@@ -146,30 +146,32 @@ class LinearStepsFamily(Family):
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
         """Return the fewest passes after which `tol` may end the fit, and all passes."""
         settings = self._settings(estimator)
-        most = float(settings.max_iter)
-        return (most if settings.tol is None else min(most, settings.n_iter_no_change + 1.0)), most
+        max_passes = float(settings.max_iter)
+        return (
+            max_passes if settings.tol is None else min(max_passes, settings.n_iter_no_change + 1.0)
+        ), max_passes
 
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
         """Return fits of several shapes; on a cluster those that measure starts and steps."""
         share = min(1.0, _MAX_FULL_LANES / place.lanes)
         shapes = _PROBE_SHAPES if place.name == INLINE else (_PROBE_SHAPES[0], _PROBE_SHAPES[2])
-        found: list[Probe] = []
+        probes: list[Probe] = []
         for rows, d, batch, outputs in shapes:
-            few = int(rows * share)
-            steps = -(-few // batch)
+            lane_rows = int(rows * share)
+            steps = -(-lane_rows // batch)
             early = min(_EARLY_STEPS, _EARLY_ENTRIES // max(batch * d, 1))
             passes = min(-(-early // steps) + _LATE_PASSES, _MAX_PASSES)
-            if not found or place.name != INLINE:
+            if not probes or place.name != INLINE:
                 passes = _EARLY_PASSES
-            found.append(_make_probe(few * place.lanes, d, batch, outputs, passes))
+            probes.append(_make_probe(lane_rows * place.lanes, d, batch, outputs, passes))
         rows, d = _EMPTY_SHAPE
-        found.append(_make_probe(-(-rows // place.lanes) * place.lanes, d, rows, 3, 1, times=2))
+        probes.append(_make_probe(-(-rows // place.lanes) * place.lanes, d, rows, 3, 1, times=2))
         rows, d = _LARGE_SHAPE
-        few = -(-rows // place.lanes)
+        lane_rows = -(-rows // place.lanes)
         if place.name != INLINE:
-            return [*found, _make_probe(few * place.lanes, d, few, 3, 1)]
-        passes = -(-_EARLY_STEPS * _LARGE_BATCH // few) + 2
-        return [*found, _make_probe(few * place.lanes, d, _LARGE_BATCH, 3, passes)]
+            return [*probes, _make_probe(lane_rows * place.lanes, d, lane_rows, 3, 1)]
+        passes = -(-_EARLY_STEPS * _LARGE_BATCH // lane_rows) + 2
+        return [*probes, _make_probe(lane_rows * place.lanes, d, _LARGE_BATCH, 3, passes)]
 
     def sparse_probe_params(self, estimator: Any, rows: RowsShape, place: Place) -> dict[str, Any]:
         """Return few passes with the batches of the whole fit, so that a step has the same cost."""
@@ -186,17 +188,19 @@ class LinearStepsFamily(Family):
             return super().equations(work, seconds, records)
         steps, early = work.one_pass["step"], work.setup["early"]
         # The first pass is left out: it loads data into the processor's caches.
-        before = [s for i, s in enumerate(records) if i and steps * (i + 1) <= early]
-        after = [s for i, s in enumerate(records) if steps * i >= early]
+        early_seconds = [s for i, s in enumerate(records) if i and steps * (i + 1) <= early]
+        late_seconds = [s for i, s in enumerate(records) if steps * i >= early]
         late = ("early", "copy")
         setup = {name: count for name, count in work.setup.items() if name not in late}
-        found: list[Equation] = [(setup, max(seconds - sum(records), 0.0))]
-        if before:
+        equations: list[Equation] = [(setup, max(seconds - sum(records), 0.0))]
+        if early_seconds:
             copied = steps * work.setup["copy"] / early
-            found.append(({**work.one_pass, "early": steps, "copy": copied}, fmean(before)))
-        if after:
-            found.append((work.one_pass, median(after)))
-        return found
+            equations.append(
+                ({**work.one_pass, "early": steps, "copy": copied}, fmean(early_seconds))
+            )
+        if late_seconds:
+            equations.append((work.one_pass, median(late_seconds)))
+        return equations
 
     # -- policies ------------------------------------------------------------------------------
 
@@ -223,17 +227,17 @@ class LinearStepsFamily(Family):
 
     def policies(self, estimator: Any) -> list[str]:
         """Return the names of other policies that differ and that the estimator supports."""
-        own = self.policy(estimator).name
-        found = []
+        own_name = self.policy(estimator).name
+        names = []
         for name in _COMPARED_POLICIES:
-            if name in _EQUAL_POLICIES.get(own, {own}):
+            if name in _EQUAL_POLICIES.get(own_name, {own_name}):
                 continue
             try:
                 estimator._check_settings(name)
             except InvalidParameterError:
                 continue
-            found.append(name)
-        return found
+            names.append(name)
+        return names
 
     def differs(self, estimator: Any, name: str, place: Place) -> bool:
         """Return True if steps differ from the user's; a single lane never synchronizes."""
@@ -243,32 +247,34 @@ class LinearStepsFamily(Family):
         """Return the bytes of gradients and parameters, as often as the policy sends them."""
         if place.trainers == 1:
             return 0.0
-        own = self.policy(estimator)
-        policy = own if name == own.name else get_policy(name)
+        own_policy = self.policy(estimator)
+        policy = own_policy if name == own_policy.name else get_policy(name)
         steps, lanes, trainers = work.meetings, place.lanes, place.trainers
         # Servers receive compressed messages and answer uncompressed; trainers receive those of
         # others.
-        sent = work.message if work.packed is None else work.packed.n_bytes
-        served, whole = sent + work.message, 2.0 * work.message
+        sent_bytes = work.message if work.packed is None else work.packed.n_bytes
+        served_bytes, uncompressed = sent_bytes + work.message, 2.0 * work.message
         if policy.averages and policy.uses_shards:
-            return served * max(steps * work.passes // policy.average_every, 1) * lanes
+            return served_bytes * max(steps * work.passes // policy.average_every, 1) * lanes
         if not policy.lockstep:
-            per_step = sent / policy.push_every + work.message / policy.pull_every
+            per_step = sent_bytes / policy.push_every + work.message / policy.pull_every
             return per_step * steps * lanes * work.passes
         if not policy.uses_shards and work.packed is not None:
-            served = 2.0 * work.packed.count_sent(lanes, trainers)
+            served_bytes = 2.0 * work.packed.count_sent(lanes, trainers)
         if not policy.averages:
-            return served * steps * trainers * work.passes
+            return served_bytes * steps * trainers * work.passes
         if not policy.average_every:
-            return served * trainers
+            return served_bytes * trainers
         # The mean at the end is not compressed.
-        return (served * (steps * work.passes // policy.average_every) + whole) * trainers
+        return (
+            served_bytes * (steps * work.passes // policy.average_every) + uncompressed
+        ) * trainers
 
     def _settings(self, estimator: Any) -> Settings:
         """Return the checked settings of an estimator, kept for the current plan."""
-        kept = self._kept
-        if kept is not None and kept[0]() is estimator:
-            return kept[1]
+        cached = self._kept
+        if cached is not None and cached[0]() is estimator:
+            return cached[1]
         settings: Settings = estimator._check_settings(None)
         return settings
 

@@ -88,9 +88,11 @@ class BoostingFamily(Family):
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
         """Return all iterations; with early stopping, a range from the fewest possible."""
-        most = float(estimator.max_iter)
+        max_passes = float(estimator.max_iter)
         early = estimator.early_stopping is True
-        return (min(most, estimator.n_iter_no_change + 1.0) if early else most), most
+        return (
+            min(max_passes, estimator.n_iter_no_change + 1.0) if early else max_passes
+        ), max_passes
 
 
 class ForestFamily(Family):
@@ -152,5 +154,5 @@ class ForestFamily(Family):
     def equations(self, work: Work, seconds: float, records: Sequence[float]) -> list[Equation]:
         """Return one equation for the whole fit, since several trees grow together."""
         # The time of a single tree is unknown: the history has one record for all trees together.
-        both = {**work.setup, **{k: v * work.passes for k, v in work.one_pass.items()}}
-        return [(both, seconds)]
+        counts = {**work.setup, **{k: v * work.passes for k, v in work.one_pass.items()}}
+        return [(counts, seconds)]

@@ -218,24 +218,24 @@ def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
     Small messages go to every other worker (a mesh); for larger ones each worker sums a range; and
     large ones go around a ring in two rounds.
     """
-    others = workers - 1
-    if others == 0:
+    n_others = workers - 1
+    if n_others == 0:
         return 0.0
-    way = choose_allreduce(workers, n_bytes)
+    algorithm = choose_allreduce(workers, n_bytes)
     # Mesh: one latency, but all bytes to each other worker.
-    if way == "mesh":
-        sending = others * (costs.peer + n_bytes / costs.bandwidth)
-        return costs.latency + sending + others * n_bytes * costs.add
+    if algorithm == "mesh":
+        sending = n_others * (costs.peer + n_bytes / costs.bandwidth)
+        return costs.latency + sending + n_others * n_bytes * costs.add
     part = n_bytes / workers
     # Ranges: a part of 1/n of the bytes to each other worker, first to sum, then to share.
-    if way == "ranges":
-        hop = costs.latency + others * (costs.peer + part / costs.bandwidth)
-        return 2 * hop + others * part * costs.add
+    if algorithm == "ranges":
+        hop = costs.latency + n_others * (costs.peer + part / costs.bandwidth)
+        return 2 * hop + n_others * part * costs.add
     # Ring: each worker passes on a part of 1/n, n - 1 times to sum (reduce-scatter) and n - 1 times
     # to share (all-gather). 2 (n - 1)/n of the bytes go through each card, which is the minimum
     # (Patarasu and Yuan 2009), at the price of 2 (n - 1) latencies.
     hop = costs.latency + costs.peer + part / costs.bandwidth
-    return 2 * others * hop + others * part * costs.add
+    return 2 * n_others * hop + n_others * part * costs.add
 
 
 def _exchange_seconds(
@@ -259,19 +259,21 @@ def _simulate_replicas(
 ) -> SimulatedRun:
     """Simulate policies without servers: after every few steps all workers all-reduce."""
     workers, steps = seconds.shape
-    every = 1 if policy.sums_gradients else min(policy.average_every or steps, steps)
+    interval = 1 if policy.sums_gradients else min(policy.average_every or steps, steps)
     if policy.draws_lanes:
         # A worker that is not drawn for a round computes nothing, and no worker waits for it.
         seconds = seconds.copy()
-        for number, at in enumerate(range(0, steps, every)):
-            drawn = policy.draw_clients(0, number, [1] * workers)
-            seconds[np.setdiff1d(np.arange(workers), drawn), at : at + every] = 0.0
+        for number, first_step in enumerate(range(0, steps, interval)):
+            clients = policy.draw_clients(0, number, [1] * workers)
+            seconds[
+                np.setdiff1d(np.arange(workers), clients), first_step : first_step + interval
+            ] = 0.0
     # Seconds of each worker between two synchronizations; each waits for the slowest worker.
-    rounds = np.add.reduceat(seconds, np.arange(0, steps, every), axis=1).max(axis=0)
+    rounds = np.add.reduceat(seconds, np.arange(0, steps, interval), axis=1).max(axis=0)
     n_exchanges = len(rounds)
     exchange_seconds = _exchange_seconds(costs, workers, n_bytes, packed)
     # An all-reduced step is applied once per synchronization, a local one in each step.
-    applies = costs.apply * n_bytes * (n_exchanges if every == 1 else steps)
+    applies = costs.apply * n_bytes * (n_exchanges if interval == 1 else steps)
     total = float(rounds.sum() + n_exchanges * exchange_seconds + applies)
     # Bytes through a card: those of a ring, or n - 1 times all bytes for a mesh.
     network = n_exchanges * 2 * (workers - 1) / workers * n_bytes / costs.bandwidth
@@ -530,9 +532,9 @@ class _ServerSimulation:
         if self._fixed_shares and worker.clock >= len(worker.seconds):
             return
         worker.began = now
-        done = now + worker.seconds[worker.n_begun % len(worker.seconds)]
+        end_time = now + worker.seconds[worker.n_begun % len(worker.seconds)]
         worker.n_begun += 1
-        self._schedule((done, next(self._ties), worker, -1, 0, (False, False), 0, []))
+        self._schedule((end_time, next(self._ties), worker, -1, 0, (False, False), 0, []))
 
     def _schedule(self, event: _Event) -> None:
         """Add an event to the heap."""
@@ -620,9 +622,9 @@ class _ServerSimulation:
         if self._policy.loop == "shared":
             # As a real server does: the change of the trainer is added, and its lane's clock is
             # set.
-            made = clock - gate.clock(lane)
+            n_made = clock - gate.clock(lane)
             gate.join(lane, clock)
-            self._apply(server, [(version, gradients)], made)
+            self._apply(server, [(version, gradients)], n_made)
             return
         # A push of a round that has closed is dropped (backup workers).
         if not gate.push(lane, clock):

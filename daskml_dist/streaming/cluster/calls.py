@@ -133,9 +133,11 @@ class Call:
 
     def __post_init__(self) -> None:
         for _, _, shares in self.steps:
-            for _, X, *others in shares:  # X is a dense array or a CSR matrix
+            for _, X, *targets_and_weights in shares:  # X is a dense array or a CSR matrix
                 parts = [X] if isinstance(X, np.ndarray) else [X.data, X.indices, X.indptr]
-                self.nbytes += sum(a.nbytes for a in (*parts, *others) if a is not None)
+                self.nbytes += sum(
+                    a.nbytes for a in (*parts, *targets_and_weights) if a is not None
+                )
 
     @property
     def n_rows(self) -> int:

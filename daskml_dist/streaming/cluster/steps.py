@@ -264,22 +264,22 @@ class StreamActors(ActorCalls):
     def states(self) -> tuple[ShardState, dict[int, ShardState]]:
         """Return the whole state and the states of lanes that hold parameters, after all calls."""
         work, lanes = self._fit.steps, dict[int, ShardState]()
-        whole = None
+        joined = None
         if work.uses_shards:
             self._call_actors(self._hosts, "flush")
             outcomes: list[ServerOutcome] = self._call_actors(self._servers, "outcome")
-            whole = ShardState.join([o.state for o in outcomes if o.state is not None])
+            joined = ShardState.join([o.state for o in outcomes if o.state is not None])
         if self._states:
             for states in self._call_actors(self._hosts, "states"):
                 lanes |= states
-        if whole is None:
+        if joined is None:
             return _average_states(lanes), lanes
         # Hogwild has both: servers sum only changes of the parameters, and the optimizer's state is
         # that of the first worker's replica.
         if lanes:
-            whole.opt_state, whole.step = lanes[0].opt_state, lanes[0].step
-            lanes = {0: whole}
-        return whole, lanes
+            joined.opt_state, joined.step = lanes[0].opt_state, lanes[0].step
+            lanes = {0: joined}
+        return joined, lanes
 
     def load(self, state: ShardState) -> None:
         """Set all replicas of the parameters to a state; lanes continue from it."""
@@ -414,8 +414,8 @@ class ClusterSteps:
 
     def check_lane_share(self, n_rows: int) -> None:
         """Raise if a lane's share of a step has fewer rows than the model needs."""
-        fewest, most = getattr(self._fit.steps.model, "fewest_rows", 1), self._base.batch_rows
-        n_steps = 1 if most is None else -(-n_rows // most)
+        fewest, max_rows = getattr(self._fit.steps.model, "fewest_rows", 1), self._base.batch_rows
+        n_steps = 1 if max_rows is None else -(-n_rows // max_rows)
         share = n_rows // n_steps // (self._n_lanes if self._plan.together else 1)
         if 1 < fewest and share < fewest:
             raise InvalidDataError(
@@ -434,11 +434,11 @@ class ClusterSteps:
         if self._log.change_after is not None:  # an interrupt came before the change was made
             self.state()
         self._prepare(rows, block)
-        change, most = self._find_change_after(block), self._base.batch_rows
-        self._use_rule_for(block.n_rows if most is None else min(block.n_rows, most))
+        change, max_rows = self._find_change_after(block), self._base.batch_rows
+        self._use_rule_for(block.n_rows if max_rows is None else min(block.n_rows, max_rows))
         log = self._log
         steps = deal_rows(
-            rows, block.n_rows, most, self._n_lanes, log.next_step,
+            rows, block.n_rows, max_rows, self._n_lanes, log.next_step,
             self._plan.together,
         )  # fmt: skip
         scales = self._find_larger_scales(block)
@@ -483,14 +483,14 @@ class ClusterSteps:
 
     def _find_larger_scales(self, block: Block) -> tuple[Any, float] | None:
         """Return the feature scales of a call's rows if they exceed those so far; else None."""
-        found = self._base.find_scales(block)
-        if found is None or self._scale is None:
+        scales = self._base.find_scales(block)
+        if scales is None or self._scale is None:
             return None
-        units = self._base.compute_parameter_scales(*found)
+        units = self._base.compute_parameter_scales(*scales)
         if not (units > self._scale).any():
             return None
         self._scale = np.maximum(self._scale, units)
-        return found
+        return scales
 
     def _learn_calls(self, n_calls: int) -> None:
         """Send all calls, and wait for the losses of at least the first `n_calls` of them."""

@@ -278,8 +278,8 @@ class _SharedLearner(_ReplicaLearner):
 
     def _begin_call(self) -> None:
         # Union of the parameters that the call's batches touch; None: all.
-        waiting = [batch for reader in self._readers.values() for batch in reader.waiting]
-        touched = [batch.index for batch in waiting if batch.index is not None]
+        waiting_batches = [batch for reader in self._readers.values() for batch in reader.waiting]
+        touched = [batch.index for batch in waiting_batches if batch.index is not None]
         self._index = np.unique(np.concatenate(touched)) if touched else None
         self._shared.pull_parameters(self._index)
 
@@ -449,8 +449,8 @@ class LaneHost:
 
     async def rescale(self, largest: Any, norm: float) -> None:
         """Adapt the optimizer's feature scales to rows of larger values."""
-        done = self._tasks.submit(lambda learner: learner.rescale(largest, norm))
-        await asyncio.wrap_future(done)
+        future = self._tasks.submit(lambda learner: learner.rescale(largest, norm))
+        await asyncio.wrap_future(future)
 
     async def close(self) -> None:
         """End the thread of the lanes."""

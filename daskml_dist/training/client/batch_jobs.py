@@ -82,12 +82,12 @@ class BatchJobs:
     def note_lost_workers(self, addresses: Iterable[str]) -> None:
         """Find out in the background why workers were lost, and log a warning."""
         with self._lock:
-            fresh = {a for a in addresses if a in self._jobs} - self._noted
-            if not fresh:
+            newly_lost = {a for a in addresses if a in self._jobs} - self._noted
+            if not newly_lost:
                 return
             is_querying = bool(self._to_query)
-            self._noted |= fresh
-            self._to_query |= fresh
+            self._noted |= newly_lost
+            self._to_query |= newly_lost
             self._answered.clear()
         if not is_querying:
             threading.Thread(target=self._query_lost_jobs, name="daskml-jobs", daemon=True).start()
@@ -100,8 +100,8 @@ class BatchJobs:
             reason = f"{reason}; worker {', '.join(unnamed)} was lost"
         if not self._noted.isdisjoint(lost):
             self._answered.wait(_NAMED)
-        why = self._describe_ends(lost)
-        return f"{reason}: {why}" if why else reason
+        job_ends = self._describe_ends(lost)
+        return f"{reason}: {job_ends}" if job_ends else reason
 
     def describe_losses(self) -> str:
         """Return a sentence about all workers that were lost with their jobs, or an empty text."""
@@ -125,10 +125,10 @@ class BatchJobs:
         time.sleep(_TOGETHER)
         with self._lock:
             queried, self._to_query = sorted(self._to_query), set()
-        found = {
+        job_ends = {
             job: self._find_job_end(job) for job in dict.fromkeys(self._jobs[a] for a in queried)
         }
-        self._ends |= {a: end for a in queried if (end := found[self._jobs[a]]) is not None}
+        self._ends |= {a: end for a in queried if (end := job_ends[self._jobs[a]]) is not None}
         lost = [a for a in queried if a in self._ends]
         if lost:
             timed_out = any(self._ends[a][0] == "TIMEOUT" for a in lost)
@@ -154,5 +154,5 @@ class BatchJobs:
 def _describe_jobs(jobs: set[str], state: str, limit: str) -> str:
     """Return how some jobs ended, in words."""
     names = ", ".join(sorted(jobs, key=lambda job: (len(job), job)))
-    of = f" of {limit}" if state == "TIMEOUT" and limit else ""
-    return f"job {names} of Slurm {_ENDS[state]}{of}"
+    limit_text = f" of {limit}" if state == "TIMEOUT" and limit else ""
+    return f"job {names} of Slurm {_ENDS[state]}{limit_text}"

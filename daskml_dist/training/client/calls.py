@@ -51,8 +51,10 @@ def call_workers(
                 pending = {running for running in pending if calls[running] in workers}
         for running in calls:
             running.cancel()
-        done = [running for running in calls if running.done() and not running.cancelled()]
-        return {address: value for running in done for address, value in running.result().items()}
+        finished = [running for running in calls if running.done() and not running.cancelled()]
+        return {
+            address: value for running in finished for address, value in running.result().items()
+        }
 
     if not args:
         return {}

@@ -215,8 +215,10 @@ class ClusterRows:
         """Return the worker for the first server: one without rows if possible."""
         # Prefer a worker without rows: its network and memory are free for the parameters.
         ready = self.membership.ready or self.threads()
-        homes = [home for home in self.home_workers if home in ready]
-        return min(set(ready).difference(homes), default=homes[0] if homes else "")
+        ready_homes = [worker for worker in self.home_workers if worker in ready]
+        return min(
+            set(ready).difference(ready_homes), default=ready_homes[0] if ready_homes else ""
+        )
 
     def find_persisted_homes(self) -> None:
         """Choose, for each persisted part, one worker that holds it, if all parts are persisted."""
@@ -233,7 +235,7 @@ class ClusterRows:
         if self._held.early is not None and not self._held.is_made_directly:
             self._held.early.start()
         # In waves, so that memory never holds more than one wave beyond the budget.
-        bundles, done = self._held.bundles, 0
+        bundles, n_done = self._held.bundles, 0
         self._n_blocks = sum(len(bundle) for bundle in bundles)
         # Whether all blocks certainly fit in the budget, whatever their rows are.
         available_bytes = self.share * self.budget * len(self.membership.ready)
@@ -244,23 +246,23 @@ class ClusterRows:
             len(bundles) if fit or self._repeats_work else sum(self.membership.ready.values())
         )
         n_bundles = self._collection.bundles_at_once or n_bundles
-        while done < len(bundles):
+        while n_done < len(bundles):
             self._make_and_inspect(
-                [i for bundle in bundles[done : done + n_bundles] for i in bundle]
+                [i for bundle in bundles[n_done : n_done + n_bundles] for i in bundle]
             )
-            done = min(done + n_bundles, len(bundles))
+            n_done = min(n_done + n_bundles, len(bundles))
             if fit:
                 continue
             available_bytes = self.share * self.budget * len(self.threads())
-            used = sum(info.nbytes for info in self.infos)
-            if used > available_bytes:
+            used_bytes = sum(info.nbytes for info in self.infos)
+            if used_bytes > available_bytes:
                 self._switch_to_streaming()
                 break
             # Extrapolate from the mean size of the blocks so far to the number that would still
             # fit.
-            left = (available_bytes - used) * done / max(used, 1)
+            n_fitting = (available_bytes - used_bytes) * n_done / max(used_bytes, 1)
             # The next wave is the number that probably fits.
-            n_bundles = 1 + int(min(left, len(bundles)))
+            n_bundles = 1 + int(min(n_fitting, len(bundles)))
         self.infos.sort(key=lambda info: info.index)
 
     @property
@@ -273,31 +275,31 @@ class ClusterRows:
         self._check_budget()  # before all others are read
         recipes = self._held.recipes
         # Sizes of the blocks that were read so far.
-        seen = {info.index: info.nbytes for info in self.infos}
+        sizes = {info.index: info.nbytes for info in self.infos}
         # Blocks of later waves have not been inspected yet.
-        rest = [i for i in recipes.targets if i not in seen]
+        remaining = [i for i in recipes.targets if i not in sizes]
         # A shuffle should not run again for each block of each pass, and data inside the graph need
         # not be sent with it. Such blocks are kept, and Dask spills them to disk.
-        if self._repeats_work or recipes.nbytes > sum(seen.values()) / 2:
-            self._make_and_inspect(rest)
+        if self._repeats_work or recipes.nbytes > sum(sizes.values()) / 2:
+            self._make_and_inspect(remaining)
         else:
             self._keeps = False
             self._held.release()
             start = self._make_lazy_tasks(inspect_block)
-            self._add_infos(self._gathering.results(start, rest, _READ))
+            self._add_infos(self._gathering.results(start, remaining, _READ))
         self._recipes = recipes.of_rows({info.index: info.n_rows for info in self.infos})
 
     def _make_and_inspect(self, numbers: list[int]) -> None:
         """Make some blocks, and collect their facts."""
         # First the fast way: workers report the facts themselves within a moment.
-        found = self._gathering.start_and_query(self._held.make, self._held.collect_facts, numbers)
-        if len(found) < len(numbers):
+        infos = self._gathering.start_and_query(self._held.make, self._held.collect_facts, numbers)
+        if len(infos) < len(numbers):
             self._gathering.wait_until_made(self._held.make, numbers, _READ)
-            found = self._held.collect_facts(numbers)
+            infos = self._held.collect_facts(numbers)
         # Blocks that were spilled or lost since then.
-        if rest := [i for i in numbers if i not in found]:
-            found |= self._map_held_blocks(rest, inspect_block)
-        self._add_infos(found)
+        if remaining := [i for i in numbers if i not in infos]:
+            infos |= self._map_held_blocks(remaining, inspect_block)
+        self._add_infos(infos)
 
     def _add_infos(self, found: dict[int, BlockInfo]) -> None:
         """Add the facts of some blocks."""
@@ -315,11 +317,14 @@ class ClusterRows:
         self, function: Any, arguments: Mapping[int, Any] | None = None
     ) -> Callable[[list[int]], dict[int, Any]]:
         """Return the function that starts a task for each of some kept blocks."""
-        held, look = self._held, delayed(partial(apply_to_block, function=function), pure=False)
+        blocks, inspect = (
+            self._held,
+            delayed(partial(apply_to_block, function=function), pure=False),
+        )
 
         def start(numbers: list[int]) -> dict[int, Any]:
-            bundles = held.make(numbers)
-            return self._start_each(look, {i: (bundles[i], i) for i in numbers}, arguments)
+            bundles = blocks.make(numbers)
+            return self._start_each(inspect, {i: (bundles[i], i) for i in numbers}, arguments)
 
         return start
 
@@ -327,13 +332,13 @@ class ClusterRows:
         self, function: Any, arguments: Mapping[int, Any] | None = None
     ) -> Callable[[list[int]], dict[int, Any]]:
         """Return the function that starts a task for each of some blocks, which are read again."""
-        held, look = self._held, delayed(function, pure=False)
-        begun: set[int] = set()
+        blocks, inspect = self._held, delayed(function, pure=False)
+        started: set[int] = set()
 
         def start(numbers: list[int]) -> dict[int, Any]:
-            held.check(begun.intersection(numbers))
-            begun.update(numbers)
-            return self._start_each(look, {i: (held.first[i],) for i in numbers}, arguments)
+            blocks.check(started.intersection(numbers))
+            started.update(numbers)
+            return self._start_each(inspect, {i: (blocks.first[i],) for i in numbers}, arguments)
 
         return start
 
@@ -348,7 +353,7 @@ class ClusterRows:
     def scales(self) -> FeatureScales:
         """Return the scales of all features, merged on the workers."""
         numbers = [info.index for info in self.infos]
-        look = self._make_lazy_tasks(compute_block_scales)
+        start_scales = self._make_lazy_tasks(compute_block_scales)
         n_parts = len(self._collection.columns or (0, 0)) - 1
         of_part = np.array_split(np.array(numbers), n_parts)
 
@@ -365,7 +370,7 @@ class ClusterRows:
                 submit = partial(self._client.submit, compute_bundle_scales, pure=False)
                 level = [submit(bundle) for bundle in futures.values()]
             else:
-                level = list(look(numbers).values())
+                level = list(start_scales(numbers).values())
             # A tree of merges, with at most `_FAN_IN` summaries per task.
             while len(level) > 1:
                 groups = [level[i : i + _FAN_IN] for i in range(0, len(level), _FAN_IN)]
@@ -373,14 +378,14 @@ class ClusterRows:
             return level[0]
 
         description = "the scales of the features"
-        found = self._gathering.results(merged, list(range(n_parts)), description)
-        return join_scales([found[part] for part in range(n_parts)])
+        scales_by_part = self._gathering.results(merged, list(range(n_parts)), description)
+        return join_scales([scales_by_part[part] for part in range(n_parts)])
 
     def ask(self, function: Callable[[Any], Any]) -> list[Any]:
         """Return the results of a function of each block, computed on its worker."""
         numbers = [info.index for info in self.infos]
-        found = self._map_held_blocks(numbers, function)
-        return [found[i] for i in numbers]
+        results = self._map_held_blocks(numbers, function)
+        return [results[i] for i in numbers]
 
     def map_blocks(
         self, function: Callable[[Any, Any], Any], arguments: Mapping[int, Any]
@@ -390,17 +395,17 @@ class ClusterRows:
         Blocks that are not kept are read again.
         """
         if self._keeps:
-            found = self._map_held_blocks(arguments, function, arguments)
+            results = self._map_held_blocks(arguments, function, arguments)
         else:
             start = self._make_lazy_tasks(function, arguments)
-            found = self._gathering.results(start, arguments, _READ)
-        return [found[i] for i in arguments]
+            results = self._gathering.results(start, arguments, _READ)
+        return [results[i] for i in arguments]
 
     def warn_of_few_blocks(self) -> None:
         """Warn if the user's blocks are large and fewer than the workers."""
         X, ready = self._collection.inputs[0], list(self.membership.ready)
-        own = {future.key for future in self._held.futures.values()}
-        warn_of_few_blocks(self._client, X, self.infos, ready, own)
+        own_keys = {future.key for future in self._held.futures.values()}
+        warn_of_few_blocks(self._client, X, self.infos, ready, own_keys)
 
     # -- location ------------------------------------------------------------------------------
 
@@ -408,14 +413,14 @@ class ClusterRows:
         """Return the workers that hold each block; none if it is read or made again."""
         if self._held.were_seen_at_home():
             return {info.index: [self.home_workers[info.index] or ""] for info in self.infos}
-        found = self._held.find_holders()
+        holders = self._held.find_holders()
         if self.home_workers:
             ready = self.membership.ready
             # Other work may have made copies elsewhere, so the worker is preferred on which the
             # user has persisted the part.
             at_home = {i: [home] for i, home in enumerate(self.home_workers) if home in ready}
-            found |= {i: home for i, home in at_home.items() if home[0] in found.get(i, home)}
-        return {info.index: found.get(info.index, []) for info in self.infos}
+            holders |= {i: home for i, home in at_home.items() if home[0] in holders.get(i, home)}
+        return {info.index: holders.get(info.index, []) for info in self.infos}
 
     def find_current_holders(self) -> dict[int, list[str]]:
         """Return the workers that hold each block at this moment."""
@@ -423,7 +428,7 @@ class ClusterRows:
 
     def is_only_holder(self, address: str) -> bool:
         """Return whether any block is held only by this worker."""
-        return any(held == [address] for held in self.find_current_holders().values())
+        return any(holders == [address] for holders in self.find_current_holders().values())
 
     def were_just_seen(self) -> bool:
         """Return whether `inspect_blocks` found all blocks at home, and none was lost since."""
@@ -532,8 +537,8 @@ def fit_surely_in_memory(
 def _count_persisted_bytes(client: Client, collection: Collection) -> float:
     """Return the bytes of all parts of the features; infinite if Dask does not know them."""
     keys = [part[0].key for part in collection.parts]
-    found = client.nbytes(keys, summary=False)
-    return float(sum(found.get(key, math.inf) for key in keys))
+    sizes = client.nbytes(keys, summary=False)
+    return float(sum(sizes.get(key, math.inf) for key in keys))
 
 
 class HeldParts:
@@ -579,18 +584,18 @@ class Parts:
 
     def ask(self, function: Callable[[Any], Any]) -> list[Any]:
         """Return the results of a picklable function of each part."""
-        of = delayed(function, pure=False)
-        found = self._client.compute([of(part) for part in self.parts])
-        self._futures += found
-        return list(self._client.gather(found))
+        delayed_function = delayed(function, pure=False)
+        futures = self._client.compute([delayed_function(part) for part in self.parts])
+        self._futures += futures
+        return list(self._client.gather(futures))
 
     def together(self) -> list[list[int]]:
         """Return the positions of the parts that each worker holds."""
-        held = self._client.who_has(futures_of(self.parts))
-        found: dict[Any, list[int]] = {}
+        holders = self._client.who_has(futures_of(self.parts))
+        positions: dict[Any, list[int]] = {}
         for i, part in enumerate(self.parts):
-            found.setdefault(next(iter(held.get(part.key, ())), i), []).append(i)
-        return list(found.values())
+            positions.setdefault(next(iter(holders.get(part.key, ())), i), []).append(i)
+        return list(positions.values())
 
 
 def warn_of_few_blocks(

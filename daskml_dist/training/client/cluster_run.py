@@ -232,10 +232,12 @@ class TrainingRun:
             self._report_passes(result.records[self._passes.n_passes :])
         except BaseException as error:
             with self._interrupts.held():
-                cause, kept = self._ending.stop_and_clean_up(error, callbacks.has_raised(error))
+                cause, recovered = self._ending.stop_and_clean_up(
+                    error, callbacks.has_raised(error)
+                )
             callbacks.on_fit_end(self._view, cause)
-            if kept is not None:
-                return self._add_events(kept)
+            if recovered is not None:
+                return self._add_events(recovered)
             if cause is error:
                 raise
             raise cause from error
@@ -387,13 +389,13 @@ class TrainingRun:
 
     def _watch(self) -> FitResult:
         """Supervise the run until its result is gathered."""
-        look, roll_call = _FIRST_LOOK, time.monotonic()
+        interval, roll_call = _FIRST_LOOK, time.monotonic()
         while True:
             even = False
             try:
                 # Alarms and ends of trainers wake the client immediately.
-                woken = self._sleep_until_event(look)
-                look = min(look * 1.5, _LOOK)
+                has_event = self._sleep_until_event(interval)
+                interval = min(interval * 1.5, _LOOK)
                 reason = self._reasons.reason_from_alarms()
                 # Losses without an alarm: missing heartbeats, paused or new workers.
                 if reason is None and time.monotonic() - roll_call > _ROLL_CALL:
@@ -402,7 +404,7 @@ class TrainingRun:
                     if reason is None and self._is_settled:
                         reason = self._reasons.reason_to_even_out()
                         even = reason is not None
-                if reason is None and not woken:  # trainers usually end together
+                if reason is None and not has_event:  # trainers usually end together
                     reason = self._reasons.reason_from_early_end()
                 if reason is None:
                     if self._actors.have_trainers_ended(self._generations.trainers):
@@ -411,7 +413,7 @@ class TrainingRun:
                         # None: a trainer ended in an earlier generation, so another one is needed.
                         if (result := self._ending.gather()) is not None:
                             return result
-                    if not woken:
+                    if not has_event:
                         self._report_passes(
                             self._call_first_server("records", self._passes.n_passes)
                         )
@@ -423,7 +425,7 @@ class TrainingRun:
             if reason is not None:
                 with self._interrupts.at_once():
                     self._begin_generation(reason, even=even)
-                look = _FIRST_LOOK
+                interval = _FIRST_LOOK
 
     @property
     def _is_settled(self) -> bool:
@@ -455,10 +457,10 @@ class TrainingRun:
 
     def _sleep_until_event(self, seconds: float) -> bool:
         """Sleep until an event or for the given time; return whether there was an event."""
-        woken = self._awake.wait(seconds)
+        has_event = self._awake.wait(seconds)
         self._awake.clear()
         self._interrupts.raise_pending()
-        return woken
+        return has_event
 
     def _call_first_server(self, method: str, *args: Any) -> Any:
         """Call a method of the first server, which has the ledger."""
@@ -515,16 +517,16 @@ class PassRecords:
         """Forget passes that do not count any more, from the first difference on."""
         # Loss values cannot be compared: a repeated pass may have the same loss, or NaN.
         now = [record["seconds"] for record in records]
-        known = [record["seconds"] for record in self._records]
+        times = [record["seconds"] for record in self._records]
         # Passes are recognised by their durations, since a repeated pass takes another time.
-        kept = 0
-        while kept < min(len(known), len(now)) and known[kept] == now[kept]:
-            kept += 1
-        del self._records[kept:]
+        n_kept = 0
+        while n_kept < min(len(times), len(now)) and times[n_kept] == now[n_kept]:
+            n_kept += 1
+        del self._records[n_kept:]
         # Bytes of a final average are only known after the last pass was reported.
-        if kept:
-            self._records[-1].update(records[kept - 1])
-        self._view.n_passes = self._first + kept
+        if n_kept:
+            self._records[-1].update(records[n_kept - 1])
+        self._view.n_passes = self._first + n_kept
 
     def report(self, record: dict[str, Any], callbacks: CallbackList) -> None:
         """Record the next pass, and report it to the callbacks."""
@@ -581,7 +583,10 @@ class RunEnding:
         state = join_final_states(self._fit, [outcome.state for outcome in outcomes], results)
         result = self._make_result(state, outcomes[0])
         # The bytes of a final average are counted in the last pass.
-        pushed, pulled = (sum(one.moved[at] for one in results) for at in (0, 1))
+        pushed, pulled = (
+            sum(trainer_result.moved[direction] for trainer_result in results)
+            for direction in (0, 1)
+        )
         if result.records and pushed + pulled:
             result.records[-1]["bytes_pushed"] += pushed
             result.records[-1]["bytes_pulled"] += pulled
@@ -602,12 +607,12 @@ class RunEnding:
             cause = error if is_users else self._find_root_cause(error)
             if isinstance(cause, DivergedError) and cause.snapshot is None:
                 cause.snapshot = self._find_last_finite(cause.clock)
-            kept = (
+            recovered = (
                 self._recover_interrupted(error) if isinstance(error, KeyboardInterrupt) else None
             )
         finally:
             self.clean_up()
-        return cause, kept
+        return cause, recovered
 
     def release_run(self) -> None:
         """Release a run that ended successfully; its workers clean up when they are notified.
@@ -661,8 +666,8 @@ class RunEnding:
             return None
         with suppress(Exception):
             host = self._generations.servers[0].host
-            place = max(at for at in self._actors.call(host, "kept") if at < clock)
-            snapshot, _ = self._actors.call(host, "snapshot_at", place)
+            last_step = max(step for step in self._actors.call(host, "kept") if step < clock)
+            snapshot, _ = self._actors.call(host, "snapshot_at", last_step)
             (w,) = (
                 s.shard.w
                 for s in join_lane_snapshots(snapshot.lanes).values()
@@ -679,8 +684,14 @@ class RunEnding:
         results = self._actors.collect_results(trainers)
         servers = [server.host for server in self._generations.servers]
         outcomes: list[ServerOutcome] = self._actors.call_hosts(servers, "outcome")
-        left = join_interrupted_states(self._fit, [outcome.state for outcome in outcomes], results)
-        return None if left is None else self._make_result(left.state, outcomes[0], left.rows)
+        interrupted = join_interrupted_states(
+            self._fit, [outcome.state for outcome in outcomes], results
+        )
+        return (
+            None
+            if interrupted is None
+            else self._make_result(interrupted.state, outcomes[0], interrupted.rows)
+        )
 
     def _recover_from_snapshots(self) -> FitResult | None:
         """Return the state in the client's snapshots, if workers are lost."""
@@ -689,13 +700,19 @@ class RunEnding:
             return None
         servers, (snapshot, _) = revive_servers(fit, saved), saved[0]
         states = [server.state() for server in servers]
-        left = join_interrupted_states(fit, states, results_from_snapshots(fit, snapshot.lanes))
+        interrupted = join_interrupted_states(
+            fit, states, results_from_snapshots(fit, snapshot.lanes)
+        )
         ledger = servers[0].ledger
-        if left is None or ledger is None:
+        if interrupted is None or ledger is None:
             return None
-        partial = ledger.partial_rows + left.rows
+        partial = ledger.partial_rows + interrupted.rows
         return FitResult(
-            left.state, ledger.records, ledger.rule, partial, lost_rows=self._generations.lost_rows
+            interrupted.state,
+            ledger.records,
+            ledger.rule,
+            partial,
+            lost_rows=self._generations.lost_rows,
         )
 
     def _stop_everything(self, error: BaseException) -> None:
@@ -733,9 +750,9 @@ class RunEnding:
         # A trainer's own error is the cause; errors about lost connections are consequences.
         for trainer in self._generations.trainers:
             if trainer.future.status == "error":
-                own = trainer.future.exception(timeout=_END_POLL_SECONDS)
-                if isinstance(own, DaskMLDistError) and not is_consequence(own):
-                    return own
+                trainer_error = trainer.future.exception(timeout=_END_POLL_SECONDS)
+                if isinstance(trainer_error, DaskMLDistError) and not is_consequence(trainer_error):
+                    return trainer_error
         if isinstance(error, DaskMLDistError):
             return error
         return TrainingError(f"The fit failed on a worker: {error!r}. See the cause above.")

@@ -86,11 +86,11 @@ class Gathering:
             if lost:
                 self._start_tasks(start, lost, futures)
 
-        seconds, found = _FETCH, None
+        seconds, results = _FETCH, None
         try:
-            while found is None:
+            while results is None:
                 self._wait_until_done(futures, len(numbers), begin, description)
-                found = self._fetch_results([futures[n] for n in numbers], seconds)
+                results = self._fetch_results([futures[n] for n in numbers], seconds)
                 if seconds > self._timeout:
                     raise WorkerLostError(
                         f"Waiting for {description}: they cannot be fetched. {_AGAIN}"
@@ -101,7 +101,7 @@ class Gathering:
             # An error's traceback would hold the futures, and with them the user's rows.
             for future in futures.values():
                 future.release()
-        return dict(zip(numbers, found, strict=True))
+        return dict(zip(numbers, results, strict=True))
 
     def start_and_query(
         self, make: StartTasks, query_facts: QueryFacts, numbers: list[int]
@@ -120,18 +120,18 @@ class Gathering:
         numbers = list(numbers)
         futures: dict[int, Any] = {}
 
-        begin = partial(self._start_tasks, make, numbers, futures)
-        self._wait_until_done(futures, len(numbers), begin, description)
+        start = partial(self._start_tasks, make, numbers, futures)
+        self._wait_until_done(futures, len(numbers), start, description)
 
     def wait_for(self, futures: Iterable[Any], description: str) -> None:
         """Wait for tasks that the user has started."""
         users = dict(enumerate(futures))
 
         def check() -> None:
-            gone = [n for n, future in users.items() if future.status == "cancelled"]
-            if gone:
+            cancelled = [n for n, future in users.items() if future.status == "cancelled"]
+            if cancelled:
                 raise DataLostError(
-                    f"Blocks {gone[:10]} of {description} were lost with their worker or "
+                    f"Blocks {cancelled[:10]} of {description} were lost with their worker or "
                     "cancelled, or the client that persisted them was closed. Read them from "
                     "storage, persist them again, and fit again."
                 )
@@ -151,31 +151,33 @@ class Gathering:
         patience = Deadline(description, self._timeout, "Check the cluster's dashboard.")
         unmet_patience: Deadline | None = None
         killed: Counter[int] = Counter()
-        done = 0
+        n_done = 0
         while True:
             self._membership.wait_for_any_worker(self._timeout)
             begin()
             self._wait_a_moment(list(futures.values()))
             self._handle_failed_tasks(futures, killed, ours)
-            before, done = done, sum(f.status == "finished" for f in futures.values())
+            n_done_before, n_done = n_done, sum(f.status == "finished" for f in futures.values())
             # Report progress to the callbacks.
             if self._on_done is not None:
-                self._on_done(done)
-            if done == n_futures:
+                self._on_done(n_done)
+            if n_done == n_futures:
                 return
             busy = self._is_cluster_busy(futures, ours)
-            if done == before and (demands := self._find_unmet_demands(futures)):
+            if n_done == n_done_before and (demands := self._find_unmet_demands(futures)):
                 unmet_patience = unmet_patience or make_unmet_deadline(self._timeout)
                 if not unmet_patience.has_time_left(demands):
                     raise make_unmet_error(self._timeout, demands)
                 continue
             unmet_patience = None
-            if busy or done > before:
+            if busy or n_done > n_done_before:
                 patience.renew()
-            elif not patience.has_time_left(f"{done} of {n_futures} there, no worker works on it"):
+            elif not patience.has_time_left(
+                f"{n_done} of {n_futures} there, no worker works on it"
+            ):
                 raise WorkerLostError(
                     f"Waiting for {description}: no progress for {self._timeout:g} s, with "
-                    f"{done} of {n_futures} there. {_AGAIN}"
+                    f"{n_done} of {n_futures} there. {_AGAIN}"
                 )
 
     def _find_unmet_demands(self, futures: Mapping[int, Any]) -> str:
@@ -211,12 +213,12 @@ class Gathering:
         """Return the results; None if one was lost in the meantime, or does not arrive."""
         fetch = partial(self._client.gather, futures, asynchronous=True)
         try:
-            found: list[Any] = self._client.sync(fetch, callback_timeout=seconds)
+            results: list[Any] = self._client.sync(fetch, callback_timeout=seconds)
         except Exception as error:
             if is_dask_error(error) or isinstance(error, OSError):
                 return None
             raise
-        return found
+        return results
 
     def _handle_failed_tasks(
         self, futures: dict[int, Any], killed: Counter[int], ours: bool
@@ -259,8 +261,8 @@ class Gathering:
             busy = bool(ready) and any(self._client.processing(sorted(ready)).values())
         # Workers joined or left, or there is no progress: check for tasks that wait in vain.
         if not busy or ready != self._ready:
-            all_ = [*futures.values(), *self._held()]
-            waiting = {future.key for future in all_ if future.status in {"pending", "lost"}}
+            all_futures = [*futures.values(), *self._held()]
+            waiting = {future.key for future in all_futures if future.status in {"pending", "lost"}}
             release_stuck_tasks(self._client, list(waiting), ours=ours)
         self._ready = ready
         return busy

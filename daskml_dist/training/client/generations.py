@@ -126,12 +126,14 @@ class Generations:
 
     def place_servers(self) -> list[str]:
         """Return workers for the servers, spread out; workers without training rows come first."""
-        workers, early = self.assignments.threads(), self._early.address
+        workers, early_worker = self.assignments.threads(), self._early.address
         trainers = [w for w in self.assignments.first_trainers if w in workers]
         idle = sorted(set(workers).difference(trainers))
         # Workers without rows first, and among them the one on which an actor is already starting.
-        spread = [w for some in (idle, trainers) for w in sorted(some, key=lambda w: w != early)]
-        return list(islice(cycle(spread), count_fit_servers(self._fit)))
+        candidates = [
+            w for group in (idle, trainers) for w in sorted(group, key=lambda w: w != early_worker)
+        ]
+        return list(islice(cycle(candidates), count_fit_servers(self._fit)))
 
     def move_crowded_server(self) -> str | None:
         """Make the next generation move a server to its standby's worker, with fewer servers.
@@ -150,21 +152,21 @@ class Generations:
             # A difference of at least two, so that servers are not moved back and forth.
             if n_servers[server.host.address] - n_servers[server.standby.address] < 2:
                 continue
-            others = [other.host for other in self.servers if other is not server]
+            other_hosts = [other.host for other in self.servers if other is not server]
             # A standby that has just started has no place yet from which all servers could
             # continue.
-            if self._find_common_places([server.standby, *others]):
+            if self._find_common_places([server.standby, *other_hosts]):
                 self._moving = server
                 return server.host.address
         return None
 
     def _find_common_places(self, hosts: Sequence[ActorHandle]) -> list[set[int]]:
         """Return the places of each host's snapshots from which all can continue together."""
-        kept = [set(self._actors.call(host, "kept")) for host in hosts]
+        kept_places = [set(self._actors.call(host, "kept")) for host in hosts]
         if self._fit.work.lockstep:
             # In lock-step, all snapshots must have the same clock.
-            kept = [set.intersection(*kept)] * len(kept)
-        return kept if all(kept) else []
+            kept_places = [set.intersection(*kept_places)] * len(kept_places)
+        return kept_places if all(kept_places) else []
 
     # -- the next generation -------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class Generations:
 
     def _pause_hosts(self, server: ServerPair) -> list[tuple[ActorHandle, AvailableSnapshots]]:
         """Pause a server and its standby; return the places from which each could continue."""
-        held = []
+        places_by_host = []
         # The server and its standby; one of them is enough to continue.
         for host in server.hosts:
             if host.proxy is None or host.address not in self._membership.threads:
@@ -209,10 +211,12 @@ class Generations:
                     if host is server.host and server.standby_ships:
                         self._actors.call(host, "hand_over", self.number, timeout=_PAUSE)
                     continue
-                held.append((host, self._actors.call(host, "pause", self.number, timeout=_PAUSE)))
+                places_by_host.append(
+                    (host, self._actors.call(host, "pause", self.number, timeout=_PAUSE))
+                )
             except WorkerUnreachableError as gone:
                 self._membership.count_as_lost(gone.address)
-        return held
+        return places_by_host
 
     def _restore_saved(self, saved: list[Saved]) -> RecoveryPoint[ActorHandle] | None:
         """Start new servers with the client's snapshots; return where to continue."""
@@ -232,11 +236,11 @@ class Generations:
             self.servers, recovery_point.hosts, recovery_point.places, strict=True
         ):
             self._actors.call(host, "renew", self.number, n_trainers, place)
-            others = [other for other in server.hosts if other is not host]
+            other_hosts = [other for other in server.hosts if other is not host]
             server.standby, server.standby_ships, server.keeps_snapshots = None, False, False
-            for other in others:
-                leaves = self._membership.is_leaving(other.address)
-                if other is server.host or other.proxy is None or leaves:
+            for other in other_hosts:
+                is_leaving = self._membership.is_leaving(other.address)
+                if other is server.host or other.proxy is None or is_leaving:
                     self.old_hosts.append(other)
                 else:
                     self._actors.call(other, "stand_by", self.number)
@@ -294,23 +298,25 @@ class Generations:
     def _deliver_parts(self, parts: list[TrainerLanes], clocks: dict[int, int]) -> None:
         """Give all trainers their parts: orders to running trainers, tasks to new ones."""
         # Ranks follow the lanes, so rank 0 has lane 0.
-        working = sorted((p for p in parts if p.lanes), key=lambda part: part.lanes[0].lane)
-        addresses = tuple(part.address for part in working)
+        working_parts = sorted((p for p in parts if p.lanes), key=lambda part: part.lanes[0].lane)
+        addresses = tuple(part.address for part in working_parts)
         orders: dict[str, dict[int, TrainerSpec | None]] = {}
-        new = []
-        for rank, part in enumerate(working):
+        new_parts = []
+        for rank, part in enumerate(working_parts):
             spec = self._make_trainer_spec(part, rank, addresses, clocks)
             if part.trainer is None:
                 blocks = {s.block for lane in spec.lanes for s in lane.segments}
-                new.append((part, spec, self._rows.blocks_for_trainer(blocks)))
+                new_parts.append((part, spec, self._rows.blocks_for_trainer(blocks)))
             else:
                 orders.setdefault(part.address, {})[spec.name] = spec
                 part.trainer.spec = spec
-        trainers = self._actors.start_trainers([(spec, p.address, taken) for p, spec, taken in new])
+        trainers = self._actors.start_trainers(
+            [(spec, p.address, trainer_blocks) for p, spec, trainer_blocks in new_parts]
+        )
         flush_client(self._client)
-        for (part, _, _), trainer in zip(new, trainers, strict=True):
+        for (part, _, _), trainer in zip(new_parts, trainers, strict=True):
             part.trainer = trainer
-        self.trainers = [part.trainer for part in working if part.trainer is not None]
+        self.trainers = [part.trainer for part in working_parts if part.trainer is not None]
         idle = [part.trainer for part in parts if part.trainer is not None and not part.lanes]
         self.dismissed += idle
         # Recorded first: if a server cannot begin, its trainers must be stopped.
@@ -365,12 +371,12 @@ class Generations:
 
     def save(self) -> None:
         """Fetch the servers' last snapshots, in case all workers are lost."""
-        kept = self._find_common_places([server.host for server in self.servers])
-        if not kept:
+        common_places = self._find_common_places([server.host for server in self.servers])
+        if not common_places:
             return
         saved = [
             self._actors.call(server.host, "snapshot_at", max(places))
-            for server, places in zip(self.servers, kept, strict=True)
+            for server, places in zip(self.servers, common_places, strict=True)
         ]
         if all(saved):
             try:
@@ -399,14 +405,14 @@ class Generations:
         dtype = np.dtype(fit.rows.dtype)
         arrays = fit.steps.n_parameters * (3 + len(fit.steps.rule.state_names))
         policy = fit.steps.policy
-        one = policy.uses_shards or policy.sums_gradients
-        copies = 1 if one else len(self.assignments.lanes)
+        has_one_copy = policy.uses_shards or policy.sums_gradients
+        copies = 1 if has_one_copy else len(self.assignments.lanes)
         return arrays * dtype.itemsize * copies <= _MOST_SAVED
 
     def release_run(self) -> bool:
         """Release everything that the run holds; return False if a clean-up is needed, too."""
-        whole = not (self.number or self.dismissed or self.old_hosts)
-        if not whole or any(server.standby is not None for server in self.servers):
+        is_released = not (self.number or self.dismissed or self.old_hosts)
+        if not is_released or any(server.standby is not None for server in self.servers):
             return False
         if not self._actors.release_if_ended():
             return False
@@ -429,29 +435,29 @@ def _choose_snapshot_interval(fit: FitSpec) -> int:
     This is multiplied by the number of parameters divided by 16,384; by at most 32 if a step
     touches all parameters, since a step then takes longer by about as much.
     """
-    every = max(1, int(configured_number("daskml_dist.standby_lag", 64)) // 2)
+    interval = max(1, int(configured_number("daskml_dist.standby_lag", 64)) // 2)
     if fit.work.remembers_course:
-        return 2 * every
+        return 2 * interval
     policy = fit.steps.policy
     # A snapshot of many parameters takes longer; a dense step does, too, but a sparse one does not.
-    larger = max(1, fit.steps.n_parameters // 2**14)
+    size_factor = max(1, fit.steps.n_parameters // 2**14)
     if fit.steps.model.table is not None:
         # A snapshot has the rows that changed since the last one: it costs as much as some steps,
         # whatever the size of the table.
         rows = sum(fit.rows.lane_rows) / fit.work.n_steps
         entries = rows * (fit.steps.model.touches or 1.0) * fit.steps.shape[1]
-        return every * max(1, int(entries) >> 17)
-    every *= larger if fit.work.coordinates else min(larger, _MOST_LARGER)
+        return interval * max(1, int(entries) >> 17)
+    interval *= size_factor if fit.work.coordinates else min(size_factor, _MOST_LARGER)
     if policy.averages and not policy.average_every:
-        return 8 * every
+        return 8 * interval
     if policy.averages_on_servers:
         # An update combines many steps of many lanes.
-        return max(1, every // (policy.average_every * len(fit.rows.lane_rows)))
+        return max(1, interval // (policy.average_every * len(fit.rows.lane_rows)))
     if not policy.uses_shards:
-        every *= 2  # trainers wait at the next snapshot until the standby has the previous one
+        interval *= 2  # trainers wait at the next snapshot until the standby has the previous one
     if policy.averages:
-        return -(-every // policy.average_every) * policy.average_every
-    return every
+        return -(-interval // policy.average_every) * policy.average_every
+    return interval
 
 
 class SavedSnapshots:
@@ -476,10 +482,10 @@ class SavedSnapshots:
                 ignore_cleanup_errors=True,
             )
         # Written to another file and renamed, so that a crash leaves the last complete file.
-        new = self._file_path.with_suffix(".new")
-        with new.open("wb") as file:
+        new_path = self._file_path.with_suffix(".new")
+        with new_path.open("wb") as file:
             pickle.dump(snapshots, file, protocol=pickle.HIGHEST_PROTOCOL)
-        os.replace(new, self._file_path)
+        os.replace(new_path, self._file_path)
 
     def get(self) -> list[Saved]:
         """Return the last snapshots; empty if there are none."""
@@ -579,9 +585,9 @@ class Standbys:
         """Start a standby on another worker with the fewest servers; return None without one."""
         ready = set(self._membership.ready) - {own}
         fewest = min((n_servers[address] for address in ready), default=0)
-        others = sorted(address for address in ready if n_servers[address] == fewest)
-        if not others:
+        candidates = sorted(address for address in ready if n_servers[address] == fewest)
+        if not candidates:
             return None
-        address = others[number % len(others)]
+        address = candidates[number % len(candidates)]
         self._visit(address)
         return self._actors.start_host_actor(number, address, generation, 1)

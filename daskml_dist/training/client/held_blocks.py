@@ -132,10 +132,10 @@ class HeldBlocks:
         for i in lazy:
             groups.setdefault(self._find_home(i), []).append(i)
         futures: dict[int, Any] = {}
-        for home, here in groups.items():
-            pin = None if home is None else [home]
-            made = self._client.compute([lazy[i] for i in here], workers=pin)
-            futures.update(zip(here, made, strict=True))
+        for worker, numbers in groups.items():
+            pinned_to = None if worker is None else [worker]
+            started = self._client.compute([lazy[i] for i in numbers], workers=pinned_to)
+            futures.update(zip(numbers, started, strict=True))
         return futures
 
     def _find_home(self, number: int) -> str | None:
@@ -166,18 +166,18 @@ class HeldBlocks:
 
     def _make_blocks(self, numbers: list[int]) -> None:
         """Start the tasks that make some blocks, initially in bundles."""
-        again = self._distinct_futures(i for i in numbers if i in self.futures)
-        if again:
-            self._client.cancel(again)
+        old_futures = self._distinct_futures(i for i in numbers if i in self.futures)
+        if old_futures:
+            self._client.cancel(old_futures)
             self._seen_at = {}
         if self._collection.kind == "memory":
             self.futures.update(self._scatter_rows(numbers))
             return
         # Whole bundles the first time; single blocks when some are made again, since these may fail
         # separately.
-        wanted = set(numbers)
-        bundles = [] if again else [b for b in self.bundles if wanted.issuperset(b)]
-        bundles += [(i,) for i in wanted.difference(*bundles)]
+        wanted_numbers = set(numbers)
+        bundles = [] if old_futures else [b for b in self.bundles if wanted_numbers.issuperset(b)]
+        bundles += [(i,) for i in wanted_numbers.difference(*bundles)]
         for bundle, future in self._start_bundles(bundles).items():
             self.futures.update(dict.fromkeys(bundle, future))
 
@@ -232,8 +232,8 @@ class HeldBlocks:
 
     def remake_lost_blocks(self, numbers: Iterable[int]) -> dict[int, str]:
         """Make blocks of lost workers again; return the blocks that cannot be made, and why."""
-        streamed = not self.futures
-        if streamed:
+        is_streamed = not self.futures
+        if is_streamed:
             self.unrecoverable.update(
                 self._find_causes([i for i in numbers if i not in self.unrecoverable])
             )
@@ -302,27 +302,29 @@ class HeldBlocks:
 
     def choose_home_workers(self, parts: list[Any]) -> None:
         """Choose, for each persisted part, one worker that holds it; distribute evenly."""
-        held = self._client.who_has(parts) if parts else {}
+        workers_by_key = self._client.who_has(parts) if parts else {}
         ready = self._membership.ready
         # Replicated parts go to the holder with the fewest parts so far.
-        load: Counter[str] = Counter()
+        n_blocks: Counter[str] = Counter()
         self.home_workers = []
         for part in parts:
-            holders = [w for w in held.get(part.key, ()) if w in ready]
-            home = min(holders, key=lambda w: (load[w], w), default=None)
+            holders = [w for w in workers_by_key.get(part.key, ()) if w in ready]
+            home = min(holders, key=lambda w: (n_blocks[w], w), default=None)
             self.home_workers.append(home)
             if home is not None:
-                load[home] += 1
+                n_blocks[home] += 1
 
     def were_seen_at_home(self) -> bool:
         """Return whether each block was in its home's memory when its facts were reported."""
-        seen = [self._seen_at.get(i) for i in self.futures]
-        return bool(self.home_workers) and seen == [self.home_workers[i] for i in self.futures]
+        seen_at = [self._seen_at.get(i) for i in self.futures]
+        return bool(self.home_workers) and seen_at == [self.home_workers[i] for i in self.futures]
 
     def find_holders(self) -> dict[int, list[str]]:
         """Return the workers that hold each block at this moment."""
-        held = self._client.who_has(self._distinct_futures(self.futures)) if self.futures else {}
-        return {i: list(held.get(future.key, ())) for i, future in self.futures.items()}
+        workers_by_key = (
+            self._client.who_has(self._distinct_futures(self.futures)) if self.futures else {}
+        )
+        return {i: list(workers_by_key.get(future.key, ())) for i, future in self.futures.items()}
 
     def _distinct_futures(self, numbers: Iterable[int]) -> list[Any]:
         """Return the futures of some blocks, once per bundle."""
@@ -338,15 +340,15 @@ class HeldBlocks:
         if not ready.keys() >= set(homes.values()):
             if wait:
                 return {}
-            held = self._client.who_has(self._distinct_futures(numbers))
-            homes = {key: next(iter(workers), None) for key, workers in held.items()}
+            workers_by_key = self._client.who_has(self._distinct_futures(numbers))
+            homes = {key: next(iter(workers), None) for key, workers in workers_by_key.items()}
         keys: dict[str, list[Any]] = {}
         for key, home in homes.items():
             if home in ready:
                 keys.setdefault(home, []).append(key)
-        answers, wanted = query_bundles(self._client, keys, self.early, wait), set(numbers)
+        answers, wanted_numbers = query_bundles(self._client, keys, self.early, wait), set(numbers)
         self._seen_at |= {i: address for i, (address, _) in answers.items()}
-        return {i: info for i, (_, info) in answers.items() if i in wanted}
+        return {i: info for i, (_, info) in answers.items() if i in wanted_numbers}
 
     def release(self) -> None:
         """Release the blocks."""
@@ -363,11 +365,11 @@ class HeldBlocks:
 
 def describe_lost_blocks(causes: dict[int, str]) -> str:
     """Return the error message of a `DataLostError`."""
-    some = "; ".join(f"block {i}: {causes[i]}" for i in sorted(causes)[:10])
+    examples = "; ".join(f"block {i}: {causes[i]}" for i in sorted(causes)[:10])
     return (
         f"{len(causes)} block(s) were lost with a worker or cancelled, and cannot be recomputed "
-        f"({some}). Cancel rows only after the fit. Pass fit a collection that can be recomputed: "
-        "read it from storage, and persist() rather than scatter() it; or keep copies "
+        f"({examples}). Cancel rows only after the fit. Pass fit a collection that can be "
+        "recomputed: read it from storage, and persist() rather than scatter() it; or keep copies "
         '(client.replicate); or set on_lost_data="skip" to continue without rows lost during the '
         "fit."
     )
@@ -387,11 +389,11 @@ def _check_same_cluster(client: Client, futures: Iterable[Any]) -> None:
     owners = {id(f.client): f.client for f in futures if f.client not in (None, client)}
     for other in owners.values():
         address = _find_scheduler_address(other)
-        if address is not None and address != (here := _find_scheduler_address(client)):
+        if address is not None and address != (own_address := _find_scheduler_address(client)):
             raise InvalidDataError(
                 f"Persisted rows are on the cluster at {address}, but the fit would run on the one "
-                f"at {here}. Pass the client of the rows, fit(..., client=client), and X, y and "
-                "sample_weight of one cluster; or gather those of the other, y = y.compute()."
+                f"at {own_address}. Pass the client of the rows, fit(..., client=client), and X, y "
+                "and sample_weight of one cluster; or gather those of the other, y = y.compute()."
             )
 
 
@@ -424,8 +426,8 @@ class RowsHere:
 
     def __len__(self) -> int:
         """Return the number of blocks."""
-        whole = self._collection.has_lane_blocks or self._collection.travels_in_parts
-        return len(self._collection.parts) if whole else len(self._cuts) - 1
+        is_uncut = self._collection.has_lane_blocks or self._collection.travels_in_parts
+        return len(self._collection.parts) if is_uncut else len(self._cuts) - 1
 
     def parts(self, numbers: Iterable[int]) -> list[list[Any]]:
         """Return X, y and weights of some blocks."""
@@ -433,10 +435,10 @@ class RowsHere:
         if self._collection.travels_in_parts:
             return [list(parts[i]) for i in numbers]
         if self._collection.has_lane_blocks:
-            made = (make(i, *parts[i]) for i in numbers)
-            return [[block.X, block.y, block.sample_weight] for block in made]
-        whole = make(0, *parts[0])
-        columns = (whole.X, whole.y, whole.sample_weight)
+            blocks = (make(i, *parts[i]) for i in numbers)
+            return [[block.X, block.y, block.sample_weight] for block in blocks]
+        all_rows = make(0, *parts[0])
+        columns = (all_rows.X, all_rows.y, all_rows.sample_weight)
         return [
             [None if v is None else v[a:b] for v in columns]
             for a, b in (self._cuts[i : i + 2] for i in numbers)

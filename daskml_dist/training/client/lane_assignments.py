@@ -87,15 +87,21 @@ class PlacementGain:
     ) -> PlacementGain:
         """Compare two placements of the same blocks."""
         # A pass takes as long as its fullest lane.
-        full, fair = (max(lane.n_rows for lane in p.lanes) for p in (uneven, even))
+        largest_uneven, largest_even = (
+            max(lane.n_rows for lane in p.lanes) for p in (uneven, even)
+        )
         sizes = {info.index: info.nbytes for info in infos}
-        wanted = {
+        wanted_places = {
             (segment.block, worker)
             for lane, worker in zip(even.lanes, even.workers, strict=True)
             for segment in lane.segments
         }
-        moved = sum(sizes[block] for block, worker in wanted if worker not in holders[block])
-        return cls(full / max(fair, 1), full - fair, moved)
+        moved_bytes = sum(
+            sizes[block] for block, worker in wanted_places if worker not in holders[block]
+        )
+        return cls(
+            largest_uneven / max(largest_even, 1), largest_uneven - largest_even, moved_bytes
+        )
 
     def is_worthwhile(self, passes: int, seconds_a_row: float, bandwidth: float) -> bool:
         """Return whether the skew costs more time than the move, over a number of passes."""
@@ -138,12 +144,12 @@ def reassign_lanes(
             loads.assign_lane(lane.lane, best)
     # Each move takes a lane from the fullest worker, so the loop ends.
     while even and (move := loads.find_evening_move()) is not None:
-        full, free = move
-        moved = min(
-            (lane for lane in lanes if loads.given[lane.lane] == full),
-            key=lambda lane: (-local(lane, free), -lane.lane),
+        busiest, idlest = move
+        lane_to_move = min(
+            (lane for lane in lanes if loads.given[lane.lane] == busiest),
+            key=lambda lane: (-local(lane, idlest), -lane.lane),
         )
-        loads.assign_lane(moved.lane, free)
+        loads.assign_lane(lane_to_move.lane, idlest)
     return loads.given
 
 
@@ -170,27 +176,29 @@ class _WorkerLoads:
     def find_evening_move(self) -> tuple[str, str] | None:
         """Return two workers between which moving a lane evens out the load, or None."""
         # Sorted by address first, so that ties are broken in the same way in every run.
-        full = max(sorted(self._capacity), key=lambda worker: self.load_share(worker, 0))
-        free = min(sorted(self._capacity), key=self.load_share)
-        return (full, free) if self.load_share(free) < self.load_share(full, 0) else None
+        busiest = max(sorted(self._capacity), key=lambda worker: self.load_share(worker, 0))
+        idlest = min(sorted(self._capacity), key=self.load_share)
+        return (busiest, idlest) if self.load_share(idlest) < self.load_share(busiest, 0) else None
 
 
 def _place_where_rows_lie(
     rows: Mapping[int, int], holders: Mapping[int, Sequence[str]], threads: Mapping[str, int]
 ) -> Placement:
     """Return a placement that moves no block: one lane per thread of each worker with rows."""
-    held: dict[str, list[int]] = {}
-    load = dict.fromkeys(threads, 0)
+    blocks_by_worker: dict[str, list[int]] = {}
+    n_rows = dict.fromkeys(threads, 0)
     for block in sorted(rows):
         # A block that no worker holds is made, or fetched, by the least loaded worker.
-        worker = min([w for w in holders[block] if w in load] or load, key=lambda w: (load[w], w))
-        held.setdefault(worker, []).append(block)
-        load[worker] += rows[block]
+        worker = min(
+            [w for w in holders[block] if w in n_rows] or n_rows, key=lambda w: (n_rows[w], w)
+        )
+        blocks_by_worker.setdefault(worker, []).append(block)
+        n_rows[worker] += rows[block]
     segments: list[tuple[Segment, ...]] = []
     workers: list[str] = []
     # Ordered by first block, so that lanes have the same numbers in each run.
-    for worker in sorted(held, key=lambda w: held[w][0]):
-        parts = [s for s in split_rows(held[worker], rows, threads[worker]) if s]
+    for worker in sorted(blocks_by_worker, key=lambda w: blocks_by_worker[w][0]):
+        parts = [s for s in split_rows(blocks_by_worker[worker], rows, threads[worker]) if s]
         segments += parts
         workers += [worker] * len(parts)
     return Placement([LaneSpec(i, s) for i, s in enumerate(segments)], workers)
@@ -274,13 +282,13 @@ class LaneAssignments:
     def drop_blocks(self, blocks: Container[int]) -> int:
         """Remove blocks from all lanes; return the number of rows dropped."""
         # Blocks that are lost for good are removed from all lanes.
-        before = sum(lane.n_rows for lane in self.lanes)
+        rows_before = sum(lane.n_rows for lane in self.lanes)
         self.lanes = [
             replace(lane, segments=tuple(s for s in lane.segments if s.block not in blocks))
             for lane in self.lanes
         ]
         self.lane_rows = count_training_rows(self.lanes, self._fit.rows.validation_fraction)
-        return before - sum(lane.n_rows for lane in self.lanes)
+        return rows_before - sum(lane.n_rows for lane in self.lanes)
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -298,13 +306,13 @@ class LaneAssignments:
 
     def would_even_out(self) -> bool:
         """Return whether an even distribution over the remaining workers would move lanes."""
-        known = self._prefer_ready_workers(self.weighted_threads())
-        return reassign_lanes(self.lanes, self.workers, {}, known, even=True) != self.workers
+        capacity = self._prefer_ready_workers(self.weighted_threads())
+        return reassign_lanes(self.lanes, self.workers, {}, capacity, even=True) != self.workers
 
     def _prefer_ready_workers(self, capacity: dict[str, float]) -> dict[str, float]:
         """Return the workers that have imported the fit's modules, or all if there are none."""
-        known = {a: n for a, n in capacity.items() if a in self.dealt}
-        return known if known.keys() - self._membership.paused else capacity
+        ready_capacity = {a: n for a, n in capacity.items() if a in self.dealt}
+        return ready_capacity if ready_capacity.keys() - self._membership.paused else capacity
 
     # -- lanes ---------------------------------------------------------------------------------
 
@@ -313,27 +321,31 @@ class LaneAssignments:
         self._move_lanes(trainers, even)
         lanes = {lane.lane: lane for lane in self.lanes}
         parts = []
-        seated: set[int] = set()
+        assigned: set[int] = set()
         for trainer in trainers:
-            here = [lanes[n.lane] for n in trainer.lanes if self.workers[n.lane] == trainer.address]
-            parts.append(TrainerLanes(trainer.address, here, trainer))
-            seated.update(lane.lane for lane in here)
+            trainer_lanes = [
+                lanes[n.lane] for n in trainer.lanes if self.workers[n.lane] == trainer.address
+            ]
+            parts.append(TrainerLanes(trainer.address, trainer_lanes, trainer))
+            assigned.update(lane.lane for lane in trainer_lanes)
         # Lanes without a running trainer: one new trainer per worker.
-        rest: dict[str, list[LaneSpec]] = {}
+        remaining: dict[str, list[LaneSpec]] = {}
         for lane in self.lanes:
-            if lane.lane not in seated:
-                rest.setdefault(self.workers[lane.lane], []).append(lane)
+            if lane.lane not in assigned:
+                remaining.setdefault(self.workers[lane.lane], []).append(lane)
         if self._fit.work.call is not None or self._fit.work.keeps_lanes:
             # The new trainer takes all lanes of its worker. A function runs only once in a process;
             # and lanes at their own pace would get equal shares of the process per trainer,
             # although one trainer has fewer lanes.
             for part in parts:
-                if part.address in rest:
-                    rest[part.address] = sorted(
-                        rest[part.address] + part.lanes, key=lambda lane: lane.lane
+                if part.address in remaining:
+                    remaining[part.address] = sorted(
+                        remaining[part.address] + part.lanes, key=lambda lane: lane.lane
                     )
                     part.lanes = []
-        return parts + [TrainerLanes(address, here) for address, here in rest.items()]
+        return parts + [
+            TrainerLanes(address, trainer_lanes) for address, trainer_lanes in remaining.items()
+        ]
 
     def _move_lanes(self, trainers: list[TrainerTask], even: bool) -> None:
         """Assign lanes without a worker to other workers."""
@@ -343,14 +355,23 @@ class LaneAssignments:
         capacity = self.weighted_threads() | dict.fromkeys(sorted(paused), _NO_ROOM)
         run_on = {lane.lane for trainer in trainers for lane in trainer.lanes}
         # Lanes that may stay on their workers.
-        given = {
+        current_workers = {
             lane: worker
             for lane, worker in self.workers.items()
             if worker not in self._membership.paused or lane in run_on
         }
-        if even or len(given) < len(self.workers) or not set(given.values()) <= capacity.keys():
-            holders, known = self._rows.find_current_holders(), self._prefer_ready_workers(capacity)
-            self.workers = reassign_lanes(self.lanes, given, holders, known, even=even)
+        if (
+            even
+            or len(current_workers) < len(self.workers)
+            or not set(current_workers.values()) <= capacity.keys()
+        ):
+            holders, ready_capacity = (
+                self._rows.find_current_holders(),
+                self._prefer_ready_workers(capacity),
+            )
+            self.workers = reassign_lanes(
+                self.lanes, current_workers, holders, ready_capacity, even=even
+            )
 
 
 class AssignmentLog:

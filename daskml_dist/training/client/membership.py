@@ -116,13 +116,13 @@ class _Probes:
                 self._open[address] = asyncio.ensure_future(
                     _find_sign(self._client, address, pause)
                 )
-        new = [self._open[address] for address in addresses if address not in self._busy]
-        if new:
-            await asyncio.wait(new)
+        new_queries = [self._open[address] for address in addresses if address not in self._busy]
+        if new_queries:
+            await asyncio.wait(new_queries)
         signs = {}
         for address in addresses:
-            done = self._open[address].done()
-            signs[address] = self._open.pop(address).result() if done else Sign.BUSY
+            has_answered = self._open[address].done()
+            signs[address] = self._open.pop(address).result() if has_answered else Sign.BUSY
         return signs
 
     def _drop(self, address: str) -> None:
@@ -139,12 +139,12 @@ async def _find_sign(client: Any, address: str, pause: float) -> Sign:
     answer = asyncio.ensure_future(running)
     busy = asyncio.ensure_future(is_process_busy(client, address))
     try:
-        left = _CONFIRM
-        while left > 0 and not answer.done():
+        seconds_left = _CONFIRM
+        while seconds_left > 0 and not answer.done():
             # If this loop itself waits for a core, an answer may have arrived but not been read. So
             # the extra time of a long iteration does not count.
             await asyncio.wait({answer}, timeout=_TURN)
-            left -= _TURN
+            seconds_left -= _TURN
         if answer.done():
             return Sign.NONE if answer.exception() else Sign.ANSWERS
         return Sign.BUSY if busy.done() and busy.result() else Sign.NONE
@@ -211,26 +211,26 @@ class Membership:
         if now - self._last_call > _GAP:
             self._seen.clear()
         last_call, self._last_call = self._last_call, now
-        before, self._wall_clock = self._wall_clock, time.time() - now
-        if self._wall_clock < before - _SET_BACK:
+        offset_before, self._wall_clock = self._wall_clock, time.time() - now
+        if self._wall_clock < offset_before - _SET_BACK:
             renew_client_timers(self._client)
-        quiet = set()
-        newest = max((worker["last_seen"] for worker in workers.values()), default=-math.inf)
-        self._clock_lead = min(self._clock_lead, now - newest)
+        quiet_workers = set()
+        newest_beat = max((worker["last_seen"] for worker in workers.values()), default=-math.inf)
+        self._clock_lead = min(self._clock_lead, now - newest_beat)
         for address, worker in workers.items():
-            beat, _ = self._seen.get(address, (-math.inf, now))
+            last_beat, _ = self._seen.get(address, (-math.inf, now))
             # Only changes of the heartbeat are timed, by the client's clock. It arrived as long ago
             # as the scheduler reports, but not before the last roll call, even if the scheduler's
             # clock changes.
-            if worker["last_seen"] != beat:
-                came = worker["last_seen"] + self._clock_lead if address in self._seen else now
-                self._seen[address] = worker["last_seen"], max(came, last_call)
+            if worker["last_seen"] != last_beat:
+                arrival = worker["last_seen"] + self._clock_lead if address in self._seen else now
+                self._seen[address] = worker["last_seen"], max(arrival, last_call)
             else:
-                quiet.add(address)
-            if worker["last_seen"] < beat - _SET_BACK:  # by the scheduler's clock
+                quiet_workers.add(address)
+            if worker["last_seen"] < last_beat - _SET_BACK:  # by the scheduler's clock
                 renew_scheduler_timers(self._client)
-                self._clock_lead = now - newest
-        self._probes.forget_others(quiet)
+                self._clock_lead = now - newest_beat
+        self._probes.forget_others(quiet_workers)
         self._excluded &= set(workers)
         self._announced &= set(workers)
         self._workers = workers
@@ -272,8 +272,8 @@ class Membership:
 
     def find_lost(self, addresses: Set[str]) -> Set[str]:
         """Return the workers that do not count any more; takes the roll once for all of them."""
-        gone = addresses - self.call().keys()
-        return gone | set(self.evict_stopped(addresses - gone))
+        lost = addresses - self.call().keys()
+        return lost | set(self.evict_stopped(addresses - lost))
 
     def begins_new_work(self, address: str) -> bool:
         """Return whether a worker starts new tasks; one that is paused for long does not."""
@@ -286,13 +286,13 @@ class Membership:
 
     def evict_stopped(self, addresses: Iterable[str]) -> list[str]:
         """Evict the workers that send no heartbeats and give no sign of life; return them."""
-        silent = self.find_silent(addresses)
-        if not silent:
+        silent_workers = self.find_silent(addresses)
+        if not silent_workers:
             return []
         # Busy event loops send heartbeats late, and workers whose clock was set back send none; a
         # direct query decides.
-        signs = self._probes.probe(silent)
-        stopped = [address for address in silent if signs[address] is Sign.NONE]
+        signs = self._probes.probe(silent_workers)
+        stopped = [address for address in silent_workers if signs[address] is Sign.NONE]
         for address in stopped:
             self.count_as_lost(address)
             evict_worker(self._client, address)

@@ -125,12 +125,12 @@ class Reasons:
         """Return a reason for a new generation from a roll call; None if there is none."""
         membership, members = self._membership, self._generations.members
         # Workers that the scheduler has removed.
-        if gone := sorted(members.difference(membership.call())):
-            return f"worker {', '.join(gone)} was lost"
+        if lost := sorted(members.difference(membership.call())):
+            return f"worker {', '.join(lost)} was lost"
         if stopped := self._find_stopped_worker():
             return stopped
-        if leaving := self._find_leaving():
-            return leaving
+        if leaving_reason := self._find_leaving():
+            return leaving_reason
         if self._rows.missing_blocks():
             return "rows were lost with a worker"
         self._rows.free_waiting_blocks()
@@ -156,27 +156,31 @@ class Reasons:
     def _find_joined(self) -> str | None:
         """Return a reason to give lanes to new workers that are ready."""
         # New workers take lanes once they have imported the fit's modules.
-        fresh = self._newcomers.ready(self._generations.assignments.dealt)
-        self._generations.assignments.dealt.update(fresh)
-        if not fresh or not self._generations.assignments.would_even_out():
+        joined = self._newcomers.ready(self._generations.assignments.dealt)
+        self._generations.assignments.dealt.update(joined)
+        if not joined or not self._generations.assignments.would_even_out():
             return None
-        return f"worker {', '.join(fresh)} joined"
+        return f"worker {', '.join(joined)} joined"
 
     def _find_slow(self) -> str | None:
         """Return a reason to take lanes away from workers that stay slow."""
         passes, busy = self._actors.call(self._generations.servers[0].host, "lane_seconds")
-        slow = self._pace.record_pass(passes, busy, self._generations.assignments.workers)
-        if not slow:
+        slow_workers = self._pace.record_pass(passes, busy, self._generations.assignments.workers)
+        if not slow_workers:
             return None
-        self._generations.assignments.speeds.update(slow)
+        self._generations.assignments.speeds.update(slow_workers)
         if not self._generations.assignments.would_even_out():
             return None
-        return f"worker {', '.join(sorted(slow))} is slow"
+        return f"worker {', '.join(sorted(slow_workers))} is slow"
 
     def _find_crowded(self) -> str | None:
         """Return a reason to move a server to a worker with fewer servers."""
-        crowded = self._generations.move_crowded_server()
-        return None if crowded is None else f"worker {crowded} has more servers than others"
+        crowded_worker = self._generations.move_crowded_server()
+        return (
+            None
+            if crowded_worker is None
+            else f"worker {crowded_worker} has more servers than others"
+        )
 
     def _find_ended_trainer(self) -> str | None:
         """Return a reason from the trainers' tasks; None if they run, or ended successfully."""
@@ -212,8 +216,8 @@ class Reasons:
         while True:
             if reason := self._raise_own_error():
                 return reason
-            if gone := sorted(self._generations.members.difference(self._membership.call())):
-                return f"worker {', '.join(gone)} was lost"
+            if lost := sorted(self._generations.members.difference(self._membership.call())):
+                return f"worker {', '.join(lost)} was lost"
             if time.monotonic() > deadline:
                 return None
             time.sleep(0.01)
@@ -273,13 +277,13 @@ class Newcomers:
 
     def ready(self, known: set[str]) -> list[str]:
         """Return the unknown workers that have stayed for a moment and are ready."""
-        now, here = time.monotonic(), set(self._membership.ready) - known
-        for address in self._tasks.keys() - here:
+        now, newcomers = time.monotonic(), set(self._membership.ready) - known
+        for address in self._tasks.keys() - newcomers:
             self._actors.discard_futures([self._tasks.pop(address)])
-        for address in sorted(here - self._ready - self._unfit):
+        for address in sorted(newcomers - self._ready - self._unfit):
             self._since.setdefault(address, now)
             self._check_newcomer(address)
-        return sorted(a for a in here & self._ready if now - self._since[a] > SETTLED)
+        return sorted(a for a in newcomers & self._ready if now - self._since[a] > SETTLED)
 
     def _check_newcomer(self, address: str) -> None:
         """Start, or check, the task that imports the fit's modules."""
@@ -339,18 +343,18 @@ class WorkerSpeeds:
             return {}
         median = statistics.median(speeds.values())
         # Relative to the median worker, so that equally slow workers are no reason.
-        slow = {worker: speed / median for worker, speed in speeds.items()}
-        slow = {worker: share for worker, share in slow.items() if share < _SLOW}
+        slow_workers = {worker: speed / median for worker, speed in speeds.items()}
+        slow_workers = {worker: share for worker, share in slow_workers.items() if share < _SLOW}
         self._slow_looks = {
             worker: (
                 self._slow_looks.get(worker, (0, now))[0] + 1,
                 self._slow_looks.get(worker, (0, now))[1],
             )
-            for worker in slow
+            for worker in slow_workers
         }
         return {
             worker: share
-            for worker, share in slow.items()
+            for worker, share in slow_workers.items()
             if self._slow_looks[worker][0] >= _LOOKS
             and now - self._slow_looks[worker][1] >= _SECONDS
         }
@@ -360,13 +364,13 @@ class WorkerSpeeds:
     ) -> None:
         """Record each lane's seconds per step since the last check."""
         for lane, (seconds, steps) in busy.items():
-            before, steps_before = self._marks.get(lane, (0.0, 0))
+            seconds_before, steps_before = self._marks.get(lane, (0.0, 0))
             self._marks[lane] = seconds, steps
             if workers.get(lane) != self._workers.get(lane):
                 self._step_seconds.pop(lane, None)  # measured on another worker
             # A server that replaced a lost one counts from zero.
             elif steps > steps_before:
-                self._step_seconds[lane] = (seconds - before) / (steps - steps_before)
+                self._step_seconds[lane] = (seconds - seconds_before) / (steps - steps_before)
         self._workers = dict(workers)
 
     def _compute_speeds(self, workers: Mapping[int, str]) -> dict[str, float]:
@@ -374,7 +378,7 @@ class WorkerSpeeds:
         rows: dict[str, float] = {}
         seconds: dict[str, float] = {}
         for lane, worker in workers.items():
-            if (taken := self._step_seconds.get(lane, 0.0)) > 0:
+            if (lane_seconds := self._step_seconds.get(lane, 0.0)) > 0:
                 rows[worker] = rows.get(worker, 0) + self._rows[lane]
-                seconds[worker] = seconds.get(worker, 0) + taken
+                seconds[worker] = seconds.get(worker, 0) + lane_seconds
         return {worker: rows[worker] / seconds[worker] for worker in rows}

@@ -140,8 +140,8 @@ class ClusterEngine(Engine):
         # The number of lanes follows the threads, with at least one lane per worker.
         threads = self._rows.threads()
         if n_lanes is None:
-            most = self._collection.n_features or sum(threads.values())
-            n_lanes = max(len(threads), min(sum(threads.values()), most))
+            max_lanes = self._collection.n_features or sum(threads.values())
+            n_lanes = max(len(threads), min(sum(threads.values()), max_lanes))
         self._collection = cut_by_columns(self._collection, n_lanes)
         self._rows.take(self._collection)
 
@@ -159,9 +159,9 @@ class ClusterEngine(Engine):
     @property
     def remote_key_bytes(self) -> int | None:
         """Return the bytes that a trainer may use for values of remote keys."""
-        given = int(configured_number("daskml_dist.touched", 0))
+        configured_bytes = int(configured_number("daskml_dist.touched", 0))
         limit = self._rows.least_memory_limit
-        return given or (None if math.isinf(limit) else int(limit * _KEY_MEMORY_SHARE))
+        return configured_bytes or (None if math.isinf(limit) else int(limit * _KEY_MEMORY_SHARE))
 
     def map_kept_blocks(self, function: Callable[[Block], Any]) -> list[Any]:
         """Return the results of a function of each block, computed on its worker."""
@@ -281,8 +281,8 @@ class ClusterEngine(Engine):
         if not self._rows.streamed or self._placement is None:
             return None
         # Lanes of one worker share its memory.
-        together = max(len(lanes) for lanes in self._placement.by_worker().values())
-        blocks = self._rows.blocks_per_lane(together)
+        n_lanes = max(len(lanes) for lanes in self._placement.by_worker().values())
+        blocks = self._rows.blocks_per_lane(n_lanes)
         group = min(blocks // 2, SHUFFLED_BLOCKS)
         states = int(configured_number("daskml_dist.row_states", Streaming.states))
         dense = not any(info.sparse for info in self._rows.infos)
@@ -292,20 +292,26 @@ class ClusterEngine(Engine):
         """Run the fit."""
         assert self._placement is not None
         # Only the first of several parts has an early actor.
-        early, self._early = self._early or EarlyHost(self._client), None
+        early_host, self._early = self._early or EarlyHost(self._client), None
         assert self._shielding is not None
         # Each of several parts is a separate run, with its own name.
         if self._visited:
-            self._shielding.take_next_run(early.run_id)
+            self._shielding.take_next_run(early_host.run_id)
         self._log.begin()
         try:
             run = TrainingRun(
-                self._client, fit, self._placement, self._rows, self.interrupts, early, self._log
+                self._client,
+                fit,
+                self._placement,
+                self._rows,
+                self.interrupts,
+                early_host,
+                self._log,
             )
             result = run.run(callbacks)
         finally:
             self._log.end()
-            early.close()
+            early_host.close()
         # Workers of a successful run remove their shields themselves.
         self._visited = run.visited_workers if result.interrupted is None else set()
         return result

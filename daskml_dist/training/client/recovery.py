@@ -45,8 +45,8 @@ def choose_recovery_point(
     if not policy.lockstep:
         chosen = [_latest_place(server) for server in held]
         # Threads that share memory count their steps only at the first server.
-        known = chosen[:1] if policy.loop == "shared" else chosen
-        clocks = [holding.clocks[place] for _, holding, place in known]
+        with_clocks = chosen[:1] if policy.loop == "shared" else chosen
+        clocks = [holding.clocks[place] for _, holding, place in with_clocks]
         # The server with the smallest clock of a lane decides; the others drop repeated pushes.
         lanes = {lane: min(c.get(lane, 0) for c in clocks) for lane in clocks[0]}
         return _make_recovery_point(chosen, lanes)
@@ -58,8 +58,10 @@ def choose_recovery_point(
         return None
     # The latest place, so that the least work is repeated.
     place = max(common)
-    at = [next((h, holding, place) for h, holding in s if place in holding.places) for s in held]
-    return _make_recovery_point(at, at[0][1].clocks[place])
+    sources = [
+        next((h, holding, place) for h, holding in s if place in holding.places) for s in held
+    ]
+    return _make_recovery_point(sources, sources[0][1].clocks[place])
 
 
 def _latest_place(

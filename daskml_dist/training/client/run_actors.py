@@ -351,9 +351,9 @@ class RunActors(ActorCalls):
             with suppress(TimeoutError):
                 return gathering.result(timeout=CHECK_SECONDS)
             # A result that was lost with its worker would be awaited for ever.
-            gone = self._membership.find_lost({trainer.address for trainer in trainers})
+            lost = self._membership.find_lost({trainer.address for trainer in trainers})
             for trainer in trainers:
-                if trainer.future.status != "finished" or trainer.address in gone:
+                if trainer.future.status != "finished" or trainer.address in lost:
                     gathering.cancel()
                     raise WorkerUnreachableError(trainer.address, "lost")
 

@@ -50,19 +50,23 @@ class TrainerCores:
 def choose_core_share(rank: int, trainer_cores: Sequence[TrainerCores]) -> frozenset[int]:
     """Return the processors to which a trainer is pinned; empty if it is not pinned."""
     # Only trainers of the same machine share its cores.
-    own = trainer_cores[rank]
+    own_cores = trainer_cores[rank]
     ranks = [
-        r for r, trainer in enumerate(trainer_cores) if trainer.host and trainer.host == own.host
+        r
+        for r, trainer in enumerate(trainer_cores)
+        if trainer.host and trainer.host == own_cores.host
     ]
     threads = [trainer_cores[r].n_threads for r in ranks]
     # If the user has assigned different processors to the trainers, these are kept.
-    same = all(trainer_cores[r].cores == own.cores for r in ranks)
-    if len(ranks) < 2 or not same or sum(threads) > len(own.cores):
+    have_same_cores = all(trainer_cores[r].cores == own_cores.cores for r in ranks)
+    if len(ranks) < 2 or not have_same_cores or sum(threads) > len(own_cores.cores):
         return frozenset()
     # Contiguous shares in rank order, in proportion to each trainer's number of threads.
-    before = sum(threads[: ranks.index(rank)])
-    cuts = [n * len(own.cores) // sum(threads) for n in (before, before + own.n_threads)]
-    return frozenset(_sort_by_core(own.cores)[slice(*cuts)])
+    n_before = sum(threads[: ranks.index(rank)])
+    cuts = [
+        n * len(own_cores.cores) // sum(threads) for n in (n_before, n_before + own_cores.n_threads)
+    ]
+    return frozenset(_sort_by_core(own_cores.cores)[slice(*cuts)])
 
 
 def _sort_by_core(processors: Sequence[int]) -> list[int]:
@@ -80,13 +84,13 @@ def _sort_by_core(processors: Sequence[int]) -> list[int]:
 @contextmanager
 def pin_to_processors(processors: frozenset[int]) -> Iterator[None]:
     """Pin the calling thread, and the threads that it starts, to some processors."""
-    before: set[int] | None = None
+    processors_before: set[int] | None = None
     with suppress(OSError):  # not allowed here
-        before = os.sched_getaffinity(0)
+        processors_before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, processors)
     try:
         yield
     finally:
-        if before is not None:
+        if processors_before is not None:
             with suppress(OSError):
-                os.sched_setaffinity(0, before)
+                os.sched_setaffinity(0, processors_before)

@@ -162,9 +162,9 @@ class ServerHost:
         self._credentials = credentials_of(worker, secret, connections)
         self._shipper: SnapshotShipper | None = None
         # The threads get the gate, not the actor: a reference would keep the actor alive for ever.
-        self._door = door = _CallerGate()
+        self._door = gate = _CallerGate()
         listener = Listener(
-            find_reachable_host(worker), self._credentials, on_pair=door.answer, key=key
+            find_reachable_host(worker), self._credentials, on_pair=gate.answer, key=key
         )
         self._endpoint = listener.endpoint
         # The scheduler drops the actor when its client is gone; then no caller may keep waiting.
@@ -174,7 +174,7 @@ class ServerHost:
         self._end = weakref.finalize(self, end.put, None)
         threading.Thread(
             target=_close_at_end,
-            args=(end, door, listener, worker, run_id),
+            args=(end, gate, listener, worker, run_id),
             daemon=True,
             name="daskml-end",
         ).start()
@@ -348,15 +348,15 @@ def run_trainer(
     announce_beginning(worker, spec.run_id, spec.name)
     # A worker that is asked to close waits until its lanes have moved.
     run_before_closing(worker, spec.run_id, partial(announce_worker_leaving, worker, spec.run_id))
-    line = ClientLine(
+    client_line = ClientLine(
         spec,
         partial(raise_alarm, worker, spec.run_id),
         partial(is_task_wanted, worker, key),
         min(_ORDER_TIMEOUT, fit.run.timeout),
     )
-    silent = SilentPeerError("The host of a worker of the fit does not acknowledge data.")
-    tell_silence = partial(raise_alarm, worker, spec.run_id, silent)
-    wait = WaitBound(fit.run.timeout, line.is_aborted, line.is_renewed, tell_silence)
+    silent_peer = SilentPeerError("The host of a worker of the fit does not acknowledge data.")
+    tell_silence = partial(raise_alarm, worker, spec.run_id, silent_peer)
+    wait = WaitBound(fit.run.timeout, client_line.is_aborted, client_line.is_renewed, tell_silence)
     threading.current_thread().name = f"daskml-trainer-{spec.name}"
     trainer = Trainer(
         fit,
@@ -364,8 +364,8 @@ def run_trainer(
         wait,
         credentials_of(worker, spec.secret, fit.run.connections),
         find_reachable_host(worker),
-        next_spec=line.next_spec,
-        raise_if_stopped=line.raise_if_aborted,
+        next_spec=client_line.next_spec,
+        raise_if_stopped=client_line.raise_if_aborted,
     )
     publishing = publish_facts(worker, spec.run_id, spec.n_trainers, trainer.facts)
     with count_working_trainer(worker, spec.run_id), publishing:
@@ -373,7 +373,7 @@ def run_trainer(
             return trainer.run(_open_blocks(blocks, worker, wait))
         except TrainingError as error:
             # An abort ends the trainer without an error: it returns the present state of its lanes.
-            if not (line.is_aborted() and is_consequence(error)):
+            if not (client_line.is_aborted() and is_consequence(error)):
                 raise
             # Dask would log an exception on the worker, where notebooks show it.
             return trainer.interrupted()
@@ -408,12 +408,12 @@ class _FetchHeldData:
 
     def __call__(self, key: Any) -> Any:
         # Only the event loop may access the worker's memory.
-        here = asyncio.run_coroutine_threadsafe(
+        local_search = asyncio.run_coroutine_threadsafe(
             self._find_locally(key), self._worker.loop.asyncio_loop
         )
-        found, value = here.result(timeout=self._wait.timeout)
+        is_local, value = local_search.result(timeout=self._wait.timeout)
         # Data of this worker itself: no copy, and no message.
-        if found:
+        if is_local:
             return value
         future = request_data(self._client, key)
         try:
@@ -520,8 +520,8 @@ def pack_fit(fit: FitSpec) -> bytes:
 
 def load_fit_on_worker(fit: FitSpec | bytes) -> bool:
     """Load a fit and its backend, so that the worker imports their modules."""
-    found: FitSpec = pickle.loads(fit)[1] if isinstance(fit, bytes) else fit
-    get_fit_backend(found)
-    if not found.work.remembers_course:
-        found.make_start_state(slice(0, 1))  # the model's own imports
+    spec: FitSpec = pickle.loads(fit)[1] if isinstance(fit, bytes) else fit
+    get_fit_backend(spec)
+    if not spec.work.remembers_course:
+        spec.make_start_state(slice(0, 1))  # the model's own imports
     return True

@@ -19,4 +19,4 @@ def forget_kept_values(run_id: str) -> None:
 
 def find_largest(name: str) -> int:
     """Return the largest value of a name that any run keeps here; 0 if there is none."""
-    return max((int(kept.get(name, 0)) for kept in list(_kept.values())), default=0)
+    return max((int(run_values.get(name, 0)) for run_values in list(_kept.values())), default=0)

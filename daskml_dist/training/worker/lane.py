@@ -205,8 +205,8 @@ class Lane:
         self._last_loss, self._loss = losses[-1], self._loss + losses.sum()
         self._report.rows += sum(rows)
         self._report.steps += len(rows)
-        for at in range(len(rows) if self._callbacks else 0):
-            self._call_step_callbacks(self.reached + at + 1, rows[at], losses[at])
+        for step in range(len(rows) if self._callbacks else 0):
+            self._call_step_callbacks(self.reached + step + 1, rows[step], losses[step])
         self.reached += len(rows)
 
     def add_gradient(self, w: Any, batch: LaneBatch, out: Any) -> None:
@@ -298,9 +298,9 @@ class Lane:
             # Key of random streams: the same rows draw the same numbers on any worker.
             rows.key = (self._fit.work.seed, self.number, number, rows.block, rows.first)
             with self._states.lend_state(statistic.state, left, number, model, rows, backend):
-                found = known_loss(statistic.add(model, rows, sums, backend))
+                piece_loss = known_loss(statistic.add(model, rows, sums, backend))
                 # A device's loss that is part of the sums is copied to the host with them.
-                loss = loss if statistic.loss_is_first and sums is not out else loss + found
+                loss = loss if statistic.loss_is_first and sums is not out else loss + piece_loss
         if sums is not out:
             on_host = self.backend.to_numpy(sums)
             loss = on_host.flat[0] if statistic.loss_is_first else loss
@@ -338,8 +338,8 @@ class Lane:
         # Gradients of touched rows vary in size, so no array is reused.
         if batch.index is not None:
             return self.compute_gradient(w, batch)
-        if (found := self._gradient_in_model_memory(w, batch)) is not None:
-            return found
+        if (gradient := self._gradient_in_model_memory(w, batch)) is not None:
+            return gradient
         # A device has its own memory pool.
         if not is_host(w):
             return self.compute_gradient(w, batch)
@@ -358,11 +358,11 @@ class Lane:
         if not is_local or batch.add_gradient is not None or len(pieces) != 1:
             return None
         since = time.perf_counter()
-        if (found := self._model.own_gradient(w, pieces[0], self.backend)) is None:
+        if (gradient_and_loss := self._model.own_gradient(w, pieces[0], self.backend)) is None:
             return None
         self._add_busy_time(since, waited=self._on_host)
-        self._count_batch(batch.n_rows, found[1])
-        return found[0]
+        self._count_batch(batch.n_rows, gradient_and_loss[1])
+        return gradient_and_loss[0]
 
     def held_out(self) -> Iterator[BatchRows]:
         """Yield the held-out rows, block by block."""
@@ -423,10 +423,10 @@ class RowStates:
         key = (state.name, rows.block, rows.first)
         # Removed while the statistic writes it, so that an error never leaves a partially written
         # array.
-        found, array = self._held.pop(key, (0, None))
+        stored_number, array = self._held.pop(key, (0, None))
         if self._left is not None and array is not None:
             self._left += array.nbytes
-        if array is None or found != left:
+        if array is None or stored_number != left:
             array = state.make(model, rows, backend)
         rows.state = array
         yield

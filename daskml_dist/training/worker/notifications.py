@@ -97,7 +97,7 @@ def publish_facts(
     either: their counts are read while they run.
     """
     name = worker.address, run_id
-    every = _PUBLISH_SECONDS + _PUBLISH_SECONDS_PER_TRAINER * n_trainers
+    interval = _PUBLISH_SECONDS + _PUBLISH_SECONDS_PER_TRAINER * n_trainers
     sources = _fact_sources.setdefault(name, [])
     sources.append(facts)
 
@@ -106,15 +106,15 @@ def publish_facts(
         if _fact_sources.get(name) is not sources:
             return
         try:
-            event = {"run": run_id, "worker": worker.address, "every": every}
+            event = {"run": run_id, "worker": worker.address, "every": interval}
             event |= {"clock": time.monotonic(), **_sum_facts(worker, sources)}
             worker.log_event(HEARTBEAT_TOPIC, event)
         except Exception:
             logger.debug("Progress of a trainer could not be reported", exc_info=True)
-        worker.loop.call_later(every, publish)
+        worker.loop.call_later(interval, publish)
 
     if len(sources) == 1:
-        worker.loop.add_callback(worker.loop.call_later, every, publish)
+        worker.loop.add_callback(worker.loop.call_later, interval, publish)
     try:
         yield
     finally:
@@ -130,7 +130,7 @@ def _sum_facts(worker: Any, sources: list[Callable[[], TrainerFacts]]) -> dict[s
     # Trainers of one process share a worker, so their counts are added.
     for facts_here in all_facts:
         traffic.update(facts_here.traffic)
-    memory, spilled = measure_memory(worker)
+    memory_bytes, spilled_bytes = measure_memory(worker)
     return {
         # Dask's events can only have strings as keys.
         "steps": [
@@ -139,6 +139,6 @@ def _sum_facts(worker: Any, sources: list[Callable[[], TrainerFacts]]) -> dict[s
         "traffic": dict(traffic),
         "rows_here": sum(facts_here.rows_here for facts_here in all_facts),
         "rows_streamed": sum(facts_here.rows_streamed for facts_here in all_facts),
-        "memory": memory,
-        "spilled": spilled,
+        "memory": memory_bytes,
+        "spilled": spilled_bytes,
     }

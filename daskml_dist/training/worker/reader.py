@@ -93,8 +93,8 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
         return ReadyBlock(block.aligned(), None, None)
     backend = get_fit_backend(fit)
     rows = fit.rows
-    lies = _stays_in_place(block, fit, backend)
-    X = _prepare_features(block, fit, backend, lies)
+    stays_in_place = _stays_in_place(block, fit, backend)
+    X = _prepare_features(block, fit, backend, stays_in_place)
     y: Any = None if block.target is None else _encode_target(block, fit, backend)
     weight: Any = rows.weights(block)
     if fit.work.privacy is not None:
@@ -102,16 +102,16 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     lies_there = find_device(X) == "gpu"
     # On a GPU, the error names the block that did not fit.
     with explain_memory_errors(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
-        X = X if lies or lies_there else backend.to_device(X)
+        X = X if stays_in_place or lies_there else backend.to_device(X)
         y, weight = (None if a is None else backend.to_device(a) for a in (y, weight))
-    return ReadyBlock(X, y, weight, block.index if lies else None)
+    return ReadyBlock(X, y, weight, block.index if stays_in_place else None)
 
 
 def _encode_target(block: Block, fit: FitSpec, backend: Backend) -> Any:
     """Return the targets that the model's loss reads: for labels indices, signs or one-hot rows."""
     model, rows = fit.work.model, fit.rows
-    travels = backend.device == "gpu" or find_device(block.target) == "gpu"
-    codes = encode_small(block, rows.classes) if travels else None
+    goes_to_gpu = backend.device == "gpu" or find_device(block.target) == "gpu"
+    codes = encode_small(block, rows.classes) if goes_to_gpu else None
     if codes is None or rows.classes is None:
         assert block.y is not None
         return model.encode(block.y, rows.classes, rows.dtype)
@@ -134,9 +134,9 @@ def _prepare_features(block: Block, fit: FitSpec, backend: Backend, lies: bool) 
 
     With `lies` they are left in place, and checked later.
     """
-    lying = _find_lying_features(block, fit, backend)
-    if lying is not None:
-        X = fit.work.model.prepare(lying, fit.rows.dtype)
+    on_gpu = _find_lying_features(block, fit, backend)
+    if on_gpu is not None:
+        X = fit.work.model.prepare(on_gpu, fit.rows.dtype)
         if not fit.work.model.takes_missing:
             check_finite_rows(X, block.index)
         return X
@@ -158,28 +158,28 @@ def _prepare_features(block: Block, fit: FitSpec, backend: Backend, lies: bool) 
 
 def _find_lying_features(block: Block, fit: FitSpec, backend: Backend) -> Any | None:
     """Return features that already are on the fit's GPU in the form it reads, else None."""
-    lying = block.on_device
-    if lying is None or fit.rows.compute_dtype or lying.dtype != fit.rows.rows_dtype:
+    on_gpu = block.on_device
+    if on_gpu is None or fit.rows.compute_dtype or on_gpu.dtype != fit.rows.rows_dtype:
         return None
     # A solver on its own rows has targets and weights in host memory, and features where they are.
     reads_there = backend.device == "gpu" or sums_backend_of(fit).device == "gpu"
-    return lying if reads_there else None
+    return on_gpu if reads_there else None
 
 
 def _to_compute_dtype(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:
     """Return features in a GPU's smaller storage dtype; raise if they overflow it."""
     with np.errstate(over="ignore"):
         # Infinite values are detected below, and reported with the largest value.
-        smaller = X.astype(stored_dtype(dtype))
-    if not np.isfinite(smaller).all():
-        number = smaller.dtype.type
+        converted = X.astype(stored_dtype(dtype))
+    if not np.isfinite(converted).all():
+        number = converted.dtype.type
         largest = float(np.nextafter(number(np.inf), number(0)))
         raise InvalidDataError(
             f"Block {index}: X holds {np.abs(X).max():g}, and compute_dtype={dtype!r} holds "
             f"{largest:g} at most. Scale the features first (StandardScaler), or use "
             "compute_dtype=None."
         )
-    return smaller
+    return converted
 
 
 def explain_memory_errors(backend: Backend, description: str) -> AbstractContextManager[None]:
@@ -290,8 +290,8 @@ class BatchReader:
     def sum_weights(self) -> float:
         """Return the sum of the weights of the training rows, which are in memory."""
         sums = 0.0
-        for number, at in self._rows.training:
-            rows = self._backend.row_numbers(at)
+        for number, positions in self._rows.training:
+            rows = self._backend.row_numbers(positions)
             weight = self._backend.rows(cast(Any, self._blocks[number].weight), rows)
             sums += float(scalar(total(weight, dtype=namespace(weight).float64)))
         return sums
@@ -340,21 +340,23 @@ class BatchReader:
         if not self._ready:
             assert gather is not None
             draws, counts = self.draw_batch_runs(gather.most)
-            for add, n_rows in zip(gather(draws), counts, strict=True):
-                self._ready.append(LaneBatch([], n_rows, None, add if n_rows else None))
+            for add_gradient, n_rows in zip(gather(draws), counts, strict=True):
+                self._ready.append(LaneBatch([], n_rows, None, add_gradient if n_rows else None))
         return self._ready.popleft()
 
     def _make_batch(self, drawn: Drawn, clock: int) -> LaneBatch:
         """Return the batch of the rows drawn for a step."""
         n_rows = count_batch_rows(drawn)
-        held: Blocks = self._blocks
+        blocks_read: Blocks = self._blocks
         if self._in_arrays:
             # Streamed blocks are available once, in order, so all blocks of the batch are held
             # first.
-            held = {number: self._blocks[number] for number, _ in drawn}
+            blocks_read = {number: self._blocks[number] for number, _ in drawn}
             # Dense rows: copied side by side into the lane's memory.
-            if all(isinstance(block.X, np.ndarray) for block in held.values()):
-                blocks = [(held[number], at) for number, at in _to_positions(drawn)]
+            if all(isinstance(block.X, np.ndarray) for block in blocks_read.values()):
+                blocks = [
+                    (blocks_read[number], positions) for number, positions in _to_positions(drawn)
+                ]
                 key, cut = (*self._stream, clock), cut_blocks if self._linear else cut_evenly_sized
                 pieces = self._batch_memory.gather(blocks, n_rows, self._piece_rows, key, cut)
                 return LaneBatch(
@@ -363,12 +365,16 @@ class BatchReader:
         # Full batches of streamed rows never fit in memory, so pieces are made when they are read.
         elif self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
             return LaneBatch(
-                _RepeatableIterable(lambda: self._iterate_pieces(drawn, clock, held)), n_rows, None
+                _RepeatableIterable(lambda: self._iterate_pieces(drawn, clock, blocks_read)),
+                n_rows,
+                None,
             )
-        found = list(self._iterate_pieces(drawn, clock, held))
+        batch_rows = list(self._iterate_pieces(drawn, clock, blocks_read))
         if self._in_arrays and self._linear is None and self._piece_rows is None:
-            found = _join_if_dense(found)
-        return LaneBatch(found, self._count_reported_rows(drawn), self._touched_parameters(found))
+            batch_rows = _join_if_dense(batch_rows)
+        return LaneBatch(
+            batch_rows, self._count_reported_rows(drawn), self._touched_parameters(batch_rows)
+        )
 
     @functools.cached_property
     def _piece_rows(self) -> int | None:
@@ -381,12 +387,12 @@ class BatchReader:
     def _iterate_pieces(self, drawn: Drawn, clock: int, held: Blocks) -> Iterator[BatchRows]:
         """Yield the rows of each block, or of fewer at a time."""
         parts = cut_blocks(_to_positions(drawn), self._fit.work.micro_batch)
-        for piece, ((number, at),) in enumerate(parts):
-            first = at.start or 0 if isinstance(at, slice) else 0
-            block = number if isinstance(at, slice) else -1
+        for piece, ((number, positions),) in enumerate(parts):
+            first = positions.start or 0 if isinstance(positions, slice) else 0
+            block = number if isinstance(positions, slice) else -1
             # Keys of a piece's random numbers: derived from seed, lane, clock and piece.
             key = (*self._stream, clock, piece)
-            yield BatchRows(*self._take_rows(held[number], at), key, block, first)
+            yield BatchRows(*self._take_rows(held[number], positions), key, block, first)
 
     def _take_rows(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
         """Return X, y and weights of some rows of a block."""
@@ -404,14 +410,14 @@ class BatchReader:
 
     def held_out(self) -> Iterator[BatchRows]:
         """Yield the rows of the validation set, block by block."""
-        for number, at in self._rows.held_out:
+        for number, positions in self._rows.held_out:
             blocks = self._held_out_blocks
             block = (
                 blocks.read_out_of_order(number)
                 if isinstance(blocks, BlockStream)
                 else blocks[number]
             )
-            yield BatchRows(*self._take_rows(block, at), (*self._stream, 0, 0))
+            yield BatchRows(*self._take_rows(block, positions), (*self._stream, 0, 0))
 
     @functools.cached_property
     def gather(self) -> Any | None:
@@ -423,8 +429,10 @@ class BatchReader:
         rule = self._fit.steps.rule
         # A gather of sparse rows must make whole steps: the host does not know which parameters
         # they touch.
-        whole = rule.steps_alone if self._backend.device == "cpu" else rule.can_run_in_kernels
-        if rule.coordinates and (not whole or isinstance(self._blocks, BlockStream)):
+        is_supported = (
+            rule.steps_alone if self._backend.device == "cpu" else rule.can_run_in_kernels
+        )
+        if rule.coordinates and (not is_supported or isinstance(self._blocks, BlockStream)):
             return None
         if isinstance(self._blocks, BlockStream):
             return self._make_stream_gather(self._linear, self._blocks)
@@ -432,10 +440,10 @@ class BatchReader:
         numbers = sorted(set(itertools.chain.from_iterable(self._rows.blocks(1))))
         ready = zip(numbers, self.kept, strict=True)
         blocks = {n: (block.X, block.y, block.weight) for n, block in ready}
-        shape, most = self._fit.steps.shape, self._most_batch_rows
-        with explain_memory_errors(self._backend, f"What gathers batches of {most:,} rows"):
+        shape, max_rows = self._fit.steps.shape, self._most_batch_rows
+        with explain_memory_errors(self._backend, f"What gathers batches of {max_rows:,} rows"):
             return self._backend.gather(
-                self._linear.loss, shape, blocks, most, rule.coordinates,
+                self._linear.loss, shape, blocks, max_rows, rule.coordinates,
                 clips=self._fit.work.privacy is not None,
             )  # fmt: skip
 
@@ -454,10 +462,12 @@ class BatchReader:
 
         # Steps per call: a call keeps the blocks of its steps, a quarter of a group on average,
         # besides the next group.
-        most = fit.work.n_steps // (4 * max(1, len(self._rows.blocks(1))))
+        max_steps = fit.work.n_steps // (4 * max(1, len(self._rows.blocks(1))))
         kind = np.dtype(fit.rows.dtype)
         rows = self._most_batch_rows
-        return self._backend.stream_gather(linear.loss, linear.n_features, kind, find, rows, most)
+        return self._backend.stream_gather(
+            linear.loss, linear.n_features, kind, find, rows, max_steps
+        )
 
     @functools.cached_property
     def steps_copied(self) -> int:
@@ -503,28 +513,37 @@ def _iterate_draws(fit: FitSpec, rows: LaneRows, blocks: Blocks, clock: int) -> 
 def _to_runs(drawn: Drawn) -> Draw:
     """Return the rows of a batch as runs of neighbours."""
     return [
-        (number, at.starts, at.counts) if isinstance(at, RowRuns) else (number, at, None)
-        for number, at in drawn
+        (number, positions.starts, positions.counts)
+        if isinstance(positions, RowRuns)
+        else (number, positions, None)
+        for number, positions in drawn
     ]
 
 
 def _to_positions(drawn: Drawn) -> Drawn:
     """Return the rows of a batch as positions or slices."""
-    return [(number, at.numbers if isinstance(at, RowRuns) else at) for number, at in drawn]
+    return [
+        (number, positions.numbers if isinstance(positions, RowRuns) else positions)
+        for number, positions in drawn
+    ]
 
 
 def _flatten_draw(drawn: Drawn) -> RowsInTurn:
     """Return the block and position of each row, in the order drawn."""
     parts = []
-    for block, at in drawn:
-        rows = np.arange(at.start or 0, at.stop) if isinstance(at, slice) else at
+    for block, positions in drawn:
+        rows = (
+            np.arange(positions.start or 0, positions.stop)
+            if isinstance(positions, slice)
+            else positions
+        )
         parts.append((np.full(len(rows), block) if isinstance(block, int) else block, rows))
     if len(parts) == 1:
         return parts[0]
-    none: list[NDArray[np.intp]] = [np.empty(0, np.intp)]
+    no_rows: list[NDArray[np.intp]] = [np.empty(0, np.intp)]
     return (
-        np.concatenate([block for block, _ in parts] or none),
-        np.concatenate([rows for _, rows in parts] or none),
+        np.concatenate([block for block, _ in parts] or no_rows),
+        np.concatenate([rows for _, rows in parts] or no_rows),
     )
 
 
@@ -537,9 +556,9 @@ def _join_if_dense(pieces: list[BatchRows]) -> list[BatchRows]:
 
 def join_batch_pieces(pieces: Sequence[BatchRows]) -> BatchRows:
     """Join the dense rows of pieces of a batch."""
-    whole = join_batch_targets(pieces)
-    whole.X = namespace(pieces[0].X).concat([piece.X for piece in pieces])
-    return whole
+    joined = join_batch_targets(pieces)
+    joined.X = namespace(pieces[0].X).concat([piece.X for piece in pieces])
+    return joined
 
 
 def join_batch_targets(pieces: Sequence[BatchRows]) -> BatchRows:
@@ -574,7 +593,7 @@ class _BatchMemory:
             return [BatchRows(X, y, weight, (*key, 0))]
         # Copying a large batch as a whole would write it to main memory, and take three times as
         # long.
-        drawn = [(i, at) for i, (_, at) in enumerate(blocks)]
+        drawn = [(i, positions) for i, (_, positions) in enumerate(blocks)]
         return _RepeatableIterable(lambda: self._iterate_cut(blocks, cut(drawn, most), key))
 
     def _iterate_cut(
@@ -582,8 +601,8 @@ class _BatchMemory:
     ) -> Iterator[BatchRows]:
         """Yield pieces of a large batch, each copied as it is read."""
         for piece, part in enumerate(parts):
-            given = [(blocks[i][0], at) for i, at in part]
-            yield BatchRows(*self._copy_rows(given, count_batch_rows(part)), (*key, piece))
+            share = [(blocks[i][0], positions) for i, positions in part]
+            yield BatchRows(*self._copy_rows(share, count_batch_rows(part)), (*key, piece))
 
     def _copy_rows(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> tuple[Any, Any, Any]:
         """Copy rows of blocks into the memory; return views of them."""
@@ -596,15 +615,15 @@ class _BatchMemory:
         assert self._arrays is not None
         X, y, weight = self._arrays
         start = 0
-        for block, at in blocks:
-            stop = start + len(at)
+        for block, positions in blocks:
+            stop = start + len(positions)
             # NumPy checks the range of indices unless the mode is "clip".
-            block.X.take(at, axis=0, out=X[start:stop], mode="clip")
+            block.X.take(positions, axis=0, out=X[start:stop], mode="clip")
             if y is not None:
-                block.y.take(at, axis=0, out=y[start:stop], mode="clip")
+                block.y.take(positions, axis=0, out=y[start:stop], mode="clip")
             if weight is not None:
                 assert block.weight is not None
-                block.weight.take(at, axis=0, out=weight[start:stop], mode="clip")
+                block.weight.take(positions, axis=0, out=weight[start:stop], mode="clip")
             start = stop
         return (
             X[:n_rows],
@@ -625,32 +644,35 @@ class _RepeatableIterable:
 
 def count_batch_rows(drawn: Drawn) -> int:
     """Return the number of rows of a batch."""
-    return sum(at.stop - at.start if isinstance(at, slice) else len(at) for _, at in drawn)
+    return sum(
+        positions.stop - positions.start if isinstance(positions, slice) else len(positions)
+        for _, positions in drawn
+    )
 
 
 def cut_blocks(drawn: Drawn, most: int | None) -> Iterator[Drawn]:
     """Yield the rows of each block, at most `most` at a time."""
-    for number, at in drawn:
+    for number, positions in drawn:
         if most is None:
-            yield [(number, at)]
-        elif isinstance(at, slice):
-            for start in range(at.start or 0, at.stop, most):
-                yield [(number, slice(start, min(start + most, at.stop)))]
+            yield [(number, positions)]
+        elif isinstance(positions, slice):
+            for start in range(positions.start or 0, positions.stop, most):
+                yield [(number, slice(start, min(start + most, positions.stop)))]
         else:
-            for start in range(0, len(at), most):
-                yield [(number, at[start : start + most])]
+            for start in range(0, len(positions), most):
+                yield [(number, positions[start : start + most])]
 
 
 def cut_evenly_sized(drawn: Drawn, most: int) -> Iterator[Drawn]:
     """Yield shares of the drawn rows, at most `most` each and of nearly the same size."""
-    n_rows, left = count_batch_rows(drawn), list(reversed(drawn))
+    n_rows, remaining = count_batch_rows(drawn), list(reversed(drawn))
     n_shares = -(-n_rows // most)
     for n in range(n_shares):
-        wanted, share = n_rows * (n + 1) // n_shares - n_rows * n // n_shares, []
-        while wanted:
-            number, at = left.pop()
-            if len(at) > wanted:
-                left.append((number, at[wanted:]))
-            share.append((number, at[:wanted]))
-            wanted -= len(share[-1][1])
+        n_wanted, share = n_rows * (n + 1) // n_shares - n_rows * n // n_shares, []
+        while n_wanted:
+            number, positions = remaining.pop()
+            if len(positions) > n_wanted:
+                remaining.append((number, positions[n_wanted:]))
+            share.append((number, positions[:n_wanted]))
+            n_wanted -= len(share[-1][1])
         yield share

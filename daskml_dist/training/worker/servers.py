@@ -90,15 +90,15 @@ def make_first_held_rows(fit: FitSpec) -> HeldRows:
     w = np.zeros((len(ids), work.shape[1]), fit.rows.dtype)
     if initial is None or initial.ids is None:
         return HeldRows(ids, w, work.held_rule.init(w), 0, work.first_clock)
-    known = np.isin(ids, initial.ids)
-    at = np.searchsorted(initial.ids, ids[known])
-    w[known] = initial.w[at]
+    is_known = np.isin(ids, initial.ids)
+    positions = np.searchsorted(initial.ids, ids[is_known])
+    w[is_known] = initial.w[positions]
     opt_state = work.held_rule.init(w)
-    before = initial.held
-    if before is not None and before.opt_state.keys() == opt_state.keys():
-        return HeldRows(ids, w, before.opt_state, before.step, work.first_clock)
+    earlier_rows = initial.held
+    if earlier_rows is not None and earlier_rows.opt_state.keys() == opt_state.keys():
+        return HeldRows(ids, w, earlier_rows.opt_state, earlier_rows.step, work.first_clock)
     for name in opt_state.keys() & initial.opt_state.keys():
-        opt_state[name][known] = initial.opt_state[name][at]
+        opt_state[name][is_known] = initial.opt_state[name][positions]
     # The servers counted the steps of every lane.
     step = initial.step // len(fit.rows.lane_rows)
     return HeldRows(ids, w, opt_state, step, work.first_clock)
@@ -133,15 +133,15 @@ class _PrivatePasses:
 
     def __call__(self, number: int) -> dict[str, Any]:
         assert self._privacy is not None
-        spent = self._privacy.spent(number * self._n_steps)
-        return {"loss": math.nan, "epsilon": spent.epsilon}
+        budget_spent = self._privacy.spent(number * self._n_steps)
+        return {"loss": math.nan, "epsilon": budget_spent.epsilon}
 
 
 def _count_kept_snapshots(fit: FitSpec) -> int:
     """Return the number of snapshots that a server keeps: one if they are large and it is alone."""
-    alone = count_fit_servers(fit) == 1
+    is_alone = count_fit_servers(fit) == 1
     large = not fit.work.remembers_course and fit.steps.n_parameters >= _LARGE
-    return 1 if alone and large else KEPT_SNAPSHOTS
+    return 1 if is_alone and large else KEPT_SNAPSHOTS
 
 
 def join_final_states(
@@ -158,22 +158,22 @@ def join_final_states(
     # Trainers that each own the values of some keys.
     if keyed := [r.state for r in results if isinstance(r.state, KeyedSolution)]:
         return KeyedSolution.join(keyed)
-    whole_ones = (r.state for r in results if not isinstance(r.state, StateParts))
-    held = next((state for state in whole_ones if state is not None), None)
+    whole_states = (r.state for r in results if not isinstance(r.state, StateParts))
+    trainer_state = next((state for state in whole_states if state is not None), None)
     # Slices of the parameters on the servers, in order.
     if not held_shards:
-        assert held is not None
-        return held
+        assert trainer_state is not None
+        return trainer_state
     # The shard of a single server is already whole; joining would copy a large table needlessly.
-    whole = held_shards[0] if len(held_shards) == 1 else ShardState.join(held_shards)
-    if whole.held is not None:
+    joined = held_shards[0] if len(held_shards) == 1 else ShardState.join(held_shards)
+    if joined.held is not None:
         # The servers' copy of the rows that trainers hold may be older.
-        newer = held.held if isinstance(held, ShardState) else None
-        return whole.join_held(newer or whole.held, fit.steps.rule.init)
-    if isinstance(held, ShardState):
+        newer_rows = trainer_state.held if isinstance(trainer_state, ShardState) else None
+        return joined.join_held(newer_rows or joined.held, fit.steps.rule.init)
+    if isinstance(trainer_state, ShardState):
         # Shared memory: the servers have the parameters, and a trainer has the optimizer's state.
-        whole.opt_state, whole.step = held.opt_state, held.step
-    return whole
+        joined.opt_state, joined.step = trainer_state.opt_state, trainer_state.step
+    return joined
 
 
 def join_interrupted_states(
@@ -184,22 +184,24 @@ def join_interrupted_states(
     interrupted_states += [
         InterruptedState(r.state) for r in results if isinstance(r.state, ShardState | Solution)
     ]
-    rows = sum(left.rows for left in interrupted_states)
+    rows = sum(interrupted.rows for interrupted in interrupted_states)
     if fit.work.uses_shards:
         if any(shard is None for shard in shards):
             return None
-        own = [TrainerResult(0, 0, left.state) for left in interrupted_states[:1]]
-        state = join_final_states(fit, shards, own)
+        own_results = [
+            TrainerResult(0, 0, interrupted.state) for interrupted in interrupted_states[:1]
+        ]
+        state = join_final_states(fit, shards, own_results)
     elif not interrupted_states:
         return None
     else:
         # If gradients are summed, all replicas are equal; otherwise the model is the mean of the
         # lanes' parameters.
-        alike = fit.work.remembers_course or fit.steps.policy.sums_gradients
-        state = interrupted_states[0].state if alike else _average_left(interrupted_states)
+        are_alike = fit.work.remembers_course or fit.steps.policy.sums_gradients
+        state = interrupted_states[0].state if are_alike else _average_left(interrupted_states)
     if isinstance(state, ShardState):
-        before = 0.0 if fit.steps.initial is None else fit.steps.initial.rows
-        if state.rows <= before:
+        rows_before = 0.0 if fit.steps.initial is None else fit.steps.initial.rows
+        if state.rows <= rows_before:
             return None
     opt_state = state.opt_state.values() if isinstance(state, ShardState) else ()
     # A diverged state is dropped: a warm start from NaN would fail immediately.
@@ -210,15 +212,15 @@ def join_interrupted_states(
 
 def _average_left(interrupted_states: list[InterruptedState]) -> ShardState | Solution:
     """Return the mean of the trainers' states, weighted by their rows."""
-    first, total = interrupted_states[0].state, sum(left.share for left in interrupted_states)
-    states = [(left.share / total, left.state) for left in interrupted_states]
+    first, total = interrupted_states[0].state, sum(part.share for part in interrupted_states)
+    states = [(part.share / total, part.state) for part in interrupted_states]
     if len(interrupted_states) == 1 or not isinstance(first, ShardState):
         return first
     shards = [(share, state) for share, state in states if isinstance(state, ShardState)]
     first.w = np.sum([n * s.w for n, s in shards], axis=0, dtype=first.w.dtype)
     if first.average is not None:
-        averages = [n * s.final for n, s in shards]
-        first.average = np.sum(averages, axis=0, dtype=first.w.dtype)
+        weighted_averages = [n * s.final for n, s in shards]
+        first.average = np.sum(weighted_averages, axis=0, dtype=first.w.dtype)
     return first
 
 
@@ -248,6 +250,6 @@ def results_from_snapshots(fit: FitSpec, lanes: Mapping[int, LaneSnapshot]) -> l
             )
     rows = sum(lane.rows for lane in lanes.values())
     return [
-        TrainerResult(0, 0, left=replace(left, rows=0.0 if i else rows))
-        for i, left in enumerate(interrupted_states)
+        TrainerResult(0, 0, left=replace(state, rows=0.0 if i else rows))
+        for i, state in enumerate(interrupted_states)
     ]

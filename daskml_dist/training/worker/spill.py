@@ -59,15 +59,15 @@ class SpillStore:
         with self._lock:
             # In memory as long as all live arrays together fit into the budget.
             if not size or size + sum(a.nbytes for a in self._held.values()) <= self.budget:
-                found = np.zeros(shape, dtype)
-                self._held[next(self._numbers)] = found
-                return found
+                array = np.zeros(shape, dtype)
+                self._held[next(self._numbers)] = array
+                return array
         # Outside the lock, since reserving disk space may take long.
-        mapped = _map_zeros(size)
+        mapped_file = _map_zeros(size)
         with self._lock:
-            self._maps.add(mapped)
+            self._maps.add(mapped_file)
             self._start_watching()
-        return np.frombuffer(mapped, dtype).reshape(shape)
+        return np.frombuffer(mapped_file, dtype).reshape(shape)
 
     def begin(self) -> None:
         """Resume watching the mapped pages, at the start of a generation."""
@@ -95,14 +95,14 @@ class SpillStore:
     def _release_pages(self) -> None:
         """Release mapped pages while more than the bound are in memory."""
         at_first = self._at_first or 0
-        most = max(self.budget / 2, _LEAST_MAPPED_BYTES) / mmap.PAGESIZE
+        max_pages = max(self.budget / 2, _LEAST_MAPPED_BYTES) / mmap.PAGESIZE
         while not self._over.wait(_WATCH_SECONDS):
-            if _count_file_pages() - at_first > most:
+            if _count_file_pages() - at_first > max_pages:
                 with self._lock:
-                    maps = list(self._maps)
-                for mapped in maps:
+                    mapped_files = list(self._maps)
+                for mapped_file in mapped_files:
                     # Written data stays in the file, since the mapping is shared.
-                    mapped.madvise(mmap.MADV_DONTNEED)
+                    mapped_file.madvise(mmap.MADV_DONTNEED)
 
 
 def _map_zeros(size: int) -> mmap.mmap:
@@ -117,10 +117,10 @@ def _map_zeros(size: int) -> mmap.mmap:
             file.truncate(size)
             return mmap.mmap(file.fileno(), size)
     except OSError as error:
-        where = folder or tempfile.gettempdir()
+        folder_used = folder or tempfile.gettempdir()
         raise TrainingError(
-            f"Data computed from the rows does not fit in memory, and {where} has no space for "
-            f"{size:,} bytes of it ({error.strerror}). Set Dask's temporary-directory to a "
+            f"Data computed from the rows does not fit in memory, and {folder_used} has no space "
+            f"for {size:,} bytes of it ({error.strerror}). Set Dask's temporary-directory to a "
             "larger disk, raise memory_budget, or use more workers."
         ) from error
 

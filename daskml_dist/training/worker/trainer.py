@@ -152,9 +152,9 @@ class Trainer:
         sums_backend_of(self._fit).check_current_device()
         # Blocks are prepared once: checked, encoded, moved to the device. Streamed blocks are
         # prepared when lanes read them.
-        streamed = self._fit.rows.streaming is not None
+        is_streamed = self._fit.rows.streaming is not None
         # A function gets its blocks unchanged.
-        as_they_are = streamed or self._fit.work.call is not None
+        as_they_are = is_streamed or self._fit.work.call is not None
         ready = blocks if as_they_are else self._prepare_blocks(blocks)
         spec: TrainerSpec | None = self._spec
         # One iteration per generation; a generation ends with an error if a member is lost.
@@ -167,19 +167,19 @@ class Trainer:
                 if not is_consequence(error):
                     raise
                 # The client counts how many steps are repeated: none if replicas are kept.
-                again = [] if self._fit.work.keeps_lanes else self._at_work
-                reached = {lane.number: lane.reached for lane in again}
-                spec = self._next_spec(spec, error, reached)
+                repeated_lanes = [] if self._fit.work.keeps_lanes else self._at_work
+                clocks = {lane.number: lane.reached for lane in repeated_lanes}
+                spec = self._next_spec(spec, error, clocks)
         return TrainerResult(self._spec.rank, self._spec.generation)
 
     def interrupted(self) -> TrainerResult:
         """Return the result after :meth:`run` was interrupted."""
-        left = self._memory.get("left")
+        interrupted_state = self._memory.get("left")
         return TrainerResult(
             self._spec.rank,
             self._spec.generation,
             interrupted=True,
-            left=None if left is None else left(),
+            left=None if interrupted_state is None else interrupted_state(),
         )
 
     def close(self) -> None:
@@ -196,13 +196,13 @@ class Trainer:
         # Bytes of all-reduces, and of messages to the servers, by transport.
         traffic = Counter(self._communicator.traffic)
         for connection in list(self._reached):
-            for transport, moved in connection.traffic:
-                traffic[transport] += moved
+            for transport, n_bytes in connection.traffic:
+                traffic[transport] += n_bytes
         lanes = self._at_work
         rows = sum(lane.n_rows for lane in lanes)
-        streamed = rows if self._fit.rows.streaming is not None else 0
+        streamed_rows = rows if self._fit.rows.streaming is not None else 0
         steps = {lane.number: lane.reached - lane.began_at for lane in lanes}
-        return TrainerFacts(steps, dict(traffic), rows - streamed, streamed)
+        return TrainerFacts(steps, dict(traffic), rows - streamed_rows, streamed_rows)
 
     def _run_generation(self, ready: Any) -> ShardState | StateParts | Solution | None:
         """Run the loop in one generation; return the state if this trainer holds it."""
@@ -305,24 +305,24 @@ class Trainer:
     def _prepare_blocks(self, blocks: Any) -> dict[int, ReadyBlock]:
         """Prepare the blocks of this trainer's lanes, in its compute threads."""
         # Only the blocks in the lanes' segments; a trainer may be given more.
-        needed = sorted({s.block for lane in self._spec.lanes for s in lane.segments})
-        known: dict[int, ReadyBlock] = {}
+        block_numbers = sorted({s.block for lane in self._spec.lanes for s in lane.segments})
+        known_blocks: dict[int, ReadyBlock] = {}
         if self._fit.work.keeps_lanes:
             # Blocks of the trainer whose lanes this one takes over.
-            known = kept_values(self._spec.run_id).get(_READY_BLOCKS, {})
+            known_blocks = kept_values(self._spec.run_id).get(_READY_BLOCKS, {})
 
         def prepare(number: int) -> ReadyBlock:
-            return known.get(number) or prepare_block(blocks[number], self._fit)
+            return known_blocks.get(number) or prepare_block(blocks[number], self._fit)
 
-        if self._spec.n_threads == 1 or len(needed) == 1:
-            ready = [prepare(number) for number in needed]
+        if self._spec.n_threads == 1 or len(block_numbers) == 1:
+            ready = [prepare(number) for number in block_numbers]
         else:
             with ThreadPoolExecutor(self._spec.n_threads) as pool:
-                ready = list(pool.map(prepare, needed))
-        found = dict(zip(needed, ready, strict=True))
+                ready = list(pool.map(prepare, block_numbers))
+        ready_blocks = dict(zip(block_numbers, ready, strict=True))
         if self._fit.work.keeps_lanes:
-            kept_values(self._spec.run_id)[_READY_BLOCKS] = found
-        return found
+            kept_values(self._spec.run_id)[_READY_BLOCKS] = ready_blocks
+        return ready_blocks
 
     def _take_connection(self) -> ShardedConnection:
         """Return a connection to all servers: the one of the rendezvous first, then new ones."""
@@ -346,11 +346,11 @@ class Trainer:
             connect_to_server(endpoint, self._credentials, self._wait, fit.bounds(number))
             for number, endpoint in enumerate(self._spec.servers)
         ]
-        reached = ShardedConnection(
+        connection = ShardedConnection(
             connections, fit.work.layout, self._spec.generation, fit.work.compression
         )
-        self._reached.append(reached)
-        return reached
+        self._reached.append(connection)
+        return connection
 
     def _connect_trainers(self) -> Communicator:
         """Wait until all trainers have arrived; connect to the trainers that this one needs."""
@@ -380,22 +380,24 @@ class Trainer:
         """Wait until all trainers have arrived, and divide the host's cores among them."""
         cores_here = TrainerCores.own(self._spec.n_threads)
         replies = exchange([cores_here.host, cores_here.n_threads, list(cores_here.cores), place])
-        keeps, is_function = self._keeps_to_core_share, self._fit.work.call is not None
-        if (keeps or is_function) and get_fit_backend(self._fit).device == "cpu":
+        keeps_share, is_function = self._keeps_to_core_share, self._fit.work.call is not None
+        if (keeps_share or is_function) and get_fit_backend(self._fit).device == "cpu":
             # Every trainer computes the same division from the same list, so no messages are
             # needed.
-            trainer_cores = [TrainerCores(where, n, tuple(cores)) for where, n, cores, _ in replies]
+            trainer_cores = [
+                TrainerCores(trainer_host, n, tuple(cores)) for trainer_host, n, cores, _ in replies
+            ]
             share = choose_core_share(self._spec.rank, trainer_cores)
             self._has_own_core = bool(share)
             # Threads of a function's libraries would inherit the pinning, and outlive the function.
-            self._cores = share if keeps else frozenset()
+            self._cores = share if keeps_share else frozenset()
         return [place for *_, place in replies]
 
     def _share_one_host(self, exchange: ExchangeValues) -> Communicator | None:
         """Return a communicator in memory that all trainers share; None if that is impossible."""
         # Shared memory is for collectives of the CPU; pipelines send in pairs, and GPUs use NCCL.
-        enough = not self._fit.work.sends_in_pairs and sums_backend_of(self._fit).device == "cpu"
-        memory = OneHostSetup(enough and self._credentials.settings.shared_memory)
+        can_share = not self._fit.work.sends_in_pairs and sums_backend_of(self._fit).device == "cpu"
+        memory = OneHostSetup(can_share and self._credentials.settings.shared_memory)
         try:
             places = self._divide_cores(exchange, memory.place)
             spin_seconds = LONG_SPIN_SECONDS if self._has_own_core else SPIN_SECONDS
@@ -409,13 +411,16 @@ class Trainer:
         listener = PeerListener(self._host, self._credentials, spec.listener_key(spec.rank))
         try:
             # A second rendezvous exchanges the addresses of the listeners.
-            at = exchange([listener.endpoint.host, listener.endpoint.port])
-            endpoints = [Endpoint(spec.listener_key(rank), *where) for rank, where in enumerate(at)]
+            addresses = exchange([listener.endpoint.host, listener.endpoint.port])
+            endpoints = [
+                Endpoint(spec.listener_key(rank), *address)
+                for rank, address in enumerate(addresses)
+            ]
             group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
             if self._fit.work.sends_in_pairs:
                 return group
-            allowed = self._credentials.settings.shared_memory
-            host = choose_communicator(group, self._wait, allowed, own_core=self._has_own_core)
+            may_share = self._credentials.settings.shared_memory
+            host = choose_communicator(group, self._wait, may_share, own_core=self._has_own_core)
             # Under "auto" ranks may differ, so all of them must take part in the decision.
             if self._fit.run.device == "cpu":
                 return host

@@ -98,8 +98,10 @@ class BulkSteps:
             rows = sum(batch.n_rows for batch in self._batches)
             ((lanes, _),) = self._list_messages()
             loss = sum(lane.last_batch_loss for lane in self._lanes)
-            whole = self._fit.steps.pushes_uncompressed(self._clock + 1)
-            self._connection.send(lanes, self._clock + 1, rows, total, loss=loss, whole=whole)
+            uncompressed = self._fit.steps.pushes_uncompressed(self._clock + 1)
+            self._connection.send(
+                lanes, self._clock + 1, rows, total, loss=loss, whole=uncompressed
+            )
             # The next batches are gathered while the push is in transit.
             self._batches = [lane.draw_next_batch() for lane in self._lanes]
         self._receive_parameters()

@@ -74,9 +74,9 @@ class ColumnSteps:
         rule = replace(work.rule, clip=None)
         self._ranges: list[_LaneColumns] = []
         for lane in context.lanes:
-            own, start = context.fit.of_lane(lane.number), work.rows_of(lane.number).start
-            shard = self._placement.make_replica(own.make_start_state(), start, rule)
-            self._ranges.append(_LaneColumns(lane, own.steps.model, start, shard))
+            lane_fit, start = context.fit.of_lane(lane.number), work.rows_of(lane.number).start
+            shard = self._placement.make_replica(lane_fit.make_start_state(), start, rule)
+            self._ranges.append(_LaneColumns(lane, lane_fit.steps.model, start, shard))
 
     @property
     def _head_lane(self) -> _LaneColumns | None:
@@ -96,13 +96,13 @@ class ColumnSteps:
             pieces = ranges[0].pieces
             rows = join_batch_targets(pieces) if len(pieces) > 1 else pieces[0]
             loss, slope = self._loss_and_slope(total, rows)
-            self._context.map(lambda own: self._add_parameter_gradient(own, slope), ranges)
+            self._context.map(lambda columns: self._add_parameter_gradient(columns, slope), ranges)
             self._clip_gradients(n_rows)
-        self._context.map(lambda own: self._apply_step(own, n_rows), ranges)
-        for own in ranges:
-            counts = own is self._head_lane
-            own.lane.count_made_steps(
-                [n_rows if counts else 0], np.array([float(loss) if counts else 0.0]), own.busy
+        self._context.map(lambda columns: self._apply_step(columns, n_rows), ranges)
+        for columns in ranges:
+            counts = columns is self._head_lane
+            columns.lane.count_made_steps(
+                [n_rows if counts else 0], np.array([float(loss) if counts else 0.0]), columns.busy
             )
         return 1
 
@@ -116,9 +116,9 @@ class ColumnSteps:
         if not own.pieces:
             return None
         own.w = self._to_compute_device(shard.w if own.index is None else shard.w[own.index])
-        found = [own.model.products(own.w, piece.X, own.lane.backend) for piece in own.pieces]
+        products = [own.model.products(own.w, piece.X, own.lane.backend) for piece in own.pieces]
         own.busy = time.perf_counter() - since
-        return found[0] if len(found) == 1 else namespace(found[0]).concat(found)
+        return products[0] if len(products) == 1 else namespace(products[0]).concat(products)
 
     def _sum_products(self, parts: list[Any]) -> Any:
         """Sum the products of all lanes; return None if the batch has no rows, as in all lanes."""
@@ -137,26 +137,29 @@ class ColumnSteps:
 
     def _sum_in_lane_order(self, arrays: list[NDArray[Any]]) -> Any:
         """Sum the arrays of all lanes of all trainers in lane order."""
-        own = [(each.lane.number, array) for each, array in zip(self._ranges, arrays, strict=True)]
-        return sum_in_lane_order(gather_lane_parts(self._context.communicator, own))[1]
+        own_parts = [
+            (columns.lane.number, array)
+            for columns, array in zip(self._ranges, arrays, strict=True)
+        ]
+        return sum_in_lane_order(gather_lane_parts(self._context.communicator, own_parts))[1]
 
     def _loss_and_slope(self, total: Any, rows: BatchRows) -> tuple[float, Any]:
         """Return the loss of the batch, and its gradient by the products."""
-        model, head = self._ranges[-1].model, self._head_lane
+        model, head_lane = self._ranges[-1].model, self._head_lane
         # Linear models: every rank computes the loss from the margins.
         if not model.has_head:
             loss, slope = model.head(None, total, rows, None, self._backend)
             return float(loss), slope
-        given: list[Any] = []
-        if head is not None:
+        sent: list[Any] = []
+        if head_lane is not None:
             since = time.perf_counter()
-            self._allocate_gradient(head)
-            loss, slope = model.head(head.w, total, rows, head.out, self._backend)
-            given = [np.array(float(loss)), self._placement.to_host(slope)]
-            head.busy += time.perf_counter() - since
+            self._allocate_gradient(head_lane)
+            loss, slope = model.head(head_lane.w, total, rows, head_lane.out, self._backend)
+            sent = [np.array(float(loss)), self._placement.to_host(slope)]
+            head_lane.busy += time.perf_counter() - since
         # Only the rank of the last lane has sent arrays.
-        (found,) = (theirs for theirs in self._context.communicator.allgather(given) if theirs)
-        return float(found[0]), self._to_compute_device(found[1])
+        (received,) = (arrays for arrays in self._context.communicator.allgather(sent) if arrays)
+        return float(received[0]), self._to_compute_device(received[1])
 
     def _to_compute_device(self, array: Any) -> Any:
         """Return an array on the device where the lanes compute."""
@@ -181,13 +184,13 @@ class ColumnSteps:
         """Scale the mean gradient of all lanes down to the largest norm."""
         if self._clip is None:
             return
-        own = [np.array([_squared_mean_norm(each.out, n_rows)]) for each in self._ranges]
+        squares = [np.array([_squared_mean_norm(columns.out, n_rows)]) for columns in self._ranges]
         # The norm of the whole gradient is the root of the sum of all lanes' squares, in lane order
         # on every rank.
-        norm = float(self._sum_in_lane_order(own)[0]) ** 0.5
+        norm = float(self._sum_in_lane_order(squares)[0]) ** 0.5
         if norm > self._clip:
-            for each in self._ranges:
-                each.out *= self._clip / norm
+            for columns in self._ranges:
+                columns.out *= self._clip / norm
 
     def _apply_step(self, own: _LaneColumns, n_rows: int) -> None:
         """Update a lane's parameters."""
@@ -205,52 +208,55 @@ class ColumnSteps:
     def snapshots(self) -> dict[int, LaneSnapshot]:
         """Return every lane's sums and parameters."""
         return {
-            own.lane.number: LaneSnapshot(
-                *own.lane.sums, self._placement.leave(own.shard.snapshot()), own.start
+            columns.lane.number: LaneSnapshot(
+                *columns.lane.sums, self._placement.leave(columns.shard.snapshot()), columns.start
             )
-            for own in self._ranges
+            for columns in self._ranges
         }
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Continue from each lane's own snapshot."""
-        for own in self._ranges:
-            own.shard.restore(self._placement.enter(lanes[own.lane.number].held))
+        for columns in self._ranges:
+            columns.shard.restore(self._placement.enter(lanes[columns.lane.number].held))
 
     def left(self) -> InterruptedState | None:
         """Return the parameters at an interruption, if one trainer holds all of them."""
         if len(self._ranges) <= self._last:
             return None
         state = StateParts.join([self.state()])
-        return InterruptedState(state, rows=sum(own.lane.sums[1] for own in self._ranges))
+        return InterruptedState(state, rows=sum(columns.lane.sums[1] for columns in self._ranges))
 
     def validation_weights(self) -> list[Any | None]:
         """Score the held-out rows here, since a single lane cannot; return None for each lane."""
         if self._context.fit.rows.validation_fraction:
-            for each in zip(*(own.lane.held_out() for own in self._ranges), strict=True):
-                self._score_held_out(each)
+            for pieces in zip(*(columns.lane.held_out() for columns in self._ranges), strict=True):
+                self._score_held_out(pieces)
         return [None] * len(self._ranges)
 
     def _score_held_out(self, rows: tuple[BatchRows, ...]) -> None:
         """Score some held-out rows, of which each lane has its columns."""
-        pairs = zip(self._ranges, rows, strict=True)
+        columns_and_rows = zip(self._ranges, rows, strict=True)
         total = self._sum_products(
             [
                 o.model.products(self._to_compute_device(o.shard.w), r.X, o.lane.backend)
-                for o, r in pairs
+                for o, r in columns_and_rows
             ]
         )
-        if (head := self._head_lane) is not None:
+        if (head_lane := self._head_lane) is not None:
             # The score is counted once, in the last lane's report.
-            head.lane.add_validation(
-                head.model.head_sums(
-                    self._to_compute_device(head.shard.w), total, rows[-1], self._backend
+            head_lane.lane.add_validation(
+                head_lane.model.head_sums(
+                    self._to_compute_device(head_lane.shard.w), total, rows[-1], self._backend
                 )
             )
 
     def state(self) -> StateParts:
         """Return each lane's final parameters, without a copy since they may be large."""
         return StateParts(
-            {own.start: self._placement.leave(own.shard.state(copy=False)) for own in self._ranges}
+            {
+                columns.start: self._placement.leave(columns.shard.state(copy=False))
+                for columns in self._ranges
+            }
         )
 
 

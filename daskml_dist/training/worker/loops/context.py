@@ -38,11 +38,13 @@ def gather_lane_parts(
     communicator: Communicator | None, parts: list[tuple[int, NDArray[Any]]]
 ) -> list[LaneGradient]:
     """Return the arrays of all trainers' lanes, in the form of `sum_in_lane_order`."""
-    own = [np.array([lane for lane, _ in parts]), *(part for _, part in parts)]
+    own_arrays = [np.array([lane for lane, _ in parts]), *(part for _, part in parts)]
     return [
         (lane, None, part)
-        for lanes, *theirs in ([own] if communicator is None else communicator.allgather(own))
-        for lane, part in zip(lanes.tolist(), theirs, strict=True)
+        for lanes, *trainer_parts in (
+            [own_arrays] if communicator is None else communicator.allgather(own_arrays)
+        )
+        for lane, part in zip(lanes.tolist(), trainer_parts, strict=True)
     ]
 
 
@@ -51,12 +53,14 @@ def gather_lane_arrays(
 ) -> dict[int, list[NDArray[Any]]]:
     """Return the arrays of each lane of all trainers, in the order of the lanes' numbers."""
     sizes = np.array([(n, len(arrays)) for n, arrays in own.items()], np.int64)
-    found = {}
-    for theirs, *arrays in communicator.allgather([sizes, *chain.from_iterable(own.values())]):
-        rest = iter(arrays)
-        for n, count in theirs.tolist():
-            found[n] = list(islice(rest, count))
-    return dict(sorted(found.items()))
+    lane_arrays = {}
+    for trainer_sizes, *arrays in communicator.allgather(
+        [sizes, *chain.from_iterable(own.values())]
+    ):
+        remaining = iter(arrays)
+        for n, count in trainer_sizes.tolist():
+            lane_arrays[n] = list(islice(remaining, count))
+    return dict(sorted(lane_arrays.items()))
 
 
 class LaneScatter:
@@ -71,34 +75,43 @@ class LaneScatter:
 
     def __init__(self, communicator: Communicator, lanes: list[int]) -> None:
         self._communicator = communicator
-        own = np.array(lanes, np.int64)
+        lane_numbers = np.array(lanes, np.int64)
         #: Lanes of each rank.
-        self._lanes = [theirs.tolist() for (theirs,) in communicator.allgather([own])]
+        self._lanes = [
+            trainer_lanes.tolist() for (trainer_lanes,) in communicator.allgather([lane_numbers])
+        ]
 
     def __call__(
         self, sent: dict[int, dict[int, NDArray[np.uint8]]]
     ) -> dict[int, dict[int, NDArray[np.uint8]]]:
         """Return the bytes that all lanes send to this trainer's lanes, by receiver and sender."""
         # All lanes send to the same receivers, and the same number of bytes to each receiver.
-        lengths = {to: len(data) for to, data in next(iter(sent.values())).items()}
+        lengths = {receiver: len(data) for receiver, data in next(iter(sent.values())).items()}
         # Ordered by receiving lane, then by sending lane.
         parts = [
             np.concatenate(
                 [
                     np.empty(0, np.uint8),
-                    *(sent[n][to] for to in lanes if to in lengths for n in sent),
+                    *(
+                        sent[sender][receiver]
+                        for receiver in lanes
+                        if receiver in lengths
+                        for sender in sent
+                    ),
                 ]
             )
             for lanes in self._lanes
         ]
         received = self._communicator.alltoall(parts)
-        found: dict[int, dict[int, NDArray[np.uint8]]] = {n: {} for n in sent if n in lengths}
+        bytes_by_receiver: dict[int, dict[int, NDArray[np.uint8]]] = {
+            receiver: {} for receiver in sent if receiver in lengths
+        }
         for lanes, data in zip(self._lanes, received, strict=True):
-            at = 0
-            for to, n in product(found, lanes):
-                found[to][n] = data[at : at + lengths[to]]
-                at += lengths[to]
-        return found
+            offset = 0
+            for receiver, sender in product(bytes_by_receiver, lanes):
+                bytes_by_receiver[receiver][sender] = data[offset : offset + lengths[receiver]]
+                offset += lengths[receiver]
+        return bytes_by_receiver
 
 
 class DevicePlacement:
@@ -232,12 +245,14 @@ class Context:
 
     def of_host(self) -> Context:
         """Return the context of this host's trainers only, in which other lanes have no rows."""
-        found = copy.copy(self)
-        found.communicator = self.communicator.within_host or SoloCommunicator()
-        own = np.array([lane.number for lane in self.lanes])
-        here = np.concatenate([lanes for (lanes,) in found.communicator.allgather([own])])
-        found.lane_rows = tuple(n if i in here else 0 for i, n in enumerate(self.lane_rows))
-        return found
+        context = copy.copy(self)
+        context.communicator = self.communicator.within_host or SoloCommunicator()
+        lane_numbers = np.array([lane.number for lane in self.lanes])
+        host_lanes = np.concatenate(
+            [lanes for (lanes,) in context.communicator.allgather([lane_numbers])]
+        )
+        context.lane_rows = tuple(n if i in host_lanes else 0 for i, n in enumerate(self.lane_rows))
+        return context
 
     @property
     def averages_by_weights(self) -> bool:
@@ -262,13 +277,13 @@ class Context:
         n_rows = tuple(map(float, self.lane_rows))
         if not self.averages_by_weights:
             return n_rows
-        own = [np.array([lane.number, lane.sum_weights()]) for lane in self.lanes]
-        found = np.zeros(len(self.lane_rows))
-        for arrays in self.communicator.allgather(own):
+        own_weights = [np.array([lane.number, lane.sum_weights()]) for lane in self.lanes]
+        lane_weights = np.zeros(len(self.lane_rows))
+        for arrays in self.communicator.allgather(own_weights):
             for number, weight in arrays:
-                found[int(number)] = weight
+                lane_weights[int(number)] = weight
         # All weights may be those of held-out rows.
-        return tuple(found.tolist()) if found.any() else n_rows
+        return tuple(lane_weights.tolist()) if lane_weights.any() else n_rows
 
     def step_rows(self, step: Any) -> Any:
         """Return the rows of all lanes in a step (from 0) of a pass, or in several."""
@@ -303,9 +318,9 @@ class Context:
             return [function(item) for item in items]
         # With very many lanes of few rows, a future would take longer than the sum over one lane.
         size = max(1, len(items) // (_SHARES_PER_THREAD * self.n_threads))
-        shares = [items[at : at + size] for at in range(0, len(items), size)]
-        found = self.pool.map(lambda share: [function(item) for item in share], shares)
-        return list(chain.from_iterable(found))
+        shares = [items[start : start + size] for start in range(0, len(items), size)]
+        results = self.pool.map(lambda share: [function(item) for item in share], shares)
+        return list(chain.from_iterable(results))
 
     def report(
         self,
@@ -354,9 +369,9 @@ class Context:
             self._in_reports = self.communicator.bytes_sent, self.communicator.bytes_received
             pushed += self._in_reports[0]
             pulled += self._in_reports[1]
-        before = self._reported.get(id(connection), (0, 0))
+        reported = self._reported.get(id(connection), (0, 0))
         self._reported[id(connection)] = pushed, pulled
-        total.bytes_pushed, total.bytes_pulled = pushed - before[0], pulled - before[1]
+        total.bytes_pushed, total.bytes_pulled = pushed - reported[0], pulled - reported[1]
         # Raise for divergence here, with the pass, before more passes compute with NaN.
         if not np.isfinite(total.loss):
             raise DivergedError(
@@ -376,16 +391,16 @@ class Context:
     def count_moved_bytes(self) -> tuple[int, int]:
         """Return the bytes sent to, and received from, other trainers since the last call."""
         # Counters grow during the whole generation; passes report differences.
-        before = self._moved
+        moved_before = self._moved
         self._moved = self.communicator.bytes_sent, self.communicator.bytes_received
-        return self._moved[0] - before[0], self._moved[1] - before[1]
+        return self._moved[0] - moved_before[0], self._moved[1] - moved_before[1]
 
     def count_unreported_bytes(self) -> tuple[int, int]:
         """Return the bytes sent and received since the last pass report, if reports count them."""
         if self._in_reports is None:
             return 0, 0
-        moved = self.communicator.bytes_sent, self.communicator.bytes_received
-        return moved[0] - self._in_reports[0], moved[1] - self._in_reports[1]
+        moved_bytes = self.communicator.bytes_sent, self.communicator.bytes_received
+        return moved_bytes[0] - self._in_reports[0], moved_bytes[1] - self._in_reports[1]
 
     def run_in_threads(self, run: Callable[[list[Lane]], None]) -> None:
         """Run a function in each compute thread with its share of lanes; raise the first error."""

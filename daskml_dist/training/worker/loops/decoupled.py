@@ -52,14 +52,14 @@ def run_decoupled_loop(context: Context) -> ShardState | None:
     """Run all lanes; lane 0's trainer returns its optimizer state (servers hold the parameters)."""
     placement = DevicePlacement(context, alone=True)
     memory: dict[int, LaneMemory] = kept_values(context.run_id).setdefault(_MEMORY, {})
-    own = {lane.number for lane in context.lanes}
-    for number in set(memory) - own:  # another trainer has these lanes now
+    lane_numbers = {lane.number for lane in context.lanes}
+    for number in set(memory) - lane_numbers:  # another trainer has these lanes now
         del memory[number]
     context.set_left_behind(
         lambda: InterruptedState(_leave_state(placement, memory[min(memory)])) if memory else None
     )
     context.run_in_threads(lambda lanes: _run_lanes_of_thread(context, placement, memory, lanes))
-    return _leave_state(placement, memory[0]) if 0 in own else None
+    return _leave_state(placement, memory[0]) if 0 in lane_numbers else None
 
 
 def _leave_state(placement: DevicePlacement, memory: LaneMemory) -> ShardState:
@@ -295,19 +295,19 @@ class DecoupledLane:
             if not all(has_answer(s, number) for s in self._joining):
                 return False
             self._join_generation()
-        done = self._merge_answers()
+        progressed = self._merge_answers()
         self._report_pass()
         memory = self._memory
         for s, view in enumerate(memory.views):
             if view.push is None and self._is_due(s, view):
                 view.push = self._make_push(s, view)
                 self._send(s, view.push)
-                done = True
+                progressed = True
         if memory.clock >= self._end:
             # All passes that were counted are reported before the lane leaves.
-            return (self._open_report is None and self._leave_shards()) or done
+            return (self._open_report is None and self._leave_shards()) or progressed
         if self._must_wait():
-            return done
+            return progressed
         self._take_steps()
         return True
 
@@ -344,19 +344,19 @@ class DecoupledLane:
         """Make the steps up to the next exchange, the end of the pass, or the next check."""
         memory, (loss, rows, _) = self._memory, self._lane.sums
         clock = memory.clock
-        stops = [self._end, clock + self._n_steps - clock % self._n_steps]
+        stop_clocks = [self._end, clock + self._n_steps - clock % self._n_steps]
         for s, view in enumerate(memory.views):
-            stops.append(self._find_next_push(s, clock))
+            stop_clocks.append(self._find_next_push(s, clock))
             # Steps up to here are repeated for other shards, and must not count twice for this one.
             if view.applied > clock:
-                stops.append(view.applied)
+                stop_clocks.append(view.applied)
             if view.push is not None and self._in_order:
-                stops.append(int(self._find_latest_merge(s)))
+                stop_clocks.append(int(self._find_latest_merge(s)))
             elif view.push is not None:
-                gap = self._every // self._n_fragments
-                stops.append(clock + max(1, gap // _LOOKS_PER_PUSH))
-        self._own.take(min(stops) - clock)
-        self._lane.clock = memory.clock = min(stops)
+                push_interval = self._every // self._n_fragments
+                stop_clocks.append(clock + max(1, push_interval // _LOOKS_PER_PUSH))
+        self._own.take(min(stop_clocks) - clock)
+        self._lane.clock = memory.clock = min(stop_clocks)
         for s, view in enumerate(memory.views):
             # This shard already knows these steps, which another shard lacked, so its progress
             # starts here.
@@ -364,11 +364,11 @@ class DecoupledLane:
                 view.origin = copy_array(memory.replica.w[self._slices[s], ...])
         loss, rows = self._lane.sums[0] - loss, self._lane.sums[1] - rows
         # Servers count by pass, so stretches of the same pass are merged.
-        sent = [view.sent for view in memory.views]
-        if memory.parts and clock % self._n_steps and clock not in sent:
-            _, more, lost = memory.parts.pop()
-            rows, loss = more + rows, lost + loss
-        memory.parts = [part for part in memory.parts if part[0] > min(sent)]
+        sent_clocks = [view.sent for view in memory.views]
+        if memory.parts and clock % self._n_steps and clock not in sent_clocks:
+            _, more_rows, lost = memory.parts.pop()
+            rows, loss = more_rows + rows, lost + loss
+        memory.parts = [part for part in memory.parts if part[0] > min(sent_clocks)]
         memory.parts.append((memory.clock, rows, loss))
 
     # -- exchanges -----------------------------------------------------------------------------
@@ -381,9 +381,9 @@ class DecoupledLane:
 
     def _make_push(self, s: int, view: _ShardView) -> _OpenPush:
         """Return the push of the lane's progress since the last one, and start the next one."""
-        memory, at = self._memory, self._slices[s]
+        memory, shard_slice = self._memory, self._slices[s]
         memory.replica.apply_pending_penalty()
-        w = memory.replica.w[at, ...]
+        w = memory.replica.w[shard_slice, ...]
         parts = [part for part in memory.parts if part[0] > view.applied]
         # In the mean over lanes, rows count by their weights.
         rows = float(sum(n for _, n, _ in parts)) * self._mean_weight
@@ -393,8 +393,8 @@ class DecoupledLane:
         values = negative_progress * rows
         for group in memory.replica.rule.groups:
             if group.additive:  # sums are not multiplied by rows
-                own = group.part_within(at.start, at.stop).rows
-                values[own] = negative_progress[own]
+                group_rows = group.part_within(shard_slice.start, shard_slice.stop).rows
+                values[group_rows] = negative_progress[group_rows]
         view.origin = copy_array(w)
         packed, progress = None, None
         if s == 0:
@@ -417,23 +417,23 @@ class DecoupledLane:
 
     def _merge_answers(self) -> bool:
         """Merge the answers that have arrived; return whether there were any."""
-        memory, number, found = self._memory, self._lane.number, False
+        memory, number, has_answers = self._memory, self._lane.number, False
         for s, view in enumerate(memory.views):
             may_merge = view.push is not None and (
                 not self._in_order or memory.clock >= min(self._end, self._find_latest_merge(s))
             )
             if may_merge and self._connection.has_answer_of_shard(s, number):
                 self._merge(s, view, self._connection.receive_from_shard(s, number))
-                found = True
-        return found
+                has_answers = True
+        return has_answers
 
     def _merge(self, s: int, view: _ShardView, reply: ServerReply) -> None:
         """Continue from a shard's parameters plus the lane's progress since its push."""
         w = self._memory.replica.w[self._slices[s], ...]
         assert reply.values is not None
-        found = self._placement.to_device(reply.values)
-        w[...] = found + (w - view.origin)
-        view.origin, view.applied, view.push = found, reply.clock, None
+        shard_params = self._placement.to_device(reply.values)
+        w[...] = shard_params + (w - view.origin)
+        view.origin, view.applied, view.push = shard_params, reply.clock, None
         # Dynamic local updates: the number of steps until the lane's next push depends on its
         # speed.
         if s == 0 and reply.n_steps:
@@ -450,8 +450,8 @@ class DecoupledLane:
             if self._answer:
                 self._end = min(self._end, memory.clock)
             self._open_report = self._answer = None
-        counted = memory.views[0].applied // self._n_steps
-        if self._open_report is None and memory.reported < counted:
+        n_counted = memory.views[0].applied // self._n_steps
+        if self._open_report is None and memory.reported < n_counted:
             self._open_report = memory.reported + 1
             w = memory.replica.w if self._context.fit.rows.validation_fraction else None
             self._reports.send(self, self._open_report, self._lane, w)
@@ -462,15 +462,15 @@ class DecoupledLane:
 
     def _leave_shards(self) -> bool:
         """Leave the servers that have applied everything; return whether there were any."""
-        found = False
+        has_left = False
         self._reports.take_answers(all_of_them=True)
         for s, view in enumerate(self._memory.views):
             # Without delay, since other lanes may wait for a quorum there.
             if view.push is None and s not in self._left:
                 self._connection.leave_shard(s, self._lane.number)
                 self._left.add(s)
-                found = True
-        return found
+                has_left = True
+        return has_left
 
     def _join_generation(self) -> None:
         """Continue from the servers' present state, with the lane's memory."""
@@ -478,12 +478,12 @@ class DecoupledLane:
         replies = [self._connection.receive_from_shard(s, number) for s in self._joining]
         self._joining = range(0)
         views = self._memory.views
-        known = [
+        is_known = [
             reply.clock in (view.applied, view.sent)
             for view, reply in zip(views, replies, strict=True)
         ]
         # A server that had to go back no longer has the state on which the lane was based.
-        if not (self._is_new or all(known)):
+        if not (self._is_new or all(is_known)):
             self._begin(self._context.fit.make_start_state())
             self._attach()
             views = self._memory.views

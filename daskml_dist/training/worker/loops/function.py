@@ -64,13 +64,13 @@ def run_function_loop(context: Context) -> RankResults:
         )
         lanes = cast("list[BlocksLane]", context.lanes)
         blocks = [block.values for lane in lanes for block in lane.value_blocks if block.values]
-        given = [values[0] for values in blocks] if call.is_single else blocks
+        user_rows = [values[0] for values in blocks] if call.is_single else blocks
         function, state = _load_call(call, context)
         if point.state is not None:
             state = unpack_value(split_packed(point.state))
         with _await_turn(context):
             value = _call_function(
-                lambda: pack_value(function(group, given, state)), call, group, context
+                lambda: pack_value(function(group, user_rows, state)), call, group, context
             )
         group.end()
         if parameters is not None:
@@ -96,15 +96,15 @@ def _load_call(call: FunctionCall, context: Context) -> tuple[Callable[..., Any]
 @contextmanager
 def _await_turn(context: Context) -> Iterator[None]:
     """Wait until an earlier trainer of the run in this process has left the function."""
-    turn: threading.Lock = kept_values(context.run_id).setdefault("turn", threading.Lock())
+    lock: threading.Lock = kept_values(context.run_id).setdefault("turn", threading.Lock())
     # The earlier call ends when its own group fails, unless code in another language blocks it.
     since = time.monotonic()
-    while not turn.acquire(timeout=CHECK_SECONDS):
+    while not lock.acquire(timeout=CHECK_SECONDS):
         context.wait.check(since, "the previous call of the function")
     try:
         yield
     finally:
-        turn.release()
+        lock.release()
 
 
 @contextmanager
@@ -182,12 +182,12 @@ def _call_function(
         if isinstance(error, DaskMLDistError) and is_consequence(error):
             raise
         worker = context.address
-        where = f" (worker {worker})" if worker else ""
+        worker_text = f" (worker {worker})" if worker else ""
         frames = "".join(traceback.format_tb(error.__traceback__)[-_SHOWN_FRAMES:])
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
         raise FunctionError(
             f"{call.name} raised {type(error).__name__} on rank {group.rank} of {group.size}"
-            f"{where}, and was ended on all others: {error}{notes}\nThe last frames there:\n"
+            f"{worker_text}, and was ended on all others: {error}{notes}\nThe last frames there:\n"
             f"{frames}",
             group.rank,
             worker,

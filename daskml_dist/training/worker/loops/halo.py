@@ -64,17 +64,17 @@ def cut_rows_by_entries(
     """
     sizes = np.diff(indptr)
     # Rows longer than a part (popular items) are cut; the sums of their pieces are joined later.
-    long = np.flatnonzero(sizes > max(most, piece)).tolist() if piece else []
+    long_rows = np.flatnonzero(sizes > max(most, piece)).tolist() if piece else []
     pieces, runs = [], []
-    for row in long:
+    for row in long_rows:
         start, n = int(indptr[row]), int(sizes[row])
         # Cuts are at multiples of `piece`, so that sums of pieces do not depend on the free memory.
         step = max(most // (piece or 1), 1) * (piece or 1)
-        for at in range(0, n, step):
-            entries = slice(start + at, start + min(at + step, n))
-            pieces.append(EntrySlice(slice(row, row + 1), entries, (at, n)))
-    for before, end in pairwise([-1, *long, len(sizes)]):
-        row = before + 1
+        for offset in range(0, n, step):
+            entries = slice(start + offset, start + min(offset + step, n))
+            pieces.append(EntrySlice(slice(row, row + 1), entries, (offset, n)))
+    for previous, end in pairwise([-1, *long_rows, len(sizes)]):
+        row = previous + 1
         while row < end:
             # As many whole rows as have `most` entries in total.
             last = int(np.searchsorted(indptr, indptr[row] + most, side="right")) - 1
@@ -86,16 +86,16 @@ def cut_rows_by_entries(
 
 def take_row_slice(rows: KeyedRows, some: EntrySlice, indices: Array) -> KeyedRows:
     """Return a slice of a lane's rows, with new indices for its entries."""
-    own, entries = rows.range, some.entries
+    key_range, entries = rows.range, some.entries
     a, b = some.rows.start, some.rows.stop
-    start = own.own.start
+    start = key_range.own.start
     return KeyedRows(
         KeyRange(
-            own.lane,
-            own.first + a,
+            key_range.lane,
+            key_range.first + a,
             slice(start + a, start + b),
-            own.ids[a:b],
-            own.strengths[:, a:b],
+            key_range.ids[a:b],
+            key_range.strengths[:, a:b],
         ),
         np.clip(rows.indptr[a : b + 1], entries.start, entries.stop) - entries.start,
         indices,
@@ -114,14 +114,14 @@ def plan_row_parts(
     piece: int | None,
 ) -> tuple[list[TouchedRows], list[TouchedRows]]:
     """Return parts of pieces of long rows, and of whole rows; equally many in each trainer."""
-    wanted = merge_ids([block.touched for block in blocks])
+    touched_ids = merge_ids([block.touched for block in blocks])
     # The numbers of all touched ids are looked up once for all parts.
-    numbers, at = owners.numbers(wanted, blocks[0].column_cuts), IdLookup(wanted)
+    numbers, lookup = owners.numbers(touched_ids, blocks[0].column_cuts), IdLookup(touched_ids)
     lanes = []
-    for block, own in zip(blocks, ranges, strict=True):
+    for block, key_range in zip(blocks, ranges, strict=True):
         key_numbers = np.empty(len(block.touched), np.int64)
-        key_numbers[block.place] = numbers[at(block.touched)]
-        rows = ready(KeyedRows(own, block.indptr, block.indices, block.values))
+        key_numbers[block.place] = numbers[lookup(block.touched)]
+        rows = ready(KeyedRows(key_range, block.indptr, block.indices, block.values))
         lanes.append(
             (
                 rows,
@@ -129,21 +129,23 @@ def plan_row_parts(
                 cut_rows_by_entries(rows.indptr, max(most // len(blocks), 1), piece),
             )
         )
-    del wanted, numbers, at
+    del touched_ids, numbers, lookup
     # Exchanges are collective, so a trainer with fewer parts joins with empty ones.
     counts = [max(len(cut[kind]) for *_, cut in lanes) for kind in (0, 1)]
-    all_ = [found for (found,) in communicator.allgather([np.array(counts, np.int64)])]
-    buffers, found = ExchangeBuffers(), list[list[TouchedRows]]()
-    for kind, n in enumerate(np.max(all_, axis=0).tolist()):
-        found.append([])
+    all_counts = [
+        trainer_counts for (trainer_counts,) in communicator.allgather([np.array(counts, np.int64)])
+    ]
+    buffers, parts = ExchangeBuffers(), list[list[TouchedRows]]()
+    for kind, n in enumerate(np.max(all_counts, axis=0).tolist()):
+        parts.append([])
         for i in range(n):
-            some = [
+            piece_rows = [
                 (rows, key_numbers, cut[kind][i])
                 for rows, key_numbers, cut in lanes
                 if i < len(cut[kind])
             ]
-            found[-1].append(_make_part(communicator, owners, some, buffers))
-    return found[0], found[1]
+            parts[-1].append(_make_part(communicator, owners, piece_rows, buffers))
+    return parts[0], parts[1]
 
 
 def _make_part(
@@ -153,19 +155,19 @@ def _make_part(
     buffers: ExchangeBuffers,
 ) -> TouchedRows:
     """Return one part with its exchange plan, made by all trainers together."""
-    wanted, used = [np.empty(0, np.int64)], []
+    wanted_numbers, used_positions = [np.empty(0, np.int64)], []
     for lane, numbers, cut in some:
-        found = np.zeros(len(numbers), np.bool_)
-        found[lane.indices[cut.entries]] = True
-        used.append(np.flatnonzero(found))
-        wanted.append(numbers[used[-1]])
-    fetch = _PartFetch(communicator, owners, np.concatenate(wanted), buffers)
+        is_used = np.zeros(len(numbers), np.bool_)
+        is_used[lane.indices[cut.entries]] = True
+        used_positions.append(np.flatnonzero(is_used))
+        wanted_numbers.append(numbers[used_positions[-1]])
+    fetch = _PartFetch(communicator, owners, np.concatenate(wanted_numbers), buffers)
     rows, first = [], 0
-    for (lane, numbers, cut), own in zip(some, used, strict=True):
-        place = np.empty(len(numbers), np.int32)
-        place[own] = fetch.place[first : first + len(own)]
-        rows.append(take_row_slice(lane, cut, place[lane.indices[cut.entries]]))
-        first += len(own)
+    for (lane, numbers, cut), positions in zip(some, used_positions, strict=True):
+        new_indices = np.empty(len(numbers), np.int32)
+        new_indices[positions] = fetch.place[first : first + len(positions)]
+        rows.append(take_row_slice(lane, cut, new_indices[lane.indices[cut.entries]]))
+        first += len(positions)
     del fetch.place  # it is contained in the rows now
     return TouchedRows(fetch, rows)
 
@@ -181,17 +183,21 @@ class _PartFetch:
         buffers: ExchangeBuffers,
     ) -> None:
         self._communicator, self._buffers = communicator, buffers
-        places = owners.group_by_owner(numbers)
+        positions_by_owner = owners.group_by_owner(numbers)
         #: Position of the value of each of `numbers` in the result.
         self.place = np.empty(len(numbers), np.int32)
-        self.place[np.concatenate(places)] = np.arange(len(numbers), dtype=np.int32)
-        self._ends = np.cumsum([len(at) for at in places]).tolist()
-        wanted_numbers = communicator.alltoall([numbers[at] for at in places])
-        self._sent_positions = [owners.positions(some).astype(np.int32) for some in wanted_numbers]
+        self.place[np.concatenate(positions_by_owner)] = np.arange(len(numbers), dtype=np.int32)
+        self._ends = np.cumsum([len(positions) for positions in positions_by_owner]).tolist()
+        wanted_numbers = communicator.alltoall(
+            [numbers[positions] for positions in positions_by_owner]
+        )
+        self._sent_positions = [
+            owners.positions(rank_numbers).astype(np.int32) for rank_numbers in wanted_numbers
+        ]
 
     def __call__(self, values: Array) -> Array:
         rank = self._communicator.rank
-        found = exchange_values(self._communicator, values, self._sent_positions, self._buffers)
+        received = exchange_values(self._communicator, values, self._sent_positions, self._buffers)
         buffer = self._buffers.get_buffer(values, self._ends[-1], "wanted")
         for r, (start, stop) in enumerate(pairwise([0, *self._ends])):
             if r == rank:
@@ -199,7 +205,7 @@ class _PartFetch:
                     values, self._sent_positions[r], axis=0, out=buffer[start:stop], mode="clip"
                 )
             else:
-                buffer[start:stop] = found[r]
+                buffer[start:stop] = received[r]
         return buffer
 
 
@@ -220,9 +226,9 @@ class KeyOwners:
         self._communicator = communicator
         self._bounds = bounds
         self._own = own
-        self._firsts = np.array([at.first for at in own])
-        self._starts = np.array([at.own.start for at in own])
-        lanes = np.array([at.lane for at in own], np.int64)
+        self._firsts = np.array([key_range.first for key_range in own])
+        self._starts = np.array([key_range.own.start for key_range in own])
+        lanes = np.array([key_range.lane for key_range in own], np.int64)
         # Rank of each lane: every rank sends the numbers of its lanes.
         self._owner = np.zeros(len(bounds) - 1, np.intp)
         for rank, (rank_lanes,) in enumerate(communicator.allgather([lanes])):
@@ -240,30 +246,32 @@ class KeyOwners:
                 for r in range(self._communicator.size)
             ]
         )
-        found = self._communicator.alltoall(
-            [self._number_own_ids(unpack_ids(some)) for some in wanted_ids]
+        numbers_by_rank = self._communicator.alltoall(
+            [self._number_own_ids(unpack_ids(packed_ids)) for packed_ids in wanted_ids]
         )
         # Answers are ordered by rank, and within a rank by lane.
         out = np.empty(len(ids), np.int64)
-        for rank, rank_numbers in enumerate(found):
+        for rank, rank_numbers in enumerate(numbers_by_rank):
             lanes = self._lanes_of_rank(rank)
             ends = np.cumsum([len(parts[lane]) for lane in lanes])[:-1]
-            for lane, some in zip(lanes, np.split(rank_numbers, ends), strict=True):
-                out[edges[lane] : edges[lane + 1]] = some
+            for lane, lane_numbers in zip(lanes, np.split(rank_numbers, ends), strict=True):
+                out[edges[lane] : edges[lane + 1]] = lane_numbers
         return out
 
     def _lanes_of_rank(self, rank: int) -> list[int]:
         """Return the lanes of a trainer."""
-        found: list[int] = np.flatnonzero(self._owner == rank).tolist()
-        return found
+        lanes: list[int] = np.flatnonzero(self._owner == rank).tolist()
+        return lanes
 
     def _number_own_ids(self, ids: list[Array]) -> NDArray[np.int64]:
         """Return the numbers of the ids of each own lane, one lane after the other."""
-        found = [
-            IdLookup(own.ids)(some).astype(np.int64) + own.first
-            for own, some in zip(sorted(self._own, key=lambda at: at.lane), ids, strict=True)
+        numbers = [
+            IdLookup(key_range.ids)(lane_ids).astype(np.int64) + key_range.first
+            for key_range, lane_ids in zip(
+                sorted(self._own, key=lambda r: r.lane), ids, strict=True
+            )
         ]
-        return np.concatenate([np.empty(0, np.int64), *found])
+        return np.concatenate([np.empty(0, np.int64), *numbers])
 
     def group_by_owner(self, numbers: NDArray[np.int64]) -> list[NDArray[np.intp]]:
         """Return, by rank, the positions in `numbers` of the keys that it owns."""
@@ -275,30 +283,36 @@ class KeyOwners:
     def positions(self, numbers: NDArray[np.int64]) -> NDArray[np.intp]:
         """Return the positions of own keys in the own array of values."""
         lane = np.searchsorted(self._firsts, numbers, side="right") - 1
-        found: NDArray[np.intp] = (numbers - self._firsts[lane] + self._starts[lane]).astype(
+        positions: NDArray[np.intp] = (numbers - self._firsts[lane] + self._starts[lane]).astype(
             np.intp
         )
-        return found
+        return positions
 
     def send_to_owners(
         self, numbers: NDArray[np.int64], parts: Array
     ) -> tuple[NDArray[np.intp], Array]:
         """Send parts to the owners of keys; return own keys' positions and the parts of all."""
-        places = self.group_by_owner(numbers)
-        wanted_numbers = self._communicator.alltoall([numbers[at] for at in places])
-        given = self._communicator.alltoall([parts[at] for at in places])
-        return self.positions(np.concatenate(wanted_numbers)), np.concatenate(given)
+        positions_by_owner = self.group_by_owner(numbers)
+        wanted_numbers = self._communicator.alltoall(
+            [numbers[positions] for positions in positions_by_owner]
+        )
+        received = self._communicator.alltoall(
+            [parts[positions] for positions in positions_by_owner]
+        )
+        return self.positions(np.concatenate(wanted_numbers)), np.concatenate(received)
 
     def at(self, numbers: NDArray[np.int64], values: Array) -> Array:
         """Return the values of any keys, fetched from their owners."""
-        places = self.group_by_owner(numbers)
-        wanted_numbers = self._communicator.alltoall([numbers[at] for at in places])
-        found = self._communicator.alltoall(
-            [values[self.positions(some)] for some in wanted_numbers]
+        positions_by_owner = self.group_by_owner(numbers)
+        wanted_numbers = self._communicator.alltoall(
+            [numbers[positions] for positions in positions_by_owner]
+        )
+        received = self._communicator.alltoall(
+            [values[self.positions(rank_numbers)] for rank_numbers in wanted_numbers]
         )
         out = np.empty((len(numbers), *values.shape[1:]), values.dtype)
-        for at, some in zip(places, found, strict=True):
-            out[at] = some
+        for positions, received_values in zip(positions_by_owner, received, strict=True):
+            out[positions] = received_values
         return out
 
 
@@ -310,20 +324,22 @@ class ExchangeBuffers:
 
     def get_buffer(self, values: Array, n: int, name: Any) -> Array:
         """Return an array for `n` values of this shape and dtype, aligned to a cache line."""
-        kept = self._kept.get(name)
-        known = kept is not None and (kept.dtype, kept.shape[1:]) == (
+        buffer_kept = self._kept.get(name)
+        is_alike = buffer_kept is not None and (buffer_kept.dtype, buffer_kept.shape[1:]) == (
             values.dtype,
             values.shape[1:],
         )
         # Grown when needed, never shrunk.
-        if kept is None or not known or len(kept) < n:
+        if buffer_kept is None or not is_alike or len(buffer_kept) < n:
             shape = (n, *values.shape[1:])
             size = math.prod(shape) * values.dtype.itemsize
             buffer = np.empty(size + _CACHE_LINE_BYTES, np.uint8)
             # Skip the bytes before a cache line, so that values begin at one.
             start = -buffer.ctypes.data % _CACHE_LINE_BYTES
-            kept = self._kept[name] = buffer[start : start + size].view(values.dtype).reshape(shape)
-        return kept[:n]
+            buffer_kept = self._kept[name] = (
+                buffer[start : start + size].view(values.dtype).reshape(shape)
+            )
+        return buffer_kept[:n]
 
 
 class Halo:
@@ -345,22 +361,22 @@ class Halo:
         #: Positions in the result of the values from each rank.
         self._place = owners.group_by_owner(numbers)
         # Each rank learns once which of its values the others need.
-        wanted_numbers = communicator.alltoall([numbers[at] for at in self._place])
+        wanted_numbers = communicator.alltoall([numbers[positions] for positions in self._place])
         #: Positions of the own values that are sent to each rank.
-        self._sent_positions = [owners.positions(some) for some in wanted_numbers]
+        self._sent_positions = [owners.positions(rank_numbers) for rank_numbers in wanted_numbers]
 
     def fetch(self, values: Array) -> Array:
         """Return the fetched values, from all ranks; valid until the next call."""
-        found = exchange_values(self._communicator, values, self._sent_positions, self._buffers)
+        received = exchange_values(self._communicator, values, self._sent_positions, self._buffers)
         rank, buffer = self._communicator.rank, self._buffers.get_buffer(values, self._n, "wanted")
-        for r, at in enumerate(self._place):
+        for r, positions in enumerate(self._place):
             if r != rank:
-                buffer[at] = found[r]
-        own, to = self._sent_positions[rank], self._place[rank]
+                buffer[positions] = received[r]
+        own_positions, place_here = self._sent_positions[rank], self._place[rank]
         # Own values never leave the process; they are copied in tiles.
-        for start in range(0, len(own), _VALUES_AT_ONCE):
-            some = slice(start, start + _VALUES_AT_ONCE)
-            buffer[to[some]] = values[own[some]]
+        for start in range(0, len(own_positions), _VALUES_AT_ONCE):
+            piece = slice(start, start + _VALUES_AT_ONCE)
+            buffer[place_here[piece]] = values[own_positions[piece]]
         return buffer
 
 
@@ -371,13 +387,13 @@ def exchange_values(
     buffers: ExchangeBuffers,
 ) -> list[Array]:
     """Send own values, by positions for each rank; return the values received, by rank."""
-    given = []
-    for r, at in enumerate(positions_by_rank):
-        own = r == communicator.rank
-        given.append(buffers.get_buffer(values, 0 if own else len(at), r))
-        if not own:
-            np.take(values, at, axis=0, out=given[r], mode="clip")
-    return communicator.alltoall(given)
+    sent = []
+    for r, positions in enumerate(positions_by_rank):
+        is_own = r == communicator.rank
+        sent.append(buffers.get_buffer(values, 0 if is_own else len(positions), r))
+        if not is_own:
+            np.take(values, positions, axis=0, out=sent[r], mode="clip")
+    return communicator.alltoall(sent)
 
 
 def arrange_touched_keys(
@@ -390,19 +406,22 @@ def arrange_touched_keys(
     """
     if len(blocks) == 1:
         return blocks[0].touched, [blocks[0].indices], blocks[0].place
-    wanted = merge_ids([block.touched for block in blocks])
-    at = IdLookup(wanted)
+    touched_ids = merge_ids([block.touched for block in blocks])
+    lookup = IdLookup(touched_ids)
     # Number of each block's values among all touched keys.
-    of_value = []
-    uses = np.zeros(len(wanted), np.int64)
+    numbers_of_blocks = []
+    uses = np.zeros(len(touched_ids), np.int64)
     for block in blocks:
-        which = np.empty(len(block.touched), np.int32)
-        which[block.place] = at(block.touched)
-        uses[which] += np.bincount(block.indices, minlength=len(which))
-        of_value.append(which)
-    place = rank_by_use(uses)
+        key_numbers = np.empty(len(block.touched), np.int32)
+        key_numbers[block.place] = lookup(block.touched)
+        uses[key_numbers] += np.bincount(block.indices, minlength=len(key_numbers))
+        numbers_of_blocks.append(key_numbers)
+    positions = rank_by_use(uses)
     return (
-        wanted,
-        [place[which][block.indices] for block, which in zip(blocks, of_value, strict=True)],
-        place,
+        touched_ids,
+        [
+            positions[key_numbers][block.indices]
+            for block, key_numbers in zip(blocks, numbers_of_blocks, strict=True)
+        ],
+        positions,
     )

@@ -50,13 +50,17 @@ def run_keyed_loop(context: Context) -> KeyedSolution:
     """Run the fit's solver on this trainer's keys; each trainer returns its own values."""
     with connect_to_ledger(context) as connection:
         keyed = _KeyedTrainer(context, connection)
-        found: KeyedSolution = context.fit.keyed_work.solver.solve(keyed)
+        solution: KeyedSolution = context.fit.keyed_work.solver.solve(keyed)
         keyed.end()
-    found.lanes = {space: {at.lane: at.own for at in keyed.ranges(space)} for space in found.values}
-    found.ids = {
-        space: np.concatenate([at.ids for at in keyed.ranges(space)]) for space in found.values
+    solution.lanes = {
+        space: {key_range.lane: key_range.own for key_range in keyed.ranges(space)}
+        for space in solution.values
     }
-    return found
+    solution.ids = {
+        space: np.concatenate([key_range.ids for key_range in keyed.ranges(space)])
+        for space in solution.values
+    }
+    return solution
 
 
 class _KeyedTrainer(SolverView):
@@ -71,10 +75,13 @@ class _KeyedTrainer(SolverView):
             block.side.name: [lane[i] for lane in blocks] for i, block in enumerate(blocks[0])
         }
         # Each space of keys (users, items, nodes) is the row side of one kind of blocks.
-        of_space = {found[0].side.rows: found for found in self._blocks.values()}
-        self._bounds = self._gather_bounds(of_space)
+        blocks_of_space = {
+            side_blocks[0].side.rows: side_blocks for side_blocks in self._blocks.values()
+        }
+        self._bounds = self._gather_bounds(blocks_of_space)
         self._own_ranges = {
-            s: _make_ranges(found, self._bounds[s]) for s, found in of_space.items()
+            s: _make_ranges(side_blocks, self._bounds[s])
+            for s, side_blocks in blocks_of_space.items()
         }
         self.n_keys = {space: int(bounds[-1]) for space, bounds in self._bounds.items()}
         self._owners: dict[str, KeyOwners] = {}
@@ -85,7 +92,10 @@ class _KeyedTrainer(SolverView):
         self._copied_at = time.perf_counter()
         self._copy_seconds = 0.0
         # The slice of each lane's values in this trainer's array of values.
-        slices = {s: {at.lane: at.own for at in own} for s, own in self._own_ranges.items()}
+        slices = {
+            s: {key_range.lane: key_range.own for key_range in ranges}
+            for s, ranges in self._own_ranges.items()
+        }
         self._checkpoints = BuddyCheckpoints(context, slices)
         # After a loss, the values of the last iteration that is complete for all lanes.
         latest, self.kept = self._checkpoints.agree_on_latest()
@@ -94,14 +104,22 @@ class _KeyedTrainer(SolverView):
 
     def _gather_bounds(self, blocks: Mapping[str, list[KeyedBlock]]) -> dict[str, Array]:
         """Return, by space, the number of each lane's first key, then the number of all keys."""
-        own = np.array(
-            [[block.lane, len(block.ids)] for some in blocks.values() for block in some], np.int64
+        own_sizes = np.array(
+            [
+                [block.lane, len(block.ids)]
+                for side_blocks in blocks.values()
+                for block in side_blocks
+            ],
+            np.int64,
         ).reshape(len(blocks), -1, 2)
-        all_ = np.concatenate([found for (found,) in self._communicator.allgather([own])], axis=1)
+        all_sizes = np.concatenate(
+            [trainer_sizes for (trainer_sizes,) in self._communicator.allgather([own_sizes])],
+            axis=1,
+        )
         # Number of keys of each lane; their cumulative sums are the bounds.
-        sizes = np.zeros((len(blocks), all_.shape[1] + 1), np.int64)
-        for space, its in enumerate(all_):
-            sizes[space, its[:, 0] + 1] = its[:, 1]
+        sizes = np.zeros((len(blocks), all_sizes.shape[1] + 1), np.int64)
+        for space, lane_sizes in enumerate(all_sizes):
+            sizes[space, lane_sizes[:, 0] + 1] = lane_sizes[:, 1]
         return dict(zip(blocks, np.cumsum(sizes, axis=1), strict=True))
 
     # -- keys and entries ----------------------------------------------------------------------
@@ -134,8 +152,8 @@ class _KeyedTrainer(SolverView):
         """
         if side not in self._parts:
             self._parts[side] = self._plan_parts(side, values, ready, piece)
-        of_pieces, whole = self._parts[side]
-        for part in of_pieces if again else [*of_pieces, *whole]:
+        piece_parts, row_parts = self._parts[side]
+        for part in piece_parts if again else [*piece_parts, *row_parts]:
             yield part.fetch(values), partial(self._map_rows, part.rows)
 
     def _map_rows(self, rows: list[KeyedRows], function: Callable[[KeyedRows], R]) -> list[R]:
@@ -152,13 +170,16 @@ class _KeyedTrainer(SolverView):
         touched = sum(len(block.touched) for block in blocks)
         fits = max_bytes is None or touched * nbytes <= max_bytes
         # Exchanges are collective, so there is a single part only if every trainer has the memory.
-        if all(bool(found[0]) for (found,) in self._communicator.allgather([np.array([fits])])):
+        if all(
+            bool(fits_there[0])
+            for (fits_there,) in self._communicator.allgather([np.array([fits])])
+        ):
             halo = self._get_halo(side)
             return [], [TouchedRows(halo.fetch, [ready(rows) for rows in self._rows[side]])]
         own_side = blocks[0].side
         owners, ranges = self._get_owners(own_side.columns), self._own_ranges[own_side.rows]
-        most = max((max_bytes or 0) // nbytes, 1)
-        return plan_row_parts(self._communicator, owners, blocks, ranges, ready, most, piece)
+        max_values = max((max_bytes or 0) // nbytes, 1)
+        return plan_row_parts(self._communicator, owners, blocks, ranges, ready, max_values, piece)
 
     def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:
         """Return the values of any keys, from their owners."""
@@ -173,8 +194,8 @@ class _KeyedTrainer(SolverView):
     def _get_owners(self, space: str) -> KeyOwners:
         """Return the owners of a space's keys, determined once."""
         if space not in self._owners:
-            bounds, own = self._bounds[space], self._own_ranges[space]
-            self._owners[space] = KeyOwners(self._communicator, bounds, own)
+            bounds, own_ranges = self._bounds[space], self._own_ranges[space]
+            self._owners[space] = KeyOwners(self._communicator, bounds, own_ranges)
         return self._owners[space]
 
     def _get_halo(self, side: str) -> Halo:
@@ -182,15 +203,15 @@ class _KeyedTrainer(SolverView):
         if side not in self._halos:
             blocks = self._blocks[side]
             owners = self._get_owners(blocks[0].side.columns)
-            wanted, indices, place = arrange_touched_keys(blocks)
-            numbers = np.empty(len(wanted), np.int64)
+            touched_ids, indices, positions = arrange_touched_keys(blocks)
+            numbers = np.empty(len(touched_ids), np.int64)
             # Values are stored in the order to which the entries' indices refer.
-            numbers[place] = owners.numbers(wanted, blocks[0].column_cuts)
+            numbers[positions] = owners.numbers(touched_ids, blocks[0].column_cuts)
             self._halos[side] = Halo(self._communicator, owners, numbers)
             rows = self._own_ranges[blocks[0].side.rows]
             self._rows[side] = [
-                KeyedRows(at, block.indptr, its, block.values)
-                for at, block, its in zip(rows, blocks, indices, strict=True)
+                KeyedRows(key_range, block.indptr, block_indices, block.values)
+                for key_range, block, block_indices in zip(rows, blocks, indices, strict=True)
             ]
         return self._halos[side]
 
@@ -198,31 +219,31 @@ class _KeyedTrainer(SolverView):
 
     def sum(self, parts: Sequence[Any]) -> NDArray[np.float64]:
         """Return the sum over the lanes of all trainers, in lane order."""
-        own = [np.asarray(part, dtype=np.float64) for part in parts]
-        shape, size = own[0].shape, own[0].size
+        own_parts = [np.asarray(part, dtype=np.float64) for part in parts]
+        shape, size = own_parts[0].shape, own_parts[0].size
         # One row per lane, filled by its trainer: the all-reduce then only adds zeros, and each
         # rank adds the lanes in order, with the same bits.
-        all_ = np.zeros((len(self._context.lane_rows) + 1, max(size, _N_EXTRA)))
-        for lane, part in zip(self._context.lanes, own, strict=True):
-            all_[lane.number, :size] = part.ravel()
-        all_[-1, :_N_EXTRA] = self._extra_numbers()
-        found = self._communicator.allreduce(all_)
-        self.should_stop, self._is_due = bool(found[-1, 0]), bool(found[-1, 1])
-        self._extra = found[-1, 2:_N_EXTRA]
-        total: NDArray[np.float64] = found[0].copy()
-        for part in found[1:-1]:
+        lane_sums = np.zeros((len(self._context.lane_rows) + 1, max(size, _N_EXTRA)))
+        for lane, part in zip(self._context.lanes, own_parts, strict=True):
+            lane_sums[lane.number, :size] = part.ravel()
+        lane_sums[-1, :_N_EXTRA] = self._extra_numbers()
+        sums = self._communicator.allreduce(lane_sums)
+        self.should_stop, self._is_due = bool(sums[-1, 0]), bool(sums[-1, 1])
+        self._extra = sums[-1, 2:_N_EXTRA]
+        total: NDArray[np.float64] = sums[0].copy()
+        for part in sums[1:-1]:
             total += part
         return total[:size].reshape(shape)
 
     def _extra_numbers(self) -> tuple[float, float, float, float]:
         """Return whether to stop and to copy (0 except in the first trainer), and bytes moved."""
-        moved = self._context.count_moved_bytes()
+        moved_bytes = self._context.count_moved_bytes()
         if self._to_ledger is None:
-            return 0.0, 0.0, *moved
+            return 0.0, 0.0, *moved_bytes
         since = time.perf_counter() - self._copied_at
         # The first trainer's clock decides for all trainers when a copy is due.
-        due = self._copy_seconds <= _CHECKPOINT_TIME_SHARE * since
-        return float(self._wants_to_stop), float(due), *moved
+        is_due = self._copy_seconds <= _CHECKPOINT_TIME_SHARE * since
+        return float(self._wants_to_stop), float(is_due), *moved_bytes
 
     # -- iterations ----------------------------------------------------------------------------
 
@@ -245,12 +266,12 @@ class _KeyedTrainer(SolverView):
 
 def _make_ranges(blocks: Sequence[KeyedBlock], bounds: Array) -> list[KeyRange]:
     """Return the key ranges of lanes, whose values are adjacent in one array."""
-    ranges, at = [], 0
+    ranges, start = [], 0
     for block in blocks:
-        stop = at + len(block.ids)
+        stop = start + len(block.ids)
         first = int(bounds[block.lane])
-        ranges.append(KeyRange(block.lane, first, slice(at, stop), block.ids, block.strengths))
-        at = stop
+        ranges.append(KeyRange(block.lane, first, slice(start, stop), block.ids, block.strengths))
+        start = stop
     return ranges
 
 
@@ -304,14 +325,14 @@ class BuddyCheckpoints:
         self, values: Mapping[str, Array], n_iter: int, small: Any, reports: list[Array]
     ) -> None:
         """Copy this trainer's values after an iteration, and send the copy to the buddy."""
-        few = None if small is None else np.array(small, np.float64)
-        kept = BuddyCheckpoint(n_iter, few, list(reports))
+        small_copy = None if small is None else np.array(small, np.float64)
+        checkpoint = BuddyCheckpoint(n_iter, small_copy, list(reports))
         for space, array in values.items():
-            for lane, at in self._own[space].items():
-                kept.lanes.setdefault(lane, {})[space] = array[at].copy()
-        kept.lanes.update(self._exchange_with_buddy(kept.lanes))
+            for lane, own_slice in self._own[space].items():
+                checkpoint.lanes.setdefault(lane, {})[space] = array[own_slice].copy()
+        checkpoint.lanes.update(self._exchange_with_buddy(checkpoint.lanes))
         # The older one is replaced only now, so that a failed exchange leaves both.
-        self._kept[:] = [*self._kept[-1:], kept]
+        self._kept[:] = [*self._kept[-1:], checkpoint]
 
     def _exchange_with_buddy(
         self, lanes: dict[int, dict[str, Array]]
@@ -320,13 +341,13 @@ class BuddyCheckpoints:
         rank = self._communicator.rank
         if self._buddies[rank] == rank:
             return {}
-        given = [np.empty(0, np.uint8) for _ in self._buddies]
-        given[self._buddies[rank]] = _pack_lanes(lanes)
-        found: dict[int, dict[str, Array]] = {}
-        for packed in self._communicator.alltoall(given):
+        sent = [np.empty(0, np.uint8) for _ in self._buddies]
+        sent[self._buddies[rank]] = _pack_lanes(lanes)
+        received: dict[int, dict[str, Array]] = {}
+        for packed in self._communicator.alltoall(sent):
             if len(packed):
-                found.update(_unpack_lanes(packed))
-        return found
+                received.update(_unpack_lanes(packed))
+        return received
 
     def agree_on_latest(self) -> tuple[BuddyCheckpoint, dict[str, Array] | None]:
         """Return the last checkpoint of all lanes, and this trainer's lanes' values by space."""
@@ -334,53 +355,56 @@ class BuddyCheckpoints:
             self._kept.clear()
             return BuddyCheckpoint(), None
         n_iter, holders = self._find_latest_whole()
-        self._kept[:] = [kept for kept in self._kept if kept.n_iter == n_iter]
+        self._kept[:] = [checkpoint for checkpoint in self._kept if checkpoint.n_iter == n_iter]
         if not n_iter:
             return BuddyCheckpoint(), None
-        kept = self._kept[0] if self._kept else None
-        lanes = self._collect_own_lanes(kept, holders)
-        few, reports = self._share_facts(kept, holders[min(holders)])
+        checkpoint = self._kept[0] if self._kept else None
+        lanes = self._collect_own_lanes(checkpoint, holders)
+        small, reports = self._share_facts(checkpoint, holders[min(holders)])
         # Another trainer may be lost before the next copy, so this one is exchanged again, and all
         # known values are kept until then.
-        known = {} if kept is None else kept.lanes
-        every = {**known, **lanes, **self._exchange_with_buddy(lanes)}
-        self._kept[:] = [latest := BuddyCheckpoint(n_iter, few, reports, every)]
+        kept_lanes = {} if checkpoint is None else checkpoint.lanes
+        all_lanes = {**kept_lanes, **lanes, **self._exchange_with_buddy(lanes)}
+        self._kept[:] = [latest := BuddyCheckpoint(n_iter, small, reports, all_lanes)]
         values = {
-            space: np.concatenate([lanes[lane][space] for lane in own])
-            for space, own in self._own.items()
-            if all(space in lanes[lane] for lane in own)
+            space: np.concatenate([lanes[lane][space] for lane in own_slices])
+            for space, own_slices in self._own.items()
+            if all(space in lanes[lane] for lane in own_slices)
         }
         return latest, values
 
     def _find_latest_whole(self) -> tuple[int, dict[int, int]]:
         """Return the last iteration complete for all lanes (0: none), and a rank with each lane."""
-        own = np.array(
-            [(kept.n_iter, lane) for kept in self._kept for lane in kept.lanes], np.int64
+        own_lanes = np.array(
+            [(checkpoint.n_iter, lane) for checkpoint in self._kept for lane in checkpoint.lanes],
+            np.int64,
         ).reshape(-1, 2)
-        found: dict[int, dict[int, int]] = {}
-        for rank, (known,) in enumerate(self._communicator.allgather([own])):
-            for n_iter, lane in known.tolist():
-                found.setdefault(n_iter, {}).setdefault(lane, rank)
-        whole = [n_iter for n_iter, lanes in found.items() if len(lanes) == self._n_lanes]
-        best = max(whole, default=0)
-        return best, found.get(best, {})
+        ranks_by_iteration: dict[int, dict[int, int]] = {}
+        for rank, (iteration_lanes,) in enumerate(self._communicator.allgather([own_lanes])):
+            for n_iter, lane in iteration_lanes.tolist():
+                ranks_by_iteration.setdefault(n_iter, {}).setdefault(lane, rank)
+        complete = [
+            n_iter for n_iter, lanes in ranks_by_iteration.items() if len(lanes) == self._n_lanes
+        ]
+        best = max(complete, default=0)
+        return best, ranks_by_iteration.get(best, {})
 
     def _collect_own_lanes(
         self, kept: BuddyCheckpoint | None, holders: dict[int, int]
     ) -> dict[int, dict[str, Array]]:
         """Return the values of this trainer's lanes, sent by the ranks `holders`."""
         communicator = self._communicator
-        own = np.array([lane for at in self._own.values() for lane in at], np.int64)
-        given = []
-        for (lanes,) in communicator.allgather([np.unique(own)]):
+        lane_numbers = np.array(
+            [lane for slices in self._own.values() for lane in slices], np.int64
+        )
+        sent = []
+        for (lanes,) in communicator.allgather([np.unique(lane_numbers)]):
             own_lanes = [lane for lane in lanes.tolist() if holders[lane] == communicator.rank]
-            given.append(
-                _pack_lanes({lane: kept.lanes[lane] for lane in own_lanes} if kept else {})
-            )
-        found: dict[int, dict[str, Array]] = {}
-        for packed in communicator.alltoall(given):
-            found.update(_unpack_lanes(packed))
-        return found
+            sent.append(_pack_lanes({lane: kept.lanes[lane] for lane in own_lanes} if kept else {}))
+        received: dict[int, dict[str, Array]] = {}
+        for packed in communicator.alltoall(sent):
+            received.update(_unpack_lanes(packed))
+        return received
 
     def _share_facts(self, kept: BuddyCheckpoint | None, holder: int) -> tuple[Any, list[Array]]:
         """Return the solver's small state and the reports, sent by the rank `holder`."""
@@ -390,14 +414,14 @@ class BuddyCheckpoints:
             facts = [kept.small, np.array(kept.reports)]
             return np.frombuffer(pack_object(facts, {}), np.uint8)
 
-        few, reports = unpack_object(broadcast_from(self._communicator, holder, pack), {})
-        return few, list(reports)
+        small, reports = unpack_object(broadcast_from(self._communicator, holder, pack), {})
+        return small, list(reports)
 
 
 def _next_other_process(rank: int, processes: Sequence[tuple[int, ...]]) -> int:
     """Return the next rank in another process; trainers of one process are lost together."""
-    others = (r % len(processes) for r in range(rank + 1, rank + len(processes)))
-    return next((other for other in others if processes[other] != processes[rank]), rank)
+    next_ranks = (r % len(processes) for r in range(rank + 1, rank + len(processes)))
+    return next((other for other in next_ranks if processes[other] != processes[rank]), rank)
 
 
 def _pack_lanes(lanes: dict[int, dict[str, Array]]) -> NDArray[np.uint8]:

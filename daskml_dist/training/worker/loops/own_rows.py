@@ -42,11 +42,13 @@ def run_own_rows_loop(context: Context) -> Solution | None:
     with connect_to_ledger(context) as connection, _open_spill_store(context) as store:
         rows = _TrainerRows(context, connection, store)
         try:
-            found: Solution = context.fit.own_rows_work.solver.solve(context.fit.work.model, rows)
+            solution: Solution = context.fit.own_rows_work.solver.solve(
+                context.fit.work.model, rows
+            )
         except PausedError as paused:
-            found = paused.solution
+            solution = paused.solution
         rows.end()
-    return None if context.rank else found
+    return None if context.rank else solution
 
 
 @contextmanager
@@ -56,8 +58,8 @@ def _open_spill_store(context: Context) -> Iterator[SpillStore]:
     if store is None:
         work = context.fit.own_rows_work
         # The store gets the rest of the budget that the blocks in memory do not use.
-        held = work.row_bytes * sum(lane.n_rows for lane in context.lanes)
-        context.memory["spill_store"] = store = SpillStore(max(work.budget - held, 0.0))
+        held_bytes = work.row_bytes * sum(lane.n_rows for lane in context.lanes)
+        context.memory["spill_store"] = store = SpillStore(max(work.budget - held_bytes, 0.0))
     store.begin()
     try:
         yield store
@@ -81,10 +83,10 @@ class _TrainerRows(SolverView):
         self.lanes = list(self._of_number)
         work = context.fit.own_rows_work
         self._is_stopped = self.should_stop = work.is_stopped
-        known: SolverPoint | None = context.memory.get("point")
-        if known is None and work.log is not None:
-            known = SolverPoint.unpacked(work.log)
-        self.kept = self._agree_on_point(known).state
+        point: SolverPoint | None = context.memory.get("point")
+        if point is None and work.log is not None:
+            point = SolverPoint.unpacked(work.log)
+        self.kept = self._agree_on_point(point).state
         # Computed arrays, such as bins, survive generations unless rows were lost for good: then
         # they include rows that no longer count.
         computed = context.memory.setdefault("computed_arrays", {"n_rows": self.n_rows})
@@ -134,22 +136,24 @@ class _TrainerRows(SolverView):
         # Copied, since the solver may reuse its array.
         if self.size == 1:
             return array.copy()
-        n, *rest = array.shape
-        each = int(np.prod(rest))
-        bounds = [at * each for at in self._communicator.bounds(n)]
-        own: Array = self._communicator.reduce_scatter(array.reshape(-1), bounds)
+        n, *other_sizes = array.shape
+        row_size = int(np.prod(other_sizes))
+        bounds = [bound * row_size for bound in self._communicator.bounds(n)]
+        own_range: Array = self._communicator.reduce_scatter(array.reshape(-1), bounds)
         # On a device the range is a view of the whole sum; it is copied to free that memory.
-        return (np.asarray(own) if is_host(own) else own.copy()).reshape(-1, *rest)
+        return (np.asarray(own_range) if is_host(own_range) else own_range.copy()).reshape(
+            -1, *other_sizes
+        )
 
     def max_trainers(self, values: Array) -> Array:
         """Return the elementwise maximum of all trainers' numbers."""
         # A maximum computed from a sum: each trainer fills its own row of a zero matrix.
-        all_ = np.zeros((self.size, len(values) + 3))
-        all_[self.rank] = [*values, *self._extra_numbers()]
-        found = self._communicator.allreduce(all_)
-        self.should_stop = bool(found[:, -3].any())
-        self._extra += found[:, -2:].sum(axis=0)
-        return np.asarray(found[:, :-3].max(axis=0))
+        trainer_values = np.zeros((self.size, len(values) + 3))
+        trainer_values[self.rank] = [*values, *self._extra_numbers()]
+        sums = self._communicator.allreduce(trainer_values)
+        self.should_stop = bool(sums[:, -3].any())
+        self._extra += sums[:, -2:].sum(axis=0)
+        return np.asarray(sums[:, :-3].max(axis=0))
 
     def gather_arrays(self, arrays: list[Array]) -> list[list[Array]]:
         """Return the arrays of every trainer."""

@@ -63,10 +63,10 @@ class PartSteps(BulkSteps):
         super().__init__(context, connection)
         self._ids = context.fit.steps.model.own_ids
         self._own = np.arange(len(self._ids))
-        held, self._clock = self._agree_on_start()
-        self._replica = self._make_replica(held)
+        held_rows, self._clock = self._agree_on_start()
+        self._replica = self._make_replica(held_rows)
         #: Steps of each lane that the copy includes.
-        self._held_clock = held.clock
+        self._held_clock = held_rows.clock
         # A generation may end at any point; the next one then reads the rows in their state at that
         # time.
         context.memory["held"] = self._live_rows
@@ -82,8 +82,8 @@ class PartSteps(BulkSteps):
 
     def state(self) -> ShardState:
         """Return a state with only the rows that trainers hold."""
-        held = self.held_rows()
-        return ShardState(held.w[:0], {}, held=held)
+        held_rows = self.held_rows()
+        return ShardState(held_rows.w[:0], {}, held=held_rows)
 
     def _live_rows(self) -> HeldRows:
         """Return the rows that trainers hold, which the next step changes."""
@@ -95,26 +95,28 @@ class PartSteps(BulkSteps):
     def _agree_on_start(self) -> tuple[HeldRows, int]:
         """Return the rows and the clock from which all trainers continue."""
         context, communicator = self._context, self._context.communicator
-        kept: HeldRows | None = context.memory.get("held", lambda: None)()
-        own = np.array([-1 if kept is None else kept.clock, min(context.clocks.values())])
-        held_clocks, lane_clocks = np.stack([a for (a,) in communicator.allgather([own])]).T
+        kept_rows: HeldRows | None = context.memory.get("held", lambda: None)()
+        own_clocks = np.array(
+            [-1 if kept_rows is None else kept_rows.clock, min(context.clocks.values())]
+        )
+        held_clocks, lane_clocks = np.stack([a for (a,) in communicator.allgather([own_clocks])]).T
         start = int(lane_clocks.min())
         # If the fit restarts from its beginning, so do these rows.
         if start > self._fit.work.first_clock and held_clocks.max() >= 0:
             owner = int(held_clocks.argmax())
-            return self._share_rows(kept if context.rank == owner else None, owner), start
+            return self._share_rows(kept_rows if context.rank == owner else None, owner), start
         # No trainer with a copy is left: steps after the servers' copy are repeated.
-        held: HeldRows = self._connection.call("take_held")["blob"]
-        return held, min(start, held.clock)
+        held_rows: HeldRows = self._connection.call("take_held")["blob"]
+        return held_rows, min(start, held_rows.clock)
 
     def _share_rows(self, kept: HeldRows | None, owner: int) -> HeldRows:
         """Return the rows of trainer `owner`; all others pass None."""
         names = sorted(self._fit.steps.held_rule.state_names)
-        own: list[NDArray[Any]] = []
+        own_arrays: list[NDArray[Any]] = []
         if kept is not None:
             counts = np.array([kept.step, kept.clock])
-            own = [counts, kept.w, *(kept.opt_state[name] for name in names)]
-        counts, w, *arrays = self._context.communicator.allgather(own)[owner]
+            own_arrays = [counts, kept.w, *(kept.opt_state[name] for name in names)]
+        counts, w, *arrays = self._context.communicator.allgather(own_arrays)[owner]
         step, clock = counts.tolist()
         return HeldRows(self._ids, w, dict(zip(names, arrays, strict=True)), step, clock)
 
@@ -129,12 +131,12 @@ class PartSteps(BulkSteps):
     def run_steps_of_pass(self, number: int) -> None:
         """Make the steps of a pass, and store the rows on the first server at intervals."""
         # Servers count the updates of each lane.
-        every = -(-self._context.snapshot_every // len(self._context.lane_rows))
+        interval = -(-self._context.snapshot_every // len(self._context.lane_rows))
         end = number * self._fit.work.n_steps
         while self._clock < end:
             self._context.raise_if_stopped()
             self.step()
-            if every and self._clock % every == 0 and self._context.rank == 0:
+            if interval and self._clock % interval == 0 and self._context.rank == 0:
                 self.hand_over()
 
     def hand_over(self) -> None:
@@ -159,9 +161,9 @@ class PartSteps(BulkSteps):
 
     def _step_own_rows(self, gradients: list[NDArray[Any]]) -> None:
         """Step the own rows along the sum of all lanes' gradients."""
-        first, *others = (gradient[-len(self._ids) :] for gradient in gradients)
+        first, *other_parts = (gradient[-len(self._ids) :] for gradient in gradients)
         total = first.copy()
-        for part in others:
+        for part in other_parts:
             total += part
         total = self._context.communicator.allreduce(total)
         # Lanes may have gone back to a clock before steps that the copy already includes.

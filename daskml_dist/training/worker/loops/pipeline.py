@@ -76,11 +76,13 @@ class PipelineSteps:
         self._lines = PairMessages(peers) if isinstance(peers, PeerGroup) else None
         self._own: dict[tuple[int, int], Arrays] = {}
         # The micro-batches of a step in this pipeline, in lane order.
-        own = np.array([lane.number for lane in self._context.lanes])
-        lanes = self._context.communicator.allgather([own])
+        lane_numbers = np.array([lane.number for lane in self._context.lanes])
+        lanes = self._context.communicator.allgather([lane_numbers])
         owner = {n: rank for rank in self._stages.members for n in lanes[rank][0].tolist()}
-        of = [lane for lane in sorted(owner) for _ in range(self._m)]
-        self._jobs = [_MicroBatch(number, lane, owner[lane]) for number, lane in enumerate(of)]
+        lane_of_job = [lane for lane in sorted(owner) for _ in range(self._m)]
+        self._jobs = [
+            _MicroBatch(number, lane, owner[lane]) for number, lane in enumerate(lane_of_job)
+        ]
         self._alike = None
         if isinstance(peers, PeerGroup) and self._stages.stage is not None:
             self._alike = peers.among(self._stages.ranks_of_same_stage)
@@ -155,18 +157,20 @@ class PipelineSteps:
         rows = join_batch_pieces(pieces) if len(pieces) > 1 else next(iter(pieces), None)
         first, last = self._stages.holders[0], self._stages.holders[-1]
         for micro, job in enumerate(job for job in self._jobs if job.lane == lane.number):
-            at = slice(batch.n_rows * micro // self._m, batch.n_rows * (micro + 1) // self._m)
-            if rows is None or at.start == at.stop:
+            micro_rows = slice(
+                batch.n_rows * micro // self._m, batch.n_rows * (micro + 1) // self._m
+            )
+            if rows is None or micro_rows.start == micro_rows.stop:
                 self._send_to_stage(first, _ROWS, job.number, [])
                 continue
             # The key of random streams is sent with the rows, so draws depend on the rows, not the
             # stage.
-            key = np.array([*rows.key, at.start])
-            has = np.array([rows.y is not None, rows.weight is not None])
+            key = np.array([*rows.key, micro_rows.start])
+            has_targets = np.array([rows.y is not None, rows.weight is not None])
             # Targets and weights go to the last stage, which computes the loss.
-            given = [array[at] for array in (rows.y, rows.weight) if array is not None]
-            self._send_to_stage(first, _ROWS, job.number, [key, rows.X[at]])
-            self._send_to_stage(last, _TARGETS, job.number, [has, *given])
+            targets = [array[micro_rows] for array in (rows.y, rows.weight) if array is not None]
+            self._send_to_stage(first, _ROWS, job.number, [key, rows.X[micro_rows]])
+            self._send_to_stage(last, _TARGETS, job.number, [has_targets, *targets])
         return batch.n_rows
 
     def _compute_gradients(self, clock: int) -> list[tuple[int, Any]]:
@@ -193,14 +197,14 @@ class PipelineSteps:
         parts: dict[int, Any] = {}
         # 1F1B: at first one micro-batch forward for each stage that follows, and one more, so that
         # no stage waits while a message is in transit.
-        after = self._stages.n_stages - stage - 1
-        ahead = min(after + 1 if after else 0, len(jobs))
-        for job in jobs[:ahead]:
+        n_later_stages = self._stages.n_stages - stage - 1
+        n_ahead = min(n_later_stages + 1 if n_later_stages else 0, len(jobs))
+        for job in jobs[:n_ahead]:
             self._run_forward(stage, job)
         # Steady state: alternate one forward and one backward pass.
         for number, job in enumerate(jobs):
-            if number + ahead < len(jobs):
-                self._run_forward(stage, jobs[number + ahead])
+            if number + n_ahead < len(jobs):
+                self._run_forward(stage, jobs[number + n_ahead])
             self._run_backward(stage, job, self._get_gradient_sum(parts, job.lane))
         if stage == self._stages.n_stages - 1:
             owners = {job.lane: job.owner for job in jobs}
@@ -220,20 +224,20 @@ class PipelineSteps:
         """Run this trainer's layers forward on a micro-batch, and send on the output."""
         holders = self._stages.holders
         if stage == 0:
-            came = self._receive_from_stage(job.owner, _ROWS, job.number)
+            message = self._receive_from_stage(job.owner, _ROWS, job.number)
         else:
-            came = self._receive_from_stage(holders[stage - 1], _FORWARD, job.number)
+            message = self._receive_from_stage(holders[stage - 1], _FORWARD, job.number)
         last = stage == len(holders) - 1
-        if not came:  # an empty micro-batch
+        if not message:  # an empty micro-batch
             if not last:
                 self._send_to_stage(holders[stage + 1], _FORWARD, job.number, [])
             return
-        key, x = came
+        key, x = message
         rows = BatchRows(x, key=tuple(key.tolist()))
         if last:
-            has, *given = self._receive_from_stage(job.owner, _TARGETS, job.number)
-            rows.y = given[0] if has[0] else None
-            rows.weight = given[-1] if has[1] else None
+            has_targets, *targets = self._receive_from_stage(job.owner, _TARGETS, job.number)
+            rows.y = targets[0] if has_targets[0] else None
+            rows.weight = targets[-1] if has_targets[1] else None
         since, layers = time.perf_counter(), self._stages.layers
         output, memory = self._model.forward(self._shard.w, x, layers, rows, self._backend)
         if last:
@@ -253,23 +257,29 @@ class PipelineSteps:
         if gradient is None:
             (gradient,) = self._receive_from_stage(holders[stage + 1], _BACKWARD, job.number)
         since = time.perf_counter()
-        before = self._model.backward(
+        input_gradient = self._model.backward(
             self._shard.w, memory, gradient, out, self._stages.layers, rows, self._backend,
             wants_input=stage > 0,
         )  # fmt: skip
         self._busy += time.perf_counter() - since
         if stage > 0:
             # Copied, since the next backward pass may overwrite the memory before it is sent.
-            self._send_to_stage(holders[stage - 1], _BACKWARD, job.number, [copy_array(before)])
+            self._send_to_stage(
+                holders[stage - 1], _BACKWARD, job.number, [copy_array(input_gradient)]
+            )
 
     def _sum_pipelines(self, parts: list[tuple[int, Any]]) -> Any:
         """Return the sum of the gradients of all lanes of all pipelines."""
-        alike = self._alike
+        same_stage = self._alike
         if not self._context.fit.run.deterministic:
             total = parts[0][1]
-            return total if alike is None or alike.size == 1 else alike.allreduce(total)
-        own = [(lane, self._placement.to_host(part)) for lane, part in parts]
-        return self._placement.to_device(sum_in_lane_order(gather_lane_parts(alike, own))[1])
+            return (
+                total if same_stage is None or same_stage.size == 1 else same_stage.allreduce(total)
+            )
+        own_parts = [(lane, self._placement.to_host(part)) for lane, part in parts]
+        return self._placement.to_device(
+            sum_in_lane_order(gather_lane_parts(same_stage, own_parts))[1]
+        )
 
     def draw_rows_ahead(self, clock: int, most: int) -> None:
         """Do nothing: rows are drawn with each step."""
@@ -279,7 +289,7 @@ class PipelineSteps:
     def snapshots(self) -> dict[int, LaneSnapshot]:
         """Return every lane's sums; the first lane in the first pipeline also has the stage."""
         first = self._context.lanes[0].number
-        held = (
+        shard = (
             self._placement.leave(self._shard.snapshot())
             if self._stages.leads_first_pipeline
             else None
@@ -287,18 +297,18 @@ class PipelineSteps:
         return {
             lane.number: LaneSnapshot(
                 *lane.sums,
-                held if lane.number == first else None,
-                self._rows.start if lane.number == first and held is not None else 0,
+                shard if lane.number == first else None,
+                self._rows.start if lane.number == first and shard is not None else 0,
             )
             for lane in self._context.lanes
         }
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Restore this trainer's stage from the snapshots of all stages, however they were cut."""
-        (held,) = (
+        (shard,) = (
             lane.shard for lane in join_lane_snapshots(lanes).values() if lane.shard is not None
         )
-        self._shard.restore(self._placement.enter(held.part(self._rows)))
+        self._shard.restore(self._placement.enter(shard.part(self._rows)))
 
     def left(self) -> InterruptedState | None:
         """Return the parameters at an interruption, if one trainer holds all of them."""
@@ -310,21 +320,23 @@ class PipelineSteps:
         """Return the whole parameters for each lane, if rows are held out."""
         if not self._context.fit.rows.validation_fraction:
             return [None] * len(self._context.lanes)
-        own = [self._placement.to_host(self._shard.w)] if self._stages.leads_first_pipeline else []
-        gathered = self._context.communicator.allgather(own)
-        whole = np.concatenate([w for parts in gathered for w in parts])
-        return [whole] * len(self._context.lanes)
+        own_params = (
+            [self._placement.to_host(self._shard.w)] if self._stages.leads_first_pipeline else []
+        )
+        gathered = self._context.communicator.allgather(own_params)
+        all_params = np.concatenate([w for parts in gathered for w in parts])
+        return [all_params] * len(self._context.lanes)
 
     def state(self) -> ShardState | None:
         """Return the state of all stages, on the first rank."""
         if not self._stages.leads_first_pipeline:
             return None
-        own = self._placement.leave(self._shard.state())
+        shard = self._placement.leave(self._shard.state())
         # Messages are lists of arrays, so both ends use the same order.
-        names = sorted(own.opt_state)
-        average = [] if own.average is None else [own.average]
+        names = sorted(shard.opt_state)
+        average = [] if shard.average is None else [shard.average]
         self._send_to_stage(
-            0, _STATE, 0, [own.w, *(own.opt_state[name] for name in names), *average]
+            0, _STATE, 0, [shard.w, *(shard.opt_state[name] for name in names), *average]
         )
         if self._lines is not None:
             self._lines.flush()
@@ -332,10 +344,10 @@ class PipelineSteps:
             return None
         parts = []
         for rank in self._stages.holders:
-            w, *rest = self._receive_from_stage(rank, _STATE, 0)
-            opt_state = dict(zip(names, rest, strict=False))
-            last = rest[-1] if average else None
-            parts.append(ShardState(w, opt_state, own.step, own.rows, last, own.n_averaged))
+            w, *other_arrays = self._receive_from_stage(rank, _STATE, 0)
+            opt_state = dict(zip(names, other_arrays, strict=False))
+            last = other_arrays[-1] if average else None
+            parts.append(ShardState(w, opt_state, shard.step, shard.rows, last, shard.n_averaged))
         return ShardState.join(parts)
 
 
@@ -423,7 +435,9 @@ def cut_layers_evenly(seconds: Sequence[float], n_stages: int) -> tuple[int, ...
     for k in range(1, n_stages):
         row = [(float("inf"), 0)] * (n + 1)
         for i in range(k + 1, n + 1):
-            row[i] = min((max(best[-1][at][0], until[i] - until[at]), at) for at in range(k, i))
+            row[i] = min(
+                (max(best[-1][first][0], until[i] - until[first]), first) for first in range(k, i)
+            )
         best.append(row)
     cuts = [n]
     for row in reversed(best):
@@ -460,10 +474,10 @@ def _time_layers(model: StagedModel, w: Any, rows: BatchRows, backend: Any) -> l
         seconds[n] = time.perf_counter() - since
     _, gradient = model.loss_gradient(x, rows, backend)
     for n, layer in reversed(list(enumerate(layers))):
-        since, at = time.perf_counter(), model.rows_of(layer)
+        since, layer_rows = time.perf_counter(), model.rows_of(layer)
         gradient = model.backward(
-            w[at, ...], memories[n], gradient, np.zeros_like(w[at, ...]), layer, rows, backend,
-            wants_input=n > 0,
+            w[layer_rows, ...], memories[n], gradient, np.zeros_like(w[layer_rows, ...]),
+            layer, rows, backend, wants_input=n > 0,
         )  # fmt: skip
         seconds[n] += time.perf_counter() - since
     return seconds

@@ -29,10 +29,10 @@ def run_ranges_loop(context: Context) -> Solution | None:
     assert isinstance(solver, RangedSolver)
     with connect_to_ledger(context) as connection:
         ranges = _TrainerRanges(context, connection)
-        found = solver.solve_in_ranges(context.fit.work.model, ranges, ranges.start())
+        solution = solver.solve_in_ranges(context.fit.work.model, ranges, ranges.start())
         ranges.end()
-        w = ranges.whole(found.w).reshape(context.fit.rounds.shape or ())
-    return None if context.rank else dataclasses.replace(found, w=w)
+        w = ranges.whole(solution.w).reshape(context.fit.rounds.shape or ())
+    return None if context.rank else dataclasses.replace(solution, w=w)
 
 
 class _TrainerRanges(SolverView):
@@ -63,8 +63,8 @@ class _TrainerRanges(SolverView):
         assert last is not None
         self._remember_point(n_iter, lambda: {"w": last})
         w = last.reshape(self._context.fit.rounds.shape or ())
-        found = Solution(w, n_iter, converged=False, message="interrupted")
-        self._context.set_left_behind(lambda: InterruptedState(found))
+        solution = Solution(w, n_iter, converged=False, message="interrupted")
+        self._context.set_left_behind(lambda: InterruptedState(solution))
 
     # -- numbers -------------------------------------------------------------------------------
 
@@ -74,9 +74,9 @@ class _TrainerRanges(SolverView):
 
     def largest(self, a: Array) -> float:
         """Return the largest absolute value of a vector's components."""
-        found = np.zeros(self._communicator.size)
-        found[self._communicator.rank] = np.abs(a).max(initial=0.0)
-        return float(self._communicator.allreduce(found).max())
+        maxima = np.zeros(self._communicator.size)
+        maxima[self._communicator.rank] = np.abs(a).max(initial=0.0)
+        return float(self._communicator.allreduce(maxima).max())
 
     # -- vectors -------------------------------------------------------------------------------
 
@@ -97,8 +97,8 @@ class _TrainerRanges(SolverView):
         )
         # Long vectors are reduce-scattered: each rank gets only its range of the sum.
         vectors = [
-            self._communicator.reduce_scatter(total[at : at + size], self._bounds)
-            for at in range(n, len(total) - EXTRA, size)
+            self._communicator.reduce_scatter(total[start : start + size], self._bounds)
+            for start in range(n, len(total) - EXTRA, size)
         ]
         self._reports.append(small[:EXTRA])
         self.should_stop = bool(small[EXTRA])

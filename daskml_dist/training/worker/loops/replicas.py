@@ -64,10 +64,10 @@ def run_replicas_loop(context: Context) -> ShardState | StateParts | None:
             lane.seek(context.clock)
         if context.resumed:
             # Lanes and replicas continue from snapshots.
-            own = [lane.number for lane in context.lanes]
+            lane_numbers = [lane.number for lane in context.lanes]
             # Lanes of columns need no other lane's parameters.
-            some = {} if context.fit.steps.columns is None else {"lanes": own}
-            snapshots: dict[int, LaneSnapshot] = connection.call("restore", **some)["blob"]
+            arguments = {} if context.fit.steps.columns is None else {"lanes": lane_numbers}
+            snapshots: dict[int, LaneSnapshot] = connection.call("restore", **arguments)["blob"]
             for lane in context.lanes:
                 snapshot = snapshots[lane.number]
                 lane.sums = snapshot.loss, snapshot.rows, snapshot.steps
@@ -96,26 +96,26 @@ def _choose_steps(context: Context) -> _ReplicaSteps:
 
 def _run_passes(context: Context, connection: ShardedConnection, run: _ReplicaSteps) -> None:
     """Run the remaining passes, with snapshots and reports."""
-    n_steps, done = context.fit.work.n_steps, context.clock
+    n_steps, clock = context.fit.work.n_steps, context.clock
     answers = DelayedAnswers(context, connection)
-    for number in context.fit.work.passes(done):
-        while done < number * n_steps:
+    for number in context.fit.work.passes(clock):
+        while clock < number * n_steps:
             context.raise_if_stopped()
-            done += run.steps(done, _steps_to_stop(context, done))
-            if context.snapshot_every and done % context.snapshot_every == 0:
-                answers.store(done, run.snapshots())
+            clock += run.steps(clock, _steps_to_stop(context, clock))
+            if context.snapshot_every and clock % context.snapshot_every == 0:
+                answers.store(clock, run.snapshots())
         # While the other trainers' reports arrive, the next rows are drawn.
-        weights, ahead = run.validation_weights(), partial(_draw_ahead, context, run, done)
-        if answers.report(number, weights, ahead):
+        weights, draw_ahead = run.validation_weights(), partial(_draw_ahead, context, run, clock)
+        if answers.report(number, weights, draw_ahead):
             return
 
 
 def _steps_to_stop(context: Context, done: int) -> int:
     """Return the number of steps from a clock to the end of the pass, or to the next snapshot."""
-    most = context.fit.work.n_steps - done % context.fit.work.n_steps
+    n_steps = context.fit.work.n_steps - done % context.fit.work.n_steps
     if context.snapshot_every:
-        most = min(most, context.snapshot_every - done % context.snapshot_every)
-    return most
+        n_steps = min(n_steps, context.snapshot_every - done % context.snapshot_every)
+    return n_steps
 
 
 def _draw_ahead(context: Context, run: _ReplicaSteps, done: int) -> None:
@@ -142,11 +142,11 @@ class SummedSteps:
         self._context = context
         self._fit = context.fit
         self._lanes = context.lanes
-        alone = context.communicator.size == len(self._lanes) == 1
+        is_alone = context.communicator.size == len(self._lanes) == 1
         #: Sum of the lanes' compressed gradients; None without compression.
         self._compressed: CompressedSum | None = None
         # A single lane sends no messages.
-        if (compressor := self._fit.work.compression) is not None and not alone:
+        if (compressor := self._fit.work.compression) is not None and not is_alone:
             numbers = [lane.number for lane in self._lanes]
             parameters = self._fit.steps.model.parameters
             if self._fit.work.coordinates:
@@ -157,13 +157,13 @@ class SummedSteps:
             self._compressed = compressor.make_sum(
                 numbers, len(context.lane_rows), parameters, self._fit.rows.dtype
             )
-        self._placement = DevicePlacement(context, alone)
+        self._placement = DevicePlacement(context, is_alone)
         self.replica = self._placement.make_replica(
             state or self._fit.make_start_state(), rule=rule
         )
         self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
         self._alone = (
-            OwnSteps(self._lanes[0], self.replica, context.raise_if_stopped) if alone else None
+            OwnSteps(self._lanes[0], self.replica, context.raise_if_stopped) if is_alone else None
         )
         self._team = ReplicaTeamSteps(context, self.replica, self._in_order)
 
@@ -174,8 +174,8 @@ class SummedSteps:
             self._alone.take(most)
             return most
         # Several trainers on one host: many steps in one compiled loop, through shared memory.
-        if self._compressed is None and (taken := self._team.take(clock, most)):
-            return taken
+        if self._compressed is None and (n_taken := self._team.take(clock, most)):
+            return n_taken
         last = clock + 1 == self._fit.work.stopping.max_iter * self._fit.work.n_steps
         self.step(self._context.step_rows(clock % self._fit.work.n_steps), last=last)
         return 1
@@ -211,9 +211,9 @@ class SummedSteps:
         w = self.replica.w
         if self._context.pool is None:
             # One thread: all lanes add their gradients to the first lane's array.
-            first, *others = self._lanes
+            first, *other_lanes = self._lanes
             total = first.own_gradient(w, first.draw_next_batch())
-            for lane in others:
+            for lane in other_lanes:
                 lane.add_gradient(w, lane.draw_next_batch(), total)
             return total
         parts = self._context.map(self._compute_gradient, self._lanes)
@@ -231,14 +231,14 @@ class SummedSteps:
     def _sum_in_lane_order(self) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
         """Return the gradients of all lanes of all ranks, added in lane order."""
         arrays: list[NDArray[Any]] = [np.array([lane.number for lane in self._lanes])]
-        for batch, own in self._context.map(self._compute_gradient, self._lanes):
-            gradient = self._placement.to_host(own)
+        for batch, lane_gradient in self._context.map(self._compute_gradient, self._lanes):
+            gradient = self._placement.to_host(lane_gradient)
             arrays += [gradient] if batch.index is None else [batch.index, gradient]
         stride = 2 if self._fit.work.coordinates else 1
         parts = []
-        for numbers, *rest in self._context.communicator.allgather(arrays):
+        for numbers, *lane_arrays in self._context.communicator.allgather(arrays):
             for i, number in enumerate(numbers.tolist()):
-                *index, gradient = rest[i * stride : (i + 1) * stride]
+                *index, gradient = lane_arrays[i * stride : (i + 1) * stride]
                 parts.append((number, index[0] if index else None, gradient))
         return sum_in_lane_order(parts)
 
@@ -246,30 +246,30 @@ class SummedSteps:
         self, sums: CompressedSum, last: bool
     ) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
         """Return the sum of the gradients of all lanes of all ranks, sent in compressed form."""
-        found = self._context.map(self._compute_gradient, self._lanes)
-        own = {
+        batch_gradients = self._context.map(self._compute_gradient, self._lanes)
+        own_gradients = {
             lane.number: (batch.index, self._placement.to_host(gradient))
-            for lane, (batch, gradient) in zip(self._lanes, found, strict=True)
+            for lane, (batch, gradient) in zip(self._lanes, batch_gradients, strict=True)
         }
         if isinstance(sums, FeedbackSum) and self._fit.work.coordinates:
-            return self._sum_compressed_rows(sums, own, last)
-        gradients = {n: gradient for n, (_, gradient) in own.items()}
+            return self._sum_compressed_rows(sums, own_gradients, last)
+        gradients = {n: gradient for n, (_, gradient) in own_gradients.items()}
         return None, sums.add_up(gradients, self._exchange, last=last)
 
     def _sum_compressed_rows(
         self, sums: FeedbackSum, own: dict[int, tuple[Any, NDArray[Any]]], last: bool
     ) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
         """Return the sum of the gradients of the rows that lanes touch."""
-        sent = {}
+        arrays_sent = {}
         for n, (index, gradient) in own.items():
             if last:
                 values, index = sums.flush(n, gradient, index)
-                sent[n] = [index, values]
+                arrays_sent[n] = [index, values]
             else:
-                sent[n] = [index, *sums.pack(n, gradient, index).arrays]
+                arrays_sent[n] = [index, *sums.pack(n, gradient, index).arrays]
         parts: list[LaneGradient] = []
         width = self._fit.work.layout.width
-        for n, (index, *arrays) in self._exchange.gather(sent).items():
+        for n, (index, *arrays) in self._exchange.gather(arrays_sent).items():
             values = arrays[0]
             if not last:
                 values = np.empty((len(index), width), self._fit.rows.dtype)
@@ -286,9 +286,9 @@ class SummedSteps:
             """Return the sum of the arrays of all lanes."""
             if self._fit.run.deterministic:
                 return sum_in_lane_order(gather_lane_parts(communicator, list(own.items())))[1]
-            first, *others = own.values()
+            first, *other_arrays = own.values()
             total = first.copy()
-            for array in others:
+            for array in other_arrays:
                 total += array
             summed: NDArray[Any] = communicator.allreduce(total)
             return summed
@@ -384,7 +384,7 @@ class AveragedSteps:
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on, at most to the next averaging; return how many."""
         count = self._steps_to_average(clock, most)
-        self._context.map(lambda own: own.take(count), self._own)
+        self._context.map(lambda lane_steps: lane_steps.take(count), self._own)
         if self._every and (clock + count) % self._every == 0:
             # Lazily regularised parameters are averaged without the pending penalty; each lane
             # applies it when it touches them.
@@ -404,8 +404,8 @@ class AveragedSteps:
     def draw_rows_ahead(self, clock: int, most: int) -> None:
         """Draw the rows of the next steps."""
         count = self._steps_to_average(clock, most)
-        for own in self._own:
-            own.draw_rows_ahead(count)
+        for lane_steps in self._own:
+            lane_steps.draw_rows_ahead(count)
 
     def _average_lanes(self, values: dict[int, Any], out: NDArray[Any] | None = None) -> Any:
         """Return the weighted mean over all lanes; on the host if deterministic."""
@@ -421,8 +421,10 @@ class AveragedSteps:
         added to its next message. Each lane is packed separately, so the result does not depend on
         which trainer runs it.
         """
-        own = {n: list(self._pack_progress(n, w, compressor).arrays) for n, w in values.items()}
-        packed_progress = gather_lane_arrays(self._context.communicator, own)
+        own_progress = {
+            n: list(self._pack_progress(n, w, compressor).arrays) for n, w in values.items()
+        }
+        packed_progress = gather_lane_arrays(self._context.communicator, own_progress)
         first = self.replicas[min(self.replicas)]
         # All lanes started from the same parameters.
         mean: NDArray[Any] = self._placement.to_host(first.opt_state["outer_origin"]).copy()
@@ -452,12 +454,12 @@ class AveragedSteps:
 
     def _sum_weighted(self, values: dict[int, Any], out: NDArray[Any] | None = None) -> Any:
         """Return the weighted sum of this trainer's lanes, in `out` if given."""
-        first, *others = sorted(values)
+        first, *other_numbers = sorted(values)
         if out is None:
             total = values[first] * self._shares[first]
         else:
             total = np.multiply(values[first], self._shares[first], out=out)
-        for n in others:
+        for n in other_numbers:
             total += values[n] * self._shares[n]
         return total
 
@@ -490,8 +492,8 @@ class AveragedSteps:
         if not self._fit.rows.validation_fraction:
             return [None] * len(self._lanes)
         # A replica may interleave parameters with the optimizer state; matrix products need a copy.
-        found = (self.replicas[lane.number].w for lane in self._lanes)
-        return [np.ascontiguousarray(w) if is_host(w) else w for w in found]
+        lane_params = (self.replicas[lane.number].w for lane in self._lanes)
+        return [np.ascontiguousarray(w) if is_host(w) else w for w in lane_params]
 
     def state(self) -> ShardState:
         """Return the mean of the lanes' parameters, with the first lane's optimizer state."""
@@ -576,10 +578,10 @@ class FederatedSteps:
             replica.opt_state["scale"][...] = common.opt_state["scale"]
         replica.restart_optimizer()
         replica.anchor = common.w
-        own = OwnSteps(lane, replica, self._context.raise_if_stopped)
+        own_steps = OwnSteps(lane, replica, self._context.raise_if_stopped)
         n_steps = work.clients[lane.number].n_steps
         n_steps = work.policy.limit_client_steps(work.seed, number, lane.number, n_steps)
-        return _Client(replica, own, share, lane.number, n_steps)
+        return _Client(replica, own_steps, share, lane.number, n_steps)
 
     def _average(self, clients: list[_Client]) -> Any:
         """Return the mean of all drawn lanes' parameters, weighted by their rows' weights."""
@@ -672,18 +674,18 @@ class HostSteps:
         self._host = host.communicator
         #: The host's weight in the mean: its share of the rows, by their weights.
         weights = context.weigh_lanes()
-        own = sum(w for w, n_rows in zip(weights, host.lane_rows, strict=True) if n_rows)
-        self._share = own / sum(weights)
+        host_weight = sum(w for w, n_rows in zip(weights, host.lane_rows, strict=True) if n_rows)
+        self._share = host_weight / sum(weights)
         if context.averages_by_weights:
             for lane in context.lanes:
-                lane.divide_weights(own / max(sum(host.lane_rows), 1))
+                lane.divide_weights(host_weight / max(sum(host.lane_rows), 1))
         self._steps = SummedSteps(host, rule=self._fit.steps.rule.scale_to_share(self._share))
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on, at most to the next averaging; return how many."""
-        count, done = self._steps_to_average(clock, most), 0
-        while done < count:
-            done += self._steps.steps(clock + done, count - done)
+        count, n_done = self._steps_to_average(clock, most), 0
+        while n_done < count:
+            n_done += self._steps.steps(clock + n_done, count - n_done)
         if (clock + count) % self._every == 0:
             replica = self._steps.replica
             replica.take_outer_step(self._average_hosts(replica.w))
@@ -704,19 +706,19 @@ class HostSteps:
             # All trainers of a host have the same parameters, and each adds a part of their weight.
             return communicator.allreduce(values * (self._share / self._host.size))
         # One array per host, in the order of the hosts' first lanes.
-        own = [(self._lanes[0].number, values * self._share)]
-        parts = gather_lane_parts(communicator, own if self._host.rank == 0 else [])
+        own_parts = [(self._lanes[0].number, values * self._share)]
+        parts = gather_lane_parts(communicator, own_parts if self._host.rank == 0 else [])
         return sum_in_lane_order(parts)[1]
 
     def snapshots(self) -> dict[int, LaneSnapshot]:
         """Return every lane's sums; one lane of each host also has the host's parameters."""
         # Snapshots are made right after averaging, so all hosts have the same parameters.
-        found = {lane.number: LaneSnapshot(*lane.sums, None) for lane in self._lanes}
+        snapshots = {lane.number: LaneSnapshot(*lane.sums, None) for lane in self._lanes}
         if self._host.rank == 0:
             first = self._lanes[0]
-            held = self._steps.snapshot_replica()
-            found[first.number] = LaneSnapshot(*first.sums, held)
-        return found
+            replica = self._steps.snapshot_replica()
+            snapshots[first.number] = LaneSnapshot(*first.sums, replica)
+        return snapshots
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Restore the replica from the snapshot of the first lane that has parameters.
@@ -737,12 +739,14 @@ class HostSteps:
 
     def state(self) -> ShardState:
         """Return the mean of the hosts' parameters, with this host's optimizer state."""
-        found = self._steps.state()
-        own = found.w
-        found.w = self._average_hosts(own)
+        state = self._steps.state()
+        host_params = state.w
+        state.w = self._average_hosts(host_params)
         if self._fit.steps.rule.average_after is not None:
-            found.average = self._average_hosts(own if found.average is None else found.average)
-        return found
+            state.average = self._average_hosts(
+                host_params if state.average is None else state.average
+            )
+        return state
 
 
 _ReplicaSteps = (
@@ -815,8 +819,10 @@ def make_lane_steps(context: Context, lane: Lane, replica: Shard) -> OwnSteps | 
     """Return the steps, by batches or single rows, of a lane with its own replica."""
     fit = context.fit
     if fit.steps.single_rows:
-        most = max(1, _SINGLE_ROWS_PER_CALL * fit.work.n_steps // max(lane.n_rows, 1))
-        return SingleRowSteps(lane, replica, RowByRow(fit, replica), most, context.raise_if_stopped)
+        max_steps = max(1, _SINGLE_ROWS_PER_CALL * fit.work.n_steps // max(lane.n_rows, 1))
+        return SingleRowSteps(
+            lane, replica, RowByRow(fit, replica), max_steps, context.raise_if_stopped
+        )
     return OwnSteps(lane, replica, context.raise_if_stopped)
 
 
@@ -987,12 +993,14 @@ class ReplicaTeamSteps:
     def _open_shared_buffer(self) -> SharedBuffer | None:
         """Return the buffer that all trainers share; None if any of them cannot use it."""
         context, w = self._context, self._replica.w
-        own = [lane.number for lane in context.lanes]
+        lane_numbers = [lane.number for lane in context.lanes]
         # All trainers must make the same choice, so each sends whether it can, and its lanes.
-        found = context.communicator.allgather([np.array([self._can_step_at_once(), *own])])
-        if not all(array[0] for (array,) in found):
+        gathered = context.communicator.allgather(
+            [np.array([self._can_step_at_once(), *lane_numbers])]
+        )
+        if not all(array[0] for (array,) in gathered):
             return None
-        lanes = [array[1:].tolist() for (array,) in found]
+        lanes = [array[1:].tolist() for (array,) in gathered]
         n = None if context.fit.work.coordinates else len(w)
         return context.communicator.board(n, w.dtype, lanes, self._in_order)
 

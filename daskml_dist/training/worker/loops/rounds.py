@@ -122,8 +122,8 @@ class SumLog:
 
     def get(self, number: int) -> FloatArray | None:
         """Return sum `number` (from 1); None if it is not in the log."""
-        at = number - self.first - 1
-        return self.sums[at] if self.is_whole and at < len(self.sums) else None
+        index = number - self.first - 1
+        return self.sums[index] if self.is_whole and index < len(self.sums) else None
 
     def add(self, number: int, total: FloatArray, remembered: bool = True) -> None:
         """Add a sum to the log, and make it read-only."""
@@ -141,8 +141,8 @@ class SumLog:
 
     def is_worth_replacing(self, number: int) -> bool:
         """Return whether a state saved after sum `number` is smaller than the sums up to it."""
-        known = 0 if self.kept is None else _count_bytes(self.kept)
-        return number == len(self.reports) and self.n_bytes > max(REPLACED_FROM_BYTES, known)
+        kept_bytes = 0 if self.kept is None else _count_bytes(self.kept)
+        return number == len(self.reports) and self.n_bytes > max(REPLACED_FROM_BYTES, kept_bytes)
 
     def keep(self, state: dict[str, FloatArray], n_iter: int, again: int) -> None:
         """Replace all sums except the last `again` by the solver's state.
@@ -175,8 +175,8 @@ class SumLog:
 
     def replace_by(self, data: NDArray[np.uint8]) -> None:
         """Replace this log by one from :meth:`packed`."""
-        found = unpack_object(data, {})
-        self.n_rows, self.kept, self.n_iter, self.first, self.sums, reports = found
+        unpacked = unpack_object(data, {})
+        self.n_rows, self.kept, self.n_iter, self.first, self.sums, reports = unpacked
         self.reports = list(reports)
         self.n_bytes, self.is_whole = _count_bytes(dict(enumerate(self.sums))), True
         for total in self.sums:
@@ -225,18 +225,18 @@ def share_furthest(
     if not context.generation:
         return None
     communicator = context.communicator
-    reaches = [tuple(r.tolist()) for (r,) in communicator.allgather([np.array(reach)])]
-    if min(reaches) == (best := max(reaches)):
+    all_reaches = [tuple(r.tolist()) for (r,) in communicator.allgather([np.array(reach)])]
+    if min(all_reaches) == (best := max(all_reaches)):
         return None
-    return broadcast_from(communicator, reaches.index(best), pack)
+    return broadcast_from(communicator, all_reaches.index(best), pack)
 
 
 def broadcast_from(
     communicator: Communicator, rank: int, pack: Callable[[], NDArray[np.uint8]]
 ) -> NDArray[np.uint8]:
     """Return the data that one rank packs, on all ranks."""
-    own = [pack()] if communicator.rank == rank else []
-    (packed,) = communicator.allgather(own)[rank]
+    own_data = [pack()] if communicator.rank == rank else []
+    (packed,) = communicator.allgather(own_data)[rank]
     return packed
 
 
@@ -344,8 +344,8 @@ class LaneSums:
 
     def total(self, statistic: Statistic, number: int, left: int = 0) -> NDArray[np.float64]:
         """Return the flattened sum of all lanes, followed by `EXTRA` numbers."""
-        (_, total), *others = self.parts(statistic, number, left)
-        for _, part in others:
+        (_, total), *other_parts = self.parts(statistic, number, left)
+        for _, part in other_parts:
             total += part
         return total
 
@@ -407,7 +407,7 @@ class SumReports:
             return
         now = self._sent_at = time.perf_counter()
         # With the age of each sum, from which the ledger computes when it was made.
-        sums = [[*extra, now - made] for extra, made in self._waiting]
+        sums = [[*extra, now - made_at] for extra, made_at in self._waiting]
         answer = self._connection.call("report_sums", first=self._next, sums=sums)
         self._next += len(sums)
         self._waiting.clear()

@@ -70,27 +70,29 @@ class RowByRow:
             nonlocal rate
             sizes.extend(len(part) for part, _ in batches)
             # Rows of several batches in one call; `sizes` gives the end of each batch.
-            of, rows = map(np.concatenate, zip(*batches, strict=True))
-            numbers = np.flatnonzero(np.bincount(of))
+            batch_numbers, rows = map(np.concatenate, zip(*batches, strict=True))
+            numbers = np.flatnonzero(np.bincount(batch_numbers))
             blocks = [find(number) for number in numbers.tolist()]
             # Numbers of blocks become positions in the list of arrays.
-            place = np.searchsorted(numbers, of)
+            indices = np.searchsorted(numbers, batch_numbers)
             if self._fit.work.shuffle and any(
                 sort := [self._has_sorted_targets(b.y) for b in blocks]
             ):
-                order = self._cut_sorted_runs(np.array(sort)[place], sizes)
-                place, rows = place[order], rows[order]
+                order = self._cut_sorted_runs(np.array(sort)[indices], sizes)
+                indices, rows = indices[order], rows[order]
             read = [(block.X, block.y, block.weight) for block in blocks]
             runs = _find_rate_runs(
                 len(rows), lambda row: replica.learning_rate(row * updates_per_row)
             )
             if len(runs) == 1:
-                return float(steps.run(read, place, rows, self._cells, rate, rate_sum, sizes))
-            loss, passed = 0.0, rate_sum
+                return float(steps.run(read, indices, rows, self._cells, rate, rate_sum, sizes))
+            loss, rate_passed = 0.0, rate_sum
             for start, stop, own_rate in runs:
-                some = slice(start, stop)
-                loss += steps.run(read, place[some], rows[some], self._cells, own_rate, passed)
-                passed += (stop - start) * own_rate * self._n_threads
+                batch = slice(start, stop)
+                loss += steps.run(
+                    read, indices[batch], rows[batch], self._cells, own_rate, rate_passed
+                )
+                rate_passed += (stop - start) * own_rate * self._n_threads
             rate = sum((stop - start) * own_rate for start, stop, own_rate in runs) / len(rows)
             return loss
 
@@ -114,12 +116,12 @@ class RowByRow:
 
     def _has_sorted_targets(self, y: NDArray[Any]) -> bool:
         """Return whether a block's targets are sorted, checked once per block."""
-        found = self._sorted_blocks.get(id(y))
-        if found is None or found[0] is not y:
+        known_block = self._sorted_blocks.get(id(y))
+        if known_block is None or known_block[0] is not y:
             if len(self._sorted_blocks) > _MAX_CHECKED_BLOCKS:
                 self._sorted_blocks.clear()
-            found = self._sorted_blocks[id(y)] = y, _are_targets_sorted(y)
-        return found[1]
+            known_block = self._sorted_blocks[id(y)] = y, _are_targets_sorted(y)
+        return known_block[1]
 
     def _cut_sorted_runs(
         self, comes_sorted: NDArray[np.bool_], sizes: list[int]
@@ -127,11 +129,11 @@ class RowByRow:
         """Return an order of the rows in which runs of sorted blocks are cut."""
         order, first = np.arange(len(comes_sorted)), 0
         for size in sizes:
-            some = slice(first, first + size)
-            if comes_sorted[some].any():
+            batch = slice(first, first + size)
+            if comes_sorted[batch].any():
                 if size not in self._orders:
                     self._orders[size] = _order_in_short_runs(size, _SORTED_RUN_ROWS)
-                order[some] = self._orders[size] + first
+                order[batch] = self._orders[size] + first
             first += size
         return order
 

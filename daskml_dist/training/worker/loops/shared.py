@@ -154,20 +154,20 @@ class SharedReplica:
             # After a loss the lanes continue from different clocks.
             for number in self._fit.work.passes(min(lane.clock for lane in lanes)):
                 # The lane that is furthest behind is stepped first.
-                behind = [
+                waiting_lanes = [
                     (x.clock, i) for i, x in enumerate(lanes) if self._has_steps_left(x, number)
                 ]
-                heapify(behind)
-                while behind:
-                    lane = lanes[behind[0][1]]
+                heapify(waiting_lanes)
+                while waiting_lanes:
+                    lane = lanes[waiting_lanes[0][1]]
                     self._wait_for_slow_threads(lane)
                     if self._stopped or self._context.failed:
                         return
                     self._context.raise_if_stopped()
                     self._step_lane(lane)
-                    _, at = heappop(behind)
+                    _, index = heappop(waiting_lanes)
                     if self._has_steps_left(lane, number):
-                        heappush(behind, (lane.clock, at))
+                        heappush(waiting_lanes, (lane.clock, index))
                 if self._end_pass(number, lanes):
                     return
 
@@ -247,19 +247,21 @@ class SharedReplica:
         with self._turns.alone() if self._means else nullcontext():
             # Clock of each lane, with rows and loss since the last exchange. The server counts rows
             # and losses when it applies the changes.
-            before, self._reported = self._reported, dict(self._done)
+            reported_before, self._reported = self._reported, dict(self._done)
             # Memory is reused: the first write to new memory takes longer than the sums.
             if index is None:
                 delta = np.subtract(self.replica.w, self._base, out=self._delta)
             else:
                 delta = self.replica.w[index] - self._base
-        sent = self._leave_out_retained(delta, _count_steps(before, self._reported), index)
+        sent_means = self._leave_out_retained(
+            delta, _count_steps(reported_before, self._reported), index
+        )
         progress = np.array(
             [
                 (
                     self._reported[n][0],
-                    self._reported[n][1] - before[n][1],
-                    self._reported[n][2] - before[n][2],
+                    self._reported[n][1] - reported_before[n][1],
+                    self._reported[n][2] - reported_before[n][2],
                 )
                 for n in self._lanes
             ]
@@ -284,15 +286,15 @@ class SharedReplica:
             # others' changes are added: pulled - (base + own changes), computed in the memory of
             # `delta`.
             delta += self._base
-            others = np.subtract(pulled.w, delta, out=delta)
-            for group, values in zip(self._means, sent, strict=True):
-                others[group.rows] = pulled.w[group.rows] - values
+            other_changes = np.subtract(pulled.w, delta, out=delta)
+            for group, values in zip(self._means, sent_means, strict=True):
+                other_changes[group.rows] = pulled.w[group.rows] - values
             with self._turns.alone():
                 # What threads retained of the values since they were sent.
                 steps = _count_steps(self._reported, self._done)
                 for group in self._means:
-                    others[group.rows] *= group.retention**steps
-                self.replica.w += others
+                    other_changes[group.rows] *= group.retention**steps
+                self.replica.w += other_changes
         # The next exchange measures changes from here.
         self._base = pulled.w
         self._stopped = self._stopped or pulled.stop
@@ -309,10 +311,10 @@ class SharedReplica:
         """
         values = []
         for group in self._means:
-            at = find_group_rows(group, index)
-            values.append(delta[at] + self._base[at])
+            rows = find_group_rows(group, index)
+            values.append(delta[rows] + self._base[rows])
             # With value = base * q^k + parts: parts = (value - base) + (1 - q^k) * base.
-            delta[at] += (1 - group.retention**steps) * self._base[at]
+            delta[rows] += (1 - group.retention**steps) * self._base[rows]
         return values
 
     def pull_parameters(self, index: NDArray[np.int64] | None = None) -> None:
@@ -387,16 +389,16 @@ class _DampedRowSteps:
         # All penalties of the steps since the last exchange have been applied.
         rates = replica.rate_sum - self._rate_sum
         self._rate_sum = replica.rate_sum
-        for at in row_slices(len(delta), _PIECE):
-            opt_state = self._opt_state(at)
-            before = {name: array[at] for name, array in self._before.items()}
-            contraction = optimizer.contraction(before, opt_state, rate)
+        for row_slice in row_slices(len(delta), _PIECE):
+            opt_state = self._opt_state(row_slice)
+            state_before = {name: array[row_slice] for name, array in self._before.items()}
+            contraction = optimizer.contraction(state_before, opt_state, rate)
             if np.ndim(contraction) and replica.rule.penalty_is_lazy:
                 sizes = optimizer.step_sizes(opt_state)
-                self._add_penalty(contraction, at, delta[at, 0], rates * sizes, rates)
-            delta[at, 0] *= _damping_factor(contraction, self._share)
+                self._add_penalty(contraction, row_slice, delta[row_slice, 0], rates * sizes, rates)
+            delta[row_slice, 0] *= _damping_factor(contraction, self._share)
             for name, array in opt_state.items():
-                before[name][...] = array
+                state_before[name][...] = array
 
     def _add_penalty(
         self, contraction: NDArray[Any], at: slice, delta: NDArray[Any], steps: Any, rates: float
@@ -408,19 +410,19 @@ class _DampedRowSteps:
         way.
         """
         group = self._replica.rule.only_group
-        some = slice(0, max(min(at.stop, group.n_penalised) - at.start, 0))
-        own, w = contraction[some], self._replica.w[at, 0][some]
-        is_touched = own > 0
-        steps = np.broadcast_to(steps, contraction.shape)[some]
+        penalised = slice(0, max(min(at.stop, group.n_penalised) - at.start, 0))
+        own_contraction, w = contraction[penalised], self._replica.w[at, 0][penalised]
+        is_touched = own_contraction > 0
+        steps = np.broadcast_to(steps, contraction.shape)[penalised]
         at_once, l2 = np.minimum(steps, rates), group.penalty.l2
         steps = np.where(is_touched, steps, 0.0)
-        own += np.maximum(steps * l2, np.log1p(at_once * l2))
+        own_contraction += np.maximum(steps * l2, np.log1p(at_once * l2))
         if group.penalty.l1:
             # A soft threshold that reaches zero leaves nothing of the distance.
-            largest = np.maximum(np.abs(w), np.abs(w - delta[some]))
+            largest = np.maximum(np.abs(w), np.abs(w - delta[penalised]))
             thresholds = np.maximum(steps, at_once) * group.penalty.l1
-            left = 1 - np.minimum(thresholds / np.maximum(largest, 1e-30), 1)
-            own -= np.log(np.maximum(left, 1e-12))
+            share_left = 1 - np.minimum(thresholds / np.maximum(largest, 1e-30), 1)
+            own_contraction -= np.log(np.maximum(share_left, 1e-12))
 
 
 def _damping_factor(contraction: Any, share: float) -> Any:
@@ -435,10 +437,10 @@ def _damping_factor(contraction: Any, share: float) -> Any:
     if n > 1 and n * share == 1:
         # share * (1 + q + ... + q^(n-1)) with q = exp(-a), by Horner's scheme: the geometric series
         # of the quotient below, in half the time.
-        left = np.exp(-contraction)
-        total = 1 + left
+        remaining = np.exp(-contraction)
+        total = 1 + remaining
         for _ in range(n - 2):
-            total = 1 + left * total
+            total = 1 + remaining * total
         return share * total
     a = np.maximum(contraction, 1e-6)
     return share * np.expm1(-a / share) / np.expm1(-a)

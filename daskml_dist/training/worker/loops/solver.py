@@ -81,9 +81,9 @@ class _SumMaker:
         n_rows = sum(context.lane_rows)
         # From the last generation in this process, else from a checkpoint, else empty.
         log: SumLog | None = context.memory.get("log")
-        if log is None and (before := context.fit.rounds.log) is not None:
+        if log is None and (earlier_log := context.fit.rounds.log) is not None:
             log = SumLog(n_rows)
-            log.replace_by(before)
+            log.replace_by(earlier_log)
         if log is None or log.n_rows != n_rows:
             log = SumLog(n_rows)
         self.log = context.memory["log"] = log.begin()
@@ -111,8 +111,10 @@ class _SumMaker:
         if self._context.communicator.size > 1:
             # Fixed-size header, then the packed object, sent without joining them.
             header = np.array([kind, *numbers], np.int64)
-            keeps = kind == _KEEP_STATE
-            parts = pack_object_parts(message, {}) if keeps else self.request_packer.pack(message)
+            keeps_state = kind == _KEEP_STATE
+            parts = (
+                pack_object_parts(message, {}) if keeps_state else self.request_packer.pack(message)
+            )
             self._context.communicator.broadcast_bytes([header.data.cast("B"), *parts])
 
     def sum(self, statistic: Statistic, number: int, left: int) -> NDArray[np.float64]:
@@ -127,8 +129,10 @@ class _SumMaker:
             total = self._merge_in_order(self._sums.parts(statistic, number, left), statistic)
             # Each rank finishes only its own range.
             if isinstance(statistic, ReduceScatterStatistic):
-                own = slice(*self._range_bounds(statistic)[self._context.communicator.rank :][:2])
-                total = self._finish_range(total[own], total[-EXTRA:], statistic)
+                own_range = slice(
+                    *self._range_bounds(statistic)[self._context.communicator.rank :][:2]
+                )
+                total = self._finish_range(total[own_range], total[-EXTRA:], statistic)
         elif isinstance(statistic, ReduceScatterStatistic):
             total = self._reduce_scatter(self._sums.total(statistic, number, left), statistic)
         else:
@@ -155,9 +159,9 @@ class _SumMaker:
         self, parts: list[NDArray[np.float64]], statistic: Statistic
     ) -> NDArray[np.float64]:
         """Merge this trainer's lanes, then trainers in pairs, so that no rank gathers all parts."""
-        own = self._merge_parts(parts, statistic)
+        own_part = self._merge_parts(parts, statistic)
         (total,) = self._context.communicator.reduce(
-            [own], lambda lower, higher: [self._merge_parts([*lower, *higher], statistic)]
+            [own_part], lambda lower, higher: [self._merge_parts([*lower, *higher], statistic)]
         )
         return total
 
@@ -166,9 +170,9 @@ class _SumMaker:
     ) -> NDArray[np.float64]:
         """Return the parts merged one after the other."""
         # Merged into a copy, since the parts' memory is reused for the next sum.
-        first, *others = parts
+        first, *other_parts = parts
         total, shape = first.copy(), statistic.shape(self._context.fit.work.model)
-        for part in others:
+        for part in other_parts:
             statistic.merge(total[:-EXTRA].reshape(shape), part[:-EXTRA].reshape(shape))
             total[-EXTRA:] += part[-EXTRA:]
         return total
@@ -180,13 +184,13 @@ class _SumMaker:
         communicator = self._context.communicator
         total[2 - EXTRA :] = self._context.count_moved_bytes()
         extra = communicator.allreduce(total[-EXTRA:].copy())
-        own = communicator.reduce_scatter(total[:-EXTRA], self._range_bounds(statistic))
-        return self._finish_range(own, extra, statistic)
+        own_range = communicator.reduce_scatter(total[:-EXTRA], self._range_bounds(statistic))
+        return self._finish_range(own_range, extra, statistic)
 
     def _range_bounds(self, statistic: ReduceScatterStatistic) -> list[int]:
         """Return the bounds of each rank's range of the flattened sum, and its end."""
-        n, *rest = statistic.shape(self._context.fit.work.model)
-        return [at * math.prod(rest) for at in self._context.communicator.bounds(n)]
+        n, *other_sizes = statistic.shape(self._context.fit.work.model)
+        return [bound * math.prod(other_sizes) for bound in self._context.communicator.bounds(n)]
 
     def _finish_range(
         self,
@@ -196,13 +200,13 @@ class _SumMaker:
     ) -> NDArray[np.float64]:
         """Finish this rank's range; return the results of all ranges, followed by `extra`."""
         communicator, model = self._context.communicator, self._context.fit.work.model
-        n, *rest = statistic.shape(model)
-        at = slice(*communicator.bounds(n)[communicator.rank :][:2])
-        found = []
-        if at.stop > at.start:
-            result = statistic.finish(model, own.reshape(-1, *rest), at)
-            found.append(np.ascontiguousarray(result, dtype=np.float64))
-        parts = [part.ravel() for parts in communicator.allgather(found) for part in parts]
+        n, *other_sizes = statistic.shape(model)
+        bounds = slice(*communicator.bounds(n)[communicator.rank :][:2])
+        own_results = []
+        if bounds.stop > bounds.start:
+            result = statistic.finish(model, own.reshape(-1, *other_sizes), bounds)
+            own_results.append(np.ascontiguousarray(result, dtype=np.float64))
+        parts = [part.ravel() for parts in communicator.allgather(own_results) for part in parts]
         return np.concatenate([*parts, extra])
 
 
@@ -236,7 +240,7 @@ class _RequestedSums:
         self._n_requested += 1
         total = self._rounds.log.get(self._n_requested)
         # Row states (margins, labels) are valid only if the right sum wrote them.
-        left = self._find_state_source(statistic.state)
+        source = self._find_state_source(statistic.state)
         # Not in the log: check the bounds, send the statistic to all trainers, and sum.
         if total is None:
             solver, pause_at = self._context.fit.rounds.solver, self._context.fit.rounds.pause_at
@@ -250,8 +254,8 @@ class _RequestedSums:
             log = self._rounds.log
             if pause_at is not None and self._n_requested > pause_at and log.is_whole:
                 raise PausedError(log.packed())
-            self._broadcast_checked(statistic, _REQUEST_SUM, self._n_requested, left)
-            total = self._rounds.sum(statistic, self._n_requested, left)
+            self._broadcast_checked(statistic, _REQUEST_SUM, self._n_requested, source)
+            total = self._rounds.sum(statistic, self._n_requested, source)
         self._reports.add(total[-EXTRA:])
         self._context.end_pass()
         return total[:-EXTRA].reshape(statistic.answer_shape(self._context.fit.work.model))
@@ -260,9 +264,9 @@ class _RequestedSums:
         """Return the number of the last sum that wrote a row state; 0: none."""
         if state is None:
             return 0
-        left = self._left.get(state.name, 0)
+        source = self._left.get(state.name, 0)
         self._left[state.name] = self._n_requested
-        return left
+        return source
 
     def _broadcast_checked(self, message: Any, *numbers: int) -> None:
         """Send an object to all trainers; raise with a remedy if it cannot be packed."""
@@ -288,14 +292,16 @@ class _RequestedSums:
         # Copied into one of two alternating arrays: an interrupt may happen during the copy, and
         # the other array is then still valid.
         buffer = np.empty_like(w)
-        if len(self._points) == 2 and (old := self._points.pop(0)).shape == w.shape:
-            buffer = old
+        if len(self._points) == 2 and (old_point := self._points.pop(0)).shape == w.shape:
+            buffer = old_point
         buffer[...] = w
         self._points.append(buffer)
         w = buffer
         # The result of an interrupted fit.
-        found = Solution(w, self._n_iter, converged=False, message="interrupted", extra=extra or {})
-        self._context.set_left_behind(lambda: InterruptedState(found))
+        solution = Solution(
+            w, self._n_iter, converged=False, message="interrupted", extra=extra or {}
+        )
+        self._context.set_left_behind(lambda: InterruptedState(solution))
         # If the solver's state is smaller than the sums, it replaces them.
         if state is not None and self._rounds.log.is_worth_replacing(self._n_requested):
             state_arrays = {name: np.array(array) for name, array in state().items()}
@@ -332,10 +338,10 @@ def _is_found_in_module(kind: type) -> bool:
     """Return whether a class is the object that its module has under its name."""
     # A class that a notebook cell redefines leaves an old one of the same name behind.
     module = sys.modules.get(kind.__module__)
-    found: Any = reduce(
-        lambda at, name: getattr(at, name, None), kind.__qualname__.split("."), module
+    module_object: Any = reduce(
+        lambda parent, name: getattr(parent, name, None), kind.__qualname__.split("."), module
     )
-    return found is kind
+    return module_object is kind
 
 
 def _find_pickled_classes(objects: Any) -> list[type]:
