@@ -18,7 +18,6 @@ from dask.delayed import delayed
 from dask.utils import is_dataframe_like
 from scipy import sparse
 
-from daskml_dist.dask_internals.cluster import is_unread_graph
 from daskml_dist.data.conversion import convert_object_columns, copy_to_host, describe_block
 from daskml_dist.data.lazy import is_dask, is_from_delayed
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
@@ -56,6 +55,9 @@ def make_reading_error(what: str, error: BaseException, task: str = "") -> Inval
     # Dask compares some blocks with the declared metadata (`meta`); pandas reports missing columns.
     if "etadata" in str(error) or (isinstance(error, KeyError) and "not in index" in str(error)):
         return InvalidDataError(f"{message}{META_MISMATCH_REMEDY}")
+    # Rows in memory are read without distributed, which takes a while to import.
+    from daskml_dist.dask_internals.cluster import is_unread_graph
+
     if isinstance(error, ImportError) or is_unread_graph(error):
         return InvalidDataError(
             f"{message}A module is missing, or has another version, on the scheduler or on a "
