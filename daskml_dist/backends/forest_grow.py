@@ -186,11 +186,9 @@ def find_job_cuts(
     """
     n_sums = hist.shape[2]
     places, work = np.zeros(256, np.int64), np.zeros((2, n_sums), np.int64)
-    best_cut, left_sums, threshold = (
-        np.zeros(3, np.int64),
-        np.zeros(n_sums + 1, np.int64),
-        np.zeros(1),
-    )
+    best_cut = np.zeros(3, np.int64)
+    left_sums = np.zeros(n_sums + 1, np.int64)
+    threshold = np.zeros(1)
     float_bits = np.zeros(2)
     for q in range(len(features)):
         missing, j = facts[q, MISSING], features[q]

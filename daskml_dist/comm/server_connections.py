@@ -258,10 +258,8 @@ def _answer_until_goodbye(
     if up.ring is None:
         error = SilentPeerError("The host of a trainer does not acknowledge data.")
         wait = WaitBound(math.inf, on_silence=partial(on_silence, error))
-    outbox, reader = (
-        down.open_outbox(None),
-        FrameReader(up.open_inbox(wait), bounds, (REQUEST, CALL)),
-    )
+    outbox = down.open_outbox(None)
+    reader = FrameReader(up.open_inbox(wait), bounds, (REQUEST, CALL))
 
     def send(message: ServerReply | CallPayload) -> None:
         # A lost trainer needs no handling here: the client detects the loss.

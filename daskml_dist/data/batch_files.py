@@ -134,12 +134,6 @@ def _join_categories(empties: list[Any]) -> dict[Any, Any]:
     return joined
 
 
-def _put_back(first: Any, others: Iterator[Any]) -> Iterator[Any]:
-    """Yield an item that was taken from an iterator, and then the others."""
-    yield first
-    yield from others
-
-
 def spool_batches(batches: Iterator[Any], read_piece: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
     """Return all batches of a generator as Dask collections of X, y and weights.
 
@@ -167,7 +161,7 @@ def spool_batches(batches: Iterator[Any], read_piece: Callable[[Any], Any]) -> t
             "fit."
         )
     if _split_batch(first, read_piece) is None:
-        return _put_back(first, batches), None, None
+        return chain([first], batches), None, None
     folder = RowsFolder()
     # The first batch without its rows, and each stored batch without its rows.
     first_empties: list[Any] | None = None

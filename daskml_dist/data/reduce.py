@@ -205,10 +205,8 @@ def _build_fold(
 ) -> Any:
     """Return the last state of a fold, lazily."""
     # A chain of tasks: each takes the state that the previous one returns, on its part's worker.
-    run_step, last_state = (
-        _make_task(_wrap_for_blocks(step, collection, first=2)),
-        delayed(state, pure=False),
-    )
+    run_step = _make_task(_wrap_for_blocks(step, collection, first=2))
+    last_state = delayed(state, pure=False)
     for i in numbers:
         last_state = run_step(last_state, i, *collection.parts[i], dask_key_name=(name, i))
     return last_state

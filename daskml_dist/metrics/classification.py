@@ -315,10 +315,8 @@ class _IndicatorCounts:
         identity = np.eye(self.labels.shape[1], dtype=np.int64)
         zeros = np.zeros_like(identity)
         # In the order of `labels`: hits, false alarms, misses.
-        y_true, y_pred = (
-            np.vstack([identity, zeros, identity]),
-            np.vstack([identity, identity, zeros]),
-        )
+        y_true = np.vstack([identity, zeros, identity])
+        y_pred = np.vstack([identity, identity, zeros])
         last_row = zeros[:1]
         weight = np.append(self.labels.ravel(), self.weight)
         return np.vstack([y_true, last_row]), np.vstack([y_pred, last_row]), weight

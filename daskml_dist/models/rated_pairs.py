@@ -297,10 +297,8 @@ class RatedPairs(StepModel):
         losses, slope = self._compute_slopes(
             namespace(difference).ones_like(difference), difference, weight
         )
-        user_gradient, item_gradient = (
-            slope * (item_rows - other_rows),
-            slope * self._partner_derivative(user_rows),
-        )
+        user_gradient = slope * (item_rows - other_rows)
+        item_gradient = slope * self._partner_derivative(user_rows)
         if self.biased:
             user_gradient[:, self.rank] = 0  # the user's bias cancels in the difference
         backend.add_rows(user_gradient + self._shrink(user_rows, weight), at[:, 0], None, out)

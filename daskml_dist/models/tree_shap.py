@@ -239,10 +239,8 @@ class PathShap:
         # Computed here, instead of by each of several threads.
         kept_tables = self._kept_tables
         for row_slice, dense in iterate_dense(X):
-            rows, row_contributions = (
-                number_categories(explained.trees, dense),
-                contributions[row_slice],
-            )
+            rows = number_categories(explained.trees, dense)
+            row_contributions = contributions[row_slice]
 
             def add(part: slice, rows: Any = rows, found: Any = row_contributions) -> None:
                 for subset in row_slices(len(rows[part]), _PATH_ROWS_AT_ONCE):
@@ -329,10 +327,8 @@ class InterventionalShap:
         subset_weights = _weigh_subsets(most_features) / self._columns.shape[1]
         contributions = np.empty((X.shape[0], X.shape[1], explained.n_outputs))
         for row_slice, dense in iterate_dense(X):
-            rows, row_contributions = (
-                number_categories(explained.trees, dense),
-                contributions[row_slice],
-            )
+            rows = number_categories(explained.trees, dense)
+            row_contributions = contributions[row_slice]
 
             def add(part: slice, rows: Any = rows, found: Any = row_contributions) -> None:
                 for subset in row_slices(len(rows[part]), _INTERVENTIONAL_ROWS_AT_ONCE):

@@ -220,10 +220,8 @@ def reduce_rows(
             if is_last or _are_negligible(rows, is_known, max(cut, min_cut)):
                 break
         if eps > _EPS:
-            products, eps = (
-                _sum_plain_rows(model, sums, SecondMoments(products.y_mean, products.x_mean)),
-                _EPS,
-            )
+            products = _sum_plain_rows(model, sums, SecondMoments(products.y_mean, products.x_mean))
+            eps = _EPS
         else:
             products = _sum_transformed_rows(model, sums, products, vectors, roots)
     R, z = products.factor(floor)

@@ -176,10 +176,8 @@ class KeyedCollection(Collection):
         else:
             # Workers number and hold the parts first, so that each part is read once for all sides.
             held_parts, sizes, cuts = self.numbered(n_lanes, hold)
-            parcels_by_side, n_cut = (
-                _build_parcels(held_parts, sizes, self.sides, cuts, groups),
-                sum(sizes),
-            )
+            parcels_by_side = _build_parcels(held_parts, sizes, self.sides, cuts, groups)
+            n_cut = sum(sizes)
             # All lanes of a group get the group's parcels; each block extracts its range from them.
             blocks = [
                 group_parcels[g]

@@ -317,10 +317,8 @@ class ClusterRows:
         self, function: Any, arguments: Mapping[int, Any] | None = None
     ) -> Callable[[list[int]], dict[int, Any]]:
         """Return the function that starts a task for each of some kept blocks."""
-        blocks, inspect = (
-            self._held,
-            delayed(partial(apply_to_block, function=function), pure=False),
-        )
+        blocks = self._held
+        inspect = delayed(partial(apply_to_block, function=function), pure=False)
 
         def start(numbers: list[int]) -> dict[int, Any]:
             bundles = blocks.make(numbers)

@@ -365,10 +365,8 @@ class LaneAssignments:
             or len(current_workers) < len(self.workers)
             or not set(current_workers.values()) <= capacity.keys()
         ):
-            holders, ready_capacity = (
-                self._rows.find_current_holders(),
-                self._prefer_ready_workers(capacity),
-            )
+            holders = self._rows.find_current_holders()
+            ready_capacity = self._prefer_ready_workers(capacity)
             self.workers = reassign_lanes(
                 self.lanes, current_workers, holders, ready_capacity, even=even
             )
