@@ -31,7 +31,7 @@ SUBPACKAGES = (
     "compose", "metrics", "neural_network", "cluster", "decomposition", "mixture", "ensemble",
     "model_selection", "tree",
 )  # fmt: skip
-#: Test modules outside ROOM/tests.
+#: Test modules outside SUBPACKAGE/tests.
 ELSEWHERE = {
     "naive_bayes": ("tests/test_naive_bayes.py",),
     "linear_model": ("linear_model/_glm/tests/test_glm.py",),

@@ -1,7 +1,8 @@
-"""Pages of the API reference: one a class and function, found by what the rooms export.
+"""Pages of the API reference, made from what the subpackages export.
 
 Before Sphinx reads its sources, the folder ``docs/reference`` is written anew: ``index`` with every
-public name by room, a page a room, and a page a name. Nothing is to be added by hand for a new one.
+public name by subpackage, one page for each subpackage, and one for each class and function. A new
+name gets its page without an entry here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import daskml_dist
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-#: Rooms in the order of the reference; one that is in no group comes last by itself.
+#: Subpackages in the order of the reference; one that is in no group comes last, by itself.
 GROUPS = {
     "Estimators": [
         "linear_model", "svm", "naive_bayes", "neural_network", "tree", "ensemble", "calibration",
@@ -46,7 +47,7 @@ GROUPS = {
         "base", "models", "errors", "exceptions", "serving", "cli",
     ],
 }  # fmt: skip
-#: Rooms of the engine, of which the groups above name the modules that users meet.
+#: Internal subpackages, of which the groups above name the modules that users meet.
 ENGINE = {
     "backends", "comm", "dask_internals", "data", "diagnostics", "estimators", "inference",
     "meta_estimators", "parameters", "ps", "sklearn_internals", "training",
@@ -64,30 +65,33 @@ TITLES = {
 }
 
 
-def module_of(room: str) -> ModuleType:
-    """The module of a room, or the package itself."""
-    return importlib.import_module(f"daskml_dist.{room}" if room else "daskml_dist")
+def module_of(subpackage: str) -> ModuleType:
+    """Return the module of a subpackage, or the package itself for an empty name."""
+    return importlib.import_module(f"daskml_dist.{subpackage}" if subpackage else "daskml_dist")
 
 
-def names_of(room: str) -> list[str]:
-    """Public classes and functions of a room that have a page."""
-    module = module_of(room)
-    names = ONLY.get(room) or getattr(module, "__all__", ())
-    found = [name for name in names if callable(getattr(module, name))]
-    # Classes first, each by its name, as a reader looks for them.
-    return sorted(found, key=lambda name: (not inspect.isclass(getattr(module, name)), name))
+def names_of(subpackage: str) -> list[str]:
+    """Return the public classes and functions of a subpackage that have a page, classes first."""
+    module = module_of(subpackage)
+    names = ONLY.get(subpackage) or getattr(module, "__all__", ())
+    documented = [name for name in names if callable(getattr(module, name))]
+    return sorted(documented, key=lambda name: (not inspect.isclass(getattr(module, name)), name))
 
 
 def groups() -> dict[str, list[str]]:
-    """Rooms by group, those that no group names in a last one."""
-    named = {room.partition(".")[0] for rooms in GROUPS.values() for room in rooms} | ENGINE
-    found = [module.name for module in pkgutil.iter_modules(daskml_dist.__path__)]
-    others = [name for name in found if not name.startswith("_") and name not in named]
+    """Return subpackages by group; the ones that no group names are the last group."""
+    named = {
+        subpackage.partition(".")[0]
+        for subpackages in GROUPS.values()
+        for subpackage in subpackages
+    } | ENGINE
+    existing = [module.name for module in pkgutil.iter_modules(daskml_dist.__path__)]
+    others = [name for name in existing if not name.startswith("_") and name not in named]
     return {**GROUPS, "Others": others} if others else GROUPS
 
 
 def _summary(documented: Any) -> str:
-    """The first paragraph of a docstring."""
+    """Return the first paragraph of a docstring."""
     text = inspect.getdoc(documented) or ""
     return " ".join(text.split("\n\n")[0].split())
 
@@ -96,16 +100,16 @@ def _heading(title: str, line: str) -> str:
     return f"{title}\n{line * len(title)}\n\n"
 
 
-def _full(room: str, name: str = "") -> str:
-    return ".".join(part for part in ("daskml_dist", room, name) if part)
+def _full(subpackage: str, name: str = "") -> str:
+    return ".".join(part for part in ("daskml_dist", subpackage, name) if part)
 
 
-def _table(room: str) -> str:
-    """Names of a room with a line each."""
+def _table(subpackage: str) -> str:
+    """Return a table of the names of a subpackage with a line on each."""
     rows = [".. list-table::", "   :widths: 35 65", "   :class: reference-names", ""]
-    for name in names_of(room):
-        summary = _summary(getattr(module_of(room), name))
-        rows += [f"   * - :py:obj:`~{_full(room, name)}`", f"     - {summary}"]
+    for name in names_of(subpackage):
+        summary = _summary(getattr(module_of(subpackage), name))
+        rows += [f"   * - :py:obj:`~{_full(subpackage, name)}`", f"     - {summary}"]
     return "\n".join(rows) + "\n\n"
 
 
@@ -114,14 +118,14 @@ def _toctree(pages: list[str], *options: str) -> str:
     return "\n".join([".. toctree::", *(f"   {line}".rstrip() for line in lines)]) + "\n"
 
 
-def _title(room: str) -> str:
-    return TITLES.get(room) or re.split(r"[.:;]", _summary(module_of(room)))[0]
+def _title(subpackage: str) -> str:
+    return TITLES.get(subpackage) or re.split(r"[.:;]", _summary(module_of(subpackage)))[0]
 
 
-def page_of_name(room: str, name: str) -> str:
-    """Source of the page of a class or a function."""
-    documented, full = getattr(module_of(room), name), _full(room, name)
-    text = _heading(name, "=") + f".. py:currentmodule:: {_full(room)}\n\n"
+def page_of_name(subpackage: str, name: str) -> str:
+    """Return the source of the page of a class or function."""
+    documented, full = getattr(module_of(subpackage), name), _full(subpackage, name)
+    text = _heading(name, "=") + f".. py:currentmodule:: {_full(subpackage)}\n\n"
     if not inspect.isclass(documented):
         return text + f".. autofunction:: {full}\n" + _used_by(full, name)
     kind = "autoexception" if issubclass(documented, BaseException) else "autoclass"
@@ -133,7 +137,7 @@ def page_of_name(room: str, name: str) -> str:
 
 
 def _used_by(full: str, name: str) -> str:
-    """Source of the end of a page: examples of the gallery, and scripts, that use the name."""
+    """Return the end of a page: the gallery's examples and the scripts that use the name."""
     title = f"Examples that use {name}"
     text = f"\n.. minigallery:: {full}\n   :add-heading: {title}\n   :heading-level: -\n"
     using = [path for path in scripts() if full in names_used(path)]
@@ -143,43 +147,59 @@ def _used_by(full: str, name: str) -> str:
     return text
 
 
-def page_of_room(room: str) -> str:
-    """Source of the page of a room: what it is, and its names."""
-    text = _heading(_full(room), "=")
-    if room not in TITLES:
-        text += textwrap.dedent(inspect.getdoc(module_of(room)) or "") + "\n\n"
+def page_of_subpackage(subpackage: str) -> str:
+    """Return the source of the page of a subpackage: its docstring and its names."""
+    text = _heading(_full(subpackage), "=")
+    if subpackage not in TITLES:
+        text += textwrap.dedent(inspect.getdoc(module_of(subpackage)) or "") + "\n\n"
     else:
-        text += f"{_title(room)}.\n\n"
-    return text + _table(room) + _toctree([_full(room, name) for name in names_of(room)], "hidden")
+        text += f"{_title(subpackage)}.\n\n"
+    return (
+        text
+        + _table(subpackage)
+        + _toctree([_full(subpackage, name) for name in names_of(subpackage)], "hidden")
+    )
 
 
 def page_of_all() -> str:
-    """Source of the page of all names."""
+    """Return the source of the page of all names."""
     text = _heading("API reference", "=")
     text += (
         "Every name here is public: it keeps its name and meaning between minor releases. "
         "Estimators have scikit-learn's parameters and attributes where they have its name.\n\n"
     )
-    for group, rooms in groups().items():
-        text += _heading(group, "-")
-        for room in rooms:
-            text += f"**{_title(room)}** (:doc:`{_full(room)} <{_full(room)}>`)\n\n" + _table(room)
-    rooms = [room for some in groups().values() for room in some]
+    for title, subpackages in groups().items():
+        text += _heading(title, "-")
+        for subpackage in subpackages:
+            text += (
+                f"**{_title(subpackage)}** (:doc:`{_full(subpackage)} <{_full(subpackage)}>`)\n\n"
+                + _table(subpackage)
+            )
+    subpackages = [subpackage for group in groups().values() for subpackage in group]
     # Short in the sidebar, as all of them begin alike.
-    return text + _toctree([f"{room or 'daskml_dist'} <{_full(room)}>" for room in rooms], "hidden")
+    return text + _toctree(
+        [f"{subpackage or 'daskml_dist'} <{_full(subpackage)}>" for subpackage in subpackages],
+        "hidden",
+    )
 
 
 def pages() -> dict[str, str]:
-    """Sources of all pages by name."""
-    rooms = [room for some in groups().values() for room in some]
+    """Return the sources of all pages by name."""
+    subpackages = [subpackage for group in groups().values() for subpackage in group]
     names = {
-        _full(room, name): page_of_name(room, name) for room in rooms for name in names_of(room)
+        _full(subpackage, name): page_of_name(subpackage, name)
+        for subpackage in subpackages
+        for name in names_of(subpackage)
     }
-    return {"index": page_of_all(), **{_full(room): page_of_room(room) for room in rooms}, **names}
+    return {
+        "index": page_of_all(),
+        **{_full(subpackage): page_of_subpackage(subpackage) for subpackage in subpackages},
+        **names,
+    }
 
 
 def write(app: Sphinx) -> None:
-    """Write what has changed, and drop what is no more."""
+    """Write the pages that have changed, and remove the ones whose name is gone."""
     folder, sources = Path(app.srcdir) / "reference", pages()
     folder.mkdir(exist_ok=True)
     for path in folder.glob("*.rst"):

@@ -68,7 +68,7 @@ def page_of_all() -> str:
 
 
 def write(app: Sphinx) -> None:
-    """Write what has changed, and drop what is no more."""
+    """Write the pages that have changed, and remove the ones whose script is gone."""
     folder = Path(app.srcdir) / "scripts"
     folder.mkdir(exist_ok=True)
     pages = {"index": page_of_all(), **{path.stem: page_of(path) for path in scripts()}}
