@@ -399,18 +399,13 @@ def wait_for_workers(
         return
     if on_wait is not None:
         on_wait()
-    patience = Deadline("workers", timeout, _SCALE_REMEDY)
-    places = _WorkerPlaces(client)
+    loss = _WorkerLoss(client, timeout)
     # An adaptive cluster starts workers only for pending tasks.
     task = client.submit(bool, pure=False)
     try:
         while not _any_accepts_work(statuses):
-            given_up = not statuses and places.are_given_up()
-            if given_up or not patience.has_time_left(_describe_statuses(statuses)):
-                cause = why() if why is not None else ""
-                if given_up:
-                    raise _make_no_place_error(places.n_requested, cause)
-                raise _make_no_worker_error(timeout, statuses, cause)
+            if (error := loss.find_error(statuses, why)) is not None:
+                raise error
             time.sleep(0.05)
             statuses = _get_statuses(workers)
     finally:
@@ -431,35 +426,29 @@ def watch_workers(
     from daskml_dist.dask_internals.cluster import find_unmet_demands
 
     ended, gave_up = threading.Event(), []
+    loss: _WorkerLoss | None = None
+    unmet_deadline: Deadline | None = None
+
+    def find_error() -> TrainingError | None:
+        nonlocal loss, unmet_deadline
+        if not _any_accepts_work(statuses := _get_statuses(workers)):
+            loss = loss or _WorkerLoss(client, timeout)
+            return loss.find_error(statuses)
+        loss = None  # progress is possible again: a later loss has the whole time limit
+        if look is not None:
+            look()
+        if not (demands := find_unmet_demands(client, [key])):
+            unmet_deadline = None
+            return None
+        unmet_deadline = unmet_deadline or make_unmet_deadline(timeout)
+        return None if unmet_deadline.has_time_left(demands) else make_unmet_error(timeout, demands)
 
     def watch() -> None:
-        patience: Deadline | None = None
-        unmet_patience: Deadline | None = None
-        places = _WorkerPlaces(client)
         while not ended.wait(_NOTICE_SECONDS):
             with suppress(Exception):  # Dask reports a lost scheduler
-                # Progress is possible again: restart the time limit and the count of unfilled
-                # worker places.
-                if _any_accepts_work(statuses := _get_statuses(workers)):
-                    patience, places = None, _WorkerPlaces(client)
-                    if look is not None:
-                        look()
-                    if not (demands := find_unmet_demands(client, [key])):
-                        unmet_patience = None
-                        continue
-                    unmet_patience = unmet_patience or make_unmet_deadline(timeout)
-                    if unmet_patience.has_time_left(demands):
-                        continue
-                    gave_up.append(make_unmet_error(timeout, demands))
-                else:
-                    patience = patience or Deadline("workers", timeout, _SCALE_REMEDY)
-                    if not statuses and places.are_given_up():
-                        gave_up.append(_make_no_place_error(places.n_requested))
-                    elif not patience.has_time_left(_describe_statuses(statuses)):
-                        gave_up.append(_make_no_worker_error(timeout, statuses))
-                if gave_up:
-                    # The wait in `compute` then ends with an error, and `gave_up` is raised
-                    # instead.
+                if (error := find_error()) is not None:
+                    # The wait in `compute` then ends with an error, and this one is raised instead.
+                    gave_up.append(error)
                     client.cancel([Future(key, client)], force=True)
                     return
 
@@ -485,6 +474,28 @@ def flush_releases(client: Any) -> None:
     """
     with suppress(Exception):  # a lost scheduler keeps nothing
         client.sync(asyncio.sleep, 0)
+
+
+class _WorkerLoss:
+    """Time limits of a wait during which no worker accepts tasks."""
+
+    def __init__(self, client: Any, timeout: float) -> None:
+        self._timeout = timeout
+        self._deadline = Deadline("workers", timeout, _SCALE_REMEDY)
+        self._places = _WorkerPlaces(client)
+
+    def find_error(
+        self, statuses: list[Any], why: Callable[[], str] | None = None
+    ) -> TrainingError | None:
+        """Return the error that ends the wait, with its cause; None while a worker may still come.
+
+        `statuses` are the ones of the workers that there are, of which none accepts tasks.
+        """
+        if not statuses and self._places.are_given_up():
+            return _make_no_place_error(self._places.n_requested, why() if why else "")
+        if not self._deadline.has_time_left(_describe_statuses(statuses)):
+            return _make_no_worker_error(self._timeout, statuses, why() if why else "")
+        return None
 
 
 class _WorkerPlaces:
