@@ -100,11 +100,11 @@ def _bins(on: Device) -> Measured:
     made = DeviceBins(bins, on.backend)
 
     def put() -> None:
-        made.parts.clear()
+        made.chunks.clear()
         made.add(X)
 
     taken = on.milliseconds(put)
-    found = on.backend.to_numpy(made.parts[0][:_COMPARED])
+    found = on.backend.to_numpy(made.chunks[0][:_COMPARED])
     expected, columns = np.zeros_like(found), np.empty((_D, len(some)), np.uint8)
     write_bins(
         some, bins.table, bins.n_edges, bins.categorical, bins.max_bins, expected, columns,

@@ -280,7 +280,7 @@ def _list_standbys(run_id: str, dask_worker: Any) -> list[tuple[int, set[int]]]:
 
     hosts = [host for host in dask_worker.state.actors.values() if isinstance(host, ServerHost)]
     return [
-        (host._number, set(host._server.kept()))
+        (host._server_index, set(host._server.get_snapshot_clocks()))
         for host in hosts
         # A host that has just been created has no server yet.
         if host.run_id == run_id and "_server" in vars(host) and host._server.generation < 0

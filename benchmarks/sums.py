@@ -102,7 +102,7 @@ def _measured(plan: peers.Plan) -> NDArray[np.float64]:
     with processes(2) as client:
         X = persisted(np.zeros((100, 1)), 2)
         with FitJob(as_collection(X), client, RunSettings(n_lanes=2)) as job:
-            job.rows = DatasetInfo.of(job.summarize_rows(), None, None, False)
+            job.rows = DatasetInfo.from_summary(job.summarize_rows(), None, None, False)
             solver = Timed(tuple(plan))
             job.lay_out_lanes(solver.max_passes)
             solution = job.train(job.plan_rounds(Nothing(), solver)).state

@@ -233,7 +233,7 @@ class NoiseStream:
         # Depends only on the shape, so that the noise of a step is the same wherever it is drawn.
         size = max(1, math.prod(shape))
         self._together = max(1, min(_STEPS_TOGETHER, _DRAWN_TOGETHER // size))
-        self._group, self._drawn = -1, np.empty(0, self._dtype)
+        self._group, self._drawn_noise = -1, np.empty(0, self._dtype)
 
     def draw(self, step: int) -> NDArray[Any]:
         """Return the noise of a step (from 1), which must not be changed in place."""
@@ -243,8 +243,8 @@ class NoiseStream:
             # Counter-based, as all random streams of rows and steps are.
             random = np.random.Generator(np.random.Philox(key))
             drawn = random.standard_normal((self._together, *self._shape), self._dtype)
-            self._group, self._drawn = group, drawn * self._dtype.type(self._noise.std)
-        noise: NDArray[Any] = self._drawn[offset]
+            self._group, self._drawn_noise = group, drawn * self._dtype.type(self._noise.std)
+        noise: NDArray[Any] = self._drawn_noise[offset]
         return noise
 
 

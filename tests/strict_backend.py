@@ -52,7 +52,7 @@ class StrictBackend(Backend):
             return X[rows, ...]
         return xp.take(X, xp.asarray(rows, device=self.where), axis=0)
 
-    def columns(self, pieces: list[Any]) -> NDArray[np.int64]:
+    def columns(self, row_views: list[Any]) -> NDArray[np.int64]:
         raise NotImplementedError("there are no sparse arrays in the standard")
 
     def dot(self, X: Any, w: Any) -> Any:
@@ -66,8 +66,10 @@ class StrictBackend(Backend):
         scaled = X if weight is None else X * weight[:, None]
         out += xp.astype(X.T @ scaled, out.dtype)
 
-    def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
+    def add_rows(self, X: Any, target_rows: Any, weight: Any | None, out: Any) -> None:
         scaled = X if weight is None else X * xp.astype(weight, X.dtype)[:, None]
         groups = xp.arange(out.shape[0], device=self.where)
-        chosen = xp.astype(at[None, :] == xp.astype(groups, at.dtype)[:, None], X.dtype)
+        chosen = xp.astype(
+            target_rows[None, :] == xp.astype(groups, target_rows.dtype)[:, None], X.dtype
+        )
         out += xp.astype(chosen @ scaled, out.dtype)

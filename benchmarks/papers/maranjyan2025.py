@@ -69,7 +69,7 @@ class NoisyQuadratic:
     def __init__(
         self, size: int, excess: float, seed: int, spread: float = 0.0, workers: int = 1
     ) -> None:
-        self.over = False
+        self.is_over = False
         #: The learning rate that reached the target first, and the time.
         self.reached: tuple[float, float] | None = None
         self._rng = np.random.default_rng(seed)
@@ -96,7 +96,7 @@ class NoisyQuadratic:
         np.clip(self._w, -1e9, 1e9, out=self._w)  # rates that diverge
         met = np.flatnonzero(self._value(self._w) / self._least >= 1 - self._excess)
         if len(met):
-            self.over, self.reached = True, (RATES[met[-1]], now)
+            self.is_over, self.reached = True, (RATES[met[-1]], now)
 
     def _value(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         return (x * (self._matrix @ x / 2 - self._b)).sum(axis=0)

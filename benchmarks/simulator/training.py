@@ -79,7 +79,7 @@ class LogisticRun:
         batch: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.over = False
+        self.is_over = False
         #: The learning rate that reached the target first, pushes per worker until then, and the
         #: time.
         self.reached: tuple[float, float, float] | None = None
@@ -116,6 +116,6 @@ class LogisticRun:
         losses, _ = _loss(self._problem.y, self._problem.X @ self._w)
         met = np.flatnonzero(losses.mean(axis=0) <= self._problem.target)
         if len(met):
-            self.over = True
+            self.is_over = True
             pushes = self._pushes / len(self._rngs)
             self.reached = float(self._rates[met[-1]]), pushes, now

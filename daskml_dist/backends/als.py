@@ -109,47 +109,52 @@ class LeastSquares:
     alpha: float
     steps: int | None = None
 
-    def solve(self, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> NDArray[np.intp]:
+    def solve(
+        self, ratings: Ratings, fixed_side: Regressors, out: NDArray[Any]
+    ) -> NDArray[np.intp]:
         """Solve for the factors of each row.
 
         Parameters
         ----------
         ratings : Ratings
-        by : Regressors
+        fixed_side : Regressors
         out : ndarray of the dtype of the factors, of shape (n_rows, width)
             Holds the start of the conjugate gradients.
         """
         if self.steps is not None:
-            self._improve_by_conjugate_gradients(ratings, by, out)
+            self._improve_by_conjugate_gradients(ratings, fixed_side, out)
             return np.empty(0, np.intp)
         # Rows with very many ratings are summed in float64, piece by piece; all others in one loop.
         sizes = np.diff(ratings.indptr)
         long = np.flatnonzero(sizes > MAX_RATINGS_AT_ONCE)
         starts, stops = [0, *(long + 1).tolist()], [*long.tolist(), len(sizes)]
         singular_rows = [
-            self._cholesky(ratings, by, out, span) for span in zip(starts, stops, strict=True)
+            self._cholesky(ratings, fixed_side, out, span)
+            for span in zip(starts, stops, strict=True)
         ]
         singular_rows += [
             np.array([row])
             for row in long.tolist()
-            if not self._solve_long_row(row, ratings, by, out)
+            if not self._solve_long_row(row, ratings, fixed_side, out)
         ]
         return np.sort(np.concatenate(singular_rows))
 
     def errors(
-        self, ratings: Ratings, by: Regressors, rows: NDArray[Any], out: NDArray[np.float64]
+        self, ratings: Ratings, fixed_side: Regressors, rows: NDArray[Any], out: NDArray[np.float64]
     ) -> None:
         """Add the loss of each row's ratings to its entry of `out`.
 
         For explicit ratings the squared errors, given the factors `rows`; for implicit ones ``c (p
         - s)**2 - s**2``, since a pair without a rating has the loss ``s**2``.
         """
-        kernels, by = _load_kernels(), by.padded(rows.dtype)
-        settings, scratch = (self.implicit, self.alpha), np.zeros((1, by.width), rows.dtype)
-        kernels.add_row_errors(*ratings, by.factors, by.offsets, *settings, scratch, rows, out)
+        kernels, fixed_side = _load_kernels(), fixed_side.padded(rows.dtype)
+        settings, scratch = (self.implicit, self.alpha), np.zeros((1, fixed_side.width), rows.dtype)
+        kernels.add_row_errors(
+            *ratings, fixed_side.factors, fixed_side.offsets, *settings, scratch, rows, out
+        )
 
     def contributions(
-        self, ratings: Ratings, by: Regressors, wanted: int, width: int
+        self, ratings: Ratings, fixed_side: Regressors, item_index: int, width: int
     ) -> NDArray[np.float64]:
         """Return the contribution of each rating of a row to its product with another's factors.
 
@@ -162,30 +167,30 @@ class LeastSquares:
         """
         # The factors of a row are A^-1 sum(t y), so a rating's share of the product with another's
         # factors z is t y' A^-1 z.
-        rows = by.factors[ratings.indices, :width].astype(np.float64)
+        rows = fixed_side.factors[ratings.indices, :width].astype(np.float64)
         values = ratings.values.astype(np.float64)
         if self.implicit:
             # Confidence 1 + alpha r of a preference; the 1 is included in `gram`.
             weights, targets = self.alpha * values, (1 + self.alpha * values) * (values > 0)
         else:
-            used_offsets = by.offsets[ratings.indices] if len(by.offsets) else 0.0
+            used_offsets = fixed_side.offsets[ratings.indices] if len(fixed_side.offsets) else 0.0
             weights, targets = np.ones(len(values)), values - used_offsets
         shift = self.reg * (1 if self.implicit else len(values))
         A = (rows.T * weights) @ rows + shift * np.eye(width)
         if self.implicit:
-            A += by.gram[:width, :width]
-        other = np.linalg.solve(A, by.factors[wanted, :width].astype(np.float64))
+            A += fixed_side.gram[:width, :width]
+        other = np.linalg.solve(A, fixed_side.factors[item_index, :width].astype(np.float64))
         return np.asarray(targets * (rows @ other))
 
     # -- one long row --------------------------------------------------------------------------
 
-    def make_empty_equations(self, by: Regressors) -> System:
+    def make_empty_equations(self, fixed_side: Regressors) -> System:
         """Return the normal equations of a row before any rating is added."""
-        A, b = _make_system(by, np.float64)
-        A[: len(by.gram), : len(by.gram)] += by.gram
+        A, b = _make_system(fixed_side, np.float64)
+        A[: len(fixed_side.gram), : len(fixed_side.gram)] += fixed_side.gram
         return A, b
 
-    def add(self, system: System, ratings: Ratings, by: Regressors, width: int) -> None:
+    def add(self, system: System, ratings: Ratings, fixed_side: Regressors, width: int) -> None:
         """Add ratings of one row, in float64 whatever the dtype of the factors.
 
         In float32, a sum of so many products has a relative error of some parts in a million, which
@@ -197,9 +202,14 @@ class LeastSquares:
         for piece_start in range(start, stop, MAX_RATINGS_AT_ONCE):
             piece = slice(piece_start, min(piece_start + MAX_RATINGS_AT_ONCE, stop))
             touched, m = ratings.indices[piece], piece.stop - piece_start
-            offsets = by.offsets[touched] if len(by.offsets) else by.offsets
-            regressors = Regressors(by.factors[touched], offsets.astype(np.float64), by.gram)
-            regressors, (scratch, _) = regressors.padded(np.float64), _make_scratch(by, np.float64)
+            offsets = fixed_side.offsets[touched] if len(fixed_side.offsets) else fixed_side.offsets
+            regressors = Regressors(
+                fixed_side.factors[touched], offsets.astype(np.float64), fixed_side.gram
+            )
+            regressors, (scratch, _) = (
+                regressors.padded(np.float64),
+                _make_scratch(fixed_side, np.float64),
+            )
             kernels.add_ratings(
                 np.arange(m, dtype=np.int32), ratings.values[piece].astype(np.float64),
                 regressors.factors, regressors.offsets, self.implicit, self.alpha, A, b, scratch,
@@ -217,19 +227,25 @@ class LeastSquares:
         return bool(solved)
 
     def _cholesky(
-        self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int]
+        self,
+        ratings: Ratings,
+        fixed_side: Regressors,
+        out: NDArray[Any],
+        row_range: tuple[int, int],
     ) -> NDArray[np.intp]:
         """Solve rows by Cholesky, in float64 if float32 is not enough; return singular rows."""
-        failed = self._solve_rows(ratings, by, out, at, out.dtype)
+        failed = self._solve_rows(ratings, fixed_side, out, row_range, out.dtype)
         if out.dtype == np.float64 or not len(failed):
             return failed
         # Their ratings, and the factors that these use, are copied, one piece at a time.
         ends = np.cumsum(np.diff(ratings.indptr)[failed])
         parts = np.split(failed, np.flatnonzero(np.diff(ends // MAX_RATINGS_AT_ONCE)) + 1)
-        return np.concatenate([self._solve_in_float64(rows, ratings, by, out) for rows in parts])
+        return np.concatenate(
+            [self._solve_in_float64(rows, ratings, fixed_side, out) for rows in parts]
+        )
 
     def _solve_in_float64(
-        self, rows: NDArray[np.intp], ratings: Ratings, by: Regressors, out: NDArray[Any]
+        self, rows: NDArray[np.intp], ratings: Ratings, fixed_side: Regressors, out: NDArray[Any]
     ) -> NDArray[np.intp]:
         """Solve some rows in float64; return those that are singular in it too."""
         # Ratings of the failed rows only, renumbered to the factors that they use.
@@ -238,21 +254,31 @@ class LeastSquares:
         positions = np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], sizes)
         touched, indices = np.unique(ratings.indices[positions], return_inverse=True)
         row_ratings = Ratings(indptr, indices.astype(np.int32), ratings.values[positions])
-        offsets = by.offsets[touched] if len(by.offsets) else by.offsets
+        offsets = fixed_side.offsets[touched] if len(fixed_side.offsets) else fixed_side.offsets
         # All in float64, as in a float64 fit: one compiled loop is enough for both.
-        regressors = Regressors(by.factors[touched], offsets.astype(np.float64), by.gram)
+        regressors = Regressors(
+            fixed_side.factors[touched], offsets.astype(np.float64), fixed_side.gram
+        )
         solved = out[rows].astype(np.float64)
         singular = self._solve_rows(row_ratings, regressors, solved, (0, len(rows)), np.float64)
         out[rows] = solved
         return rows[singular]
 
     def _solve_rows(
-        self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int], dtype: Any
+        self,
+        ratings: Ratings,
+        fixed_side: Regressors,
+        out: NDArray[Any],
+        row_range: tuple[int, int],
+        dtype: Any,
     ) -> NDArray[np.intp]:
         """Solve some rows in the arithmetic of a dtype; return those whose pivots are too small."""
-        kernels, by = _load_kernels(), by.padded(dtype)
-        failed, system = np.empty(at[1] - at[0], np.intp), _make_system(by, dtype)
-        gram = by.gram.astype(dtype, copy=False)
+        kernels, fixed_side = _load_kernels(), fixed_side.padded(dtype)
+        failed, system = (
+            np.empty(row_range[1] - row_range[0], np.intp),
+            _make_system(fixed_side, dtype),
+        )
+        gram = fixed_side.gram.astype(dtype, copy=False)
         settings = (
             self.implicit,
             self.alpha,
@@ -260,31 +286,50 @@ class LeastSquares:
             gram,
             *_SOLVE_LIMITS[np.dtype(dtype).itemsize],
         )
-        scratch = _make_scratch(by, dtype)
+        scratch = _make_scratch(fixed_side, dtype)
         n = kernels.solve_rows(
-            *ratings, by.factors, by.offsets, *settings, *system, *scratch, out, failed, at
+            *ratings,
+            fixed_side.factors,
+            fixed_side.offsets,
+            *settings,
+            *system,
+            *scratch,
+            out,
+            failed,
+            row_range,
         )
         return failed[:n]
 
     def _solve_long_row(
-        self, row: int, ratings: Ratings, by: Regressors, out: NDArray[Any]
+        self, row: int, ratings: Ratings, fixed_side: Regressors, out: NDArray[Any]
     ) -> bool:
         """Solve for a row with many ratings."""
-        system, bounds = self.make_empty_equations(by), ratings.indptr[row : row + 2]
-        self.add(system, ratings._replace(indptr=bounds), by, out.shape[1])
+        system, bounds = self.make_empty_equations(fixed_side), ratings.indptr[row : row + 2]
+        self.add(system, ratings._replace(indptr=bounds), fixed_side, out.shape[1])
         return self.solve_equations(system, int(bounds[1] - bounds[0]), out[row])
 
     def _improve_by_conjugate_gradients(
-        self, ratings: Ratings, by: Regressors, out: NDArray[Any]
+        self, ratings: Ratings, fixed_side: Regressors, out: NDArray[Any]
     ) -> None:
         """Improve the factors `out` of each row by conjugate gradient steps, in place."""
-        kernels, by = _load_kernels(), by.padded(out.dtype)
-        vectors, scratch = np.zeros((4, 1, by.width), out.dtype), _make_scratch(by, out.dtype)
-        gram = by.gram.astype(out.dtype, copy=False)
+        kernels, fixed_side = _load_kernels(), fixed_side.padded(out.dtype)
+        vectors, scratch = (
+            np.zeros((4, 1, fixed_side.width), out.dtype),
+            _make_scratch(fixed_side, out.dtype),
+        )
+        gram = fixed_side.gram.astype(out.dtype, copy=False)
         settings = self.implicit, self.alpha, self.reg, gram, self.steps
-        tolerance, (A, _) = _GRADIENT_TOLERANCES[out.itemsize], _make_system(by, out.dtype)
+        tolerance, (A, _) = _GRADIENT_TOLERANCES[out.itemsize], _make_system(fixed_side, out.dtype)
         kernels.conjugate_gradient_rows(
-            *ratings, by.factors, by.offsets, *settings, tolerance, A, vectors, *scratch, out
+            *ratings,
+            fixed_side.factors,
+            fixed_side.offsets,
+            *settings,
+            tolerance,
+            A,
+            vectors,
+            *scratch,
+            out,
         )
 
 
@@ -295,15 +340,15 @@ def _load_kernels() -> Any:
     return als_kernels
 
 
-def _make_system(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+def _make_system(fixed_side: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return zeros for the matrix and the right side of a row's normal equations."""
-    width = by.whole_width
+    width = fixed_side.whole_width
     A, b = allocate_aligned((width, width), dtype), allocate_aligned((1, width), dtype)
     A[...], b[...] = 0, 0
     return A, b
 
 
-def _make_scratch(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
+def _make_scratch(fixed_side: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
     """Return scratch arrays for terms of ratings and for pivots, and the numbers 0, 1, ..."""
-    scratch = np.zeros((4, max(_load_kernels().RATINGS_PER_CHUNK, by.width)), dtype)
-    return scratch, np.arange(by.width, dtype=np.int32)
+    scratch = np.zeros((4, max(_load_kernels().RATINGS_PER_CHUNK, fixed_side.width)), dtype)
+    return scratch, np.arange(fixed_side.width, dtype=np.int32)

@@ -35,41 +35,41 @@ class _Row:
     def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
         array = context.make_array(kind)(context, builder, value)
         self._builder, self._data = builder, array.data
-        self.number = context.get_value_type(kind.dtype)
+        self.element_type = context.get_value_type(kind.dtype)
         size = context.get_constant(types.intp, kind.dtype.bitwidth // 8)
         #: Number of entries from one row to the next.
         self.step = builder.sdiv(cgutils.unpack_tuple(builder, array.strides)[0], size)
-        is_float = isinstance(self.number, ir.FloatType)
-        self.vector = ir.VectorType(
-            self.number, FLOATS_PER_VECTOR if is_float else FLOATS_PER_VECTOR // 2
+        is_float = isinstance(self.element_type, ir.FloatType)
+        self.vector_type = ir.VectorType(
+            self.element_type, FLOATS_PER_VECTOR if is_float else FLOATS_PER_VECTOR // 2
         )
 
-    def entry(self, at: Any) -> Any:
+    def load_entry(self, index: Any) -> Any:
         """Emit a load of the entry at a position."""
-        return self._builder.load(self._builder.gep(self._data, [at]))
+        return self._builder.load(self._builder.gep(self._data, [index]))
 
-    def put(self, at: Any, entry: Any) -> None:
+    def store_entry(self, index: Any, entry: Any) -> None:
         """Emit a store of an entry at a position."""
-        self._builder.store(entry, self._builder.gep(self._data, [at]))
+        self._builder.store(entry, self._builder.gep(self._data, [index]))
 
-    def at(self, row: Any, column: Any) -> Any:
+    def emit_index(self, row: Any, column: Any) -> Any:
         """Emit the position of an entry of a row, counted in entries from the first."""
         return self._builder.add(self._builder.mul(row, self.step), column)
 
-    def place(self, position: Any) -> Any:
+    def emit_address(self, position: Any) -> Any:
         """Emit the address of the vector that begins at a position."""
         pointer = self._builder.gep(self._data, [position])
-        return self._builder.bitcast(pointer, ir.PointerType(self.vector))
+        return self._builder.bitcast(pointer, ir.PointerType(self.vector_type))
 
-    def load(self, place: Any) -> Any:
+    def load_vector(self, address: Any) -> Any:
         """Emit a load of the vector at an address."""
-        return self._builder.load(place, align=4)
+        return self._builder.load(address, align=4)
 
 
-def _emit_broadcast(builder: Any, number: Any, vector: Any) -> Any:
+def _emit_broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
     """Emit a vector with one number in all its lanes."""
     none = ir.Constant(vector, ir.Undefined)
-    first = builder.insert_element(none, number, ir.Constant(ir.IntType(32), 0))
+    first = builder.insert_element(none, scalar, ir.Constant(ir.IntType(32), 0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
     return builder.shuffle_vector(first, none, zeros)
 
@@ -79,24 +79,26 @@ def _emit_multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
     return builder.fadd(builder.fmul(a, b, flags=_FAST_FLAGS), total, flags=_FAST_FLAGS)
 
 
-def _emit_lane_sum(builder: Any, parts: Any) -> Any:
+def _emit_lane_sum(builder: Any, partial_sums: Any) -> Any:
     """Emit the sum of the lanes of a vector, by adding halves until one lane is left."""
-    index, half = ir.IntType(32), parts.type.count
+    index, half = ir.IntType(32), partial_sums.type.count
     while half > 1:
         half //= 2
         kind = ir.VectorType(index, half)
         low, high = (
             builder.shuffle_vector(
-                parts, parts, ir.Constant(kind, [*range(first_lane, first_lane + half)])
+                partial_sums,
+                partial_sums,
+                ir.Constant(kind, [*range(first_lane, first_lane + half)]),
             )
             for first_lane in (0, half)
         )
-        parts = builder.fadd(low, high, flags=_FAST_FLAGS)
-    return builder.extract_element(parts, ir.Constant(index, 0))
+        partial_sums = builder.fadd(low, high, flags=_FAST_FLAGS)
+    return builder.extract_element(partial_sums, ir.Constant(index, 0))
 
 
 def _emit_loop(
-    builder: Any, bounds: Sequence[Any], totals: Sequence[Any], more: Callable[[Any, Any], Any]
+    builder: Any, bounds: Sequence[Any], totals: Sequence[Any], emit_body: Callable[[Any, Any], Any]
 ) -> list[Any]:
     """Emit a loop between two bounds whose totals stay in registers; return the totals."""
     # A loop in SSA form: each total is a phi node of its value before the loop and after an
@@ -113,7 +115,7 @@ def _emit_loop(
     for total in totals:
         phis.append(builder.phi(total.type))
         phis[-1].add_incoming(total, before)
-    updated = more(position, phis)
+    updated = emit_body(position, phis)
     last, following = builder.block, builder.add(position, ir.Constant(_INT64, 1))
     position.add_incoming(following, last)
     builder.cbranch(builder.icmp_signed("<", following, stop), body, after)
@@ -135,33 +137,35 @@ def _make_add_outer(height: int) -> Any:
             A, j, k, Y, rows, weights, start, stop
         )
     )
-    def add(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+    def add(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         """Add ``weights[i] y[j : j + height] y[k : k + vector]'`` of the rows y of some i to A."""
         A, Y, rows, weights = (
-            _Row(context, builder, signature.args[i], given[i]) for i in (0, 3, 4, 5)
+            _Row(context, builder, signature.args[i], arguments[i]) for i in (0, 3, 4, 5)
         )
-        j, k = given[1], given[2]
+        j, k = arguments[1], arguments[2]
         steps = [ir.Constant(_INT64, r) for r in range(height)]
-        places = [A.place(A.at(builder.add(j, r), k)) for r in steps]
+        places = [A.emit_address(A.emit_index(builder.add(j, r), k)) for r in steps]
 
         # A tile of `height` rows by a vector stays in registers during the loop over ratings, like
         # a register tile of a matrix product: each rating costs a vector load and `height` scalar
         # loads.
         def more(i: Any, totals: Any) -> Any:
-            row = builder.sext(rows.entry(i), _INT64)
-            weight = _emit_broadcast(builder, weights.entry(i), Y.vector)
-            right = Y.load(Y.place(Y.at(row, k)))
+            row = builder.sext(rows.load_entry(i), _INT64)
+            weight = _emit_broadcast(builder, weights.load_entry(i), Y.vector_type)
+            right = Y.load_vector(Y.emit_address(Y.emit_index(row, k)))
             right = builder.fmul(right, weight, flags=_FAST_FLAGS)
-            left_index = Y.at(row, j)
-            lefts = [Y.entry(builder.add(left_index, r)) for r in steps]
+            left_index = Y.emit_index(row, j)
+            lefts = [Y.load_entry(builder.add(left_index, r)) for r in steps]
             return [
                 _emit_multiply_add(
-                    builder, _emit_broadcast(builder, left_entry, Y.vector), right, total
+                    builder, _emit_broadcast(builder, left_entry, Y.vector_type), right, total
                 )
                 for left_entry, total in zip(lefts, totals, strict=True)
             ]
 
-        totals = _emit_loop(builder, given[6:], [A.load(place) for place in places], more)
+        totals = _emit_loop(
+            builder, arguments[6:], [A.load_vector(place) for place in places], more
+        )
         for total, place in zip(totals, places, strict=True):
             builder.store(total, place, align=4)
         return context.get_dummy_value()
@@ -177,27 +181,31 @@ def _make_add_rows(width: int) -> Any:
             out, k, Y, rows, scales, start, stop
         )
     )
-    def add(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+    def add(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         """Add ``scales[i] y[k : k + width * vector]`` of the rows y of some i to the same of out.
 
         `out` is a matrix of one row.
         """
         out, Y, rows, scales = (
-            _Row(context, builder, signature.args[i], given[i]) for i in (0, 2, 3, 4)
+            _Row(context, builder, signature.args[i], arguments[i]) for i in (0, 2, 3, 4)
         )
-        steps = [ir.Constant(_INT64, v * Y.vector.count) for v in range(width)]
-        columns = [builder.add(given[1], step) for step in steps]
-        places = [out.place(column) for column in columns]
+        steps = [ir.Constant(_INT64, v * Y.vector_type.count) for v in range(width)]
+        columns = [builder.add(arguments[1], step) for step in steps]
+        places = [out.emit_address(column) for column in columns]
 
         def more(i: Any, totals: Any) -> Any:
-            row = builder.sext(rows.entry(i), _INT64)
-            scale = _emit_broadcast(builder, scales.entry(i), Y.vector)
+            row = builder.sext(rows.load_entry(i), _INT64)
+            scale = _emit_broadcast(builder, scales.load_entry(i), Y.vector_type)
             return [
-                _emit_multiply_add(builder, scale, Y.load(Y.place(Y.at(row, column))), total)
+                _emit_multiply_add(
+                    builder, scale, Y.load_vector(Y.emit_address(Y.emit_index(row, column))), total
+                )
                 for column, total in zip(columns, totals, strict=True)
             ]
 
-        totals = _emit_loop(builder, given[5:], [out.load(place) for place in places], more)
+        totals = _emit_loop(
+            builder, arguments[5:], [out.load_vector(place) for place in places], more
+        )
         for total, place in zip(totals, places, strict=True):
             builder.store(total, place, align=4)
         return context.get_dummy_value()
@@ -206,64 +214,71 @@ def _make_add_rows(width: int) -> Any:
 
 
 @emitted(lambda out, i, X, j, scale, start, stop: types.void(out, i, X, j, X.dtype, start, stop))
-def add_scaled_row(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+def add_scaled_row(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     """Add ``scale X[j, start:stop]`` to ``out[i, start:stop]``; whole vectors."""
-    out, X = (_Row(context, builder, signature.args[i], given[i]) for i in (0, 2))
-    scale = _emit_broadcast(builder, given[4], X.vector)
-    step = ir.Constant(_INT64, X.vector.count)
-    with cgutils.for_range_slice(builder, given[5], given[6], step) as (k, _):
-        place = out.place(out.at(given[1], k))
-        row = X.load(X.place(X.at(given[3], k)))
-        builder.store(_emit_multiply_add(builder, scale, row, out.load(place)), place, align=4)
+    out, X = (_Row(context, builder, signature.args[i], arguments[i]) for i in (0, 2))
+    scale = _emit_broadcast(builder, arguments[4], X.vector_type)
+    step = ir.Constant(_INT64, X.vector_type.count)
+    with cgutils.for_range_slice(builder, arguments[5], arguments[6], step) as (k, _):
+        place = out.emit_address(out.emit_index(arguments[1], k))
+        row = X.load_vector(X.emit_address(X.emit_index(arguments[3], k)))
+        builder.store(
+            _emit_multiply_add(builder, scale, row, out.load_vector(place)), place, align=4
+        )
     return context.get_dummy_value()
 
 
 @emitted(lambda X, i, Y, j, start, stop: X.dtype(X, i, Y, j, start, stop))
-def dot_vectors(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+def dot_vectors(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     """Return the product of ``X[i, start:stop]`` and ``Y[j, start:stop]``; whole vectors."""
-    X, Y = (_Row(context, builder, signature.args[i], given[i]) for i in (0, 2))
-    count = ir.Constant(_INT64, X.vector.count)
-    bounds = [builder.sdiv(bound, count) for bound in given[4:]]
+    X, Y = (_Row(context, builder, signature.args[i], arguments[i]) for i in (0, 2))
+    count = ir.Constant(_INT64, X.vector_type.count)
+    bounds = [builder.sdiv(bound, count) for bound in arguments[4:]]
 
-    def more(at: Any, totals: Any) -> Any:
-        k = builder.mul(at, count)
+    def more(vector_index: Any, totals: Any) -> Any:
+        k = builder.mul(vector_index, count)
         left_part, right_part = (
-            rows.load(rows.place(rows.at(row, k))) for rows, row in ((X, given[1]), (Y, given[3]))
+            rows.load_vector(rows.emit_address(rows.emit_index(row, k)))
+            for rows, row in ((X, arguments[1]), (Y, arguments[3]))
         )
         return [_emit_multiply_add(builder, left_part, right_part, totals[0])]
 
-    (parts,) = _emit_loop(builder, bounds, [ir.Constant(X.vector, None)], more)
+    (parts,) = _emit_loop(builder, bounds, [ir.Constant(X.vector_type, None)], more)
     return _emit_lane_sum(builder, parts)
 
 
 @emitted(lambda x, Y, rows, out, stop, width: types.void(x, Y, rows, out, stop, width))
-def dot_four_rows(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+def dot_four_rows(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     """Write products of ``x[0, :width]`` and the rows y of the i below `stop` to ``out[i]``.
 
     Whole vectors, and four rows at a time: `stop` is a multiple of 4. Results have the same bits as
     `dot_vectors`.
     """
-    x, Y, rows, out = (_Row(context, builder, signature.args[i], given[i]) for i in range(4))
-    count, none = ir.Constant(_INT64, x.vector.count), ir.Constant(_INT64, 0)
+    x, Y, rows, out = (_Row(context, builder, signature.args[i], arguments[i]) for i in range(4))
+    count, none = ir.Constant(_INT64, x.vector_type.count), ir.Constant(_INT64, 0)
     steps = [ir.Constant(_INT64, r) for r in range(4)]
-    n_vectors = builder.sdiv(given[5], count)
-    with cgutils.for_range_slice(builder, none, given[4], ir.Constant(_INT64, 4)) as (i, _):
+    n_vectors = builder.sdiv(arguments[5], count)
+    with cgutils.for_range_slice(builder, none, arguments[4], ir.Constant(_INT64, 4)) as (i, _):
         row_indices = [builder.add(i, step) for step in steps]
-        starts = [Y.at(builder.sext(rows.entry(row), _INT64), none) for row in row_indices]
+        starts = [
+            Y.emit_index(builder.sext(rows.load_entry(row), _INT64), none) for row in row_indices
+        ]
 
         def more(v: Any, totals: Any) -> Any:
             k = builder.mul(v, count)
-            x_part = x.load(x.place(k))
+            x_part = x.load_vector(x.emit_address(k))
             return [
-                _emit_multiply_add(builder, x_part, Y.load(Y.place(builder.add(start, k))), total)
+                _emit_multiply_add(
+                    builder, x_part, Y.load_vector(Y.emit_address(builder.add(start, k))), total
+                )
                 for start, total in zip(starts, totals, strict=True)
             ]
 
-        zeros = [ir.Constant(x.vector, None)] * 4
+        zeros = [ir.Constant(x.vector_type, None)] * 4
         for row, parts in zip(
             row_indices, _emit_loop(builder, (none, n_vectors), zeros, more), strict=True
         ):
-            out.put(row, _emit_lane_sum(builder, parts))
+            out.store_entry(row, _emit_lane_sum(builder, parts))
     return context.get_dummy_value()
 
 
@@ -294,18 +309,18 @@ _inside = compiled_inside(error_model="numpy", fastmath={"contract", "reassoc", 
 @_fast
 def solve_rows(
     indptr: Any, indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float,
-    reg: float, gram: Any, least: float, most: float, A: Any, b: Any, scratch: Any, order: Any,
-    out: Any, failed: Any, at: Any,
+    reg: float, gram: Any, min_pivot: float, max_inverse: float, A: Any, b: Any, scratch: Any,
+    order: Any, out: Any, failed: Any, row_range: Any,
 ) -> int:  # fmt: skip
     """Solve the systems of the rows ``at[0]`` to ``at[1]``; return how many were nearly singular.
 
     `A` and `b` (one row) are scratch for one system, and their dtype is that of the arithmetic; `Y`
     and `gram` have the same dtype. `scratch` has four rows, each of at least `RATINGS_PER_CHUNK`
     entries and of a padded vector of factors; `order` counts from 0. Rows that `solve_system`
-    rejects, by `least` and `most`, are written to `failed`.
+    rejects, by `min_pivot` and `max_inverse`, are written to `failed`.
     """
     n_failed, n = 0, out.shape[1]
-    for row in range(at[0], at[1]):
+    for row in range(row_range[0], row_range[1]):
         start, stop = indptr[row], indptr[row + 1]
         if start == stop:
             out[row, :] = 0
@@ -319,7 +334,7 @@ def solve_rows(
         )  # fmt: skip
         # ALS-WR (Zhou et al. 2008): explicit penalties are weighted by the number of ratings.
         shift = reg if implicit else reg * (stop - start)
-        if solve_system(A, b, shift, least, most, scratch, order, n):
+        if solve_system(A, b, shift, min_pivot, max_inverse, scratch, order, n):
             for j in range(n):
                 out[row, j] = b[0, j]
         else:
@@ -383,7 +398,7 @@ def _add_scaled_rows(out: Any, Y: Any, rows: Any, scales: Any, m: int) -> None:
 
 @_inside
 def _rating_terms(
-    value: Any, other: int, offsets: Any, implicit: bool, alpha: float, like: Any
+    value: Any, column: int, offsets: Any, implicit: bool, alpha: float, like: Any
 ) -> Any:
     """Return a rating's weight in the matrix and its target, in the dtype of `like`."""
     kind = type(like)
@@ -391,20 +406,21 @@ def _rating_terms(
     if implicit:
         weight = kind(alpha) * v
         return weight, unit + weight if v > 0 else kind(0)
-    return unit, v - kind(offsets[other]) if len(offsets) else v
+    return unit, v - kind(offsets[column]) if len(offsets) else v
 
 
 @_fast
 def solve_system(
-    A: Any, b: Any, shift: float, least: float, most: float, scratch: Any, order: Any, n: int
+    A: Any, b: Any, shift: float, min_pivot: float, max_inverse: float, scratch: Any, order: Any,
+    n: int
 ) -> bool:  # fmt: skip
     """Solve ``(A + shift I) x = b`` by ``U' D U``, in place; return False if too inaccurate.
 
     The upper triangle of `A` is read and becomes ``D U``, and `b` the solution. `scratch` and
-    `order` are as in `solve_rows`. A system is rejected if a pivot is below `least` of its diagonal
-    entry, or if the inverse, scaled to a unit diagonal of `A`, has entries above `most`. The
-    inverse is estimated only if a pivot is below `_SAFE_PIVOT` of its diagonal entry and `most` is
-    finite.
+    `order` are as in `solve_rows`. A system is rejected if a pivot is below `min_pivot` of its
+    diagonal entry, or if the inverse, scaled to a unit diagonal of `A`, has entries above
+    `max_inverse`. The inverse is estimated only if a pivot is below `_SAFE_PIVOT` of its diagonal
+    entry and `max_inverse` is finite.
     """
     width, number = A.shape[1], A.dtype.type
     # Row updates start at the vector with the diagonal entry: products are summed in whole vectors
@@ -423,13 +439,17 @@ def solve_system(
         _add_outer_products(A, A, order, inverse, top, bottom, top)
         for j in range(top, bottom):
             # A pivot this small has lost its digits; the caller solves the row in float64.
-            if not A[j, j] > number(least) * diagonal[j]:
+            if not A[j, j] > number(min_pivot) * diagonal[j]:
                 return False
             smallest = min(smallest, A[j, j] / diagonal[j])
             inverse[j] = number(-1) / A[j, j]
             for i in range(j + 1, bottom):
                 add_scaled_row(A, i, A, j, A[j, i] * inverse[j], i - i % lanes, width)
-    if smallest < _SAFE_PIVOT and most < np.inf and _estimate_inverse_size(A, scratch, n) > most:
+    if (
+        smallest < _SAFE_PIVOT
+        and max_inverse < np.inf
+        and _estimate_inverse_size(A, scratch, n) > max_inverse
+    ):
         return False
     right = scratch[1]
     for j in range(n):
@@ -548,15 +568,15 @@ def _mirror_triangle(A: Any, n: int) -> None:
 
 @_inside
 def _add_shared_product(
-    gram: Any, made: bool, shift: float, sign: float, x: Any, out: Any, scratch: Any, order: Any
+    gram: Any, has_gram: bool, shift: float, sign: float, x: Any, out: Any, scratch: Any, order: Any
 ) -> None:
-    """Add ``sign * (gram + shift I) x`` to `out`; only the shift's part if not `made`."""
+    """Add ``sign * (gram + shift I) x`` to `out`; only the shift's part if not `has_gram`."""
     width, signed, scales = x.shape[1], x.dtype.type(sign), scratch[0]
     scale = signed * x.dtype.type(shift)
     for j in range(width):
         out[0, j] += scale * x[0, j]
         scales[j] = signed * x[0, j]
-    if made:
+    if has_gram:
         # A symmetric matrix: the product is a sum of its rows, which stays in registers.
         _add_scaled_rows(out, gram, order, scales, width)
 

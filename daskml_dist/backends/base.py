@@ -213,7 +213,7 @@ class SparseRows:
         """Return the rows as a dense array of their dtype."""
         raise NotImplementedError
 
-    def __getitem__(self, at: slice) -> SparseRows:
+    def __getitem__(self, row_slice: slice) -> SparseRows:
         """Return the rows of a slice."""
         raise NotImplementedError
 
@@ -255,16 +255,16 @@ class Backend(ABC):
     def rows(self, X: Any, rows: Any) -> Any:
         """Return the rows of an array that form a batch, or a part of one."""
 
-    def part(self, X: Any, at: slice) -> Any:
+    def borrow_rows(self, X: Any, row_slice: slice) -> Any:
         """Return neighbouring rows for immediate use; valid until the next call."""
-        return self.rows(X, at)
+        return self.rows(X, row_slice)
 
     def row_numbers(self, rows: Any) -> Any:
         """Return row numbers in the form for :meth:`rows`, reusable for several arrays."""
         return rows
 
     @abstractmethod
-    def columns(self, pieces: list[Any]) -> NDArray[np.int64]:
+    def columns(self, row_views: list[Any]) -> NDArray[np.int64]:
         """Return the sorted unique columns of sparse pieces, and renumber the pieces to them."""
 
     @abstractmethod
@@ -272,19 +272,21 @@ class Backend(ABC):
         """Return the product ``X @ w`` of shape (rows, width), or (rows,) if width is 1."""
 
     @abstractmethod
-    def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
+    def add_rows(self, X: Any, target_rows: Any, weight: Any | None, out: Any) -> None:
         """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
 
-    def add_squares(self, X: Any, at: Any, weight: Any | None, mean: Any, out: Any) -> None:
+    def add_squares(
+        self, X: Any, target_rows: Any, weight: Any | None, mean: Any, out: Any
+    ) -> None:
         """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
         # The second pass of a two-pass variance: sums of squares about 0 would lose digits.
-        deviations = X - namespace(X).take(mean, at, axis=0)
+        deviations = X - namespace(X).take(mean, target_rows, axis=0)
         deviations *= deviations
-        self.add_rows(deviations, at, weight, out)
+        self.add_rows(deviations, target_rows, weight, out)
 
     def assign(
         self, X: Any, shift: Any | None, centroids: Any, weight: Any | None, out: Any,
-        bounds: Any = None, before: Any = None,
+        bounds: Any = None, previous_centroids: Any = None,
     ) -> Any:  # fmt: skip
         """Add each row, times its weight, to the sums of its nearest centroid.
 
@@ -302,7 +304,7 @@ class Backend(ABC):
         bounds : array of :meth:`row_bounds`, or None
             State of each row, updated in place: it avoids distance computations, with the same
             sums.
-        before : array of shape (k, n_features), or None
+        previous_centroids : array of shape (k, n_features), or None
             Centroids of the call that wrote the bounds.
         """
         return assign_to_centroids(self, X, shift, centroids, weight, out)
@@ -363,7 +365,7 @@ class Backend(ABC):
         """Add the gradient, as :meth:`add_fused`, and the Hessian of a model with one output."""
         return None
 
-    def updates_at(self, number: int, n_entries: int, any_way: bool) -> bool:
+    def updates_at(self, step_number: int, n_entries: int, any_way: bool) -> bool:
         """Return whether :meth:`update` takes a fit's step of this number, over so many parameters.
 
         `any_way`: all implementations give the same bits, so that the process may choose one.
@@ -383,8 +385,10 @@ class Backend(ABC):
         It is called with the gradient, its number of rows, the learning rate and the step's number.
         """
 
-        def update(grad: Any, rows: float, lr: float, number: int) -> bool:
-            return self.update(optimizer, replace(step, grad=grad, rows=rows, lr=lr, number=number))
+        def update(grad: Any, rows: float, lr: float, step_number: int) -> bool:
+            return self.update(
+                optimizer, replace(step, grad=grad, rows=rows, lr=lr, number=step_number)
+            )
 
         return update
 
@@ -411,7 +415,7 @@ class Backend(ABC):
         shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
-        few: bool = False,
+        coordinates: bool = False,
         clips: bool = False,
     ) -> Any | None:
         """Return a callable that reads a batch's rows in the blocks, without copies, or None.
@@ -451,14 +455,14 @@ class Backend(ABC):
         """Add ``X.T @ diag(weight) @ X``, weight >= 0, to `out` (n_features, n_features)."""
 
     def add_products(
-        self, X: Any, side: Any, weight: Any | None, out: Any, shift: Any | None = None
+        self, X: Any, extra_columns: Any, weight: Any | None, out: Any, shift: Any | None = None
     ) -> None:
         """Add ``X.T @ diag(weight) @ [X, side]``, weight >= 0, to `out`.
 
         Parameters
         ----------
         X : dense rows of shape (n, n_features) as they lie, or sparse ones
-        side : array of shape (n, n_columns)
+        extra_columns : array of shape (n, n_columns)
         weight : array of shape (n,) or None
         out : float64 array of shape (n_features, n_features + n_columns)
         shift : array of shape (n_features,), or None
@@ -467,7 +471,9 @@ class Backend(ABC):
         d = X.shape[1]
         X = X if shift is None else X - shift
         self.add_gram(X, weight, out[:, :d])
-        side = side if weight is None else side * weight[:, None]
-        cross = zeros((d, side.shape[1]), out.dtype, like=out)
-        self.add_tdot(X, side if isinstance(X, SparseRows) else cast(side, X.dtype), cross)
+        extra_columns = extra_columns if weight is None else extra_columns * weight[:, None]
+        cross = zeros((d, extra_columns.shape[1]), out.dtype, like=out)
+        self.add_tdot(
+            X, extra_columns if isinstance(X, SparseRows) else cast(extra_columns, X.dtype), cross
+        )
         out[:, d:] += cross

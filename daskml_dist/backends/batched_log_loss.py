@@ -79,9 +79,9 @@ def add_log_gradients(
 
 @_compiled
 def add_log_scores(
-    X: Any, signs: Any, mask: Any, stops: Any, w: Any, bias: Any, most: float, sums: Any
+    X: Any, signs: Any, mask: Any, stops: Any, w: Any, bias: Any, max_loss: float, sums: Any
 ) -> None:
-    """Add up log losses (at most `most` each), weights and correct signs of rows of both signs."""
+    """Add up weights, correct signs and log losses (at most `max_loss`) of rows of both signs."""
     n, k = len(X), w.shape[1]
     at_once = min(max(_MIN_TILE_ROWS, _TILE_ENTRIES // max(k, 1)), _MAX_TILE_ROWS)
     raw = np.empty((min(at_once, n), k), X.dtype)
@@ -98,7 +98,7 @@ def add_log_scores(
                 weight, last = mask[start + i, split], stops[split]
                 if weight != 0 and first < last:
                     _score_row(
-                        tile_values[i, first:last], bias[first:last], sign, weight, most,
+                        tile_values[i, first:last], bias[first:last], sign, weight, max_loss,
                         sums[0, first:last], sums[sign_row, first:last],
                         sums[sign_row + 2, first:last],
                     )  # fmt: skip
@@ -106,10 +106,10 @@ def add_log_scores(
 
 
 @_inside
-def _add_to_total(total: Any, part: Any) -> None:
+def _add_to_total(total: Any, partial_sums: Any) -> None:
     """Add the sums of some rows to the totals, which have higher precision."""
     for j in range(len(total)):
-        total[j] += part[j]
+        total[j] += partial_sums[j]
 
 
 @_inside
@@ -163,12 +163,19 @@ def _differentiate_rows(
 
 @_inside
 def _score_row(
-    raw: Any, bias: Any, sign: Any, weight: Any, most: Any, losses: Any, weights: Any, right: Any
+    raw: Any,
+    bias: Any,
+    sign: Any,
+    weight: Any,
+    max_loss: Any,
+    losses: Any,
+    weights: Any,
+    right: Any,
 ) -> None:
     """Add a row's clipped loss, weight and correct predictions to those of each column."""
     for j in range(len(raw)):
         margin = raw[j] + bias[j]
         value, _ = log_loss(sign * margin)
-        losses[j] += weight * (value if value < most else most)
+        losses[j] += weight * (value if value < max_loss else max_loss)
         weights[j] += weight
         right[j] += weight if (margin > 0) == (sign > 0) else 0.0

@@ -24,13 +24,13 @@ _MAX_VALUES_IN_NUMPY = 1 << 16
 def put_in_bins(
     X: NDArray[Any], table: NDArray[np.float64], n_edges: NDArray[Any],
     categorical: NDArray[np.bool_], missing: int, rows: NDArray[np.uint8],
-    columns: NDArray[np.uint8], seen: NDArray[np.uint8],
+    columns: NDArray[np.uint8], has_missing: NDArray[np.uint8],
 ) -> None:  # fmt: skip
     """Put the values of some rows into bins; see `tree_predict.write_bins` for parameters."""
     if X.size > _MAX_VALUES_IN_NUMPY:
         from daskml_dist.backends.tree_predict import write_bins
 
-        write_bins(X, table, n_edges, categorical, missing, rows, columns, seen)
+        write_bins(X, table, n_edges, categorical, missing, rows, columns, has_missing)
         return
     for j, edges in enumerate(table):
         used_edges, values = edges[: n_edges[j]], X[:, j].astype(np.float64)
@@ -43,7 +43,7 @@ def put_in_bins(
             is_missing |= ~is_known
         bins[is_missing] = missing
         if is_missing.any() or (bins == missing).any():
-            seen[j] = 1
+            has_missing[j] = 1
         rows[:, j] = columns[j] = bins
 
 
@@ -59,15 +59,15 @@ def open_device_bins(bins: Any) -> Any:
     return DeviceBins(bins, get_backend("gpu"))
 
 
-def take_rows(X: Any, which: NDArray[np.bool_]) -> Any:
+def take_rows(X: Any, row_mask: NDArray[np.bool_]) -> Any:
     """Return chosen rows on their device; `X` itself if all are chosen."""
-    if which.all():
+    if row_mask.all():
         return X
     if not lie_on_device(X):
-        return X[which]
+        return X[row_mask]
     xp = namespace(X)
     with _guard_memory(X):
-        return xp.take(X, xp.asarray(np.flatnonzero(which)), axis=0)
+        return xp.take(X, xp.asarray(np.flatnonzero(row_mask)), axis=0)
 
 
 def fetch_rows(X: Any) -> Any:

@@ -46,12 +46,12 @@ def add_to_nearest(
     out: NDArray[np.float64],
     scratch: Scratch,
     bounds: NDArray[Any] | None = None,
-    before: NDArray[Any] | None = None,
+    previous_centroids: NDArray[Any] | None = None,
 ) -> float:
     """Add dense rows to the sums of their nearest centroids; see :meth:`Backend.assign`."""
     inertia, none = 0.0, np.empty(0, X.dtype)
-    nearest = _NearestCentroids(centroids, before, scratch)
-    for row_slice, shifted, tile_bounds in nearest.of(X, shift, bounds):
+    nearest = _NearestCentroids(centroids, previous_centroids, scratch)
+    for row_slice, shifted, tile_bounds in nearest.iterate_tiles(X, shift, bounds):
         scale = none if weight is None else weight[row_slice]
         inertia += _add_labelled_rows(
             shifted, nearest.centroids, scale, tile_bounds, nearest.above, out
@@ -64,9 +64,9 @@ def nearest(
 ) -> tuple[NDArray[np.intp], NDArray[Any]]:
     """Return the nearest centroid of each row, and the squared distance to it."""
     labels, distances = np.empty(len(X), np.intp), np.empty(len(X), X.dtype)
-    for row_slice, shifted, tile_bounds in _NearestCentroids(centroids, None, scratch).of(
-        X, shift, None
-    ):
+    for row_slice, shifted, tile_bounds in _NearestCentroids(
+        centroids, None, scratch
+    ).iterate_tiles(X, shift, None):
         labels[row_slice] = tile_bounds[:, 0]
         _measure_distances(shifted, centroids, tile_bounds, distances[row_slice])
     return labels, distances
@@ -78,7 +78,7 @@ class _NearestCentroids:
     Parameters
     ----------
     centroids : ndarray of shape (k, n_features)
-    before : ndarray of shape (k, n_features) or None
+    previous_centroids : ndarray of shape (k, n_features) or None
         Centroids for which the stored bounds hold; None: no bounds are known.
     scratch : Scratch
 
@@ -89,7 +89,7 @@ class _NearestCentroids:
     """
 
     def __init__(
-        self, centroids: NDArray[Any], before: NDArray[Any] | None, scratch: Scratch
+        self, centroids: NDArray[Any], previous_centroids: NDArray[Any] | None, scratch: Scratch
     ) -> None:
         self.centroids = np.ascontiguousarray(centroids)
         self._scratch, dtype = scratch, centroids.dtype
@@ -103,15 +103,20 @@ class _NearestCentroids:
         #: Number of following slices to process without screening, since screening was useless
         #: before.
         self._in_vain = 0
-        self._known = before is not None
-        if before is not None:
+        self._has_previous = previous_centroids is not None
+        if previous_centroids is not None:
             # A row closer to its centroid than half the distance to the next centroid cannot change
             # label.
             self._alone = ((1 - eps) / 2 * _distances_to_nearest(exact)).astype(dtype)
-            ways = (1 + eps) * np.sqrt(((exact - before.astype(np.float64)) ** 2).sum(axis=1))
-            self._ways, self._others = ways.astype(dtype), _largest_other_moves(ways).astype(dtype)
+            ways = (1 + eps) * np.sqrt(
+                ((exact - previous_centroids.astype(np.float64)) ** 2).sum(axis=1)
+            )
+            self._moves, self._other_moves = (
+                ways.astype(dtype),
+                _largest_other_moves(ways).astype(dtype),
+            )
 
-    def of(
+    def iterate_tiles(
         self, X: NDArray[Any], shift: NDArray[Any], bounds: NDArray[Any] | None
     ) -> Iterator[tuple[slice, NDArray[Any], NDArray[Any]]]:
         """Yield slices, their shifted rows, and bounds with labels; valid until the next one."""
@@ -127,46 +132,59 @@ class _NearestCentroids:
                 tile_bounds = self._scratch.empty("bounds", (n, N_BOUNDS), X.dtype)
             else:
                 tile_bounds = bounds[row_slice]
-            self._label(shifted, squares, tile_bounds, known=bounds is not None and self._known)
+            self._label(
+                shifted, squares, tile_bounds, has_bounds=bounds is not None and self._has_previous
+            )
             yield row_slice, shifted, tile_bounds
 
     def _label(
-        self, near: NDArray[Any], squares: NDArray[Any], bounds: NDArray[Any], *, known: bool
+        self,
+        shifted_rows: NDArray[Any],
+        squares: NDArray[Any],
+        bounds: NDArray[Any],
+        *,
+        has_bounds: bool,
     ) -> None:
         """Find the nearest centroid of rows that may have changed theirs, in two passes."""
-        n, k = near.shape[0], len(self.centroids)
+        n, k = shifted_rows.shape[0], len(self.centroids)
         if k == 1:
             bounds[...] = 0
             return
         numbers = self._scratch.empty("numbers", (n,), np.int32)
         n_chosen = n
         # First pass: bounds exclude most rows. If they exclude few, the next slices skip this pass.
-        if known and not self._in_vain:
-            moves = self._ways, self._others, self._alone
-            n_chosen = _screen_rows(near, self.centroids, *moves, self.above, bounds, numbers)
+        if has_bounds and not self._in_vain:
+            moves = self._moves, self._other_moves, self._alone
+            n_chosen = _screen_rows(
+                shifted_rows, self.centroids, *moves, self.above, bounds, numbers
+            )
             self._in_vain = _SLICES_NOT_SCREENED if n_chosen > _FULL_PASS_SHARE * n else 0
-        elif known:
+        elif has_bounds:
             self._in_vain -= 1
         if n_chosen > _FULL_PASS_SHARE * n:
             numbers[...] = np.arange(n)
             n_chosen = n
-        chosen = near
+        chosen = shifted_rows
         if n_chosen < n:
-            chosen = self._scratch.empty("chosen", (n_chosen, near.shape[1]), near.dtype)
-            _copy_chosen_rows(near, numbers, chosen)
+            chosen = self._scratch.empty(
+                "chosen", (n_chosen, shifted_rows.shape[1]), shifted_rows.dtype
+            )
+            _copy_chosen_rows(shifted_rows, numbers, chosen)
         # Second pass: products with all centroids, for the remaining rows.
-        for tile in row_slices(n_chosen, max(_CACHED_BYTES // near.itemsize // k, _MIN_TILE_ROWS)):
+        for tile in row_slices(
+            n_chosen, max(_CACHED_BYTES // shifted_rows.itemsize // k, _MIN_TILE_ROWS)
+        ):
             shape = k, tile.stop - tile.start
             # One row of products per centroid, so that vector instructions compare many rows.
-            products = self._scratch.empty("products", shape, near.dtype)
+            products = self._scratch.empty("products", shape, shifted_rows.dtype)
             np.matmul(self.centroids, chosen[tile].T, out=products)
             labels = self._scratch.empty("labels", shape[1:], np.int32)
-            least = self._scratch.empty("least", shape[1:], near.dtype)
-            second = self._scratch.empty("second", shape[1:], near.dtype)
+            least = self._scratch.empty("least", shape[1:], shifted_rows.dtype)
+            second = self._scratch.empty("second", shape[1:], shifted_rows.dtype)
             _find_two_nearest(products, self._half, labels, least, second)
             _settle_close_calls(
-                near, numbers[tile], self.centroids, self._half, products, labels, least, second,
-                squares, self._eps, self._largest, bounds,
+                shifted_rows, numbers[tile], self.centroids, self._half, products, labels, least,
+                second, squares, self._eps, self._largest, bounds,
             )  # fmt: skip
 
 
@@ -203,7 +221,14 @@ def _shift_rows(X: Any, shift: Any, rows: Any, squares: Any) -> None:
 
 @_fast
 def _screen_rows(
-    rows: Any, centroids: Any, ways: Any, others: Any, alone: Any, above: Any, bounds: Any, out: Any
+    rows: Any,
+    centroids: Any,
+    moves: Any,
+    other_moves: Any,
+    alone: Any,
+    above: Any,
+    bounds: Any,
+    out: Any,
 ) -> int:
     """Write the numbers of rows that may have changed their centroid; return how many there are."""
     n_found = 0
@@ -213,13 +238,13 @@ def _screen_rows(
             label = int(bounds[i, 0])
             # Hamerly (2010): any other centroid may have come nearer by at most the longest of
             # their moves.
-            lower -= others[label] + (above - 1) * lower
+            lower -= other_moves[label] + (above - 1) * lower
             lower = max(lower, rows.dtype.type(0))
             bounds[i, 2] = lower
             # A row keeps its label if its centroid is nearer than half the distance to the next
             # centroid, or nearer than the lower bound for all others.
             far, upper = max(lower, alone[label]), bounds[i, 1]
-            if upper + ways[label] >= far and upper - ways[label] < far:
+            if upper + moves[label] >= far and upper - moves[label] < far:
                 # The bound is not sufficient: compute the exact distance.
                 square = rows.dtype.type(0)
                 for j in range(rows.shape[1]):
@@ -227,7 +252,7 @@ def _screen_rows(
                     square += difference * difference
                 upper = np.sqrt(square) * above
             else:
-                upper += ways[label]
+                upper += moves[label]
             if upper < far:
                 continue
         out[n_found] = i
@@ -236,11 +261,11 @@ def _screen_rows(
 
 
 @_fast
-def _copy_chosen_rows(rows: Any, numbers: Any, out: Any) -> None:
+def _copy_chosen_rows(rows: Any, row_numbers: Any, out: Any) -> None:
     """Copy the rows of the given numbers to `out`."""
     for r in range(out.shape[0]):
         for j in range(out.shape[1]):
-            out[r, j] = rows[numbers[r], j]
+            out[r, j] = rows[row_numbers[r], j]
 
 
 @_fast
@@ -263,12 +288,12 @@ def _find_two_nearest(products: Any, half: Any, labels: Any, least: Any, second:
 
 @_fast
 def _settle_close_calls(
-    rows: Any, numbers: Any, centroids: Any, half: Any, products: Any, labels: Any, least: Any,
+    rows: Any, row_numbers: Any, centroids: Any, half: Any, products: Any, labels: Any, least: Any,
     second: Any, squares: Any, eps: Any, largest: Any, bounds: Any,
 ) -> None:  # fmt: skip
     """Decide between centroids that rounding cannot distinguish, and set the bounds."""
     for r in range(products.shape[1]):
-        i, other = numbers[r], second[r]
+        i, other = row_numbers[r], second[r]
         # Bound of the rounding error of a product; closer scores are decided in float64.
         error = eps * (np.sqrt(squares[i]) + largest) ** 2
         if not other - least[r] > 2 * error:
@@ -281,11 +306,13 @@ def _settle_close_calls(
 
 
 @_inside
-def _find_nearest_exactly(row: Any, centroids: Any, half: Any, products: Any, most: Any) -> int:
-    """Return the nearest centroid by float64 sums, among those with a score of at most `most`."""
+def _find_nearest_exactly(
+    row: Any, centroids: Any, half: Any, products: Any, max_score: Any
+) -> int:
+    """Return the nearest centroid by float64 sums, among scores of at most `max_score`."""
     best, label = np.inf, 0
     for c in range(len(half)):
-        if half[c] - products[c] <= most:
+        if half[c] - products[c] <= max_score:
             square = 0.0
             for j in range(len(row)):
                 difference = np.float64(row[j]) - np.float64(centroids[c, j])

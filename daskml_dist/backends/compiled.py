@@ -36,17 +36,17 @@ def compiled_with(
     *,
     reassociates: bool = False,
     exact: bool = False,
-    **parts: Callable[..., Any],
+    **replacements: Callable[..., Any],
 ) -> Any:
     """Compile a loop with given functions in place of the placeholders that it calls."""
     # A part whose name the loop does not use would be ignored, and the placeholder compiled
     # instead.
-    if unused := parts.keys() - {*loop.__code__.co_names}:
+    if unused := replacements.keys() - {*loop.__code__.co_names}:
         raise TypeError(f"{loop.__name__} calls no {', '.join(sorted(unused))}")
     # numba's cache on disk is keyed by function name: loops with other parts need other names.
-    code = zlib.crc32(b"".join(map(_identify_part, parts.values())))
+    code = zlib.crc32(b"".join(map(_identify_part, replacements.values())))
     name = f"{loop.__name__.strip('_')}_{code:08x}"
-    compiled_parts = {key: _compile_part(part) for key, part in parts.items()}
+    compiled_parts = {key: _compile_part(part) for key, part in replacements.items()}
     # The loop's code with other globals: placeholders become the given functions.
     function = FunctionType(loop.__code__, {**loop.__globals__, **compiled_parts}, name)
     function.__qualname__ = name
@@ -96,12 +96,12 @@ def _save_if_possible(save: Callable[..., None], *compiled: Any) -> None:
 
 
 @cache
-def _warn_of_no_cache(why: str) -> None:
+def _warn_of_no_cache(reason: str) -> None:
     """Warn once that compiled code is not kept."""
     logger.warning(
         "Compiled code is not kept on disk (%s), so each process compiles it again. Set the "
         "environment variable NUMBA_CACHE_DIR to a writable folder with space.",
-        why,
+        reason,
     )
 
 
@@ -132,14 +132,14 @@ def compiled_in_turn(function: Callable[..., Any], signature: Any, **options: An
     return compiled
 
 
-def compile_once(made: Any, signature: Any) -> None:
+def compile_once(dispatcher: Any, signature: Any) -> None:
     """Compile a function for one signature, and for no other; thread-safe."""
     # Trainers in one process start together, and a new trainer may start before an old one has
     # ended.
     with _compile_lock:
-        if not made.signatures:
-            made.compile(signature)
-            made.disable_compile()
+        if not dispatcher.signatures:
+            dispatcher.compile(signature)
+            dispatcher.disable_compile()
 
 
 @contextmanager
@@ -171,21 +171,27 @@ def _lock_with_patience(file: Any) -> None:
         time.sleep(0.02)
 
 
-def _compile_part(part: Any) -> Any:
+def _compile_part(replacement: Any) -> Any:
     """Return a part compiled for other loops to call, with the helpers that it calls."""
-    if hasattr(part, "py_func"):
-        return part
+    if hasattr(replacement, "py_func"):
+        return replacement
     # Helpers are compiled in the same way; otherwise numba would use their Python versions.
-    helpers = {name: _compile_part(helper) for name, helper in find_helpers(part).items()}
-    code, defaults, closure = part.__code__, part.__defaults__, part.__closure__
-    function = FunctionType(code, {**part.__globals__, **helpers}, part.__name__, defaults, closure)
+    helpers = {name: _compile_part(helper) for name, helper in find_helpers(replacement).items()}
+    code, defaults, closure = (
+        replacement.__code__,
+        replacement.__defaults__,
+        replacement.__closure__,
+    )
+    function = FunctionType(
+        code, {**replacement.__globals__, **helpers}, replacement.__name__, defaults, closure
+    )
     no_entries: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return numba.njit(inline="never", error_model="numpy", **no_entries)(function)
 
 
-def _identify_part(part: Any) -> bytes:
+def _identify_part(replacement: Any) -> bytes:
     """Return bytes that identify a part, for the name under which numba caches the loop."""
-    function = getattr(part, "py_func", part)
+    function = getattr(replacement, "py_func", replacement)
     code = function.__code__
     names = function.__module__, function.__qualname__, code.co_names, code.co_consts
     # numba compiles numbers of the module and of enclosing functions into the code as constants.
@@ -194,6 +200,8 @@ def _identify_part(part: Any) -> bytes:
     if numbers := [value for value in constants if isinstance(value, int | float)]:
         names = *names, *numbers
     helper_codes = (
-        b"" if function is not part else b"".join(map(_identify_part, find_helpers(part).values()))
+        b""
+        if function is not replacement
+        else b"".join(map(_identify_part, find_helpers(replacement).values()))
     )
     return bytes(code.co_code) + repr(names).encode() + helper_codes

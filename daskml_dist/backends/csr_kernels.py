@@ -191,32 +191,32 @@ def add_weighted_gram(
 
 @_compile_gradient
 def add_sparse_rows(
-    indptr: Any, indices: Any, data: Any, rows: Any, at: Any, weight: Any, out: Any
+    indptr: Any, indices: Any, data: Any, rows: Any, target_rows: Any, weight: Any, out: Any
 ) -> None:
     """Add ``weight[i] * X[rows[i]]`` to ``out[at[i]]``; an empty `weight` is all ones."""
     for i in range(len(rows)):
-        row, target_row = rows[i], at[i]
+        row, target_row = rows[i], target_rows[i]
         scale = np.float64(weight[i]) if len(weight) else 1.0
         for k in range(indptr[row], indptr[row + 1]):
             out[target_row, indices[k]] += scale * data[k]
 
 
 @_compile_gradient
-def add_dense_rows(X: Any, at: Any, weight: Any, out: Any) -> None:
+def add_dense_rows(X: Any, target_rows: Any, weight: Any, out: Any) -> None:
     """Add ``weight[i] * X[i]`` of dense rows to ``out[at[i]]``; an empty `weight` is all ones."""
     for i in range(len(X)):
         scale = np.float64(weight[i]) if len(weight) else 1.0
-        row, out_row = X[i], out[at[i]]
+        row, out_row = X[i], out[target_rows[i]]
         for j in range(len(row)):
             out_row[j] += scale * row[j]
 
 
 @_compile_gradient
-def add_dense_squares(X: Any, at: Any, weight: Any, mean: Any, out: Any) -> None:
+def add_dense_squares(X: Any, target_rows: Any, weight: Any, mean: Any, out: Any) -> None:
     """Add ``weight[i] * (X[i] - mean[at[i]]) ** 2`` of dense rows to ``out[at[i]]``."""
     for i in range(len(X)):
         scale = np.float64(weight[i]) if len(weight) else 1.0
-        row, centre, out_row = X[i], mean[at[i]], out[at[i]]
+        row, centre, out_row = X[i], mean[target_rows[i]], out[target_rows[i]]
         for j in range(len(row)):
             deviation = row[j] - centre[j]
             out_row[j] += scale * (deviation * deviation)
@@ -224,15 +224,15 @@ def add_dense_squares(X: Any, at: Any, weight: Any, mean: Any, out: Any) -> None
 
 @_compile_gradient
 def add_sparse_squares(
-    indptr: Any, indices: Any, data: Any, rows: Any, at: Any, weight: Any, mean: Any, out: Any,
-    stored: Any,
+    indptr: Any, indices: Any, data: Any, rows: Any, target_rows: Any, weight: Any, mean: Any,
+    out: Any, stored: Any,
 ) -> None:  # fmt: skip
     """Add ``weight[i] * (x - mean[at[i]]) ** 2`` of each stored entry to ``out[at[i]]``.
 
     The weights of the entries are added to ``stored[at[i]]``.
     """
     for i in range(len(rows)):
-        row, target_row = rows[i], at[i]
+        row, target_row = rows[i], target_rows[i]
         scale = np.float64(weight[i]) if len(weight) else 1.0
         for k in range(indptr[row], indptr[row + 1]):
             column = indices[k]
@@ -242,8 +242,8 @@ def add_sparse_squares(
 
 
 @_compile_gradient
-def find_new_columns(indptr: Any, indices: Any, data: Any, rows: Any, seen: Any) -> Any:
-    """Return the columns of rows that `seen` does not mark, in order of appearance; mark them.
+def find_new_columns(indptr: Any, indices: Any, data: Any, rows: Any, is_seen: Any) -> Any:
+    """Return the columns of rows that `is_seen` does not mark, in order of appearance; mark them.
 
     The entries are prefetched as well: the caller reads them next.
     """
@@ -251,7 +251,7 @@ def find_new_columns(indptr: Any, indices: Any, data: Any, rows: Any, seen: Any)
     capacity, n_rows = 0, len(rows)
     for i in range(n_rows):
         capacity += indptr[rows[i] + 1] - indptr[rows[i]]
-    new_columns = np.empty(min(capacity, len(seen)), dtype=np.int64)
+    new_columns = np.empty(min(capacity, len(is_seen)), dtype=np.int64)
     columns, entries = indices.ctypes.data, data.ctypes.data
     n = 0
     for i in range(n_rows):
@@ -269,8 +269,8 @@ def find_new_columns(indptr: Any, indices: Any, data: Any, rows: Any, seen: Any)
         row = rows[i]
         for k in range(np.uint64(indptr[row]), np.uint64(indptr[row + 1])):
             column = np.uint64(indices[k])
-            if not seen[column]:
-                seen[column] = True
+            if not is_seen[column]:
+                is_seen[column] = True
                 new_columns[n] = column
                 n += 1
     return new_columns[:n]

@@ -37,17 +37,21 @@ class Entries(NamedTuple):
 Source = Callable[[], Iterable[Entries]]
 
 
-def count_column_entries(some: Source, n_columns: int) -> NDArray[np.int64]:
+def count_column_entries(read_entries: Source, n_columns: int) -> NDArray[np.int64]:
     """Return the number of entries in each column."""
     uses = np.zeros(n_columns, np.int64)
-    for part in some():
+    for part in read_entries():
         # No column has two codes.
         uses[part.column_of] += np.bincount(part.columns, minlength=len(part.column_of))
     return uses
 
 
 def sort_into_csr(
-    some: Source, n_rows: int, uses: NDArray[np.int64], place: NDArray[np.int32], dtype: Any
+    read_entries: Source,
+    n_rows: int,
+    uses: NDArray[np.int64],
+    column_ids: NDArray[np.int32],
+    dtype: Any,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], Array | None]:
     """Return entries as a CSR matrix; duplicates are kept, in their order.
 
@@ -55,12 +59,12 @@ def sort_into_csr(
 
     Parameters
     ----------
-    some : callable
+    read_entries : callable
         Yields the entries.
     n_rows : int
     uses : ndarray of int64 of shape (n_columns,)
         Entries of each column, from `count_column_entries`.
-    place : ndarray of int32 of shape (n_columns,)
+    column_ids : ndarray of int32 of shape (n_columns,)
         Number that represents each column in the matrix.
     dtype : dtype or None
         Dtype of the values; None: no values.
@@ -73,23 +77,25 @@ def sort_into_csr(
     values : ndarray or None
     """
     indptr = np.zeros(n_rows + 1, np.int64)
-    for part in some():
+    for part in read_entries():
         indptr[1:][part.row_of] += np.bincount(part.rows, minlength=len(part.row_of))
     np.cumsum(indptr, out=indptr)
     # Many entries: two compiled counting sorts, without a copy of all entries.
     if indptr[-1] >= MIN_COMPILED_ENTRIES:
         from daskml_dist.backends import graph_kernels
 
-        return indptr, *graph_kernels.sort_entries(some, indptr, uses, place, dtype)
+        return indptr, *graph_kernels.sort_entries(read_entries, indptr, uses, column_ids, dtype)
     # Few entries: two stable sorts, the last by row.
-    rows = np.concatenate([part.row_of[part.rows] for part in some()])
-    columns = np.concatenate([part.column_of[part.columns] for part in some()])
+    rows = np.concatenate([part.row_of[part.rows] for part in read_entries()])
+    columns = np.concatenate([part.column_of[part.columns] for part in read_entries()])
     order = _stable_order(columns, len(uses))
     order = order[_stable_order(rows[order], n_rows)]
     values = None
     if dtype is not None:
-        values = np.concatenate([part.values for part in some()]).astype(dtype, copy=False)[order]
-    return indptr, place[columns[order]], values
+        values = np.concatenate([part.values for part in read_entries()]).astype(dtype, copy=False)[
+            order
+        ]
+    return indptr, column_ids[columns[order]], values
 
 
 def _stable_order(keys: Array, n_keys: int) -> NDArray[np.intp]:

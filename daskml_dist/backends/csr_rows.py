@@ -19,29 +19,29 @@ class TouchedColumns:
 
     def __init__(self) -> None:
         #: Marks of all columns, all False between calls.
-        self._seen = np.empty(0, dtype=np.bool_)
+        self._is_seen = np.empty(0, dtype=np.bool_)
         #: Number of each column of `_numbered`, the columns that were numbered last.
         self._position = np.empty(0, dtype=np.int32)
         self._numbered: NDArray[np.int64] | None = None
 
-    def find(self, pieces: list[CSRRows]) -> NDArray[np.int64]:
+    def find(self, row_views: list[CSRRows]) -> NDArray[np.int64]:
         """Return the sorted unique columns of the pieces, and renumber the pieces to them."""
         from daskml_dist.backends import csr_kernels
 
-        n_features = pieces[0].shape[1]
+        n_features = row_views[0].shape[1]
         # Marks have the length of all features, and are kept between batches; only used ones are
         # reset.
-        if len(self._seen) < n_features:
-            self._seen = np.zeros(n_features, dtype=np.bool_)
+        if len(self._is_seen) < n_features:
+            self._is_seen = np.zeros(n_features, dtype=np.bool_)
             self._position = np.empty(n_features, dtype=np.int32)
             self._numbered = None
         piece_columns = [
-            csr_kernels.find_new_columns(p.X.indptr, p.X.indices, p.X.data, p.rows, self._seen)
-            for p in pieces
+            csr_kernels.find_new_columns(p.X.indptr, p.X.indices, p.X.data, p.rows, self._is_seen)
+            for p in row_views
         ]
         columns = np.sort(np.concatenate(piece_columns))
-        self._seen[columns] = False
-        for piece in pieces:
+        self._is_seen[columns] = False
+        for piece in row_views:
             piece.columns = columns
         return columns
 
@@ -93,9 +93,9 @@ class CSRRows(SparseRows):
         rows: NDArray[Any] = self.X[self.rows].toarray()
         return rows
 
-    def __getitem__(self, at: slice) -> CSRRows:
+    def __getitem__(self, row_slice: slice) -> CSRRows:
         """Return the rows of a slice."""
-        return CSRRows(self.X, self.rows[at])
+        return CSRRows(self.X, self.rows[row_slice])
 
 
 def add_csr_gradient(

@@ -44,16 +44,16 @@ def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 
 
 def _add_block_gradient(
-    here: Any, like: Any, rows: Any, w: Any, index: Any, values: Any, n: Any, place: Any,
-    parameters: Any, n_features: Any,
+    block_addresses: Any, index_like: Any, rows: Any, w: Any, index: Any, values: Any, n: Any,
+    column_positions: Any, parameters: Any, n_features: Any,
 ) -> Any:  # fmt: skip
     """Add the gradient of some rows of a block; return loss, slopes, and the number of entries.
 
     Parameters
     ----------
-    here : int64 (5,)
+    block_addresses : int64 (5,)
         Addresses of indptr, indices, data, targets and weights (0: no weights).
-    like : integers (0,)
+    index_like : integers (0,)
         Has the dtype of indptr and indices.
     rows : int64 (n_rows,)
     w : (n_parameters,) floats
@@ -61,34 +61,38 @@ def _add_block_gradient(
         Columns of the gradient and its entries.
     n : int64
         Number of these that are used; the next entry is 0.
-    place : int32 (n_parameters,)
+    column_positions : int32 (n_parameters,)
         Position of each column among these; -1: not yet present.
     parameters : tuple of floats
         Parameters of the loss.
     n_features : int64
         Where `w` is longer, its last entry is the intercept.
     """
-    number, item, index_item = w.dtype.type, w.itemsize, like.itemsize
+    number, item, index_item = w.dtype.type, w.itemsize, index_like.itemsize
     total, slopes, n_rows = 0.0, 0.0, len(rows)
     for i in range(n_rows):
         # Two stages: first a row's bounds in indptr are prefetched, and some rows later its
         # entries.
         if i + _ENDS_AHEAD < n_rows:
-            prefetch(here[0] + rows[i + _ENDS_AHEAD] * index_item)
+            prefetch(block_addresses[0] + rows[i + _ENDS_AHEAD] * index_item)
         if i + _ENTRIES_AHEAD < n_rows:
             ahead = array_at(
-                pointer(here[0] + rows[i + _ENTRIES_AHEAD] * index_item), 2, like.dtype
+                pointer(block_addresses[0] + rows[i + _ENTRIES_AHEAD] * index_item),
+                2,
+                index_like.dtype,
             )
             a, b = np.int64(ahead[0]), np.int64(ahead[1])
-            for address in range(here[1] + a * index_item, here[1] + b * index_item, 64):
+            for address in range(
+                block_addresses[1] + a * index_item, block_addresses[1] + b * index_item, 64
+            ):
                 prefetch(address)
-            for address in range(here[2] + a * item, here[2] + b * item, 64):
+            for address in range(block_addresses[2] + a * item, block_addresses[2] + b * item, 64):
                 prefetch(address)
         row = rows[i]
-        ends = array_at(pointer(here[0] + row * index_item), 2, like.dtype)
+        ends = array_at(pointer(block_addresses[0] + row * index_item), 2, index_like.dtype)
         first, size = np.int64(ends[0]), np.int64(ends[1]) - np.int64(ends[0])
-        column = array_at(pointer(here[1] + first * index_item), size, like.dtype)
-        x = array_at(pointer(here[2] + first * item), size, w.dtype)
+        column = array_at(pointer(block_addresses[1] + first * index_item), size, index_like.dtype)
+        x = array_at(pointer(block_addresses[2] + first * item), size, w.dtype)
         raw, other = number(0), number(0)
         # Two sums: neither waits for the other.
         for k in range(0, size - 1, 2):
@@ -100,10 +104,10 @@ def _add_block_gradient(
         if len(w) > n_features:
             raw += w[n_features]
         # Loss and derivative of the raw prediction.
-        y = array_at(pointer(here[3] + row * item), 1, w.dtype)[0]
+        y = array_at(pointer(block_addresses[3] + row * item), 1, w.dtype)[0]
         value, slope = _evaluate_row(y, raw, parameters)
-        if here[4] != 0:
-            weight = array_at(pointer(here[4] + row * item), 1, w.dtype)[0]
+        if block_addresses[4] != 0:
+            weight = array_at(pointer(block_addresses[4] + row * item), 1, w.dtype)[0]
             value, slope = value * weight, slope * weight
         total += value
         slopes += slope
@@ -112,9 +116,9 @@ def _add_block_gradient(
             j: Any = np.uint64(column[k])
             # Half of the columns are new, which is unpredictable for the processor: so there is no
             # branch.
-            existing = np.int64(place[j])
+            existing = np.int64(column_positions[j])
             entry = n if existing < 0 else existing
-            place[j], index[np.uint64(n)] = entry, column[k]
+            column_positions[j], index[np.uint64(n)] = entry, column[k]
             n += existing < 0
             values[np.uint64(n)] = 0
             values[np.uint64(entry)] += x[k] * g
@@ -122,28 +126,28 @@ def _add_block_gradient(
 
 
 def _csr_gradient(
-    blocks: Any, like: Any, parts: Any, p: Any, w: Any, index: Any, values: Any, n: Any,
-    place: Any, parameters: Any, n_features: Any,
+    blocks: Any, index_like: Any, segments: Any, p: Any, w: Any, index: Any, values: Any, n: Any,
+    column_positions: Any, parameters: Any, n_features: Any,
 ) -> Any:  # fmt: skip
     """Write the gradient of the summed loss of a batch after `n` existing entries.
 
-    Return the loss, the new number of entries, and where the next batch begins. `parts` are as in
-    `host_gather`, the others as above. All of `place` is -1 before and after.
+    Return the loss, the new number of entries, and where the next batch begins. `segments` are as
+    in `host_gather`, the others as above. All of `column_positions` is -1 before and after.
     """
-    first_entry, loss, batch = n, 0.0, parts[p, 0]
+    first_entry, loss, batch = n, 0.0, segments[p, 0]
     # The entry after the last is always 0: new columns are added to it.
     values[n] = 0
     # The intercept's entry comes first, and gets the slopes.
     if len(w) > n_features:
         index[n], values[n + 1] = n_features, 0
         n += 1
-    while p < len(parts) and parts[p, 0] == batch:
-        n_runs, counted = parts[p, 4], parts[p, 3] != 0
-        starts = array_at(pointer(parts[p, 2]), n_runs, np.int64)
+    while p < len(segments) and segments[p, 0] == batch:
+        n_runs, counted = segments[p, 4], segments[p, 3] != 0
+        starts = array_at(pointer(segments[p, 2]), n_runs, np.int64)
         rows: Any = starts
         # Runs of several rows are expanded row by row.
         if counted:
-            counts = array_at(pointer(parts[p, 3]), n_runs, np.int64)
+            counts = array_at(pointer(segments[p, 3]), n_runs, np.int64)
             rows = np.empty(counts.sum(), np.int64)
             n_written = np.int64(0)
             for r in range(n_runs):
@@ -151,7 +155,16 @@ def _csr_gradient(
                     rows[n_written + i] = starts[r] + i
                 n_written += counts[r]
         block_loss, slopes, n = _add_block_gradient(
-            blocks[parts[p, 1]], like, rows, w, index, values, n, place, parameters, n_features
+            blocks[segments[p, 1]],
+            index_like,
+            rows,
+            w,
+            index,
+            values,
+            n,
+            column_positions,
+            parameters,
+            n_features,
         )
         loss += block_loss
         if len(w) > n_features:
@@ -159,7 +172,7 @@ def _csr_gradient(
         p += 1
     # Only used positions are reset.
     for i in range(first_entry, n):
-        place[np.uint64(index[i])] = -1
+        column_positions[np.uint64(index[i])] = -1
     return loss, n, p
 
 
@@ -182,11 +195,11 @@ class CSRGather:
         matrices = [X for X, *_ in blocks.values()]
         self.n_features, self.dtype = matrices[0].shape[1], matrices[0].dtype
         self._blocks = blocks
-        self._place = {number: position for position, number in enumerate(blocks)}
+        self._block_positions = {number: position for position, number in enumerate(blocks)}
         self.set_index_bytes(max(max(X.indptr.itemsize, X.indices.itemsize) for X in matrices))
         nonzeros = sum(X.nnz for X in matrices) / max(sum(X.shape[0] for X in matrices), 1)
         #: Steps that can be made together.
-        self.most_steps = min(
+        self.max_steps = min(
             _MAX_STEPS_AT_ONCE, max(1, int(_MAX_ENTRIES_AT_ONCE / max(n_rows * nonzeros, 1)))
         )
         self.parameters = tuple(map(float, loss.parameters))
@@ -197,13 +210,15 @@ class CSRGather:
         """Set the bytes of a column index; all gathers of a loop must have the same."""
         wide = np.dtype(np.int64 if item == 8 else np.int32)
         #: An empty array with the common dtype of columns.
-        self.like = np.empty(0, wide)
-        self._held = [_convert_block(*block, wide) for block in self._blocks.values()]
-        self.where = np.array([[address_of(a) for a in arrays] for arrays in self._held], np.int64)
+        self.index_like = np.empty(0, wide)
+        self._block_arrays = [_convert_block(*block, wide) for block in self._blocks.values()]
+        self.where = np.array(
+            [[address_of(a) for a in arrays] for arrays in self._block_arrays], np.int64
+        )
 
-    def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
+    def locate_segments(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
         """Return the addresses of the batches' runs of rows; valid while the batches exist."""
-        return locate_runs(self._place, batches)
+        return locate_runs(self._block_positions, batches)
 
 
 def make_csr_gather(
@@ -237,14 +252,14 @@ _COLUMN_BYTES, _COHERENCE_BYTES = 4, 128
 
 # Placeholders for functions of `csr_team`, `team_steps` and `host_update`.
 def _batch_gradient(
-    blocks: Any, like: Any, parts: Any, p: Any, w: Any, index: Any, values: Any, n: Any,
-    place: Any, parameters: Any, n_features: Any,
+    blocks: Any, index_like: Any, segments: Any, p: Any, w: Any, index: Any, values: Any, n: Any,
+    column_positions: Any, parameters: Any, n_features: Any,
 ) -> Any: ...  # fmt: skip
-def _announce_turn(own: Any, turn: Any, others: Any) -> None: ...
-def _await_others(turn: Any, others: Any, patience: Any, yields: Any) -> Any: ...
+def _announce_turn(own_flag: Any, turn: Any, other_members: Any) -> None: ...
+def _await_others(turn: Any, other_members: Any, patience: Any, yields: Any) -> Any: ...
 def _update_touched(
     state: Any, index: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any,
-    row_rate_sums: Any, rate_sum: Any, step_rate: Any, longest: Any, numbers: Any,
+    row_rate_sums: Any, rate_sum: Any, step_rate: Any, longest: Any, coefficients: Any,
 ) -> None: ...  # fmt: skip
 
 
@@ -252,8 +267,9 @@ _update_at_rest = _update_touched  # used if the learning rate is 0
 
 
 def _write_own_gradients(
-    sizes: Any, counts: Any, losses: Any, busy: Any, blocks: Any, like: Any, parts: Any, p: Any,
-    w: Any, index: Any, values: Any, place: Any, parameters: Any, n_features: Any,
+    sizes: Any, counts: Any, losses: Any, busy: Any, blocks: Any, index_like: Any, segments: Any,
+    p: Any, w: Any, index: Any, values: Any, column_positions: Any, parameters: Any,
+    n_features: Any,
 ) -> Any:  # fmt: skip
     """Write the gradients of the own lanes' batches one after the other, and their sizes.
 
@@ -265,7 +281,17 @@ def _write_own_gradients(
         losses[lane] = 0.0
         if counts[lane] > 0:
             losses[lane], n, p = _batch_gradient(
-                blocks, like, parts, p, w, index, values, n, place, parameters, n_features
+                blocks,
+                index_like,
+                segments,
+                p,
+                w,
+                index,
+                values,
+                n,
+                column_positions,
+                parameters,
+                n_features,
             )
         sizes[lane] = n - first_entry
         now = monotonic_nanoseconds()
@@ -275,16 +301,16 @@ def _write_own_gradients(
 
 
 def _publish_part(
-    at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, values: Any
+    address: Any, part_index: Any, max_entries: Any, head: Any, sizes: Any, index: Any, values: Any
 ) -> Any:
     """Write sizes, and a part of the own gradients, to a place; return the number of bytes."""
-    published_sizes = array_at(pointer(at), len(sizes), np.int64)
+    published_sizes = array_at(pointer(address), len(sizes), np.int64)
     copy_values(published_sizes, sizes)
     # Gradients longer than a place are sent in parts, one per turn.
-    first_entry = part * most
-    n = max(min(sizes.sum() - first_entry, most), np.int64(0))
-    columns = array_at(pointer(at + head), n, np.int32)
-    sums = array_at(pointer(at + head + most * 4), n, values.dtype)
+    first_entry = part_index * max_entries
+    n = max(min(sizes.sum() - first_entry, max_entries), np.int64(0))
+    columns = array_at(pointer(address + head), n, np.int32)
+    sums = array_at(pointer(address + head + max_entries * 4), n, values.dtype)
     for i in range(n):
         columns[i] = index[first_entry + i]
         sums[i] = values[first_entry + i]
@@ -292,21 +318,21 @@ def _publish_part(
 
 
 def _collect_part(
-    at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, values: Any
+    address: Any, part_index: Any, max_entries: Any, head: Any, sizes: Any, index: Any, values: Any
 ) -> None:
     """Read from another member's place what `_publish_part` wrote there."""
-    copy_values(sizes, array_at(pointer(at), len(sizes), np.int64))
-    first_entry = part * most
-    n = max(min(sizes.sum() - first_entry, most), np.int64(0))
-    columns = array_at(pointer(at + head), n, np.int32)
-    sums = array_at(pointer(at + head + most * 4), n, values.dtype)
+    copy_values(sizes, array_at(pointer(address), len(sizes), np.int64))
+    first_entry = part_index * max_entries
+    n = max(min(sizes.sum() - first_entry, max_entries), np.int64(0))
+    columns = array_at(pointer(address + head), n, np.int32)
+    sums = array_at(pointer(address + head + max_entries * 4), n, values.dtype)
     for i in range(n):
         index[first_entry + i] = columns[i]
         values[first_entry + i] = sums[i]
 
 
 def _sum_lane_gradients(
-    order: Any, sizes: Any, index: Any, values: Any, place: Any, union: Any, total: Any
+    order: Any, sizes: Any, index: Any, values: Any, column_positions: Any, union: Any, total: Any
 ) -> Any:
     """Add up the gradients of all lanes, in order; return the number of columns."""
     n = np.int64(0)
@@ -317,19 +343,19 @@ def _sum_lane_gradients(
         first_entry = sizes[rank, :lane].sum()
         for i in range(first_entry, first_entry + sizes[rank, lane]):
             j: Any = np.uint64(index[rank, i])
-            k = np.int64(place[j])
+            k = np.int64(column_positions[j])
             if k < 0:
-                place[j], union[n], total[n, 0] = n, index[rank, i], values[rank, i]
+                column_positions[j], union[n], total[n, 0] = n, index[rank, i], values[rank, i]
                 n += 1
             else:
                 total[np.uint64(k), 0] += values[rank, i]
     for i in range(n):
-        place[np.uint64(union[i])] = -1
+        column_positions[np.uint64(union[i])] = -1
     return n
 
 
 def _take_csr_team_steps(
-    progress: Any, blocks: Any, parts: Any, batches: Any, state: Any, row_rate_sums: Any,
+    progress: Any, blocks: Any, segments: Any, batches: Any, state: Any, row_rate_sums: Any,
     no_rate_sums: Any, penalty: Any, model: Any, scratch: Any, first: Any, meeting: Any,
 ) -> bool:  # fmt: skip
     """Take steps; return False if others are not ready, and the loop must be entered again.
@@ -337,9 +363,9 @@ def _take_csr_team_steps(
     Parameters
     ----------
     progress : int64 (6,)
-        Steps made, position in `parts`, whether the own gradients of the next step are written,
+        Steps made, position in `segments`, whether the own gradients of the next step are written,
         turns begun, turns of the next step completed, and bytes written.
-    blocks, parts
+    blocks, segments
         As in `CSRGather`; batches are sorted by step, and within a step by own lane.
     batches : tuple
         counts, losses, busy, rows, rates, as in `team_steps`; then rate_sum and longest of each
@@ -370,7 +396,7 @@ def _take_csr_team_steps(
         # Own gradients of this step; not repeated if the loop was left while waiting.
         if progress[2] == 0:
             progress[1] = _write_own_gradients(
-                sizes[rank, : counts.shape[1]], counts[b], losses[b], busy, blocks, like, parts,
+                sizes[rank, : counts.shape[1]], counts[b], losses[b], busy, blocks, like, segments,
                 progress[1], w, index[rank], values[rank], place, parameters, n_features,
             )  # fmt: skip
             progress[2], progress[4] = 1, -1
@@ -470,8 +496,8 @@ class CSRTeam(TeamSteps):
         self._l2 = step.l2
         return loop, (np.empty(0), penalty, model, scratch)
 
-    def _given(self, steps: Sequence[Step]) -> tuple[Any, ...]:
-        rows, rates, numbers = super()._given(steps)
+    def _list_step_values(self, steps: Sequence[Step]) -> tuple[Any, ...]:
+        rows, rates, numbers = super()._list_step_values(steps)
         rate_sum = np.array([step.rate_sum for step in steps], np.float64)
         longest = np.zeros(len(steps), numbers.dtype)
         if self._l2:
@@ -482,16 +508,16 @@ class CSRTeam(TeamSteps):
         (state,) = super()._arrays(step)
         return state, np.empty(0) if step.row_rate_sums is None else step.row_rate_sums
 
-    def _run(self, *given: Any) -> TeamRun:
-        return _CSRRun(*given)
+    def _run(self, *arguments: Any) -> TeamRun:
+        return _CSRRun(*arguments)
 
 
 def _unify_index_dtype(gathers: Sequence[CSRGather]) -> NDArray[Any]:
     """Return an empty array of the widest index dtype, after widening all gathers to it."""
-    widest = max(gather.like.itemsize for gather in gathers)
+    widest = max(gather.index_like.itemsize for gather in gathers)
     for gather in gathers:
         gather.set_index_bytes(widest)
-    return gathers[0].like
+    return gathers[0].index_like
 
 
 class _CSRRun(TeamRun):
@@ -502,7 +528,7 @@ class _CSRRun(TeamRun):
         return int(self._progress[3])
 
     @property
-    def written(self) -> int | None:
+    def n_bytes_written(self) -> int | None:
         return int(self._progress[5])
 
 
@@ -518,7 +544,7 @@ class CSRSteps:
 
     def __init__(self, gather: CSRGather, optimizer: Any, step: Step) -> None:
         self._team = CSRTeam([gather], optimizer, step, LocalBuffer([0]))
-        self.most, self.serves = self._team.most, self._team.serves
+        self.max_steps, self.serves = self._team.max_steps, self._team.serves
 
     def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
         """Make steps; return the summed loss of each batch before its step."""

@@ -53,7 +53,7 @@ class PinnedCopy:
         self._cp = cupy
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._buffers = [empty_pinned(_PINNED_BUFFER_BYTES, np.uint8) for _ in range(2)]
-        self._sent = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
+        self._sent_events = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
 
     def __call__(self, array: NDArray[Any]) -> Any:
         """Return a copy of a C-ordered array on the device; wait until it is complete."""
@@ -63,7 +63,7 @@ class PinnedCopy:
         stream.wait_event(cp.cuda.get_current_stream().record())
         source = array.reshape(-1).view(np.uint8)
         for turn, start in enumerate(range(0, source.nbytes, _PINNED_BUFFER_BYTES)):
-            buffer, sent_event = self._buffers[turn % 2], self._sent[turn % 2]
+            buffer, sent_event = self._buffers[turn % 2], self._sent_events[turn % 2]
             chunk = source[start : start + _PINNED_BUFFER_BYTES]
             sent_event.synchronize()  # until the buffer's previous transfer is done
             buffer[: chunk.nbytes] = chunk
@@ -99,18 +99,18 @@ class PinnedRing:
         self._base, self._next = int(buffer.ctypes.data), 0
         self._lock = threading.Lock()
 
-    def __call__(self, parts: Sequence[NDArray[np.uint8]]) -> Any:
+    def __call__(self, arrays: Sequence[NDArray[np.uint8]]) -> Any:
         """Return the bytes of some arrays, concatenated, in one array on the device."""
-        cp, n_bytes = self._cp, sum(part.nbytes for part in parts)
+        cp, n_bytes = self._cp, sum(part.nbytes for part in arrays)
         if n_bytes > len(self._buffer):
-            return cp.asarray(np.concatenate(parts))
+            return cp.asarray(np.concatenate(arrays))
         out, stream = cp.empty(n_bytes, np.uint8), cp.cuda.get_current_stream()
         with self._lock:
             if self._next + n_bytes > len(self._buffer):
                 stream.synchronize()  # until no transfer reads the memory any more
                 self._next = 0
             offset = first = self._next
-            for part in parts:
+            for part in arrays:
                 self._buffer[offset : offset + part.nbytes] = part
                 offset += part.nbytes
             self._next = offset
@@ -175,11 +175,11 @@ class CupyRows(SparseRows):
         """Return the rows as a dense array."""
         return self.X.toarray()
 
-    def __getitem__(self, at: slice) -> CupyRows:
+    def __getitem__(self, row_slice: slice) -> CupyRows:
         """Return the rows of a slice."""
         # Slicing in CuPy copies and waits for the device: not for a slice of all rows.
-        is_whole = at.indices(self.shape[0]) == (0, self.shape[0], 1)
-        return self if is_whole else CupyRows(self.X[at])
+        is_whole = row_slice.indices(self.shape[0]) == (0, self.shape[0], 1)
+        return self if is_whole else CupyRows(self.X[row_slice])
 
 
 class CupyBackend(Backend):
@@ -256,11 +256,11 @@ class CupyBackend(Backend):
         # `to_device` could wait, in every step.
         return rows if isinstance(rows, slice) else self._cp.asarray(rows)
 
-    def columns(self, pieces: list[CupyRows]) -> NDArray[np.int64]:
+    def columns(self, row_views: list[CupyRows]) -> NDArray[np.int64]:
         """Return the sorted unique columns of the pieces, and renumber the pieces to them."""
         cp = self._cp
-        columns = cp.unique(cp.concatenate([piece.X.indices for piece in pieces]))
-        for piece in pieces:
+        columns = cp.unique(cp.concatenate([piece.X.indices for piece in row_views]))
+        for piece in row_views:
             X = piece.X
             new_indices = cp.searchsorted(columns, X.indices).astype(np.int32)
             shape = X.shape[0], columns.shape[0]
@@ -377,7 +377,7 @@ class CupyBackend(Backend):
         shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
-        few: bool = False,
+        coordinates: bool = False,
         clips: bool = False,
     ) -> DeviceGather | None:
         """Return a gather whose kernels read batch rows in place from the blocks, or None."""
@@ -439,14 +439,14 @@ class CupyBackend(Backend):
         row_of_entry = self._cp.searchsorted(X.indptr, self._cp.arange(X.nnz), side="right") - 1
         return _replace_entries(X, X.data * cast(weight[row_of_entry], X.dtype))
 
-    def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
+    def add_rows(self, X: Any, target_rows: Any, weight: Any | None, out: Any) -> None:
         """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
         if not isinstance(X, CupyRows):
             scaled = X if weight is None else X * weight[:, None]
-            self._cp.add.at(out, at, scaled.astype(out.dtype, copy=False))
+            self._cp.add.at(out, target_rows, scaled.astype(out.dtype, copy=False))
             return
         # For sparse rows the sums by group are a product: one-hot groups' transpose times the rows.
-        groups = one_hot(at, out.shape[0], X.dtype)
+        groups = one_hot(target_rows, out.shape[0], X.dtype)
         if weight is not None:
             groups *= cast(weight, X.dtype)[:, None]
         sums = self._cp.zeros(out.shape[::-1], out.dtype)
@@ -455,7 +455,7 @@ class CupyBackend(Backend):
 
     def assign(
         self, X: Any, shift: Any | None, centroids: Any, weight: Any | None, out: Any,
-        bounds: Any = None, before: Any = None,
+        bounds: Any = None, previous_centroids: Any = None,
     ) -> Any:  # fmt: skip
         """Add dense rows to the sums of their nearest centroids; return the inertia.
 

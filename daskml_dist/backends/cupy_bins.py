@@ -42,20 +42,20 @@ class DeviceBins:
     ----------
     width : int
         Bytes of a row: features rounded up to a multiple of 8.
-    parts : list of array of uint8 of shape (., width)
+    chunks : list of array of uint8 of shape (., width)
         Bins of the rows, padded with zeros, in order; may be replaced by one joined array.
     """
 
     def __init__(self, bins: Any, backend: Any) -> None:
-        self.parts: list[Any] = []
+        self.chunks: list[Any] = []
         self.width = -(-bins.n_features // _FEATURES_PER_WORD) * _FEATURES_PER_WORD
         self._bins, self._backend = bins, backend
         self._calls = _BinCalls(backend.calls.cupy, backend.calls.address)
-        self._seen: Any = None
+        self._has_missing: Any = None
         #: Edges, categories and their numbers, by dtype of the values.
         self._edges: dict[str, tuple[Any, Any, Any]] = {}
         #: Of each bin, minus the smallest value and the largest one, as ordered integers.
-        self._reach: Any = None
+        self._bin_ranges: Any = None
 
     def add(self, X: Any) -> Any:
         """Put the values of some rows into bins; return the rows as the kernels read them.
@@ -69,11 +69,11 @@ class DeviceBins:
         n, d = X.shape
         with self._guard_memory(n):
             X = self._backend.to_device(X)
-            if self._seen is None:
-                self._seen = cp.zeros(d, np.uint8)
+            if self._has_missing is None:
+                self._has_missing = cp.zeros(d, np.uint8)
             rows = cp.empty((n, self.width), np.uint8)
-            self._calls.put(X, self._copy_edges(X.dtype), rows, self._seen, bins.max_bins)
-        self.parts.append(rows)
+            self._calls.put(X, self._copy_edges(X.dtype), rows, self._has_missing, bins.max_bins)
+        self.chunks.append(rows)
         return X
 
     def _copy_edges(self, dtype: Any) -> tuple[Any, Any, Any]:
@@ -95,41 +95,41 @@ class DeviceBins:
         """
         cp, d = self._calls.cupy, self._bins.n_features
         with self._guard_memory(len(X)):
-            if self._reach is None:
+            if self._bin_ranges is None:
                 none = to_ordered_integers(np.full((2, d, 256), -np.inf))
-                self._reach = cp.asarray(none)
+                self._bin_ranges = cp.asarray(none)
             of_rows = None if counts is None else self._backend.to_device(counts.view(np.uint8))
-            self._calls.widen(X, self.parts[-1], of_rows, self._reach)
+            self._calls.widen(X, self.chunks[-1], of_rows, self._bin_ranges)
 
     def merge(self, lanes: Sequence[Any]) -> DeviceBins:
         """Return the bins of several lanes, including this one, as those of one lane."""
         merged = DeviceBins(self._bins, self._backend)
-        merged.parts = [join_bins(lanes, self._backend)]
+        merged.chunks = [join_bins(lanes, self._backend)]
         return merged
 
     def fetch_missing(self) -> NDArray[np.uint8]:
         """Return whether features have missing values."""
-        if self._seen is None:
+        if self._has_missing is None:
             return np.zeros(self._bins.n_features, np.uint8)
-        has_missing: NDArray[np.uint8] = self._backend.to_numpy(self._seen)
+        has_missing: NDArray[np.uint8] = self._backend.to_numpy(self._has_missing)
         return has_missing
 
     def fetch_reach(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the smallest and the largest value of each bin."""
-        low, high = from_ordered_integers(self._backend.to_numpy(self._reach))
+        low, high = from_ordered_integers(self._backend.to_numpy(self._bin_ranges))
         return -low, high
 
     def copy_rows(self, out: NDArray[np.uint8]) -> None:
         """Copy the bins of the rows, (n, width), to host memory."""
         first = 0
-        for part in self.parts:
+        for part in self.chunks:
             out[first : first + len(part)] = self._backend.to_numpy(part)
             first += len(part)
 
     def copy_columns(self, out: NDArray[np.uint8]) -> None:
         """Copy the bins of each feature, (n_features, n), to host memory."""
         cp, first = self._calls.cupy, 0
-        for part in self.parts:
+        for part in self.chunks:
             for j in range(self._bins.n_features):
                 # One feature at a time needs little memory.
                 of_feature = cp.ascontiguousarray(part[:, j])
@@ -155,7 +155,7 @@ def join_bins(lanes: Sequence[Any], backend: Any) -> Any:
     backend : CupyBackend
     """
     parts: list[list[Any]] = [
-        [lane.rows] if lane.device_bins is None else lane.device_bins.parts for lane in lanes
+        [lane.rows] if lane.device_bins is None else lane.device_bins.chunks for lane in lanes
     ]
     (first, *later_parts), start = [part for of_lane in parts for part in of_lane], 0
     joined = backend.to_device(first)
@@ -169,14 +169,16 @@ def join_bins(lanes: Sequence[Any], backend: Any) -> Any:
                 joined[start : start + len(part)] = backend.to_device(part)
             start += len(part)
         if lane.device_bins is not None:
-            lane.device_bins.parts = [joined[lane_start:start]]
+            lane.device_bins.chunks = [joined[lane_start:start]]
     return joined
 
 
 class _BinCalls(KernelCalls):
     """Calls of the kernels of bins."""
 
-    def put(self, X: Any, edges: tuple[Any, Any, Any], rows: Any, seen: Any, missing: int) -> None:
+    def put(
+        self, X: Any, edges: tuple[Any, Any, Any], rows: Any, has_missing: Any, missing: int
+    ) -> None:
         """Write the bins of some rows; `edges` are followed by categories and their numbers."""
         (n, d), n_words = X.shape, rows.shape[1] // _FEATURES_PER_WORD
         # Groups of words whose edges fit in a block, as equal as possible.
@@ -184,16 +186,16 @@ class _BinCalls(KernelCalls):
         own_words = -(-n_words // n_groups)
         chunk, n_units = self._divide(n, -(-n_words // own_words))
         self._launch_units(
-            "tree_bins", X, n_units, X, *edges, rows, seen, n, d, n_words, missing, own_words,
-            chunk, n_units, self._is_aligned(X),
+            "tree_bins", X, n_units, X, *edges, rows, has_missing, n, d, n_words, missing,
+            own_words, chunk, n_units, self._is_aligned(X),
         )  # fmt: skip
 
-    def widen(self, X: Any, rows: Any, counts: Any, reach: Any) -> None:
+    def widen(self, X: Any, rows: Any, counts: Any, bin_ranges: Any) -> None:
         """Update the range of the values of each bin."""
         (n, d), n_words = X.shape, rows.shape[1] // _FEATURES_PER_WORD
         chunk, n_units = self._divide(n, n_words)
         self._launch_units(
-            "tree_reach", X, n_units, X, rows, counts, reach, n, d, n_words, chunk, n_units,
+            "tree_reach", X, n_units, X, rows, counts, bin_ranges, n, d, n_words, chunk, n_units,
             self._is_aligned(X),
         )  # fmt: skip
 
@@ -234,10 +236,10 @@ def order_edges(table: NDArray[np.float64], dtype: Any) -> Array:
     return np.where(edges > table, np.nextafter(edges, edges.dtype.type(-np.inf)), edges)[:, order]
 
 
-def to_ordered_integers(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+def to_ordered_integers(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return float64 values as int64 with the same order, for atomic maxima."""
     # Bits of negative floats sort in reverse; flipping all but the sign reverses them again.
-    bits = np.ascontiguousarray(numbers).view(np.int64)
+    bits = np.ascontiguousarray(values).view(np.int64)
     return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
 
 

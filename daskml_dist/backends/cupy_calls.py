@@ -25,12 +25,14 @@ class KernelCall:
     """Launch of a kernel with all its arguments; it can be repeated."""
 
     function: Any
-    at: kernels.Launch
+    launch: kernels.Launch
     arguments: tuple[Any, ...]
 
     def __call__(self) -> None:
         """Launch it on the current stream."""
-        self.function((self.at.grid,), self.at.block, self.arguments, shared_mem=self.at.shared)
+        self.function(
+            (self.launch.grid,), self.launch.block, self.arguments, shared_mem=self.launch.shared
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class CsrRows:
     n, d, dtype
         As in `DenseRows`.
     X : CSR matrix of shape (n, d), or None
-    chosen : array of uint64 of shape (n, 3), or None
+    row_descriptors : array of uint64 of shape (n, 3), or None
         Description of each row, as kernels need it, if the rows are not contiguous; columns are
         int32.
     y, weight : arrays of shape (n,); weight or None
@@ -80,7 +82,7 @@ class CsrRows:
     d: int
     dtype: Any
     X: Any
-    chosen: Any
+    row_descriptors: Any
     y: Any
     weight: Any | None
 
@@ -178,9 +180,9 @@ class KernelCalls:
             "capability": self._capability,
         }
 
-        def make(function: str, at: kernels.Launch | None, *arguments: Any) -> KernelCall:
+        def make(function: str, launch: kernels.Launch | None, *arguments: Any) -> KernelCall:
             source = "linear_gradient"
-            return self._call(source, rows.dtype, function, at, *arguments, d=rows.d, **chosen)
+            return self._call(source, rows.dtype, function, launch, *arguments, d=rows.d, **chosen)
 
         partials = self.partials(rows) if partials is None else partials
         intercept = w.shape[0] - rows.d  # 1 if there is an intercept, else 0
@@ -209,12 +211,12 @@ class KernelCalls:
         """Return the launches of :meth:`gradient` for sparse rows."""
         chosen = {"loss": kernel, "result": out.dtype, "index": rows.index}
 
-        def make(function: str, at: kernels.Launch | None, *arguments: Any) -> KernelCall:
-            return self._call("csr_gradient", rows.dtype, function, at, *arguments, **chosen)
+        def make(function: str, launch: kernels.Launch | None, *arguments: Any) -> KernelCall:
+            return self._call("csr_gradient", rows.dtype, function, launch, *arguments, **chosen)
 
         X = rows.X
         csr = (None, None, None) if X is None else (X.data, X.indices, X.indptr)
-        arrays = *csr, rows.chosen, rows.y, rows.weight, w, out, loss
+        arrays = *csr, rows.row_descriptors, rows.y, rows.weight, w, out, loss
         numbers = rows.n, rows.d, w.shape[0] - rows.d, parameter, count
         sums = make("csr_gradient", self._launch("csr_gradient", rows), *arrays, *numbers)
         # Additions are atomic: `out` must be initialised, with zeros unless `add`.
@@ -299,7 +301,7 @@ class KernelCalls:
         return self._call(source, X.dtype, source, launch, *arrays, n, d, k, d=d, k=k)
 
     def update(
-        self, optimizer: Any, step: Step, opt_state: list[Any], numbers: Any = None
+        self, optimizer: Any, step: Step, opt_state: list[Any], step_values: Any = None
     ) -> KernelCall:
         """Return the launch of an optimizer's step."""
         n, width = step.w.size, step.w.shape[1]
@@ -310,23 +312,23 @@ class KernelCalls:
         arrays = step.w, step.grad, *opt_state, *[None] * (3 - len(opt_state))
         return self._call(
             "optimizer_updates", step.w.dtype, "optimizer_update", launch, *arrays, n,
-            step.n_penalised * width, step.l1, step.l2, *hyperparameters, numbers,
+            step.n_penalised * width, step.l1, step.l2, *hyperparameters, step_values,
             optimizer=optimizer.name, result=step.grad.dtype,
         )  # fmt: skip
 
-    def adagrad_at(self, rows: CsrRows, step: Step, numbers: Any) -> KernelCall:
+    def adagrad_at(self, rows: CsrRows, step: Step, step_values: Any) -> KernelCall:
         """Return the launch of an Adagrad step without penalty, in the columns of chosen rows."""
         # Adagrad does not change entries with gradient 0, nor their sums of squares: so a step in
         # the used columns is the whole step.
         w, grad, accumulator = step.w, step.grad, step.opt_state["accumulator"]
-        arrays = rows.chosen, w, accumulator, grad
+        arrays = rows.row_descriptors, w, accumulator, grad
         return self._call(
             "csr_adagrad", rows.dtype, "csr_adagrad", self._launch("csr_adagrad", rows), *arrays,
-            rows.d, w.shape[0] - rows.d, numbers, result=grad.dtype, index=rows.index,
+            rows.d, w.shape[0] - rows.d, step_values, result=grad.dtype, index=rows.index,
         )  # fmt: skip
 
     def gather_rows(
-        self, blocks: Any, runs: Any, row_bytes: int | None, *chosen: Any
+        self, blocks: Any, runs: Any, row_bytes: int | None, *outputs: Any
     ) -> KernelCall:
         """Return the launch that writes addresses, targets and weights of runs of rows.
 
@@ -337,30 +339,30 @@ class KernelCalls:
         runs : array of int32 of shape (n_runs, 4)
         row_bytes : int or None
             Bytes of a dense row; None: blocks are CSR.
-        chosen : arrays
+        outputs : arrays
         """
-        n, dtype = runs.shape[0], chosen[1].dtype
+        n, dtype = runs.shape[0], outputs[1].dtype
         function = "gather_csr_rows" if row_bytes is None else "gather_rows"
         launch = kernels.launch(function, n, 1, dtype, self._n_sms)
         numbers = (n,) if row_bytes is None else (n, row_bytes)
-        return self._call("gather_rows", dtype, function, launch, blocks, runs, *chosen, *numbers)
+        return self._call("gather_rows", dtype, function, launch, blocks, runs, *outputs, *numbers)
 
     def _call(
         self,
         source: str,
         dtype: Any,
         function: str,
-        at: kernels.Launch | None,
+        launch: kernels.Launch | None,
         *arguments: Any,
-        **chosen: Any,
+        **compile_options: Any,
     ) -> KernelCall:
         """Return the launch of a function in a source, compiled for the chosen options."""
-        assert at is not None
-        options = kernels.options(source, dtype, **chosen)
+        assert launch is not None
+        options = kernels.options(source, dtype, **compile_options)
         # None is a null pointer.
         pointers = tuple(0 if argument is None else argument for argument in arguments)
         return KernelCall(
-            _load_function(self.cupy, self._device, source, options, function), at, pointers
+            _load_function(self.cupy, self._device, source, options, function), launch, pointers
         )
 
 

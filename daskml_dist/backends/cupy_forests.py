@@ -86,42 +86,48 @@ class ForestCalls(KernelCalls):
             self._last_table = nodes, firsts, node_table
         return node_table
 
-    def count(self, numbers: Any, weight: Any, keys: Any, table: Any, counts: Any) -> None:
+    def count(self, row_numbers: Any, weight: Any, keys: Any, table: Any, counts: Any) -> None:
         """Count the drawn rows of each tile, for each tree."""
-        (n,), (n_trees, n_tiles) = numbers.shape, counts.shape
+        (n,), (n_trees, n_tiles) = row_numbers.shape, counts.shape
         self._forest(
-            "forest_lines", "forest_count", counts.size, numbers, weight, keys, table, counts, n,
-            n_trees, n_tiles, len(table),
+            "forest_lines", "forest_count", counts.size, row_numbers, weight, keys, table, counts,
+            n, n_trees, n_tiles, len(table),
         )  # fmt: skip
 
     def draw(
-        self, rows: tuple[Any, Any, Any, Any], keys: Any, table: Any, factor: Any, ends: Any,
+        self, rows: tuple[Any, Any, Any, Any], keys: Any, table: Any, factor: Any, tile_ends: Any,
         lines: Any, bits: int,
     ) -> None:  # fmt: skip
         """Write the lines of the rows that trees draw.
 
         `rows`: numbers, weights, classes, and the remaining columns of the lines.
         """
-        (numbers, weight, slot, columns), (n_trees, n_tiles) = rows, ends.shape
+        (numbers, weight, slot, columns), (n_trees, n_tiles) = rows, tile_ends.shape
         n_classes = 0 if factor is None else factor.shape[1]
         self._forest(
-            "forest_lines", "forest_draw", ends.size, numbers, weight, keys, table, factor, slot,
-            columns, ends, lines, len(numbers), n_trees, n_tiles, len(table), n_classes, bits,
-            lines.shape[1],
+            "forest_lines", "forest_draw", tile_ends.size, numbers, weight, keys, table, factor,
+            slot, columns, tile_ends, lines, len(numbers), n_trees, n_tiles, len(table), n_classes,
+            bits, lines.shape[1],
         )  # fmt: skip
 
-    def sums(self, lines: Any, table: NodeTable, sums: Any, reach: Any) -> None:
+    def sums(self, lines: Any, table: NodeTable, sums: Any, target_ranges: Any) -> None:
         """Add up the sums of nodes."""
-        numbers = table.n, table.n_tiles, lines.shape[1], sums.shape[1] - 2, reach.shape[1] // 2
-        arrays = lines, table.nodes, sums, reach
+        numbers = (
+            table.n,
+            table.n_tiles,
+            lines.shape[1],
+            sums.shape[1] - 2,
+            target_ranges.shape[1] // 2,
+        )
+        arrays = lines, table.nodes, sums, target_ranges
         self._forest("forest_lines", "forest_sums", table.n_tiles, *arrays, *numbers)
 
-    def part(
-        self, bins: Any, lines: Any, table: NodeTable, parted: Any, ends: Any, missing: int
+    def partition_lines(
+        self, bins: Any, lines: Any, table: NodeTable, parted: Any, node_ends: Any, missing: int
     ) -> None:
         """Move lines that go left before the others, into other memory."""
         numbers = table.n, table.n_tiles, bins.shape[1], lines.shape[1], missing
-        arrays = bins, lines, table.nodes, parted, ends
+        arrays = bins, lines, table.nodes, parted, node_ends
         self._forest("forest_lines", "forest_part", table.n_tiles, *arrays, *numbers)
 
     def features(self, table: NodeTable, d: int, first: int, last: int) -> Any:
@@ -149,29 +155,31 @@ class ForestCalls(KernelCalls):
         self._forest("forest_splits", "forest_histograms", table.n_tiles * m, *arrays, *numbers)
 
     def cuts(
-        self, table: NodeTable, features: Any, hist: Any, jobs: slice, sums: Any, of_trees: Any,
-        facts: ForestFacts, of_features: tuple[Any, Any, Any],
+        self, table: NodeTable, features: Any, hist: Any, jobs: slice, sums: Any,
+        tree_settings: Any, settings: ForestFacts, of_features: tuple[Any, Any, Any],
     ) -> Any:  # fmt: skip
         """Return facts about the cuts of some jobs; see `ForestDevice.find_cuts`.
 
         `of_features`: signs, smallest and largest values of bins.
         """
         n, m = features.shape
-        cuts = self.cupy.zeros((n, m, N_CUT_FACTS + facts.n_sums + 1), np.int64)
+        cuts = self.cupy.zeros((n, m, N_CUT_FACTS + settings.n_sums + 1), np.int64)
         n_jobs = jobs.stop - jobs.start
         if n_jobs > 0:
             self._forest(
-                "forest_splits", "forest_cuts", n_jobs, table.nodes, features, hist, sums, of_trees,
-                *of_features, cuts, jobs.start, jobs.stop, m, facts.n_sums, of_trees.shape[1],
-                int(facts.bounded),
+                "forest_splits", "forest_cuts", n_jobs, table.nodes, features, hist, sums,
+                tree_settings, *of_features, cuts, jobs.start, jobs.stop, m, settings.n_sums,
+                tree_settings.shape[1], int(settings.bounded),
             )  # fmt: skip
         return cuts
 
-    def best(self, cuts: Any, features: Any, one: bool) -> Any:
+    def best(self, cuts: Any, features: Any, first_only: bool) -> Any:
         """Return the best cut of each node."""
         n, m, width = cuts.shape
         best = self.cupy.empty((n, 1 + width), np.int64)
-        self._forest("forest_splits", "forest_best", n, cuts, features, best, n, m, width, int(one))
+        self._forest(
+            "forest_splits", "forest_best", n, cuts, features, best, n, m, width, int(first_only)
+        )
         return best
 
     def _forest(self, source: str, function: str, n: int, *arguments: Any) -> None:
@@ -196,13 +204,13 @@ class CupyForests:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self._calls = ForestCalls(backend.calls.cupy, backend.calls.address)
-        self._facts: tuple[ForestFacts, Any] | None = None
+        self._device_settings: tuple[ForestFacts, Any] | None = None
 
-    def open_lane(self, binned: Any, facts: ForestFacts, allocate: Any) -> CupyLane:
+    def open_lane(self, binned: Any, settings: ForestFacts, allocate: Any) -> CupyLane:
         """Return the rows of a lane on the GPU."""
         on_device = binned.device_bins is not None
         with self.guard_memory(len(binned.numbers if on_device else binned.rows)):
-            return CupyLane(binned, facts, self._backend, self._calls)
+            return CupyLane(binned, settings, self._backend, self._calls)
 
     def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
         """Turn out-of-memory errors of the GPU into an error that names the data."""
@@ -227,29 +235,31 @@ class CupyForests:
         """Return the sums of all trainers on the GPU."""
         return self._backend.to_device(summed)
 
-    def draw_features(self, nodes: GrowingNodes, facts: ForestFacts, first: int, last: int) -> Any:
+    def draw_features(
+        self, nodes: GrowingNodes, settings: ForestFacts, first: int, last: int
+    ) -> Any:
         """Return the features that nodes draw."""
-        return self._calls.features(self._calls.table(nodes), facts.n_features, first, last)
+        return self._calls.features(self._calls.table(nodes), settings.n_features, first, last)
 
     def find_cuts(
         self, nodes: GrowingNodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
-        facts: ForestFacts, of_trees: NDArray[np.int64],
+        settings: ForestFacts, tree_settings: NDArray[np.int64],
     ) -> Any:  # fmt: skip
         """Return facts about the cuts of some jobs."""
         to_device = self._backend.to_device
-        if self._facts is None or self._facts[0] is not facts:
-            self._facts = (
-                facts,
-                tuple(map(to_device, (facts.monotonic_signs, facts.low, facts.high))),
+        if self._device_settings is None or self._device_settings[0] is not settings:
+            self._device_settings = (
+                settings,
+                tuple(map(to_device, (settings.monotonic_signs, settings.low, settings.high))),
             )
         return self._calls.cuts(
             self._calls.table(nodes), features, hist, jobs, to_device(sums),
-            to_device(of_trees), facts, self._facts[1],
+            to_device(tree_settings), settings, self._device_settings[1],
         )  # fmt: skip
 
-    def choose_best_cuts(self, cuts: Any, features: Any, one: bool) -> NDArray[np.int64]:
+    def choose_best_cuts(self, cuts: Any, features: Any, first_only: bool) -> NDArray[np.int64]:
         """Return the best cut of each node."""
-        best_on_device = self._calls.best(cuts, features, one)
+        best_on_device = self._calls.best(cuts, features, first_only)
         best: NDArray[np.int64] = self._backend.to_numpy(best_on_device)
         return best
 
@@ -263,26 +273,28 @@ class CupyLane:
     Parameters
     ----------
     binned : solvers.forest_rows.ForestRows
-    facts : ForestFacts
+    settings : ForestFacts
     backend : CupyBackend
     calls : ForestCalls
     """
 
-    def __init__(self, binned: Any, facts: ForestFacts, backend: Any, calls: ForestCalls) -> None:
-        self._facts, self._backend, self._calls = facts, backend, calls
+    def __init__(
+        self, binned: Any, settings: ForestFacts, backend: Any, calls: ForestCalls
+    ) -> None:
+        self._settings, self._backend, self._calls = settings, backend, calls
         to_device = backend.to_device
         self._bins = join_bins([binned], backend)
         self._rows = tuple(
             to_device(np.ascontiguousarray(a))
             for a in (binned.numbers, binned.weight, binned.slot, binned.more)
         )
-        self._table = to_device(facts.table)
+        self._table = to_device(settings.table)
         self._firsts = np.zeros(1, np.int64)
         self._lines: list[Any] = []
 
     def draw_lines(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
         """Draw the rows of some trees."""
-        cp, facts, to_device = self._calls.cupy, self._facts, self._backend.to_device
+        cp, facts, to_device = self._calls.cupy, self._settings, self._backend.to_device
         numbers, weight, *_ = self._rows
         n_tiles = max(1, -(-len(numbers) // LINES_PER_TILE))
         counts, keys = cp.empty((len(keys), n_tiles), np.int64), to_device(keys)
@@ -305,29 +317,31 @@ class CupyLane:
         on_device = self._backend.to_device(lines)
         self._lines, self._firsts = [on_device, self._calls.cupy.empty_like(on_device)], firsts
 
-    def _of(self, turn: int) -> Any:
+    def _get_lines(self, n_partitions: int) -> Any:
         """Return the memory of the lines after a number of partitions; two buffers alternate."""
-        return self._lines[turn % 2]
+        return self._lines[n_partitions % 2]
 
     def add_node_sums(
-        self, nodes: GrowingNodes, sums: NDArray[np.int64], reach: NDArray[np.float64]
+        self, nodes: GrowingNodes, sums: NDArray[np.int64], target_ranges: NDArray[np.float64]
     ) -> None:
         """Add up the sums of nodes."""
         device_sums = self._calls.cupy.zeros(sums.shape, np.int64)
         # CUDA's atomic maximum takes integers: floats are converted to integers of the same order.
-        device_reach = self._backend.to_device(to_ordered_integers(reach))
+        device_reach = self._backend.to_device(to_ordered_integers(target_ranges))
         table = self._calls.table(nodes, self._firsts)
-        self._calls.sums(self._of(nodes.turn), table, device_sums, device_reach)
+        self._calls.sums(self._get_lines(nodes.n_partitions), table, device_sums, device_reach)
         sums += self._backend.to_numpy(device_sums)
-        if self._facts.n_line % 2:  # classification has no range of targets
-            reach[...] = from_ordered_integers(self._backend.to_numpy(device_reach))
+        if self._settings.n_line % 2:  # classification has no range of targets
+            target_ranges[...] = from_ordered_integers(self._backend.to_numpy(device_reach))
 
     def build_histograms(self, nodes: GrowingNodes, features: Any) -> Any:
         """Return the histograms of some features of nodes."""
         n, m = features.shape
-        hist = self._calls.cupy.zeros((n, m, 256, self._facts.n_sums), np.int64)
+        hist = self._calls.cupy.zeros((n, m, 256, self._settings.n_sums), np.int64)
         table = self._calls.table(nodes, self._firsts)
-        self._calls.histograms(self._bins, self._of(nodes.turn), table, features, hist)
+        self._calls.histograms(
+            self._bins, self._get_lines(nodes.n_partitions), table, features, hist
+        )
         return hist
 
     def partition_nodes(self, nodes: GrowingNodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -336,9 +350,14 @@ class CupyLane:
         # the boundaries.
         first = self._firsts[nodes.tree]
         ends = self._backend.to_device(np.column_stack([nodes.start + first, nodes.stop + first]))
-        table, turn = self._calls.table(nodes, self._firsts, cuts), nodes.turn
-        self._calls.part(
-            self._bins, self._of(turn), table, self._of(turn + 1), ends, self._facts.missing
+        table, turn = self._calls.table(nodes, self._firsts, cuts), nodes.n_partitions
+        self._calls.partition_lines(
+            self._bins,
+            self._get_lines(turn),
+            table,
+            self._get_lines(turn + 1),
+            ends,
+            self._settings.missing,
         )
         middles: NDArray[np.int64] = self._backend.to_numpy(ends)[:, 0] - first
         return middles
@@ -346,5 +365,7 @@ class CupyLane:
     def copy_lines(self, nodes: GrowingNodes, k: int) -> NDArray[np.int64]:
         """Return a copy of the lines of the k-th node, in host memory."""
         first = self._firsts[nodes.tree[k]]
-        node_lines = self._of(nodes.turn)[first + nodes.start[k] : first + nodes.stop[k]]
+        node_lines = self._get_lines(nodes.n_partitions)[
+            first + nodes.start[k] : first + nodes.stop[k]
+        ]
         return np.array(self._backend.to_numpy(node_lines))

@@ -135,32 +135,46 @@ class TreeCalls(KernelCalls):
         self._tree("tree_gradients", "tree_quantise", n, *arrays, n, mode, key, g_scale, h_scale)
         return sums
 
-    def work(self, parts: Sequence[LeafPartition], mode: int, words: int) -> LeafWork:
+    def describe_leaves(
+        self, partitions: Sequence[LeafPartition], mode: int, n_words: int
+    ) -> LeafWork:
         """Copy the description of some leaves to the device."""
-        n_groups = words if mode == EXACT else -(-words // _WORDS_PER_BLOCK)
-        rows = [part.at.stop - part.at.start for part in parts]
-        n_requested = sum(n for n, part in zip(rows, parts, strict=True) if part.side >= 0)
+        n_groups = n_words if mode == EXACT else -(-n_words // _WORDS_PER_BLOCK)
+        rows = [part.row_slice.stop - part.row_slice.start for part in partitions]
+        n_requested = sum(
+            n for n, part in zip(rows, partitions, strict=True) if part.requested_side >= 0
+        )
         # Rows per block: few enough to use all multiprocessors, and enough that adding the block's
         # histogram to memory costs little.
         chunk = -(-n_requested * n_groups // (_BLOCKS_PER_MULTIPROCESSOR * self._n_sms))
         chunk = min(max(chunk, _MIN_CHUNK_ROWS), _MAX_CHUNK_ROWS)
         numbers, tile, unit, slot = [], 0, 0, 0
-        for part, n in zip(parts, rows, strict=True):
+        for part, n in zip(partitions, rows, strict=True):
             # Columns as in tree_tasks.cuh.
-            numbers.append((part.feature, part.at.start, part.at.stop, part.side, slot, tile, unit))
+            numbers.append(
+                (
+                    part.feature,
+                    part.row_slice.start,
+                    part.row_slice.stop,
+                    part.requested_side,
+                    slot,
+                    tile,
+                    unit,
+                )
+            )
             tile += -(-n // _ROWS_PER_TILE)
-            if part.side >= 0:
+            if part.requested_side >= 0:
                 slot += 1
                 unit += -(-n // chunk) * n_groups
-        tasks, tables = np.array(numbers, np.int64), np.array([part.table for part in parts])
+        tasks, tables = np.array(numbers, np.int64), np.array([part.table for part in partitions])
         # `tree_scan` writes the middles; histograms of all rows do not read them.
-        middles = self.cupy.empty(len(parts), np.int64)
+        middles = self.cupy.empty(len(partitions), np.int64)
         on_device = self.copy_together(tasks, tables)
         return LeafWork(
             on_device[0], on_device[1], middles, tile, n_groups, unit, slot, chunk, mode
         )
 
-    def part(self, work: LeafWork, bins: Any, index: Any, spare: Any) -> None:
+    def partition_rows(self, work: LeafWork, bins: Any, index: Any, spare_index: Any) -> None:
         """Move the rows of leaves that go left before the others, keeping their order."""
         n_tasks, n_tiles, width = len(work.middles), work.n_tiles, bins.shape[1]
         # Stable partition in four launches: count by tile, scan, write to the spare index, copy
@@ -170,9 +184,9 @@ class TreeCalls(KernelCalls):
         of_tasks = work.tasks, counts, work.middles
         self._tree("tree_partition", "tree_count", n_tiles, *inputs, *ends, width)
         self._tree("tree_partition", "tree_scan", n_tasks, *of_tasks, *ends)
-        outputs = work.middles, spare
+        outputs = work.middles, spare_index
         self._tree("tree_partition", "tree_part", n_tiles, *inputs, *outputs, *ends, width)
-        self._tree("tree_partition", "tree_back", n_tiles, index, work.tasks, spare, *ends)
+        self._tree("tree_partition", "tree_back", n_tiles, index, work.tasks, spare_index, *ends)
 
     def histograms(self, work: LeafWork, bins: Any, packed: Any, index: Any, out: Any) -> None:
         """Add the requested histograms to `out`, of shape (n_slots, d, n_bins, channels)."""
@@ -186,7 +200,7 @@ class TreeCalls(KernelCalls):
         self._tree("tree_histograms", "tree_histograms", work.n_units, *arrays, *numbers)
 
     def splits(
-        self, leaves: Any, allowed: Any, features: Sequence[Any], facts: SplitFacts,
+        self, leaves: Any, allowed: Any, features: Sequence[Any], settings: SplitFacts,
         scales: Sequence[float], shape: tuple[int, int, int],
     ) -> Any:  # fmt: skip
         """Find the best splits of some leaves; see `TreeDevice.find_best_splits`.
@@ -197,8 +211,8 @@ class TreeCalls(KernelCalls):
             Columns as in tree_splits.cu.
         allowed : array of uint8 of shape (n_leaves, n_features)
         features : sequence of array
-            The arrays of `facts`, in order.
-        facts : SplitFacts
+            The arrays of `settings`, in order.
+        settings : SplitFacts
         scales : sequence of float
         shape : tuple of int
             Shape of a leaf's histogram.
@@ -208,8 +222,8 @@ class TreeCalls(KernelCalls):
         best = self.cupy.empty((n, _NUMBERS_PER_SPLIT), np.int64)
         self._tree(
             "tree_splits", "tree_splits", n * d, leaves, allowed, *features, splits, n, d,
-            n_bins - 1, channels, *scales, float(facts.l2), float(facts.least_hessian),
-            int(facts.least_rows),
+            n_bins - 1, channels, *scales, float(settings.l2), float(settings.least_hessian),
+            int(settings.least_rows),
         )  # fmt: skip
         self._tree("tree_splits", "tree_best", n, splits, best, n, d)
         return best
@@ -339,7 +353,7 @@ class CupyTrees:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self._calls = TreeCalls(backend.calls.cupy, backend.calls.address, backend.send_small)
-        self._facts: tuple[SplitFacts, slice, list[Any]] | None = None
+        self._device_settings: tuple[SplitFacts, slice, list[Any]] | None = None
 
     def open_rows(
         self, binned_rows: Sequence[Any], shape: tuple[int, int, int]
@@ -361,7 +375,7 @@ class CupyTrees:
         return on_host
 
     def find_best_splits(
-        self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
+        self, leaves: Sequence[SplitLeaf], first: int, settings: SplitFacts,
         scales: NDArray[np.float64], splits: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Find the best split of some leaves, with a warp per leaf and feature."""
@@ -369,9 +383,22 @@ class CupyTrees:
         if owned.start == owned.stop:  # more trainers than features
             splits[:, :1].view(np.float64)[:] = -1.0
             return
-        if self._facts is None or self._facts[0] is not facts or self._facts[1] != owned:
-            arrays = facts.counts, facts.missing, facts.categorical, facts.monotonic_signs
-            self._facts = facts, owned, [self._backend.to_device(array[owned]) for array in arrays]
+        if (
+            self._device_settings is None
+            or self._device_settings[0] is not settings
+            or self._device_settings[1] != owned
+        ):
+            arrays = (
+                settings.counts,
+                settings.missing,
+                settings.categorical,
+                settings.monotonic_signs,
+            )
+            self._device_settings = (
+                settings,
+                owned,
+                [self._backend.to_device(array[owned]) for array in arrays],
+            )
         table = np.empty((len(leaves), 8), np.int64)
         # Columns as in `Leaf` of tree_splits.cu: histograms are not copied, but given by address
         # and stride. Written column by column, since the device waits for the host here.
@@ -382,7 +409,7 @@ class CupyTrees:
         allowed = np.array([leaf.allowed[owned] for leaf in leaves])
         on_device = self._calls.copy_together(table, allowed)
         device_splits = self._calls.splits(
-            on_device[0], on_device[1], self._facts[2], facts, scales.tolist(),
+            on_device[0], on_device[1], self._device_settings[2], settings, scales.tolist(),
             leaves[0].hist.shape,
         )  # fmt: skip
         splits[:] = self._backend.to_numpy(device_splits)
@@ -447,17 +474,17 @@ class CupyTreeRows:
         self._h = None if shape[2] == _CONSTANT_CHANNELS else cp.empty((k, n), np.float32)
         self._packed = cp.empty((k, n), np.int64)
         self._first = cp.arange(n, dtype=np.int32)
-        self._index, self._spare = cp.empty_like(self._first), cp.empty_like(self._first)
+        self._index, self._spare_index = cp.empty_like(self._first), cp.empty_like(self._first)
 
-    def _joined(self, parts: Sequence[Array]) -> Any:
+    def _joined(self, chunks: Sequence[Array]) -> Any:
         """Copy the rows of all lanes to one array on the device, without a second full copy."""
-        first, *later_parts = parts
+        first, *later_parts = chunks
         if not later_parts:
             return self._backend.to_device(np.ascontiguousarray(first))
         # Bounds of times in lanes without rows have the dtype of other targets.
-        dtype = np.result_type(*parts)
+        dtype = np.result_type(*chunks)
         out = self._calls.cupy.empty((self.n, *first.shape[1:]), dtype)
-        for part, place in zip(parts, self._places, strict=True):
+        for part, place in zip(chunks, self._places, strict=True):
             out[place] = self._backend.to_device(np.ascontiguousarray(part))
         return out
 
@@ -537,22 +564,24 @@ class CupyTreeRows:
         return self._histograms(self._work([root], mode), output)
 
     def partition_leaves(
-        self, parts: Sequence[LeafPartition], mode: int, output: int
+        self, partitions: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Any, list[int]]:
         """Partition the rows of some leaves; return histograms and where right children begin."""
-        work = self._work(parts, mode)
-        self._calls.part(work, self._bins, self._index, self._spare)
+        work = self._work(partitions, mode)
+        self._calls.partition_rows(work, self._bins, self._index, self._spare_index)
         hist = self._histograms(work, output)
         # If no reply from the device is needed, the host continues while the kernels run.
-        known_middles = [part.at.start + part.n_left for part in parts if part.n_left is not None]
-        if len(known_middles) == len(parts):
+        known_middles = [
+            part.row_slice.start + part.n_left for part in partitions if part.n_left is not None
+        ]
+        if len(known_middles) == len(partitions):
             return hist, known_middles
         middles: list[int] = self._backend.to_numpy(work.middles).tolist()
         return hist, middles
 
-    def _work(self, parts: Sequence[LeafPartition], mode: int) -> LeafWork:
+    def _work(self, partitions: Sequence[LeafPartition], mode: int) -> LeafWork:
         """Return the work for some leaves, as the kernels need it."""
-        return self._calls.work(parts, mode, self._bins.shape[1] // 8)
+        return self._calls.describe_leaves(partitions, mode, self._bins.shape[1] // 8)
 
     def _histograms(self, work: LeafWork, output: int) -> Any:
         """Return the requested histograms of leaves, one after the other."""
@@ -561,12 +590,12 @@ class CupyTreeRows:
         return out.transpose(1, 0, 2, 3)
 
     def add_leaf_values(
-        self, output: int, at: Sequence[slice], values: NDArray[np.float64]
+        self, output: int, leaf_slices: Sequence[slice], values: NDArray[np.float64]
     ) -> None:
         """Add the values of leaves to the raw predictions of their rows."""
-        starts = np.array([s.start for s in at])
+        starts = np.array([s.start for s in leaf_slices])
         # The kernel finds a row's leaf by binary search among the starts, which must be sorted.
-        filled = np.flatnonzero([s.stop > s.start for s in at])
+        filled = np.flatnonzero([s.stop > s.start for s in leaf_slices])
         if not len(filled):
             return
         order = filled[starts[filled].argsort()]
@@ -583,10 +612,10 @@ class CupyTreeRows:
         for binned, place in zip(self.binned_rows, self._places, strict=True):
             binned.extra["raw"] = raw[:, place]
 
-    def find_row_leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
+    def find_row_leaves(self, leaf_slices: Sequence[slice]) -> list[NDArray[np.int64]]:
         """Return, for each lane, the number of the leaf of each row."""
         index = self._backend.to_numpy(self._index)
         leaf_numbers = np.zeros(self.n, np.int64)
-        for number, of_leaf in enumerate(at):
+        for number, of_leaf in enumerate(leaf_slices):
             leaf_numbers[index[of_leaf]] = number
         return [leaf_numbers[place] for place in self._places]

@@ -53,86 +53,93 @@ _reordered_inside = compiled_inside(forceinline=True, fastmath={"reassoc", "cont
 
 @_contracted_inside
 def _multiply_group(
-    rows: Any, size: Any, coef: Any, n_bytes: Any, raw: Any, item: Any, of: Any
+    rows: Any, size: Any, coef: Any, n_bytes: Any, raw: Any, item: Any, dtype: Any
 ) -> None:
     """Write the products of a group of rows (`size` bytes each) with `n_bytes` of coefficients."""
     for i in range(0, _ROWS_PER_GROUP, 4):
         # Four rows by a vector of features at a time: one load of the coefficients is used for four
         # rows.
-        a, b, c, d = zero_vector(of), zero_vector(of), zero_vector(of), zero_vector(of)
+        a, b, c, d = zero_vector(dtype), zero_vector(dtype), zero_vector(dtype), zero_vector(dtype)
         for k in range(0, n_bytes, VECTOR_BYTES):
-            w, address = load_vector(coef + k, of), rows + i * size + k
+            w, address = load_vector(coef + k, dtype), rows + i * size + k
             # Ahead by a tile: the hardware prefetcher stops at page boundaries.
             prefetch(address + _BYTES_AHEAD)
             prefetch(address + 2 * size + _BYTES_AHEAD)
-            a = multiply_add(load_vector(address, of), w, a)
-            b = multiply_add(load_vector(address + size, of), w, b)
-            c = multiply_add(load_vector(address + 2 * size, of), w, c)
-            d = multiply_add(load_vector(address + 3 * size, of), w, d)
+            a = multiply_add(load_vector(address, dtype), w, a)
+            b = multiply_add(load_vector(address + size, dtype), w, b)
+            c = multiply_add(load_vector(address + 2 * size, dtype), w, c)
+            d = multiply_add(load_vector(address + 3 * size, dtype), w, d)
         store_four_sums(raw + i * item, a, b, c, d)
 
 
 @_contracted_inside
 def _add_group_gradient(
-    rows: Any, size: Any, slopes: Any, part: Any, n_bytes: Any, of: Any
+    rows: Any, size: Any, slopes: Any, gradient: Any, n_bytes: Any, dtype: Any
 ) -> None:
-    """Add the rows of a group, each times its slope, to `part`, which has whole vectors."""
+    """Add the rows of a group, each times its slope, to `gradient`, which has whole vectors."""
     for k in range(0, n_bytes, VECTOR_BYTES):
         # A vector of the gradient stays in registers during the loop over the 16 rows of the group.
-        a, b, c, d = load_vector(part + k, of), zero_vector(of), zero_vector(of), zero_vector(of)
+        a, b, c, d = (
+            load_vector(gradient + k, dtype),
+            zero_vector(dtype),
+            zero_vector(dtype),
+            zero_vector(dtype),
+        )
         for i in range(0, _ROWS_PER_GROUP, 4):
             address = rows + i * size + k
             prefetch(address + size + _BYTES_AHEAD)
             prefetch(address + 3 * size + _BYTES_AHEAD)
             a = multiply_add(
-                load_vector(address, of), broadcast_number(number_at(slopes, i, of)), a
+                load_vector(address, dtype), broadcast_number(number_at(slopes, i, dtype)), a
             )
             b = multiply_add(
-                load_vector(address + size, of), broadcast_number(number_at(slopes, i + 1, of)), b
+                load_vector(address + size, dtype),
+                broadcast_number(number_at(slopes, i + 1, dtype)),
+                b,
             )
             c = multiply_add(
-                load_vector(address + 2 * size, of),
-                broadcast_number(number_at(slopes, i + 2, of)),
+                load_vector(address + 2 * size, dtype),
+                broadcast_number(number_at(slopes, i + 2, dtype)),
                 c,
             )
             d = multiply_add(
-                load_vector(address + 3 * size, of),
-                broadcast_number(number_at(slopes, i + 3, of)),
+                load_vector(address + 3 * size, dtype),
+                broadcast_number(number_at(slopes, i + 3, dtype)),
                 d,
             )
-        store_vector(part + k, add_vectors(add_vectors(a, b), add_vectors(c, d)))
+        store_vector(gradient + k, add_vectors(add_vectors(a, b), add_vectors(c, d)))
 
 
 @_contracted_inside
-def _write_log_losses(y: Any, bias: Any, raw: Any, values: Any, n: Any, of: Any) -> None:
+def _write_log_losses(y: Any, bias: Any, raw: Any, values: Any, n: Any, dtype: Any) -> None:
     """Write the loss of each of n rows into `values`, its derivative into `raw`."""
     for i in range(n):
         # y is -1 or +1, so y * raw is the margin.
-        sign = number_at(y, i, of)
-        value, slope = log_loss(sign * (number_at(raw, i, of) + bias))
+        sign = number_at(y, i, dtype)
+        value, slope = log_loss(sign * (number_at(raw, i, dtype) + bias))
         put_number(values, i, value)
         put_number(raw, i, sign * slope)
 
 
 @_contracted_inside
-def _write_curvature_roots(y: Any, bias: Any, raw: Any, roots: Any, of: Any) -> None:
+def _write_curvature_roots(y: Any, bias: Any, raw: Any, roots: Any, dtype: Any) -> None:
     """Write the square root of the second derivative for each row of a group."""
     for i in range(_ROWS_PER_GROUP):
-        margin = number_at(y, i, of) * (number_at(raw, i, of) + bias)
+        margin = number_at(y, i, dtype) * (number_at(raw, i, dtype) + bias)
         put_number(roots, i, np.sqrt(curvature(margin)))
 
 
 @_contracted_inside
-def _multiply_weights(weight: Any, numbers: Any, n: Any, of: Any) -> None:
+def _multiply_weights(weight: Any, values: Any, n: Any, dtype: Any) -> None:
     """Multiply n numbers by weights."""
     for i in range(n):
-        put_number(numbers, i, number_at(numbers, i, of) * number_at(weight, i, of))
+        put_number(values, i, number_at(values, i, dtype) * number_at(weight, i, dtype))
 
 
 @_contracted_inside
 def _scale_rows(
     rows: Any, n: Any, n_features: Any, weight: Any, roots: Any, scaled: Any, n_columns: Any,
-    of: Any,
+    dtype: Any,
 ) -> float:  # fmt: skip
     """Write n rows, each followed by a 1, times the square root of its weight and curvature.
 
@@ -141,36 +148,36 @@ def _scale_rows(
     flat = 0.0
     for i in range(n):
         # Rows times the square root of their curvature: the Hessian is then X'X of the scaled rows.
-        root = number_at(roots, i, of)
+        root = number_at(roots, i, dtype)
         of_row = 1.0
         if weight != 0:
-            of_row = np.float64(number_at(weight, i, of))
+            of_row = np.float64(number_at(weight, i, dtype))
         flat += of_row if root == 0 else 0.0
         if weight != 0:
-            root *= np.sqrt(number_at(weight, i, of))
+            root *= np.sqrt(number_at(weight, i, dtype))
         for j in range(n_features):
-            value = number_at(rows, i * n_features + j, of) * root
+            value = number_at(rows, i * n_features + j, dtype) * root
             put_number(scaled, i * n_columns + j, value)
         put_number(scaled, i * n_columns + n_features, root)
     return flat
 
 
 @_reordered_inside
-def _sum_numbers(numbers: Any, n: Any, of: Any) -> float:
+def _sum_numbers(values: Any, n: Any, dtype: Any) -> float:
     """Return the sum of n numbers."""
     total = 0.0
     for i in range(n):
-        total += np.float64(number_at(numbers, i, of))
+        total += np.float64(number_at(values, i, dtype))
     return total
 
 
 @_contracted_inside
-def _copy_padded(to: Any, numbers: Any, n: Any, n_whole: Any, of: Any) -> None:
+def _copy_padded(destination: Any, values: Any, n: Any, n_whole: Any, dtype: Any) -> None:
     """Copy n numbers, followed by zeros up to `n_whole`."""
     for i in range(n):
-        put_number(to, i, number_at(numbers, i, of))
+        put_number(destination, i, number_at(values, i, dtype))
     for i in range(n, n_whole):
-        put_number(to, i, of.type(0))
+        put_number(destination, i, dtype.type(0))
 
 
 def _add_log_loss_gradient(

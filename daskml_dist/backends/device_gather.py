@@ -35,19 +35,19 @@ class RecordedSteps(ReplicaSteps):
         super().__init__(optimizer, step)
         self._gather = gather
         #: Maximum steps made together.
-        self.most = gather.most
-        self._numbers = cupy.zeros((self.most, kernels.NUMBERS), np.float64)
-        self._losses = cupy.zeros(self.most, np.float64)
+        self.max_steps = gather.max_batches
+        self._step_values = cupy.zeros((self.max_steps, kernels.NUMBERS), np.float64)
+        self._losses = cupy.zeros(self.max_steps, np.float64)
         gradient = dataclasses.replace(step, grad=cupy.zeros_like(step.w))
         self._partials = gather.calls.partials(gather.rows(0))
-        self._calls = [self._of_step(place, gradient) for place in range(self.most)]
+        self._calls = [self._make_step_calls(place, gradient) for place in range(self.max_steps)]
         #: By number of steps; None if still launched kernel by kernel, as at first.
         self._graphs: dict[int, Any] = {}
 
-    def _of_step(self, place: int, step: Step) -> list[KernelCall]:
+    def _make_step_calls(self, batch_index: int, step: Step) -> list[KernelCall]:
         """Return the launches of a step: the gradient of its rows, and the update."""
-        numbers, calls = self._numbers[place], self._gather.calls
-        rows, loss = self._gather.rows(place), self._losses[place : place + 1]
+        numbers, calls = self._step_values[batch_index], self._gather.calls
+        rows, loss = self._gather.rows(batch_index), self._losses[batch_index : batch_index + 1]
         gradient = calls.gradient(
             *self._gather.loss, rows, step.w, step.grad, loss,
             add=step.coordinates, count=numbers, partials=self._partials,
@@ -63,7 +63,7 @@ class RecordedSteps(ReplicaSteps):
         n = len(steps)
         self._gather.gather(batches)
         table = [kernels.optimizer_numbers(self._optimizer, s.rows, s.lr, s.number) for s in steps]
-        self._numbers[:n] = self._cp.asarray(np.array(table))
+        self._step_values[:n] = self._cp.asarray(np.array(table))
         self._losses[:n] = 0
         self._launch(n)
         return self._losses[:n].copy()
@@ -131,7 +131,7 @@ class DeviceGather:
         self.calls = calls
         self.loss = loss
         self._blocks = dict(blocks)  # keeps their memory allocated
-        self._place = {number: place for place, number in enumerate(blocks)}
+        self._block_positions = {number: place for place, number in enumerate(blocks)}
         first = next(iter(self._blocks.values()))
         self.n_features, self.dtype = first[0].shape[1], first[0].dtype
         parts = [
@@ -140,9 +140,9 @@ class DeviceGather:
         where = [[0 if a is None else calls.address(a) for a in arrays] for arrays in parts]
         self._where = cupy.asarray(np.array(where, np.uint64))
         #: Maximum batches gathered together.
-        self.most = max(1, min(_MAX_BATCHES_AT_ONCE, _MAX_ROWS_AT_ONCE // max(n_rows, 1)))
+        self.max_batches = max(1, min(_MAX_BATCHES_AT_ONCE, _MAX_ROWS_AT_ONCE // max(n_rows, 1)))
         self._n_rows = n_rows
-        shape = self.most * n_rows
+        shape = self.max_batches * n_rows
         self._gathered = self._allocate_output(shape)
         self._y = cupy.empty(shape, first[1].dtype)
         self._weight = None if first[2] is None else cupy.empty(shape, first[2].dtype)
@@ -169,7 +169,7 @@ class DeviceGather:
             # All runs of all batches in one table, copied together: each copy costs microseconds.
             place, block = (
                 np.repeat(of_parts, [len(part) for part in firsts])
-                for of_parts in (places, [self._place[number] for number in blocks])
+                for of_parts in (places, [self._block_positions[number] for number in blocks])
             )
             count = np.concatenate(
                 [
@@ -188,9 +188,9 @@ class DeviceGather:
         row_counts: list[int] = n_rows.tolist()
         return row_counts
 
-    def rows(self, place: int, n_rows: int | None = None) -> DenseRows | CsrRows:
+    def rows(self, batch_index: int, n_rows: int | None = None) -> DenseRows | CsrRows:
         """Return a gathered batch as a kernel needs it; by default with the maximum of rows."""
-        start = place * self._n_rows
+        start = batch_index * self._n_rows
         n = self._n_rows if n_rows is None else n_rows
         row_slice = slice(start, start + n)
         weight = None if self._weight is None else self._weight[row_slice]

@@ -16,7 +16,7 @@ from daskml_dist.errors.suggestions import suggest_nearest
 
 
 @contextmanager
-def device_memory(what: str, remedy: str) -> Iterator[None]:
+def device_memory(data_name: str, remedy: str) -> Iterator[None]:
     """Turn an out-of-memory error of a GPU into one that names the data and the remedy."""
     try:
         yield
@@ -26,7 +26,7 @@ def device_memory(what: str, remedy: str) -> Iterator[None]:
         if not full or isinstance(error, DeviceMemoryError):
             raise
         raise DeviceMemoryError(
-            f"{what} did not fit in the memory of the GPU ({error}). {remedy}"
+            f"{data_name} did not fit in the memory of the GPU ({error}). {remedy}"
         ) from error
 
 

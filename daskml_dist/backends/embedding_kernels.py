@@ -15,13 +15,13 @@ _compiled = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
 
 @_compiled
 def predict_rows(
-    indptr: Any, place: Any, data: Any, w: Any, pairs: Any, raw: Any, sums: Any
+    indptr: Any, indices: Any, data: Any, w: Any, pairs: Any, raw: Any, sums: Any
 ) -> None:
     """Write each row's raw prediction, and the sums of its vectors (Rendle 2010, equation 5).
 
     Parameters
     ----------
-    indptr, place, data
+    indptr, indices, data
         CSR rows, whose columns are rows of `w`.
     w : (n_touched, 1 + rank) floats
         Weight and vector of each id; the intercept is the weight of the last.
@@ -35,7 +35,7 @@ def predict_rows(
     for i in range(len(raw)):
         total, squares, vector_sums = w[last, 0], number(0), sums[i]
         for k in range(indptr[i], indptr[i + 1]):
-            x, row = data[k], w[place[k]]
+            x, row = data[k], w[indices[k]]
             total += row[0] * x
             if pairs:
                 for f in range(rank):
@@ -51,14 +51,14 @@ def predict_rows(
 
 @_compiled
 def add_row_gradients(
-    indptr: Any, place: Any, data: Any, w: Any, pairs: Any, sums: Any, slope: Any, weight: Any,
+    indptr: Any, indices: Any, data: Any, w: Any, pairs: Any, sums: Any, slope: Any, weight: Any,
     alpha: Any, vector_alpha: Any, out: Any,
 ) -> None:  # fmt: skip
     """Add the gradient of the rows' losses, and of the penalty of parameters that each row uses.
 
     Parameters
     ----------
-    indptr, place, data, w, pairs, sums
+    indptr, indices, data, w, pairs, sums
         As in `predict_rows`, which has written `sums`.
     slope : (n,) floats
         Derivative of each row's weighted loss by its raw prediction.
@@ -78,7 +78,7 @@ def add_row_gradients(
             shrink_vector *= weight[i]
         intercept += g
         for k in range(indptr[i], indptr[i + 1]):
-            position, x = place[k], data[k]
+            position, x = indices[k], data[k]
             row, out_row = w[position], out[position]
             gx = g * x
             out_row[0] += gx + shrink * row[0]
@@ -94,38 +94,38 @@ def add_row_gradients(
 
 
 @_compiled
-def pool_fields(indptr: Any, place: Any, field: Any, data: Any, w: Any, pooled: Any) -> None:
+def pool_fields(indptr: Any, indices: Any, field: Any, data: Any, w: Any, pooled: Any) -> None:
     """Add ``x * v`` of each id to its field's part of `pooled`, of shape (n, n_fields, rank)."""
     rank = w.shape[1] - 1
     for i in range(len(pooled)):
         for k in range(indptr[i], indptr[i + 1]):
-            x, row, field_sum = data[k], w[place[k]], pooled[i, field[k]]
+            x, row, field_sum = data[k], w[indices[k]], pooled[i, field[k]]
             for f in range(rank):
                 field_sum[f] += row[1 + f] * x
 
 
 @_compiled
 def add_pooled_gradients(
-    indptr: Any, place: Any, field: Any, data: Any, slope: Any, out: Any
+    indptr: Any, indices: Any, field: Any, data: Any, slope: Any, out: Any
 ) -> None:
     """Add the gradient of the vectors that `pool_fields` pooled, given that of `pooled`."""
     rank = out.shape[1] - 1
     for i in range(len(slope)):
         for k in range(indptr[i], indptr[i + 1]):
-            x, pooled_slope, out_row = data[k], slope[i, field[k]], out[place[k]]
+            x, pooled_slope, out_row = data[k], slope[i, field[k]], out[indices[k]]
             for f in range(rank):
                 out_row[1 + f] += pooled_slope[f] * x
 
 
 @_compiled
 def predict_field_pairs(
-    indptr: Any, place: Any, field: Any, data: Any, w: Any, rank: Any, raw: Any
+    indptr: Any, indices: Any, field: Any, data: Any, w: Any, rank: Any, raw: Any
 ) -> None:
     """Write the raw prediction of each row by the vectors that its ids have for fields.
 
     Parameters
     ----------
-    indptr, place, data
+    indptr, indices, data
         CSR rows, whose columns are rows of `w`.
     field : (n_entries,) uint8
     w : (n_touched, 1 + n_fields * rank) floats
@@ -137,12 +137,12 @@ def predict_field_pairs(
     for i in range(len(raw)):
         total = w[last, 0]
         for k in range(indptr[i], indptr[i + 1]):
-            x, row = data[k], w[place[k]]
+            x, row = data[k], w[indices[k]]
             total += row[0] * x
             field_start = 1 + rank * field[k]
             for m in range(indptr[i], k):
                 # The vector of each id for the other's field (Juan et al. 2016, equation 4).
-                other, other_field_start = w[place[m]], 1 + rank * field[m]
+                other, other_field_start = w[indices[m]], 1 + rank * field[m]
                 product = number(0)
                 for f in range(rank):
                     product += row[other_field_start + f] * other[field_start + f]
@@ -152,14 +152,14 @@ def predict_field_pairs(
 
 @_compiled
 def add_field_pair_gradients(
-    indptr: Any, place: Any, field: Any, data: Any, w: Any, rank: Any, slope: Any, weight: Any,
+    indptr: Any, indices: Any, field: Any, data: Any, w: Any, rank: Any, slope: Any, weight: Any,
     alpha: Any, out: Any,
 ) -> None:  # fmt: skip
     """Add the gradient of the rows' losses, and of the penalty of the ids that each row uses.
 
     Parameters
     ----------
-    indptr, place, field, data, w, rank
+    indptr, indices, field, data, w, rank
         As in `predict_field_pairs`.
     slope : (n,) floats
         Derivative of each row's weighted loss by its raw prediction.
@@ -177,14 +177,14 @@ def add_field_pair_gradients(
             shrink *= weight[i]
         intercept += g
         for k in range(indptr[i], indptr[i + 1]):
-            x, row, out_row = data[k], w[place[k]], out[place[k]]
+            x, row, out_row = data[k], w[indices[k]], out[indices[k]]
             out_row[0] += g * x
             for f in range(w.shape[1]):
                 out_row[f] += shrink * row[f]
             field_start = 1 + rank * field[k]
             for m in range(indptr[i], k):
-                other, other_field_start = w[place[m]], 1 + rank * field[m]
-                other_out_row, gxx = out[place[m]], g * x * data[m]
+                other, other_field_start = w[indices[m]], 1 + rank * field[m]
+                other_out_row, gxx = out[indices[m]], g * x * data[m]
                 for f in range(rank):
                     out_row[other_field_start + f] += gxx * other[field_start + f]
                     other_out_row[field_start + f] += gxx * row[other_field_start + f]

@@ -21,9 +21,9 @@ from daskml_dist.errors import InvalidParameterError
 _ARRAY_FUNCTIONS = {"abs": "abs", "max": "maximum", "min": "minimum"}
 
 
-def where(condition: Any, one: Any, other: Any) -> Any:
-    """Return `one` if the condition holds, else `other`: a branch that also works on arrays."""
-    return one if condition else other
+def where(condition: Any, if_true: Any, if_false: Any) -> Any:
+    """Return `if_true` if the condition holds, else `if_false`; also for arrays."""
+    return if_true if condition else if_false
 
 
 def find_helpers(function: Callable[..., Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ _inside = compiled_inside(error_model="numpy")
 
 @_exact
 def select_shifted(
-    centers: Any, units: Any, values: Any, reached: Any, starts: Any, asked: float, out: Any
+    centers: Any, units: Any, values: Any, reached: Any, starts: Any, target_weight: float, out: Any
 ) -> None:
     """Write the smallest of a row's elements whose cumulative weight reaches the requested weight.
 
@@ -33,7 +33,7 @@ def select_shifted(
         Cumulative weight of each value within its array.
     starts : ndarray of int64 of shape (n_arrays + 1,)
         First value of each array, and the end.
-    asked : float
+    target_weight : float
     out : ndarray of float64 of shape (n,)
         Infinity if the total weight is smaller.
     """
@@ -60,7 +60,7 @@ def select_shifted(
                 middle[k] = _count_up_to(values, low[k], high[k], centers[i, k], units[i, k], pivot)
                 if middle[k] > starts[k]:
                     weight += reached[middle[k] - 1]
-            if weight >= asked:
+            if weight >= target_weight:
                 best = pivot
                 for k in range(n_arrays):
                     high[k] = middle[k]

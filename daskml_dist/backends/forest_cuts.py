@@ -75,12 +75,12 @@ def node_answer(kind: Any, sums: Any, total: Any, bits: Any) -> float:
 
 
 @_inside
-def write_node_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
+def write_node_medians(settings: Any, scale: Any, lines: Any, sums: Any) -> None:
     """Write the bits of a node's medians, and of its sum of absolute errors, into its sums.
 
     Parameters
     ----------
-    facts : ndarray of int64
+    settings : ndarray of int64
     scale : float
         Scale of the targets.
     lines : ndarray of int64 of shape (n, n_line)
@@ -99,12 +99,12 @@ def write_node_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
         counts[:] = 0
         total_weight, total = np.int64(0), np.int64(0)
         for q in range(n):
-            weight = lines[q, 1] >> facts[BITS]
+            weight = lines[q, 1] >> settings[BITS]
             _add_to_fenwick_tree(counts, rank[q], weight, lines[q, 2 + k])
             total_weight += weight
             total += lines[q, 2 + k]
         median, error = _median_and_error(
-            facts, scale, lines, counts, order, values, k, total_weight, total
+            settings, scale, lines, counts, order, values, k, total_weight, total
         )
         total_error += error
         # Sums are int64; a median is stored among them by its bits.
@@ -116,15 +116,15 @@ def write_node_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
 
 @_inside
 def find_median_split(
-    facts: Any, scale: Any, rows: Any, lines: Any, total: Any, path: Any, low: Any, high: Any,
-    features: Any, swaps: Any, found: Any, threshold: Any, signs: Any, bounds: Any, medians: Any,
+    settings: Any, scale: Any, rows: Any, lines: Any, total: Any, path: Any, low: Any, high: Any,
+    features: Any, swaps: Any, best_cut: Any, threshold: Any, signs: Any, bounds: Any, medians: Any,
 ) -> tuple[int, float]:  # fmt: skip
     """Find the feature of a node's best split (-1: none); return it and minus its errors.
 
     See `forest_grow.grow_tree` for the parameters; `medians`, of shape (2,), is set to those of the
     children.
     """
-    n, missing, d, m = len(lines), facts[MISSING], facts[N_FEATURES], facts[FEATURES]
+    n, missing, d, m = len(lines), settings[MISSING], settings[N_FEATURES], settings[FEATURES]
     targets = _sort_all_targets(lines, (lines.shape[1] - 3) // 2)
     bin_counts, places = np.zeros((256, 1), np.int64), np.zeros(256, np.int64)
     ends, sequence = np.zeros(258, np.int64), np.zeros(n, np.int64)
@@ -147,20 +147,22 @@ def find_median_split(
         sides, first, last, cut_value = (0, 2 if n_missing else 1), 0, n_places, np.nan
         # Extremely randomised trees evaluate only the drawn cut, with missing values on a drawn
         # side.
-        if facts[ANYWHERE]:
+        if settings[ANYWHERE]:
             draw = hash_feature_draw(path, j)
             first, cut_value = draw_cut(low[j], high[j], places, n_places, draw)
             missing_left = n_missing > 0 and n_places > 1 and (draw & np.uint64(1)) != 0
             sides, last = (1, 2) if missing_left else (0, 1), first + 1
         for side in range(*sides):
-            _measure_both_sides(facts, scale, lines, targets, sequence, ends, n_places, side, work)
+            _measure_both_sides(
+                settings, scale, lines, targets, sequence, ends, n_places, side, work
+            )
             # The right side may have only missing values.
             end = min(last, n_places if n_missing and side == 0 else n_places - 1)
-            value, c = _choose_best_cut(facts, work, total, first, end, signs[j], bounds)
+            value, c = _choose_best_cut(settings, work, total, first, end, signs[j], bounds)
             if value > best:
                 best, best_feature = value, j
-                found[0], found[2] = places[c], side
-                found[1] = places[c + 1] if c + 1 < n_places else -1
+                best_cut[0], best_cut[2] = places[c], side
+                best_cut[1] = places[c + 1] if c + 1 < n_places else -1
                 threshold[0] = cut_value
                 medians[0], medians[1] = work[1][1, 0, c + 1], work[1][1, 1, c + 1]
     # Restore the order of the list of features, so that the next node's draws do not depend on this
@@ -172,8 +174,8 @@ def find_median_split(
 
 @_inside
 def _measure_both_sides(
-    facts: Any, scale: Any, lines: Any, targets: Any, sequence: Any, ends: Any, n_places: Any,
-    side: Any, work: Any,
+    settings: Any, scale: Any, lines: Any, targets: Any, sequence: Any, bin_ends: Any,
+    n_places: Any, missing_left: Any, work: Any,
 ) -> None:  # fmt: skip
     """Write errors and medians of both sides of each cut, and the packed sums of the left side.
 
@@ -184,32 +186,34 @@ def _measure_both_sides(
     errors[:] = 0.0
     # Weight and rows left of each cut, packed as in the lines.
     packed[0] = 0
-    if side:
-        for q in range(ends[n_places], ends[n_places + 1]):
+    if missing_left:
+        for q in range(bin_ends[n_places], bin_ends[n_places + 1]):
             packed[0] += lines[sequence[q], 1]
     for c in range(n_places):
         packed[c + 1] = packed[c]
-        for q in range(ends[c], ends[c + 1]):
+        for q in range(bin_ends[c], bin_ends[c + 1]):
             packed[c + 1] += lines[sequence[q], 1]
     for k in range(len(orders)):
         # Medians cannot be subtracted as sums can: each side is swept from its own end.
         for right in range(2):
             _measure_one_side(
-                facts, scale, lines, orders[k], ranks[k], values[k], k, sequence, ends, n_places,
-                side != right, right == 0, counts, errors[right], medians[right],
+                settings, scale, lines, orders[k], ranks[k], values[k], k, sequence, bin_ends,
+                n_places, missing_left != right, right == 0, counts, errors[right], medians[right],
             )  # fmt: skip
 
 
 @_inside
 def _choose_best_cut(
-    facts: Any, work: Any, total: Any, first: Any, end: Any, sign: Any, bounds: Any
+    settings: Any, work: Any, total: Any, first: Any, end: Any, sign: Any, bounds: Any
 ) -> tuple[float, int]:
     """Return minus the errors of the best allowed cut of a feature, and the cut's number."""
     _, (errors, medians), packed = work
     best, chosen = -np.inf, -1
     for c in range(first, end):
         value = -(errors[0, c + 1] + errors[1, c + 1])
-        if value <= best or not _children_large_enough(facts, packed[c + 1], total - packed[c + 1]):
+        if value <= best or not _children_large_enough(
+            settings, packed[c + 1], total - packed[c + 1]
+        ):
             continue
         # Monotonic constraints: both medians within the node's bounds, and in the feature's order.
         if bounds[2] != 0 and sign != 0:
@@ -265,39 +269,39 @@ def _sort_targets(lines: Any, k: Any, n_outputs: Any, order: Any, rank: Any, val
 
 @_inside
 def _sort_lines_by_bin(
-    rows: Any, lines: Any, feature: Any, places: Any, n_places: Any, missing: Any, seen: Any,
-    ends: Any, sequence: Any,
+    rows: Any, lines: Any, feature: Any, places: Any, n_places: Any, missing: Any, bin_counts: Any,
+    bin_ends: Any, sequence: Any,
 ) -> None:  # fmt: skip
     """Write the lines sorted by bin, missing values last, and the end of each bin."""
     # Counting sort; `seen` becomes the next free position of each bin.
-    ends[0] = 0
+    bin_ends[0] = 0
     for c in range(n_places):
-        ends[c + 1] = ends[c] + seen[places[c], 0]
-        seen[places[c], 0] = ends[c]
-    ends[n_places + 1] = ends[n_places] + seen[missing, 0]
-    seen[missing, 0] = ends[n_places]
+        bin_ends[c + 1] = bin_ends[c] + bin_counts[places[c], 0]
+        bin_counts[places[c], 0] = bin_ends[c]
+    bin_ends[n_places + 1] = bin_ends[n_places] + bin_counts[missing, 0]
+    bin_counts[missing, 0] = bin_ends[n_places]
     for q in range(len(lines)):
         b = rows[lines[q, 0], feature]
-        sequence[seen[b, 0]] = q
-        seen[b, 0] += 1
+        sequence[bin_counts[b, 0]] = q
+        bin_counts[b, 0] += 1
 
 
 @_inside
-def _children_large_enough(facts: Any, left: Any, right: Any) -> Any:
+def _children_large_enough(settings: Any, left_total: Any, right_total: Any) -> Any:
     """Return whether both children of a cut have enough rows and weight."""
-    bits = facts[BITS]
+    bits = settings[BITS]
     mask = (np.int64(1) << bits) - 1
-    if min(left & mask, right & mask) < facts[LEAST_ROWS]:
+    if min(left_total & mask, right_total & mask) < settings[LEAST_ROWS]:
         return False
-    lighter = min(left >> bits, right >> bits)
-    return lighter > 0 and lighter >= facts[LEAST_WEIGHT]
+    lighter = min(left_total >> bits, right_total >> bits)
+    return lighter > 0 and lighter >= settings[LEAST_WEIGHT]
 
 
 @_inside
 def _measure_one_side(
-    facts: Any, scale: Any, lines: Any, order: Any, rank: Any, values: Any, k: Any, sequence: Any,
-    ends: Any, n_places: Any, with_missing: Any, from_left: Any, counts: Any, errors: Any,
-    medians: Any,
+    settings: Any, scale: Any, lines: Any, order: Any, rank: Any, values: Any, k: Any,
+    sequence: Any, bin_ends: Any, n_places: Any, with_missing: Any, from_left: Any, counts: Any,
+    errors: Any, medians: Any,
 ) -> None:  # fmt: skip
     """Write medians, and add absolute errors, for the rows on one side of each cut.
 
@@ -309,16 +313,16 @@ def _measure_one_side(
         # Missing values come first, then the bins from this side's end.
         c = n_places if step == 0 else (step - 1 if from_left else n_places - step)
         if step or with_missing:
-            for q in range(ends[c], ends[c + 1]):
+            for q in range(bin_ends[c], bin_ends[c + 1]):
                 line = sequence[q]
-                weight = lines[line, 1] >> facts[BITS]
+                weight = lines[line, 1] >> settings[BITS]
                 _add_to_fenwick_tree(counts, rank[line], weight, lines[line, 2 + k])
                 total_weight += weight
                 total += lines[line, 2 + k]
         cut = step if from_left else n_places - step
         if total_weight > 0:
             median, error = _median_and_error(
-                facts, scale, lines, counts, order, values, k, total_weight, total
+                settings, scale, lines, counts, order, values, k, total_weight, total
             )
             medians[cut] = median
             errors[cut] += error
@@ -337,36 +341,36 @@ def _add_to_fenwick_tree(counts: Any, rank: Any, weight: Any, value: Any) -> Non
 
 @_inside
 def _median_and_error(
-    facts: Any,
+    settings: Any,
     scale: Any,
     lines: Any,
     counts: Any,
     order: Any,
     values: Any,
     k: Any,
-    whole: Any,
+    total_weight: Any,
     total: Any,
 ) -> tuple[float, float]:
     """Return the median of the rows added so far, and the sum of their absolute errors, scaled."""
     # The lower median is the first rank whose prefix sum reaches half of the weight.
-    median_rank, below, value = _search_fenwick_tree(counts, (whole + 1) // 2 - 1)
+    median_rank, below, value = _search_fenwick_tree(counts, (total_weight + 1) // 2 - 1)
     line = order[median_rank]
-    below += lines[line, 1] >> facts[BITS]
+    below += lines[line, 1] >> settings[BITS]
     value += lines[line, 2 + k]
     median = values[median_rank]
     # Exactly half of the weight is below: the median is the mean of the two neighbours.
-    if 2 * below == whole:
+    if 2 * below == total_weight:
         after = _search_fenwick_tree(counts, below)[0]
         median = median / 2 + values[after] / 2
     scaled = median * scale
     # sum |t - m| = m (W_below - W_above) + T_above - T_below, from prefix sums only.
-    below_less_above = np.float64(2 * below - whole)
+    below_less_above = np.float64(2 * below - total_weight)
     return median, max(scaled * below_less_above + np.float64(total - 2 * value), 0.0)
 
 
 @_inside
-def _search_fenwick_tree(counts: Any, most: Any) -> tuple[Any, Any, Any]:
-    """Find the last rank with a cumulative weight of at most `most`; return it and its sums."""
+def _search_fenwick_tree(counts: Any, max_weight: Any) -> tuple[Any, Any, Any]:
+    """Return the last rank of a cumulative weight of at most `max_weight`, and its sums."""
     n = counts.shape[1] - 1
     step = 1
     # Binary descent from the largest power of two.
@@ -376,7 +380,7 @@ def _search_fenwick_tree(counts: Any, most: Any) -> tuple[Any, Any, Any]:
     below, value = np.int64(0), np.int64(0)
     while step:
         after = rank + step
-        if after <= n and below + counts[0, after] <= most:
+        if after <= n and below + counts[0, after] <= max_weight:
             rank = after
             below += counts[0, after]
             value += counts[1, after]
@@ -423,33 +427,47 @@ def has_missing_rows(hist: Any, missing: Any) -> Any:
 
 @_inside
 def _write_cut(
-    last: Any, following: Any, side: Any, left: Any, l_total: Any, found: Any, left_found: Any
+    last: Any,
+    following: Any,
+    missing_left: Any,
+    left_sums: Any,
+    left_total: Any,
+    best_cut: Any,
+    best_left_sums: Any,
 ) -> None:
     """Write the cut after a non-empty bin, with the next one, and the left child's sums."""
-    found[0], found[1], found[2] = last, following, side
-    for v in range(len(left)):
-        left_found[v] = left[v]
-    left_found[len(left)] = l_total
+    best_cut[0], best_cut[1], best_cut[2] = last, following, missing_left
+    for v in range(len(left_sums)):
+        best_left_sums[v] = left_sums[v]
+    best_left_sums[len(left_sums)] = left_total
 
 
 @_inside
 def _children_allowed(
-    facts: Any, left: Any, l_total: Any, right: Any, r_total: Any, sign: Any, bounds: Any
+    settings: Any,
+    left_sums: Any,
+    left_total: Any,
+    right_sums: Any,
+    right_total: Any,
+    sign: Any,
+    bounds: Any,
 ) -> Any:
     """Return whether both children of a cut are large enough, and their values within bounds."""
-    bits = facts[BITS]
+    bits = settings[BITS]
     # A packed number has the row count in its lowest bits and the weight above them.
     mask = (np.int64(1) << bits) - 1
-    if (l_total & mask) < facts[LEAST_ROWS] or (r_total & mask) < facts[LEAST_ROWS]:
+    if (left_total & mask) < settings[LEAST_ROWS] or (right_total & mask) < settings[LEAST_ROWS]:
         return False
-    if (l_total >> bits) < facts[LEAST_WEIGHT] or (r_total >> bits) < facts[LEAST_WEIGHT]:
+    if (left_total >> bits) < settings[LEAST_WEIGHT] or (right_total >> bits) < settings[
+        LEAST_WEIGHT
+    ]:
         return False
-    if (l_total >> bits) == 0 or (r_total >> bits) == 0:
+    if (left_total >> bits) == 0 or (right_total >> bits) == 0:
         return False
     if bounds[2] == 0 or sign == 0:
         return True
-    a = node_answer(facts[KIND], left, l_total, bits)
-    b = node_answer(facts[KIND], right, r_total, bits)
+    a = node_answer(settings[KIND], left_sums, left_total, bits)
+    b = node_answer(settings[KIND], right_sums, right_total, bits)
     if min(a, b) < bounds[0] or max(a, b) > bounds[1]:
         return False
     return (a - b) * sign <= 0
@@ -457,8 +475,8 @@ def _children_allowed(
 
 @_inside
 def find_best_cut(
-    facts: Any, hist: Any, places: Any, n: Any, sums: Any, total: Any, sign: Any, bounds: Any,
-    best: float, found: Any, left_found: Any, work: Any,
+    settings: Any, hist: Any, places: Any, n: Any, sums: Any, total: Any, sign: Any, bounds: Any,
+    best: float, best_cut: Any, best_left_sums: Any, work: Any,
 ) -> float:  # fmt: skip
     """Find a feature's best cut; return its children's worth if larger than `best`, else `best`.
 
@@ -466,7 +484,7 @@ def find_best_cut(
 
     Parameters
     ----------
-    facts : ndarray of int64
+    settings : ndarray of int64
     hist : ndarray of int64 of shape (256, n_sums)
     places : ndarray of int64
         The non-empty bins of values.
@@ -482,12 +500,12 @@ def find_best_cut(
         Bounds of the children's values; whether there are constraints at all.
     best : float
         Worth of the best cut of other features.
-    found : ndarray of int64 of shape (3,)
-    left_found : ndarray of int64 of shape (n_sums + 1,)
+    best_cut : ndarray of int64 of shape (3,)
+    best_left_sums : ndarray of int64 of shape (n_sums + 1,)
         Sums of the left child, and its packed total.
     work : ndarray of int64 of shape (2, n_sums)
     """
-    missing, n_sums, kind, bits = facts[MISSING], len(sums), facts[KIND], facts[BITS]
+    missing, n_sums, kind, bits = settings[MISSING], len(sums), settings[KIND], settings[BITS]
     left_sums, right_sums = work[0], work[1]
     has_missing = has_missing_rows(hist, missing)
     # First with missing values on the right, then on the left.
@@ -496,7 +514,7 @@ def find_best_cut(
         for v in range(n_sums):
             left_sums[v] = hist[missing, v] if side == 1 else 0
         if side == 1:
-            for v in range(facts[FIRST]):
+            for v in range(settings[FIRST]):
                 l_total += hist[missing, v]
         # With missing values on the right, the last cut has only them there.
         for k in range(n if has_missing and side == 0 else n - 1):
@@ -506,10 +524,12 @@ def find_best_cut(
                 # The right child's sums are the node's minus the left child's: exact, since they
                 # are integers.
                 right_sums[v] = sums[v] - left_sums[v]
-            for v in range(facts[FIRST]):
+            for v in range(settings[FIRST]):
                 l_total += hist[b, v]
             r_total = total - l_total
-            if not _children_allowed(facts, left_sums, l_total, right_sums, r_total, sign, bounds):
+            if not _children_allowed(
+                settings, left_sums, l_total, right_sums, r_total, sign, bounds
+            ):
                 continue
             value = node_worth(kind, left_sums, l_total, bits) + node_worth(
                 kind, right_sums, r_total, bits
@@ -517,7 +537,7 @@ def find_best_cut(
             if value > best:
                 best = value
                 following = places[k + 1] if k + 1 < n else -1
-                _write_cut(b, following, side, left_sums, l_total, found, left_found)
+                _write_cut(b, following, side, left_sums, l_total, best_cut, best_left_sums)
     return best
 
 
@@ -541,9 +561,9 @@ def draw_threshold(low: Any, high: Any, first: Any, last: Any, draw: Any) -> flo
 
 
 @_inside
-def lies_mostly_left(low: float, high: float, at: float) -> Any:
+def lies_mostly_left(low: float, high: float, threshold: float) -> Any:
     """Return whether at least half of a bin's range is not above a threshold."""
-    return high <= at or (low + high) / 2 <= at
+    return high <= threshold or (low + high) / 2 <= threshold
 
 
 @_inside
@@ -569,8 +589,8 @@ def draw_cut(low: Any, high: Any, places: Any, n: Any, draw: Any) -> tuple[int, 
 
 @_inside
 def judge_drawn_cut(
-    facts: Any, hist: Any, places: Any, n: Any, sums: Any, total: Any, sign: Any, bounds: Any,
-    low: Any, high: Any, path: Any, feature: Any, best: float, found: Any, left_found: Any,
+    settings: Any, hist: Any, places: Any, n: Any, sums: Any, total: Any, sign: Any, bounds: Any,
+    low: Any, high: Any, path: Any, feature: Any, best: float, best_cut: Any, best_left_sums: Any,
     threshold: Any, work: Any,
 ) -> float:  # fmt: skip
     """Evaluate one cut drawn between a feature's smallest and largest value; see `find_best_cut`.
@@ -579,7 +599,7 @@ def judge_drawn_cut(
 
     Parameters
     ----------
-    facts, hist, places, n, sums, total, sign, bounds, best, found, left_found, work
+    settings, hist, places, n, sums, total, sign, bounds, best, best_cut, best_left_sums, work
         As in `find_best_cut`.
     low, high : ndarray of float64 of shape (n_features, 256)
         Smallest and largest value of each bin.
@@ -589,7 +609,7 @@ def judge_drawn_cut(
     threshold : ndarray of float64 of shape (1,)
         Set to the drawn value; NaN if the cut is to be between two bins.
     """
-    missing, left_sums = facts[MISSING], work[0]
+    missing, left_sums = settings[MISSING], work[0]
     draw = hash_feature_draw(path, feature)
     cut, cut_value = draw_cut(low[feature], high[feature], places, n, draw)
     # The lowest bit of the draw selects the side of missing values.
@@ -601,45 +621,46 @@ def judge_drawn_cut(
             left_sums[v] += hist[places[k], v]
     following = places[cut + 1] if cut + 1 < n else -1
     return _judge_sides(
-        facts, sums, total, sign, bounds, places[cut], following, side, cut_value, best, found,
-        left_found, threshold, work,
+        settings, sums, total, sign, bounds, places[cut], following, side, cut_value, best,
+        best_cut, best_left_sums, threshold, work,
     )  # fmt: skip
 
 
 @_inside
 def _judge_sides(
-    facts: Any, sums: Any, total: Any, sign: Any, bounds: Any, last: Any, following: Any, side: Any,
-    at: float, best: float, found: Any, left_found: Any, threshold: Any, work: Any,
+    settings: Any, sums: Any, total: Any, sign: Any, bounds: Any, last: Any, following: Any,
+    missing_left: Any, cut_value: float, best: float, best_cut: Any, best_left_sums: Any,
+    threshold: Any, work: Any,
 ) -> float:  # fmt: skip
     """Evaluate a drawn cut by the sums of its left side in `work`; see `judge_drawn_cut`."""
-    kind, bits, (left_sums, right_sums) = facts[KIND], facts[BITS], (work[0], work[1])
+    kind, bits, (left_sums, right_sums) = settings[KIND], settings[BITS], (work[0], work[1])
     l_total = np.int64(0)
     for v in range(len(sums)):
         right_sums[v] = sums[v] - left_sums[v]
-    for v in range(facts[FIRST]):
+    for v in range(settings[FIRST]):
         l_total += left_sums[v]
     r_total = total - l_total
-    if not _children_allowed(facts, left_sums, l_total, right_sums, r_total, sign, bounds):
+    if not _children_allowed(settings, left_sums, l_total, right_sums, r_total, sign, bounds):
         return best
     value = node_worth(kind, left_sums, l_total, bits) + node_worth(kind, right_sums, r_total, bits)
     if value > best:
         best = value
-        threshold[0] = at
-        _write_cut(last, following, side, left_sums, l_total, found, left_found)
+        threshold[0] = cut_value
+        _write_cut(last, following, missing_left, left_sums, l_total, best_cut, best_left_sums)
     return best
 
 
 @_inside
 def judge_drawn_cut_of_lines(
-    facts: Any, rows: Any, lines: Any, sums: Any, total: Any, sign: Any, bounds: Any, low: Any,
-    high: Any, path: Any, feature: Any, best: float, found: Any, left_found: Any, threshold: Any,
-    work: Any,
+    settings: Any, rows: Any, lines: Any, sums: Any, total: Any, sign: Any, bounds: Any, low: Any,
+    high: Any, path: Any, feature: Any, best: float, best_cut: Any, best_left_sums: Any,
+    threshold: Any, work: Any,
 ) -> tuple[bool, float]:  # fmt: skip
     """Evaluate the cut of `judge_drawn_cut` without a histogram; return whether the rows differ.
 
     A drawn cut needs the sums of its left side only, so two passes over the node's lines suffice.
     """
-    missing, first, last, n_missing = facts[MISSING], np.int64(256), np.int64(-1), 0
+    missing, first, last, n_missing = settings[MISSING], np.int64(256), np.int64(-1), 0
     for q in range(len(lines)):
         b = np.int64(rows[lines[q, 0] & 0xFFFFFFFF, feature])
         if b == missing:
@@ -674,6 +695,6 @@ def judge_drawn_cut_of_lines(
     if not (following < 256 and high[feature, last_left] <= cut_value < low[feature, following]):
         cut_value = np.nan
     return True, _judge_sides(
-        facts, sums, total, sign, bounds, last_left, following if following < 256 else -1, side,
-        cut_value, best, found, left_found, threshold, work,
+        settings, sums, total, sign, bounds, last_left, following if following < 256 else -1, side,
+        cut_value, best, best_cut, best_left_sums, threshold, work,
     )  # fmt: skip

@@ -50,31 +50,33 @@ _exact = compiled_entry()
 
 
 @_exact
-def write_splittable(facts: Any, tree: Any, sums: Any, reach: Any, depth: Any, out: Any) -> None:
+def write_splittable(
+    tree_settings: Any, tree: Any, sums: Any, target_ranges: Any, depth: Any, out: Any
+) -> None:
     """Write for each node whether it is neither too deep, nor too small, nor pure.
 
     Parameters
     ----------
-    facts : ndarray of int64 of shape (n_trees, n_facts)
+    tree_settings : ndarray of int64 of shape (n_trees, n_facts)
     tree, depth : ndarray of shape (n,)
     sums : ndarray of int64 of shape (n, n_sums + 2)
-    reach : ndarray of float64 of shape (n, 2 * n_outputs)
+    target_ranges : ndarray of float64 of shape (n, 2 * n_outputs)
     out : ndarray of bool of shape (n,)
     """
     for q in range(len(tree)):
-        out[q] = is_splittable(facts[tree[q]], sums[q], reach[q], depth[q])
+        out[q] = is_splittable(tree_settings[tree[q]], sums[q], target_ranges[q], depth[q])
 
 
 @_exact
 def settle_splits(
-    facts: Any, least: Any, tree: Any, sums: Any, best: Any, worths: Any, signs: Any, bounds: Any,
-    paths: Any, gain: Any, of_children: Any, ways: Any,
+    tree_settings: Any, least: Any, tree: Any, sums: Any, best: Any, worths: Any, signs: Any,
+    bounds: Any, paths: Any, gain: Any, of_children: Any, ways: Any,
 ) -> None:  # fmt: skip
     """Write each split's gain, and the bounds and path hashes of its children.
 
     Parameters
     ----------
-    facts, tree, sums
+    tree_settings, tree, sums
         As in `write_splittable`.
     least : ndarray of float64 of shape (n_trees,)
         Minimum gain of a split.
@@ -95,7 +97,7 @@ def settle_splits(
     n_sums = sums.shape[1] - 2
     work = np.zeros((2, n_sums), np.int64)
     for q in range(len(tree)):
-        tree_facts, j = facts[tree[q]], best[q, 0]
+        tree_facts, j = tree_settings[tree[q]], best[q, 0]
         gain[q] = -1.0
         if j < 0:
             continue
@@ -142,7 +144,7 @@ def add_job_histograms(
 
 
 @_exact
-def choose_best_cuts(cuts: Any, worths: Any, features: Any, one: Any, out: Any) -> None:
+def choose_best_cuts(cuts: Any, worths: Any, features: Any, first_only: Any, out: Any) -> None:
     """Write the feature of each node's best cut (-1: none), and the facts of the cut.
 
     See `forests.ForestDevice.choose_best_cuts`.
@@ -153,7 +155,7 @@ def choose_best_cuts(cuts: Any, worths: Any, features: Any, one: Any, out: Any) 
         best, varies, best_job = -np.inf, False, -1
         for k in range(cuts.shape[1]):
             # Beyond the features that a node must draw (`one`), only the first that varies counts.
-            if cuts[q, k, 2] == 0 or (one and varies):
+            if cuts[q, k, 2] == 0 or (first_only and varies):
                 continue
             varies = True
             if worths[q, k] > best:
@@ -167,14 +169,14 @@ def choose_best_cuts(cuts: Any, worths: Any, features: Any, one: Any, out: Any) 
 
 @_exact
 def find_job_cuts(
-    facts: Any, hist: Any, sums: Any, signs: Any, bounds: Any, low: Any, high: Any, paths: Any,
-    features: Any, cuts: Any,
+    job_settings: Any, hist: Any, sums: Any, signs: Any, bounds: Any, low: Any, high: Any,
+    paths: Any, features: Any, cuts: Any,
 ) -> None:  # fmt: skip
     """Write the facts of the best cut of each job.
 
     Parameters
     ----------
-    facts : ndarray of int64 of shape (n, n_facts)
+    job_settings : ndarray of int64 of shape (n, n_facts)
     hist : ndarray of int64 of shape (n, 256, n_sums)
     sums : ndarray of int64 of shape (n, n_sums + 2)
     signs : ndarray of int64 of shape (n_features,)
@@ -191,7 +193,7 @@ def find_job_cuts(
     threshold = np.zeros(1)
     float_bits = np.zeros(2)
     for q in range(len(features)):
-        missing, j = facts[q, MISSING], features[q]
+        missing, j = job_settings[q, MISSING], features[q]
         # A feature with one bin, including missing values, cannot split the node.
         n = find_occupied_bins(hist[q], missing, places)
         has_missing = False
@@ -201,16 +203,16 @@ def find_job_cuts(
         if n + has_missing > 1:
             cuts[q, 2] = 1
             node_sums, total = sums[q, :n_sums], sums[q, n_sums]
-            if facts[q, ANYWHERE]:
+            if job_settings[q, ANYWHERE]:
                 float_bits[0] = judge_drawn_cut(
-                    facts[q], hist[q], places, n, node_sums, total, signs[j], bounds[q], low, high,
-                    paths[q], j, -np.inf, best_cut, left_sums, threshold, work,
+                    job_settings[q], hist[q], places, n, node_sums, total, signs[j], bounds[q], low,
+                    high, paths[q], j, -np.inf, best_cut, left_sums, threshold, work,
                 )  # fmt: skip
             else:
                 threshold[0] = np.nan
                 float_bits[0] = find_best_cut(
-                    facts[q], hist[q], places, n, node_sums, total, signs[j], bounds[q], -np.inf,
-                    best_cut, left_sums, work,
+                    job_settings[q], hist[q], places, n, node_sums, total, signs[j], bounds[q],
+                    -np.inf, best_cut, left_sums, work,
                 )  # fmt: skip
             # Worth and threshold are stored by their bits in an array of integers.
             float_bits[1] = threshold[0]
@@ -231,42 +233,42 @@ _LOWEST_BIT_TABLE[[((0x03F79D71B4CB0A89 << k) % 2**64) >> 58 for k in range(64)]
 
 
 @_inside
-def is_splittable(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
+def is_splittable(settings: Any, sums: Any, target_ranges: Any, depth: Any) -> Any:
     """Return whether a node may be split: not too deep, not too small, not pure."""
-    bits = facts[BITS]
+    bits = settings[BITS]
     total = sums[len(sums) - 2]
     n, w = total & ((np.int64(1) << bits) - 1), total >> bits
-    if depth >= facts[MAX_DEPTH] or n < facts[MIN_SPLIT] or n < 2 * facts[LEAST_ROWS]:
+    if depth >= settings[MAX_DEPTH] or n < settings[MIN_SPLIT] or n < 2 * settings[LEAST_ROWS]:
         return False
-    if w < 2 * facts[LEAST_WEIGHT] or w == 0:
+    if w < 2 * settings[LEAST_WEIGHT] or w == 0:
         return False
     # Pure: in regression, smallest and largest target are equal; in classification, one class has
     # all weight.
-    if facts[KIND] >= SQUARED:
-        for k in range(facts[OUTPUTS]):
-            if -reach[2 * k] != reach[2 * k + 1]:
+    if settings[KIND] >= SQUARED:
+        for k in range(settings[OUTPUTS]):
+            if -target_ranges[2 * k] != target_ranges[2 * k + 1]:
                 return True
         return False
     n_classes = 0
     for c in range(len(sums) - 2):
         n_classes += (sums[c] >> bits) > 0
-    return n_classes > facts[OUTPUTS]
+    return n_classes > settings[OUTPUTS]
 
 
 @_inside
 def _add_few_rows(
-    rows: Any, lines: Any, feature: Any, hist: Any, places: Any, seen: Any, missing: Any
+    rows: Any, lines: Any, feature: Any, hist: Any, places: Any, bin_bits: Any, missing: Any
 ) -> Any:
     """Make a small node's histogram and list of non-empty bins at a cost of only its rows."""
     one = np.uint64(1)
     for k in range(4):
-        seen[k] = 0
+        bin_bits[k] = 0
     width = lines.shape[1]
     for q in range(len(lines)):
         packed = lines[q, 0]
         b = np.int64(rows[packed & 0xFFFFFFFF, feature])
         # Non-empty bins are marked by bits, so that empty ones of the 256 are skipped.
-        seen[b >> 6] |= one << np.uint64(b & 63)
+        bin_bits[b >> 6] |= one << np.uint64(b & 63)
         if width == 2:
             hist[b, packed >> 32] += lines[q, 1]
         elif width == 5:
@@ -276,7 +278,7 @@ def _add_few_rows(
             add_any_line(lines[q], hist[b])
     n = 0
     for k in range(4):
-        word = seen[k]
+        word = bin_bits[k]
         while word:
             # The lowest set bit; a De Bruijn multiplication gives its position.
             low = word & (~word + one)
@@ -295,26 +297,26 @@ def _add_few_rows(
 
 @_inside
 def _find_split(
-    facts: Any, rows: Any, lines: Any, sums: Any, path: Any, signs: Any, bounds: Any, low: Any,
-    high: Any, features: Any, hist: Any, places: Any, seen: Any, swaps: Any, found: Any, left: Any,
-    threshold: Any, work: Any,
+    settings: Any, rows: Any, lines: Any, sums: Any, path: Any, signs: Any, bounds: Any, low: Any,
+    high: Any, features: Any, hist: Any, places: Any, bin_bits: Any, swaps: Any, best_cut: Any,
+    best_left_sums: Any, threshold: Any, work: Any,
 ) -> tuple[int, float]:  # fmt: skip
     """Find the feature of a node's best split (-1: none); return it and the children's worth.
 
     Of equal splits, the one by the feature drawn first is chosen: nodes with few rows have many
     ties, and a fixed order would favour some features.
     """
-    missing, d, m = facts[MISSING], facts[N_FEATURES], facts[FEATURES]
+    missing, d, m = settings[MISSING], settings[N_FEATURES], settings[FEATURES]
     node_sums, total = sums[: len(sums) - 2], sums[len(sums) - 2]
     best, best_feature, spreads, k = -np.inf, -1, False, 0
     threshold[0] = np.nan
     while k < d and (k < m or not spreads):
         j = draw_next_feature(path, k, features, swaps)
         k += 1
-        if facts[ANYWHERE]:
+        if settings[ANYWHERE]:
             differ, worth = judge_drawn_cut_of_lines(
-                facts, rows, lines, node_sums, total, signs[j], bounds, low, high, path, j, best,
-                found, left, threshold, work,
+                settings, rows, lines, node_sums, total, signs[j], bounds, low, high, path, j, best,
+                best_cut, best_left_sums, threshold, work,
             )  # fmt: skip
             spreads = spreads or differ
             if worth > best:
@@ -322,14 +324,25 @@ def _find_split(
             continue
         # The cost of a small node is proportional to its rows, that of a large one to its bins.
         if len(lines) < _MAX_SPARSE_ROWS:
-            n = _add_few_rows(rows, lines, j, hist, places, seen, missing)
+            n = _add_few_rows(rows, lines, j, hist, places, bin_bits, missing)
         else:
             add_lines(rows, lines, j, hist)
             n = find_occupied_bins(hist, missing, places)
         if n + has_missing_rows(hist, missing) > 1:
             spreads = True
             worth = find_best_cut(
-                facts, hist, places, n, node_sums, total, signs[j], bounds, best, found, left, work
+                settings,
+                hist,
+                places,
+                n,
+                node_sums,
+                total,
+                signs[j],
+                bounds,
+                best,
+                best_cut,
+                best_left_sums,
+                work,
             )
             if worth > best:
                 best, best_feature = worth, j
@@ -346,24 +359,25 @@ def _find_split(
 
 @_exact
 def grow_tree(
-    facts: Any, scale: Any, least_gain: float, rows: Any, lines: Any, spare: Any, path: Any,
-    depth: Any, bounds: Any, signs: Any, low: Any, high: Any, feature: Any, cut: Any,
-    threshold: Any, left: Any, depths: Any, sums: Any, gain: Any, between: Any, stack: Any,
-    paths: Any, hist: Any, work: Any, features: Any, swaps: Any, places: Any, seen: Any, found: Any,
-    of_left: Any, reach: Any, own: Any, at: Any, medians: Any,
+    settings: Any, scale: Any, least_gain: float, rows: Any, lines: Any, spare_lines: Any,
+    path: Any, depth: Any, bounds: Any, signs: Any, low: Any, high: Any, feature: Any, cut: Any,
+    threshold: Any, left_child: Any, depths: Any, sums: Any, gain: Any, value_bounds: Any,
+    stack: Any, paths: Any, hist: Any, work: Any, features: Any, swaps: Any, places: Any,
+    bin_bits: Any, best_cut: Any, best_left_sums: Any, target_ranges: Any, node_bounds: Any,
+    best_threshold: Any, medians: Any,
 ) -> Any:  # fmt: skip
     """Grow a tree below a node; return its number of nodes.
 
     Parameters
     ----------
-    facts : ndarray of int64
+    settings : ndarray of int64
         Settings of the fit; see `forest_cuts`.
     scale : float or None
         Scale of the targets, if splits are by medians; numba compiles the median code only then.
     least_gain : float
         Minimum gain of a split, in units of worth.
     rows : ndarray of uint8 of shape (n_rows, width)
-    lines, spare : ndarray of int64 of shape (n, n_line)
+    lines, spare_lines : ndarray of int64 of shape (n, n_line)
     path : uint64
         Hash of the path to the node.
     depth : int
@@ -371,73 +385,88 @@ def grow_tree(
     signs : ndarray of int8 of shape (n_features,)
     low, high : ndarray of float64 of shape (n_features, 256)
         Smallest and largest value of each bin (if cuts are drawn).
-    feature, left, depths : ndarray of int32 of shape (2n - 1,)
+    feature, left_child, depths : ndarray of int32 of shape (2n - 1,)
     cut : ndarray of int64 of shape (2n - 1, 3)
     threshold, gain : ndarray of float64 of shape (2n - 1,)
     sums : ndarray of int64 of shape (2n - 1, n_sums + 2)
-    between : ndarray of float64 of shape (2n - 1, 2), or (0, 2)
+    value_bounds : ndarray of float64 of shape (2n - 1, 2), or (0, 2)
         Bounds of nodes' values; empty without constraints.
-    stack, paths, hist, work, features, swaps, places, seen, found, of_left, reach, own, at, medians
+    stack, paths, hist, work, features, swaps, places
+    bin_bits, best_cut, best_left_sums, target_ranges, node_bounds, best_threshold, medians
         Scratch arrays from `make_growth_scratch`: numba would have to compile each array made here.
     """
     # Depth first: the right child is on the stack while the left one is split.
-    n_sums, bits = sums.shape[1] - 2, facts[BITS]
+    n_sums, bits = sums.shape[1] - 2, settings[BITS]
     # Nodes on the stack: number, first line, last line.
     _push_node(stack, paths, 0, 0, 0, len(lines), path)
     n_stack, n_nodes = 1, 1
     depths[0] = depth
-    own[2] = bounds[2]
-    own[0], own[1] = bounds[0], bounds[1]
-    if len(between):
-        between[0, 0], between[0, 1] = bounds[0], bounds[1]
+    node_bounds[2] = bounds[2]
+    node_bounds[0], node_bounds[1] = bounds[0], bounds[1]
+    if len(value_bounds):
+        value_bounds[0, 0], value_bounds[0, 1] = bounds[0], bounds[1]
     while n_stack:
         n_stack -= 1
         node, start, stop = stack[n_stack, 0], stack[n_stack, 1], stack[n_stack, 2]
         path = paths[n_stack]
         node_lines = lines[start:stop]
-        for k in range(len(reach)):
-            reach[k] = -np.inf
+        for k in range(len(target_ranges)):
+            target_ranges[k] = -np.inf
         for k in range(sums.shape[1]):
             sums[node, k] = 0
-        add_node_sums(node_lines, sums[node], reach)
+        add_node_sums(node_lines, sums[node], target_ranges)
         if scale is not None:
-            write_node_medians(facts, scale, node_lines, sums[node])
+            write_node_medians(settings, scale, node_lines, sums[node])
         # A leaf, unless it is split below; a leaf is its own left child.
-        feature[node], left[node], gain[node] = -1, node, 0.0
-        if len(between):
-            own[0], own[1] = between[node, 0], between[node, 1]
-        if not is_splittable(facts, sums[node], reach, depths[node]):
+        feature[node], left_child[node], gain[node] = -1, node, 0.0
+        if len(value_bounds):
+            node_bounds[0], node_bounds[1] = value_bounds[node, 0], value_bounds[node, 1]
+        if not is_splittable(settings, sums[node], target_ranges, depths[node]):
             continue
         if scale is not None:
             j, best = find_median_split(
-                facts, scale, rows, node_lines, sums[node, n_sums], path, low, high, features,
-                swaps, found, at, signs, own, medians,
+                settings, scale, rows, node_lines, sums[node, n_sums], path, low, high, features,
+                swaps, best_cut, best_threshold, signs, node_bounds, medians,
             )  # fmt: skip
             # The node's absolute error, as written by `write_node_medians`.
             before = -sums[node, n_sums + 1 :].view(np.float64)[0]
         else:
             j, best = _find_split(
-                facts, rows, node_lines, sums[node], path, signs, own, low, high, features, hist,
-                places, seen, swaps, found, of_left, at, work,
+                settings, rows, node_lines, sums[node], path, signs, node_bounds, low, high,
+                features, hist, places, bin_bits, swaps, best_cut, best_left_sums, best_threshold,
+                work,
             )  # fmt: skip
-            before = node_worth(facts[KIND], sums[node, :n_sums], sums[node, n_sums], bits)
+            before = node_worth(settings[KIND], sums[node, :n_sums], sums[node, n_sums], bits)
         if j < 0:
             continue
         gained = max(best - before, 0.0)
         if gained < least_gain:
             continue
         # Lines of the left child come first, in order, so that sums do not depend on the tree.
-        n_left = partition_lines(rows, node_lines, j, found[0], facts[MISSING], found[2], spare)
-        feature[node], left[node], gain[node], threshold[node] = j, n_nodes, gained, at[0]
-        cut[node, 0], cut[node, 1], cut[node, 2] = found[0], found[1], found[2]
+        n_left = partition_lines(
+            rows, node_lines, j, best_cut[0], settings[MISSING], best_cut[2], spare_lines
+        )
+        feature[node], left_child[node], gain[node], threshold[node] = (
+            j,
+            n_nodes,
+            gained,
+            best_threshold[0],
+        )
+        cut[node, 0], cut[node, 1], cut[node, 2] = best_cut[0], best_cut[1], best_cut[2]
         depths[n_nodes] = depths[n_nodes + 1] = depths[node] + 1
-        if len(between) and scale is not None:
+        if len(value_bounds) and scale is not None:
             _write_child_bounds(
-                signs[j], own, medians[0], medians[1], between[n_nodes : n_nodes + 2]
+                signs[j], node_bounds, medians[0], medians[1], value_bounds[n_nodes : n_nodes + 2]
             )
-        elif len(between):
+        elif len(value_bounds):
             bound_children(
-                facts, sums[node], of_left, signs[j], own, work, between[n_nodes : n_nodes + 2]
+                settings,
+                sums[node],
+                best_left_sums,
+                signs[j],
+                node_bounds,
+                work,
+                value_bounds[n_nodes : n_nodes + 2],
             )
         middle_line = start + n_left
         _push_node(stack, paths, n_stack, n_nodes + 1, middle_line, stop, hash_child_path(path, 1))
@@ -449,32 +478,32 @@ def grow_tree(
 
 @_inside
 def _push_node(
-    stack: Any, paths: Any, at: Any, node: Any, start: Any, stop: Any, path: Any
+    stack: Any, paths: Any, stack_index: Any, node: Any, start: Any, stop: Any, path: Any
 ) -> None:
     """Push a node that is still to be split."""
-    stack[at, 0], stack[at, 1], stack[at, 2] = node, start, stop
-    paths[at] = path
+    stack[stack_index, 0], stack[stack_index, 1], stack[stack_index, 2] = node, start, stop
+    paths[stack_index] = path
 
 
 @_inside
 def bound_children(
-    facts: Any, sums: Any, left: Any, sign: Any, own: Any, work: Any, children: Any
+    settings: Any, sums: Any, left_sums: Any, sign: Any, node_bounds: Any, work: Any, children: Any
 ) -> None:
     """Write the bounds of the values of two children."""
     n_sums = len(sums) - 2
     for v in range(n_sums):
-        work[0, v] = left[v]
-        work[1, v] = sums[v] - left[v]
-    a = node_answer(facts[KIND], work[0], left[n_sums], facts[BITS])
-    b = node_answer(facts[KIND], work[1], sums[n_sums] - left[n_sums], facts[BITS])
-    _write_child_bounds(sign, own, a, b, children)
+        work[0, v] = left_sums[v]
+        work[1, v] = sums[v] - left_sums[v]
+    a = node_answer(settings[KIND], work[0], left_sums[n_sums], settings[BITS])
+    b = node_answer(settings[KIND], work[1], sums[n_sums] - left_sums[n_sums], settings[BITS])
+    _write_child_bounds(sign, node_bounds, a, b, children)
 
 
 @_inside
-def _write_child_bounds(sign: Any, own: Any, a: Any, b: Any, children: Any) -> None:
+def _write_child_bounds(sign: Any, node_bounds: Any, a: Any, b: Any, children: Any) -> None:
     """Write the bounds of two children with the values a and b."""
     for side in range(2):
-        children[side, 0], children[side, 1] = own[0], own[1]
+        children[side, 0], children[side, 1] = node_bounds[0], node_bounds[1]
     if sign == 0:
         return
     # Monotonic constraints: no descendant of a child may pass the mean of both values.
@@ -485,15 +514,15 @@ def _write_child_bounds(sign: Any, own: Any, a: Any, b: Any, children: Any) -> N
 
 
 def make_growth_scratch(
-    facts: NDArray[np.int64], n_sums: int, n_lines: int, most_levels: int
+    settings: NDArray[np.int64], n_sums: int, n_lines: int, most_levels: int
 ) -> tuple[NDArray[Any], ...]:
     """Return the scratch arrays that are the last arguments of `grow_tree`."""
     # At most one node per level is on the stack.
-    n_waiting, d = min(n_lines, most_levels) + 2, int(facts[N_FEATURES])
+    n_waiting, d = min(n_lines, most_levels) + 2, int(settings[N_FEATURES])
     return (
         np.empty((n_waiting, 3), np.int64), np.empty(n_waiting, np.uint64),
         np.zeros((256, n_sums), np.int64), np.zeros((2, n_sums), np.int64),
         np.arange(d, dtype=np.int64), *(np.zeros(n, np.int64) for n in (d, 256)),
         np.zeros(4, np.uint64), *(np.zeros(n, np.int64) for n in (3, n_sums + 1)),
-        *(np.zeros(n) for n in (2 * int(facts[OUTPUTS]), 3, 1, 2)),
+        *(np.zeros(n) for n in (2 * int(settings[OUTPUTS]), 3, 1, 2)),
     )  # fmt: skip

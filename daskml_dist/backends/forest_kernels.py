@@ -23,19 +23,19 @@ _ROWS_PER_TILE = 4096
 
 @compiled_entry()
 def add_out_of_bag_answers(
-    rows: Any, numbers: Any, keys: Any, table: Any, roots: Any, feature: Any, last: Any, left: Any,
-    missing_left: Any, missing: Any, value: Any, sums: Any, times: Any,
+    rows: Any, row_numbers: Any, keys: Any, table: Any, roots: Any, feature: Any, last: Any,
+    left_child: Any, missing_left: Any, missing: Any, value: Any, sums: Any, times: Any,
 ) -> None:  # fmt: skip
     """Add the predictions of trees for binned rows that they did not draw, tree by tree.
 
     Parameters
     ----------
     rows : ndarray of uint8 of shape (n, width)
-    numbers : ndarray of int64 of shape (n,)
+    row_numbers : ndarray of int64 of shape (n,)
     keys : ndarray of uint64 of shape (n_trees,)
     table : ndarray of uint64
         See `draw_tree_rows`.
-    roots, feature, last, left, missing_left, value
+    roots, feature, last, left_child, missing_left, value
         Arrays of the trees.
     missing : int
         Bin of missing values.
@@ -43,20 +43,20 @@ def add_out_of_bag_answers(
     times : ndarray of int64 of shape (n,)
     """
     # Tiles of rows, which stay cached during the loop over all trees.
-    for start in range(0, len(numbers), _ROWS_PER_TILE):
+    for start in range(0, len(row_numbers), _ROWS_PER_TILE):
         for t in range(len(keys)):
-            for i in range(start, min(start + _ROWS_PER_TILE, len(numbers))):
+            for i in range(start, min(start + _ROWS_PER_TILE, len(row_numbers))):
                 # A row's draws depend only on its number and the tree's key, so nothing need be
                 # stored.
-                if count_draws(numbers[i], keys[t], table):
+                if count_draws(row_numbers[i], keys[t], table):
                     continue
                 k = roots[t]
                 while feature[k] >= 0:
                     b = rows[i, feature[k]]
                     if b == missing:
-                        k = left[k] + 1 - missing_left[k]
+                        k = left_child[k] + 1 - missing_left[k]
                     else:
-                        k = left[k] + (b > last[k])
+                        k = left_child[k] + (b > last[k])
                 times[i] += 1
                 for v in range(value.shape[1]):
                     sums[i, v] += value[k, v]
@@ -104,9 +104,9 @@ def hash_child_path(path: Any, side: Any) -> Any:
 
 
 @_inside
-def count_draws(number: Any, key: Any, table: Any) -> Any:
+def count_draws(row_number: Any, key: Any, table: Any) -> Any:
     """Return how many times a row is drawn: Poisson, by inversion of cumulated probabilities."""
-    draw = hash_number(hash_number(np.uint64(number) + np.uint64(1)) + key)
+    draw = hash_number(hash_number(np.uint64(row_number) + np.uint64(1)) + key)
     # Draws of a bootstrap sample are nearly Poisson with mean 1, independently for each row; the
     # table has the cumulated probabilities, scaled to 64 bits.
     times = 0
@@ -117,14 +117,14 @@ def count_draws(number: Any, key: Any, table: Any) -> Any:
 
 @_exact
 def draw_tree_rows(
-    numbers: Any, key: Any, table: Any, weight: Any, factor: Any, slot: Any, more: Any, bits: Any,
-    lines: Any,
+    row_numbers: Any, key: Any, table: Any, weight: Any, factor: Any, slot: Any, line_columns: Any,
+    bits: Any, lines: Any,
 ) -> Any:  # fmt: skip
     """Write the lines of the rows that a tree draws; return their number.
 
     Parameters
     ----------
-    numbers : ndarray of int64 of shape (n,)
+    row_numbers : ndarray of int64 of shape (n,)
         Numbers of the rows among all rows.
     key : uint64
         Key of the tree.
@@ -135,7 +135,7 @@ def draw_tree_rows(
         Additional weight of each class; empty: none.
     slot : ndarray of int32 of shape (n,)
         Classes.
-    more : ndarray of int64 of shape (n, n_line - 2)
+    line_columns : ndarray of int64 of shape (n, n_line - 2)
         The remaining columns of the lines, for one draw.
     bits : int
         Number of bits that count rows.
@@ -143,15 +143,15 @@ def draw_tree_rows(
     """
     # Sums of regression are multiplied by the draws; positions of classes and bits of targets are
     # not.
-    m, width = 0, more.shape[1]
+    m, width = 0, line_columns.shape[1]
     summed = width // 2 + 1 if width % 2 else 0
-    for i in range(len(numbers)):
+    for i in range(len(row_numbers)):
         w = weight[i]
         if w == 0:
             continue
         times = 1
         if len(table):
-            times = count_draws(numbers[i], key, table)
+            times = count_draws(row_numbers[i], key, table)
             if times == 0:
                 continue
         if len(factor):
@@ -161,7 +161,7 @@ def draw_tree_rows(
         # One row in the lowest bits, its weight above them.
         lines[m, 1] = ((w * times) << bits) + 1
         for k in range(width):
-            lines[m, 2 + k] = more[i, k] * times if k < summed else more[i, k]
+            lines[m, 2 + k] = line_columns[i, k] * times if k < summed else line_columns[i, k]
         m += 1
     return m
 
@@ -230,7 +230,7 @@ def add_any_line(line: Any, sums: Any) -> None:
 
 
 @_exact
-def add_node_sums(lines: Any, sums: Any, reach: Any) -> None:
+def add_node_sums(lines: Any, sums: Any, target_ranges: Any) -> None:
     """Add up the sums of a node.
 
     Parameters
@@ -238,7 +238,7 @@ def add_node_sums(lines: Any, sums: Any, reach: Any) -> None:
     lines : C-ordered ndarray of int64 of shape (n, n_line)
     sums : ndarray of int64 of shape (n_sums + 2,)
         Those of `forest_cuts.node_worth`, the packed total, and the terms of the impurity.
-    reach : ndarray of float64 of shape (2 * n_outputs,)
+    target_ranges : ndarray of float64 of shape (2 * n_outputs,)
         For each output, minus the smallest and the largest target; updated.
     """
     total, width = len(sums) - 2, lines.shape[1]
@@ -257,13 +257,13 @@ def add_node_sums(lines: Any, sums: Any, reach: Any) -> None:
             sums[1 + k] += lines[q, 2 + k]
             # The bits of a target, read as a float.
             place = q * width + 3 + n_outputs + k
-            target = number_at(np.int64(lines.ctypes.data), place, reach.dtype)
+            target = number_at(np.int64(lines.ctypes.data), place, target_ranges.dtype)
             # Minus the smallest, so that both bounds are maxima, which trainers can merge by one
             # operation.
-            if -target > reach[2 * k]:
-                reach[2 * k] = -target
-            if target > reach[2 * k + 1]:
-                reach[2 * k + 1] = target
+            if -target > target_ranges[2 * k]:
+                target_ranges[2 * k] = -target
+            if target > target_ranges[2 * k + 1]:
+                target_ranges[2 * k + 1] = target
     for q in range(len(lines)):
         sums[0] += lines[q, 1]
         sums[total + 1] += lines[q, 2 + n_outputs]
@@ -272,7 +272,13 @@ def add_node_sums(lines: Any, sums: Any, reach: Any) -> None:
 
 @_exact
 def partition_lines(
-    rows: Any, lines: Any, feature: Any, last: Any, missing: Any, missing_left: Any, spare: Any
+    rows: Any,
+    lines: Any,
+    feature: Any,
+    last: Any,
+    missing: Any,
+    missing_left: Any,
+    spare_lines: Any,
 ) -> Any:
     """Move lines that go left before the others, in place and in order; return their number."""
     n_left: Any = 0
@@ -286,10 +292,10 @@ def partition_lines(
         for k in range(width):
             v = lines[q, k]
             lines[n_left, k] = v
-            spare[n_right, k] = v
+            spare_lines[n_right, k] = v
         n_left += goes
         n_right += 1 - goes
     for q in range(n_right):
         for k in range(width):
-            lines[n_left + q, k] = spare[q, k]
+            lines[n_left + q, k] = spare_lines[q, k]
     return n_left

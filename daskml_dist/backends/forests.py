@@ -82,7 +82,7 @@ class GrowingNodes:
         Hash of the path to the node.
     bounds : ndarray of float64 of shape (n, 3)
         Bounds of children's values; whether there are constraints at all.
-    turn : int
+    n_partitions : int
         Number of times that lines have been partitioned.
     """
 
@@ -91,16 +91,16 @@ class GrowingNodes:
     stop: NDArray[np.int64]
     path: NDArray[np.uint64]
     bounds: NDArray[np.float64]
-    turn: int
+    n_partitions: int
 
     def __len__(self) -> int:
         return len(self.tree)
 
-    def select(self, which: Any) -> GrowingNodes:
+    def select(self, selection: Any) -> GrowingNodes:
         """Return some of the nodes, by a slice, numbers or a mask."""
         return GrowingNodes(
-            self.tree[which], self.start[which], self.stop[which], self.path[which],
-            self.bounds[which], self.turn,
+            self.tree[selection], self.start[selection], self.stop[selection], self.path[selection],
+            self.bounds[selection], self.n_partitions,
         )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ class ForestLane(Protocol):
         """Store lines that were drawn elsewhere, and where those of each tree begin."""
 
     def add_node_sums(
-        self, nodes: GrowingNodes, sums: NDArray[np.int64], reach: NDArray[np.float64]
+        self, nodes: GrowingNodes, sums: NDArray[np.int64], target_ranges: NDArray[np.float64]
     ) -> None:
         """Add up the sums of nodes.
 
@@ -132,7 +132,7 @@ class ForestLane(Protocol):
         sums : ndarray of int64 of shape (n, n_sums + 2)
             Sums for `forest_cuts.node_worth`, the packed total, and the terms of the impurity;
             added to.
-        reach : ndarray of float64 of shape (n, 2 * n_outputs)
+        target_ranges : ndarray of float64 of shape (n, 2 * n_outputs)
             For each regression output, minus the smallest and the largest target; updated.
         """
 
@@ -165,7 +165,7 @@ class ForestDevice(Protocol):
     @property
     def budget(self) -> float: ...
 
-    def open_lane(self, binned: Any, facts: ForestFacts, allocate: Any) -> ForestLane:
+    def open_lane(self, binned: Any, settings: ForestFacts, allocate: Any) -> ForestLane:
         """Return the rows of a lane on the device."""
 
     def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
@@ -177,12 +177,14 @@ class ForestDevice(Protocol):
     def copy_to_device(self, summed: Array) -> Any:
         """Return the sums of all trainers in the device's memory."""
 
-    def draw_features(self, nodes: GrowingNodes, facts: ForestFacts, first: int, last: int) -> Any:
+    def draw_features(
+        self, nodes: GrowingNodes, settings: ForestFacts, first: int, last: int
+    ) -> Any:
         """Return the features that nodes draw, from draw `first` to `last`: (n, last - first)."""
 
     def find_cuts(
         self, nodes: GrowingNodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
-        facts: ForestFacts, of_trees: NDArray[np.int64],
+        settings: ForestFacts, tree_settings: NDArray[np.int64],
     ) -> Any:  # fmt: skip
         """Return facts of the best (or drawn) cuts of some jobs; a job is a node and a feature.
 
@@ -196,10 +198,10 @@ class ForestDevice(Protocol):
             Range of these jobs; the results of other jobs stay zeros.
         sums : ndarray of int64 of shape (n, n_sums + 2)
             Sums of the nodes.
-        facts : ForestFacts
-        of_trees : ndarray of int64 of shape (n_trees, n_facts)
+        settings : ForestFacts
+        tree_settings : ndarray of int64 of shape (n_trees, n_facts)
             See `forest_cuts`.
         """
 
-    def choose_best_cuts(self, cuts: Any, features: Any, one: bool) -> NDArray[np.int64]:
+    def choose_best_cuts(self, cuts: Any, features: Any, first_only: bool) -> NDArray[np.int64]:
         """Return the best cut of each node; in ties, by the feature drawn first."""

@@ -22,10 +22,10 @@ _fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
 
 
 def sort_entries(
-    some: Any,
+    read_entries: Any,
     indptr: NDArray[np.int64],
     uses: NDArray[np.int64],
-    place: NDArray[np.int32],
+    column_ids: NDArray[np.int32],
     dtype: Any,
 ) -> tuple[NDArray[np.int32], Array | None]:
     """Return entries in CSR order by two counting sorts; see `csr_order.sort_into_csr`."""
@@ -45,13 +45,13 @@ def sort_entries(
         starts = np.zeros(len(uses) + 1, np.int64)
         if all_fit:
             np.cumsum(uses, out=starts[1:])
-        for part in () if all_fit else some():
+        for part in () if all_fit else read_entries():
             codes = _make_plain(part.rows), _make_plain(part.columns)
             _count_columns(*codes, part.row_of, part.column_of, row, stop, starts[1:])
         if not all_fit:
             np.cumsum(starts, out=starts)
         rows, sorted_values = np.empty(m, np.int32), np.empty(m if weighted else 0, kind)
-        for part in some():
+        for part in read_entries():
             codes = _make_plain(part.rows), _make_plain(part.columns)
             part_values = (
                 sorted_values[:0] if part.values is None else part.values.astype(kind, copy=False)
@@ -60,7 +60,7 @@ def sort_entries(
             _sort_by_column(
                 *codes, plain, part.row_of, part.column_of, row, stop, starts, rows, sorted_values
             )
-        _sort_by_row(starts, rows, sorted_values, place, row_positions, indices, values)
+        _sort_by_row(starts, rows, sorted_values, column_ids, row_positions, indices, values)
         row = stop
     return indices, values if weighted else None
 
@@ -82,35 +82,41 @@ def _count_columns(
 
 @_exact
 def _sort_by_column(
-    rows: Any, columns: Any, given: Any, row_of: Any, column_of: Any, first: int, stop: int,
-    at: Any, found: Any, values: Any,
+    rows: Any, columns: Any, source_values: Any, row_of: Any, column_of: Any, first: int, stop: int,
+    free_positions: Any, sorted_rows: Any, values: Any,
 ) -> None:  # fmt: skip
-    """Write rows and values of entries to the next free position of their column, `at`."""
+    """Write rows and values of entries to the next free position of their column."""
     for i in range(len(rows)):
         row = row_of[rows[i]]
         if first <= row < stop:
             k = column_of[columns[i]]
             # Second pass of a counting sort: `at` has the next free position of each column.
-            j = at[k]
-            at[k] = j + 1
-            found[j] = row
+            j = free_positions[k]
+            free_positions[k] = j + 1
+            sorted_rows[j] = row
             if len(values):
-                values[j] = given[i]
+                values[j] = source_values[i]
 
 
 @_exact
 def _sort_by_row(
-    ends: Any, rows: Any, given: Any, place: Any, at: Any, indices: Any, values: Any
+    column_ends: Any,
+    rows: Any,
+    source_values: Any,
+    column_ids: Any,
+    free_positions: Any,
+    indices: Any,
+    values: Any,
 ) -> None:
     """Write entries, sorted by column, to the next free position of their row."""
     j = 0
-    for k in range(len(place)):
-        while j < ends[k]:
-            i = at[rows[j]]
-            at[rows[j]] = i + 1
-            indices[i] = place[k]
+    for k in range(len(column_ids)):
+        while j < column_ends[k]:
+            i = free_positions[rows[j]]
+            free_positions[rows[j]] = i + 1
+            indices[i] = column_ids[k]
             if len(values):
-                values[i] = given[j]
+                values[i] = source_values[j]
             j += 1
 
 
@@ -119,7 +125,7 @@ def update_ranks(
     indptr: Any,
     indices: Any,
     weights: Any,
-    sent: Any,
+    rank_shares: Any,
     fixed: Any,
     spread: Any,
     damping: float,
@@ -131,9 +137,9 @@ def update_ranks(
     Parameters
     ----------
     indptr, indices : ndarray
-        CSR arrays of the rows; entries are positions in `sent`.
+        CSR arrays of the rows; entries are positions in `rank_shares`.
     weights : ndarray, empty if all are 1
-    sent : ndarray
+    rank_shares : ndarray
         For each used source, its rank divided by the sum of its weights.
     fixed : ndarray of shape (n,) or (1,)
         Rank that each target gets independently of edges.
@@ -151,10 +157,10 @@ def update_ranks(
         total = 0.0
         if weighted:
             for p in range(indptr[i], indptr[i + 1]):
-                total += sent[indices[p]] * weights[p]
+                total += rank_shares[indices[p]] * weights[p]
         else:
             for p in range(indptr[i], indptr[i + 1]):
-                total += sent[indices[p]]
+                total += rank_shares[indices[p]]
         new_rank = damping * (total + dangling * spread[i if each_spread else 0])
         new_rank += fixed[i if each_fixed else 0]
         change += abs(new_rank - ranks[i])
@@ -163,14 +169,14 @@ def update_ranks(
 
 
 @_exact
-def update_smallest_labels(indptr: Any, indices: Any, sent: Any, labels: Any) -> int:
+def update_smallest_labels(indptr: Any, indices: Any, source_labels: Any, labels: Any) -> int:
     """Set labels to the smallest of their own and their neighbours'; return how many changed."""
     changed = 0
     # Connected components: every vertex takes the smallest label around it, until none changes.
     for i in range(len(labels)):
         least = labels[i]
         for p in range(indptr[i], indptr[i + 1]):
-            least = min(least, sent[indices[p]])
+            least = min(least, source_labels[indices[p]])
         if least < labels[i]:
             labels[i] = least
             changed += 1

@@ -25,9 +25,9 @@ class HostForests:
     by_levels = False
     budget = math.inf
 
-    def open_lane(self, binned: Any, facts: ForestFacts, allocate: Any) -> HostLane:
+    def open_lane(self, binned: Any, settings: ForestFacts, allocate: Any) -> HostLane:
         """Return the rows of a lane."""
-        return HostLane(binned, facts, allocate)
+        return HostLane(binned, settings, allocate)
 
     def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
         """Return a context that does nothing: the host's error is not changed."""
@@ -42,59 +42,63 @@ class HostForests:
         return summed
 
     def draw_features(
-        self, nodes: GrowingNodes, facts: ForestFacts, first: int, last: int
+        self, nodes: GrowingNodes, settings: ForestFacts, first: int, last: int
     ) -> Array:
         """Return the features that nodes draw."""
         from daskml_dist.backends.forest_grow import draw_node_features
 
         drawn = np.empty((len(nodes), last - first), np.int32)
-        draw_node_features(nodes.path, first, last, facts.n_features, drawn)
+        draw_node_features(nodes.path, first, last, settings.n_features, drawn)
         return drawn
 
     def find_cuts(
         self, nodes: GrowingNodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
-        facts: ForestFacts, of_trees: NDArray[np.int64],
+        settings: ForestFacts, tree_settings: NDArray[np.int64],
     ) -> Array:  # fmt: skip
         """Return facts about the cuts of some jobs."""
         from daskml_dist.backends.forest_grow import find_job_cuts
 
         # A job is a feature of a node; this trainer has the histograms of `jobs`.
         n, m = features.shape
-        cuts = np.zeros((n, m, N_CUT_FACTS + facts.n_sums + 1), np.int64)
+        cuts = np.zeros((n, m, N_CUT_FACTS + settings.n_sums + 1), np.int64)
         node = np.arange(jobs.start, jobs.stop) // m
         if len(node):
             find_job_cuts(
-                of_trees[nodes.tree[node]], hist, sums[node], facts.monotonic_signs,
-                nodes.bounds[node], facts.low, facts.high, nodes.path[node],
+                tree_settings[nodes.tree[node]], hist, sums[node], settings.monotonic_signs,
+                nodes.bounds[node], settings.low, settings.high, nodes.path[node],
                 features.reshape(-1)[jobs],
                 cuts.reshape(n * m, -1)[jobs],
             )  # fmt: skip
         return cuts
 
-    def choose_best_cuts(self, cuts: Any, features: Any, one: bool) -> NDArray[np.int64]:
+    def choose_best_cuts(self, cuts: Any, features: Any, first_only: bool) -> NDArray[np.int64]:
         """Return the best cut of each node."""
         from daskml_dist.backends.forest_grow import choose_best_cuts
 
         # The gains, stored as the bits of float64 among integers, are read as float64 again.
         best = np.zeros((len(features), 1 + cuts.shape[2]), np.int64)
         choose_best_cuts(
-            cuts, np.ascontiguousarray(cuts[:, :, 0]).view(np.float64), features, one, best
+            cuts, np.ascontiguousarray(cuts[:, :, 0]).view(np.float64), features, first_only, best
         )
         return best
 
 
 def draw_lane_lines(
-    binned: Any, facts: ForestFacts, key: np.uint64, factor: NDArray[np.int64] | None, found: Array
+    binned: Any,
+    settings: ForestFacts,
+    key: np.uint64,
+    factor: NDArray[np.int64] | None,
+    lines: Array,
 ) -> Array:
-    """Write the lines of the rows that a tree draws into `found`; return the used part."""
+    """Write the lines of the rows that a tree draws into `lines`; return the used part."""
     from daskml_dist.backends.forest_kernels import draw_tree_rows
 
     n = draw_tree_rows(
-        binned.numbers, key, facts.table, binned.weight,
-        np.empty(0, np.int64) if factor is None else factor, binned.slot, binned.more, facts.bits,
-        found,
+        binned.numbers, key, settings.table, binned.weight,
+        np.empty(0, np.int64) if factor is None else factor, binned.slot, binned.more,
+        settings.bits, lines,
     )  # fmt: skip
-    drawn: Array = found[:n]
+    drawn: Array = lines[:n]
     return drawn
 
 
@@ -104,31 +108,31 @@ class HostLane:
     Parameters
     ----------
     binned : solvers.forest_rows.ForestRows
-    facts : ForestFacts
+    settings : ForestFacts
     allocate : callable
         As `OwnRows.allocate_zeros`.
     """
 
-    def __init__(self, binned: Any, facts: ForestFacts, allocate: Any) -> None:
-        self._binned, self._facts, self._allocate = binned, facts, allocate
+    def __init__(self, binned: Any, settings: ForestFacts, allocate: Any) -> None:
+        self._binned, self._settings, self._allocate = binned, settings, allocate
         #: Memory for lines that partitions set aside (the first), and for those of each tree that
         #: grows at the same time; kept, since new pages cost more than writing them.
         self._spaces: list[Array] = []
         #: Lines of each tree.
         self._lines: list[Array] = []
 
-    def _line_memory(self, number: int) -> Array:
+    def _line_memory(self, buffer_index: int) -> Array:
         """Return the memory with a number, for as many lines as the lane has rows."""
-        while len(self._spaces) <= number:
-            shape = len(self._binned.numbers), self._facts.n_line
+        while len(self._spaces) <= buffer_index:
+            shape = len(self._binned.numbers), self._settings.n_line
             self._spaces.append(self._allocate(shape, np.int64))
-        return self._spaces[number]
+        return self._spaces[buffer_index]
 
     def draw_lines(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
         """Draw the rows of some trees; return the number of lines of each."""
         self._lines = [
             draw_lane_lines(
-                self._binned, self._facts, key, None if factor is None else factor[k],
+                self._binned, self._settings, key, None if factor is None else factor[k],
                 self._line_memory(k + 1),
             )
             for k, key in enumerate(keys)
@@ -141,12 +145,12 @@ class HostLane:
         self._lines = [lines[a:b] for a, b in zip(firsts.tolist(), ends, strict=True)]
 
     def add_node_sums(
-        self, nodes: GrowingNodes, sums: NDArray[np.int64], reach: NDArray[np.float64]
+        self, nodes: GrowingNodes, sums: NDArray[np.int64], target_ranges: NDArray[np.float64]
     ) -> None:
         """Add up the sums of nodes."""
         from daskml_dist.backends.forest_kernels import add_node_sums
 
-        for k, (node_sums, node_reach) in enumerate(zip(sums, reach, strict=True)):
+        for k, (node_sums, node_reach) in enumerate(zip(sums, target_ranges, strict=True)):
             add_node_sums(self._view_lines(nodes, k), node_sums, node_reach)
 
     def _view_lines(self, nodes: GrowingNodes, k: int) -> Array:
@@ -159,7 +163,7 @@ class HostLane:
         from daskml_dist.backends.forest_grow import add_job_histograms
 
         n, m = features.shape
-        hist = np.zeros((n, m, 256, self._facts.n_sums), np.int64)
+        hist = np.zeros((n, m, 256, self._settings.n_sums), np.int64)
         # Lines are stored by tree; one call for each tree's nodes.
         for tree in np.unique(nodes.tree):
             (node_numbers,) = np.nonzero(nodes.tree == tree)
@@ -180,7 +184,7 @@ class HostLane:
         for k, (feature, last, missing_left) in enumerate(cuts.tolist()):
             node_lines = self._view_lines(nodes, k)
             middles[k] += partition_lines(
-                self._binned.rows, node_lines, feature, last, self._facts.missing, missing_left,
+                self._binned.rows, node_lines, feature, last, self._settings.missing, missing_left,
                 spare[: len(node_lines)],
             )  # fmt: skip
         return middles

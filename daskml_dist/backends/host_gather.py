@@ -40,7 +40,14 @@ _PREFETCHED_BYTES = 256
 # `host_update.compile_update`.
 def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 def _update_state(
-    state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
+    state: Any,
+    grad: Any,
+    rows: Any,
+    rate: Any,
+    l1: Any,
+    l2: Any,
+    n_penalised: Any,
+    coefficients: Any,
 ) -> None: ...
 
 
@@ -130,7 +137,7 @@ def _add_tile_gradient(
 
 
 def _set_batch_gradient(
-    blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
+    blocks: Any, segments: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
 ) -> Any:
     """Set the gradient of a batch's summed loss; return the loss, and where the next batch begins.
 
@@ -138,11 +145,11 @@ def _set_batch_gradient(
     ----------
     blocks : int64 (n_blocks, 3)
         Addresses of X, y and weights (0: no weights).
-    parts : int64 (n_parts, 5)
+    segments : int64 (n_parts, 5)
         Runs of rows of a batch and a block, in the order of the batches: batch, block, address of
         the first rows, address of the numbers of rows (0: one row each), and number of runs.
     p : int
-        Position in `parts` at which the batch begins.
+        Position in `segments` at which the batch begins.
     w, grad : (n_parameters,) floats
     parameters : tuple of floats
         Parameters of the loss.
@@ -157,12 +164,12 @@ def _set_batch_gradient(
     grad[:] = 0
     # For a literal, numba would compile the called function again.
     none = np.int64(0)
-    loss, n, batch = 0.0, none, parts[p, 0]
-    while p < len(parts) and parts[p, 0] == batch:
-        X_at, y_at, weight_at = blocks[parts[p, 1]]
-        n_runs, counted = parts[p, 4], parts[p, 3] != 0
-        starts = array_at(pointer(parts[p, 2]), n_runs, np.int64)
-        counts = array_at(pointer(parts[p, 3]), n_runs, np.int64)
+    loss, n, batch = 0.0, none, segments[p, 0]
+    while p < len(segments) and segments[p, 0] == batch:
+        X_at, y_at, weight_at = blocks[segments[p, 1]]
+        n_runs, counted = segments[p, 4], segments[p, 3] != 0
+        starts = array_at(pointer(segments[p, 2]), n_runs, np.int64)
+        counts = array_at(pointer(segments[p, 3]), n_runs, np.int64)
         for r in range(n_runs):
             for i in range(starts[r], starts[r] + (counts[r] if counted else 1)):
                 # Rows are not copied: the tile holds their addresses, and their first cache lines
@@ -186,16 +193,16 @@ def _set_batch_gradient(
 
 
 def _set_large_gradient(
-    blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
+    blocks: Any, segments: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
 ) -> Any:
     """Set the gradient of a large batch part by part, adding up the parts in float64."""
     # float32 sums over very many rows lose digits; sums of parts of `_MAX_ROWS_PER_SUM` rows do
     # not.
-    sums, loss, batch = np.zeros(len(grad), np.float64), 0.0, parts[p, 0]
+    sums, loss, batch = np.zeros(len(grad), np.float64), 0.0, segments[p, 0]
     none = np.int64(0)
-    while p < len(parts) and parts[p, 0] == batch:
+    while p < len(segments) and segments[p, 0] == batch:
         part_loss, _ = _set_batch_gradient(
-            blocks, parts[p : p + 1], none, w, grad, parameters, n_features
+            blocks, segments[p : p + 1], none, w, grad, parameters, n_features
         )
         for j in range(len(grad)):
             sums[j] += grad[j]
@@ -208,10 +215,10 @@ def _set_large_gradient(
 
 def _take_steps(
     blocks: Any,
-    parts: Any,
+    segments: Any,
     rows: Any,
     rates: Any,
-    numbers: Any,
+    coefficients: Any,
     state: Any,
     grad: Any,
     losses: Any,
@@ -225,11 +232,11 @@ def _take_steps(
 
     Parameters
     ----------
-    blocks, parts, parameters, n_features
+    blocks, segments, parameters, n_features
         As in `_set_batch_gradient`.
     rows, rates : float64 (n_batches,)
-        Number of rows, and learning rate; a batch without rows has no entries in `parts`.
-    numbers : (n_batches, n) floats
+        Number of rows, and learning rate; a batch without rows has no entries in `segments`.
+    coefficients : (n_batches, n) floats
         Coefficients of the optimizer.
     state : tuple of (n_parameters,) floats
         w and the optimizer's state.
@@ -247,8 +254,8 @@ def _take_steps(
         losses[b] = 0.0
         if rows[b] == 0:
             continue
-        losses[b], p = _set_batch_gradient(blocks, parts, p, w, grad, parameters, n_features)
-        n, rate, at_step = number(rows[b]), number(rates[b]), numbers[b]
+        losses[b], p = _set_batch_gradient(blocks, segments, p, w, grad, parameters, n_features)
+        n, rate, at_step = number(rows[b]), number(rates[b]), coefficients[b]
         # For a learning rate of 0, a version without the penalty's step.
         if rate > 0:
             _update_state(state, grad, n, rate, l1, l2, n_penalised, at_step)
@@ -272,7 +279,7 @@ class HostGather:
     """
 
     #: Number of batches that are gathered together.
-    most = 1
+    max_batches = 1
     #: Whether batches are added up in parts.
     _adds_parts = False
 
@@ -287,7 +294,7 @@ class HostGather:
         first = next(iter(blocks.values()))[0]
         self.n_features, self.dtype = int(first.shape[1]), np.dtype(first.dtype)
         #: Maximum steps made together.
-        self.most_steps = min(
+        self.max_steps = min(
             _MAX_STEPS_AT_ONCE, max(1, _MAX_ENTRIES_AT_ONCE // max(n_rows * self.n_features, 1))
         )
         self.parameters = tuple(map(float, loss.parameters))
@@ -303,7 +310,7 @@ class HostGather:
     def _hold(self, blocks: Mapping[int, tuple[Any, Any, Any | None]]) -> None:
         """Keep blocks, and store the addresses of their arrays."""
         self._blocks = dict(blocks)  # keeps their memory allocated
-        self._place = {number: place for place, number in enumerate(blocks)}
+        self._block_positions = {number: place for place, number in enumerate(blocks)}
         parts = self._blocks.values()
         self.where = np.array([[address_of(a) for a in arrays] for arrays in parts], np.int64)
 
@@ -311,18 +318,18 @@ class HostGather:
         """Return, for each batch, :meth:`add_gradient` for its rows."""
         return [partial(self.add_gradient, batch) for batch in batches]
 
-    def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
+    def locate_segments(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
         """Return the addresses of the batches' runs of rows; valid until the next call."""
         if self._adds_parts:
             batches = [[part for run in batch for part in _split_run(run)] for batch in batches]
         # Keeps the runs that the loop reads in memory.
         self._located = batches
-        return locate_runs(self._place, batches)
+        return locate_runs(self._block_positions, batches)
 
     def add_gradient(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
         """Add the gradient of a batch's loss at `w` to `out`, both (n, 1); return the loss."""
         # The loop writes a separate gradient, which is added to `out` in its dtype.
-        grad, parts = np.empty(len(w), self.dtype), self.parts([batch])
+        grad, parts = np.empty(len(w), self.dtype), self.locate_segments([batch])
         # The loop reads rows in the dtype of w; only the version for writable arrays is compiled.
         is_usable = w.dtype == self.dtype and w.flags.c_contiguous and w.flags.writeable
         w = w.reshape(-1) if is_usable else w.astype(self.dtype).reshape(-1)
@@ -346,12 +353,12 @@ class BatchSteps(ReplicaSteps):
     def __init__(self, gather: HostGather, optimizer: Any, step: Step) -> None:
         self._gather = gather
         #: Maximum steps made together.
-        self.most = gather.most_steps
+        self.max_steps = gather.max_steps
         super().__init__(optimizer, step)
         self._scratch = np.empty(len(step.w), step.w.dtype)
         number = step.w.dtype.type
         penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
-        self._rest = *penalty, gather.parameters, gather.n_features
+        self._fixed_arguments = *penalty, gather.parameters, gather.n_features
         noisy = step.noise is not None
         loops = [compile_update(optimizer, step.l1, rate, noisy) for rate in (1.0, 0.0)]
         self._loop = compiled_with(
@@ -368,20 +375,26 @@ class BatchSteps(ReplicaSteps):
         rates = np.array([step.lr for step in steps], np.float64)
         step_numbers = rows, rates, list_step_numbers(self._optimizer, steps)
         state = tuple(array.reshape(-1) for array in self._state)
-        losses, parts = np.empty(len(steps)), self._gather.parts(batches)
+        losses, parts = np.empty(len(steps)), self._gather.locate_segments(batches)
         self._loop(
-            self._gather.where, parts, *step_numbers, state, self._scratch, losses, *self._rest
+            self._gather.where,
+            parts,
+            *step_numbers,
+            state,
+            self._scratch,
+            losses,
+            *self._fixed_arguments,
         )
         return losses
 
 
-def locate_runs(place: Mapping[int, int], batches: Sequence[Draw]) -> NDArray[np.int64]:
+def locate_runs(block_positions: Mapping[int, int], batches: Sequence[Draw]) -> NDArray[np.int64]:
     """Return the batches' runs of rows as compiled loops need them, with blocks by position."""
     return np.array(
         [
             (
                 number,
-                place[block],
+                block_positions[block],
                 _address_of_integers(starts),
                 _address_of_integers(counts),
                 len(starts),
@@ -418,7 +431,7 @@ class StreamGather(HostGather):
         Maps the number of a block, in the order of the batches, to X, y and weights.
     n_rows : int
         Maximum rows of a batch.
-    most_steps : int
+    max_steps : int
         Maximum steps made together: the blocks of all of them are held at the same time.
     """
 
@@ -429,21 +442,21 @@ class StreamGather(HostGather):
         dtype: Any,
         find: Callable[[int], tuple[Any, Any, Any | None]],
         n_rows: int,
-        most_steps: int,
+        max_steps: int,
     ) -> None:
         nothing = np.empty((0, n_features), dtype), np.empty(0, dtype), None
         super().__init__(loss, {-1: nothing}, n_rows)
-        self.most_steps = max(1, min(self.most_steps, most_steps))
+        self.max_steps = max(1, min(self.max_steps, max_steps))
         self._find = find
 
-    def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
+    def locate_segments(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
         """Return the addresses of the batches' runs of rows; valid until the next call."""
         # Blocks of these batches are held until the next call; blocks that stay are not requested
         # again.
         needed = dict.fromkeys(block for batch in batches for block, _, _ in batch)
         had = self._blocks
         self._hold({n: had[n] if n in had else self._find(n) for n in needed})
-        return super().parts(batches)
+        return super().locate_segments(batches)
 
 
 def _split_run(run: tuple[int, Any, Any | None]) -> list[tuple[int, Any, Any | None]]:

@@ -23,13 +23,13 @@ class Scratch:
     """Memory of one thread, one array for each use."""
 
     def __init__(self) -> None:
-        self._held: dict[str, NDArray[Any]] = {}
+        self._buffers: dict[str, NDArray[Any]] = {}
 
     def empty(self, use: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """Return an uninitialised array, valid until the next call with the same use."""
-        size, memory = math.prod(shape), self._held.get(use)
+        size, memory = math.prod(shape), self._buffers.get(use)
         if memory is None or memory.dtype != dtype or memory.size < size:
-            memory = self._held[use] = np.empty(size, dtype)
+            memory = self._buffers[use] = np.empty(size, dtype)
         return memory[:size].reshape(shape)
 
 
@@ -82,13 +82,13 @@ def _has_glibc() -> bool:
         return False
 
 
-def _count_user(by: int, trim: int) -> None:
+def _count_user(delta: int, trim: int) -> None:
     """Count active contexts; the first and the last one change the allocator's settings."""
     global _users
     glibc = ctypes.CDLL(None)
     with _lock:
-        _users += by
-        if by == 1 and _users == 1:
+        _users += delta
+        if delta == 1 and _users == 1:
             glibc.mallopt(_MMAP_THRESHOLD, _KEPT_ARRAY_BYTES)
             glibc.mallopt(_TRIM_THRESHOLD, _KEPT_TOP_BYTES)
         elif _users == 0:

@@ -91,22 +91,22 @@ class BlasThreads:
 
     Parameters
     ----------
-    most : int, default=1
+    max_threads : int, default=1
     """
 
-    def __init__(self, most: int = 1) -> None:
-        self._most = most
-        self._before: list[tuple[Any, int]] = []
+    def __init__(self, max_threads: int = 1) -> None:
+        self._max_threads = max_threads
+        self._previous_limits: list[tuple[Any, int]] = []
 
     def __enter__(self) -> None:
         # Lanes run in parallel already: more threads would wait for each other, and sum in other
         # orders.
         for library in _find_blas_libraries():
-            if (n := library.get_num_threads()) is not None and n > self._most:
-                self._before.append((library, n))
-                library.set_num_threads(self._most)
+            if (n := library.get_num_threads()) is not None and n > self._max_threads:
+                self._previous_limits.append((library, n))
+                library.set_num_threads(self._max_threads)
 
     def __exit__(self, *error: object) -> None:
-        while self._before:
-            library, n = self._before.pop()
+        while self._previous_limits:
+            library, n = self._previous_limits.pop()
             library.set_num_threads(n)

@@ -51,40 +51,47 @@ class HostTrees:
         return np.asarray(hist)
 
     def find_best_splits(
-        self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
+        self, leaves: Sequence[SplitLeaf], first: int, settings: SplitFacts,
         scales: NDArray[np.float64], splits: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Find the best split of some leaves, one after the other."""
         if scales.ndim == 2:
-            self._find_best_vector_splits(leaves, first, facts, scales, splits)
+            self._find_best_vector_splits(leaves, first, settings, scales, splits)
             return
         from daskml_dist.backends.tree_kernels import compiled_search
 
-        best_split = compiled_search(bool(facts.categorical.any()))
+        best_split = compiled_search(bool(settings.categorical.any()))
         for leaf, split_row in zip(leaves, splits, strict=True):
             of_leaf = np.array(
-                [leaf.value, leaf.low, leaf.high, facts.l2, facts.least_hessian, facts.least_rows]
+                [
+                    leaf.value,
+                    leaf.low,
+                    leaf.high,
+                    settings.l2,
+                    settings.least_hessian,
+                    settings.least_rows,
+                ]
             )
             gain = best_split(
-                leaf.hist, first, facts.counts, facts.missing, facts.categorical,
-                facts.monotonic_signs, leaf.allowed, leaf.totals, scales, of_leaf, split_row[1:8],
-                split_row[8:].view(np.uint64),
+                leaf.hist, first, settings.counts, settings.missing, settings.categorical,
+                settings.monotonic_signs, leaf.allowed, leaf.totals, scales, of_leaf,
+                split_row[1:8], split_row[8:].view(np.uint64),
             )  # fmt: skip
             split_row[:1].view(np.float64)[0] = gain
 
     def _find_best_vector_splits(
-        self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
+        self, leaves: Sequence[SplitLeaf], first: int, settings: SplitFacts,
         scales: NDArray[np.float64], splits: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Find the best split of leaves with several outputs, which share it."""
         from daskml_dist.backends.vector_tree_kernels import compiled_vector_search
 
-        best_split = compiled_vector_search(bool(facts.categorical.any()))
-        limits = np.array([facts.l2, facts.least_hessian, facts.least_rows])
+        best_split = compiled_vector_search(bool(settings.categorical.any()))
+        limits = np.array([settings.l2, settings.least_hessian, settings.least_rows])
         for leaf, split_row in zip(leaves, splits, strict=True):
             split_row[:1].view(np.float64)[0] = best_split(
-                leaf.hist, first, facts.counts, facts.missing, facts.categorical, leaf.allowed,
-                leaf.totals, scales, np.array(leaf.value), limits, split_row[1:-4],
+                leaf.hist, first, settings.counts, settings.missing, settings.categorical,
+                leaf.allowed, leaf.totals, scales, np.array(leaf.value), limits, split_row[1:-4],
                 split_row[-4:].view(np.uint64),
             )  # fmt: skip
 
@@ -106,8 +113,8 @@ class HostRows:
         self.n_chosen, self._order = self.n, np.empty(0, np.int32)
         # Packed sums of the bins, of one number or of two: the loops add them to a histogram before
         # they can overflow.
-        self._one = np.zeros((d, _PACKED_STRIDE), np.int64)
-        self._two = np.zeros((d if channels == 3 else 0, _PACKED_STRIDE, 2), np.int64)
+        self._packed_sums = np.zeros((d, _PACKED_STRIDE), np.int64)
+        self._packed_pairs = np.zeros((d if channels == 3 else 0, _PACKED_STRIDE, 2), np.int64)
         self._out = np.empty(0, np.int64)
 
     def _allocate_histograms(self, n: int) -> Array:
@@ -245,18 +252,21 @@ class HostRows:
         out, packed = self._allocate_histograms(1), binned.extra["packed"][output]
         out[:] = 0
         sum_all_rows(
-            mode, binned.rows, packed, binned.bins.counts, self._one, self._two, out
+            mode, binned.rows, packed, binned.bins.counts, self._packed_sums, self._packed_pairs,
+            out
         )  # fmt: skip
         return out
 
     def partition_leaves(
-        self, parts: Sequence[LeafPartition], mode: int, output: int
+        self, partitions: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Array, list[int]]:
         """Partition the rows of some leaves; return histograms and where right children begin."""
         binned, extra = self._binned, self._binned.extra
-        hist = self._allocate_histograms(sum(part.side >= 0 for part in parts))
-        tasks = np.array([(p.feature, p.at.start, p.at.stop, p.side) for p in parts])
-        tables = np.stack([part.table for part in parts])
+        hist = self._allocate_histograms(sum(part.requested_side >= 0 for part in partitions))
+        tasks = np.array(
+            [(p.feature, p.row_slice.start, p.row_slice.stop, p.requested_side) for p in partitions]
+        )
+        tables = np.stack([part.table for part in partitions])
         if mode == VECTOR:
             from daskml_dist.backends.vector_tree_kernels import partition_and_sum_vectors
 
@@ -269,26 +279,27 @@ class HostRows:
 
         partition_and_sum(
             mode, binned.columns, binned.rows, extra["packed"][output], extra["index"],
-            extra["spare"], tasks, tables, binned.bins.counts, self._one, self._two, hist,
+            extra["spare"], tasks, tables, binned.bins.counts, self._packed_sums,
+            self._packed_pairs, hist,
         )  # fmt: skip
         return hist, tasks[:, 1].tolist()
 
     def add_leaf_values(
-        self, output: int, at: Sequence[slice], values: NDArray[np.float64]
+        self, output: int, leaf_slices: Sequence[slice], values: NDArray[np.float64]
     ) -> None:
         """Add the values of leaves to the raw predictions of their rows."""
         from daskml_dist.backends.tree_kernels import add_to_leaf
 
         extra = self._binned.extra
-        for of_leaf, value in zip(at, values, strict=True):
+        for of_leaf, value in zip(leaf_slices, values, strict=True):
             add_to_leaf(extra["raw"][output], extra["index"][of_leaf], value)
 
     def fetch_raw_predictions(self) -> None:
         """Do nothing: raw predictions are in host memory."""
 
-    def find_row_leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
+    def find_row_leaves(self, leaf_slices: Sequence[slice]) -> list[NDArray[np.int64]]:
         """Return the number of the leaf of each row."""
         leaf_numbers = np.zeros(self._binned.n, np.int64)
-        for number, of_leaf in enumerate(at):
+        for number, of_leaf in enumerate(leaf_slices):
             leaf_numbers[self._binned.extra["index"][of_leaf]] = number
         return [leaf_numbers]

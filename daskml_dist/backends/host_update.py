@@ -27,7 +27,7 @@ _ROWS_AHEAD = 16
 
 
 # `_step_entry` is a placeholder for a step of `host_update`.
-def _step_entry(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
+def _step_entry(state: Any, k: Any, grad: Any, rate: Any, l1: Any, coefficients: Any) -> Any: ...
 
 
 def update_at(
@@ -43,7 +43,7 @@ def update_at(
     rate_sum: Any,
     step_rate: Any,
     longest: Any,
-    numbers: Any,
+    coefficients: Any,
 ) -> None:
     """Take one step.
 
@@ -65,7 +65,7 @@ def update_at(
     longest : float
         Maximum number of steps for which the l2 penalty is applied: a row that was not used for
         long must not be moved past zero.
-    numbers : floats
+    coefficients : floats
         Coefficients of the optimizer.
     """
     w, number, width = state[0], state[0].dtype.type, grad.shape[1]
@@ -92,54 +92,64 @@ def update_at(
             if l2 > 0:
                 # The pending l2 steps together, at most as many as shrink the parameter to 0.
                 g += l2 * min(elapsed, longest) * w[k]
-            _step_entry(state, k, g, rate, strength, numbers)
+            _step_entry(state, k, g, rate, strength, coefficients)
 
 
 def _merge_sorted_rows(
-    index: Any, values: Any, other: Any, more: Any, both: Any, total: Any
+    index: Any,
+    values: Any,
+    other_index: Any,
+    other_values: Any,
+    merged_index: Any,
+    merged_values: Any,
 ) -> Any:
     """Merge two sorted lists of rows, adding values of equal rows; return the number of rows."""
     i, j, n = 0, 0, 0
-    while i < len(index) and j < len(other):
-        a, b = index[i], other[j]
-        both[n] = min(a, b)
+    while i < len(index) and j < len(other_index):
+        a, b = index[i], other_index[j]
+        merged_index[n] = min(a, b)
         for c in range(values.shape[1]):
             if a < b:
-                total[n, c] = values[i, c]
+                merged_values[n, c] = values[i, c]
             elif b < a:
-                total[n, c] = more[j, c]
+                merged_values[n, c] = other_values[j, c]
             else:
-                total[n, c] = values[i, c] + more[j, c]
+                merged_values[n, c] = values[i, c] + other_values[j, c]
         # Equal rows advance both lists.
         i += a <= b
         j += b <= a
         n += 1
     for k in range(i, len(index)):
-        both[n] = index[k]
-        copy_values(total[n], values[k])
+        merged_index[n] = index[k]
+        copy_values(merged_values[n], values[k])
         n += 1
-    for k in range(j, len(other)):
-        both[n] = other[k]
-        copy_values(total[n], more[k])
+    for k in range(j, len(other_index)):
+        merged_index[n] = other_index[k]
+        copy_values(merged_values[n], other_values[k])
         n += 1
     return n
 
 
 def merge_gradients(
-    index: NDArray[np.int64], values: NDArray[Any], other: NDArray[np.int64], more: NDArray[Any]
+    index: NDArray[np.int64],
+    values: NDArray[Any],
+    other_index: NDArray[np.int64],
+    other_values: NDArray[Any],
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Return the sorted union of two gradients' rows, and the sum of both gradients.
 
     Parameters
     ----------
-    index, other : ndarray of int64 of shape (n,), (m,)
+    index, other_index : ndarray of int64 of shape (n,), (m,)
         Sorted and unique.
-    values, more : ndarray of shape (n, width), (m, width)
+    values, other_values : ndarray of shape (n, width), (m, width)
     """
-    n_both = len(index) + len(other)
+    n_both = len(index) + len(other_index)
     both = np.empty(n_both, np.int64)
     total = np.empty((n_both, values.shape[1]), values.dtype)
-    n = compiled_with(_merge_sorted_rows, exact=True)(index, values, other, more, both, total)
+    n = compiled_with(_merge_sorted_rows, exact=True)(
+        index, values, other_index, other_values, both, total
+    )
     return both[:n], total[:n]
 
 
@@ -159,7 +169,7 @@ class CoordinateUpdates:
         self, optimizer: Any, step: Step, row_rate_sums: NDArray[np.float64] | None
     ) -> None:
         self._optimizer = optimizer
-        self._number: Any = step.w.dtype.type
+        self._scalar_type: Any = step.w.dtype.type
         self._state = tuple(array.reshape(-1) for array in step.state(optimizer))
         self._l1, self._l2 = (step.l1, step.l2) if row_rate_sums is not None else (0.0, 0.0)
         self._n_penalised = step.n_penalised
@@ -177,7 +187,7 @@ class CoordinateUpdates:
         grad: NDArray[Any],
         rows: float,
         lr: float,
-        number: int,
+        step_number: int,
         rate_sum: float,
     ) -> None:
         """Take a step.
@@ -190,19 +200,19 @@ class CoordinateUpdates:
         rows : float
             Number of rows of the gradient.
         lr : float
-        number : int
+        step_number : int
             Number of the step, from 1.
         rate_sum : float
             Sum of the learning rates, including this step's.
         """
-        to, l2 = self._number, self._l2
+        to, l2 = self._scalar_type, self._l2
         has_penalty = self._row_rate_sums is not None and lr > 0
         longest = 1 / (lr * l2) if has_penalty and l2 else 0.0
         self._loops[lr != 0](
             self._state, index, grad, to(rows), to(lr),
             to(self._l1 if has_penalty else 0), to(l2 if has_penalty else 0), self._n_penalised,
             self._row_rate_sums if has_penalty else _NO_RATE_SUMS, rate_sum, lr, to(longest),
-            tuple([to(x) for x in self._optimizer.coefficients(number)]),
+            tuple([to(x) for x in self._optimizer.coefficients(step_number)]),
         )  # fmt: skip
 
 
@@ -212,22 +222,29 @@ _refused: set[type] = set()
 
 # `_move` is a placeholder for an optimizer's `elementwise_update`, `_step_entry` for one of the
 # steps below.
-def _move(state: Any, k: Any, grad: Any, rate: Any, numbers: Any) -> Any: ...
+def _move(state: Any, k: Any, grad: Any, rate: Any, coefficients: Any) -> Any: ...
 
 
-def _plain(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> None:
+def _plain(state: Any, k: Any, grad: Any, rate: Any, l1: Any, coefficients: Any) -> None:
     """Step one parameter without l1."""
-    _move(state, k, grad, rate, numbers)
+    _move(state, k, grad, rate, coefficients)
 
 
-def _proximal(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> None:
+def _proximal(state: Any, k: Any, grad: Any, rate: Any, l1: Any, coefficients: Any) -> None:
     """Step one parameter, and apply the proximal operator of l1 with the step's rate."""
-    most = _move(state, k, grad, rate, numbers) * l1
+    most = _move(state, k, grad, rate, coefficients) * l1
     state[0][k] -= max(min(state[0][k], most), -most)
 
 
 def _update(
-    state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
+    state: Any,
+    grad: Any,
+    rows: Any,
+    rate: Any,
+    l1: Any,
+    l2: Any,
+    n_penalised: Any,
+    coefficients: Any,
 ) -> None:
     """Take one step.
 
@@ -240,7 +257,7 @@ def _update(
     rows, rate, l1, l2 : floats of the same type
     n_penalised : int
         Number of leading parameters that are penalised.
-    numbers : floats
+    coefficients : floats
         Coefficients of the optimizer.
     """
     w = state[0]
@@ -248,15 +265,15 @@ def _update(
     # Unsigned index: for signed indices numba adds a check for negative values.
     for i in range(with_l2):
         k = np.uint64(i)
-        _step_entry(state, k, grad[k] / rows + l2 * w[k], rate, l1, numbers)
+        _step_entry(state, k, grad[k] / rows + l2 * w[k], rate, l1, coefficients)
     for i in range(with_l2, n_penalised):
         k = np.uint64(i)
-        _step_entry(state, k, grad[k] / rows, rate, l1, numbers)
+        _step_entry(state, k, grad[k] / rows, rate, l1, coefficients)
     # Apply a strength of zero as well: the bits then do not depend on how parameters are split.
     none = l1 - l1
     for i in range(n_penalised, len(w)):
         k = np.uint64(i)
-        _step_entry(state, k, grad[k] / rows, rate, none, numbers)
+        _step_entry(state, k, grad[k] / rows, rate, none, coefficients)
 
 
 def compile_entry_step(optimizer: Any, l1: float, lr: float) -> Callable[..., Any]:
@@ -272,17 +289,31 @@ def compile_entry_step(optimizer: Any, l1: float, lr: float) -> Callable[..., An
 
 # `_update_state` is a placeholder for `_update`.
 def _update_state(
-    state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
+    state: Any,
+    grad: Any,
+    rows: Any,
+    rate: Any,
+    l1: Any,
+    l2: Any,
+    n_penalised: Any,
+    coefficients: Any,
 ) -> None: ...
 
 
 def _add_noise_and_update(
-    state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
+    state: Any,
+    grad: Any,
+    rows: Any,
+    rate: Any,
+    l1: Any,
+    l2: Any,
+    n_penalised: Any,
+    noise_and_coefficients: Any,
 ) -> None:
-    """Take one step on a gradient to which noise, the first of `numbers`, is added."""
+    """Take a step on a gradient plus noise, the first of `noise_and_coefficients`."""
     for j in range(len(grad)):
-        grad[j] += numbers[j]
-    _update_state(state, grad, rows, rate, l1, l2, n_penalised, numbers[len(grad) :])
+        grad[j] += noise_and_coefficients[j]
+    _update_state(state, grad, rows, rate, l1, l2, n_penalised, noise_and_coefficients[len(grad) :])
 
 
 def compile_update(
@@ -337,20 +368,20 @@ class Updates:
         self._optimizer = optimizer
         self._dtype = step.w.dtype
         # numba treats a Python float as float64, and it is faster to create.
-        self._number: Any = float if self._dtype == np.float64 else self._dtype.type
+        self._scalar_type: Any = float if self._dtype == np.float64 else self._dtype.type
         self._state = tuple([array.reshape(-1) for array in step.state(optimizer)])
         self._loops = tuple(compile_update(optimizer, step.l1, lr) for lr in (0.0, 1.0))
-        self._penalty = self._number(step.l1), self._number(step.l2)
+        self._penalty = self._scalar_type(step.l1), self._scalar_type(step.l2)
         self._n_penalised = step.n_penalised * step.w.shape[1]
 
-    def __call__(self, grad: Any, rows: float, lr: float, number: int) -> bool:
+    def __call__(self, grad: Any, rows: float, lr: float, step_number: int) -> bool:
         """Take a step."""
-        as_number = self._number
+        as_number = self._scalar_type
         if type(self._optimizer) in _refused:
             return False
         if grad.dtype != self._dtype or not grad.flags.c_contiguous:
             return False
-        numbers = tuple([as_number(x) for x in self._optimizer.coefficients(number)])
+        numbers = tuple([as_number(x) for x in self._optimizer.coefficients(step_number)])
         step_arguments = as_number(rows), as_number(lr), *self._penalty, self._n_penalised
         try:
             self._loops[lr != 0](self._state, grad.reshape(-1), *step_arguments, numbers)

@@ -43,7 +43,7 @@ def find_first_negative(X: Any, backend: NumpyBackend) -> tuple[int, float] | No
     if X.dtype.kind in "bu":
         return None
     for row_slice in _word_aligned_slices(X):
-        part = backend.part(X, row_slice)
+        part = backend.borrow_rows(X, row_slice)
         if part.size and part.min() < 0:
             row = int((part < 0).any(axis=1).argmax())
             return row_slice.start + row, float(part[row].min())
@@ -58,7 +58,7 @@ def add_item_counts(X: Any, out: NDArray[np.float64], backend: NumpyBackend) -> 
         count_csr_items(X.X.indptr, X.X.indices, _nonzero_flags(X.X.data), X.rows, out)
         return
     for row_slice in _word_aligned_slices(X):
-        count_items(_nonzero_flags(backend.part(X, row_slice)), out)
+        count_items(_nonzero_flags(backend.borrow_rows(X, row_slice)), out)
 
 
 def add_pair_counts(
@@ -94,12 +94,12 @@ class ItemBits:
 
     def __init__(self) -> None:
         self._items: NDArray[np.int64] = np.empty(0, np.int64)
-        self._words: Words | None = None
+        self._bit_words: Words | None = None
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of the words that are kept."""
-        return 0 if self._words is None else self._words.nbytes
+        return 0 if self._bit_words is None else self._bit_words.nbytes
 
     def tiles(
         self, X: Any, items: NDArray[np.int64], backend: NumpyBackend
@@ -107,7 +107,7 @@ class ItemBits:
         """Yield words (n_tiles, n, n_words) of consecutive rows, with the n items' columns."""
         if X.shape[0] == 0:
             return
-        if self._words is None or not np.isin(items, self._items, assume_unique=True).all():
+        if self._bit_words is None or not np.isin(items, self._items, assume_unique=True).all():
             n, m = X.shape[0], max(1, len(items))
             width = min(max(_TILE_WORDS // m, _MIN_ITEM_WORDS), _MAX_ITEM_WORDS, -(-n // 64))
             # Bits larger than the rows themselves are made for one tile at a time, and not kept.
@@ -115,27 +115,27 @@ class ItemBits:
                 yield from self._in_turn(X, items, width)
                 return
             n_tiles = -(-n // (64 * width))
-            self._words, self._items = np.zeros((n_tiles, m, width), np.uint64), items
+            self._bit_words, self._items = np.zeros((n_tiles, m, width), np.uint64), items
             self._fill(X, backend)
-        yield self._words, self._items
+        yield self._bit_words, self._items
 
     def _fill(self, X: Any, backend: NumpyBackend) -> None:
         """Write the bits of the items in all rows."""
         from daskml_dist.backends.itemset_kernels import pack_csr_rows, pack_rows
 
-        assert self._words is not None
+        assert self._bit_words is not None
         if isinstance(X, CSRRows):
             csr, rank = X.X, _rank_columns(self._items, X.shape[1])
             pack_csr_rows(
-                csr.indptr, csr.indices, _nonzero_flags(csr.data), X.rows, rank, self._words
+                csr.indptr, csr.indices, _nonzero_flags(csr.data), X.rows, rank, self._bit_words
             )
             return
         for row_slice in _word_aligned_slices(X):
             pack_rows(
-                _nonzero_flags(backend.part(X, row_slice)),
+                _nonzero_flags(backend.borrow_rows(X, row_slice)),
                 self._items,
                 row_slice.start // 64,
-                self._words,
+                self._bit_words,
             )
 
     @staticmethod
@@ -154,7 +154,7 @@ class ItemBits:
 
 
 def add_set_counts(
-    words: Words,
+    bit_words: Words,
     prefix: NDArray[np.int32],
     bounds: NDArray[np.int64],
     last: NDArray[np.int32],
@@ -165,7 +165,7 @@ def add_set_counts(
 
     # Arrays received in messages are read-only; numba would compile the loop again for them.
     writable = [np.require(array, requirements=["C", "A", "W"]) for array in (prefix, bounds, last)]
-    count_supports(words, writable[0], writable[1], writable[2], out)
+    count_supports(bit_words, writable[0], writable[1], writable[2], out)
 
 
 def _word_aligned_slices(X: Any) -> Iterator[slice]:

@@ -60,7 +60,7 @@ def count_csr_items(indptr: Any, indices: Any, bought: Any, rows: Any, out: Any)
 
 
 @_exact
-def pack_rows(bought: Any, items: Any, first: int, words: Any) -> None:
+def pack_rows(bought: Any, items: Any, first: int, bit_words: Any) -> None:
     """Write the bits of some rows.
 
     Parameters
@@ -71,9 +71,9 @@ def pack_rows(bought: Any, items: Any, first: int, words: Any) -> None:
         Columns, sorted.
     first : int
         Word whose first bit is the first of the rows.
-    words : ndarray of uint64 of shape (n_tiles, n_items, n_words)
+    bit_words : ndarray of uint64 of shape (n_tiles, n_items, n_words)
     """
-    n, m, width = len(bought), len(items), words.shape[2]
+    n, m, width = len(bought), len(items), bit_words.shape[2]
     all_columns = m == bought.shape[1]
     row_bits = np.empty(m, np.uint64)
     for start in range(0, n, 64):
@@ -90,12 +90,12 @@ def pack_rows(bought: Any, items: Any, first: int, words: Any) -> None:
         word = first + start // 64
         tile, place = word // width, word % width
         for j in range(m):
-            words[tile, j, place] = row_bits[j]
+            bit_words[tile, j, place] = row_bits[j]
 
 
 @_exact
 def pack_csr_rows(
-    indptr: Any, indices: Any, bought: Any, rows: Any, rank: Any, words: Any
+    indptr: Any, indices: Any, bought: Any, rows: Any, rank: Any, bit_words: Any
 ) -> None:  # fmt: skip
     """Set the bits of some rows of a CSR matrix, in words that are zero.
 
@@ -107,17 +107,17 @@ def pack_csr_rows(
     rows : ndarray of int of shape (n,)
     rank : ndarray of int32 of shape (n_columns,)
         Position of each column among the items; -1: none.
-    words : ndarray of uint64 of shape (n_tiles, n_items, n_words)
+    bit_words : ndarray of uint64 of shape (n_tiles, n_items, n_words)
     """
     # Tiles of `width` words: the words of all items of a tile fit in a cache.
-    width = words.shape[2]
+    width = bit_words.shape[2]
     for i in range(len(rows)):
         word, bit = i // 64, np.uint64(1) << np.uint64(i % 64)
         tile, place = word // width, word % width
         for e in range(indptr[rows[i]], indptr[rows[i] + 1]):
             j = rank[indices[e]]
             if bought[e] and j >= 0:
-                words[tile, j, place] |= bit
+                bit_words[tile, j, place] |= bit
 
 
 @_inside
@@ -130,7 +130,7 @@ def _count_ones(x: Any) -> Any:
 
 
 @_exact
-def count_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) -> None:
+def count_supports(bit_words: Any, prefix: Any, bounds: Any, last: Any, out: Any) -> None:
     """Add to `out` the number of rows that contain all items of each candidate.
 
     Candidates that share all but the last item are contiguous. The rows with the items of such a
@@ -138,9 +138,9 @@ def count_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) ->
 
     Parameters
     ----------
-    words : ndarray of uint64 of shape (n_tiles, n_items, n_words)
+    bit_words : ndarray of uint64 of shape (n_tiles, n_items, n_words)
     prefix : ndarray of int32 of shape (n_prefixes, k - 1)
-        Items of each prefix, by position in `words`; sorted.
+        Items of each prefix, by position in `bit_words`; sorted.
     bounds : ndarray of int64 of shape (n_prefixes + 1,)
         First candidate of each prefix.
     last : ndarray of int32 of shape (n,)
@@ -148,12 +148,12 @@ def count_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) ->
     out : ndarray of float64 of shape (n,)
     """
     n_prefixes, depth = prefix.shape
-    width = words.shape[2]
+    width = bit_words.shape[2]
     prefix_bits = np.empty((depth, width), np.uint64)
     live, live_words = np.empty(width, np.int64), np.empty(width, np.uint64)
     # Tile by tile, so that words stay cached over all candidates.
-    for tile in range(len(words)):
-        bits = words[tile]
+    for tile in range(len(bit_words)):
+        bits = bit_words[tile]
         for p in range(n_prefixes):
             same = 0
             if p > 0:
@@ -240,7 +240,7 @@ def count_pairs(
 
 
 @_exact
-def join_frequent_sets(sets: Any, most: int) -> Any:
+def join_frequent_sets(sets: Any, max_candidates: int) -> Any:
     """Return the candidates of the next length whose subsets are all frequent (Apriori's join)."""
     n, k = sets.shape
     # Pairs of sets with a common prefix bound the number of candidates.
@@ -250,12 +250,12 @@ def join_frequent_sets(sets: Any, most: int) -> Any:
         stop = _end_of_prefix(sets, start)
         capacity += (stop - start) * (stop - start - 1) // 2
         start = stop
-    last = np.empty(min(capacity, most + 1), np.int32)
+    last = np.empty(min(capacity, max_candidates + 1), np.int32)
     prefix_sets, bounds = np.empty(n, np.int64), np.empty(n + 1, np.int64)
     cursors, ends = np.empty(k - 1, np.int64), np.empty(k - 1, np.int64)
     n_prefixes = n_candidates = 0
     start = 0
-    while start < n and n_candidates <= most:
+    while start < n and n_candidates <= max_candidates:
         stop = _end_of_prefix(sets, start)
         # Apriori's join and prune (Agrawal and Srikant, VLDB 1994): sets a < b that differ in their
         # last item make a candidate; it stays if all other subsets are frequent.
@@ -274,7 +274,7 @@ def join_frequent_sets(sets: Any, most: int) -> Any:
                     if cursors[q] == ends[q] or sets[cursors[q], k - 1] != item:
                         all_frequent = False
                         break
-                if all_frequent and n_candidates <= most:
+                if all_frequent and n_candidates <= max_candidates:
                     last[n_candidates] = item
                     n_candidates += 1
             if n_candidates > first_candidate:

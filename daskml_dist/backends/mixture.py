@@ -31,7 +31,7 @@ def iterate_shifted_rows(
     for row_slice in row_slices(
         X.shape[0], step if backend.entries_at_once else min(step, _MAX_ROWS_AT_ONCE)
     ):
-        rows = backend.part(X, row_slice)
+        rows = backend.borrow_rows(X, row_slice)
         rows = rows.toarray() if hasattr(rows, "toarray") else rows
         yield (
             row_slice,
@@ -40,12 +40,12 @@ def iterate_shifted_rows(
         )
 
 
-def log_densities(near: Any, constants: Any, means: Any, factors: Any) -> Any:
+def log_densities(shifted_rows: Any, constants: Any, means: Any, factors: Any) -> Any:
     """Return the logarithm of each component's density times its weight, at each row.
 
     Parameters
     ----------
-    near : array of shape (n, d)
+    shifted_rows : array of shape (n, d)
     constants : array of shape (k,)
         Logarithms of the components' weights and determinants.
     means : array of shape (k, d)
@@ -56,29 +56,29 @@ def log_densities(near: Any, constants: Any, means: Any, factors: Any) -> Any:
     for c in range(means.shape[0]):
         # With the factor F of the precision F F', |(x - mean) F|**2 is the squared Mahalanobis
         # distance.
-        deviations = near - means[c, ...]
+        deviations = shifted_rows - means[c, ...]
         deviations = (
             deviations * factors[c, ...] if factors.ndim == 2 else deviations @ factors[c, ...]
         )
         columns.append(constants[c] - total(deviations * deviations, axis=1) / 2)
-    return namespace(near).stack(columns, axis=1)
+    return namespace(shifted_rows).stack(columns, axis=1)
 
 
-def add_moments(near: Any, shares: Any, means: Any, out: Any) -> None:
+def add_moments(shifted_rows: Any, shares: Any, means: Any, out: Any) -> None:
     """Add each component's share of some rows to `out`, as moments about its mean.
 
     Parameters
     ----------
-    near : array of shape (n, d)
+    shifted_rows : array of shape (n, d)
     shares : array of shape (n, k)
     means : array of shape (k, d)
     out : float64 array of shape (k, 1 + d + d * d), or (k, 1 + 2 * d)
         Weight, sum, and products or squares.
     """
-    xp, d = namespace(near), near.shape[1]
+    xp, d = namespace(shifted_rows), shifted_rows.shape[1]
     is_full = out.shape[1] != 1 + 2 * d
     for c in range(means.shape[0]):
-        deviations, share = near - means[c, ...], shares[:, c]
+        deviations, share = shifted_rows - means[c, ...], shares[:, c]
         scaled = deviations * share[:, None]
         seconds = deviations.T @ scaled if is_full else total(deviations * scaled, axis=0)
         moments = [

@@ -61,13 +61,13 @@ def add_expected(
 
 
 @_fast
-def _shift_to_means(rows: Any, shift: Any, means: Any, near: Any) -> None:
+def _shift_to_means(rows: Any, shift: Any, means: Any, deviations: Any) -> None:
     """Write rows minus the shift and the mean of each component."""
     k, d = means.shape
     for c in range(k):
         for i in range(rows.shape[0]):
             for j in range(d):
-                near[c, i, j] = (rows[i, j] - shift[j]) - means[c, j]
+                deviations[c, i, j] = (rows[i, j] - shift[j]) - means[c, j]
 
 
 @_fast
@@ -106,15 +106,15 @@ def _normalise_shares(shares: Any, weight: Any) -> float:
 
 
 @_fast
-def _scale_and_sum(near: Any, shares: Any, scaled: Any, out: Any) -> None:
+def _scale_and_sum(deviations: Any, shares: Any, scaled: Any, out: Any) -> None:
     """Scale rows by their shares in each component, and add the shares and the scaled rows."""
-    k, n, d = near.shape
+    k, n, d = deviations.shape
     for c in range(k):
         for i in range(n):
             share = shares[c, i]
             out[c, 0] += share
             for j in range(d):
-                part = share * near[c, i, j]
+                part = share * deviations[c, i, j]
                 scaled[c, i, j] = part
                 out[c, 1 + j] += part
 

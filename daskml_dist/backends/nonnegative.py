@@ -14,7 +14,7 @@ _MIN_COMPILED_PRODUCTS = 1 << 16
 _START_RIDGE = 1e-6
 
 
-def solve_nonnegative(gram: Any, products: Any, most: int, tol: float) -> Any:
+def solve_nonnegative(gram: Any, products: Any, max_sweeps: int, tol: float) -> Any:
     """Return, for each row b, the w >= 0 that minimises ``w @ gram @ w / 2 - b @ w``.
 
     Parameters
@@ -22,7 +22,7 @@ def solve_nonnegative(gram: Any, products: Any, most: int, tol: float) -> Any:
     gram : array of shape (k, k)
         Symmetric.
     products : array of shape (n, k), of the same dtype
-    most, tol
+    max_sweeps, tol
         As in :func:`descend_coordinates`.
     """
     # Start from the unconstrained solution, clipped at 0: it is near if few coefficients are
@@ -36,11 +36,11 @@ def solve_nonnegative(gram: Any, products: Any, most: int, tol: float) -> Any:
     W = products @ xp.linalg.inv(gram + ridge)
     # Clipped at 0, the start of the coordinate descent.
     W = xp.where(W > 0, W, 0 * W)
-    descend_coordinates(gram, W @ gram - products, W, most, tol)
+    descend_coordinates(gram, W @ gram - products, W, max_sweeps, tol)
     return W
 
 
-def descend_coordinates(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
+def descend_coordinates(gram: Any, slope: Any, W: Any, max_sweeps: int, tol: float) -> None:
     """Decrease ``w @ gram @ w / 2 - b @ w``, w >= 0, for each row w of W, in place.
 
     Parameters
@@ -49,7 +49,7 @@ def descend_coordinates(gram: Any, slope: Any, W: Any, most: int, tol: float) ->
     slope : array of shape (n, k)
         ``W @ gram - b``; kept up to date.
     W : array of shape (n, k)
-    most : int
+    max_sweeps : int
         Maximum sweeps over the coefficients.
     tol : float
         A row ends after a sweep that changes no coefficient by more than this share of the largest.
@@ -57,14 +57,14 @@ def descend_coordinates(gram: Any, slope: Any, W: Any, most: int, tol: float) ->
     if is_host(W) and W.size * len(gram) >= _MIN_COMPILED_PRODUCTS:
         from daskml_dist.backends import nonnegative_kernels
 
-        nonnegative_kernels.descend_rows(np.ascontiguousarray(gram), slope, W, most, tol)
+        nonnegative_kernels.descend_rows(np.ascontiguousarray(gram), slope, W, max_sweeps, tol)
         return
     xp = namespace(W)
     # All rows are swept together; steps of converged rows are multiplied by 0.
     going = zeros((W.shape[0],), W.dtype, like=W) + 1
     # Cyclic coordinate descent (Hsieh and Dhillon 2011): the minimum along coefficient t is at
     # w_t - slope_t / gram_tt, clipped at 0.
-    for _ in range(most):
+    for _ in range(max_sweeps):
         change, largest = going * 0, going * 0
         for t in range(gram.shape[0]):
             if not float(gram[t, t]) > 0:
@@ -80,13 +80,13 @@ def descend_coordinates(gram: Any, slope: Any, W: Any, most: int, tol: float) ->
             break
 
 
-def divide_by_product(X: Any, found: Any, least: float) -> Any:
-    """Return ``X / max(found, least)``; on the host, in the memory of `found`."""
-    if is_host(found):
-        np.maximum(found, least, out=found)
-        return np.divide(X, found, out=found)
-    xp = namespace(found)
-    return X / xp.where(found < least, least + 0 * found, found)
+def divide_by_product(X: Any, product: Any, least: float) -> Any:
+    """Return ``X / max(found, least)``; on the host, in the memory of `product`."""
+    if is_host(product):
+        np.maximum(product, least, out=product)
+        return np.divide(X, product, out=product)
+    xp = namespace(product)
+    return X / xp.where(product < least, least + 0 * product, product)
 
 
 def residual_squares(X: Any, W: Any, across: Any, backend: Any) -> Any:

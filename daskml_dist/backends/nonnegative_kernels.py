@@ -22,16 +22,16 @@ _REORDERED = {"contract", "reassoc", "nsz"}
 
 
 @compiled_entry(fastmath={"contract", "nsz"})
-def descend_rows(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
+def descend_rows(gram: Any, slope: Any, W: Any, max_sweeps: int, tol: float) -> None:
     """Decrease ``w @ gram @ w / 2 - b @ w``, w >= 0, for each row w of W, by coordinate.
 
-    `slope` is ``W @ gram - b`` and is kept up to date. A row ends after `most` sweeps, or after one
-    that changes no coefficient by more than `tol` of the largest.
+    `slope` is ``W @ gram - b`` and is kept up to date. A row ends after `max_sweeps` sweeps, or
+    after one that changes no coefficient by more than `tol` of the largest.
     """
     k = len(gram)
     for i in range(len(W)):
         w, g = W[i], slope[i]
-        for _ in range(most):
+        for _ in range(max_sweeps):
             change = largest = gram[0, 0] * 0
             for t in range(k):
                 curve, old = gram[t, t], w[t]
@@ -65,17 +65,17 @@ def _floored_product(w: Any, h: Any, least: Any) -> Any:
 @compiled_entry(fastmath=_REORDERED)
 def multiply_weights(
     indptr: Any, indices: Any, data: Any, rows: Any, H: Any, column_sums: Any, l1: Any, l2: Any,
-    least: Any, W: Any, most: int, tol: float,
+    least: Any, W: Any, max_steps: int, tol: float,
 ) -> None:  # fmt: skip
     """Take multiplicative steps of each row's weights for the Kullback-Leibler divergence.
 
-    A row ends after `most` of them, or after one that changes no weight by more than `tol` of the
-    largest.
+    A row ends after `max_steps` of them, or after one that changes no weight by more than `tol` of
+    the largest.
     """
     above = np.empty(W.shape[1], W.dtype)
     for i in range(len(rows)):
         w, row = W[i], rows[i]
-        for _ in range(most):
+        for _ in range(max_steps):
             above[:] = 0
             for entry in range(indptr[row], indptr[row + 1]):
                 if data[entry] == 0:
@@ -98,11 +98,19 @@ def multiply_weights(
 
 @compiled_entry(fastmath=_REORDERED)
 def add_component_shares(
-    indptr: Any, indices: Any, data: Any, rows: Any, H: Any, W: Any, own: Any, least: Any, out: Any
+    indptr: Any,
+    indices: Any,
+    data: Any,
+    rows: Any,
+    H: Any,
+    W: Any,
+    weighted_W: Any,
+    least: Any,
+    out: Any,
 ) -> None:
     """Add ``own[i] * X[i, j] / (W[i] @ H[j])`` of all entries to ``out[j]``."""
     for i in range(len(rows)):
-        row, w, own_row = rows[i], W[i], own[i]
+        row, w, own_row = rows[i], W[i], weighted_W[i]
         for entry in range(indptr[row], indptr[row + 1]):
             if data[entry] == 0:
                 continue

@@ -194,18 +194,18 @@ class NumpyBackend(Backend):
             return X[rows]
         return X.take(rows, axis=0, mode="clip")
 
-    def part(self, X: Any, at: slice) -> Any:
+    def borrow_rows(self, X: Any, row_slice: slice) -> Any:
         """Return a view of rows, or an aligned copy in reused memory."""
-        rows = self.rows(X, at)
+        rows = self.rows(X, row_slice)
         if not isinstance(rows, np.ndarray) or rows.flags.aligned:
             return rows
         buffer = self._scratch.empty("tile", rows.shape, rows.dtype)
         buffer[...] = rows
         return buffer
 
-    def columns(self, pieces: list[CSRRows]) -> NDArray[np.int64]:
+    def columns(self, row_views: list[CSRRows]) -> NDArray[np.int64]:
         """Return the sorted unique columns of the pieces, and renumber the pieces to them."""
-        return self._touched.find(pieces)
+        return self._touched.find(row_views)
 
     def dot(self, X: Any, w: NDArray[Any]) -> NDArray[Any]:
         """Return the product ``X @ w``; 1-d if the weights have one column."""
@@ -312,13 +312,15 @@ class NumpyBackend(Backend):
             hessian += self._square(rows)[:width, :width]
         return loss, flat
 
-    def updates_at(self, number: int, n_entries: int, any_way: bool) -> bool:
+    def updates_at(self, step_number: int, n_entries: int, any_way: bool) -> bool:
         """Return True once steps have taken about a third of the time of loading numba."""
-        if number * n_entries > _MIN_MOVED_ENTRIES:
+        if step_number * n_entries > _MIN_MOVED_ENTRIES:
             return True
         # If numba is already loaded, a loop is worth it sooner; it may be used only if the bits are
         # equal.
-        is_large = number > _MIN_LOADED_UPDATES or number * n_entries > _MIN_LOADED_ENTRIES
+        is_large = (
+            step_number > _MIN_LOADED_UPDATES or step_number * n_entries > _MIN_LOADED_ENTRIES
+        )
         return is_large and any_way and _LOOPS_MODULE in sys.modules
 
     def update(self, optimizer: Any, step: Step) -> bool:
@@ -355,7 +357,7 @@ class NumpyBackend(Backend):
         shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
-        few: bool = False,
+        coordinates: bool = False,
         clips: bool = False,
     ) -> Any | None:
         """Return a compiled gather, for losses that numba compiles and one output, or None."""
@@ -367,7 +369,7 @@ class NumpyBackend(Backend):
         if shape[1] > 1 or loss.evaluate_row is None:
             return None
         # Batches that use few of the parameters: CSR rows.
-        if few:
+        if coordinates:
             from daskml_dist.backends import csr_team
 
             return csr_team.make_csr_gather(loss, shape, blocks, n_rows)
@@ -450,16 +452,16 @@ class NumpyBackend(Backend):
     def add_products(
         self,
         X: Any,
-        side: NDArray[Any],
+        extra_columns: NDArray[Any],
         weight: NDArray[Any] | None,
         out: NDArray[Any],
         shift: NDArray[Any] | None = None,
     ) -> None:
-        """Add all products together, for dense rows copied beside `side`; rows may be unaligned."""
+        """Add all products together, of dense rows copied beside `extra_columns`."""
         if not isinstance(X, np.ndarray):
-            super().add_products(X, side, weight, out)
+            super().add_products(X, extra_columns, weight, out)
             return
-        (n, d), n_side = X.shape, side.shape[1]
+        (n, d), n_side = X.shape, extra_columns.shape[1]
         # One array [X - shift, side, zeros], times the square root of the weights: its symmetric
         # product contains all blocks.
         packed = self._scratch.empty("scaled", (n, round_up_columns(d + n_side)), X.dtype)
@@ -467,7 +469,7 @@ class NumpyBackend(Backend):
             packed[:, :d] = X
         else:
             np.subtract(X, shift, out=packed[:, :d])
-        packed[:, d : d + n_side] = side
+        packed[:, d : d + n_side] = extra_columns
         packed[:, d + n_side :] = 0
         if weight is not None:
             packed *= np.sqrt(weight)[:, None]
@@ -479,25 +481,27 @@ class NumpyBackend(Backend):
         return np.matmul(rows.T, rows, out=product)
 
     def add_rows(
-        self, X: Any, at: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any]
+        self, X: Any, target_rows: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any]
     ) -> None:
         """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
         from daskml_dist.backends import csr_kernels
 
         weight = np.empty(0) if weight is None else weight
         if isinstance(X, CSRRows):
-            csr_kernels.add_sparse_rows(X.X.indptr, X.X.indices, X.X.data, X.rows, at, weight, out)
+            csr_kernels.add_sparse_rows(
+                X.X.indptr, X.X.indices, X.X.data, X.rows, target_rows, weight, out
+            )
         else:
-            csr_kernels.add_dense_rows(X, at, weight, out)
+            csr_kernels.add_dense_rows(X, target_rows, weight, out)
 
     def assign(
         self, X: Any, shift: Any | None, centroids: Any, weight: Any | None, out: Any,
-        bounds: Any = None, before: Any = None,
+        bounds: Any = None, previous_centroids: Any = None,
     ) -> float:  # fmt: skip
         """Add dense rows to their nearest centroids: a product, then a loop while it is cached."""
         if (loops := load_centroid_loops(X, shift, len(centroids))) is None:
             return float(super().assign(X, shift, centroids, weight, out))
-        earlier = (bounds, before) if bounds is not None and bounds.shape[1] else ()
+        earlier = (bounds, previous_centroids) if bounds is not None and bounds.shape[1] else ()
         return float(
             loops.add_to_nearest(X, shift, centroids, weight, out, self._scratch, *earlier)
         )
@@ -515,7 +519,7 @@ class NumpyBackend(Backend):
         return tuple(loops.nearest(X, shift, centroids, self._scratch))
 
     def add_squares(
-        self, X: Any, at: NDArray[Any], weight: NDArray[Any] | None, mean: NDArray[Any],
+        self, X: Any, target_rows: NDArray[Any], weight: NDArray[Any] | None, mean: NDArray[Any],
         out: NDArray[Any],
     ) -> None:  # fmt: skip
         """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
@@ -523,12 +527,12 @@ class NumpyBackend(Backend):
 
         row_weight = np.empty(0) if weight is None else weight
         if not isinstance(X, CSRRows):
-            csr_kernels.add_dense_squares(X, at, row_weight, mean, out)
+            csr_kernels.add_dense_squares(X, target_rows, row_weight, mean, out)
             return
         stored = np.zeros(out.shape)
         csr_kernels.add_sparse_squares(
-            X.X.indptr, X.X.indices, X.X.data, X.rows, at, row_weight, mean, out, stored
+            X.X.indptr, X.X.indices, X.X.data, X.rows, target_rows, row_weight, mean, out, stored
         )
         # Each entry that is not stored, a zero, is as far from the mean as 0 is.
-        total_weight = np.bincount(at, weight, minlength=len(out))
+        total_weight = np.bincount(target_rows, weight, minlength=len(out))
         out += (total_weight[:, None] - stored) * mean**2

@@ -31,7 +31,7 @@ def _multiply_factors(w: Any, a: Any, b: Any, rank: Any) -> Any:
     return product
 
 
-def _number_distinct(keys: Any, place: Any, index: Any) -> Any:
+def _number_distinct(keys: Any, positions: Any, index: Any) -> Any:
     """Write sorted distinct numbers, and each entry's position among them; return how many."""
     n, last = -1, np.int64(-1)
     for key in keys:
@@ -39,13 +39,15 @@ def _number_distinct(keys: Any, place: Any, index: Any) -> Any:
         if number != last:
             n += 1
             index[n] = last = number
-        place[key & ((1 << _PLACE_BITS) - 1)] = n
+        positions[key & ((1 << _PLACE_BITS) - 1)] = n
     return n + 1
 
 
-def find_distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
+def find_distinct(
+    id_arrays: Sequence[NDArray[Any]],
+) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
     """Return the sorted distinct numbers of some arrays, and each entry's position among them."""
-    joined = np.concatenate([part.reshape(-1) for part in numbers]).astype(np.int64)
+    joined = np.concatenate([part.reshape(-1) for part in id_arrays]).astype(np.int64)
     n = len(joined)
     if n >> _PLACE_BITS or (n and int(joined.max()) >> (63 - _PLACE_BITS)):
         index, place = np.unique(joined, return_inverse=True)
@@ -56,14 +58,14 @@ def find_distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], l
         joined.sort()  # several times faster than an argument sort
         index, place = np.empty(n, np.int64), np.empty(n, np.int32)
         index = index[: compiled_with(_number_distinct, exact=True)(joined, place, index)]
-    ends = np.cumsum([part.size for part in numbers])[:-1]
-    pairs = zip(np.split(place, ends), numbers, strict=True)
+    ends = np.cumsum([part.size for part in id_arrays])[:-1]
+    pairs = zip(np.split(place, ends), id_arrays, strict=True)
     return index, [part.reshape(array.shape) for part, array in pairs]
 
 
 def _add_pair_gradients(
-    w: Any, at: Any, y: Any, weight: Any, rank: Any, reg: Any, offset: Any, unit: Any, out: Any,
-    parameters: Any,
+    w: Any, pair_rows: Any, y: Any, weight: Any, rank: Any, reg: Any, offset: Any, unit: Any,
+    out: Any, parameters: Any,
 ) -> Any:  # fmt: skip
     """Add the gradient of pairs to `out`; return the sum of their losses without the penalty.
 
@@ -71,7 +73,7 @@ def _add_pair_gradients(
     ----------
     w, out : (n_rows, rank) or (n_rows, rank + 1) floats
         Factors and, if there is one more column, biases.
-    at : (n, 2) integers
+    pair_rows : (n, 2) integers
         Rows of the users and items.
     y, weight : (n,) floats
         Empty: all weights are 1.
@@ -82,8 +84,8 @@ def _add_pair_gradients(
     """
     number, total_loss = w.dtype.type, 0.0
     biased = w.shape[1] > rank
-    for t in range(len(at)):
-        a, b = np.uint64(at[t, 0]), np.uint64(at[t, 1])
+    for t in range(len(pair_rows)):
+        a, b = np.uint64(pair_rows[t, 0]), np.uint64(pair_rows[t, 1])
         # Prediction of a pair: (u . v + biases) * unit + offset.
         raw, penalty = _multiply_factors(w, a, b, rank), reg
         if biased:
@@ -107,8 +109,9 @@ def _add_pair_gradients(
 
 
 def add_pair_gradients(
-    loss: Any, w: NDArray[Any], at: NDArray[Any], y: NDArray[Any], weight: NDArray[Any] | None,
-    rank: int, reg: float, offset: float, unit: float, out: NDArray[Any],
+    loss: Any, w: NDArray[Any], pair_rows: NDArray[Any], y: NDArray[Any],
+    weight: NDArray[Any] | None, rank: int, reg: float, offset: float, unit: float,
+    out: NDArray[Any],
 ) -> float | None:  # fmt: skip
     """Add the gradient of a loss of products of rows to `out`, reading each pair once.
 
@@ -116,7 +119,7 @@ def add_pair_gradients(
     ----------
     loss : Loss
     w, out : ndarray of shape (n_rows, rank) or (n_rows, rank + 1)
-    at : ndarray of int of shape (n, 2)
+    pair_rows : ndarray of int of shape (n, 2)
     y : ndarray of shape (n,)
     weight : ndarray of shape (n,), or None
     rank : int
@@ -134,4 +137,4 @@ def add_pair_gradients(
     weight = np.empty(0, w.dtype) if weight is None else weight
     number = w.dtype.type
     settings = rank, number(reg), number(offset), number(unit), out, loss.parameters
-    return float(run(w, at, y, weight, *settings))
+    return float(run(w, pair_rows, y, weight, *settings))

@@ -37,7 +37,7 @@ _SCORE_DISTANCE = 0.01
 
 
 @_inside
-def _sort_query(scores: Any, order: Any, spare: Any) -> None:
+def _sort_query(scores: Any, order: Any, spare_order: Any) -> None:
     """Write the order of a query's rows by decreasing score; ties stay in the order of rows."""
     n = len(scores)
     for i in range(n):
@@ -61,13 +61,13 @@ def _sort_query(scores: Any, order: Any, spare: Any) -> None:
                     right < high and scores[order[right]] > scores[order[left]]
                 )
                 if takes_right:
-                    spare[out] = order[right]
+                    spare_order[out] = order[right]
                     right += 1
                 else:
-                    spare[out] = order[left]
+                    spare_order[out] = order[left]
                     left += 1
             for i in range(low, high):
-                order[i] = spare[i]
+                order[i] = spare_order[i]
         width *= 2
 
 

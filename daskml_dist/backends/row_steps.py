@@ -40,7 +40,7 @@ def _move_entry(state: Any, k: Any, grad: Any, rate: Any, parameters: Any) -> An
 
 def _step_along_rows(
     blocks: Any,
-    like: Any,
+    index_like: Any,
     block: Any,
     row: Any,
     stops: Any,
@@ -53,7 +53,7 @@ def _step_along_rows(
     l1: Any,
     l2: Any,
     loss_parameters: Any,
-    numbers: Any,
+    coefficients: Any,
     intercept: Any,
 ) -> Any:
     """Take a step along each row; return the sum of the rows' losses before their steps.
@@ -63,7 +63,7 @@ def _step_along_rows(
     blocks : int64 (n_blocks, 6)
         Addresses of indptr, indices and data; whether a row never holds a column twice; addresses
         of targets and weights (0: no weights).
-    like : integers (0,)
+    index_like : integers (0,)
         Has the dtype of indptr and indices.
     block, row : integers (n_rows,)
         Rows in the order in which they are visited.
@@ -81,14 +81,14 @@ def _step_along_rows(
         the others take as many steps meanwhile.
     l1, l2 : float
         Penalties.
-    loss_parameters, numbers : tuple of float
+    loss_parameters, coefficients : tuple of float
         Parameters of the loss, and of the optimizer.
     intercept : bool
         Whether there is one.
     """
     n_rows, n_state, bias = len(row), len(state), len(cells) - 1
     number, item = cells.dtype.type, cells.itemsize
-    index_item = like.itemsize
+    index_item = index_like.itemsize
     base, stride = cells.ctypes.data, cells.strides[0]
     # Penalties are pending in the cells until a row uses them.
     penalised = l1 > 0 or l2 > 0
@@ -105,7 +105,7 @@ def _step_along_rows(
         if i + _ENTRIES_AHEAD < n_rows:
             upcoming = i + _ENTRIES_AHEAD
             ahead = blocks[block[upcoming]]
-            ends = array_at(pointer(ahead[0] + row[upcoming] * index_item), 2, like.dtype)
+            ends = array_at(pointer(ahead[0] + row[upcoming] * index_item), 2, index_like.dtype)
             for address in range(
                 ahead[1] + ends[0] * index_item, ahead[1] + ends[1] * index_item, 64
             ):
@@ -118,16 +118,16 @@ def _step_along_rows(
         if i + _CELLS_AHEAD < n_rows:
             next_ = i + _CELLS_AHEAD
             ahead = blocks[block[next_]]
-            ends = array_at(pointer(ahead[0] + row[next_] * index_item), 2, like.dtype)
+            ends = array_at(pointer(ahead[0] + row[next_] * index_item), 2, index_like.dtype)
             n_ahead = ends[1] - ends[0]
-            columns = array_at(pointer(ahead[1] + ends[0] * index_item), n_ahead, like.dtype)
+            columns = array_at(pointer(ahead[1] + ends[0] * index_item), n_ahead, index_like.dtype)
             for k in range(n_ahead):
                 prefetch(base + np.int64(columns[k]) * stride)
 
         addresses = blocks[block[i]]
-        ends = array_at(pointer(addresses[0] + row[i] * index_item), 2, like.dtype)
+        ends = array_at(pointer(addresses[0] + row[i] * index_item), 2, index_like.dtype)
         n = ends[1] - ends[0]
-        column = array_at(pointer(addresses[1] + ends[0] * index_item), n, like.dtype)
+        column = array_at(pointer(addresses[1] + ends[0] * index_item), n, index_like.dtype)
         x = array_at(pointer(addresses[2] + ends[0] * item), n, cells.dtype)
 
         for k in range(n):
@@ -175,7 +175,7 @@ def _step_along_rows(
                     cells[j, n_state] = max(now, cells[j, n_state])
                 # Pending l2, then the optimizer's step, then the l1 pending as a soft threshold.
                 pull = number(l2) * min(elapsed, longest) * state[0][k]
-                size = _move_entry(state, k, x[k] * g + pull, step, numbers)
+                size = _move_entry(state, k, x[k] * g + pull, step, coefficients)
                 most = size * number(l1) * elapsed
                 state[0][k] -= min(max(state[0][k], -most), most)
                 for s in range(n_state):
@@ -185,17 +185,17 @@ def _step_along_rows(
                 for k in range(n):
                     elapsed = max((now - row_rate_sums[k]) * per_step, number(0))
                     pull = number(l2) * min(elapsed, longest) * state[0][k]
-                    size = _move_entry(state, k, x[k] * g + pull, step, numbers)
+                    size = _move_entry(state, k, x[k] * g + pull, step, coefficients)
                     most = size * number(l1) * elapsed
                     state[0][k] -= min(max(state[0][k], -most), most)
             elif l2 > 0:
                 for k in range(n):
                     elapsed = min(max((now - row_rate_sums[k]) * per_step, number(0)), longest)
                     pull = number(l2) * elapsed * state[0][k]
-                    _move_entry(state, k, x[k] * g + pull, step, numbers)
+                    _move_entry(state, k, x[k] * g + pull, step, coefficients)
             else:
                 for k in range(n):
-                    _move_entry(state, k, x[k] * g, step, numbers)
+                    _move_entry(state, k, x[k] * g, step, coefficients)
             for k in range(n):
                 j = np.uint64(column[k])
                 for s in range(n_state):
@@ -205,7 +205,7 @@ def _step_along_rows(
                 if penalised:
                     cells[j, n_state] = max(now, row_rate_sums[k])
         if intercept:
-            _move_entry(state, n, g, step, numbers)
+            _move_entry(state, n, g, step, coefficients)
             for s in range(n_state):
                 cells[bias, s] = state[s][n]
     return loss
@@ -256,7 +256,7 @@ class RowSteps:
         self._optimizer_numbers = optimizer.coefficients(1)
         self._intercept = bool(fit_intercept)
         self._n_threads = n_threads
-        self._known: dict[tuple[int, int, np.dtype[Any]], _LocatedBlock] = {}
+        self._located_blocks: dict[tuple[int, int, np.dtype[Any]], _LocatedBlock] = {}
         self._scratch: list[NDArray[Any]] = []
 
     def run(
@@ -313,11 +313,11 @@ class RowSteps:
         wide = np.dtype(np.int64 if any(X.indptr.itemsize == 8 for X, *_ in blocks) else np.int32)
         keys = [(id(X), id(y), wide) for X, y, _ in blocks]
         located = {
-            key: self._known.get(key) or _locate_block(X, y, weight, wide)
+            key: self._located_blocks.get(key) or _locate_block(X, y, weight, wide)
             for key, (X, y, weight) in zip(keys, blocks, strict=True)
         }
         # The next batch mostly has the same blocks; other blocks must not be kept in memory.
-        self._known = located
+        self._located_blocks = located
         batch_blocks = [located[key] for key in keys]
         return (
             np.stack([k.addresses for k in batch_blocks]),

@@ -38,18 +38,18 @@ _inside = compiled_inside(error_model="numpy")
 
 
 @_inside
-def _fetch_place(table: Any, number: Any) -> None:
+def _fetch_place(table: Any, row_id: Any) -> None:
     """Prefetch the entry at which the search for an id begins."""
-    home = hash_number(number) & np.uint64(len(table) - 1)
+    home = hash_number(row_id) & np.uint64(len(table) - 1)
     prefetch(table.ctypes.data + np.int64(home) * _PAIR_BYTES)
 
 
 @_inside
-def _search(table: Any, number: Any) -> Any:
+def _search(table: Any, row_id: Any) -> Any:
     """Return the position of an id, or the free entry at which its search ends."""
     last = np.uint64(len(table) - 1)
-    position = hash_number(number) & last
-    while table[position, 0] != number and table[position, 0] != FREE:
+    position = hash_number(row_id) & last
+    while table[position, 0] != row_id and table[position, 0] != FREE:
         position = (position + np.uint64(1)) & last
     return position
 
@@ -88,7 +88,7 @@ def find_slots(table: Any, ids: Any, touched: Any, step: int, slots: Any) -> int
 
 
 @_exact
-def insert_ids(table: Any, ids: Any, numbers: Any) -> None:
+def insert_ids(table: Any, ids: Any, row_numbers: Any) -> None:
     """Insert ids that are not in the table, each with its number; there must be free entries."""
     n = len(ids)
     for i in range(-_SEARCHES_AHEAD, n):
@@ -96,25 +96,25 @@ def insert_ids(table: Any, ids: Any, numbers: Any) -> None:
             _fetch_place(table, ids[i + _SEARCHES_AHEAD])
         if i >= 0:
             position = _search(table, ids[i])
-            table[position, 0], table[position, 1] = ids[i], numbers[i]
+            table[position, 0], table[position, 1] = ids[i], row_numbers[i]
 
 
 @_exact
-def collect_entries(table: Any, least: int, bound: int, ids: Any, numbers: Any) -> int:
+def collect_entries(table: Any, least: int, bound: int, ids: Any, row_numbers: Any) -> int:
     """Write the entries whose numbers are at least `least` and below `bound`; return how many.
 
     Parameters
     ----------
     table : ndarray of int64 of shape (n_places, 2)
     least, bound : int
-    ids, numbers : ndarray of int64
+    ids, row_numbers : ndarray of int64
         With space for all entries.
     """
     n = 0
     for position in range(len(table)):
         number = table[np.uint64(position), 1]
         if number >= least and number < bound:
-            ids[np.uint64(n)], numbers[np.uint64(n)] = table[np.uint64(position), 0], number
+            ids[np.uint64(n)], row_numbers[np.uint64(n)] = table[np.uint64(position), 0], number
             n += 1
     return n
 
@@ -154,7 +154,7 @@ def remove_ids(table: Any, ids: Any) -> int:
 
 @_exact
 def count_sightings(
-    table: Any, ids: Any, step: int, admit_after: int, due: Any, before: Any
+    table: Any, ids: Any, step: int, admit_after: int, due: Any, previous_values: Any
 ) -> int:
     """Count a sighting of each id in a table of counts; return how many ids are new.
 
@@ -170,7 +170,7 @@ def count_sightings(
         space is due again at its next sighting.
     due : ndarray of bool of shape (n,)
         Set if this was sighting number `admit_after`, or a later one.
-    before : ndarray of int64 of shape (n,)
+    previous_values : ndarray of int64 of shape (n,)
         The previous numbers; -1 for a new id.
     """
     n, n_new = len(ids), 0
@@ -180,7 +180,7 @@ def count_sightings(
         if i < 0:
             continue
         position, count = _search(table, ids[i]), 1
-        before[i] = table[position, 1]
+        previous_values[i] = table[position, 1]
         if table[position, 0] == FREE:
             table[position, 0] = ids[i]
             n_new += 1

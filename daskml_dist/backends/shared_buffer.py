@@ -22,14 +22,14 @@ class SharedBuffer(ABC):
 
     Parameters
     ----------
-    own : int
+    own_flag : int
         Address of the member's own flag.
     own_at : ndarray of int64 of shape (2, n_own)
         Addresses of the own gradients, in even and odd turns: one for each own lane, or one for
         all.
     all_at : ndarray of int64 of shape (2, n)
         Addresses of all gradients, in the order in which they are added up.
-    others : ndarray of int64 of shape (n_others, 3)
+    other_members : ndarray of int64 of shape (n_others, 3)
         For each other member, the addresses of its flag and of the flag that it sleeps, and the
         descriptor of the pipe that wakes it.
     patience : int
@@ -46,10 +46,10 @@ class SharedBuffer(ABC):
 
     def __init__(
         self,
-        own: int,
+        own_flag: int,
         own_at: NDArray[np.int64],
         all_at: NDArray[np.int64],
-        others: NDArray[np.int64],
+        other_members: NDArray[np.int64],
         patience: int,
         yields: bool,
         lanes: list[list[int]],
@@ -57,7 +57,14 @@ class SharedBuffer(ABC):
         size: int = 0,
     ) -> None:
         #: Arguments of compiled loops.
-        self.numbers: tuple[Any, ...] = own, own_at, all_at, others, patience, yields
+        self.loop_arguments: tuple[Any, ...] = (
+            own_flag,
+            own_at,
+            all_at,
+            other_members,
+            patience,
+            yields,
+        )
         self.lanes, self.rank, self.size = lanes, rank, size
 
     @property
@@ -70,7 +77,7 @@ class SharedBuffer(ABC):
         """Sleep until all flags have reached a number."""
 
     @abstractmethod
-    def count_turns(self, turns: int, written: int | None = None) -> None:
+    def count_turns(self, turns: int, n_bytes_written: int | None = None) -> None:
         """Record turns made by a loop, and bytes written; None: a whole place in each turn."""
 
 
@@ -91,5 +98,5 @@ class LocalBuffer(SharedBuffer):
     def wait(self, turn: int) -> None:
         """Return immediately: there are no other members."""
 
-    def count_turns(self, turns: int, written: int | None = None) -> None:
+    def count_turns(self, turns: int, n_bytes_written: int | None = None) -> None:
         """Record nothing."""

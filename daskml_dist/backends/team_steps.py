@@ -40,23 +40,30 @@ _LOOKS_PER_CLOCK_READ = 32
 
 # Placeholders for functions of `host_gather`, `host_update` and this file.
 def _batch_gradient(
-    blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
+    blocks: Any, segments: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
 ) -> Any: ...
 def _update_state(
-    state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
+    state: Any,
+    grad: Any,
+    rows: Any,
+    rate: Any,
+    l1: Any,
+    l2: Any,
+    n_penalised: Any,
+    coefficients: Any,
 ) -> None: ...
 
 
-def _announce_turn(own: Any, turn: Any, others: Any) -> None: ...
-def _await_others(turn: Any, others: Any, patience: Any, yields: Any) -> Any: ...
+def _announce_turn(own_flag: Any, turn: Any, other_members: Any) -> None: ...
+def _await_others(turn: Any, other_members: Any, patience: Any, yields: Any) -> Any: ...
 
 
 _update_at_rest = _update_state  # used if the learning rate is 0
 
 
 def _set_own_gradients(
-    at: Any, scratch: Any, counts: Any, losses: Any, busy: Any, blocks: Any, parts: Any, p: Any,
-    w: Any, parameters: Any, n_features: Any,
+    addresses: Any, scratch: Any, counts: Any, losses: Any, busy: Any, blocks: Any, segments: Any,
+    p: Any, w: Any, parameters: Any, n_features: Any,
 ) -> Any:  # fmt: skip
     """Write the gradients of the own lanes' batches, or their sum if there is one place for all.
 
@@ -66,13 +73,13 @@ def _set_own_gradients(
     for lane in range(len(counts)):
         # One place per lane, or one for all: then later lanes are added to the first one's
         # gradient.
-        place = array_at(pointer(at[min(lane, len(at) - 1)]), len(w), w.dtype)
-        first = lane < len(at)
+        place = array_at(pointer(addresses[min(lane, len(addresses) - 1)]), len(w), w.dtype)
+        first = lane < len(addresses)
         grad, losses[lane] = place if first else scratch, 0.0
         if counts[lane] == 0:
             grad[:] = 0
         else:
-            losses[lane], p = _batch_gradient(blocks, parts, p, w, grad, parameters, n_features)
+            losses[lane], p = _batch_gradient(blocks, segments, p, w, grad, parameters, n_features)
         if not first:
             for j in range(len(w)):
                 place[j] += grad[j]
@@ -82,25 +89,25 @@ def _set_own_gradients(
     return p
 
 
-def announce_turn(own: Any, turn: Any, others: Any) -> None:
+def announce_turn(own_flag: Any, turn: Any, other_members: Any) -> None:
     """Raise the own flag after writing gradients; the last member to arrive wakes sleeping ones."""
     # Release order: a member that sees the flag also sees the gradients.
-    raise_flag(own, turn)
-    for i in range(len(others)):
-        if read_flag(others[i, 0]) < turn:
+    raise_flag(own_flag, turn)
+    for i in range(len(other_members)):
+        if read_flag(other_members[i, 0]) < turn:
             return
-    for i in range(len(others)):
+    for i in range(len(other_members)):
         # A sleeping member waits at a pipe.
-        if read_flag(others[i, 1]) != 0:
-            ring_bell(others[i, 2])
+        if read_flag(other_members[i, 1]) != 0:
+            ring_bell(other_members[i, 2])
 
 
-def await_others(turn: Any, others: Any, patience: Any, yields: Any) -> bool:
+def await_others(turn: Any, other_members: Any, patience: Any, yields: Any) -> bool:
     """Wait for the others' gradients; return False if `patience` (nanoseconds) runs out."""
     end, looks = np.int64(0), 0
-    for i in range(len(others)):
+    for i in range(len(other_members)):
         # Spin first: others mostly arrive within microseconds, and a system call costs several.
-        while read_flag(others[i, 0]) < turn:
+        while read_flag(other_members[i, 0]) < turn:
             hint_waiting()
             looks += 1
             # Reading the clock costs more than polling the flag.
@@ -115,10 +122,10 @@ def await_others(turn: Any, others: Any, patience: Any, yields: Any) -> bool:
     return True
 
 
-def _sum_gradients(at: Any, total: Any) -> None:
+def _sum_gradients(addresses: Any, total: Any) -> None:
     """Add up all gradients in order."""
-    for k in range(len(at)):
-        grad = array_at(pointer(at[k]), len(total), total.dtype)
+    for k in range(len(addresses)):
+        grad = array_at(pointer(addresses[k]), len(total), total.dtype)
         if k == 0:
             for j in range(len(total)):
                 total[j] = grad[j]
@@ -128,7 +135,7 @@ def _sum_gradients(at: Any, total: Any) -> None:
 
 
 def _take_team_steps(
-    progress: Any, blocks: Any, parts: Any, batches: Any, state: Any, scratch: Any, penalty: Any,
+    progress: Any, blocks: Any, segments: Any, batches: Any, state: Any, scratch: Any, penalty: Any,
     model: Any, first: Any, meeting: Any,
 ) -> bool:  # fmt: skip
     """Take steps; return False if others are not ready, and the loop must be entered again.
@@ -136,9 +143,9 @@ def _take_team_steps(
     Parameters
     ----------
     progress : int64 (6,)
-        Steps made, position in `parts`, and whether the own gradients of the next step are written;
-        the others are used by `csr_team`.
-    blocks, parts
+        Steps made, position in `segments`, and whether the own gradients of the next step are
+        written; the others are used by `csr_team`.
+    blocks, segments
         As in `host_gather`; batches are sorted by step, and within a step by own lane.
     batches : tuple
         counts, int64 (n_steps, n_own): rows of each batch. losses, float64 (n_steps, n_own): set.
@@ -169,8 +176,8 @@ def _take_team_steps(
         # Own gradients of this step; not repeated if the loop was left while waiting.
         if progress[2] == 0:
             progress[1] = _set_own_gradients(
-                own_at[turn & 1], scratch, counts[b], losses[b], busy, blocks, parts, progress[1],
-                w, parameters, n_features,
+                own_at[turn & 1], scratch, counts[b], losses[b], busy, blocks, segments,
+                progress[1], w, parameters, n_features,
             )  # fmt: skip
             _announce_turn(own, turn, others)
             progress[2] = 1
@@ -210,12 +217,12 @@ class TeamSteps(ReplicaSteps):
         active_gathers = [gather for gather in gathers if gather is not None]
         first = active_gathers[0]
         #: Maximum steps made together.
-        self.most = max(
-            1, min(gather.most_steps for gather in active_gathers) // len(active_gathers)
+        self.max_steps = max(
+            1, min(gather.max_steps for gather in active_gathers) // len(active_gathers)
         )
         super().__init__(optimizer, step)
         self._gathers, self._board = gathers, board
-        self._loop, self._rest = self._bind(first, step)
+        self._loop, self._fixed_arguments = self._bind(first, step)
 
     def _bind(self, gather: Any, step: Step) -> tuple[Any, tuple[Any, ...]]:
         """Return the compiled loop, and its arguments after the replica's arrays."""
@@ -239,15 +246,21 @@ class TeamSteps(ReplicaSteps):
         self, lanes: Sequence[Sequence[Draw]], counts: NDArray[np.int64], steps: Sequence[Step]
     ) -> TeamRun:
         """Return steps to be made by :meth:`TeamRun.run`."""
-        loop_arguments = *self._arrays(steps[0]), *self._rest
-        parts = self._parts(lanes)
+        loop_arguments = *self._arrays(steps[0]), *self._fixed_arguments
+        parts = self._locate_segments(lanes)
         # Only now, since streamed blocks change.
         where = np.concatenate([gather.where for gather in self._gathers if gather is not None])
         return self._run(
-            self._loop, self._board, where, parts, counts, self._given(steps), loop_arguments
+            self._loop,
+            self._board,
+            where,
+            parts,
+            counts,
+            self._list_step_values(steps),
+            loop_arguments,
         )
 
-    def _given(self, steps: Sequence[Step]) -> tuple[Any, ...]:
+    def _list_step_values(self, steps: Sequence[Step]) -> tuple[Any, ...]:
         """Return the numbers of each step."""
         rows = np.array([step.rows for step in steps], np.float64)
         rates = np.array([step.lr for step in steps], np.float64)
@@ -257,17 +270,17 @@ class TeamSteps(ReplicaSteps):
         """Return the arrays that the loop changes."""
         return (tuple(array.reshape(-1) for array in self._state),)
 
-    def _run(self, *given: Any) -> TeamRun:
+    def _run(self, *arguments: Any) -> TeamRun:
         """Return the steps that begin now."""
-        return TeamRun(*given)
+        return TeamRun(*arguments)
 
-    def _parts(self, lanes: Sequence[Sequence[Draw]]) -> NDArray[np.int64]:
+    def _locate_segments(self, lanes: Sequence[Sequence[Draw]]) -> NDArray[np.int64]:
         """Return the batches' runs of all own lanes, sorted by step."""
         blocks, lane_parts = 0, list[NDArray[np.int64]]()
         for place, (gather, batches) in enumerate(zip(self._gathers, lanes, strict=True)):
             if gather is None:
                 continue
-            parts = gather.parts(batches)
+            parts = gather.locate_segments(batches)
             # Batches are numbered by step and then by lane; blocks are numbered across all gathers.
             parts[:, 0] = parts[:, 0] * len(lanes) + place
             parts[:, 1] += blocks
@@ -297,17 +310,17 @@ class TeamRun:
         loop: Any,
         board: SharedBuffer,
         where: NDArray[np.int64],
-        parts: NDArray[np.int64],
+        segments: NDArray[np.int64],
         counts: NDArray[np.int64],
         of_steps: Sequence[Any],
-        rest: Sequence[Any],
+        loop_arguments: Sequence[Any],
     ) -> None:
         self.losses = np.zeros(counts.shape)
         self._loop, self._board = loop, board
         self._progress = np.zeros(6, np.int64)
         self._busy = np.zeros(counts.shape[1], np.int64)
         batches = counts, self.losses, self._busy, *of_steps
-        self._given = self._progress, where, parts, batches, *rest
+        self._arguments = self._progress, where, segments, batches, *loop_arguments
 
     def run(self) -> None:
         """Make the steps."""
@@ -316,10 +329,10 @@ class TeamRun:
         try:
             # The loop returns False if the others were not ready in time: sleep at the pipe, and
             # enter again.
-            while not self._loop(*self._given, first, board.numbers):
+            while not self._loop(*self._arguments, first, board.loop_arguments):
                 board.wait(first + self.turns - 1)
         finally:
-            board.count_turns(self.turns, self.written)
+            board.count_turns(self.turns, self.n_bytes_written)
 
     @property
     def turns(self) -> int:
@@ -327,7 +340,7 @@ class TeamRun:
         return self.n_steps_made + int(self._progress[2])
 
     @property
-    def written(self) -> int | None:
+    def n_bytes_written(self) -> int | None:
         """Return the bytes written in these turns; None: a whole place in each."""
         return None
 

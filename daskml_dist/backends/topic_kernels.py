@@ -100,8 +100,8 @@ def _longest_document(indptr: Any, rows: Any) -> Any:
 
 @_fast
 def fit_documents(
-    indptr: Any, indices: Any, data: Any, rows: Any, topics: Any, prior: Any, most: Any, tol: Any,
-    gamma: Any, shares: Any,
+    indptr: Any, indices: Any, data: Any, rows: Any, topics: Any, prior: Any, max_iter: Any,
+    tol: Any, gamma: Any, shares: Any,
 ) -> None:  # fmt: skip
     """Fit the topics of each document by coordinate ascent, starting from `gamma`, in place.
 
@@ -114,7 +114,7 @@ def fit_documents(
     topics : ndarray of float64 of shape (n_words, k)
         exp(E[log beta]).
     prior : float
-    most : int
+    max_iter : int
         Maximum iterations.
     tol : float
         Iterations end when the mean change of a document's `gamma` is below it.
@@ -135,7 +135,7 @@ def fit_documents(
                 word_topics[w, c] = topics[indices[first + w], c]
         document_gamma, share = gamma[i], shares[i]
         _write_exp_expectation(document_gamma, topic_counts, share)
-        for _ in range(most):
+        for _ in range(max_iter):
             for c in range(k):
                 topic_counts[c] = 0.0
             for w in range(n):
@@ -226,14 +226,14 @@ def _next_random(state: Any) -> Any:
 
 
 @_exact
-def draw_gamma(key: Any, numbers: Any, out: Any) -> None:
+def draw_gamma(key: Any, row_numbers: Any, out: Any) -> None:
     """Draw from the gamma distribution of shape 100 and mean 1.
 
     Parameters
     ----------
     key : uint64
         Key of the stream.
-    numbers : ndarray of int of shape (n,)
+    row_numbers : ndarray of int of shape (n,)
         Numbers of the rows; each row has its own draws.
     out : ndarray of float64 of shape (n, k)
     """
@@ -242,7 +242,7 @@ def draw_gamma(key: Any, numbers: Any, out: Any) -> None:
     scale = 1.0 / math.sqrt(9.0 * d)
     for i in range(out.shape[0]):
         # One stream per row, so that draws do not depend on which rows are processed together.
-        state = key ^ (np.uint64(numbers[i] + 1) * np.uint64(0xD1342543DE82EF95))
+        state = key ^ (np.uint64(row_numbers[i] + 1) * np.uint64(0xD1342543DE82EF95))
         state, _ = _next_random(state)
         for c in range(out.shape[1]):
             while True:

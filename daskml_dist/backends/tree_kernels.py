@@ -77,8 +77,8 @@ def find_best_split(
     allowed: Any,
     totals: Any,
     scales: Any,
-    facts: Any,
-    found: Any,
+    leaf_settings: Any,
+    best_split: Any,
     bits: Any,
 ) -> float:
     """Find a leaf's best split among some features; return its gain, -1 if there is none.
@@ -98,9 +98,9 @@ def find_best_split(
         Sums of gradients, hessians and rows of the node.
     scales : ndarray of float64 of shape (2,)
         Units of gradients and of hessians.
-    facts : ndarray of float64 of shape (6,)
+    leaf_settings : ndarray of float64 of shape (6,)
         Value of the node, its lower and upper bound, l2, minimum hessian, minimum rows.
-    found : ndarray of int64 of shape (7,)
+    best_split : ndarray of int64 of shape (7,)
         Feature, last bin that goes left, whether missing values go left, sums of gradients,
         hessians and rows of the left child, whether the split is by categories.
     bits : ndarray of uint64 of shape (4,)
@@ -109,8 +109,8 @@ def find_best_split(
     # Histograms hold integers; a scale converts them to gradients and hessians. They are summed as
     # integers and scaled once, so the order of sums does not matter.
     gs, hs = scales[0], scales[1]
-    value, low, high, l2 = facts[0], facts[1], facts[2], facts[3]
-    least_h, least_n = facts[4], np.int64(facts[5])
+    value, low, high, l2 = leaf_settings[0], leaf_settings[1], leaf_settings[2], leaf_settings[3]
+    least_h, least_n = leaf_settings[4], np.int64(leaf_settings[5])
     G, H, N = totals[0], totals[1], totals[2]
     g_all, h_all = G * gs, H * hs
     loss = g_all * value
@@ -124,8 +124,8 @@ def find_best_split(
         # Categories have no natural order, and need a separate search.
         if categorical[j]:
             best = _search_categories(
-                hist[m], j, counts[j], missing[j], signs[j], totals, scales, facts, best, found,
-                bits,
+                hist[m], j, counts[j], missing[j], signs[j], totals, scales, leaf_settings, best,
+                best_split, bits,
             )  # fmt: skip
             continue
         # From the left, with missing values on the right: cut after each bin in turn.
@@ -152,8 +152,8 @@ def find_best_split(
             )
             if gain > best and gain > 0:
                 best = gain
-                found[0], found[1], found[2] = j, b, 0
-                found[3], found[4], found[5], found[6] = gl, hl, nl, 0
+                best_split[0], best_split[1], best_split[2] = j, b, 0
+                best_split[3], best_split[4], best_split[5], best_split[6] = gl, hl, nl, 0
         if not missing[j]:
             continue
         # From the right, so that missing values, which are in no bin here, go left.
@@ -178,8 +178,13 @@ def find_best_split(
             )
             if gain > best and gain > 0:
                 best = gain
-                found[0], found[1], found[2] = j, b, 1
-                found[3], found[4], found[5], found[6] = G - gr, H - hr, N - nr, 0
+                best_split[0], best_split[1], best_split[2] = j, b, 1
+                best_split[3], best_split[4], best_split[5], best_split[6] = (
+                    G - gr,
+                    H - hr,
+                    N - nr,
+                    0,
+                )
     return best
 
 
@@ -210,41 +215,41 @@ def compiled_search(has_categories: bool) -> Any:
 
 @_exact
 def _skip_categories(
-    hist: Any, j: int, count: int, missing: int, sign: int, totals: Any, scales: Any, facts: Any,
-    best: float, found: Any, bits: Any,
+    hist: Any, j: int, count: int, missing: int, sign: int, totals: Any, scales: Any,
+    leaf_settings: Any, best: float, best_split: Any, bits: Any,
 ) -> float:  # fmt: skip
     """Replace `_find_best_categories`, to compile less if no feature is categorical."""
     return best
 
 
 @_inside
-def sort_by_value(numbers: Any, values: Any, n: int) -> None:
+def sort_by_value(item_numbers: Any, values: Any, n: int) -> None:
     """Sort the first numbers and their values by the values; ties keep their order.
 
     By insertion, for at most 256: numba's argsort takes a second to compile.
     """
     for i in range(1, n):
-        value, number = values[i], numbers[i]
+        value, number = values[i], item_numbers[i]
         k = i
         # A strict comparison keeps ties in order, so the result is the same on each device.
         while k > 0 and values[k - 1] > value:
-            values[k], numbers[k] = values[k - 1], numbers[k - 1]
+            values[k], item_numbers[k] = values[k - 1], item_numbers[k - 1]
             k -= 1
-        values[k], numbers[k] = value, number
+        values[k], item_numbers[k] = value, number
 
 
 @_exact
 def _find_best_categories(
-    hist: Any, j: int, count: int, missing: int, sign: int, totals: Any, scales: Any, facts: Any,
-    best: float, found: Any, bits: Any,
+    hist: Any, j: int, count: int, missing: int, sign: int, totals: Any, scales: Any,
+    leaf_settings: Any, best: float, best_split: Any, bits: Any,
 ) -> float:  # fmt: skip
     """Find a leaf's best split by categories, sorted by gradient (Fisher 1958); return its gain."""
     gs, hs = scales[0], scales[1]
-    low, high, l2 = facts[1], facts[2], facts[3]
-    least_h, least_n = facts[4], np.int64(facts[5])
+    low, high, l2 = leaf_settings[1], leaf_settings[2], leaf_settings[3]
+    least_h, least_n = leaf_settings[4], np.int64(leaf_settings[5])
     H, N = totals[1], totals[2]
     g_all, h_all = totals[0] * gs, H * hs
-    loss = g_all * facts[0]
+    loss = g_all * leaf_settings[0]
     constant = hist.shape[1] == _CONSTANT_CHANNELS
     last = hist.shape[1] - 1
     # Categories of few rows stay on the right. As in scikit-learn and LightGBM, categories with
@@ -281,14 +286,14 @@ def _find_best_categories(
             gain = _split_gain(g_left, h_left, g_all - g_left, h_right, loss, sign, low, high, l2)
             if gain > best and gain > 0:
                 best = gain
-                found[0], found[1], found[2] = j, 0, 0
-                found[3], found[4], found[5], found[6] = gl, hl, nl, 1
+                best_split[0], best_split[1], best_split[2] = j, 0, 0
+                best_split[3], best_split[4], best_split[5], best_split[6] = gl, hl, nl, 1
                 # Bit c of word c / 64 is set if category c goes left.
                 bits[:] = 0
                 for k in range(i + 1):
                     c = numbers[k if direction == 1 else n - 1 - k]
                     if missing and c == hist.shape[0] - 1:
-                        found[2] = 1
+                        best_split[2] = 1
                     else:
                         bits[c >> 6] |= np.uint64(1) << np.uint64(c & 63)
     return best
@@ -426,7 +431,9 @@ def count_digits(keys: Any, shift: Any, counts: Any) -> None:
 
 
 @_inside
-def _unpack_sums(mode: int, counts: Any, one: Any, two: Any, out: Any, number: Any) -> None:
+def _unpack_sums(
+    mode: int, counts: Any, packed_sums: Any, packed_pairs: Any, out: Any, hist_index: Any
+) -> None:
     """Add packed sums to a histogram of `out`, and reset them to zero."""
     last = out.shape[2] - 1
     for j in range(out.shape[0]):
@@ -437,34 +444,34 @@ def _unpack_sums(mode: int, counts: Any, one: Any, two: Any, out: Any, number: A
                 if mode == CONSTANT:
                     # Fields from the lowest up; lower ones are subtracted before a shift, which is
                     # exact for negative sums of gradients too.
-                    v = one[j, b]
+                    v = packed_sums[j, b]
                     count = v & 0xFFFF
-                    out[j, number, b, 0] += (v - count) >> 16
-                    out[j, number, b, 1] += count
-                    one[j, b] = 0
+                    out[j, hist_index, b, 0] += (v - count) >> 16
+                    out[j, hist_index, b, 1] += count
+                    packed_sums[j, b] = 0
                 elif mode == ROUNDED:
-                    v = one[j, b]
+                    v = packed_sums[j, b]
                     count = v & 0x1FFF
                     h = (v >> 13) & 0x1FFFFFF
-                    out[j, number, b, 0] += (v - (h << 13) - count) >> 38
-                    out[j, number, b, 1] += h
-                    out[j, number, b, 2] += count
-                    one[j, b] = 0
+                    out[j, hist_index, b, 0] += (v - (h << 13) - count) >> 38
+                    out[j, hist_index, b, 1] += h
+                    out[j, hist_index, b, 2] += count
+                    packed_sums[j, b] = 0
                 else:
                     # The second number has hessians above 16 bits of rows; the first is only the
                     # gradient.
-                    v = two[j, b, 1]
+                    v = packed_pairs[j, b, 1]
                     count = v & 0xFFFF
-                    out[j, number, b, 0] += two[j, b, 0]
-                    out[j, number, b, 1] += (v - count) >> 16
-                    out[j, number, b, 2] += count
-                    two[j, b, 0] = 0
-                    two[j, b, 1] = 0
+                    out[j, hist_index, b, 0] += packed_pairs[j, b, 0]
+                    out[j, hist_index, b, 1] += (v - count) >> 16
+                    out[j, hist_index, b, 2] += count
+                    packed_pairs[j, b, 0] = 0
+                    packed_pairs[j, b, 1] = 0
 
 
 @_exact
 def sum_all_rows(
-    mode: int, rows: Any, packed: Any, counts: Any, one: Any, two: Any, out: Any
+    mode: int, rows: Any, packed: Any, counts: Any, packed_sums: Any, packed_pairs: Any, out: Any
 ) -> None:  # fmt: skip
     """Add the histograms of all rows to the only ones of `out`; see :func:`sum_chosen_rows`."""
     n = len(packed)
@@ -473,19 +480,19 @@ def sum_all_rows(
     for start in range(0, n, most):
         stop = min(n, start + most)
         if mode == EXACT:
-            _add_row_pairs(rows, packed, start, stop, two)
+            _add_row_pairs(rows, packed, start, stop, packed_pairs)
         else:
-            _add_packed_rows(rows, packed, start, stop, one)
-        _unpack_sums(mode, counts, one, two, out, 0)
+            _add_packed_rows(rows, packed, start, stop, packed_sums)
+        _unpack_sums(mode, counts, packed_sums, packed_pairs, out, 0)
 
 
 @_inside
-def _add_packed_rows(rows: Any, packed: Any, start: int, stop: int, one: Any) -> None:
+def _add_packed_rows(rows: Any, packed: Any, start: int, stop: int, packed_sums: Any) -> None:
     """Add rows to packed sums, four at a time; see :func:`_add_chosen_rows`."""
     # Four rows per iteration: their loads overlap, and a feature's bins stay in the cache for all
     # four.
-    d, width = np.uintp(len(one)), np.uintp(rows.shape[1])
-    bins, sums, stride = rows.reshape(-1), one.reshape(-1), np.uintp(one.shape[1])
+    d, width = np.uintp(len(packed_sums)), np.uintp(rows.shape[1])
+    bins, sums, stride = rows.reshape(-1), packed_sums.reshape(-1), np.uintp(packed_sums.shape[1])
     fours = stop - (stop - start) % 4
     for i in range(start, fours, 4):
         va, vb, vc, vd = packed[i], packed[i + 1], packed[i + 2], packed[i + 3]
@@ -508,10 +515,10 @@ def _add_packed_rows(rows: Any, packed: Any, start: int, stop: int, one: Any) ->
 
 
 @_inside
-def _add_row_pairs(rows: Any, packed: Any, start: int, stop: int, two: Any) -> None:
+def _add_row_pairs(rows: Any, packed: Any, start: int, stop: int, packed_pairs: Any) -> None:
     """Add rows to sums of two numbers; see :func:`_add_chosen_pairs`."""
-    d, width = np.uintp(len(two)), np.uintp(rows.shape[1])
-    bins, sums, stride = rows.reshape(-1), two.reshape(-1), np.uintp(two.shape[1])
+    d, width = np.uintp(len(packed_pairs)), np.uintp(rows.shape[1])
+    bins, sums, stride = rows.reshape(-1), packed_pairs.reshape(-1), np.uintp(packed_pairs.shape[1])
     for i in range(start, stop, 2):
         # For an odd number of rows, nothing is added for the row after the last. Two rows per
         # iteration, with two numbers each.
@@ -534,10 +541,10 @@ def _add_row_pairs(rows: Any, packed: Any, start: int, stop: int, two: Any) -> N
 
 @_inside
 def sum_chosen_rows(
-    mode: int, rows: Any, packed: Any, index: Any, counts: Any, one: Any, two: Any, out: Any,
-    number: Any,
+    mode: int, rows: Any, packed: Any, index: Any, counts: Any, packed_sums: Any, packed_pairs: Any,
+    out: Any, hist_index: Any,
 ) -> None:  # fmt: skip
-    """Add the histograms of some rows to histogram `number` of `out`.
+    """Add the histograms of some rows to histogram `hist_index` of `out`.
 
     Parameters
     ----------
@@ -551,36 +558,42 @@ def sum_chosen_rows(
         Numbers of the rows.
     counts : ndarray of int32 of shape (n_features,)
         Bins of each feature, without the bin of missing values, which is the last.
-    one, two : ndarray of int64 of shape (n_features, at least 256), and (..., 2) for EXACT
-        Scratch for packed sums: zeros before and after.
+    packed_sums, packed_pairs : ndarray of int64
+        Scratch of shape (n_features, at least 256), and (..., 2) for EXACT: zeros before and after.
     out : ndarray of int64 of shape (n_features, n_asked, n_bins, 2 or 3)
         Sums of gradients, of hessians, and number of rows.
-    number : int
+    hist_index : int
     """
     n = len(index)
     # Small leaves write to the histogram directly: unpacking reads all bins.
     if n * len(counts) <= counts.sum():
-        _sum_few_rows(mode, rows, packed, index, out, number)
+        _sum_few_rows(mode, rows, packed, index, out, hist_index)
         return
     most = _MAX_ROUNDED_ROWS if mode == ROUNDED else _MAX_PACKED_ROWS
     for start in range(0, n, most):
         stop = min(n, start + most)
         if mode == EXACT:
-            _add_chosen_pairs(rows, packed, index, start, stop, two)
+            _add_chosen_pairs(rows, packed, index, start, stop, packed_pairs)
         else:
-            _add_chosen_rows(rows, packed, index, start, stop, one)
-        _unpack_sums(mode, counts, one, two, out, number)
+            _add_chosen_rows(rows, packed, index, start, stop, packed_sums)
+        _unpack_sums(mode, counts, packed_sums, packed_pairs, out, hist_index)
 
 
 @_inside
-def _add_chosen_rows(rows: Any, packed: Any, index: Any, start: int, stop: int, one: Any) -> None:
+def _add_chosen_rows(
+    rows: Any, packed: Any, index: Any, start: int, stop: int, packed_sums: Any
+) -> None:
     """Add some rows to packed sums, four at a time, feature by feature.
 
     If several of them share a bin, it is read while its write is still pending, which processors
     predict for neighbouring rows, but not for a later row.
     """
-    d, width, last = np.uintp(len(one)), np.uintp(rows.shape[1]), len(index) - _ROWS_AHEAD - 4
-    bins, sums, stride = rows.reshape(-1), one.reshape(-1), np.uintp(one.shape[1])
+    d, width, last = (
+        np.uintp(len(packed_sums)),
+        np.uintp(rows.shape[1]),
+        len(index) - _ROWS_AHEAD - 4,
+    )
+    bins, sums, stride = rows.reshape(-1), packed_sums.reshape(-1), np.uintp(packed_sums.shape[1])
     rows_at, packed_at, line = rows.ctypes.data, packed.ctypes.data, rows.shape[1]
     fours = stop - (stop - start) % 4
     for q in range(start, fours, 4):
@@ -610,14 +623,20 @@ def _add_chosen_rows(rows: Any, packed: Any, index: Any, start: int, stop: int, 
 
 
 @_inside
-def _add_chosen_pairs(rows: Any, packed: Any, index: Any, start: int, stop: int, two: Any) -> None:
+def _add_chosen_pairs(
+    rows: Any, packed: Any, index: Any, start: int, stop: int, packed_pairs: Any
+) -> None:
     """Add some rows to sums of two numbers, two rows at a time.
 
     Otherwise both numbers of a bin would be added as one vector, and reading it again would be
     slow.
     """
-    d, width, last = np.uintp(len(two)), np.uintp(rows.shape[1]), len(index) - _ROWS_AHEAD - 2
-    bins, sums, stride = rows.reshape(-1), two.reshape(-1), np.uintp(two.shape[1])
+    d, width, last = (
+        np.uintp(len(packed_pairs)),
+        np.uintp(rows.shape[1]),
+        len(index) - _ROWS_AHEAD - 2,
+    )
+    bins, sums, stride = rows.reshape(-1), packed_pairs.reshape(-1), np.uintp(packed_pairs.shape[1])
     rows_at, packed_at, line = rows.ctypes.data, packed.ctypes.data, rows.shape[1]
     for q in range(start, stop, 2):
         if q <= last:
@@ -646,7 +665,7 @@ def _add_chosen_pairs(rows: Any, packed: Any, index: Any, start: int, stop: int,
 
 @_inside
 def _sum_few_rows(
-    mode: int, rows: Any, packed: Any, index: Any, out: Any, number: Any
+    mode: int, rows: Any, packed: Any, index: Any, out: Any, hist_index: Any
 ) -> None:  # fmt: skip
     """Add the histograms of few rows, for which reading all bins would take longer."""
     last = out.shape[3] - 1
@@ -662,14 +681,14 @@ def _sum_few_rows(
                 g, h = v >> 32, v & 0xFFFFFFFF
             else:
                 g, h = v >> 38, (v >> 13) & 0x1FFFFFF
-            out[j, number, b, 0] += g
-            out[j, number, b, last] += 1
+            out[j, hist_index, b, 0] += g
+            out[j, hist_index, b, last] += 1
             if mode != CONSTANT:
-                out[j, number, b, 1] += h
+                out[j, hist_index, b, 1] += h
 
 
 @_inside
-def partition_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
+def partition_rows(column: Any, table: Any, index: Any, spare_index: Any) -> Any:
     """Move rows that go left before the others, in place and in order; return their number.
 
     Parameters
@@ -680,7 +699,7 @@ def partition_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
         For each bin, whether it goes left.
     index : ndarray of int32 of shape (m,)
         Rows of a node.
-    spare : ndarray of int32 of shape (at least m,)
+    spare_index : ndarray of int32 of shape (at least m,)
     """
     left_end, right_end = np.uintp(0), np.uintp(0)
     for q in range(len(index)):
@@ -688,30 +707,30 @@ def partition_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
         goes = np.uintp(table[column[np.uintp(i)]])
         # Without a branch: each row is written to both sides, and one of the counts is incremented.
         index[left_end] = i
-        spare[right_end] = i
+        spare_index[right_end] = i
         left_end += goes
         right_end += _ONE - goes
     n_left = np.int64(left_end)
     for q in range(np.int64(right_end)):
-        index[n_left + q] = spare[q]
+        index[n_left + q] = spare_index[q]
     return n_left
 
 
 @_exact
 def partition_and_sum(
-    mode: int, columns: Any, rows: Any, packed: Any, index: Any, spare: Any, tasks: Any,
-    tables: Any, counts: Any, one: Any, two: Any, out: Any,
+    mode: int, columns: Any, rows: Any, packed: Any, index: Any, spare_index: Any, tasks: Any,
+    tables: Any, counts: Any, packed_sums: Any, packed_pairs: Any, out: Any,
 ) -> None:  # fmt: skip
     """Partition the rows of some leaves, and compute the requested histograms.
 
     Parameters
     ----------
-    mode, rows, packed, counts, one, two
+    mode, rows, packed, counts, packed_sums, packed_pairs
         As in :func:`sum_chosen_rows`.
     columns : ndarray of uint8 of shape (n_features, n)
     index : ndarray of int32 of shape (n,)
         Rows of all leaves, contiguous for each leaf.
-    spare : ndarray of int32 of shape (n,)
+    spare_index : ndarray of int32 of shape (n,)
     tasks : ndarray of int64 of shape (n_leaves, 4)
         Feature, first and last position in `index`, the requested side (-1: none). The second
         becomes the position at which the right child begins.
@@ -724,7 +743,7 @@ def partition_and_sum(
     for k in range(len(tasks)):
         feature, start, stop, side = tasks[k]
         leaf_rows = index[start:stop]
-        n_left = partition_rows(columns[feature], tables[k], leaf_rows, spare)
+        n_left = partition_rows(columns[feature], tables[k], leaf_rows, spare_index)
         tasks[k, 1] = start + n_left
         if side < 0:
             continue
@@ -735,7 +754,9 @@ def partition_and_sum(
         # Only the smaller child's rows are read; the sibling's histogram is the parent's minus this
         # one.
         requested_rows = leaf_rows[n_left:] if side else leaf_rows[:n_left]
-        sum_chosen_rows(mode, rows, packed, requested_rows, counts, one, two, out, number)
+        sum_chosen_rows(
+            mode, rows, packed, requested_rows, counts, packed_sums, packed_pairs, out, number
+        )
         number += 1
 
 

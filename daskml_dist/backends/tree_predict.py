@@ -91,15 +91,17 @@ def add_by_masks(
 
 
 @_inside
-def _rule_out_leaves(columns: Any, tables: Any, used: Any, n_used: int, rest: Any) -> None:
+def _rule_out_leaves(
+    columns: Any, tables: Any, used_features: Any, n_used: int, leaf_masks: Any
+) -> None:
     """Clear the bits of the leaves that rows cannot reach."""
     # Four tables at a time, so that a row's mask is read and written once per four features.
     for s in range(0, n_used, 4):
-        a, b = columns[used[s]], columns[used[s + 1]]
-        c, d = columns[used[s + 2]], columns[used[s + 3]]
+        a, b = columns[used_features[s]], columns[used_features[s + 1]]
+        c, d = columns[used_features[s + 2]], columns[used_features[s + 3]]
         of_a, of_b, of_c, of_d = tables[s], tables[s + 1], tables[s + 2], tables[s + 3]
-        for i in range(len(rest)):
-            rest[i] &= of_a[a[i]] & of_b[b[i]] & of_c[c[i]] & of_d[d[i]]
+        for i in range(len(leaf_masks)):
+            leaf_masks[i] &= of_a[a[i]] & of_b[b[i]] & of_c[c[i]] & of_d[d[i]]
 
 
 @_inside
@@ -114,8 +116,8 @@ def _bit_range(first: int, end: int, tables: Any) -> Any:
 
 @_inside
 def _fill_mask_tables(
-    root: int, end: int, low: int, both: bool, nodes: Any, value: Any, missing: int, tables: Any,
-    used: Any, values: Any,
+    root: int, end: int, low: int, both_sides: bool, nodes: Any, value: Any, missing: int,
+    tables: Any, used_features: Any, values: Any,
 ) -> int:  # fmt: skip
     """Make tables of the features a tree uses; return their number, padded to a multiple of 4."""
     feature, bins, left_child, missing_left, category, bitsets = nodes
@@ -139,13 +141,13 @@ def _fill_mask_tables(
         first_leaf[child] = leaf
         # Going right excludes the left child's leaves, and going left the right child's.
         stay = ~_bit_range(leaf - low, middle - low, tables)
-        leave = ~_bit_range(middle - low, leaf + size[k - root] - low if both else 0, tables)
+        leave = ~_bit_range(middle - low, leaf + size[k - root] - low if both_sides else 0, tables)
         if stay == leave:  # the word has no leaf below this node
             continue
         slot = slots[feature[k]]
         if slot < 0:
             slot = slots[feature[k]] = n_used
-            used[slot] = feature[k]
+            used_features[slot] = feature[k]
             tables[slot] = ~tables.dtype.type(0)
             n_used += 1
         table = tables[slot]
@@ -156,12 +158,12 @@ def _fill_mask_tables(
                 table[b] &= leave if goes else stay
         else:
             _mask_entries(table[bins[k] + 1 : missing], stay)
-            if both:
+            if both_sides:
                 _mask_entries(table[: min(bins[k] + 1, missing)], leave)
         table[missing] &= leave if missing_left[k] else stay
     while n_used % 4:
         # Pad with the first feature: applying a mask twice changes nothing.
-        used[n_used] = used[0]
+        used_features[n_used] = used_features[0]
         copy_values(tables[n_used], tables[0])
         n_used += 1
     return n_used
@@ -179,13 +181,13 @@ _FOREST_ROWS, _ROWS_SIDE_BY_SIDE = 512, 8
 
 
 @_inside
-def _next_node(X: Any, i: Any, k: Any, threshold: Any, facts: Any) -> Any:
+def _next_node(X: Any, i: Any, k: Any, threshold: Any, node_table: Any) -> Any:
     """Return the node that a row goes to from another one; a leaf is its own successor."""
-    x = X[i, facts[k, 0]]
-    left_child = facts[k, 1]
+    x = X[i, node_table[k, 0]]
+    left_child = node_table[k, 1]
     # NaN is missing.
     if x != x:
-        return left_child + 1 - facts[k, 2]
+        return left_child + 1 - node_table[k, 2]
     # A comparison instead of a branch. For leaves `left_child` is the leaf itself, and the
     # threshold is infinite.
     return left_child + np.int32(x > threshold[k])
@@ -193,7 +195,7 @@ def _next_node(X: Any, i: Any, k: Any, threshold: Any, facts: Any) -> Any:
 
 @_exact
 def add_forest_answers(
-    X: Any, roots: Any, threshold: Any, facts: Any, depths: Any, values: Any, out: Any
+    X: Any, roots: Any, threshold: Any, node_table: Any, depths: Any, values: Any, out: Any
 ) -> None:
     """Add the values of all trees, in order.
 
@@ -203,7 +205,7 @@ def add_forest_answers(
     roots : ndarray of int64 of shape (n_trees + 1,)
     threshold : ndarray of shape (n_nodes,)
         In the dtype of the rows.
-    facts : ndarray of int32 of shape (n_nodes, 3)
+    node_table : ndarray of int32 of shape (n_nodes, 3)
         Feature, left child, whether missing values go left.
     depths : ndarray of int64 of shape (n_trees,)
     values : ndarray of float64 of shape (n_nodes, n_values)
@@ -214,7 +216,7 @@ def add_forest_answers(
     for start in range(0, n, _FOREST_ROWS):
         stop = min(n, start + _FOREST_ROWS)
         for t in range(len(roots) - 1):
-            _descend_rows(X, start, stop, roots[t], depths[t], threshold, facts, row_nodes)
+            _descend_rows(X, start, stop, roots[t], depths[t], threshold, node_table, row_nodes)
             for i in range(start, stop):
                 k = row_nodes[i - start]
                 for v in range(n_values):
@@ -223,7 +225,14 @@ def add_forest_answers(
 
 @_inside
 def _descend_rows(
-    X: Any, start: Any, stop: Any, root: Any, depth: Any, threshold: Any, facts: Any, at: Any
+    X: Any,
+    start: Any,
+    stop: Any,
+    root: Any,
+    depth: Any,
+    threshold: Any,
+    node_table: Any,
+    row_nodes: Any,
 ) -> None:
     """Write the leaves that rows reach."""
     i = start
@@ -232,14 +241,14 @@ def _descend_rows(
         a: Any = np.int64(root)
         b = c = d = e = f = g = h = a
         for _ in range(depth):
-            a1 = _next_node(X, i, a, threshold, facts)
-            b1 = _next_node(X, i + 1, b, threshold, facts)
-            c1 = _next_node(X, i + 2, c, threshold, facts)
-            d1 = _next_node(X, i + 3, d, threshold, facts)
-            e1 = _next_node(X, i + 4, e, threshold, facts)
-            f1 = _next_node(X, i + 5, f, threshold, facts)
-            g1 = _next_node(X, i + 6, g, threshold, facts)
-            h1 = _next_node(X, i + 7, h, threshold, facts)
+            a1 = _next_node(X, i, a, threshold, node_table)
+            b1 = _next_node(X, i + 1, b, threshold, node_table)
+            c1 = _next_node(X, i + 2, c, threshold, node_table)
+            d1 = _next_node(X, i + 3, d, threshold, node_table)
+            e1 = _next_node(X, i + 4, e, threshold, node_table)
+            f1 = _next_node(X, i + 5, f, threshold, node_table)
+            g1 = _next_node(X, i + 6, g, threshold, node_table)
+            h1 = _next_node(X, i + 7, h, threshold, node_table)
             # All eight rows are in leaves when no node changes.
             changed_bits = (a1 ^ a) | (b1 ^ b) | (c1 ^ c) | (d1 ^ d)
             changed_bits |= (e1 ^ e) | (f1 ^ f) | (g1 ^ g) | (h1 ^ h)
@@ -247,64 +256,66 @@ def _descend_rows(
             if changed_bits == 0:
                 break
         k = i - start
-        at[k], at[k + 1], at[k + 2], at[k + 3] = a, b, c, d
-        at[k + 4], at[k + 5], at[k + 6], at[k + 7] = e, f, g, h
+        row_nodes[k], row_nodes[k + 1], row_nodes[k + 2], row_nodes[k + 3] = a, b, c, d
+        row_nodes[k + 4], row_nodes[k + 5], row_nodes[k + 6], row_nodes[k + 7] = e, f, g, h
         i += _ROWS_SIDE_BY_SIDE
     while i < stop:
         last: Any = np.int64(root)
         for _ in range(depth):
-            last = _next_node(X, i, last, threshold, facts)
-        at[i - start] = last
+            last = _next_node(X, i, last, threshold, node_table)
+        row_nodes[i - start] = last
         i += 1
 
 
 @_exact
-def find_leaves(X: Any, roots: Any, threshold: Any, facts: Any, numbers: Any, out: Any) -> None:
+def find_leaves(
+    X: Any, roots: Any, threshold: Any, node_table: Any, node_numbers: Any, out: Any
+) -> None:
     """Write, for each tree, the leaf that rows reach, by its number in the tree."""
     for i in range(len(X)):
         for t in range(len(roots) - 1):
             k: Any = np.int64(roots[t])
             while True:
-                after = _next_node(X, i, k, threshold, facts)
+                after = _next_node(X, i, k, threshold, node_table)
                 if after == k:
                     break
                 k = after
-            out[i, t] = numbers[k]
+            out[i, t] = node_numbers[k]
 
 
 @_exact
-def depth_first(left: Any) -> Any:
+def depth_first(left_child: Any) -> Any:
     """Return each node's number in its tree in depth-first order, as scikit-learn numbers them.
 
     Parameters
     ----------
-    left : ndarray of int32 of shape (n_nodes,)
+    left_child : ndarray of int32 of shape (n_nodes,)
         Left children, stored after their parents; a leaf's is itself.
     """
-    n = len(left)
+    n = len(left_child)
     size, number = np.ones(n, np.int64), np.zeros(n, np.int64)
     # Sizes of subtrees, from the last node up.
     for k in range(n - 1, -1, -1):
-        if left[k] != k:
-            size[k] += size[left[k]] + size[left[k] + 1]
+        if left_child[k] != k:
+            size[k] += size[left_child[k]] + size[left_child[k] + 1]
     for k in range(n):
-        if left[k] != k:
+        if left_child[k] != k:
             # The right child follows the whole left subtree.
-            number[left[k]] = number[k] + 1
-            number[left[k] + 1] = number[k] + 1 + size[left[k]]
+            number[left_child[k]] = number[k] + 1
+            number[left_child[k] + 1] = number[k] + 1 + size[left_child[k]]
     return number
 
 
 @_exact
-def walk_subtree(left: Any, root: int) -> Any:
+def walk_subtree(left_child: Any, root: int) -> Any:
     """Return the nodes below a root: children of a node adjacent, the left subtree first."""
-    order = np.empty(len(left), np.int64)
-    stack = np.empty(len(left), np.int64)
+    order = np.empty(len(left_child), np.int64)
+    stack = np.empty(len(left_child), np.int64)
     order[0], stack[0], n, n_stack = root, root, 1, 1
     while n_stack:
         n_stack -= 1
         node = stack[n_stack]
-        child = left[node]
+        child = left_child[node]
         if child != node:
             order[n], order[n + 1] = child, child + 1
             # The left child is popped first.
@@ -319,7 +330,7 @@ _GRID_CELLS = 1024
 
 def write_bins(
     X: Any, table: Any, n_edges: Any, categorical: Any, missing: int, rows: Any, columns: Any,
-    seen: Any,
+    has_missing: Any,
 ) -> None:  # fmt: skip
     """Write the bins of some rows.
 
@@ -333,19 +344,21 @@ def write_bins(
     rows : ndarray of uint8 of shape (n, at least n_features)
     columns : ndarray of uint8 of shape (n_features, n)
         Outputs, in both orders.
-    seen : ndarray of uint8 of shape (n_features,)
+    has_missing : ndarray of uint8 of shape (n_features,)
         Set to 1 if a feature has missing values.
     """
     d = X.shape[1]
     # Allocated here, since numba would compile each allocation in the loop.
     starts, lows, scales = np.zeros((d, _GRID_CELLS + 2), np.int32), np.zeros(d), np.zeros(d)
-    _write_bins(X, table, n_edges, categorical, missing, rows, columns, seen, starts, lows, scales)
+    _write_bins(
+        X, table, n_edges, categorical, missing, rows, columns, has_missing, starts, lows, scales
+    )
 
 
 @_exact
 def _write_bins(
     X: Any, table: Any, n_edges: Any, categorical: Any, missing: int, rows: Any, columns: Any,
-    seen: Any, starts: Any, lows: Any, scales: Any,
+    has_missing: Any, starts: Any, lows: Any, scales: Any,
 ) -> None:  # fmt: skip
     """Write the bins of some rows; the last three arrays are zero-filled scratch."""
     # An even grid over a feature's edges gives a value's approximate bin; a short binary search
@@ -389,7 +402,7 @@ def _write_bins(
                     if categorical[j] and (b >= n_edges[j] or edges[b] != value):
                         b = missing
                 if b == missing:
-                    seen[j] = 1
+                    has_missing[j] = 1
                 rows[i, j] = b
                 columns[j, i] = b
 
@@ -409,20 +422,20 @@ _TREE_ROWS = 256
 
 @_exact
 def add_binned_values(
-    rows: Any, feature: Any, left: Any, tables: Any, value: Any, out: Any
+    rows: Any, feature: Any, left_child: Any, tables: Any, value: Any, out: Any
 ) -> None:
     """Add a tree's values of binned rows to `out`; `tables` has, per node, which bins go left."""
     for i in range(len(out)):
         k = 0
         while feature[k] >= 0:
-            k = left[k] + 1 - tables[k, rows[i, feature[k]]]
+            k = left_child[k] + 1 - tables[k, rows[i, feature[k]]]
         out[i] += value[k]
 
 
 @_exact
 def add_tree_values(
     X: Any, roots: Any, first: int, last: int, n_outputs: int, feature: Any, threshold: Any,
-    left: Any, missing_left: Any, category: Any, bitsets: Any, value: Any, out: Any,
+    left_child: Any, missing_left: Any, category: Any, bitsets: Any, value: Any, out: Any,
 ) -> None:  # fmt: skip
     """Add the values of trees `first` to `last` to raw predictions.
 
@@ -432,7 +445,7 @@ def add_tree_values(
         Categories by number; NaN if missing or unknown.
     roots : ndarray of int64 of shape (n_trees + 1,)
     first, last, n_outputs : int
-    feature, threshold, left, missing_left, category, bitsets, value : ndarray
+    feature, threshold, left_child, missing_left, category, bitsets, value : ndarray
         Arrays of `models.trees.Trees`.
     out : ndarray of float64 of shape (n, n_outputs)
     """
@@ -452,5 +465,5 @@ def add_tree_values(
                         goes = (bitsets[category[k], c >> 6] >> (c & 63)) & 1 == 1
                     else:
                         goes = x <= threshold[k]
-                    k = left[k] + 1 - goes
+                    k = left_child[k] + 1 - goes
                 out[i, output] += value[k]

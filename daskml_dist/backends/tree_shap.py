@@ -50,15 +50,15 @@ _EDGE_BYTES = 8 * EDGE_NUMBERS
 
 @_exact
 def describe_edges(
-    roots: Any, left: Any, feature: Any, depth: Any, cover: Any, order: Any, parent: Any, last: Any,
-    slot: Any, n_features: Any, shares: Any,
+    roots: Any, left_child: Any, feature: Any, depth: Any, cover: Any, order: Any, parent: Any,
+    last: Any, slot: Any, n_features: Any, shares: Any,
 ) -> None:  # fmt: skip
     """Describe the edge into each node of all trees.
 
     Parameters
     ----------
     roots : ndarray of int64 of shape (n_trees + 1,)
-    left, feature, depth : ndarray of int32 of shape (n_nodes,)
+    left_child, feature, depth : ndarray of int32 of shape (n_nodes,)
         Arrays of `models.trees.Trees`.
     cover : ndarray of float64 of shape (n_nodes,)
         Weight of the training rows at each node.
@@ -102,8 +102,8 @@ def describe_edges(
                 step = cover[k] / cover[above] if cover[above] > 0 else 0.0
                 shares[k, 0] = shares[k, 1] * step
             if feature[k] >= 0:
-                parent[left[k]] = parent[left[k] + 1] = k
-                waiting[n], waiting[n + 1] = left[k] + 1, left[k]
+                parent[left_child[k]] = parent[left_child[k] + 1] = k
+                waiting[n], waiting[n + 1] = left_child[k] + 1, left_child[k]
                 n += 2
 
 
@@ -116,13 +116,13 @@ def _passes_left(
 
 
 @_inside
-def _goes_left(x: Any, limit: Any, missing_left: Any, of: Any, bitsets: Any) -> Any:
-    """Return whether a value goes left, by a limit or by the set `of` of categories (-1: none)."""
+def _goes_left(x: Any, limit: Any, missing_left: Any, set_index: Any, bitsets: Any) -> Any:
+    """Return whether a value goes left: by a limit, or by a set of categories (-1: none)."""
     if x != x:
         return missing_left != 0
-    if of >= 0:
+    if set_index >= 0:
         c = np.uint64(x)
-        return (bitsets[of, c >> np.uint64(6)] >> (c & np.uint64(63))) & np.uint64(1) == 1
+        return (bitsets[set_index, c >> np.uint64(6)] >> (c & np.uint64(63))) & np.uint64(1) == 1
     return x <= limit
 
 
@@ -130,7 +130,7 @@ def _goes_left(x: Any, limit: Any, missing_left: Any, of: Any, bitsets: Any) -> 
 
 
 @_inside
-def _write_ways(rows: Any, i: Any, k: Any, nodes: Any, out: Any, at: Any) -> None:
+def _write_ways(rows: Any, i: Any, k: Any, nodes: Any, out: Any, out_row: Any) -> None:
     """Write 1 if a row goes left at a node, else 0, for a group of rows."""
     feature, threshold, _left, missing_left, category, bitsets = nodes
     f, limit = feature[k], threshold[k]
@@ -138,12 +138,12 @@ def _write_ways(rows: Any, i: Any, k: Any, nodes: Any, out: Any, at: Any) -> Non
     if category[k] >= 0:
         for r in range(rows.shape[2]):
             passes = _passes_left(rows[i, f, r], k, threshold, missing_left, category, bitsets)
-            out[at, r] = 1.0 if passes else 0.0
+            out[out_row, r] = 1.0 if passes else 0.0
     else:
         for r in range(rows.shape[2]):
             x = rows[i, f, r]
             way = 1.0 if x <= limit else 0.0
-            out[at, r] = way if x == x else missing
+            out[out_row, r] = way if x == x else missing
 
 
 @_exact
@@ -302,7 +302,7 @@ def _count_bits(word: Any) -> Any:
 
 @_inside
 def _mark_leavers(
-    columns: Any, k: Any, is_left: Any, nodes: Any, patterns: Any, d: Any, bit: Any
+    columns: Any, k: Any, is_left: Any, nodes: Any, patterns: Any, d: Any, feature_bit: Any
 ) -> None:
     """Write the patterns at a child of node k: those above, plus the bit if a row leaves the path.
 
@@ -314,23 +314,23 @@ def _mark_leavers(
     if category[k] >= 0:
         for r in range(len(column)):
             passes = _passes_left(column[r], k, threshold, missing_left, category, bitsets)
-            child_patterns[r] = above[r] | (nothing if passes == is_left else bit)
+            child_patterns[r] = above[r] | (nothing if passes == is_left else feature_bit)
     else:
         for r in range(len(column)):
             x = column[r]
             passes = x <= limit if x == x else missing
-            child_patterns[r] = above[r] | (nothing if passes == is_left else bit)
+            child_patterns[r] = above[r] | (nothing if passes == is_left else feature_bit)
 
 
 @_inside
-def _find_place(pattern: Any, known: Any, marks: Any, mark: Any) -> Any:
+def _find_place(pattern: Any, known_patterns: Any, marks: Any, mark: Any) -> Any:
     """Return the position of a pattern in a hash table, or the free entry for it.
 
     The length of the table is a power of two; entries with the current mark are used.
     """
-    last = np.uint64(len(known) - 1)
+    last = np.uint64(len(known_patterns) - 1)
     place = ((pattern * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & last
-    while marks[place] == mark and known[place] != pattern:
+    while marks[place] == mark and known_patterns[place] != pattern:
         place = (place + np.uint64(1)) & last
     return place
 
@@ -338,7 +338,7 @@ def _find_place(pattern: Any, known: Any, marks: Any, mark: Any) -> Any:
 @_exact
 def add_interventional_values(
     columns: Any, background: Any, roots: Any, n_outputs: int, nodes: Any, edges: Any, depth: Any,
-    deepest: int, most: int, of_both: Any, value: Any, out: Any,
+    max_depth: int, max_features: int, of_both: Any, value: Any, out: Any,
 ) -> None:  # fmt: skip
     """Add the interventional values of all trees to the contributions of rows.
 
@@ -361,7 +361,7 @@ def add_interventional_values(
     edges : tuple
         From :func:`describe_edges`: order, parent, slot, n_features.
     depth : ndarray of int32 of shape (n_nodes,)
-    deepest, most : int
+    max_depth, max_features : int
         Largest depth, and maximum features of a path.
     of_both : ndarray of float64 of shape (most + 1, most + 1)
         ``a! b! / (a + b + 1)!``, divided by the number of background rows.
@@ -373,21 +373,21 @@ def add_interventional_values(
     order, parent, slot, n_features = edges
     n, n_background, n_values = columns.shape[1], background.shape[1], value.shape[1]
     # Patterns by depth: a bit is set if a row leaves the path by the feature of the slot.
-    row_patterns = np.zeros((deepest + 1, n), np.uint64)
-    other_patterns = np.zeros((deepest + 1, n_background), np.uint64)
+    row_patterns = np.zeros((max_depth + 1, n), np.uint64)
+    other_patterns = np.zeros((max_depth + 1, n_background), np.uint64)
     # For few rows, few background rows matter at most nodes; for many rows nearly all do.
     few_rows = n <= _FEW_ROWS
-    kept_rows = np.empty((deepest + 1, n_background if few_rows else 1), np.int64)
-    n_kept = np.full(deepest + 1, n_background)
+    kept_rows = np.empty((max_depth + 1, n_background if few_rows else 1), np.int64)
+    n_kept = np.full(max_depth + 1, n_background)
     if few_rows:
         kept_rows[0] = np.arange(n_background)
-    path = np.empty(most + 1, np.int64)
+    path = np.empty(max_features + 1, np.int64)
     # Distinct patterns of the background at a leaf, their sizes and numbers of rows; and, as bits,
     # which of them stay on the path by each feature.
     n_words = (n_background + 63) // 64
     other, sizes = np.empty(n_background, np.uint64), np.empty(n_background, np.int64)
     counts = np.empty(n_background)
-    stays = np.empty((most + 1, n_words), np.uint64)
+    stays = np.empty((max_features + 1, n_words), np.uint64)
     size = 64
     while size < 2 * max(n, n_background):
         size *= 2
@@ -395,7 +395,7 @@ def add_interventional_values(
     marks, mark = np.zeros(size, np.int64), 0
     # Contributions of a leaf of value 1, by feature and pattern of rows; the rows that have any,
     # and the numbers of their patterns.
-    shares = np.empty((most + 1, n))
+    shares = np.empty((max_features + 1, n))
     active, which = np.empty(n, np.int64), np.empty(n, np.int64)
     for t in range(len(roots) - 1):
         root, end = roots[t], roots[t + 1]
@@ -487,17 +487,17 @@ def add_interventional_values(
 
 @_inside
 def _share_leaf(
-    own: Any, n_slots: Any, other: Any, sizes: Any, counts: Any, stays: Any, of_both: Any, out: Any,
-    at: Any,
+    row_pattern: Any, n_slots: Any, other_patterns: Any, sizes: Any, counts: Any, stays: Any,
+    of_both: Any, out: Any, column: Any,
 ) -> Any:  # fmt: skip
     """Write the contributions to a leaf of value 1, given the row's pattern; return whether any."""
     for s in range(n_slots):
-        out[s, at] = 0.0
-    n_own, charged, pays_any = _count_bits(own), 0.0, False
+        out[s, column] = 0.0
+    n_own, charged, pays_any = _count_bits(row_pattern), 0.0, False
     for w in range(stays.shape[1]):
         # Only background rows that stay wherever the row leaves: otherwise neither reaches the
         # leaf.
-        reach, remaining = stays[n_slots, w], own
+        reach, remaining = stays[n_slots, w], row_pattern
         while remaining != np.uint64(0) and reach != np.uint64(0):
             reach &= stays[_zeros_below(remaining), w]
             remaining &= remaining - np.uint64(1)
@@ -509,13 +509,13 @@ def _share_leaf(
                 charged += counts[b] * of_both[n_other, n_own - 1]
             if n_other:
                 paid = counts[b] * of_both[n_other - 1, n_own]
-                remaining = other[b]
+                remaining = other_patterns[b]
                 while remaining != np.uint64(0):
-                    out[_zeros_below(remaining), at] += paid
+                    out[_zeros_below(remaining), column] += paid
                     remaining &= remaining - np.uint64(1)
             pays_any = pays_any or n_own + n_other > 0
-    remaining = own
+    remaining = row_pattern
     while remaining != np.uint64(0):
-        out[_zeros_below(remaining), at] -= charged
+        out[_zeros_below(remaining), column] -= charged
         remaining &= remaining - np.uint64(1)
     return pays_any

@@ -77,9 +77,9 @@ class LeafPartition:
     feature : int
     table : ndarray of uint8 of shape (256,)
         For each bin of the feature, whether it goes left.
-    at : slice
+    row_slice : slice
         Positions of the leaf's rows.
-    side : int
+    requested_side : int
         Child whose histogram is requested: 0 the left one, 1 the right one, -1 none. The other
         one's is the parent's minus this one.
     n_left : int, optional
@@ -88,8 +88,8 @@ class LeafPartition:
 
     feature: int
     table: NDArray[np.uint8]
-    at: slice
-    side: int
+    row_slice: slice
+    requested_side: int
     n_left: int | None = None
 
 
@@ -207,7 +207,7 @@ class TreeRows(Protocol):
         """
 
     def partition_leaves(
-        self, parts: Sequence[LeafPartition], mode: int, output: int
+        self, partitions: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Any, list[int]]:
         """Partition the rows of some leaves; return the histograms of the requested sides.
 
@@ -220,17 +220,17 @@ class TreeRows(Protocol):
         """
 
     def add_leaf_values(
-        self, output: int, at: Sequence[slice], values: NDArray[np.float64]
+        self, output: int, leaf_slices: Sequence[slice], values: NDArray[np.float64]
     ) -> None:
         """Add the values of leaves to the raw predictions of their rows.
 
-        The positions `at` of all leaves cover all rows.
+        The positions `leaf_slices` of all leaves cover all rows.
         """
 
     def fetch_raw_predictions(self) -> None:
         """Copy raw predictions to ``extra["raw"]`` in host memory."""
 
-    def find_row_leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
+    def find_row_leaves(self, leaf_slices: Sequence[slice]) -> list[NDArray[np.int64]]:
         """Return, for each of `binned_rows`, the number of the leaf of each row."""
 
 
@@ -274,7 +274,7 @@ class TreeDevice(Protocol):
         """Return histograms in host memory."""
 
     def find_best_splits(
-        self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
+        self, leaves: Sequence[SplitLeaf], first: int, settings: SplitFacts,
         scales: NDArray[np.float64], splits: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Find the best split of some leaves.
@@ -284,7 +284,7 @@ class TreeDevice(Protocol):
         leaves : sequence of SplitLeaf
         first : int
             Number of the first feature in their histograms.
-        facts : SplitFacts
+        settings : SplitFacts
         scales : ndarray of float64 of shape (2,), or (2, n_outputs) of several outputs
             Units of gradients and of hessians.
         splits : ndarray of int64 of shape (n_leaves, 10 + 2 * n_outputs)

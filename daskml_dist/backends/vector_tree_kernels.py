@@ -81,7 +81,7 @@ def round_gradients(g: Any, h: Any, g_scales: Any, h_scales: Any, out: Any) -> N
 
 @_exact
 def partition_and_sum_vectors(
-    columns: Any, rows: Any, vectors: Any, index: Any, spare: Any, tasks: Any, tables: Any,
+    columns: Any, rows: Any, vectors: Any, index: Any, spare_index: Any, tasks: Any, tables: Any,
     out: Any,
 ) -> None:  # fmt: skip
     """Partition the rows of some leaves, and compute the requested histograms.
@@ -92,7 +92,7 @@ def partition_and_sum_vectors(
     rows : ndarray of uint8 of shape (n, at least n_features)
     vectors : ndarray of int32 of shape (n, n_channels)
         From :func:`round_gradients`; a multiple of four channels.
-    index, spare, tasks, tables
+    index, spare_index, tasks, tables
         As in :func:`daskml_dist.backends.tree_kernels.partition_and_sum`.
     out : ndarray of int64 of shape (n_features, n_asked, n_bins, n_channels)
         Need not be initialised.
@@ -101,7 +101,7 @@ def partition_and_sum_vectors(
     for k in range(len(tasks)):
         feature, start, stop, side = tasks[k]
         leaf_rows = index[start:stop]
-        n_left = partition_rows(columns[feature], tables[k], leaf_rows, spare)
+        n_left = partition_rows(columns[feature], tables[k], leaf_rows, spare_index)
         tasks[k, 1] = start + n_left
         if side < 0:
             continue
@@ -115,13 +115,13 @@ def partition_and_sum_vectors(
 
 
 @_inside
-def _add_vectors(rows: Any, vectors: Any, index: Any, out: Any, number: Any) -> None:
+def _add_vectors(rows: Any, vectors: Any, index: Any, out: Any, hist_index: Any) -> None:
     """Add the vectors of some rows to the bins of their features."""
     d, n_asked, n_bins, width = out.shape
     last, line = len(index) - _ROWS_AHEAD - 1, rows.shape[1]
     rows_at, vectors_at = rows.ctypes.data, vectors.ctypes.data
     # Addresses of 4-byte and 8-byte numbers.
-    first = out.ctypes.data + 8 * number * n_bins * width
+    first = out.ctypes.data + 8 * hist_index * n_bins * width
     of_bin, of_feature = 8 * width, 8 * n_asked * n_bins * width
     for q in range(len(index)):
         if q <= last:
@@ -140,7 +140,7 @@ def _add_vectors(rows: Any, vectors: Any, index: Any, out: Any, number: Any) -> 
 
 @_inside
 def _vector_gain(
-    left: Any, totals: Any, scales: Any, value: Any, l2: float, least_h: float
+    left_sums: Any, totals: Any, scales: Any, value: Any, l2: float, least_h: float
 ) -> float:
     """Return the gain of a split, summed over outputs; -1 if a side has too few hessians.
 
@@ -150,9 +150,9 @@ def _vector_gain(
     k = len(value)
     gain, h_left, h_right = 0.0, 0.0, 0.0
     for c in range(k):
-        gl, hl = left[c] * scales[0, c], left[k + c] * scales[1, c]
-        gr = (totals[c] - left[c]) * scales[0, c]
-        hr = (totals[k + c] - left[k + c]) * scales[1, c]
+        gl, hl = left_sums[c] * scales[0, c], left_sums[k + c] * scales[1, c]
+        gr = (totals[c] - left_sums[c]) * scales[0, c]
+        hr = (totals[k + c] - left_sums[k + c]) * scales[1, c]
         gain += totals[c] * scales[0, c] * value[c]
         # The drop of the loss's second-order model (Chen and Guestrin 2016, equation 7).
         if hl >= least_h:
@@ -177,13 +177,13 @@ def _add_bin(sums: Any, of_bin: Any, k: int, constant: bool) -> None:
 
 @_inside
 def _note_split(
-    found: Any, feature: Any, last: Any, missing_left: int, left: Any, is_categories: int
+    best_split: Any, feature: Any, last: Any, missing_left: int, left_sums: Any, is_categories: int
 ) -> None:
     """Write the best split so far, in the form of `find_best_vector_split`."""
-    found[0], found[1], found[2] = feature, last, missing_left
-    for c in range(len(left)):
-        found[3 + c] = left[c]
-    found[3 + len(left)] = is_categories
+    best_split[0], best_split[1], best_split[2] = feature, last, missing_left
+    for c in range(len(left_sums)):
+        best_split[3 + c] = left_sums[c]
+    best_split[3 + len(left_sums)] = is_categories
 
 
 #: Placeholder for the function inserted by `compiled_vector_search`: `_find_best_vector_categories`
@@ -202,7 +202,7 @@ def find_best_vector_split(
     scales: Any,
     value: Any,
     limits: Any,
-    found: Any,
+    best_split: Any,
     bits: Any,
 ) -> float:
     """Find the best split of a leaf with several outputs; return its gain, -1 if there is none.
@@ -221,7 +221,7 @@ def find_best_vector_split(
         Value of the node.
     limits : ndarray of float64 of shape (3,)
         l2, minimum hessian, minimum rows.
-    found : ndarray of int64 of shape (2 * n_outputs + 5,)
+    best_split : ndarray of int64 of shape (2 * n_outputs + 5,)
         Feature, last bin that goes left, whether missing values go left, sums of the left child as
         in `totals`, whether the split is by categories.
     """
@@ -238,7 +238,17 @@ def find_best_vector_split(
             continue
         if categorical[j]:
             best = _search_categories(
-                hist[m], j, counts[j], missing[j], totals, scales, value, limits, best, found, bits
+                hist[m],
+                j,
+                counts[j],
+                missing[j],
+                totals,
+                scales,
+                value,
+                limits,
+                best,
+                best_split,
+                bits,
             )
             continue
         # From the left, with missing values on the right: cut after each bin in turn.
@@ -255,7 +265,7 @@ def find_best_vector_split(
             gain = _vector_gain(side, totals, scales, value, l2, least_h)
             if gain > best and gain > 0:
                 best = gain
-                _note_split(found, j, b, 0, side, 0)
+                _note_split(best_split, j, b, 0, side, 0)
         if not missing[j]:
             continue
         # From the right, so that missing values, which are in no bin here, go left.
@@ -273,7 +283,7 @@ def find_best_vector_split(
             gain = _vector_gain(left_sums, totals, scales, value, l2, least_h)
             if gain > best and gain > 0:
                 best = gain
-                _note_split(found, j, b, 1, left_sums, 0)
+                _note_split(best_split, j, b, 1, left_sums, 0)
     return best
 
 
@@ -301,7 +311,7 @@ def compiled_vector_search(has_categories: bool) -> Any:
 @_exact
 def _skip_categories(
     hist: Any, j: int, count: int, missing: int, totals: Any, scales: Any, value: Any, limits: Any,
-    best: float, found: Any, bits: Any,
+    best: float, best_split: Any, bits: Any,
 ) -> float:  # fmt: skip
     """Replace `_find_best_vector_categories`, to compile less if no feature is categorical."""
     return best
@@ -310,7 +320,7 @@ def _skip_categories(
 @_exact
 def _find_best_vector_categories(
     hist: Any, j: int, count: int, missing: int, totals: Any, scales: Any, value: Any, limits: Any,
-    best: float, found: Any, bits: Any,
+    best: float, best_split: Any, bits: Any,
 ) -> float:  # fmt: skip
     """Find a leaf's best split by categories, sorted by the gradient of each output in turn.
 
@@ -349,13 +359,13 @@ def _find_best_vector_categories(
                 gain = _vector_gain(side, totals, scales, value, l2, least_h)
                 if gain > best and gain > 0:
                     best = gain
-                    _note_split(found, j, 0, 0, side, 1)
+                    _note_split(best_split, j, 0, 0, side, 1)
                     # Bit c of word c / 64 is set if category c goes left.
                     bits[:] = 0
                     for q in range(i + 1):
                         c = numbers[q if direction == 1 else n - 1 - q]
                         if missing and c == missing_bin:
-                            found[2] = 1
+                            best_split[2] = 1
                         else:
                             bits[c >> 6] |= np.uint64(1) << np.uint64(c & 63)
     return best
@@ -367,7 +377,7 @@ _TREE_ROWS = 256
 
 @_exact
 def add_vector_values(
-    X: Any, roots: Any, first: int, last: int, feature: Any, threshold: Any, left: Any,
+    X: Any, roots: Any, first: int, last: int, feature: Any, threshold: Any, left_child: Any,
     missing_left: Any, category: Any, bitsets: Any, value: Any, out: Any,
 ) -> None:  # fmt: skip
     """Add the values of trees `first` to `last` to raw predictions.
@@ -378,7 +388,7 @@ def add_vector_values(
         Categories by number; NaN if missing or unknown.
     roots : ndarray of int64 of shape (n_trees + 1,)
     first, last : int
-    feature, threshold, left, missing_left, category, bitsets : ndarray
+    feature, threshold, left_child, missing_left, category, bitsets : ndarray
         Arrays of `models.trees.Trees`.
     value : ndarray of float64 of shape (n_nodes, n_outputs)
     out : ndarray of float64 of shape (n, n_outputs)
@@ -398,6 +408,6 @@ def add_vector_values(
                         goes = (bitsets[category[k], c >> 6] >> (c & 63)) & 1 == 1
                     else:
                         goes = x <= threshold[k]
-                    k = left[k] + 1 - goes
+                    k = left_child[k] + 1 - goes
                 for output in range(value.shape[1]):
                     out[i, output] += value[k, output]

@@ -42,30 +42,40 @@ _ROWS_AHEAD = 8
 # `_evaluate_row` is a placeholder for a loss's function, `_step_entry` for
 # `host_update.compile_entry_step`, the others as named.
 def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
-def _step_entry(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
-def _take(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: Any, d: Any) -> Any: ...
+def _step_entry(state: Any, k: Any, grad: Any, rate: Any, l1: Any, coefficients: Any) -> Any: ...
+def _take(blocks: Any, segments: Any, p: Any, rows: Any, y: Any, mask: Any, d: Any) -> Any: ...
 def _products(n: Any, rows: Any, w: Any, raw: Any) -> None: ...
 def _slopes(
     n: Any, y: Any, mask: Any, stops: Any, raw: Any, losses: Any, parameters: Any
 ) -> None: ...
 def _shares(n: Any, rows: Any, raw: Any, grad: Any) -> None: ...
 def _gradient(
-    blocks: Any, parts: Any, p: Any, w: Any, grad: Any, losses: Any, scratch: Any, stops: Any,
+    blocks: Any, segments: Any, p: Any, w: Any, grad: Any, losses: Any, scratch: Any, stops: Any,
     parameters: Any, d: Any,
 ) -> Any: ...  # fmt: skip
 def _update(
-    state: Any, grad: Any, n: Any, rates: Any, l1: Any, l2: Any, d: Any, n_rows: Any, numbers: Any
+    state: Any,
+    grad: Any,
+    n: Any,
+    rates: Any,
+    l1: Any,
+    l2: Any,
+    d: Any,
+    n_rows: Any,
+    coefficients: Any,
 ) -> None: ...
 
 
-def _copy_batch_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: Any, d: Any) -> Any:
+def _copy_batch_rows(
+    blocks: Any, segments: Any, p: Any, rows: Any, y: Any, mask: Any, d: Any
+) -> Any:
     """Copy the rows of a batch, with targets and weights; return their number, and the next part.
 
     Parameters
     ----------
     blocks : int64 (n_blocks, 3)
         Addresses of X, of y (each followed by a weight per split), and of weights (0: none).
-    parts, p
+    segments, p
         As in `host_gather`.
     rows : (n_most, n_padded) floats
         A 1 for the intercept follows the features.
@@ -77,12 +87,12 @@ def _copy_batch_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: A
     dtype, item = rows.dtype, rows.itemsize
     n_splits = mask.shape[1]
     size, of_y = d * item, (1 + n_splits) * item
-    n, batch = np.int64(0), parts[p, 0]
-    while p < len(parts) and parts[p, 0] == batch:
-        X_at, y_at, weight_at = blocks[parts[p, 1]]
-        n_runs, counted = parts[p, 4], parts[p, 3] != 0
-        starts = array_at(pointer(parts[p, 2]), n_runs, np.int64)
-        counts = array_at(pointer(parts[p, 3]), n_runs, np.int64)
+    n, batch = np.int64(0), segments[p, 0]
+    while p < len(segments) and segments[p, 0] == batch:
+        X_at, y_at, weight_at = blocks[segments[p, 1]]
+        n_runs, counted = segments[p, 4], segments[p, 3] != 0
+        starts = array_at(pointer(segments[p, 2]), n_runs, np.int64)
+        counts = array_at(pointer(segments[p, 3]), n_runs, np.int64)
         for r in range(n_runs):
             # A later run is prefetched while this one is copied.
             ahead = starts[min(r + _ROWS_AHEAD, n_runs - 1)]
@@ -190,12 +200,12 @@ def _write_gradient(n: Any, rows: Any, raw: Any, grad: Any) -> None:
 
 
 def _set_gradients(
-    blocks: Any, parts: Any, p: Any, w: Any, grad: Any, losses: Any, scratch: Any, stops: Any,
+    blocks: Any, segments: Any, p: Any, w: Any, grad: Any, losses: Any, scratch: Any, stops: Any,
     parameters: Any, d: Any,
 ) -> Any:  # fmt: skip
     """Set the gradients and losses of a batch; return the position of the next batch."""
     rows, y, mask, raw = scratch
-    n, p = _take(blocks, parts, p, rows, y, mask, d)
+    n, p = _take(blocks, segments, p, rows, y, mask, d)
     _products(n, rows, w, raw)
     for j in range(len(losses)):
         losses[j] = 0
@@ -205,7 +215,15 @@ def _set_gradients(
 
 
 def _update_columns(
-    state: Any, grad: Any, n: Any, rates: Any, l1: Any, l2: Any, d: Any, n_rows: Any, numbers: Any
+    state: Any,
+    grad: Any,
+    n: Any,
+    rates: Any,
+    l1: Any,
+    l2: Any,
+    d: Any,
+    n_rows: Any,
+    coefficients: Any,
 ) -> None:
     """Take an optimizer's step in every column, at its own rate and penalty.
 
@@ -220,7 +238,7 @@ def _update_columns(
     rates, l1, l2 : (n_columns,) floats
     d, n_rows : int
         Number of leading rows that are penalised; number of all rows.
-    numbers : floats
+    coefficients : floats
         Coefficients of the optimizer.
     """
     w, n_columns = state[0], len(rates)
@@ -228,24 +246,24 @@ def _update_columns(
         for j in range(n_columns):
             # Unsigned: for signed indices numba adds a test for negative values.
             k = np.uint64(i * n_columns + j)
-            _step_entry(state, k, grad[k] / n + l2[j] * w[k], rates[j], l1[j], numbers)
+            _step_entry(state, k, grad[k] / n + l2[j] * w[k], rates[j], l1[j], coefficients)
     for i in range(d, n_rows):
         for j in range(n_columns):
             k = np.uint64(i * n_columns + j)
             # l1 - l1 is a zero of the right type.
-            _step_entry(state, k, grad[k] / n, rates[j], l1[j] - l1[j], numbers)
+            _step_entry(state, k, grad[k] / n, rates[j], l1[j] - l1[j], coefficients)
 
 
 def _take_steps(
-    blocks: Any, parts: Any, counts: Any, rates: Any, numbers: Any, l1: Any, l2: Any, state: Any,
-    w: Any, grad: Any, losses: Any, totals: Any, scratch: Any, stops: Any, parameters: Any, d: Any,
-    n_rows: Any,
+    blocks: Any, segments: Any, counts: Any, rates: Any, coefficients: Any, l1: Any, l2: Any,
+    state: Any, w: Any, grad: Any, losses: Any, totals: Any, scratch: Any, stops: Any,
+    parameters: Any, d: Any, n_rows: Any,
 ) -> None:  # fmt: skip
     """Take a step along each batch.
 
     Parameters
     ----------
-    blocks, parts, d
+    blocks, segments, d
         As in `_copy_batch_rows`.
     stops, parameters
         As in `_write_slopes`.
@@ -254,7 +272,7 @@ def _take_steps(
     counts : float64 (n_batches,)
         Number of rows of each batch; a batch without rows has no parts.
     rates : (n_batches, n_columns) floats
-    numbers : (n_batches, n) floats
+    coefficients : (n_batches, n) floats
     l1, l2, state, n_rows
         As in `_update_columns`.
     w, grad : (n_padded, n_columns) floats
@@ -268,11 +286,11 @@ def _take_steps(
             for j in range(len(losses)):
                 totals[b, j] = 0
             continue
-        p = _gradient(blocks, parts, p, w, grad, losses, scratch, stops, parameters, d)
+        p = _gradient(blocks, segments, p, w, grad, losses, scratch, stops, parameters, d)
         for j in range(len(losses)):
             totals[b, j] = losses[j]
         n = w.dtype.type(counts[b])
-        _update(state, flat, n, rates[b], l1, l2, d, n_rows, numbers[b])
+        _update(state, flat, n, rates[b], l1, l2, d, n_rows, coefficients[b])
 
 
 def compile_gradient(evaluate_row: Any) -> Any:
@@ -323,7 +341,7 @@ def make_wide_gather(
     )
     if (
         not are_dense
-        or type(loss.each).evaluate_row is None
+        or type(loss.model_loss).evaluate_row is None
         or loss.width > 1
         or n_rows > _MAX_BATCH_ROWS
     ):
@@ -364,13 +382,13 @@ class WideGather(HostGather):
         self.products = n_rows * (self.n_features + 1) * shape[1]
         #: Maximum steps made together.
         most = max(1, _MAX_PRODUCTS_AT_ONCE // max(self.products, 1))
-        self.most_steps = int(min(_MAX_STEPS_AT_ONCE, most))
-        evaluate_row = ROW_LOSSES.get(loss.each.kernel, type(loss.each).evaluate_row)
+        self.max_steps = int(min(_MAX_STEPS_AT_ONCE, most))
+        evaluate_row = ROW_LOSSES.get(loss.model_loss.kernel, type(loss.model_loss).evaluate_row)
         self.gradient = compile_gradient(evaluate_row)
 
     def add_gradient(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
         """Add the gradients of a batch's summed losses to `out`; return the mean over columns."""
-        parts, n_rows = self.parts([batch]), self.n_features + self.has_intercept
+        parts, n_rows = self.locate_segments([batch]), self.n_features + self.has_intercept
         loss_sums = np.zeros(w.shape[1])
 
         # Columns are independent: a thread takes some lines (vectors) of columns, with copies of
@@ -396,7 +414,10 @@ class WideGather(HostGather):
     def recorder(self, optimizer: Any, step: Step) -> WideSteps | None:
         """Return an object that makes many steps in one call, if they can be compiled, or None."""
         # Only optimizers of the package: a user's own step may not compile.
-        is_builtin = type(optimizer.each).__module__.partition(".")[0] == __name__.partition(".")[0]
+        is_builtin = (
+            type(optimizer.column_optimizer).__module__.partition(".")[0]
+            == __name__.partition(".")[0]
+        )
         same_dtype = all(a.dtype == self.dtype for a in step.state(optimizer))
         return WideSteps(self, optimizer, step) if is_builtin and same_dtype else None
 
@@ -416,22 +437,24 @@ class WideGather(HostGather):
         size = VECTOR_BYTES // self.dtype.itemsize
         return slice(lines.start * size, min(lines.stop * size, n_columns))
 
-    def split_ends(self, at: slice) -> NDArray[np.int64]:
+    def split_ends(self, column_slice: slice) -> NDArray[np.int64]:
         """Return the ends of each split's columns, within some columns."""
-        stops: NDArray[np.int64] = np.clip(self._stops - at.start, 0, at.stop - at.start)
+        stops: NDArray[np.int64] = np.clip(
+            self._stops - column_slice.start, 0, column_slice.stop - column_slice.start
+        )
         return stops
 
-    def padded(self, w: NDArray[Any], at: slice) -> NDArray[Any]:
+    def padded(self, w: NDArray[Any], column_slice: slice) -> NDArray[Any]:
         """Return some columns of the parameters, padded to whole vectors."""
-        size, n = VECTOR_BYTES // self.dtype.itemsize, at.stop - at.start
+        size, n = VECTOR_BYTES // self.dtype.itemsize, column_slice.stop - column_slice.start
         padded_columns = np.zeros((self._width, -(-n // size) * size), self.dtype)
         used = self.n_features + self.has_intercept
-        padded_columns[:used, :n] = w[:used, at]
+        padded_columns[:used, :n] = w[:used, column_slice]
         return padded_columns
 
-    def scratch(self, w: NDArray[Any], at: slice) -> tuple[Any, Any, Any, Any]:
+    def scratch(self, w: NDArray[Any], column_slice: slice) -> tuple[Any, Any, Any, Any]:
         """Return some columns of the parameters, and scratch for gradients, losses and a batch."""
-        padded_w = self.padded(w, at)
+        padded_w = self.padded(w, column_slice)
         rows = np.zeros((self._n_rows, self._width), self.dtype)
         if self.has_intercept:
             rows[:, self.n_features] = 1
@@ -463,9 +486,11 @@ class WideSteps(ReplicaSteps):
         super().__init__(optimizer, step)
         self._gather = gather
         #: Maximum steps made together.
-        self.most = gather.most_steps
+        self.max_steps = gather.max_steps
         l1 = float(optimizer.l1.max()) if step.l1 else 0.0
-        self._loop = compile_steps(gather.gradient, compile_entry_step(optimizer.each, l1, 1.0))
+        self._loop = compile_steps(
+            gather.gradient, compile_entry_step(optimizer.column_optimizer, l1, 1.0)
+        )
 
     def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
         """Make steps along batches; return the mean loss over columns of each."""
@@ -474,9 +499,11 @@ class WideSteps(ReplicaSteps):
         n_columns, dtype = w.shape[1], gather.dtype
         counts = np.array([step.rows for step in steps], np.float64)
         rates = optimizer.rates_of([step.lr for step in steps]).astype(dtype)
-        numbers = np.array([optimizer.each.coefficients(step.number) for step in steps], dtype)
+        numbers = np.array(
+            [optimizer.column_optimizer.coefficients(step.number) for step in steps], dtype
+        )
         numbers = numbers.reshape(len(steps), -1)
-        parts, loss_sums = gather.parts(batches), np.zeros((len(steps), n_columns))
+        parts, loss_sums = gather.locate_segments(batches), np.zeros((len(steps), n_columns))
 
         def process_lines(lines: slice) -> None:
             columns = gather.columns(lines, n_columns)
@@ -517,8 +544,8 @@ def _mean_losses(losses: NDArray[Any]) -> Any:
     return sums / np.maximum(finite.sum(axis=-1), 1)
 
 
-def _pad_with_zeros(numbers: NDArray[Any], n: int) -> NDArray[Any]:
+def _pad_with_zeros(values: NDArray[Any], n: int) -> NDArray[Any]:
     """Return numbers followed by zeros."""
-    out = np.zeros(n, numbers.dtype)
-    out[: len(numbers)] = numbers
+    out = np.zeros(n, values.dtype)
+    out[: len(values)] = values
     return out

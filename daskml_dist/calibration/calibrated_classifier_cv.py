@@ -204,7 +204,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
 
     def _fit_lazily(
         self, member: Any, X: Any, y: Any, groups: Any, member_params: dict[str, Any], weight: Any,
-        classes: Any, few: bool,
+        classes: Any, has_few_rows: bool,
     ) -> None:  # fmt: skip
         """Fit the classifiers of the splits to a Dask collection, and the calibrators."""
         frozen = isinstance(member, FrozenEstimator) or self.cv == "prefit"
@@ -221,13 +221,15 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         else:
             splits = Splits(self, X, y, groups, member_params, self.cv)
             folds, codes = splits.roles, splits.rows.code_parts
-            classifiers = [member] * splits.n_splits if frozen else fit_folds(member, splits, few)
+            classifiers = (
+                [member] * splits.n_splits if frozen else fit_folds(member, splits, has_few_rows)
+            )
         if folds is not None:
             _check_known_classes(classifiers, classes, self.method, per_split)
         # With ensemble=False, one classifier fitted to all rows uses the calibrators of the splits.
         final = classifiers
         if not per_split and not frozen:
-            final = fit_members([(member, X, y, member_params)], few)
+            final = fit_members([(member, X, y, member_params)], has_few_rows)
         elif not per_split:
             # All of them are the same frozen classifier.
             final = classifiers[:1]
@@ -259,17 +261,19 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         return codes[-1:] if len(classes) == 2 else codes[:1]
 
     def _route_params(
-        self, member: Any, weighted: dict[str, Any], more: dict[str, Any]
+        self, member: Any, weighted: dict[str, Any], fit_params: dict[str, Any]
     ) -> tuple[dict[str, Any], Any]:
         """Return arguments of the classifier's fit, and the groups of rows for the splitter."""
-        if lazy := [name for name, value in more.items() if is_dask(value) and name != "groups"]:
+        if lazy := [
+            name for name, value in fit_params.items() if is_dask(value) and name != "groups"
+        ]:
             raise InvalidParameterError(
                 f"{lazy} cannot be split into folds; of the arguments of fit, only sample_weight "
                 "can. Leave them out."
             )
         if is_metadata_routing_enabled():
             with translate_parameter_errors():
-                metadata = {"sample_weight": weighted.get("sample_weight"), **more}
+                metadata = {"sample_weight": weighted.get("sample_weight"), **fit_params}
                 routed = process_routing(self, "fit", **metadata)
             return dict(routed.estimator.fit), routed.splitter.split.get("groups")
         if weighted and not has_fit_parameter(member, "sample_weight"):
@@ -279,8 +283,8 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
                 "of the calibration is likely to be incorrect.",
                 stacklevel=user_stack_level(),
             )
-            return dict(more), None
-        return {**more, **weighted}, None
+            return dict(fit_params), None
+        return {**fit_params, **weighted}, None
 
     def _check_folds(self, counts: Any) -> None:
         """Raise scikit-learn's errors if some fold cannot contain all classes."""
@@ -378,17 +382,17 @@ class _HeldOutPredictor:
         return [HeldOutPredictions(*map(np.concatenate, zip(*columns, strict=True)))]
 
     def _predict_rows(
-        self, classifier: Any, X: Any, labels: Any, weights: Any, at: NDArray[np.intp]
+        self, classifier: Any, X: Any, labels: Any, weights: Any, row_numbers: NDArray[np.intp]
     ) -> HeldOutPredictions | None:
         """Return the predictions of the rows at some positions of a block."""
-        if not len(at):
+        if not len(row_numbers):
             return None
         # Rows of all splits are joined, so if a fold's model lacks some classes, their columns are
         # added: with the lowest decision value, or a probability of zero.
         joins_splits = self.folds is not None and not self.per_split
         classes = self.classes if joins_splits else None
-        scores = _predict_scores(classifier, take_rows(X, at), classes)
-        return HeldOutPredictions(scores, labels[at], weights[at])
+        scores = _predict_scores(classifier, take_rows(X, row_numbers), classes)
+        return HeldOutPredictions(scores, labels[row_numbers], weights[row_numbers])
 
     def predict_blocks(self, rows: Collection, codes: list[Any]) -> Collection:
         """Return a lazy collection whose blocks are the lists that :meth:`predict` returns."""
@@ -498,11 +502,14 @@ def _summarize_scores(
     return summaries
 
 
-def _merge_summaries(parts: list[Any], limit: int) -> list[list[Any]]:
+def _merge_summaries(block_summaries: list[Any], limit: int) -> list[list[Any]]:
     """Return the merged summaries of several blocks: for each set of calibrators and column."""
     return [
-        [_merge_runs([part[i][k] for part in parts], limit) for k in range(len(of_columns))]
-        for i, of_columns in enumerate(parts[0])
+        [
+            _merge_runs([part[i][k] for part in block_summaries], limit)
+            for k in range(len(of_columns))
+        ]
+        for i, of_columns in enumerate(block_summaries[0])
     ]
 
 

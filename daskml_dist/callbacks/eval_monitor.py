@@ -118,12 +118,14 @@ class EvalMonitor(FitCallback):
         record["eval_seconds"] = time.perf_counter() - start
 
 
-def name_eval_sets(eval_set: Any, others: str = "sample_weight") -> dict[str, tuple[Any, ...]]:
+def name_eval_sets(
+    eval_set: Any, optional_arrays: str = "sample_weight"
+) -> dict[str, tuple[Any, ...]]:
     """Return the sets of an argument `eval_set` by their names; a single set has the name "".
 
-    `others` lists the arrays that may follow X and y in a set.
+    `optional_arrays` lists the arrays that may follow X and y in a set.
     """
-    names = others.split(", ")
+    names = optional_arrays.split(", ")
     # A list of tuples is several sets, as in XGBoost; a list [X, y] is one.
     if isinstance(eval_set, dict):
         sets = eval_set
@@ -134,8 +136,8 @@ def name_eval_sets(eval_set: Any, others: str = "sample_weight") -> dict[str, tu
     for entry in sets.values():
         if not isinstance(entry, tuple | list) or not 2 <= len(entry) <= 2 + len(names):
             raise InvalidParameterError(
-                f"eval_set must be (X, y) or (X, y, {others}), such as eval_set=(X_val, y_val), "
-                f"or a dict or a list of these; it is a {type(entry).__name__}."
+                f"eval_set must be (X, y) or (X, y, {optional_arrays}), such as eval_set=(X_val, "
+                f"y_val), or a dict or a list of these; it is a {type(entry).__name__}."
             )
     if not sets:
         raise InvalidParameterError("eval_set is empty: give at least one set of rows.")

@@ -54,7 +54,7 @@ class TimeLimit(FitCallback):
         self._seconds = _parse_seconds(limit)
         # Monotonic times of the start of the fit and of the end of the last pass, and the duration
         # of the longest pass, in seconds.
-        self._begin = self._last = self._longest = 0.0
+        self._start_time = self._last = self._longest = 0.0
 
     def on_fit_begin(self, run: Any) -> None:
         """Start the clock.
@@ -63,7 +63,7 @@ class TimeLimit(FitCallback):
         ----------
         run : object
         """
-        self._begin = self._last = time.monotonic()
+        self._start_time = self._last = time.monotonic()
         self._longest = 0.0
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ class TimeLimit(FitCallback):
         now = time.monotonic()
         self._longest, self._last = max(self._longest, now - self._last), now
         # Passes vary; the longest so far is the safer guess for the next one.
-        if now + self._longest > self._begin + self._seconds:
+        if now + self._longest > self._start_time + self._seconds:
             run.stop()
 
 
@@ -262,7 +262,7 @@ class EarlyStopping(FitCallback):
         # The best value so far (negated if smaller is better), the number of passes since then,
         # and, with restore_best, the parameters of that pass.
         self._best, self._stale = -math.inf, 0
-        self._kept: Any = None
+        self._best_parameters: Any = None
 
     @property
     def needs_parameters(self) -> bool:
@@ -276,7 +276,7 @@ class EarlyStopping(FitCallback):
         ----------
         run : object
         """
-        self._best, self._stale, self._kept = -math.inf, 0, None
+        self._best, self._stale, self._best_parameters = -math.inf, 0, None
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         """End the fit if the measure has not improved for `patience` passes.
@@ -293,7 +293,7 @@ class EarlyStopping(FitCallback):
             self._best, self._stale = signed, 0
             # A copy, because the fit may continue in the same memory.
             if self.restore_best:
-                self._kept = np.copy(run.parameters())
+                self._best_parameters = np.copy(run.parameters())
             return
         self._stale += 1
         if self._stale >= self.patience:
@@ -306,6 +306,6 @@ class EarlyStopping(FitCallback):
         ----------
         run : object
         """
-        best, self._kept = self._kept, None
+        best, self._best_parameters = self._best_parameters, None
         if best is not None:
             run.end_with(best)

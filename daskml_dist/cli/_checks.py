@@ -50,13 +50,13 @@ class Check:
 
     Parameters
     ----------
-    make : callable
+    run_check : callable
         Returns the finding; an exception that it raises is the finding "broken".
     slow : str
         Advice if it does not end in time.
     """
 
-    make: Callable[[], Finding]
+    run_check: Callable[[], Finding]
     slow: str = _BUSY
 
 
@@ -309,7 +309,7 @@ def run_check_apart(name: str, limit: float) -> Finding:
 def _run_named_check() -> None:
     """Print the finding of the check that the command line names."""
     try:
-        finding = CHECKS[sys.argv[1]].make()
+        finding = CHECKS[sys.argv[1]].run_check()
     except Exception as error:
         finding = Finding("broken", f"{type(error).__name__}: {error}")
     text = " ".join(finding.text.split())  # the report has one line for each check

@@ -179,10 +179,10 @@ def _no_rows(name: str) -> InvalidDataError:
     return InvalidDataError(f"{name} holds no rows. Name files that have rows.")
 
 
-def _expand_paths(given: list[str]) -> list[str]:
+def _expand_paths(patterns: list[str]) -> list[str]:
     """Return the existing paths of names and patterns; raise for one without any."""
     paths = []
-    for text in given:
+    for text in patterns:
         # Some shells do not expand patterns, and quotes prevent it.
         matching = sorted(glob.glob(text)) if glob.has_magic(text) else [text]
         existing = [path for path in matching if Path(path).exists()]
@@ -262,9 +262,13 @@ def _read_tables(
     return FileRows(name, frame[columns], y, left_out, tuple(categories), tuple(texts))
 
 
-def _parse_columns(given: str | None, frame: Any) -> list[str]:
+def _parse_columns(column_list: str | None, frame: Any) -> list[str]:
     """Return the columns of a frame that an argument names, separated by commas."""
-    return [] if given is None else [_find_column(name, frame.columns) for name in given.split(",")]
+    return (
+        []
+        if column_list is None
+        else [_find_column(name, frame.columns) for name in column_list.split(",")]
+    )
 
 
 def _check_numbers(columns: list[str], frame: Any) -> None:
@@ -437,15 +441,15 @@ def _mask_whole_rows(X: Any, y: Any) -> Any:
     return ~(with_gaps | _find_missing(y))
 
 
-def _find_missing(part: Any) -> Any:
+def _find_missing(values: Any) -> Any:
     """Return the places of missing values, as a mask of the same kind and shape.
 
     Infinite values of arrays count as missing, since checks of rows refuse both; pandas' do not.
     """
-    if issparse(part):  # entries that are not stored are zeros, so none of them is missing
-        mask = part.copy()
-        mask.data = (~np.isfinite(part.data)).astype(np.int8)
+    if issparse(values):  # entries that are not stored are zeros, so none of them is missing
+        mask = values.copy()
+        mask.data = (~np.isfinite(values.data)).astype(np.int8)
         return mask
-    if hasattr(part, "isna"):
-        return part.isna()
-    return ~np.isfinite(part) if part.dtype.kind == "f" else np.zeros(part.shape, dtype=bool)
+    if hasattr(values, "isna"):
+        return values.isna()
+    return ~np.isfinite(values) if values.dtype.kind == "f" else np.zeros(values.shape, dtype=bool)

@@ -99,22 +99,22 @@ def _check_output(path: str | None) -> None:
         raise InvalidParameterError(f"--output {path}: the file cannot be written. Name another.")
 
 
-def _names(method: str, found: NDArray[Any], classes: Any) -> list[str]:
+def _names(method: str, predictions: NDArray[Any], classes: Any) -> list[str]:
     """Return the names of the columns of predictions: method, and class or number of the column."""
-    if found.ndim == 1:
+    if predictions.ndim == 1:
         return [method.removeprefix("predict_").replace("predict", "prediction")]
-    labels: Any = range(found.shape[1])
+    labels: Any = range(predictions.shape[1])
     # Outputs may have other columns than one per class, such as decisions between pairs of classes.
-    if classes is not None and len(classes) == found.shape[1]:
+    if classes is not None and len(classes) == predictions.shape[1]:
         labels = classes
     return [f"{method.removeprefix('predict_')}_{label}" for label in labels]
 
 
-def _write(path: Path, names: list[str], found: NDArray[Any]) -> None:
+def _write(path: Path, names: list[str], predictions: NDArray[Any]) -> None:
     """Write predictions in the format of a path's suffix."""
     # Labels that are strings are Python objects, which .npy could hold only as a pickle: they
     # become NumPy's strings of fixed width.
-    values = np.asarray(found.tolist()) if found.dtype.kind == "O" else found
+    values = np.asarray(predictions.tolist()) if predictions.dtype.kind == "O" else predictions
     if path.suffix == ".npy":
         np.save(path, values)
     elif path.suffix == ".parquet":
@@ -125,21 +125,21 @@ def _write(path: Path, names: list[str], found: NDArray[Any]) -> None:
         pyarrow.parquet.write_table(pyarrow.table(columns, names=names), path)
     else:
         with path.open("w", newline="", encoding="utf-8") as file:
-            _write_csv(file, names, found)
+            _write_csv(file, names, predictions)
 
 
-def _print(names: list[str], found: NDArray[Any]) -> None:
+def _print(names: list[str], predictions: NDArray[Any]) -> None:
     """Print predictions as CSV; a reader that stops early (`| head`) is no error."""
     try:
-        _write_csv(sys.stdout, names, found)
+        _write_csv(sys.stdout, names, predictions)
         sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes standard output at its exit, which would raise again: it is now /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _write_csv(file: TextIO, names: list[str], found: NDArray[Any]) -> None:
+def _write_csv(file: TextIO, names: list[str], predictions: NDArray[Any]) -> None:
     """Write a header of names, and a line for each row."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows(found.reshape(len(found), -1).tolist())
+    writer.writerows(predictions.reshape(len(predictions), -1).tolist())

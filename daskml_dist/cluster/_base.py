@@ -107,15 +107,15 @@ class BaseCentroidEstimator(
                 f"collection. Give what it returns for a sample of rows, or one of {list(inits)}."
             )
 
-    def _call_init(self, X: Any, known: NDArray[np.float64] | None = None) -> None:
+    def _call_init(self, X: Any, known_centroids: NDArray[np.float64] | None = None) -> None:
         """Call `init` if it is a function, and keep its centroids until they are checked.
 
-        If `known` centroids are given, they are used instead. The function is not called with a
-        Dask collection: :meth:`_check_init` then raises.
+        If `known_centroids` centroids are given, they are used instead. The function is not called
+        with a Dask collection: :meth:`_check_init` then raises.
         """
         self.__dict__.pop("_called_init", None)
-        if callable(self.init) and known is not None:
-            self._called_init = known
+        if callable(self.init) and known_centroids is not None:
+            self._called_init = known_centroids
         elif callable(self.init) and not is_dask(X):
             random = check_random_state(self.random_state)
             self._called_init = self.init(as_rows(X), self.n_clusters, random_state=random)

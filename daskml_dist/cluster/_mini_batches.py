@@ -80,7 +80,7 @@ def reassign_low_centroids(
     """
     model, seed = fit.steps.model, fit.work.seed + state.step
     assert isinstance(model, CentroidModel)
-    counts, sums = model.parts(state.w)
+    counts, sums = model.view_counts_and_sums(state.w)
     if not (n_low := int(rule.find_low_centroids(counts).sum())):
         return
     drawn = job.solve_beside(fit, RowSampleSolver(n_low, seed))

@@ -29,7 +29,7 @@ class ReassignmentSchedule:
         Specification of a fit with one lane.
     ratio : float
         A count is low if it is below this share of the largest count; 0: no count is low.
-    every : int
+    row_interval : int
         Number of rows between two reassignments; while any centroid has no rows, one is due after
         each call.
     n_since : int
@@ -38,17 +38,20 @@ class ReassignmentSchedule:
 
     fit: FitSpec
     ratio: float
-    every: int
+    row_interval: int
     n_since: int
 
-    def count_rows(self, n_rows: int, before: Any) -> bool:
+    def count_rows(self, n_rows: int, parameters: Any) -> bool:
         """Count the rows of a call; return whether centroids must be reassigned after it.
 
-        `before` are the parameters before the call.
+        `parameters` are the parameters before the call.
         """
         self.n_since += n_rows
         # As in scikit-learn: immediately while a centroid has no row, otherwise after `every` rows.
-        if self.n_since < self.every and (self._model.parts(before)[0] > 0).all():
+        if (
+            self.n_since < self.row_interval
+            and (self._model.view_counts_and_sums(parameters)[0] > 0).all()
+        ):
             return False
         self.n_since = 0
         return self.ratio > 0
@@ -58,8 +61,8 @@ class ReassignmentSchedule:
         model, n = self._model, block.n_rows
         # No rows yet: rows are drawn once the number of low centroids is known.
         k, no_rows = len(model.first), np.empty((0, model.n_features))
-        rule = Reassignment(k, self.ratio, no_rows, (0,), self.every / n, max(1, n // 2))
-        if not rule.find_low_centroids(model.parts(state.w)[0]).any():
+        rule = Reassignment(k, self.ratio, no_rows, (0,), self.row_interval / n, max(1, n // 2))
+        if not rule.find_low_centroids(model.view_counts_and_sums(state.w)[0]).any():
             return None
         # A fit in this process over only the rows of the call, from which some are drawn.
         weight_scale = None if block.sample_weight is None else 1.0
@@ -116,6 +119,6 @@ class StartedCentroidStream(StartedStream):
 
     steps: CentroidSteps
 
-    def facts(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the facts for a stream's checkpoint, with the rows since the last reassignment."""
         return {**self.likeness, "n_since": self.steps.reassignments.n_since}

@@ -285,7 +285,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
             settings, batch_size=count_lane_batch_rows(batch, settings, lanes)
         )
 
-    def _ready(self, job: FitJob, fit: FitSpec) -> FitSpec:
+    def _prepare_fit(self, job: FitJob, fit: FitSpec) -> FitSpec:
         # The inertia is only known after the fit, but callbacks may read the estimator during it.
         self._loss = float("nan")
         if fit.steps.initial is not None:
@@ -391,7 +391,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         assert isinstance(model, CentroidModel)
         # Due after 10 rows per centroid, counted over calls, or while a centroid has no row.
         is_due = n_since >= ROWS_PER_REASSIGNMENT * self.n_clusters
-        if not is_due and (model.parts(start_w)[0] > 0).all():
+        if not is_due and (model.view_counts_and_sums(start_w)[0] > 0).all():
             self._n_since = n_since
             return
         self._n_since = 0
@@ -402,18 +402,18 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
     def _set_parameters(self, w: NDArray[Any], model: CentroidModel, rows: DatasetInfo) -> None:
         centroids = model.centroids(w)
         self.cluster_centers_ = centroids if model.shift is None else centroids + model.shift
-        self.counts_ = model.parts(w)[0].copy()
+        self.counts_ = model.view_counts_and_sums(w)[0].copy()
         self.inertia_ = self._loss
         self._shift = model.shift
         self.n_features_in_ = model.n_features
         self._n_features_out = len(centroids)
 
     def _set_result(
-        self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool
+        self, model: StepModel, result: FitResult, rows: DatasetInfo, is_continued: bool
     ) -> None:
-        super()._set_result(model, result, rows, more)
+        super()._set_result(model, result, rows, is_continued)
         steps = sum(record["steps"] for record in result.records)
-        self.n_steps_ = steps + (self.n_steps_ if more else 0)
+        self.n_steps_ = steps + (self.n_steps_ if is_continued else 0)
 
     @property
     def _counts(self) -> NDArray[np.float64]:

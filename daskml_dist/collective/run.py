@@ -132,7 +132,9 @@ def run_together(
             if server is None
             else server.plan(call)
         )
-        result = job.train(FitSpec(rows, work, RunSpec.of(settings, summary)), CallbackList())
+        result = job.train(
+            FitSpec(rows, work, RunSpec.from_settings(settings, summary)), CallbackList()
+        )
     if result.interrupted is not None:
         raise result.interrupted
     assert isinstance(result.state, RankResults)

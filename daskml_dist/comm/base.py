@@ -42,26 +42,26 @@ class ReusedMemory:
         """Return an uninitialized array of `size` bytes."""
         if size < _MIN_REUSED_BYTES:
             return np.empty(size, np.uint8)
-        memory = self._taken(size)
+        memory = self._take_free(size)
         # The returned array is not `memory` itself. All views hold the returned array as their
         # base, so it is collected once no view is left, and then `memory` is free again.
         array: NDArray[np.uint8] = np.frombuffer(memory.data, np.uint8)
         weakref.finalize(array, _keep_memory, self._free, memory).atexit = False
         return array
 
-    def _taken(self, size: int) -> NDArray[np.uint8]:
+    def _take_free(self, size: int) -> NDArray[np.uint8]:
         """Return free memory of a size from the pool, or new memory."""
         with contextlib.suppress(LookupError):
             return self._free[size].pop()
         return np.empty(size, np.uint8)
 
 
-def _keep_memory(free: _FreeMemory, whole: NDArray[np.uint8]) -> None:
+def _keep_memory(free: _FreeMemory, memory: NDArray[np.uint8]) -> None:
     """Put memory back into the pool; the garbage collector may call this in any thread."""
     total = sum(size * len(arrays) for size, arrays in list(free.items()))
-    if total + len(whole) > _MAX_KEPT_BYTES:
+    if total + len(memory) > _MAX_KEPT_BYTES:
         free.clear()
-    free.setdefault(len(whole), []).append(whole)
+    free.setdefault(len(memory), []).append(memory)
 
 
 Arrays = list[NDArray[Any]]
@@ -210,13 +210,13 @@ class Communicator(ABC):
 
     # -- values of each rank --------------------------------------------------------------------
 
-    def align(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+    def align(self, rank_values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return a few numbers of every rank, one row per rank, once all ranks have called this.
 
         Unlike other calls, it may be made while other ranks have finished their work: every next
         step of a rank begins with it.
         """
-        return np.stack([row for (row,) in self.allgather([words])])
+        return np.stack([row for (row,) in self.allgather([rank_values])])
 
     def find_missing_ranks(self) -> list[int]:
         """Return the ranks that this one waits for, if they are known."""

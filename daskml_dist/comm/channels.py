@@ -84,7 +84,7 @@ class Outbox:
         self._sock = sock
         self._wait = wait
         self._lock = threading.Lock()
-        self.sent = 0
+        self.bytes_sent = 0
 
     def send(self, buffers: Buffers) -> None:
         """Send all buffers as one frame."""
@@ -92,7 +92,7 @@ class Outbox:
         try:
             with self._lock:
                 self._send_frame(buffers, size)
-                self.sent += size
+                self.bytes_sent += size
         except BaseException as error:
             self._break_off(error)
 
@@ -150,7 +150,7 @@ class EagerOutbox(Outbox):
         # A TLS record must be sent whole, even if the system accepts only part of it now.
         self._has_records = isinstance(sock, ssl.SSLSocket)
 
-    def begin(self, buffers: Buffers) -> bool:
+    def begin_sending(self, buffers: Buffers) -> bool:
         """Send the part of a frame that is accepted immediately; return whether that is all of it.
 
         The buffers must not change before :meth:`finish` has sent the rest, which is sent before
@@ -160,7 +160,7 @@ class EagerOutbox(Outbox):
         try:
             with self._lock:
                 self._unsent.extend(memoryview(b) for b in self._join_small(buffers, size))
-                self.sent += size
+                self.bytes_sent += size
                 if size <= _BUFFERED_BYTES:
                     self._send_rest()
                 while self._unsent and not self._has_records and _is_ready(self._sock, "write"):
@@ -386,7 +386,7 @@ class RingOffer:
         if not allowed:
             return
         try:
-            segment, self._memory = SharedSegment.make(RING_BYTES)
+            segment, self._memory = SharedSegment.allocate(RING_BYTES)
             self._ring = ring = Ring(segment, WakePipe.make(), WakePipe.make())
         except OSError:
             self.close()

@@ -116,20 +116,20 @@ class SharedGroup(Communicator):
         ranks = sorted(places)
         self.rank, self.size = ranks.index(rank), len(ranks)
         self._close = close
-        self._turn = 0
+        self._last_turn = 0
         self._memory = ReusedMemory()
         own_segment, wake_pipe = places[rank]
         self._places = [places[r] for r in ranks]
-        self._words = own_segment.words
+        self._own_words = own_segment.words
         self._areas = [
             [places[r][0].data[:_AREA_BYTES], places[r][0].data[_AREA_BYTES:]] for r in ranks
         ]
         self._views: dict[tuple[str, int, int], list[NDArray[Any]]] = {}
         other_ranks = [r for r in ranks if r != rank]
-        self._others = [(places[r][0].words, places[r][1]) for r in other_ranks]
+        self._peer_signals = [(places[r][0].words, places[r][1]) for r in other_ranks]
         peers = [(places[r][0].words, lives[r]) for r in other_ranks]
         self._sleeper = SpinningWait(
-            wake_pipe, self._words, ASLEEP_WORD, peers, TURN_WORD, wait, spin_seconds
+            wake_pipe, self._own_words, ASLEEP_WORD, peers, TURN_WORD, wait, spin_seconds
         )
 
     # -- a turn --------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class SharedGroup(Communicator):
     def _view_areas(self, dtype: np.dtype[Any], n: int) -> list[NDArray[Any]]:
         """Return the first `n` elements of all ranks' areas of the next turn."""
         # Even and odd turns use different areas.
-        key = dtype.str, n, self._turn & 1
+        key = dtype.str, n, self._last_turn & 1
         views = self._views.get(key)
         if views is None:
             # A fit uses few sizes, but solvers whose arrays shrink must not fill the memory with
@@ -156,17 +156,17 @@ class SharedGroup(Communicator):
     def _finish_turn(self) -> None:
         """Publish that this rank's area is written, and wait until all ranks' areas are."""
         # The area must be visible before the turn's number; the fences keep this order.
-        self._turn = turn = self._turn + 1
+        self._last_turn = turn = self._last_turn + 1
         fence_memory()
-        self._words[TURN_WORD] = turn
+        self._own_words[TURN_WORD] = turn
         fence_memory()
         # A rank that arrives early wakes no other: the last to arrive wakes all sleeping ranks, so
         # each sleeps at most once. If several arrive at the same time, at least one of them sees
         # that all have.
-        if [1 for words, _ in self._others if words[TURN_WORD] < turn]:
+        if [1 for words, _ in self._peer_signals if words[TURN_WORD] < turn]:
             self.wait(turn)
             return
-        for words, wake_pipe in self._others:
+        for words, wake_pipe in self._peer_signals:
             if words[ASLEEP_WORD]:
                 wake_pipe.wake()
         fence_memory()
@@ -191,15 +191,15 @@ class SharedGroup(Communicator):
             return None
         return _AreaBuffer(self, self._places, _AREA_BYTES, lanes, size, in_order)
 
-    def count_turns(self, turns: int, written: int) -> None:
+    def count_turns(self, turns: int, n_bytes_written: int) -> None:
         """Count the turns that a loop has taken, and the bytes that this rank wrote in them."""
-        self._turn += turns
-        self._count_traffic((self.size - 1) * written)
+        self._last_turn += turns
+        self._count_traffic((self.size - 1) * n_bytes_written)
 
     @property
     def last_turn(self) -> int:
         """Return the number of the last turn."""
-        return self._turn
+        return self._last_turn
 
     # -- sums ----------------------------------------------------------------------------------
 
@@ -217,37 +217,37 @@ class SharedGroup(Communicator):
             reduce(flat[start : start + step], total[start : start + step])
         return out
 
-    def _sum_in_one_turn(self, piece: NDArray[Any], out: NDArray[Any]) -> None:
+    def _sum_in_one_turn(self, values: NDArray[Any], out: NDArray[Any]) -> None:
         """Add the whole arrays on every rank, in rank order."""
-        views = self._view_areas(piece.dtype, len(piece))
-        views[self.rank][...] = piece
+        views = self._view_areas(values.dtype, len(values))
+        views[self.rank][...] = values
         self._finish_turn()
         np.add(views[0], views[1], out=out)
         for view in views[2:]:
             out += view
-        self._count_traffic((self.size - 1) * piece.nbytes)
+        self._count_traffic((self.size - 1) * values.nbytes)
 
-    def _sum_by_parts(self, piece: NDArray[Any], out: NDArray[Any]) -> None:
+    def _sum_by_parts(self, values: NDArray[Any], out: NDArray[Any]) -> None:
         """Add one part of the piece on each rank (reduce-scatter); then each reads all sums."""
-        n = len(piece)
+        n = len(values)
         bounds = [n * r // self.size for r in range(self.size + 1)]
         low, high = bounds[self.rank], bounds[self.rank + 1]
-        views = self._view_areas(piece.dtype, n)
+        views = self._view_areas(values.dtype, n)
         # This rank's part need not be shared: it reads that part in place.
-        views[self.rank][:low] = piece[:low]
-        views[self.rank][high:] = piece[high:]
+        views[self.rank][:low] = values[:low]
+        views[self.rank][high:] = values[high:]
         self._finish_turn()
-        total, augend = out[low:high], piece[low:high]
+        total, augend = out[low:high], values[low:high]
         for r, view in enumerate(views):
             if r != self.rank:
                 augend = np.add(augend, view[low:high], out=total)
-        sums = self._view_areas(piece.dtype, n)
+        sums = self._view_areas(values.dtype, n)
         sums[self.rank][low:high] = total
         self._finish_turn()
         for r, (a, b) in enumerate(itertools.pairwise(bounds)):
             if r != self.rank:
                 out[a:b] = sums[r][a:b]
-        self._count_traffic(2 * (n - (high - low)) * piece.itemsize)
+        self._count_traffic(2 * (n - (high - low)) * values.itemsize)
 
     def _reduce_scatter(self, array: NDArray[Any], bounds: list[int]) -> NDArray[Any]:
         """Sum this rank's range; each turn carries a piece of it from every rank."""
@@ -298,17 +298,17 @@ class SharedGroup(Communicator):
                 self.bytes_sent += piece.nbytes * (self.size - 1)
         return array
 
-    def align(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+    def align(self, rank_values: NDArray[np.int64]) -> NDArray[np.int64]:
         # One turn, in which an area holds only these numbers.
-        views = self._view_areas(words.dtype, len(words))
-        views[self.rank][...] = words
+        views = self._view_areas(rank_values.dtype, len(rank_values))
+        views[self.rank][...] = rank_values
         self._finish_turn()
         return np.stack(views)
 
     def find_missing_ranks(self) -> list[int]:
         other_ranks = [r for r in range(self.size) if r != self.rank]
-        places = zip(other_ranks, self._others, strict=True)
-        return [r for r, (words, *_) in places if words[TURN_WORD] < self._turn]
+        places = zip(other_ranks, self._peer_signals, strict=True)
+        return [r for r, (words, *_) in places if words[TURN_WORD] < self._last_turn]
 
     def allgather(self, arrays: Arrays) -> list[Arrays]:
         other_ranks = [r for r in range(self.size) if r != self.rank]
@@ -328,9 +328,9 @@ class SharedGroup(Communicator):
         data = self.broadcast_bytes(pack_array_parts(arrays) if self.rank == 0 else ())
         return arrays if self.rank == 0 else unpack_arrays(data)
 
-    def _send_in_tree(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
+    def _send_in_tree(self, arrays: Arrays, destination: int | None, source: int | None) -> Arrays:
         """Send arrays to a lower rank, or receive a higher rank's, in a turn of all ranks."""
-        message = [] if to is None else pack_array_parts(arrays)
+        message = [] if destination is None else pack_array_parts(arrays)
         received = self._exchange_messages([message], [] if source is None else [source])
         return [] if source is None else unpack_arrays(received[source])
 
@@ -399,9 +399,9 @@ class SharedGroup(Communicator):
     def close(self) -> None:
         """Announce that this rank is done; the memory is freed with its last user."""
         # Other ranks may be asleep, waiting for a turn that this rank will not take.
-        self._words[ENDED_WORD] = 1
+        self._own_words[ENDED_WORD] = 1
         fence_memory()
-        for _, wake_pipe in self._others:
+        for _, wake_pipe in self._peer_signals:
             wake_pipe.wake()
         self._close()
 
@@ -482,8 +482,10 @@ class _AreaBuffer(SharedBuffer):
     def wait(self, turn: int) -> None:
         self._group.wait(turn)
 
-    def count_turns(self, turns: int, written: int | None = None) -> None:
-        self._group.count_turns(turns, self._size * turns if written is None else written)
+    def count_turns(self, turns: int, n_bytes_written: int | None = None) -> None:
+        self._group.count_turns(
+            turns, self._size * turns if n_bytes_written is None else n_bytes_written
+        )
 
 
 def _split_by_turn(places: list[tuple[int, int, int]]) -> NDArray[np.int64]:
@@ -540,7 +542,7 @@ class TwoLevelGroup(Communicator):
         self._order = [rank for ranks in hosts for rank in ranks]
         first_ranks = [ranks[0] for ranks in hosts]
         # The first ranks of the hosts sum among themselves over the network.
-        self._first = peers.among(first_ranks) if self.rank in first_ranks else None
+        self._first = peers.make_subgroup(first_ranks) if self.rank in first_ranks else None
         self._host_ranks = next(ranks for ranks in hosts if self.rank in ranks)
 
     @property
@@ -573,8 +575,8 @@ class TwoLevelGroup(Communicator):
         self._count_traffic()
         return total
 
-    def align(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._peers.align(words)
+    def align(self, rank_values: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._peers.align(rank_values)
 
     def find_missing_ranks(self) -> list[int]:
         return self._peers.find_missing_ranks()
@@ -713,7 +715,7 @@ def make_rank_memory() -> tuple[SharedSegment, WakePipe, int] | None:
     """Return new memory, its wake pipe and its descriptor; None if the system has none."""
     try:
         wake_pipe = WakePipe.make()
-        segment, memory = SharedSegment.make(SEGMENT_BYTES)
+        segment, memory = SharedSegment.allocate(SEGMENT_BYTES)
     except OSError:
         return None
     return segment, wake_pipe, memory
@@ -724,9 +726,9 @@ def open_rank_memory(pid: int, memory: int, wake_pipe: int) -> tuple[SharedSegme
     return SharedSegment.find(pid, memory, SEGMENT_BYTES), WakePipe.find(pid, wake_pipe)
 
 
-def _open_if_local(place: list[int]) -> tuple[SharedSegment, WakePipe] | None:
+def _open_if_local(memory_handle: list[int]) -> tuple[SharedSegment, WakePipe] | None:
     """Return the memory and wake pipe at a place; None if it is not reachable from here."""
-    host, *numbers = place
+    host, *numbers = memory_handle
     if host and host == identify_machine():
         with contextlib.suppress(OSError):
             return open_rank_memory(*numbers)
@@ -748,14 +750,14 @@ class OneHostSetup:
     """
 
     def __init__(self, allowed: bool) -> None:
-        self._own = make_rank_memory() if allowed else None
+        self._own_memory = make_rank_memory() if allowed else None
 
     @property
-    def place(self) -> list[Any]:
+    def memory_handle(self) -> list[Any]:
         """Return the numbers by which other ranks find the memory, and the token that proves it."""
-        if self._own is None:
+        if self._own_memory is None:
             return [0, 0, 0, 0, ""]
-        segment, wake_pipe, memory = self._own
+        segment, wake_pipe, memory = self._own_memory
         return [identify_machine(), os.getpid(), memory, wake_pipe.descriptor, segment.token.hex()]
 
     def group(
@@ -780,8 +782,8 @@ class OneHostSetup:
         self, rank: int, places: list[list[Any]]
     ) -> tuple[RankMemory, dict[int, ProcessLife]] | None:
         """Return all ranks' memory and liveness checks; None if this rank cannot see them all."""
-        assert self._own is not None
-        segment, wake_pipe, _ = self._own
+        assert self._own_memory is not None
+        segment, wake_pipe, _ = self._own_memory
         segments: RankMemory = {rank: (segment, wake_pipe)}
         lives: dict[int, ProcessLife] = {}
         try:
@@ -801,13 +803,16 @@ class OneHostSetup:
 
     def close(self) -> None:
         """Close the descriptor of the memory once the other ranks have opened it."""
-        if self._own is not None:
-            os.close(self._own[2])
+        if self._own_memory is not None:
+            os.close(self._own_memory[2])
 
 
-def _check_place(place: Any) -> list[Any]:
+def _check_place(memory_handle: Any) -> list[Any]:
     """Return the place that a rank announced; raise if it is malformed."""
     kinds = [int, int, int, int, str]
-    if not isinstance(place, list | tuple) or [type(field) for field in place] != kinds:
+    if (
+        not isinstance(memory_handle, list | tuple)
+        or [type(field) for field in memory_handle] != kinds
+    ):
         raise make_malformed_error("no place of its memory")
-    return list(place)
+    return list(memory_handle)

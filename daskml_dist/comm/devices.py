@@ -271,12 +271,12 @@ class DeviceCommunicator(Communicator):
 
 def make_device_communicator(
     host: Communicator,
-    among: Callable[[list[int]], Communicator],
+    make_subgroup: Callable[[list[int]], Communicator],
     backend: Backend,
     wait: WaitBound,
-    place: DevicePlace | None = None,
+    own_place: DevicePlace | None = None,
     identify: Callable[[], bytes] | None = None,
-    make: MakeGroup | None = None,
+    make_group: MakeGroup | None = None,
 ) -> Communicator:
     """Return a communicator of device arrays, whose route all ranks have agreed on.
 
@@ -285,14 +285,14 @@ def make_device_communicator(
     try:
         # Step 1: all ranks announce their places. Step 2: each chooses the same route from the same
         # list. Step 3: either all ranks open the route, or none does.
-        places = _gather_places(host, place or DevicePlace.of_this_process(backend))
+        places = _gather_places(host, own_place or DevicePlace.of_this_process(backend))
         if not any(rank_place.gpu for rank_place in places) and backend.device == "cpu":
             return host
         route = choose_route(places)
         group = None
         if not route.problem:
             group, problem = _open_group(
-                host, route, wait, identify or make_identifier, make or NcclGroup.make
+                host, route, wait, identify or make_identifier, make_group or NcclGroup.connect
             )
             route = DeviceRoute(route.hosts, problem)
     except BaseException:
@@ -300,12 +300,14 @@ def make_device_communicator(
         raise
     firsts = [ranks[0] for ranks in route.hosts]
     is_leader = not route.problem and len(firsts) > 1 and host.rank in firsts
-    return DeviceCommunicator(host, backend, route, group, among(firsts) if is_leader else None)
+    return DeviceCommunicator(
+        host, backend, route, group, make_subgroup(firsts) if is_leader else None
+    )
 
 
-def _gather_places(host: Communicator, own: DevicePlace) -> list[DevicePlace]:
+def _gather_places(host: Communicator, own_place: DevicePlace) -> list[DevicePlace]:
     """Return the places of all ranks."""
-    data = np.frombuffer(json.dumps(asdict(own)).encode(), np.uint8)
+    data = np.frombuffer(json.dumps(asdict(own_place)).encode(), np.uint8)
     try:
         return [DevicePlace(**json.loads(arrays[0].tobytes())) for arrays in host.allgather([data])]
     except (ValueError, TypeError, LookupError, RecursionError) as error:
@@ -317,7 +319,7 @@ def _open_group(
     route: DeviceRoute,
     wait: WaitBound,
     identify: Callable[[], bytes],
-    make: MakeGroup,
+    make_group: MakeGroup,
 ) -> tuple[DeviceGroup | None, str]:
     """Return this host's group, or None and the reason; all ranks have groups, or none has.
 
@@ -333,7 +335,7 @@ def _open_group(
     if len(ranks) > 1 and identifier:
         host_index = ranks.index(host.rank)
         group, failure = _try_or_report(
-            lambda: make(host_index, len(ranks), identifier, wait), None
+            lambda: make_group(host_index, len(ranks), identifier, wait), None
         )
     try:
         # All ranks learn of a failure on any of them, and all give up NCCL together.
@@ -349,9 +351,9 @@ def _open_group(
     return None if problem else group, problem
 
 
-def _try_or_report(make: Callable[[], Any], otherwise: Any) -> tuple[Any, str]:
+def _try_or_report(attempt: Callable[[], Any], otherwise: Any) -> tuple[Any, str]:
     """Return a result and no failure, or `otherwise` and the failure; other errors are raised."""
     try:
-        return make(), ""
+        return attempt(), ""
     except CommunicationError as error:
         return otherwise, str(error)

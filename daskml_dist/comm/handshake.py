@@ -39,7 +39,7 @@ class RunSecret(bytes):
     """Secret that only the workers of a run know; it is never shown in logs."""
 
     @classmethod
-    def make(cls) -> RunSecret:
+    def generate(cls) -> RunSecret:
         """Return a new secret of 32 random bytes."""
         return cls(secrets.token_bytes(32))
 
@@ -99,9 +99,9 @@ class HandshakeSession:
     def __init__(self, sock: socket.socket, deadline: HandshakeDeadline, key: bytes) -> None:
         self._sock, self._deadline, self._key = sock, deadline, key
 
-    def send_words(self, label: bytes, words: bytes = b"") -> None:
+    def send_words(self, label: bytes, message: bytes = b"") -> None:
         """Send a message with its proof; `label` identifies the side and the step."""
-        self._deadline.send(self._sock, words + self._proof(label, words))
+        self._deadline.send(self._sock, message + self._proof(label, message))
 
     def receive_words(self, label: bytes, n: int = 0) -> bytes:
         """Return a message of `n` bytes after verifying its proof."""
@@ -112,9 +112,9 @@ class HandshakeSession:
             raise ConnectionError("the other side does not know this run's secret")
         return message
 
-    def _proof(self, label: bytes, words: bytes) -> bytes:
+    def _proof(self, label: bytes, message: bytes) -> bytes:
         """Return the HMAC-SHA256 of a message, under the key of the connection."""
-        return hmac.digest(self._key, label + b"\0" + words, "sha256")
+        return hmac.digest(self._key, label + b"\0" + message, "sha256")
 
 
 def send_hello(sock: socket.socket, deadline: HandshakeDeadline, role: bytes, name: bytes) -> bytes:

@@ -45,7 +45,7 @@ class NcclGroup:
         self._wait_until(self._is_settled, "the other GPUs of this host")
 
     @classmethod
-    def make(cls, rank: int, size: int, identifier: bytes, wait: WaitBound) -> NcclGroup:
+    def connect(cls, rank: int, size: int, identifier: bytes, wait: WaitBound) -> NcclGroup:
         """Return the group of a host's ranks, once all have joined."""
         nccl = import_module("nccl.core")
         with _translate_errors():

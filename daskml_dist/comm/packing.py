@@ -93,40 +93,40 @@ def _get_qualified_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def pack_object(obj: Any, known: KnownClasses) -> bytes:
+def pack_object(obj: Any, known_classes: KnownClasses) -> bytes:
     """Return an object as bytes for `unpack_object`; see `split_object`."""
-    return b"".join(pack_object_parts(obj, known))
+    return b"".join(pack_object_parts(obj, known_classes))
 
 
-def pack_object_parts(obj: Any, known: KnownClasses) -> list[Any]:
+def pack_object_parts(obj: Any, known_classes: KnownClasses) -> list[Any]:
     """Return the bytes of `pack_object` in parts, without copying the arrays."""
-    tree, arrays = split_object(obj, known)
+    tree, arrays = split_object(obj, known_classes)
     text = np.frombuffer(json.dumps(tree).encode(), np.uint8)
     return pack_array_parts([text, *arrays])
 
 
-def unpack_object(data: bytes | NDArray[np.uint8], known: KnownClasses) -> Any:
+def unpack_object(data: bytes | NDArray[np.uint8], known_classes: KnownClasses) -> Any:
     """Undo `pack_object`; its arrays are views of `data`, unless `data` is a bytes object."""
     if isinstance(data, bytes):  # bytes are read-only and may be unaligned
         data = np.frombuffer(bytearray(data), np.uint8)
     try:
         text, *arrays = unpack_arrays(data)
-        return join_object(json.loads(text.tobytes()), arrays, known)
+        return join_object(json.loads(text.tobytes()), arrays, known_classes)
     except (ValueError, RecursionError) as error:
         raise make_malformed_error("an object that cannot be read") from error
 
 
-def split_object(obj: Any, known: KnownClasses) -> tuple[Any, list[NDArray[Any]]]:
+def split_object(obj: Any, known_classes: KnownClasses) -> tuple[Any, list[NDArray[Any]]]:
     """Return a tree that JSON can represent, and the arrays that it refers to."""
     arrays: list[NDArray[Any]] = []
-    return _build_tree(obj, arrays, known), arrays
+    return _build_tree(obj, arrays, known_classes), arrays
 
 
-def _build_tree(obj: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> Any:
+def _build_tree(obj: Any, arrays: list[NDArray[Any]], known_classes: KnownClasses) -> Any:
     """Return an object as JSON values; append its arrays to `arrays`."""
 
     def each(objects: Iterable[Any]) -> list[Any]:
-        return [_build_tree(value, arrays, known) for value in objects]
+        return [_build_tree(value, arrays, known_classes) for value in objects]
 
     if obj is None or isinstance(obj, bool | int | float | str):
         return obj
@@ -144,8 +144,8 @@ def _build_tree(obj: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> An
         # As pairs, since keys of JSON objects must be strings.
         return {"dict": [each(item) for item in obj.items()]}
     name = _get_qualified_name(type(obj))
-    if known.get(name) is not type(obj):
-        hint = f" (there is another class {name})" if name in known else ""
+    if known_classes.get(name) is not type(obj):
+        hint = f" (there is another class {name})" if name in known_classes else ""
         raise TypeError(
             f"{name} cannot be sent to other workers{hint}: give numbers, text, arrays, "
             "lists, tuples, sets, dictionaries or objects of the classes that are sent."
@@ -153,21 +153,21 @@ def _build_tree(obj: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> An
     return {"object": [name, *each(vars(obj)), *each(vars(obj).values())]}
 
 
-def join_object(tree: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> Any:
+def join_object(tree: Any, arrays: list[NDArray[Any]], known_classes: KnownClasses) -> Any:
     """Undo `split_object`."""
     try:
-        return _rebuild_object(tree, arrays, known)
+        return _rebuild_object(tree, arrays, known_classes)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise make_malformed_error(
             f"an object that cannot be read ({type(error).__name__})"
         ) from error
 
 
-def _rebuild_object(tree: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> Any:
+def _rebuild_object(tree: Any, arrays: list[NDArray[Any]], known_classes: KnownClasses) -> Any:
     """Return the object of a tree that :func:`_build_tree` made."""
 
     def each(trees: list[Any]) -> list[Any]:
-        return [_rebuild_object(subtree, arrays, known) for subtree in trees]
+        return [_rebuild_object(subtree, arrays, known_classes) for subtree in trees]
 
     if isinstance(tree, list):
         return each(tree)
@@ -178,7 +178,7 @@ def _rebuild_object(tree: Any, arrays: list[NDArray[Any]], known: KnownClasses) 
         return arrays[content]
     if kind == "object":
         name, *children = each(content)
-        return _make_object(known[name], children)
+        return _make_object(known_classes[name], children)
     return _CONTAINERS[kind](each(content))
 
 
@@ -186,11 +186,11 @@ def _rebuild_object(tree: Any, arrays: list[NDArray[Any]], known: KnownClasses) 
 _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "set": set, "dict": dict}
 
 
-def _make_object(kind: type, rest: list[Any]) -> Any:
+def _make_object(kind: type, names_and_values: list[Any]) -> Any:
     """Return an object with its attributes, without calling its class."""
     # The names of the attributes come first, then their values.
-    half = len(rest) // 2
-    state = dict(zip(rest[:half], rest[half:], strict=True))
+    half = len(names_and_values) // 2
+    state = dict(zip(names_and_values[:half], names_and_values[half:], strict=True))
     # A message may neither omit a field nor add an attribute that the class lacks.
     if dataclasses.is_dataclass(kind) and state.keys() != {
         f.name for f in dataclasses.fields(kind)
@@ -309,7 +309,9 @@ class MessageBounds:
         return max(8 * self.most_rows * self.width + _SMALL_MESSAGE_BYTES, self.most_text)
 
 
-def check_array_layout(dtype: Any, shape: Sequence[Any], most: int) -> tuple[np.dtype[Any], int]:
+def check_array_layout(
+    dtype: Any, shape: Sequence[Any], max_bytes: int
+) -> tuple[np.dtype[Any], int]:
     """Return the dtype and size in bytes of an announced array; raise if it is not allowed."""
     known_dtype = _WIRE_DTYPES.get(dtype)
     if known_dtype is None:
@@ -317,8 +319,8 @@ def check_array_layout(dtype: Any, shape: Sequence[Any], most: int) -> tuple[np.
     if len(shape) > 8 or not all(type(n) is int and 0 <= n < _MAX_DIMENSION for n in shape):
         raise make_malformed_error("an array without a shape")
     size = known_dtype.itemsize * math.prod(shape)
-    if size > most:
-        raise make_malformed_error(f"an array of {size} bytes where {most} are the most")
+    if size > max_bytes:
+        raise make_malformed_error(f"an array of {size} bytes where {max_bytes} are the most")
     return known_dtype, size
 
 
@@ -333,10 +335,10 @@ def make_malformed_error(content: object) -> MessageError:
 IdArray = NDArray[Any]
 
 
-def pack_ids(some: Sequence[IdArray]) -> NDArray[np.uint8]:
+def pack_ids(id_arrays: Sequence[IdArray]) -> NDArray[np.uint8]:
     """Return several arrays of ids as bytes; object arrays must be all str or all bytes."""
     arrays: list[IdArray] = []
-    for ids in some:
+    for ids in id_arrays:
         array = ids.astype(object) if ids.dtype.kind in "SU" else ids
         if array.dtype.kind == "O":
             arrays += _pack_texts(array.tolist())
@@ -373,9 +375,9 @@ def unpack_ids(packed: NDArray[np.uint8]) -> list[IdArray]:
     return id_arrays
 
 
-def _unpack_texts(whole: bytes, lengths: IdArray, kind: str) -> IdArray:
+def _unpack_texts(joined_bytes: bytes, lengths: IdArray, kind: str) -> IdArray:
     """Return an object array of str or bytes, from the joined bytes and their lengths."""
-    pieces: list[Any] = [whole[a:b] for a, b in pairwise([0, *np.cumsum(lengths).tolist()])]
+    pieces: list[Any] = [joined_bytes[a:b] for a, b in pairwise([0, *np.cumsum(lengths).tolist()])]
     texts = np.empty(len(pieces), object)
     texts[:] = pieces if kind == "bytes" else [p.decode("utf-8", "surrogatepass") for p in pieces]
     return texts
@@ -414,11 +416,11 @@ class RepeatedObjects:
 
     Parameters
     ----------
-    known : KnownClasses
+    known_classes : KnownClasses
     """
 
-    def __init__(self, known: KnownClasses) -> None:
-        self._known = known
+    def __init__(self, known_classes: KnownClasses) -> None:
+        self._known_classes = known_classes
         self._heads: dict[Any, bytes] = {}
         self._forms: dict[bytes, _ObjectForm] = {}
 
@@ -426,12 +428,12 @@ class RepeatedObjects:
         """Return the bytes of `pack_object`, in parts."""
         form = _describe_form(obj)
         if form is None:
-            return pack_object_parts(obj, self._known)
+            return pack_object_parts(obj, self._known_classes)
         key, arrays = form
         # If the form was packed before, the bytes before its arrays are the same.
         head = self._heads.get(key)
         if head is None:
-            parts = pack_object_parts(obj, self._known)
+            parts = pack_object_parts(obj, self._known_classes)
             head = b"".join(parts)
             head = head[: len(head) - sum(map(len, list_array_bytes(arrays)))]
             _remember_form(self._heads, key, head)
@@ -445,17 +447,17 @@ class RepeatedObjects:
         form = self._forms.get(text)
         if form is not None and len(arrays) == 1 + len(form.arrays):
             return form.filled(arrays[1:])
-        obj = unpack_object(data, self._known)
+        obj = unpack_object(data, self._known_classes)
         if _describe_form(obj) is not None:
             _remember_form(self._forms, text, _read_form(obj, text))
         return obj
 
 
-def _remember_form(known: dict[Any, Any], key: Any, value: Any) -> None:
+def _remember_form(cache: dict[Any, Any], key: Any, value: Any) -> None:
     """Cache a value; if the cache is full, clear it first, since forms rarely change."""
-    if len(known) >= _MAX_FORMS:
-        known.clear()
-    known[key] = value
+    if len(cache) >= _MAX_FORMS:
+        cache.clear()
+    cache[key] = value
 
 
 def _describe_form(obj: Any) -> tuple[Any, list[NDArray[Any]]] | None:

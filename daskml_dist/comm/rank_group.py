@@ -482,12 +482,12 @@ def _name_host(address: str) -> str:
     return host_and_port.rpartition(":")[0].strip("[]") or host_and_port
 
 
-def _describe_mismatch(calls: Sequence[str], numbers: Sequence[int]) -> str:
+def _describe_mismatch(calls: Sequence[str], call_numbers: Sequence[int]) -> str:
     """Return the error message for ranks that make different calls."""
     by_rank = "; ".join(
         f"rank {rank} " + ("has returned" if call == "return" else f"is at {call}")
         + f" (call {number})"
-        for rank, (call, number) in enumerate(zip(calls[:8], numbers, strict=False))
+        for rank, (call, number) in enumerate(zip(calls[:8], call_numbers, strict=False))
     )  # fmt: skip
     return (
         f"The ranks of a function make different calls: {by_rank}. Every rank must make the same "

@@ -181,22 +181,22 @@ class RemoteConnection(ServerConnection):
         #: Rows that each lane pulled last, which its next push need not name again (see `wire`).
         self._keys: PulledKeys = {}
         #: Number of rows in each lane's open pull.
-        self._asked: dict[int, int] = {}
+        self._n_pulled_rows: dict[int, int] = {}
 
     def send(self, request: ServerRequest) -> None:
         """Send the request; its arrays are copied into the transport."""
         # The answer is checked against the number of rows that were requested.
         if request.pull:
             index = request.pull_index
-            self._asked[request.lanes[0]] = self._n_rows if index is None else len(index)
+            self._n_pulled_rows[request.lanes[0]] = self._n_rows if index is None else len(index)
         self._out.send(encode_request(request, self._keys))
-        self.bytes_pushed = self._out.sent
+        self.bytes_pushed = self._out.bytes_sent
 
     def _next_message(self) -> ServerReply | CallPayload:
-        message: Any = self._reader.read()
+        message: Any = self._reader.read_frame()
         self.bytes_pulled = self._in.received
         if isinstance(message, ServerReply):
-            rows = self._asked.pop(message.lane, None)
+            rows = self._n_pulled_rows.pop(message.lane, None)
             # An answer of the wrong size, or to no request, cannot be assigned to a lane.
             if rows is None or (message.values is not None and len(message.values) != rows):
                 self.close()
@@ -279,7 +279,7 @@ def _answer_until_goodbye(
             threading.Thread(
                 target=_send_queued, args=(queued, send), daemon=True, name="daskml-answer"
             ).start()
-        while _handle_message(server, reader.read(), answer):
+        while _handle_message(server, reader.read_frame(), answer):
             pass
     finally:
         queued.put(None)  # ends the thread
@@ -473,11 +473,11 @@ class ShardedConnection:
         progress: NDArray[np.float64] | None = None,
         pull: bool = True,
         pull_index: NDArray[np.int64] | None = None,
-        whole: bool = False,
+        uncompressed: bool = False,
     ) -> None:
         """Push to, and pull from, every shard; see :class:`ServerRequest` for the parameters.
 
-        With `whole` the push is not compressed, and includes the residuals of earlier ones.
+        With `uncompressed` the push is not compressed, and includes the residuals of earlier ones.
         """
         pushes = None if index is None else self._layout.split_index(index)
         pulls = None if pull_index is None else self._layout.split_index(pull_index)
@@ -490,7 +490,7 @@ class ShardedConnection:
             # A push of no rows makes an empty step, which would lose the residual.
             if shard_values is not None and self._compression is not None and rows > 0:
                 shard_values, shard_rows, packed = self._compress_part(
-                    lanes[0], s, shard_values, shard_rows, whole
+                    lanes[0], s, shard_values, shard_rows, uncompressed
                 )
             connection.send(
                 ServerRequest(
@@ -549,9 +549,9 @@ class ShardedConnection:
         self,
         lane: int,
         s: int,
-        part: NDArray[Any],
-        at: NDArray[np.int64] | None,
-        whole: bool,
+        shard_values: NDArray[Any],
+        shard_rows: NDArray[np.int64] | None,
+        uncompressed: bool,
     ) -> tuple[NDArray[Any] | None, NDArray[np.int64] | None, Packed | None]:
         """Return the values, index and packed values to send to shard `s`."""
         # Error feedback: the part that a compressed push omits is added to the lane's next push.
@@ -560,11 +560,11 @@ class ShardedConnection:
             assert self._compression is not None
             rows = self._slices[s]
             shape = (rows.stop - rows.start, self._layout.width)
-            feedback = Feedback(self._compression, shape, part.dtype)
+            feedback = Feedback(self._compression, shape, shard_values.dtype)
             self._feedback[lane, s] = feedback
-        if whole:
-            return *feedback.flush(part, at), None
-        return None, at, feedback.pack(part, at)
+        if uncompressed:
+            return *feedback.flush(shard_values, shard_rows), None
+        return None, shard_rows, feedback.pack(shard_values, shard_rows)
 
     def receive(self, lane: int) -> PulledParameters:
         """Wait for the answers of all shards to the open pull of `lane`."""

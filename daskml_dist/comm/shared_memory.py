@@ -98,12 +98,12 @@ class SharedSegment:
         """Return the address of a counter."""
         return self.find_address(8 * index - _HEADER_BYTES)
 
-    def find_address(self, place: int) -> int:
+    def find_address(self, offset: int) -> int:
         """Return the address of a byte of the data."""
-        return int(self.data.__array_interface__["data"][0]) + place
+        return int(self.data.__array_interface__["data"][0]) + offset
 
     @classmethod
-    def make(cls, size: int) -> tuple[SharedSegment, int]:
+    def allocate(cls, size: int) -> tuple[SharedSegment, int]:
         """Return a new segment of `size` bytes of data, and its descriptor.
 
         The caller closes the descriptor once other processes have opened it. Pages that are never
@@ -125,9 +125,9 @@ class SharedSegment:
         return cls(memory), descriptor
 
     @classmethod
-    def find(cls, pid: int, number: int, size: int) -> SharedSegment:
+    def find(cls, pid: int, peer_descriptor: int, size: int) -> SharedSegment:
         """Return another process's segment, by its descriptor there and the size of its data."""
-        descriptor = _reopen_descriptor(pid, number)
+        descriptor = _reopen_descriptor(pid, peer_descriptor)
         try:
             state = os.fstat(descriptor)
             is_private = state.st_uid == os.geteuid() and not state.st_mode & 0o077
@@ -161,9 +161,9 @@ class WakePipe:
                 os.close(end)
 
     @classmethod
-    def find(cls, pid: int, number: int) -> WakePipe:
+    def find(cls, pid: int, peer_descriptor: int) -> WakePipe:
         """Return the pipe of another process, by its descriptor there."""
-        wake_pipe = cls(_reopen_descriptor(pid, number))
+        wake_pipe = cls(_reopen_descriptor(pid, peer_descriptor))
         state = os.fstat(wake_pipe.descriptor)
         if not stat.S_ISFIFO(state.st_mode) or state.st_uid != os.geteuid():
             raise OSError("this descriptor is no wake pipe of this user")
@@ -190,10 +190,10 @@ class SpinningWait:
     Parameters
     ----------
     wake_pipe : WakePipe
-    words : memoryview
+    own_words : memoryview
     asleep : int
         Index of this side's word that makes the others send a wake-up.
-    others : sequence of (memoryview, PeerLife)
+    peers : sequence of (memoryview, PeerLife)
         Words and liveness check of each other side.
     awaited : int
         Index of the others' word that must reach the value.
@@ -206,23 +206,25 @@ class SpinningWait:
     def __init__(
         self,
         wake_pipe: WakePipe,
-        words: Any,
+        own_words: Any,
         asleep: int,
-        others: Sequence[tuple[Any, PeerLife]],
+        peers: Sequence[tuple[Any, PeerLife]],
         awaited: int,
         wait: WaitBound | None,
         spin_seconds: float = SPIN_SECONDS,
     ) -> None:
-        self._wake_pipe, self._words, self._asleep = wake_pipe, words, asleep
+        self._wake_pipe, self._own_words, self._asleep = wake_pipe, own_words, asleep
         #: Words and liveness check of each other side, by the check's descriptor.
-        self._others = {life.fileno(): (peer_words, life) for peer_words, life in others}
-        self._peer_words = [peer_words for peer_words, _ in others]
+        self._peers_by_descriptor = {
+            life.fileno(): (peer_words, life) for peer_words, life in peers
+        }
+        self._peer_words = [peer_words for peer_words, _ in peers]
         self._ended_peers: set[int] = set()
         self._awaited, self._wait = awaited, wait
         self._max_spin = spin_seconds if wait else 0.0
         self._spin_seconds = self._max_spin
         self._poll = select.poll()
-        for descriptor in (wake_pipe.descriptor, *self._others):
+        for descriptor in (wake_pipe.descriptor, *self._peers_by_descriptor):
             self._poll.register(descriptor, select.POLLIN)
 
     def wait_until(self, value: int) -> bool:
@@ -252,11 +254,13 @@ class SpinningWait:
                 # Step 2: set the sleep flag, check once more, and only then sleep. The other side
                 # writes its word first and reads this flag second, so at least one side sees the
                 # other's write.
-                self._words[self._asleep] = 1
+                self._own_words[self._asleep] = 1
                 fence_memory()
-                behind = [n for n, (words, _) in self._others.items() if words[index] < value]
+                behind = [
+                    n for n, (words, _) in self._peers_by_descriptor.items() if words[index] < value
+                ]
                 for number in behind:
-                    words, life = self._others[number]
+                    words, life = self._peers_by_descriptor[number]
                     # Writes that a side made before it ended still count.
                     if (number in self._ended_peers or life.has_announced_end()) and words[
                         index
@@ -266,7 +270,7 @@ class SpinningWait:
                     return True
                 self._sleep_once(since, behind)
         finally:
-            self._words[self._asleep] = 0
+            self._own_words[self._asleep] = 0
 
     def _sleep_once(self, since: float, missing: list[int]) -> None:
         """Sleep until a wake-up or until a check is due, and record which sides have ended."""
@@ -276,7 +280,10 @@ class SpinningWait:
         elif not readable and self._wait is not None:
             self._wait.check(since, "the other side of a connection")
         for number in readable or missing:
-            if number in self._others and self._others[number][1].has_ended():
+            if (
+                number in self._peers_by_descriptor
+                and self._peers_by_descriptor[number][1].has_ended()
+            ):
                 # The signal of an end persists, and would wake this side for ever.
                 self._poll.unregister(number)
                 self._ended_peers.add(number)
@@ -346,12 +353,12 @@ class ProcessLife:
         self._descriptor = os.pidfd_open(pid)
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
-        self._words: tuple[Any, Any] = [0], [0]
+        self._own_and_peer_words: tuple[Any, Any] = [0], [0]
         self._index = 0
 
-    def watch(self, own: Any, other: Any, index: int) -> None:
+    def watch(self, own_words: Any, peer_words: Any, index: int) -> None:
         """Also check the word in which each side announces that it is done."""
-        self._words, self._index = (own, other), index
+        self._own_and_peer_words, self._index = (own_words, peer_words), index
 
     def fileno(self) -> int:
         """Return the descriptor of the process."""
@@ -359,7 +366,7 @@ class ProcessLife:
 
     def has_announced_end(self) -> bool:
         """Return whether either side is done."""
-        own_words, peer_words = self._words
+        own_words, peer_words = self._own_and_peer_words
         return bool(own_words[self._index] or peer_words[self._index])
 
     def has_ended(self) -> bool:
@@ -381,23 +388,23 @@ class PieceWriter:
 
     def __init__(self, buffers: Sequence[Any]) -> None:
         self.length = sum(len(buffer) for buffer in buffers)
-        self._left = [memoryview(buffer) for buffer in reversed(buffers) if len(buffer)]
+        self._pending = [memoryview(buffer) for buffer in reversed(buffers) if len(buffer)]
 
     def write(self, target: memoryview) -> None:
         """Fill `target` with the next bytes, as far as any are left."""
         offset = 0
-        while self._left and offset < len(target):
-            buffer = self._left.pop()
+        while self._pending and offset < len(target):
+            buffer = self._pending.pop()
             size = min(len(buffer), len(target) - offset)
             copy_bytes(target[offset : offset + size], buffer[:size])
             if size < len(buffer):
-                self._left.append(buffer[size:])
+                self._pending.append(buffer[size:])
             offset += size
 
 
-def copy_bytes(to: memoryview, source: memoryview) -> None:
+def copy_bytes(target: memoryview, source: memoryview) -> None:
     """Copy bytes between buffers of equal length."""
-    if len(to) < _LARGE_COPY_BYTES:
-        to[:] = source
+    if len(target) < _LARGE_COPY_BYTES:
+        target[:] = source
     else:  # NumPy's copy releases the GIL
-        np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(source, np.uint8))
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))

@@ -137,11 +137,12 @@ class PeerGroup(Communicator):
         self.rank = rank
         self.size = len(endpoints)
         self._listener = listener
-        self._others = [r for r in range(self.size) if r != rank]
+        self._other_ranks = [r for r in range(self.size) if r != rank]
         self._out = {
-            r: EagerOutbox(call_peer(endpoints[r], credentials, rank), wait) for r in self._others
+            r: EagerOutbox(call_peer(endpoints[r], credentials, rank), wait)
+            for r in self._other_ranks
         }
-        self._in = {r: listener.open_inbox(r, wait) for r in self._others}
+        self._in = {r: listener.open_inbox(r, wait) for r in self._other_ranks}
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="daskml-send")
         self._counting = threading.Lock()
         #: Rank that :meth:`align` waits for.
@@ -153,7 +154,7 @@ class PeerGroup(Communicator):
         unfinished = [
             outbox
             for outbox in map(self._out.__getitem__, ranks)
-            if not outbox.begin(list(buffers))
+            if not outbox.begin_sending(list(buffers))
         ]
         if not unfinished:
             return None
@@ -198,9 +199,9 @@ class PeerGroup(Communicator):
 
     def _allreduce_mesh(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
         """Send the array to every rank, and add all in rank order: one hop, for small arrays."""
-        sending = self._send(self._others, array.data.cast("B"))
+        sending = self._send(self._other_ranks, array.data.cast("B"))
         arrays = {self.rank: array}
-        for r in self._others:
+        for r in self._other_ranks:
             arrays[r] = np.empty_like(array)
             self._receive(r, arrays[r])
         if sending is not None:
@@ -209,31 +210,31 @@ class PeerGroup(Communicator):
         return self._add_in_order(arrays, out)
 
     def _add_in_order(
-        self, parts: dict[int, NDArray[Any]], out: NDArray[Any] | None = None
+        self, arrays_by_rank: dict[int, NDArray[Any]], out: NDArray[Any] | None = None
     ) -> NDArray[Any]:
         """Return the sum of each rank's part, added in the order of the ranks."""
-        total = np.add(parts[0], parts[1], out=out)
+        total = np.add(arrays_by_rank[0], arrays_by_rank[1], out=out)
         for r in range(2, self.size):
-            total += parts[r]
+            total += arrays_by_rank[r]
         return np.asarray(total)
 
     def _allreduce_ranges(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
         """Add a range of the array on each rank, and send the sums to every rank: two hops."""
         bounds = self.bounds(array.size)
         ranges = [array.reshape(-1)[a:b] for a, b in itertools.pairwise(bounds)]
-        sending = [self._send([r], view_bytes(ranges[r])) for r in self._others]
+        sending = [self._send([r], view_bytes(ranges[r])) for r in self._other_ranks]
         ranges_received = {self.rank: ranges[self.rank]}
-        for r in self._others:
+        for r in self._other_ranks:
             ranges_received[r] = np.empty_like(ranges[self.rank])
             self._receive(r, ranges_received[r])
         total = self._add_in_order(ranges_received)
-        sending.append(self._send(self._others, view_bytes(total)))
+        sending.append(self._send(self._other_ranks, view_bytes(total)))
         # `out` may be the array itself. This is safe: another rank's sum arrives only after that
         # rank has received this rank's part.
         result = out if out is not None and out.flags.c_contiguous else np.empty_like(array)
         flat = result.reshape(-1)
         flat[bounds[self.rank] : bounds[self.rank + 1]] = total
-        for r in self._others:
+        for r in self._other_ranks:
             self._receive(r, flat[bounds[r] : bounds[r + 1]])
         for future in sending:
             if future is not None:
@@ -299,12 +300,12 @@ class PeerGroup(Communicator):
 
     # -- values of each rank --------------------------------------------------------------------
 
-    def align(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+    def align(self, rank_values: NDArray[np.int64]) -> NDArray[np.int64]:
         # Lengths are not sent: the messages of all ranks have the same size.
-        sending = self._send(self._others, words.data.cast("B"))
-        rows = np.empty((self.size, len(words)), np.int64)
-        rows[self.rank] = words
-        for rank in self._others:
+        sending = self._send(self._other_ranks, rank_values.data.cast("B"))
+        rows = np.empty((self.size, len(rank_values)), np.int64)
+        rows[self.rank] = rank_values
+        for rank in self._other_ranks:
             self._awaited = rank
             self._receive(rank, rows[rank])
         self._awaited = None
@@ -316,14 +317,14 @@ class PeerGroup(Communicator):
         return [] if self._awaited is None else [self._awaited]
 
     def allgather(self, arrays: Arrays) -> list[Arrays]:
-        sending = self._send(self._others, *_pack_frame(arrays))
+        sending = self._send(self._other_ranks, *_pack_frame(arrays))
         gathered = [arrays if r == self.rank else self.receive(r) for r in range(self.size)]
         if sending is not None:
             sending.result()
         return gathered
 
     def alltoall(self, arrays: Arrays) -> Arrays:
-        received = self.exchange(arrays, self._others)
+        received = self.exchange(arrays, self._other_ranks)
         received[self.rank] = arrays[self.rank]
         return [received[r] for r in range(self.size)]
 
@@ -346,9 +347,12 @@ class PeerGroup(Communicator):
         data = self.broadcast_bytes(pack_array_parts(arrays) if self.rank == 0 else ())
         return arrays if self.rank == 0 else unpack_arrays(data)
 
-    def _send_in_tree(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
+    def _send_in_tree(self, arrays: Arrays, destination: int | None, source: int | None) -> Arrays:
         """Send arrays to a lower rank, or receive a higher rank's."""
-        if to is not None and (sending := self._send([to], *_pack_frame(arrays))) is not None:
+        if (
+            destination is not None
+            and (sending := self._send([destination], *_pack_frame(arrays))) is not None
+        ):
             sending.result()
         return [] if source is None else self.receive(source)
 
@@ -383,15 +387,15 @@ class PeerGroup(Communicator):
             larger[:n_received] = data
             data = larger
 
-    def among(self, ranks: list[int]) -> PeerGroup:
+    def make_subgroup(self, ranks: list[int]) -> PeerGroup:
         """Return the group of some ranks, with this one, numbered by their order in `ranks`."""
         group = copy.copy(self)
         group.rank, group.size = ranks.index(self.rank), len(ranks)
         group.bytes_sent = group.bytes_received = 0
         # The sockets are shared with the whole group: collectives of both groups never overlap.
-        group._others = [index for index in range(group.size) if index != group.rank]
-        group._out = {index: self._out[ranks[index]] for index in group._others}
-        group._in = {index: self._in[ranks[index]] for index in group._others}
+        group._other_ranks = [index for index in range(group.size) if index != group.rank]
+        group._out = {index: self._out[ranks[index]] for index in group._other_ranks}
+        group._in = {index: self._in[ranks[index]] for index in group._other_ranks}
         return group
 
     def control(self, rank: int) -> socket.socket:
@@ -449,27 +453,29 @@ class PairMessages:
         self._senders: dict[int, ThreadPoolExecutor] = {}
         self._sending: dict[int, deque[Future[None]]] = {}
 
-    def send(self, to: int, name: int, arrays: Arrays, *, awaited: bool = False) -> None:
+    def send(self, destination: int, name: int, arrays: Arrays, *, awaited: bool = False) -> None:
         """Send arrays, which must not change before :meth:`flush`.
 
         `awaited` states that at most a few such messages are unread at any time. The system's
         buffers then hold small ones, so they are sent without another thread.
         """
-        if to == self._peers.rank:
-            self._received[to, name] = arrays
+        if destination == self._peers.rank:
+            self._received[destination, name] = arrays
             return
         message = [np.array([name], np.int64), *arrays]
-        sending = self._sending.setdefault(to, deque())
+        sending = self._sending.setdefault(destination, deque())
         while sending and sending[0].done():
             sending.popleft().result()
         # Sent by the caller itself: switching threads would cost more than the small message.
         if awaited and not sending and sum(array.nbytes for array in arrays) <= _AWAITED_BYTES:
-            self._peers.send(to, message)
+            self._peers.send(destination, message)
             return
-        if to not in self._senders:
-            self._senders[to] = ThreadPoolExecutor(1, thread_name_prefix="daskml-line")
+        if destination not in self._senders:
+            self._senders[destination] = ThreadPoolExecutor(1, thread_name_prefix="daskml-line")
         try:
-            sending.append(self._senders[to].submit(self._peers.send, to, message))
+            sending.append(
+                self._senders[destination].submit(self._peers.send, destination, message)
+            )
         except RuntimeError as error:  # closed meanwhile, by another thread
             raise CommunicationError(describe_lost_connection("sending to", error)) from error
 

@@ -160,7 +160,7 @@ class FrameReader:
         self._source.read_into(memoryview(buffer)[1:])
         return layout.unpack(buffer)
 
-    def read(self) -> ServerRequest | ServerReply | CallPayload:
+    def read_frame(self) -> ServerRequest | ServerReply | CallPayload:
         """Read one frame of any allowed kind."""
         self._source.read_into(memoryview(self._kind))
         kind = self._kind[0]

@@ -281,15 +281,15 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
 _SAVED_VALUES = (str, bytes, int, float, complex, np.number, np.bool)
 
 
-def _make_plain_value(value: Any, dtype: str, used: bool) -> tuple[Any, str]:
+def _make_plain_value(value: Any, dtype: str, is_used: bool) -> tuple[Any, str]:
     """Return a value of a frame, and its dtype's name, as model files can hold them.
 
-    `used`: some transformer reads the column.
+    `is_used`: some transformer reads the column.
     """
     if type(value).__name__ in ("NaTType", "NAType"):
         return None, dtype
     # Dates, spans, decimals: of a column that is dropped nobody asks for the value.
-    if not used and not isinstance(value, _SAVED_VALUES):
+    if not is_used and not isinstance(value, _SAVED_VALUES):
         return None, "object"
     # From the texts of dates and spans of time pandas makes the same values.
     is_time = type(value).__name__ in ("Timestamp", "Timedelta", "Period")
@@ -365,15 +365,15 @@ def make_column_transformer(
     )
 
 
-def _check_pair(given: Any) -> None:
+def _check_pair(argument: Any) -> None:
     """Raise an error unless an argument of `make_column_transformer` is (transformer, columns)."""
-    is_pair = isinstance(given, tuple | list) and len(given) == 2
-    if is_pair and (isinstance(given[0], str) or hasattr(given[0], "fit")):
-        if given[0] in ("drop", "passthrough") or not hasattr(given[1], "fit"):
+    is_pair = isinstance(argument, tuple | list) and len(argument) == 2
+    if is_pair and (isinstance(argument[0], str) or hasattr(argument[0], "fit")):
+        if argument[0] in ("drop", "passthrough") or not hasattr(argument[1], "fit"):
             return
     hint = "the transformer comes first: " if is_pair else ""
     raise InvalidParameterError(
-        f"{given!r}: {hint}give (transformer, columns), such as (StandardScaler(), ['age'])."
+        f"{argument!r}: {hint}give (transformer, columns), such as (StandardScaler(), ['age'])."
     )
 
 
@@ -423,10 +423,10 @@ def _find_positions(rows: Any, columns: Any) -> list[int]:
         ) from error
 
 
-def _find_positions_in_frame(every: Any, rows: Any, columns: Any) -> list[int]:
+def _find_positions_in_frame(positions: Any, rows: Any, columns: Any) -> list[int]:
     """Return the positions of columns of a dataframe."""
     # pandas itself resolves names, numbers, slices and masks, here to positions.
-    by_position = load_pandas().Series(every, index=rows.columns)
+    by_position = load_pandas().Series(positions, index=rows.columns)
     values = [columns] if isinstance(columns, str | int | np.integer) else columns
     if isinstance(values, slice):
         ends = [values.start, values.stop]

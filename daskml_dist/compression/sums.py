@@ -255,10 +255,10 @@ class CompressedSum(ABC):
             array[...] = lanes[0][name]
 
 
-def _add_in_order(some: Iterable[Arrays]) -> NDArray[Any]:
+def _add_in_order(lane_arrays: Iterable[Arrays]) -> NDArray[Any]:
     """Return the sum of the first array of each list, in order, as a new array."""
     total: NDArray[Any] | None = None
-    for array, *_ in some:
+    for array, *_ in lane_arrays:
         total = array.copy() if total is None else np.add(total, array, out=total)
     assert total is not None, "a fit has a lane"
     return total
@@ -414,12 +414,12 @@ class RangeSum(FeedbackSum):
             packed_bytes[owner] = np.concatenate([array.view(np.uint8) for array in packed.arrays])
         return packed_bytes
 
-    def _pack(self, wanted: NDArray[Any]) -> Packed:
+    def _pack(self, vector: NDArray[Any]) -> Packed:
         """Return the packed form of a vector, which is overwritten by its residual."""
-        packed = self._compressor.compress(wanted)
-        decompressed = np.empty_like(wanted)
+        packed = self._compressor.compress(vector)
+        decompressed = np.empty_like(vector)
         self._compressor.decompress(packed, decompressed)
-        wanted -= decompressed
+        vector -= decompressed
         return packed
 
     def _sum_range(self, owner: int, received: Mapping[int, NDArray[np.uint8]]) -> Arrays:
@@ -532,9 +532,9 @@ class LowRankSum(CompressedSum):
             if rank * (n + m) < size:
                 self._matrices.append((start, n, m))
             start += size
-        self._rest = np.ones(start, bool)
+        self._uncompressed = np.ones(start, bool)
         for first, n, m in self._matrices:
-            self._rest[first : first + n * m] = False
+            self._uncompressed[first : first + n * m] = False
         # The same on all processes: first drawn with a constant seed, later sums over all lanes.
         draws = np.random.default_rng(0)
         right = [draws.standard_normal((m, rank)).ravel() for _, _, m in self._matrices]
@@ -554,7 +554,9 @@ class LowRankSum(CompressedSum):
                 matrix @ factor
                 for matrix, factor in zip(self._views(residuals[lane]), right_factors, strict=True)
             ]
-            return np.concatenate([*(f.ravel() for f in left_factors), residuals[lane][self._rest]])
+            return np.concatenate(
+                [*(f.ravel() for f in left_factors), residuals[lane][self._uncompressed]]
+            )
 
         results = exchange.map(project, residuals)
         summed = exchange.add(dict(zip(residuals, results, strict=True)))
@@ -562,7 +564,7 @@ class LowRankSum(CompressedSum):
         # Copied before the next exchange, which may reuse the memory of this result.
         total = np.zeros(self._shape, self._dtype)
         flat = total.reshape(-1)
-        flat[self._rest] = summed[n_left:]
+        flat[self._uncompressed] = summed[n_left:]
         if not self._matrices:  # everything was sent uncompressed
             for lane in residuals:
                 residuals[lane][:] = 0
@@ -578,7 +580,7 @@ class LowRankSum(CompressedSum):
             for matrix, basis in zip(self._views(residuals[lane]), left_factors, strict=True):
                 factors.append(matrix.T @ basis)
                 matrix -= basis @ factors[-1].T
-            residuals[lane][self._rest] = 0
+            residuals[lane][self._uncompressed] = 0
             return np.concatenate([np.empty(0, self._dtype), *(f.ravel() for f in factors)])
 
         results = exchange.map(leave_rest, residuals)
@@ -594,7 +596,7 @@ class LowRankSum(CompressedSum):
         """Return the numbers that are sent in a step."""
         factors = self._rank * sum(n + m for _, n, m in self._matrices)
         n_plain = 0 if self._plain is None else len(self._plain) * self._shape[1]
-        return factors + int(self._rest.sum()) + n_plain
+        return factors + int(self._uncompressed.sum()) + n_plain
 
     def _views(self, flat: NDArray[Any]) -> Arrays:
         """Return the matrices as views of all entries."""

@@ -139,10 +139,10 @@ class HeldOutScorer:
             )
         return y
 
-    def _score_rows(self, number: int, X: Any, y: Array) -> HeldOutScores:
+    def _score_rows(self, split_index: int, X: Any, y: Array) -> HeldOutScores:
         """Return the scores of rows by the fit of a split."""
         n = len(y)
-        scores = np.asarray(self.score(self.fits[number], X, y), np.float64)
+        scores = np.asarray(self.score(self.fits[split_index], X, y), np.float64)
         if np.isnan(scores).any():
             raise InvalidDataError(
                 "The estimator predicts NaN for some calibration rows, which cannot be used. "
@@ -150,20 +150,24 @@ class HeldOutScorer:
             )
         return HeldOutScores(
             scores,
-            np.full(n, number),
+            np.full(n, split_index),
             None if self.group is None else self.group(X, y),
             None if self.ratio is None else check_likelihood_ratios(self.ratio(X), n),
         )
 
 
-def _join_scores(parts: list[HeldOutScores]) -> HeldOutScores:
+def _join_scores(fit_scores: list[HeldOutScores]) -> HeldOutScores:
     """Return the scores of several fits as one."""
-    if len(parts) == 1:
-        return parts[0]
-    groups = None if parts[0].groups is None else np.concatenate([p.groups for p in parts])
-    ratios = None if parts[0].ratios is None else np.concatenate([p.ratios for p in parts])
+    if len(fit_scores) == 1:
+        return fit_scores[0]
+    groups = (
+        None if fit_scores[0].groups is None else np.concatenate([p.groups for p in fit_scores])
+    )
+    ratios = (
+        None if fit_scores[0].ratios is None else np.concatenate([p.ratios for p in fit_scores])
+    )
     scores, members = (
-        np.concatenate([getattr(p, name) for p in parts]) for name in ("scores", "members")
+        np.concatenate([getattr(p, name) for p in fit_scores]) for name in ("scores", "members")
     )
     return HeldOutScores(scores, members, groups, ratios)
 
@@ -439,13 +443,13 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
         return fitted
 
     def _fit_all(
-        self, members: list[Any], X: Any, y: Any, params: dict[str, Any], few: bool
+        self, members: list[Any], X: Any, y: Any, params: dict[str, Any], has_few_rows: bool
     ) -> Any:
         """Return the estimator fitted to all rows."""
         (member,) = members
         if not is_dask(X):
             return fit_clone(member, X, y, params)
-        return fit_members([(member, X, y, params)], few)[0]
+        return fit_members([(member, X, y, params)], has_few_rows)[0]
 
     # -- predicting -----------------------------------------------------------------------------
 
@@ -500,5 +504,9 @@ def _pool_fits(blocks: Collection) -> Collection:
     return replace(blocks, parts=[(pool(part[0]), None, None) for part in blocks.parts])
 
 
-def _pool_block(found: HeldOutScores | None) -> HeldOutScores | None:
-    return None if found is None else replace(found, members=np.zeros_like(found.members))
+def _pool_block(block_scores: HeldOutScores | None) -> HeldOutScores | None:
+    return (
+        None
+        if block_scores is None
+        else replace(block_scores, members=np.zeros_like(block_scores.members))
+    )

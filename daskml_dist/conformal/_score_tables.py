@@ -91,7 +91,7 @@ class ScoreTable:
     exact: list[tuple[float, float]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, sketch: ColumnSketch) -> ScoreTable:
+    def from_sketch(cls, sketch: ColumnSketch) -> ScoreTable:
         """Return the distribution in a sketch."""
         return cls(sketch.values, np.cumsum(sketch.weights), sketch.error)
 
@@ -121,9 +121,9 @@ class ScoreTable:
         # If no row has a weight, the new row has no bound.
         return np.where(total > 0, scores, np.inf)
 
-    def find_score(self, asked: Floats) -> Floats:
+    def find_score(self, target_weights: Floats) -> Floats:
         """Return the least score that reaches each of the given weights; infinity if none does."""
-        positions = np.searchsorted(self.reached, asked, side="left")
+        positions = np.searchsorted(self.reached, target_weights, side="left")
         padded = np.append(self.values, np.inf)
         return np.asarray(padded[np.minimum(positions, len(self.values))])
 
@@ -180,7 +180,7 @@ def tabulate_scores(
     sketches = reduce_parts(blocks, _summarize_scores, _merge_summaries)
     if not sketches:
         raise make_no_rows_error(": there is nothing to calibrate with")
-    tables = {key: ScoreTable.of(sketch) for key, sketch in sketches.items()}
+    tables = {key: ScoreTable.from_sketch(sketch) for key, sketch in sketches.items()}
     # A sketch without error holds all scores, so its quantiles are already exact.
     if not weighted and any(sketch.error for sketch in sketches.values()):
         ranks = {
@@ -195,54 +195,60 @@ def tabulate_scores(
     return ScoreTables([list(key) for key in tables], list(tables.values()), n_sides)
 
 
-def _split_scores(found: HeldOutScores) -> dict[ScoreKey, tuple[Floats, Floats | None]]:
+def _split_scores(block_scores: HeldOutScores) -> dict[ScoreKey, tuple[Floats, Floats | None]]:
     """Return the scores of a block and their weights, by kind."""
-    n, n_sides = found.scores.shape
+    n, n_sides = block_scores.scores.shape
     if not n:
         return {}
     labels, codes = (
         ([None], np.zeros(n, np.int64))
-        if found.groups is None
-        else np.unique(found.groups, return_inverse=True)
+        if block_scores.groups is None
+        else np.unique(block_scores.groups, return_inverse=True)
     )
     # Sort the rows by kind: there may be as many kinds as rows.
-    order = np.lexsort((codes, found.members))
-    is_last = (np.diff(found.members[order]) != 0) | (np.diff(codes[order]) != 0)
+    order = np.lexsort((codes, block_scores.members))
+    is_last = (np.diff(block_scores.members[order]) != 0) | (np.diff(codes[order]) != 0)
     parts = {}
     for rows in np.split(order, np.flatnonzero(is_last) + 1):
-        member, label = int(found.members[rows[0]]), labels[codes[rows[0]]]
-        weights = None if found.ratios is None else found.ratios[rows]
+        member, label = int(block_scores.members[rows[0]]), labels[codes[rows[0]]]
+        weights = None if block_scores.ratios is None else block_scores.ratios[rows]
         group = label.item() if isinstance(label, np.generic) else label
         for side in range(n_sides):
-            parts[ScoreKey(member, group, side)] = found.scores[rows, side], weights
+            parts[ScoreKey(member, group, side)] = block_scores.scores[rows, side], weights
     return parts
 
 
-def _read_scores(index: int, found: HeldOutScores | None, y: Any, w: Any) -> Mapping[Any, Floats]:
+def _read_scores(
+    index: int, block_scores: HeldOutScores | None, y: Any, w: Any
+) -> Mapping[Any, Floats]:
     """Return the scores of a block by kind."""
     return (
-        {} if found is None else {key: scores for key, (scores, _) in _split_scores(found).items()}
+        {}
+        if block_scores is None
+        else {key: scores for key, (scores, _) in _split_scores(block_scores).items()}
     )
 
 
 def _summarize_scores(
-    index: int, found: HeldOutScores | None, y: Any, w: Any
+    index: int, block_scores: HeldOutScores | None, y: Any, w: Any
 ) -> dict[ScoreKey, ColumnSketch] | None:
     """Return the sorted scores of a block by kind; sketches if there are many."""
     parts: dict[ScoreKey, ColumnSketch] = {}
-    if found is None:
+    if block_scores is None:
         return None
-    for key, (scores, weights) in _split_scores(found).items():
+    for key, (scores, weights) in _split_scores(block_scores).items():
         order = np.argsort(scores, kind="stable")
         counts = np.ones(len(scores)) if weights is None else weights[order]
         parts[key] = ColumnSketch(scores[order], counts)
     return _bound_size(parts) if parts else None
 
 
-def _merge_summaries(parts: list[dict[ScoreKey, ColumnSketch]]) -> dict[ScoreKey, ColumnSketch]:
+def _merge_summaries(
+    block_sketches: list[dict[ScoreKey, ColumnSketch]],
+) -> dict[ScoreKey, ColumnSketch]:
     """Merge the scores of blocks, kind by kind."""
     by_key: dict[ScoreKey, list[ColumnSketch]] = {}
-    for part in parts:
+    for part in block_sketches:
         for key, sketch in part.items():
             by_key.setdefault(key, []).append(sketch)
     return _bound_size({key: _join_sorted(sketches) for key, sketches in by_key.items()})
@@ -328,15 +334,15 @@ class ScoreTables:
         return limits
 
 
-def iterate_groups(groups: NDArray[Any] | None, known: list[Any]) -> list[tuple[Any, Any]]:
+def iterate_groups(groups: NDArray[Any] | None, known_groups: list[Any]) -> list[tuple[Any, Any]]:
     """Return (group, positions of its rows) for rows; raise for a group that is not known."""
     if groups is None:
         return [(None, slice(None))]
     labels, codes = np.unique(groups, return_inverse=True)
-    if unknown := set(labels.tolist()).difference(known):
+    if unknown := set(labels.tolist()).difference(known_groups):
         raise InvalidDataError(
             f"group_by gives the group {min(unknown)!r}, which no calibration row has. Groups of "
-            f"the calibration are {known[:10]}."
+            f"the calibration are {known_groups[:10]}."
         )
     if not len(labels):
         return []
@@ -345,9 +351,9 @@ def iterate_groups(groups: NDArray[Any] | None, known: list[Any]) -> list[tuple[
     return list(zip(labels.tolist(), np.split(order, ends[:-1]), strict=True))
 
 
-def check_likelihood_ratios(found: Any, n_rows: int) -> Floats:
+def check_likelihood_ratios(user_ratios: Any, n_rows: int) -> Floats:
     """Return likelihood ratios of rows, checked to be positive numbers, one for each row."""
-    ratios = np.asarray(found, np.float64)
+    ratios = np.asarray(user_ratios, np.float64)
     if ratios.shape != (n_rows,) or not np.isfinite(ratios).all() or (ratios < 0).any():
         raise InvalidParameterError(
             f"likelihood_ratio gives {ratios.shape} numbers for {n_rows} rows, or some that are "

@@ -140,7 +140,7 @@ def draw_shares(rows: Floats, seed: int) -> Floats:
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def take_label_scores(scores: Floats, at: NDArray[np.intp]) -> Floats:
+def take_label_scores(scores: Floats, label_codes: NDArray[np.intp]) -> Floats:
     """Return the score of each row's own label, of shape (n, 1)."""
-    own_scores: Floats = np.take_along_axis(scores, at[:, None], axis=1)
+    own_scores: Floats = np.take_along_axis(scores, label_codes[:, None], axis=1)
     return own_scores

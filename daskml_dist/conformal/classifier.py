@@ -182,7 +182,7 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
         check_flag("randomized", self.randomized)
         check_flag("allow_empty", self.allow_empty)
         check_number("raps_weight", self.raps_weight)
-        check_count("raps_size", self.raps_size, least=0)
+        check_count("raps_size", self.raps_size, min_value=0)
         if not hasattr(self.estimator, "predict_proba"):
             raise InvalidParameterError(
                 f"{type(self.estimator).__name__} has no predict_proba. Calibrate it first: "

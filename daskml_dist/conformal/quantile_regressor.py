@@ -161,7 +161,7 @@ class ConformalizedQuantileRegressor(OnBlocks, IntervalRegressor):
         return np.column_stack([low - widths[0], high + widths[-1]])
 
 
-def set_quantile(estimator: Any, share: float, name: str | None) -> Any:
+def set_quantile(estimator: Any, quantile: float, name: str | None) -> Any:
     """Return a clone of a regressor that estimates a quantile."""
     regressor = clone(estimator)
     params = regressor.get_params(deep=True)
@@ -170,7 +170,7 @@ def set_quantile(estimator: Any, share: float, name: str | None) -> Any:
             raise InvalidParameterError(
                 f"quantile_param={name!r} is not a parameter of {type(estimator).__name__}."
             )
-        return regressor.set_params(**{name: share})
+        return regressor.set_params(**{name: quantile})
     # The shortest name first: for a pipeline the last step that has one, for an estimator its own.
     for key in sorted(params, key=len):
         prefix, last = key[: key.rfind("__") + 2] if "__" in key else "", key.rpartition("__")[2]
@@ -182,15 +182,15 @@ def set_quantile(estimator: Any, share: float, name: str | None) -> Any:
                     f"{prefix}loss={loss!r} does not estimate quantiles. Use "
                     f'{prefix}loss="quantile".'
                 )
-            return regressor.set_params(**{key: share})
+            return regressor.set_params(**{key: quantile})
         if last not in ("loss", "objective") or not is_quantile or f"{prefix}quantile" in params:
             continue
         # Estimators trained by steps have a loss; scikit-learn's GradientBoostingRegressor and
         # LightGBM name the quantile alpha.
         if isinstance(loss, Quantile) or f"{prefix}optimizer" in params:
-            return regressor.set_params(**{key: Quantile(share)})
+            return regressor.set_params(**{key: Quantile(quantile)})
         if f"{prefix}alpha" in params:
-            return regressor.set_params(**{f"{prefix}alpha": share})
+            return regressor.set_params(**{f"{prefix}alpha": quantile})
     raise InvalidParameterError(
         f"{type(estimator).__name__} has no quantile parameter. Use a quantile regressor, such "
         'as HistGradientBoostingRegressor(loss="quantile"), name its parameter with '

@@ -250,7 +250,7 @@ class ConformalRegressor(OnBlocks, IntervalRegressor):
             # Each fit's prediction, minus and plus each score of the rows that it was held out of.
             # The lower end is the upper end of the mirrored numbers.
             for side, sign in ((0, -1.0), (tables.n_sides - 1, 1.0)):
-                arrays = _FoldArrays.of(by_key, group, side, centers.shape[1])
+                arrays = _FoldArrays.from_tables(by_key, group, side, centers.shape[1])
                 rank = find_conformal_rank(arrays.weight, tables.share_of_side(alpha))
                 bounds = np.empty(len(center))
                 select_shifted(
@@ -283,7 +283,7 @@ class _FoldArrays:
     error: float
 
     @classmethod
-    def of(
+    def from_tables(
         cls, tables: Mapping[ScoreKey, ScoreTable], group: Any, side: int, n_folds: int
     ) -> _FoldArrays:
         """Return the scores of a group and side."""

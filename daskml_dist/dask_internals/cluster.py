@@ -353,7 +353,11 @@ def find_failed_task(client: Any, key: Any) -> Any | None:
 
 
 def release_stuck_tasks(
-    client: Any, keys: list[Any], killed: list[Any] | None = None, *, ours: bool = True
+    client: Any,
+    keys: list[Any],
+    killed: list[Any] | None = None,
+    *,
+    moves_pinned_tasks: bool = True,
 ) -> None:
     """Let tasks start on other workers if theirs do not start them, and retry some failed tasks.
 
@@ -378,7 +382,7 @@ def release_stuck_tasks(
             visited.add(ts)
             stack.extend(ts.dependencies)
             if (
-                ours
+                moves_pinned_tasks
                 and ts.worker_restrictions
                 and not running_addresses.intersection(ts.worker_restrictions)
             ):

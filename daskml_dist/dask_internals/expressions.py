@@ -89,15 +89,17 @@ def lower_all_partitions(exprs: list[Expr]) -> Sequence[Expr]:
     return [_lower_shuffles(expr, lowered_by_name).lower_completely() for expr in exprs]
 
 
-def _lower_shuffles(expr: Expr, known: dict[str, Expr]) -> Expr:
+def _lower_shuffles(expr: Expr, lowered_by_name: dict[str, Expr]) -> Expr:
     """Return an expression whose shuffles are lowered separately, from the bottom up."""
     from dask.dataframe.dask_expr._expr import Blockwise, Fused
 
-    if expr._name in known:
-        return known[expr._name]
+    if expr._name in lowered_by_name:
+        return lowered_by_name[expr._name]
     if isinstance(expr, Fused):  # the user called df.optimize(): everything is already lowered
         return expr
-    operands = [_lower_shuffles(o, known) if isinstance(o, Expr) else o for o in expr.operands]
+    operands = [
+        _lower_shuffles(o, lowered_by_name) if isinstance(o, Expr) else o for o in expr.operands
+    ]
     settled = expr
     if any(new is not old for new, old in zip(operands, expr.operands, strict=True)):
         settled = type(expr)(*operands)
@@ -110,7 +112,7 @@ def _lower_shuffles(expr: Expr, known: dict[str, Expr]) -> Expr:
             settled = _wrap_tasks(
                 _build_graph(lowered), keys, lowered._meta, lowered.divisions, token
             )
-    known[expr._name] = settled
+    lowered_by_name[expr._name] = settled
     return settled
 
 

@@ -99,14 +99,14 @@ class Shielding:
     client : Client
     name : str
         Name of the run.
-    after : float, default=0.0
+    delay : float, default=0.0
         Seconds after which it begins. What ends sooner costs no messages.
     """
 
-    def __init__(self, client: Client, name: str, after: float = 0.0) -> None:
+    def __init__(self, client: Client, name: str, delay: float = 0.0) -> None:
         self._client = client
         self._name = name
-        self._after = after
+        self._delay = delay
         self._group = process_group()
         self._end = asyncio.Event()
         self._ended = threading.Event()
@@ -138,9 +138,9 @@ class Shielding:
 
     async def _shield_until_end(self) -> None:
         """Shield new workers until the end, then remove the shields."""
-        if self._after:
+        if self._delay:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._end.wait(), self._after)
+                await asyncio.wait_for(self._end.wait(), self._delay)
                 self._ended.set()
                 return
         with suppress(Exception):  # the cluster is gone

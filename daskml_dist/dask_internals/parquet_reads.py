@@ -14,14 +14,19 @@ def is_parquet_read(function: Any) -> bool:
     return type(function).__name__ == "ParquetFunctionWrapper"
 
 
-def is_plain_read(read: Any, names: Sequence[str]) -> bool:
+def is_plain_read(read_function: Any, names: Sequence[str]) -> bool:
     """Return whether Dask's reader reads columns of local files without filters or changes."""
     from dask.dataframe.io.parquet.arrow import ArrowDatasetEngine
     from dask.dataframe.io.parquet.core import ParquetFunctionWrapper
 
-    if type(read) is not ParquetFunctionWrapper or read.engine is not ArrowDatasetEngine:
+    if (
+        type(read_function) is not ParquetFunctionWrapper
+        or read_function.engine is not ArrowDatasetEngine
+    ):
         return False
-    options = {k: v for k, v in read.common_kwargs.items() if v and k not in _HARMLESS_OPTIONS}
+    options = {
+        k: v for k, v in read_function.common_kwargs.items() if v and k not in _HARMLESS_OPTIONS
+    }
     if set(options.pop("categories", ())) & set(names):
         return False
     # Options for datasets and files that Dask itself sets: they do not change the content of a
@@ -30,14 +35,22 @@ def is_plain_read(read: Any, names: Sequence[str]) -> bool:
     dataset.pop("format", None)
     files = {k: v for k, v in options.pop("read", {}).items() if v}
     usual = dataset in ({}, {"partitioning": "hive"})
-    return usual and not files and not options and type(read.fs).__name__ == "LocalFileSystem"
+    return (
+        usual and not files and not options and type(read_function.fs).__name__ == "LocalFileSystem"
+    )
 
 
-def parse_piece(one: Any) -> tuple[str, Sequence[int] | None] | None:
+def parse_piece(description: Any) -> tuple[str, Sequence[int] | None] | None:
     """Return path and row groups (None: all) of a partition's description; None if unclear."""
-    if not isinstance(one, dict) or set(one) - {"piece", "kwargs"} or one.get("kwargs"):
+    if (
+        not isinstance(description, dict)
+        or set(description) - {"piece", "kwargs"}
+        or description.get("kwargs")
+    ):
         return None
-    path, groups, keys = one["piece"] if isinstance(one["piece"], tuple) else (None, None, None)
+    path, groups, keys = (
+        description["piece"] if isinstance(description["piece"], tuple) else (None, None, None)
+    )
     if not isinstance(path, str) or keys:
         return None
     if groups is None or (isinstance(groups, list | tuple) and all(type(i) is int for i in groups)):

@@ -148,13 +148,15 @@ def describe_task(key: Any, tasks: Mapping[Any, Any]) -> str:
 
 
 def run_tasks(
-    tasks: Mapping[Any, GraphNode], data: Mapping[Any, Any], key: Any, begun: list[Any]
+    tasks: Mapping[Any, GraphNode], data: Mapping[Any, Any], key: Any, started_keys: list[Any]
 ) -> Any:
     """Return the result of a task, computed with its dependencies in the calling thread."""
     # Data is passed as nodes: a bare list, tuple or string would be read as a task or a key.
     graph = {**tasks, **{name: DataNode(name, value) for name, value in data.items()}}
     # Explicit callbacks replace those that the user has registered for all of Dask.
-    return get_sync(graph, key, callbacks=[(None, None, lambda k, *_: begun.append(k), None, None)])
+    return get_sync(
+        graph, key, callbacks=[(None, None, lambda k, *_: started_keys.append(k), None, None)]
+    )
 
 
 _DISK_SHUFFLE_MODULE = "dask.dataframe.shuffle"

@@ -221,17 +221,17 @@ def _split_batch(batch: Any, read_piece: Callable[[Any], Any]) -> list[Any] | No
     return [X, *(_read_column(value) for value in y_and_weights)]
 
 
-def _read_rows(piece: Any, read_piece: Callable[[Any], Any]) -> Any:
+def _read_rows(values: Any, read_piece: Callable[[Any], Any]) -> Any:
     """Return a piece of a batch as a frame, a CSR matrix or an array; any other value unchanged."""
-    piece = read_piece(piece)
-    if hasattr(piece, "tocsr"):
-        return piece.tocsr()
-    if hasattr(piece, "iloc") or not (hasattr(piece, "__array__") or isinstance(piece, list)):
-        return piece
+    values = read_piece(values)
+    if hasattr(values, "tocsr"):
+        return values.tocsr()
+    if hasattr(values, "iloc") or not (hasattr(values, "__array__") or isinstance(values, list)):
+        return values
     try:
-        return np.asarray(piece)  # lists of rows, and tensors in host memory
+        return np.asarray(values)  # lists of rows, and tensors in host memory
     except ValueError:  # rows of different lengths
-        return piece
+        return values
 
 
 def _read_column(values: Any) -> Any:
@@ -242,7 +242,7 @@ def _read_column(values: Any) -> Any:
     return np.asarray(values)
 
 
-def _check_like_first(pieces: list[Any], empties: list[Any], number: int) -> None:
+def _check_like_first(pieces: list[Any], empties: list[Any], batch_number: int) -> None:
     """Check that a batch has the same columns as the first one."""
     for name, *compared in zip(_PIECE_NAMES, pieces, empties, strict=False):
         columns, first_columns = (
@@ -250,8 +250,8 @@ def _check_like_first(pieces: list[Any], empties: list[Any], number: int) -> Non
         )
         if columns != first_columns:
             raise InvalidDataError(
-                f"Batch {number}: {name} has the columns {columns}, and that of the first batch "
-                f"{first_columns}. Give every batch the same columns in the same order."
+                f"Batch {batch_number}: {name} has the columns {columns}, and that of the first "
+                f"batch {first_columns}. Give every batch the same columns in the same order."
             )
 
 
@@ -290,6 +290,6 @@ class _ArrayRead:
     def __init__(self, folder: RowsFolder, name: str, dtype: Any) -> None:
         self.folder, self.name, self.dtype = folder, name, dtype
 
-    def __call__(self, number: int) -> Any:
-        values = self.folder.read(f"{self.name}-{number}")
+    def __call__(self, batch_number: int) -> Any:
+        values = self.folder.read(f"{self.name}-{batch_number}")
         return values if values.dtype == self.dtype else values.astype(self.dtype)

@@ -53,7 +53,7 @@ class RowRuns:
         return int(self.counts.sum())
 
     @property
-    def numbers(self) -> NDArray[np.intp]:
+    def row_numbers(self) -> NDArray[np.intp]:
         """Return the number of each row."""
         # `before` is the position in the result at which each run begins; start + (position -
         # before) is the row.
@@ -86,7 +86,7 @@ class Segment:
         return self.stop - self.start
 
     @property
-    def drawn(self) -> int:
+    def seed_block(self) -> int:
         """Return the number of the block that seeds the order of the rows."""
         return self.block if self.drawn_as is None else self.drawn_as
 
@@ -242,11 +242,11 @@ class LaneRows:
         self._shuffle = shuffle
         self._size = group or SHUFFLED_BLOCKS
         self.segments = spec.segments
-        self._held = [count_held_out_rows(segment, fraction) for segment in spec.segments]
+        self._n_held_out = [count_held_out_rows(segment, fraction) for segment in spec.segments]
         #: Held-out rows, and training rows, of segments that were already split.
         self._splits: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
         self._remember = group is None
-        self.n_rows = sum(map(len, spec.segments)) - sum(self._held)
+        self.n_rows = sum(map(len, spec.segments)) - sum(self._n_held_out)
         self._in_turn = in_turn
         # Rows per run: a batch has `RUNS_PER_BATCH` runs if it is large enough, else single rows.
         self._run = max(1, self.n_rows // n_steps // RUNS_PER_BATCH)
@@ -259,7 +259,7 @@ class LaneRows:
         return self._n_steps
 
     @property
-    def numbers(self) -> list[int]:
+    def block_numbers(self) -> list[int]:
         """Return the numbers of all blocks, including empty ones."""
         return [segment.block for segment in self.segments]
 
@@ -267,7 +267,7 @@ class LaneRows:
         """Return the held-out rows and the training rows of segment i."""
         if i in self._splits:
             return self._splits[i]
-        segment, count = self.segments[i], self._held[i]
+        segment, count = self.segments[i], self._n_held_out[i]
         # No training pass has number 0: its random stream draws the held-out rows, once for all
         # passes.
         order = self._random(0, segment).permutation(len(segment)) + segment.start
@@ -280,7 +280,7 @@ class LaneRows:
     def held_out(self) -> Iterator[tuple[int, NDArray[np.intp]]]:
         """Yield each block that has validation rows, with these rows."""
         for i, segment in enumerate(self.segments):
-            if self._held[i]:
+            if self._n_held_out[i]:
                 yield segment.block, self._split(i)[0]
 
     @property
@@ -289,14 +289,14 @@ class LaneRows:
         for i, segment in enumerate(self.segments):
             if len(segment):
                 segment_rows = slice(segment.start, segment.stop)
-                yield segment.block, self._split(i)[1] if self._held[i] else segment_rows
+                yield segment.block, self._split(i)[1] if self._n_held_out[i] else segment_rows
 
     def _random(self, pass_: int, *segments: Segment) -> np.random.Generator:
         """Return the random generator of a pass over segments; it is the same on every worker."""
         # The stream depends only on (seed, pass, block, first row), not on the worker.
         key = [self._seed, pass_]
         for segment in segments:
-            key += [segment.drawn, segment.start]
+            key += [segment.seed_block, segment.start]
         return np.random.default_rng(key)
 
     def _visit(self, pass_: int) -> list[list[int]]:
@@ -318,19 +318,19 @@ class LaneRows:
         """Return the blocks of a pass in order, in groups that are needed at the same time."""
         return [[self.segments[i].block for i in group] for group in self._visit(pass_)]
 
-    def _whole(self, groups: list[list[int]]) -> Iterator[DrawnRows]:
+    def _yield_segments(self, groups: list[list[int]]) -> Iterator[DrawnRows]:
         """Yield each segment as a whole, in stored order."""
         for (i,) in groups:
             segment = self.segments[i]
             segment_rows = slice(segment.start, segment.stop)
-            yield segment.block, self._split(i)[1] if self._held[i] else segment_rows
+            yield segment.block, self._split(i)[1] if self._n_held_out[i] else segment_rows
 
     def batches(self, pass_: int, start: int = 0) -> Iterator[list[DrawnRows]]:
         """Yield the batches of a pass (from 1), from step `start` on: lists of (block, rows)."""
         groups = self._visit(pass_)
         if self._is_full:
             if start == 0:
-                yield list(self._whole(groups))
+                yield list(self._yield_segments(groups))
             return
         # Batch s holds rows cuts[s] to cuts[s + 1] in the order of the pass: sizes differ by at
         # most one row.
@@ -360,8 +360,8 @@ class LaneRows:
     def _group(self, pass_: int, group: list[int]) -> tuple[int, _GroupOrder]:
         """Return the number of training rows of a group of segments, and their shuffled order."""
         segments = [self.segments[i] for i in group]
-        training_rows = [self._split(i)[1] if self._held[i] else None for i in group]
-        sizes = [len(self.segments[i]) - self._held[i] for i in group]
+        training_rows = [self._split(i)[1] if self._n_held_out[i] else None for i in group]
+        sizes = [len(self.segments[i]) - self._n_held_out[i] for i in group]
         order: NDArray[np.intp] | None = None
         if self._shuffle:
             order = self._random(pass_, *segments).permutation(sum(sizes) // self._run)
@@ -540,7 +540,7 @@ class _GroupOrder:
         if low >= high:
             return []
         if self._run >= _LONG_RUN_ROWS:
-            return self._long(low, high)
+            return self._locate_runs(low, high)
         positions = self._next(low, high)
         if self._alone:
             return [(self._members[0][0].block, positions)]
@@ -563,24 +563,26 @@ class _GroupOrder:
         if not ahead_from <= low <= high <= ahead_from + len(self._blocks_ahead):
             stop = min(max(high, low + _POSITIONS_AHEAD), int(self._offsets[-1]))
             self._ahead_from = ahead_from = low
-            self._blocks_ahead, self._ahead = self._each(self._positions(low, stop))
+            self._blocks_ahead, self._ahead = self._locate_positions(self._positions(low, stop))
         ahead = slice(low - ahead_from, high - ahead_from)
         return [(self._blocks_ahead[ahead], self._ahead[ahead])] if high > low else []
 
-    def _each(self, at: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def _locate_positions(
+        self, positions: NDArray[np.intp]
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return the block and the row of each position."""
         # The block of a position is the last one that begins at or before it.
-        member = np.searchsorted(self._offsets, at, "right") - 1
+        member = np.searchsorted(self._offsets, positions, "right") - 1
         segments = [segment for segment, _ in self._members]
         first = np.array([segment.start for segment in segments]) - self._offsets[:-1]
-        rows = at + first[member]
+        rows = positions + first[member]
         for m, (segment, training_rows) in enumerate(self._members):
             if training_rows is not None:
                 in_segment = member == m
                 rows[in_segment] = training_rows[rows[in_segment] - segment.start]
         return np.array([segment.block for segment in segments])[member], rows
 
-    def _long(self, low: int, high: int) -> list[tuple[int, BlockRows]]:
+    def _locate_runs(self, low: int, high: int) -> list[tuple[int, BlockRows]]:
         """Return positions as sorted runs; a run that crosses a block boundary is split there."""
         starts, stops = self._runs(low, high)
         if len(self._members) == 1:
@@ -636,11 +638,13 @@ class _GroupOrder:
             starts, stops = np.append(starts, max(low, n_in_runs)), np.append(stops, high)
         return starts, stops
 
-    def _rows(self, member: int, at: NDArray[np.intp] | RowRuns) -> tuple[int, BlockRows]:
+    def _rows(self, member: int, positions: NDArray[np.intp] | RowRuns) -> tuple[int, BlockRows]:
         """Return the block and row numbers of positions among a segment's training rows."""
         segment, training_rows = self._members[member]
         if training_rows is not None:
-            return segment.block, training_rows[at.numbers if isinstance(at, RowRuns) else at]
-        if isinstance(at, RowRuns):
-            return segment.block, RowRuns(at.starts + segment.start, at.counts)
-        return segment.block, at + segment.start
+            return segment.block, training_rows[
+                positions.row_numbers if isinstance(positions, RowRuns) else positions
+            ]
+        if isinstance(positions, RowRuns):
+            return segment.block, RowRuns(positions.starts + segment.start, positions.counts)
+        return segment.block, positions + segment.start

@@ -49,9 +49,9 @@ def make_unread_error(blocks: Iterable[tuple[Any, ...]], error: Exception) -> In
     return make_reading_error(unread, error)
 
 
-def make_reading_error(what: str, error: BaseException, task: str = "") -> InvalidDataError:
+def make_reading_error(subject: str, error: BaseException, task: str = "") -> InvalidDataError:
     """Return the error for rows whose computation raised, with the remedy for its kind."""
-    message = f"{what} could not be read: {task and f'{task} raised '}{error!r}. "
+    message = f"{subject} could not be read: {task and f'{task} raised '}{error!r}. "
     # Dask compares some blocks with the declared metadata (`meta`); pandas reports missing columns.
     if "etadata" in str(error) or (isinstance(error, KeyError) and "not in index" in str(error)):
         return InvalidDataError(f"{message}{META_MISMATCH_REMEDY}")
@@ -115,13 +115,13 @@ class DeclaredNumbers:
         Of the argument: "X", "y", ...
     dtype : str
         Declared dtype, for the message.
-    others : tuple of str
+    non_numeric_columns : tuple of str
         Columns of a dataframe that are declared as not numeric.
     """
 
     name: str
     dtype: str
-    others: tuple[Any, ...] = ()
+    non_numeric_columns: tuple[Any, ...] = ()
 
     def check_block(self, block: Any, index: int | None) -> None:
         """Raise `InvalidDataError` if a block holds no numbers, though its meta declares some."""
@@ -129,7 +129,9 @@ class DeclaredNumbers:
             frame = convert_object_columns(block)
             dtypes = zip(frame.columns, frame.dtypes, strict=True)
             non_numeric = {
-                n: t for n, t in dtypes if n not in self.others and t.kind not in "biufc"
+                n: t
+                for n, t in dtypes
+                if n not in self.non_numeric_columns and t.kind not in "biufc"
             }
             if non_numeric:
                 description = (
@@ -140,10 +142,10 @@ class DeclaredNumbers:
         elif not _holds_numbers(block):
             self._refuse(f"values of dtype {np.asarray(block).dtype}", index)
 
-    def _refuse(self, found: str, index: int | None) -> None:
+    def _refuse(self, description: str, index: int | None) -> None:
         """Raise the error for a block whose type differs from the declared one."""
         raise InvalidDataError(
-            f"{describe_block(index)}{self.name} has {found}, but Dask expects {self.dtype}. "
+            f"{describe_block(index)}{self.name} has {description}, but Dask expects {self.dtype}. "
             f"{META_MISMATCH_REMEDY}"
         )
 

@@ -136,7 +136,7 @@ def make_block(
         # If rows stay on the GPU, their labels do too.
         stays_on_device = classification and not multi_output and find_device(rows) == "gpu"
         if not (stays_on_device and are_device_labels(y)):
-            y = as_column(y, name="y", index=index, several=multi_output)
+            y = as_column(y, name="y", index=index, multi_output=multi_output)
         check_length(n_rows, y, "y", index)
         # Labels keep their dtype, which `classes_` needs; targets become floats.
         y = _check_labels(y, index) if classification else _convert_target(y, dtype, index)
@@ -386,22 +386,22 @@ def join_column_infos(infos: Sequence[BlockInfo], n_parts: int) -> list[BlockInf
     return [_join_infos(infos[block::n_blocks]) for block in range(n_blocks)]
 
 
-def _join_infos(parts: Sequence[BlockInfo]) -> BlockInfo:
+def _join_infos(part_infos: Sequence[BlockInfo]) -> BlockInfo:
     """Return the facts of one block of whole rows; raise if its parts differ in rows."""
-    first = parts[0]
-    if len({part.n_rows for part in parts}) > 1:
+    first = part_infos[0]
+    if len({part.n_rows for part in part_infos}) > 1:
         raise InvalidDataError(
-            f"Neighbouring chunks of X have {[part.n_rows for part in parts]} rows. Recreate X "
-            "so that all columns of a row are in the same row of chunks, and persist() it."
+            f"Neighbouring chunks of X have {[part.n_rows for part in part_infos]} rows. Recreate "
+            "X so that all columns of a row are in the same row of chunks, and persist() it."
         )
-    is_sparse = all(part.sparse for part in parts)
+    is_sparse = all(part.sparse for part in part_infos)
     return replace(
         first,
-        row_shape=(sum(part.n_features for part in parts),),
-        nnz=sum(part.nnz or 0 for part in parts) if is_sparse else None,
+        row_shape=(sum(part.n_features for part in part_infos),),
+        nnz=sum(part.nnz or 0 for part in part_infos) if is_sparse else None,
         sparse=is_sparse,
-        dtype=str(np.result_type(*{part.dtype for part in parts})),
-        nbytes=sum(part.nbytes for part in parts),
+        dtype=str(np.result_type(*{part.dtype for part in part_infos})),
+        nbytes=sum(part.nbytes for part in part_infos),
     )
 
 
@@ -561,7 +561,7 @@ def _summarize_targets(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[st
     return {
         "y_min": float(y.min()) if len(y) else None,
         "y_max": float(y.max()) if len(y) else None,
-        "targets": WeightedMoments.of(y, weights),
+        "targets": WeightedMoments.from_values(y, weights),
         "y_sample": _sample_targets(y, weights),
         "n_targets": y.shape[1] if y.ndim == 2 else None,
     }

@@ -116,12 +116,12 @@ def _read_signed(times: Array, index: int | None) -> tuple[Array, Array]:
     return low, np.where(times > 0, low, np.inf)
 
 
-def _refuse(is_wrong: Array, values: Array, why: str, index: int | None) -> None:
+def _refuse(is_wrong: Array, values: Array, reason: str, index: int | None) -> None:
     """Raise if any row is wrong, naming the first one."""
     if is_wrong.any():
         row = int(is_wrong.argmax())
         raise InvalidDataError(
-            f"{describe_block(index)}Input y holds an impossible time: {values[row]:g} {why} "
+            f"{describe_block(index)}Input y holds an impossible time: {values[row]:g} {reason} "
             f"(row {row} of the block). {_FORMS}; drop or correct such rows."
         )
 

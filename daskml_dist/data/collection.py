@@ -133,13 +133,13 @@ class Collection:
         """Return how many bundles may be made concurrently; None if memory sets no bound."""
         return None
 
-    def share(self, number: int) -> tuple[int, int] | None:
+    def find_share(self, block_number: int) -> tuple[int, int] | None:
         """Return which part of the columns a block holds, and the number of parts, or None."""
         # Blocks of whole rows may be made by any worker that holds them.
         if self.columns is None:
             return None
         n_parts = len(self.columns) - 1
-        return number * n_parts // len(self.parts), n_parts
+        return block_number * n_parts // len(self.parts), n_parts
 
     @property
     def n_features(self) -> int | None:
@@ -208,13 +208,13 @@ class Collection:
 
 
 def _make_declared_block(
-    declared: tuple[DeclaredNumbers | None, ...], make: Callable[..., Block], index: int, X: Any,
-    y: Any = None, sample_weight: Any = None, **options: Any,
+    declared: tuple[DeclaredNumbers | None, ...], build_block: Callable[..., Block], index: int,
+    X: Any, y: Any = None, sample_weight: Any = None, **options: Any,
 ) -> Block:  # fmt: skip
     """Make a block; if that fails, raise the error of a part that contradicts Dask's metadata."""
     parts = (X, y, sample_weight)
     block: Block = call_on_declared_blocks(
-        declared, parts, index, partial(make, index, *parts, **options)
+        declared, parts, index, partial(build_block, index, *parts, **options)
     )
     return block
 
@@ -245,7 +245,7 @@ def as_collection(
     if any_shape and multi_output and y is not None:
         y = join_column_chunks(check_rows(y, numeric=False, any_shape=True))
     else:
-        y = _check_column(y, "y", several=multi_output, labels_stay=labels_stay)
+        y = _check_column(y, "y", multi_output=multi_output, labels_stay=labels_stay)
     inputs = {
         "X": join_column_chunks(X),
         "y": y,
@@ -318,11 +318,11 @@ def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
     return X, values_by_name["y"], values_by_name["sample_weight"]
 
 
-def _check_has_columns(X: Any, named: str) -> None:
+def _check_has_columns(X: Any, argument: str) -> None:
     """Raise `InvalidDataError` for a frame without columns, which Dask makes without files."""
     if is_dataframe_like(X) and not len(X.columns):
         raise InvalidDataError(
-            f"{named} names no column of X, which has no columns.{_NO_FILES_HINT}"
+            f"{argument} names no column of X, which has no columns.{_NO_FILES_HINT}"
         )
 
 
@@ -382,7 +382,9 @@ def _find_feature_names(X: Any) -> NDArray[Any] | None:
 # --- y and sample_weight ---------------------------------------------------------------------
 
 
-def _check_column(values: Any, name: str, several: bool = False, labels_stay: bool = False) -> Any:
+def _check_column(
+    values: Any, name: str, multi_output: bool = False, labels_stay: bool = False
+) -> Any:
     """Return y or sample_weight as one column; None and a single number stay as they are."""
     if values is None:
         return None
@@ -394,19 +396,19 @@ def _check_column(values: Any, name: str, several: bool = False, labels_stay: bo
             return float(values)
         check_weight_shape(values)
     if is_dask(values):
-        return _check_dask_column(values, name, several)
+        return _check_dask_column(values, name, multi_output)
     if labels_stay and are_device_labels(values):
         return values
-    return as_column(values, name=name, several=several)
+    return as_column(values, name=name, multi_output=multi_output)
 
 
-def _check_dask_column(values: Any, name: str, several: bool) -> Any:
-    """Return a Dask collection of one column, or of `several` if allowed."""
+def _check_dask_column(values: Any, name: str, multi_output: bool) -> Any:
+    """Return a Dask collection of one column, or of `multi_output` if allowed."""
     if is_dask_frame(values):
         if is_series_like(values):
             return values
         shape: tuple[Any, ...] = ("n_rows", len(values.columns))
-        if several:
+        if multi_output:
             return values
         if len(values.columns) == 1:
             return values[values.columns[0]]
@@ -414,7 +416,7 @@ def _check_dask_column(values: Any, name: str, several: bool) -> Any:
         shape = values.shape
         if values.ndim == 1:
             return values
-        if values.ndim == 2 and several:
+        if values.ndim == 2 and multi_output:
             return join_column_chunks(values)
         if values.ndim == 2 and shape[1] == 1:
             return values[:, 0]
@@ -531,18 +533,18 @@ def _count_rows_of_pieces(pieces: list[Any]) -> list[int]:
     return row_counts
 
 
-def count_rows_of_block(part: Any) -> int:
+def count_rows_of_block(block: Any) -> int:
     """Return the number of rows of an array, frame, sparse matrix or list in memory."""
-    return int(part.shape[0]) if hasattr(part, "shape") else len(part)
+    return int(block.shape[0]) if hasattr(block, "shape") else len(block)
 
 
-def join_lazy_blocks(pieces: Sequence[Delayed], rows: Collection, sample: Any) -> da.Array:
+def join_lazy_blocks(block_results: Sequence[Delayed], rows: Collection, sample: Any) -> da.Array:
     """Join lazy results for the blocks of a collection; `sample` is a small example of a result."""
     meta = sample[:0] if sparse.issparse(sample) else np.asarray(sample)[:0]
     array: da.Array = da.concatenate(
         [
             da.from_delayed(piece, (n, *meta.shape[1:]), dtype=meta.dtype, meta=meta)
-            for piece, n in zip(pieces, rows.chunk_rows, strict=True)
+            for piece, n in zip(block_results, rows.chunk_rows, strict=True)
         ]
     )
     return array

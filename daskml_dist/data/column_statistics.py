@@ -250,13 +250,13 @@ def compute_column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Number
     return count, np.where(count > 0, mean, np.nan), squares / nonzero_count
 
 
-def merge_column_moments(parts: Sequence[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
+def merge_column_moments(block_moments: Sequence[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
     """Merge means, variances and counts of columns; None for means or variances not needed.
 
     Counts are one number, or one for each column; the mean of a column without values is NaN.
     """
-    mean, var, n = parts[0]
-    for mean_b, var_b, n_b in parts[1:]:
+    mean, var, n = block_moments[0]
+    for mean_b, var_b, n_b in block_moments[1:]:
         # Pairwise update of mean and variance (Chan, Golub and LeVeque 1983).
         total = n + n_b
         if mean is not None:
@@ -337,16 +337,16 @@ def _iterate_device_pieces(rows: Any) -> Iterator[tuple[slice, Any]]:
         yield slice(0, n_columns), cast(rows[row_slice], np.dtype(np.float64))
 
 
-def _compute_device_moments(piece: Any) -> tuple[Any, Numbers, Numbers]:
+def _compute_device_moments(tile: Any) -> tuple[Any, Numbers, Numbers]:
     """Return :func:`_compute_moments` of the columns of rows on a device."""
-    xp = namespace(piece)
-    missing = xp.isnan(piece)
-    n = cast(total(cast(~missing, np.dtype(np.int64)), axis=0), piece.dtype)
-    sums = total(xp.where(missing, 0.0, piece), axis=0)
-    if not xp.isfinite(total(sums)) and xp.any(xp.isinf(piece)):
+    xp = namespace(tile)
+    missing = xp.isnan(tile)
+    n = cast(total(cast(~missing, np.dtype(np.int64)), axis=0), tile.dtype)
+    sums = total(xp.where(missing, 0.0, tile), axis=0)
+    if not xp.isfinite(total(sums)) and xp.any(xp.isinf(tile)):
         check_no_infinity(np.array(np.inf))
     mean = sums / xp.maximum(n, xp.ones(n.shape, dtype=n.dtype))
-    deviations = xp.where(missing, 0.0, piece - mean)
+    deviations = xp.where(missing, 0.0, tile - mean)
     moments = xp.stack([n, mean, total(deviations * deviations, axis=0)])
     count, means, squares = copy_to_host(moments)
     return count, means, squares
@@ -421,7 +421,7 @@ class WeightedMoments:
     squares: Numbers
 
     @classmethod
-    def of(cls, values: NDArray[Any], weights: NDArray[Any] | None = None) -> Self:
+    def from_values(cls, values: NDArray[Any], weights: NDArray[Any] | None = None) -> Self:
         """Return the moments of some numbers, which may lie on a GPU, with weights beside them."""
         columns = cast(values if values.ndim == 2 else values[:, None], np.dtype(np.float64))
         n_rows, width = columns.shape

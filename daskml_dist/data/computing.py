@@ -58,14 +58,14 @@ def report_progress_to(listener: ProgressListener) -> Iterator[None]:
         _listener.reset(token)
 
 
-def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
+def compute_with_retries(make_task: Callable[[str], Any], n_parts: int = 0) -> Any:
     """Return a value computed by Dask; start it again if workers are lost repeatedly."""
     client = get_computing_client()
     # A new name for each attempt: the scheduler remembers the keys of tasks that it gave up.
     for n_remaining in reversed(range(_MAX_ATTEMPTS)):
         try:
             name = f"block-{uuid4().hex}"
-            return _compute_on_client(make(name), name, n_parts)
+            return _compute_on_client(make_task(name), name, n_parts)
         except Exception as error:
             name = type(error).__name__
             if name == "FutureCancelledError" and _is_client_cut_off(client, error):
@@ -216,7 +216,7 @@ _CLIENT_CHOICES = (
 )
 
 
-def check_client(client: Any, what: str = "fit", choices: str = _CLIENT_CHOICES) -> Any:
+def check_client(client: Any, operation: str = "fit", choices: str = _CLIENT_CHOICES) -> Any:
     """Return a client that can compute."""
     # Importing distributed takes half a second; if there is a client, it is already imported.
     distributed = sys.modules.get("distributed")
@@ -228,10 +228,10 @@ def check_client(client: Any, what: str = "fit", choices: str = _CLIENT_CHOICES)
     if client.status in ("closing", "closed"):
         raise InvalidParameterError(
             f"client={client!r}: it is closed. Pass a Client that is open, such as "
-            f"Client(address), and keep it open until {what} has ended."
+            f"Client(address), and keep it open until {operation} has ended."
         )
-    check_synchronous(client, what)
-    check_not_inherited(client, what)
+    check_synchronous(client, operation)
+    check_not_inherited(client, operation)
     return client
 
 
@@ -255,28 +255,29 @@ def is_inherited(client: Any) -> bool:
     return client in _inherited_clients
 
 
-def check_not_inherited(client: Any, what: str) -> None:
+def check_not_inherited(client: Any, operation: str) -> None:
     """Raise an error if a client belongs to the process that this one was forked from."""
     if is_inherited(client):
         raise InvalidParameterError(
-            f"{what} cannot use {client!r}: it belongs to the process that this one was forked "
+            f"{operation} cannot use {client!r}: it belongs to the process that this one was "
+            "forked "
             'from. Start processes by another method, multiprocessing.get_context("spawn"), and '
             "make a Client(address) in each; or call this on rows in memory, with "
             "client='inline'."
         )
 
 
-def check_synchronous(client: Any, what: str) -> None:
+def check_synchronous(client: Any, operation: str) -> None:
     """Raise an error if a client belongs to an event loop."""
     if getattr(client, "asynchronous", False):
-        raise _make_asynchronous_error(what)
+        raise _make_asynchronous_error(operation)
 
 
-def _make_asynchronous_error(what: str) -> InvalidParameterError:
+def _make_asynchronous_error(operation: str) -> InvalidParameterError:
     """Return the error for a client that belongs to an event loop."""
     return InvalidParameterError(
-        f"{what} needs a synchronous Client outside of its event loop, since it would block the "
-        "loop. In the loop, await it in a thread: await model.fit_async(X, y), or await "
+        f"{operation} needs a synchronous Client outside of its event loop, since it would block "
+        "the loop. In the loop, await it in a thread: await model.fit_async(X, y), or await "
         "daskml_dist.run_async(function, ...). Elsewhere create one with Client(..., "
         "asynchronous=False); a task that fits is a plain function, not async."
     )
@@ -299,15 +300,15 @@ def use_client(client: Any) -> Iterator[None]:
         _chosen_client.reset(token)
 
 
-def get_computing_client(what: str = "this call") -> Any:
+def get_computing_client(operation: str = "this call") -> Any:
     """Return the client that computes reductions of rows; None without one."""
     try:
         client = _chosen_client.get() or getattr(get_scheduler(), "__self__", None)
     except RuntimeError as error:  # newer versions of Dask refuse such a client
-        raise _make_asynchronous_error(what) from error
-    check_synchronous(client, what)
+        raise _make_asynchronous_error(operation) from error
+    check_synchronous(client, operation)
     if client is not None:
-        check_not_inherited(client, what)
+        check_not_inherited(client, operation)
     return client if getattr(client, "status", "") == "running" else None  # else Dask reports it
 
 
@@ -349,7 +350,7 @@ class Deadline:
 
     Parameters
     ----------
-    what : str
+    awaited : str
         What the wait is for.
     timeout : float
         Seconds without progress.
@@ -360,9 +361,9 @@ class Deadline:
     """
 
     def __init__(
-        self, what: str, timeout: float, remedy: str = "", *, tell_after: float = _NOTICE_SECONDS
+        self, awaited: str, timeout: float, remedy: str = "", *, tell_after: float = _NOTICE_SECONDS
     ) -> None:
-        self._what = what
+        self._awaited = awaited
         # A short time limit is announced before it ends.
         self._tell_after = max(_NOTICE_SECONDS, min(tell_after, timeout / 2))
         self._timeout = timeout
@@ -380,7 +381,7 @@ class Deadline:
         if waited > self._tell_after and state not in self._reported:
             self._reported.add(state)
             bound = f"{state}; {self._timeout:g} s" if state else f"{self._timeout:g} s"
-            logger.warning("%s", f"waiting for {self._what} ({bound}). {self._remedy}".strip())
+            logger.warning("%s", f"waiting for {self._awaited} ({bound}). {self._remedy}".strip())
         return waited <= self._timeout
 
 
@@ -389,7 +390,7 @@ def wait_for_workers(
     workers: Callable[[], Iterable[Mapping[str, Any]]],
     timeout: float,
     on_wait: Callable[[], None] | None = None,
-    why: Callable[[], str] | None = None,
+    describe_cause: Callable[[], str] | None = None,
 ) -> None:
     """Wait until some worker accepts tasks.
 
@@ -404,7 +405,7 @@ def wait_for_workers(
     task = client.submit(bool, pure=False)
     try:
         while not _any_accepts_work(statuses):
-            if (error := loss.find_error(statuses, why)) is not None:
+            if (error := loss.find_error(statuses, describe_cause)) is not None:
                 raise error
             time.sleep(0.05)
             statuses = _get_statuses(workers)
@@ -585,21 +586,21 @@ def _any_accepts_work(statuses: list[Any]) -> bool:
     return bool(ACCEPTING_STATUSES.intersection(statuses))
 
 
-def _make_no_worker_error(timeout: float, statuses: list[Any], why: str = "") -> TrainingError:
+def _make_no_worker_error(timeout: float, statuses: list[Any], cause: str = "") -> TrainingError:
     """Return the error for a wait in which no worker accepted tasks."""
     return TrainingError(
-        f"No worker accepted work within {timeout:g} s ({_describe_statuses(statuses)}).{why} "
+        f"No worker accepted work within {timeout:g} s ({_describe_statuses(statuses)}).{cause} "
         f"{_SCALE_REMEDY} {'' if statuses else _ENDED_REMEDY}{_REFIT_REMEDY} The time limit is "
         "daskml_dist.timeout in Dask's configuration."
     )
 
 
-def _make_no_place_error(n_places: int, why: str = "") -> TrainingError:
+def _make_no_place_error(n_places: int, cause: str = "") -> TrainingError:
     """Return the error for a cluster that does not replace its lost workers."""
     return TrainingError(
         "All workers are lost, and the cluster starts no new ones: Dask gave up the places of "
         f"its {n_places} workers, as it does if a replaced worker is lost within "
-        f"distributed.deploy.lost-worker-timeout (15 s).{why} Request them again with "
+        f"distributed.deploy.lost-worker-timeout (15 s).{cause} Request them again with "
         f"client.cluster.scale({n_places}), and check why they died: did they run out of memory? "
         f'{_REFIT_REMEDY} dask.config.set({{"distributed.deploy.lost-worker-timeout": "1h"}}) '
         "before the cluster is made keeps their places."

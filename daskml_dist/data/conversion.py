@@ -93,16 +93,16 @@ def convert_foreign(*values: Any) -> Any:
     return converted[0] if len(converted) == 1 else converted
 
 
-def convert_batches(X: Any, *beside: Any) -> tuple[Any, ...]:
+def convert_batches(X: Any, *other_values: Any) -> tuple[Any, ...]:
     """Return a generator of batches as Dask collections, and anything else as it is.
 
-    `beside` are y and sample_weight, as far as the caller takes them: what batches hold of them
-    takes the place of None.
+    `other_values` are y and sample_weight, as far as the caller takes them: what batches hold of
+    them takes the place of None.
     """
     if not isinstance(X, Iterator):
-        return (X, *beside)
+        return (X, *other_values)
     X, *batch_values = spool_batches(X, _read_piece)
-    converted = list(beside)
+    converted = list(other_values)
     for position, (name, values) in enumerate(
         zip(("y", "sample_weight"), batch_values, strict=True)
     ):
@@ -123,11 +123,11 @@ def _find_kind(value: Any) -> tuple[str, str]:
     return find_package(value), type(value).__name__
 
 
-def _read_piece(piece: Any) -> Any:
+def _read_piece(values: Any) -> Any:
     """Return rows or targets of a batch in host memory, of any library that is read elsewhere."""
-    if is_dask(piece := _convert_container(piece)):
-        (piece,) = compute(piece)
-    return copy_to_host(piece)
+    if is_dask(values := _convert_container(values)):
+        (values,) = compute(values)
+    return copy_to_host(values)
 
 
 def _convert_container(value: Any) -> Any:
@@ -248,9 +248,9 @@ def take_columns(X: Any, names: Any) -> Any:
     return _name_columns(X[:, [column_names.index(name) for name in names]], names)
 
 
-def convert_named_columns(X: Any, *beside: Any) -> Any:
+def convert_named_columns(X: Any, *other_values: Any) -> Any:
     """Return a :class:`_NamedColumns` as a dask DataFrame, whose blocks have the names."""
-    converted: tuple[Any, ...] = (X, *beside)
+    converted: tuple[Any, ...] = (X, *other_values)
     if (names := get_column_names(X)) is not None:
         import dask.dataframe as dd
 
@@ -260,9 +260,12 @@ def convert_named_columns(X: Any, *beside: Any) -> Any:
             dd.from_dask_array(
                 _rebuild_array(all_columns, all_columns.chunks), columns=list(names)
             ),
-            *(value.rechunk(rows) if isinstance(value, da.Array) else value for value in beside),
+            *(
+                value.rechunk(rows) if isinstance(value, da.Array) else value
+                for value in other_values
+            ),
         )
-    return converted if beside else converted[0]
+    return converted if other_values else converted[0]
 
 
 def restore_chunk_sizes(answers: Any, X: Any) -> Any:
@@ -317,19 +320,19 @@ def _convert_dataset(dataset: Any) -> Any:
     return dd.concat(frames, axis=1)
 
 
-def _join_to_grid(dataset: Any, beside: list[Any]) -> list[Any]:
+def _join_to_grid(dataset: Any, other_values: list[Any]) -> list[Any]:
     """Return the rows of an xarray.Dataset, and beside them what lies on its grid, row by row."""
     on_grid = {
         f"_beside_{i}": values
-        for i, values in enumerate(beside)
+        for i, values in enumerate(other_values)
         if _find_kind(values) == ("xarray", "DataArray") and set(values.dims) <= set(dataset.dims)
     }
     if not on_grid:
-        return [dataset, *beside]
+        return [dataset, *other_values]
     joined = _convert_dataset(dataset.assign(on_grid))
     flat_beside = [
         take_columns(joined, name) if (name := f"_beside_{i}") in on_grid else values
-        for i, values in enumerate(beside)
+        for i, values in enumerate(other_values)
     ]
     return [take_columns(joined, list(dataset.data_vars)), *flat_beside]
 
@@ -452,7 +455,7 @@ def as_rows(
     if sparse.issparse(X):
         check_sparse_structure(X, index)
     rows = X.tocsr() if hasattr(X, "tocsr") else convert_to_array(X, "X", index)
-    check_dimensions(rows, index, tensors=tensors, given=X)
+    check_dimensions(rows, index, tensors=tensors, unconverted=X)
     target_dtype = dtype or choose_dtype(rows.dtype)
     if sparse.issparse(rows):
         return _canonicalize_csr(rows, target_dtype, index)
@@ -475,7 +478,7 @@ def as_column(
     *,
     name: str,
     index: int | None = None,
-    several: bool = False,
+    multi_output: bool = False,
     on_device: bool = False,
 ) -> NDArray[Any]:
     """Make y or sample_weight an array of one dimension, of the dtype it has.
@@ -486,7 +489,7 @@ def as_column(
     values = values if stays_on_device else copy_to_host(values)
     # Several targets are a table of numbers, like X; a single target may also be labels, which are
     # kept as they are.
-    if several and is_dataframe_like(values):
+    if multi_output and is_dataframe_like(values):
         return _convert_frame(values, None, index, choose_float_dtype)
     if is_dataframe_like(values) and len(values.columns) == 1:
         values = values.iloc[:, 0]
@@ -497,7 +500,7 @@ def as_column(
         array = _convert_series(values)
     else:
         array = convert_to_array(values, name, index)
-    if several and array.ndim == 2:
+    if multi_output and array.ndim == 2:
         return array
     if array.ndim == 2 and array.shape[1] == 1:
         array = array.reshape(-1)
@@ -548,17 +551,17 @@ def as_array_block(values: Any, name: str, index: int | None) -> Any:
     return np.asarray(values, dtype=object) if array.dtype.kind in "US" else array
 
 
-def join_blocks(pieces: list[Any]) -> Any:
+def join_blocks(blocks: list[Any]) -> Any:
     """Return the rows of several blocks in one piece of their kind; frames keep their index.
 
     In host memory, to which blocks on a GPU are copied.
     """
-    pieces = [copy_to_host(piece) for piece in pieces]
-    if hasattr(pieces[0], "iloc"):
-        return load_pandas().concat(pieces)
-    if sparse.issparse(pieces[0]):
-        return sparse.vstack(pieces, format="csr")
-    return np.concatenate(pieces)
+    blocks = [copy_to_host(piece) for piece in blocks]
+    if hasattr(blocks[0], "iloc"):
+        return load_pandas().concat(blocks)
+    if sparse.issparse(blocks[0]):
+        return sparse.vstack(blocks, format="csr")
+    return np.concatenate(blocks)
 
 
 def expand_weights(weight: Any, n_rows: int) -> Any:
@@ -568,10 +571,10 @@ def expand_weights(weight: Any, n_rows: int) -> Any:
     return weight
 
 
-def take_rows(rows: Any, at: Any) -> Any:
+def take_rows(rows: Any, row_positions: Any) -> Any:
     """Return rows of a block by their positions, of a frame, array, sparse matrix or lists."""
     rows = as_array_block(rows, "X", None)
-    return rows.iloc[at] if hasattr(rows, "iloc") else rows[at]
+    return rows.iloc[row_positions] if hasattr(rows, "iloc") else rows[row_positions]
 
 
 def choose_float_dtype(dtype: Any) -> str:
@@ -601,11 +604,11 @@ def check_numeric_columns(dtypes: Iterable[tuple[Any, Any]]) -> None:
 
 
 def check_dimensions(
-    X: Any, index: int | None = None, *, tensors: bool = False, given: Any = None
+    X: Any, index: int | None = None, *, tensors: bool = False, unconverted: Any = None
 ) -> None:
     """Check that X, which has `ndim` and `shape`, has two dimensions; of tensors, at least two.
 
-    `given` is X as the user passed it, by which the remedy goes.
+    `unconverted` is X as the user passed it, by which the remedy goes.
     """
     if X.ndim < 2 or (X.ndim > 2 and not tensors):
         # The length of a Dask Series is a task.
@@ -613,7 +616,7 @@ def check_dimensions(
         raise InvalidDataError(
             f"{describe_block(index)}Expected 2D array, got {X.ndim}D array instead: shape "
             f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)}). "
-            f"{describe_shape_remedy(X if given is None else given)}"
+            f"{describe_shape_remedy(X if unconverted is None else unconverted)}"
         )
 
 
@@ -878,19 +881,19 @@ def _convert_frame(
     frame: Any,
     dtype: str | None,
     index: int | None,
-    kept: Callable[[Any], str],
+    choose_dtype: Callable[[Any], str],
     any_order: bool = False,
 ) -> NDArray[Any]:
     """Return a pandas frame of numbers as an array; raise for columns that are none."""
     frame = densify_columns(frame)
     frame = convert_object_columns(
-        convert_missing_to_nan(frame) if kept is choose_tensor_dtype else frame
+        convert_missing_to_nan(frame) if choose_dtype is choose_tensor_dtype else frame
     )
     dtypes = list(frame.dtypes)
     check_numeric_columns(zip(frame.columns, dtypes, strict=True))
     if dtype is None:
         # One dtype for all columns: float32 only where every column is float32.
-        column_dtypes = {kept(_get_numpy_dtype(d)) for d in dtypes} or {"float64"}
+        column_dtypes = {choose_dtype(_get_numpy_dtype(d)) for d in dtypes} or {"float64"}
         dtype = str(np.result_type(*column_dtypes))
     # pandas joins columns of NumPy dtypes block by block, without a conversion of each; nullable
     # and Arrow columns need the dtype, and a NaN for pandas.NA.
@@ -926,10 +929,10 @@ def convert_extension_column(values: Any) -> Any:
     return convert_object_values(values) if is_column else values
 
 
-def describe_columns_remedy(wrong: Mapping[Any, Any]) -> str:
+def describe_columns_remedy(non_numeric: Mapping[Any, Any]) -> str:
     """Return what to do about columns of a dataframe that are not numeric."""
     names_by_kind: dict[str, list[Any]] = {}
-    for name, dtype in wrong.items():
+    for name, dtype in non_numeric.items():
         names_by_kind.setdefault(_classify_dtype(dtype), []).append(name)
     return "\n".join(
         _COLUMN_REMEDIES[kind].format(names=names) for kind, names in names_by_kind.items()

@@ -168,9 +168,9 @@ def _extract_polars_column(series: Any, keeps_integers: bool = False) -> Any:
     return cells
 
 
-def _are_beyond_floats(least: Any, most: Any) -> bool:
+def _are_beyond_floats(minimum: Any, maximum: Any) -> bool:
     """Return whether integers in a range are too large for float64."""
-    return int(least) < -_MAX_EXACT or int(most) > _MAX_EXACT
+    return int(minimum) < -_MAX_EXACT or int(maximum) > _MAX_EXACT
 
 
 # --- Arrow -----------------------------------------------------------------------------------

@@ -73,9 +73,10 @@ def merge_scales(scales: list[FeatureScales]) -> FeatureScales:
     )
 
 
-def join_scales(parts: list[FeatureScales]) -> FeatureScales:
+def join_scales(part_scales: list[FeatureScales]) -> FeatureScales:
     """Return the scales of all features, joined from parts of the columns."""
     largest, squares = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("largest", "squares")
+        np.concatenate([getattr(part, name) for part in part_scales])
+        for name in ("largest", "squares")
     )
-    return FeatureScales(parts[0].n_rows, largest, squares)
+    return FeatureScales(part_scales[0].n_rows, largest, squares)

@@ -66,10 +66,10 @@ _REMEDIES = {
 }
 
 
-def hash_names(space: str, names: Iterable[Any]) -> NDArray[np.uint32]:
+def hash_names(namespace: str, names: Iterable[Any]) -> NDArray[np.uint32]:
     """Return the hashes of names in a namespace: MurmurHash3 of 32 bits, as Vowpal Wabbit's."""
     # The hash of the namespace is the seed, so that equal names in two namespaces differ.
-    seed = murmurhash3_32(space, positive=True)
+    seed = murmurhash3_32(namespace, positive=True)
     hashes = [murmurhash3_32(str(name), seed=seed, positive=True) for name in names]
     return np.array(hashes, dtype=np.uint32)
 
@@ -125,10 +125,10 @@ def find_block_kinds(names: Sequence[Any], index: int, X: Any, *_: Any) -> list[
     return find_kinds(X, names) if X.shape[0] else None
 
 
-def join_kinds(names: Sequence[Any], parts: list[list[str]]) -> list[str]:
+def join_kinds(names: Sequence[Any], block_kinds: list[list[str]]) -> list[str]:
     """Return the kind of each column, common to all blocks; raise if blocks differ."""
     joined = []
-    for name, kinds in zip(names, zip(*parts, strict=True), strict=True):
+    for name, kinds in zip(names, zip(*block_kinds, strict=True), strict=True):
         distinct = set(kinds) - {"missing"}
         if distinct == {"integer", "float"}:  # integers, with missing values in some blocks
             distinct = {"float"}
@@ -183,11 +183,11 @@ def _find_kind(column: Any, name: Any) -> str:
     )
 
 
-def _make_mixed_error(name: Any, said: str) -> InvalidTypeError:
+def _make_mixed_error(name: Any, found_types: str) -> InvalidTypeError:
     """Return the error for a column of mixed types, in which 1 and "1" might be two ids."""
     return InvalidTypeError(
-        f"Column {name!r} holds values of mixed types ({said}), and 1 and '1' would be two ids. "
-        f"Convert them to one type: {_REMEDIES['text'].format(name=name)}, or "
+        f"Column {name!r} holds values of mixed types ({found_types}), and 1 and '1' would be two "
+        f"ids. Convert them to one type: {_REMEDIES['text'].format(name=name)}, or "
         f"{_REMEDIES['integer'].format(name=name)}."
     )
 
@@ -336,12 +336,12 @@ class BlockHasher:
         return _Entries(ids, values)
 
     def _hash_ids(
-        self, name: Any, column: Any, found: str
+        self, name: Any, column: Any, found_kind: str
     ) -> tuple[Words, NDArray[np.bool_] | None]:
         """Return ids before mixing, and which of them are missing (None: unknown, or none)."""
-        if found in ("text", "texts", "missing"):
+        if found_kind in ("text", "texts", "missing"):
             return self._hash_texts(name, column)
-        if found == "date":
+        if found_kind == "date":
             if self.hashing == "vowpal":
                 raise InvalidDataError(
                     f"Column {name!r} holds dates, but hashing='vowpal' hashes strings. Format "
@@ -398,21 +398,25 @@ class BlockHasher:
             "which gives them their own id."
         )
 
-    def _check_kind(self, name: Any, found: str, fitted: str) -> None:
+    def _check_kind(self, name: Any, found_kind: str, fitted_kind: str) -> None:
         """Raise if a column's kind differs from the fitted one."""
         numbers = {"integer", "float"}
-        if found == fitted or "missing" in (found, fitted) or {found, fitted} <= numbers:
+        if (
+            found_kind == fitted_kind
+            or "missing" in (found_kind, fitted_kind)
+            or {found_kind, fitted_kind} <= numbers
+        ):
             return
-        if fitted == "numeric" and found in numbers:
+        if fitted_kind == "numeric" and found_kind in numbers:
             return
-        target_kind = "float" if fitted == "numeric" else fitted
-        if target_kind in _REMEDIES and found in _REMEDIES:
+        target_kind = "float" if fitted_kind == "numeric" else fitted_kind
+        if target_kind in _REMEDIES and found_kind in _REMEDIES:
             remedy = f"Convert it first: {_REMEDIES[target_kind].format(name=name)}"
         else:  # bags
             remedy = "Convert it to that kind"
         raise InvalidTypeError(
-            f"Column {name!r} is of kind {found}, but in the fit it was {fitted}, so its ids "
-            f"would differ. {remedy}, or fit again."
+            f"Column {name!r} is of kind {found_kind}, but in the fit it was {fitted_kind}, so its "
+            f"ids would differ. {remedy}, or fit again."
         )
 
 

@@ -159,9 +159,9 @@ def _split_chunks(array: Any) -> list[Delayed]:
     return list(array.to_delayed(optimize_graph=False).ravel())
 
 
-def _find_row_order(pieces: list[Delayed]) -> frozenset[Any]:
+def _find_row_order(chunks: list[Delayed]) -> frozenset[Any]:
     """Return the shuffles that determine the row order; empty if it is always the same."""
-    return find_shuffles(pieces[0].dask, [piece.key for piece in pieces])
+    return find_shuffles(chunks[0].dask, [piece.key for piece in chunks])
 
 
 def _make_block_count_error(counts: dict[str, int]) -> InvalidDataError:

@@ -38,7 +38,7 @@ class _Search(NamedTuple):
 
 def select_ranks(
     collection: Collection,
-    read: ColumnReader,
+    read_columns: ColumnReader,
     sketches: Mapping[Any, ColumnSketch],
     ranks: Mapping[Any, Sequence[int]],
 ) -> dict[Any, dict[int, float]]:
@@ -47,7 +47,7 @@ def select_ranks(
     Parameters
     ----------
     collection : Collection
-    read : callable
+    read_columns : callable
         ``read(number, X, y, weight)`` returns the values of each column in a block, by its key. A
         block may lack columns; NaN values have no rank.
     sketches : mapping
@@ -79,7 +79,7 @@ def select_ranks(
         if not searches:
             return values_by_rank
         range_counts = reduce_parts(
-            collection, partial(_count_in_ranges, read, searches), _merge_counts
+            collection, partial(_count_in_ranges, read_columns, searches), _merge_counts
         )
         for search, (below, values, counts) in zip(searches, range_counts, strict=True):
             rank = int(np.clip(search.rank, 1, sketches[search.key].n_rows))
@@ -111,10 +111,10 @@ def _bound_rank(sketch: ColumnSketch, rank: int, margin: float) -> tuple[float, 
 
 
 def _count_in_ranges(
-    read: ColumnReader, searches: list[_Search], *part: Any
+    read_columns: ColumnReader, searches: list[_Search], *part: Any
 ) -> list[tuple[int, Array, Array]]:
     """Return, for each range, the count of smaller values of a block, and the values inside."""
-    columns, range_counts = read(*part), []
+    columns, range_counts = read_columns(*part), []
     for search in searches:
         values = columns.get(search.key, np.empty(0))
         # NaN is neither below nor inside.
@@ -125,10 +125,10 @@ def _count_in_ranges(
     return range_counts
 
 
-def _merge_counts(parts: list[list[Any]]) -> list[Any]:
+def _merge_counts(block_counts: list[list[Any]]) -> list[Any]:
     """Merge the counts of all blocks for each range."""
     merged = []
-    for range_counts in zip(*parts, strict=True):
+    for range_counts in zip(*block_counts, strict=True):
         values, inverse = np.unique(
             np.concatenate([v for _, v, _ in range_counts]), return_inverse=True
         )

@@ -42,24 +42,28 @@ class ColumnRead:
 
     Parameters
     ----------
-    read : callable
+    read_partition : callable
         Dask's own function, which maps a partition's description to a frame, or a `TableRead`.
-    wanted : tuple of (tuple of str, or str)
+    column_groups : tuple of (tuple of str, or str)
         Columns that form arrays of rows, and single columns.
     """
 
-    read: Any
-    wanted: tuple[WantedColumns, ...]
+    read_partition: Any
+    column_groups: tuple[WantedColumns, ...]
 
     def __call__(self, part: Any) -> list[Any]:
         """Return an array for each wanted item, or parts of a frame if they are not numeric."""
-        if isinstance(self.read, TableRead):
+        if isinstance(self.read_partition, TableRead):
             return self._read_table(part)
-        if is_plain_read(self.read, self._names) and (arrays := self._arrays(part)) is not None:
+        if (
+            is_plain_read(self.read_partition, self._names)
+            and (arrays := self._read_arrays(part)) is not None
+        ):
             return arrays
-        frame = self.read(part)
+        frame = self.read_partition(part)
         return [
-            frame[columns if isinstance(columns, str) else list(columns)] for columns in self.wanted
+            frame[columns if isinstance(columns, str) else list(columns)]
+            for columns in self.column_groups
         ]
 
     @property
@@ -67,15 +71,15 @@ class ColumnRead:
         """Return the names of all columns to read."""
         return [
             name
-            for columns in self.wanted
+            for columns in self.column_groups
             for name in ([columns] if isinstance(columns, str) else columns)
         ]
 
     def _read_table(self, part: Any) -> list[Any]:
         """Return an array for each wanted item of a table, or part of a frame if not numeric."""
-        table = self.read.source.read_part(part, list(dict.fromkeys(self._names)))
+        table = self.read_partition.source.read_part(part, list(dict.fromkeys(self._names)))
         items: list[Any] = []
-        for item in self.wanted:
+        for item in self.column_groups:
             names = [item] if isinstance(item, str) else list(item)
             # Labels beside numeric rows may be words; the rows then still need no frame.
             columns = None if hasattr(table, "iloc") else extract_plain_columns(table, names)
@@ -86,7 +90,7 @@ class ColumnRead:
             items.append(frame[item if isinstance(item, str) else names])
         return items
 
-    def _arrays(self, part: Any) -> list[NDArray[Any]] | None:
+    def _read_arrays(self, part: Any) -> list[NDArray[Any]] | None:
         """Return an array for each wanted item; None if Dask must read the partition."""
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
@@ -94,11 +98,11 @@ class ColumnRead:
         pieces = [parse_piece(piece) for piece in (part if isinstance(part, list) else [part])]
         try:
             files = [p and (ParquetFile(p[0], pre_buffer=False), p[1]) for p in pieces]
-            return self._read(files)
+            return self._read_files(files)
         except (OSError, pa.ArrowException):
             return None  # Dask's reader reports the problem
 
-    def _read(self, files: Sequence[Any]) -> list[NDArray[Any]] | None:
+    def _read_files(self, files: Sequence[Any]) -> list[NDArray[Any]] | None:
         """Return an array for each wanted item, filled by batches; None if Dask must read."""
         if None in files:
             return None
@@ -115,7 +119,7 @@ class ColumnRead:
         n_rows = sum(
             file.metadata.row_group(i).num_rows for file, row_groups in files for i in row_groups
         )
-        filler = _ArrayFiller(self.wanted, dtypes, n_rows)
+        filler = _ArrayFiller(self.column_groups, dtypes, n_rows)
         for file, row_groups in files:
             for batch in file.iter_batches(
                 _ROWS_PER_BATCH, list(row_groups), names, use_threads=False
@@ -129,13 +133,15 @@ class ColumnRead:
         return filler.arrays if filler.n_rows == n_rows else None
 
 
-def _fill_array(wanted: WantedColumns, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+def _fill_array(column_group: WantedColumns, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     """Return whole columns as one array of rows, or a single column unchanged."""
-    if isinstance(wanted, str):
-        return columns[wanted]
-    n_rows = len(columns[wanted[0]])
+    if isinstance(column_group, str):
+        return columns[column_group]
+    n_rows = len(columns[column_group[0]])
     filler = _ArrayFiller(
-        (wanted,), {name: column_array.dtype for name, column_array in columns.items()}, n_rows
+        (column_group,),
+        {name: column_array.dtype for name, column_array in columns.items()},
+        n_rows,
     )
     # A few rows at a time, so that a column is still in the cache when it is transposed.
     for first in range(0, n_rows, _ROWS_PER_BATCH):
@@ -148,12 +154,12 @@ class _ArrayFiller:
     """Arrays that are filled batch by batch."""
 
     def __init__(
-        self, wanted: tuple[WantedColumns, ...], dtypes: Mapping[str, Any], n_rows: int
+        self, column_groups: tuple[WantedColumns, ...], dtypes: Mapping[str, Any], n_rows: int
     ) -> None:
-        self._wanted = wanted
+        self._column_groups = column_groups
         self.n_rows = 0
         self.arrays: list[NDArray[Any]] = []
-        for item in wanted:
+        for item in column_groups:
             if isinstance(item, str):
                 self.arrays.append(np.empty(n_rows, dtypes[item]))
             else:
@@ -166,7 +172,7 @@ class _ArrayFiller:
         first, stop = self.n_rows, self.n_rows + n_rows
         if any(stop > len(array) for array in self.arrays):
             return False
-        for item, array in zip(self._wanted, self.arrays, strict=True):
+        for item, array in zip(self._column_groups, self.arrays, strict=True):
             if isinstance(item, str):
                 array[first:stop] = columns[item]
             else:
@@ -244,12 +250,12 @@ def _build_read_tasks(
     return tasks
 
 
-def _find_column_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | None:
+def _find_column_read(lazy_value: Any, position: int) -> tuple[Task, WantedColumns] | None:
     """Return the task that reads a piece from a table, and its columns; None if unknown."""
-    if not isinstance(piece, Delayed) or len(piece.dask.layers) != 1:
+    if not isinstance(lazy_value, Delayed) or len(lazy_value.dask.layers) != 1:
         return None
-    layer: Any = next(iter(piece.dask.layers.values()))
-    task, selections = _resolve_reference(layer, layer.get(piece.key)), []
+    layer: Any = next(iter(lazy_value.dask.layers.values()))
+    task, selections = _resolve_reference(layer, layer.get(lazy_value.key)), []
     # A piece is the read itself, or selections of columns (df[names], df[name]) on top of it.
     while isinstance(task, Task) and task.func is operator.getitem and len(task.args) == 2:
         selections.append(task.args[1])
@@ -271,7 +277,7 @@ def _find_column_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | No
     # X of one column is a frame, and stays two-dimensional; a target or weight is a series.
     return (
         None
-        if wanted_columns is None or isinstance(wanted_columns, str) == (place == 0)
+        if wanted_columns is None or isinstance(wanted_columns, str) == (position == 0)
         else (task, wanted_columns)
     )
 
@@ -290,10 +296,10 @@ def _get_key(target: Any) -> Any:
     return target.key if isinstance(target, TaskRef) else target
 
 
-def _find_wanted_columns(columns: Any, taken: list[Any]) -> WantedColumns | None:
+def _find_wanted_columns(columns: Any, selections: list[Any]) -> WantedColumns | None:
     """Return the columns left after repeated selections; None if unclear."""
     remaining: Any = columns
-    for names in [columns, *taken]:
+    for names in [columns, *selections]:
         if isinstance(remaining, str):
             return None
         if isinstance(names, list) and all(isinstance(name, str) for name in names):

@@ -54,28 +54,28 @@ class Permutation:
         """Return the number of bits of half a number."""
         return max((max(self.n - 1, 1).bit_length() + 1) // 2, 1)
 
-    def __call__(self, numbers: Numbers) -> Numbers:
+    def __call__(self, indices: Numbers) -> Numbers:
         """Return the images of some numbers under the permutation."""
-        return self._cycle_walk(numbers, back=False)
+        return self._cycle_walk(indices, back=False)
 
-    def inverse(self, numbers: Numbers) -> Numbers:
+    def inverse(self, indices: Numbers) -> Numbers:
         """Return the images of some numbers under the inverse permutation."""
-        return self._cycle_walk(numbers, back=True)
+        return self._cycle_walk(indices, back=True)
 
-    def _cycle_walk(self, numbers: Numbers, back: bool) -> Numbers:
+    def _cycle_walk(self, indices: Numbers, back: bool) -> Numbers:
         """Apply the Feistel network until every number is below `n` (cycle walking)."""
-        permuted = self._apply_rounds(numbers.astype(np.uint64), back)
+        permuted = self._apply_rounds(indices.astype(np.uint64), back)
         # Cycle walking (Black and Rogaway 2002): the network permutes the numbers below a power of
         # four; results at `n` or above are permuted again until they are below.
         while (is_beyond := permuted >= self.n).any():
             permuted[is_beyond] = self._apply_rounds(permuted[is_beyond], back)
         return permuted.astype(np.int64)
 
-    def _apply_rounds(self, numbers: NDArray[np.uint64], back: bool) -> NDArray[np.uint64]:
+    def _apply_rounds(self, indices: NDArray[np.uint64], back: bool) -> NDArray[np.uint64]:
         """Apply the rounds of the Feistel network once, forwards or backwards."""
         half = np.uint64(self._half_bits)
         mask = (np.uint64(1) << half) - np.uint64(1)
-        high, low = numbers >> half, numbers & mask
+        high, low = indices >> half, indices & mask
         # Each round of a Feistel network is its own inverse, except for the order of the halves.
         for key in self._round_keys[::-1] if back else self._round_keys:
             if back:
@@ -112,7 +112,7 @@ class PermutedRows:
     seed: int
     repeat: int
 
-    def of(self, rows: Numbers) -> tuple[NDArray[np.intp], Numbers]:
+    def find_drawn_rows(self, rows: Numbers) -> tuple[NDArray[np.intp], Numbers]:
         """Return the positions of drawn rows among some rows, and the sources of their values."""
         shuffle = Permutation(self.m, (self.seed, self.repeat, 0))
         if self.m == self.n:

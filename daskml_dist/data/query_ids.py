@@ -131,11 +131,11 @@ def take_group_column(X: Any, group: Any, default: str | None) -> tuple[Any, Any
     )
 
 
-def resolve_sizes(group: Any, n_rows: int | None, weight: Any, number: int) -> tuple[Any, Any]:
+def resolve_sizes(group: Any, n_rows: int | None, weight: Any, set_index: int) -> tuple[Any, Any]:
     """Convert query sizes to ids of rows, and weights of queries to weights of rows.
 
     Sizes are recognised by being fewer than the rows; then there may be as many weights as sizes.
-    `number` distinguishes sets of rows. Values given by row are unchanged.
+    `set_index` distinguishes sets of rows. Values given by row are unchanged.
     """
     if is_dask(group) or n_rows is None:
         return group, weight
@@ -150,7 +150,7 @@ def resolve_sizes(group: Any, n_rows: int | None, weight: Any, number: int) -> t
             f"whole numbers from 0 whose sum is {n_rows}; {detail}. Give the sizes of queries with "
             "consecutive rows, or one id per row, in any order."
         )
-    ids = np.repeat(_FIRST_OF_SIZES + (number << 40) + np.arange(len(sizes)), sizes)
+    ids = np.repeat(_FIRST_OF_SIZES + (set_index << 40) + np.arange(len(sizes)), sizes)
     n_weights = None if weight is None else find_length(weight)
     if n_weights == len(sizes) and not is_dask(weight):
         weight = np.repeat(np.asarray(weight), sizes)

@@ -201,13 +201,13 @@ def fold_parts(
 
 
 def _build_fold(
-    name: str, collection: Collection, step: Any, state: Any, numbers: Iterable[int]
+    name: str, collection: Collection, step: Any, state: Any, block_numbers: Iterable[int]
 ) -> Any:
     """Return the last state of a fold, lazily."""
     # A chain of tasks: each takes the state that the previous one returns, on its part's worker.
     run_step = _make_task(_wrap_for_blocks(step, collection, first=2))
     last_state = delayed(state, pure=False)
-    for i in numbers:
+    for i in block_numbers:
         last_state = run_step(last_state, i, *collection.parts[i], dask_key_name=(name, i))
     return last_state
 
@@ -259,11 +259,13 @@ def _build_merge_tree(
             return result
 
 
-def _merge_by_pass(merges: list[Callable[[list[Any]], Any]], parts: list[Any]) -> dict[int, Any]:
+def _merge_by_pass(
+    merges: list[Callable[[list[Any]], Any]], block_summaries: list[Any]
+) -> dict[int, Any]:
     """Merge the summaries of each pass."""
     # Blocks may have summaries of only some passes, if collections differ in length.
     summaries_by_pass: dict[int, list[Any]] = {}
-    for part in parts:
+    for part in block_summaries:
         items = part.items() if isinstance(part, dict) else zip(*part, strict=True)
         for number, summary in items:
             summaries_by_pass.setdefault(number, []).append(summary)
@@ -372,17 +374,17 @@ class _FusedBlockTask:
     tasks : list of (key, GraphNode)
         Topologically sorted: each after its dependencies.
     outputs : list of key
-    given : list of key
+    inputs : list of key
         Results of other tasks, passed as the function's arguments.
     """
 
     tasks: list[tuple[Any, GraphNode]]
     outputs: list[Any]
-    given: list[Any]
+    inputs: list[Any]
 
     def __call__(self, *data: Any) -> list[Any]:
         """Return the outputs."""
-        values = dict(zip(self.given, data, strict=True))
+        values = dict(zip(self.inputs, data, strict=True))
         n_uses = Counter(self.outputs)
         for _, task in self.tasks:
             n_uses.update(task.dependencies)
@@ -419,11 +421,11 @@ def _collect_values(*values: Any) -> list[Any]:
     return list(values)
 
 
-def add_arrays(parts: list[Array]) -> Array:
+def add_arrays(arrays: list[Array]) -> Array:
     """Return the sum of block summaries that are arrays of one shape."""
-    return np.asarray(np.sum(parts, axis=0))
+    return np.asarray(np.sum(arrays, axis=0))
 
 
-def concatenate_lists(parts: list[list[Any]]) -> list[Any]:
+def concatenate_lists(lists: list[list[Any]]) -> list[Any]:
     """Return the concatenation of block summaries that are lists, in block order."""
-    return list(chain.from_iterable(parts))
+    return list(chain.from_iterable(lists))

@@ -79,7 +79,7 @@ def check_rows(
     elif not is_dask(X) and find_device(X) == "cpu":
         X = convert_to_array(X, "X", None)
     if not (any_shape and X.ndim):
-        check_dimensions(X, tensors=tensors, given=unconverted)
+        check_dimensions(X, tensors=tensors, unconverted=unconverted)
     if numeric:
         check_numeric_dtype(X.dtype, "X")
     return X
@@ -93,33 +93,33 @@ def find_row_shape(X: Any) -> RowShape:
 
 
 def check_row_shape(
-    found: RowShape, expected: RowShape, name: str = "estimator", index: int | None = None
+    row_shape: RowShape, expected: RowShape, name: str = "estimator", index: int | None = None
 ) -> None:
     """Check that rows have the same shape as in the fit, if both are known."""
-    if found is None or expected is None or found == expected:
+    if row_shape is None or expected is None or row_shape == expected:
         return
     # scikit-learn's message, which its estimator tests look for.
-    if len(found) == len(expected) == 1:
+    if len(row_shape) == len(expected) == 1:
         raise InvalidDataError(
-            f"{describe_block(index)}X has {found[0]} features, but {name} is expecting "
+            f"{describe_block(index)}X has {row_shape[0]} features, but {name} is expecting "
             f"{expected[0]} features as input. Select the columns that it was fitted on."
         )
     raise InvalidDataError(
-        f"{describe_block(index)}X has rows of shape {found}, but {name} is expecting rows of "
+        f"{describe_block(index)}X has rows of shape {row_shape}, but {name} is expecting rows of "
         f"shape {expected}. Reshape them as in the fit: X.reshape(-1, "
         f"{', '.join(map(str, expected))}), if only the shape has changed."
     )
 
 
 def check_declared_shape(
-    found: tuple[int, ...], declared: RowShape, index: int | None = None
+    row_shape: tuple[int, ...], declared: RowShape, index: int | None = None
 ) -> None:
     """Check that a block has the columns that its collection declares."""
-    if declared is not None and found != declared:
+    if declared is not None and row_shape != declared:
         raise InvalidDataError(
-            f"{describe_block(index)}X has rows of shape {found}, but its collection declares "
+            f"{describe_block(index)}X has rows of shape {row_shape}, but its collection declares "
             f"{declared}. Tell Dask what a function returns for a block, such as X.map_blocks(f, "
-            f"chunks=(X.chunks[0], {found})), or make the function keep the columns."
+            f"chunks=(X.chunks[0], {row_shape})), or make the function keep the columns."
         )
 
 
@@ -325,7 +325,7 @@ def raise_row_error(X: Any, numeric: bool) -> None:
             rows = X if hasattr(X, "ndim") else np.asarray(X)
         except ValueError:  # unequal lengths, which scikit-learn reports
             return
-        check_dimensions(rows, given=X)
+        check_dimensions(rows, unconverted=X)
 
 
 def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:

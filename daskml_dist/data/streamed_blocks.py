@@ -61,13 +61,13 @@ class BlockBundle:
 
 
 def make_bundle(
-    make: Callable[..., Block], numbers: Sequence[int], parts: Sequence[Sequence[Any]]
+    make_block: Callable[..., Block], block_numbers: Sequence[int], parts: Sequence[Sequence[Any]]
 ) -> BlockBundle:
     """Make blocks, one per part, and their infos."""
     blocks = {}
-    for number, part in zip(numbers, parts, strict=True):
+    for number, part in zip(block_numbers, parts, strict=True):
         try:
-            blocks[number] = make(number, *part)
+            blocks[number] = make_block(number, *part)
         except DaskMLDistError:
             raise
         except Exception as error:
@@ -92,14 +92,14 @@ def group_into_bundles(
 
 
 def _split_by_size(
-    numbers: Sequence[int], most: int, nbytes: Sequence[float] | None
+    block_numbers: Sequence[int], max_blocks: int, nbytes: Sequence[float] | None
 ) -> Iterable[tuple[int, ...]]:
-    """Yield runs of at most `most` blocks that together fill at most one bundle."""
+    """Yield runs of at most `max_blocks` blocks that together fill at most one bundle."""
     open_: list[int] = []
     size = 0.0
-    for number in numbers:
+    for number in block_numbers:
         block_bytes = 0.0 if nbytes is None else nbytes[number]
-        if open_ and (len(open_) == most or size + block_bytes > _MAX_BUNDLE_BYTES):
+        if open_ and (len(open_) == max_blocks or size + block_bytes > _MAX_BUNDLE_BYTES):
             yield tuple(open_)
             open_, size = [], 0.0
         open_.append(number)
@@ -123,7 +123,7 @@ class BlockRecipes:
         Key of each block.
     graph : dict
         Tasks of all targets.
-    held : frozenset
+    held_keys : frozenset
         Keys that no recipe computes: workers hold their data.
     rows : dict of int to int
         Number of rows of each block when it was inspected.
@@ -131,7 +131,7 @@ class BlockRecipes:
 
     targets: dict[int, Any]
     graph: dict[Any, Any]
-    held: frozenset[Any]
+    held_keys: frozenset[Any]
     rows: dict[int, int] = field(default_factory=dict)
 
     def of_rows(self, rows: dict[int, int]) -> BlockRecipes:
@@ -152,7 +152,7 @@ class BlockRecipes:
 
     def _held_in(self, graph: dict[Any, Any], targets: dict[int, Any]) -> frozenset[Any]:
         """Return the held data that some tasks depend on."""
-        return self.held.intersection([*targets.values(), *collect_dependencies(graph)])
+        return self.held_keys.intersection([*targets.values(), *collect_dependencies(graph)])
 
     @staticmethod
     def unpack_recipes(packed: bytes) -> BlockRecipes:
@@ -160,16 +160,16 @@ class BlockRecipes:
         recipes: BlockRecipes = cloudpickle.loads(packed)
         return recipes
 
-    def make(self, number: int, fetch: Callable[[Any], Any]) -> Block:
+    def make_block(self, block_number: int, fetch: Callable[[Any], Any]) -> Block:
         """Make a block."""
         # `started_keys` collects the keys of tasks as they start: the last one failed.
-        key, n_rows, started_keys = self.targets[number], self.rows[number], list[Any]()
+        key, n_rows, started_keys = self.targets[block_number], self.rows[block_number], list[Any]()
         try:
             block_or_bundle = (
-                fetch(key) if key in self.held else self._run(key, fetch, started_keys)
+                fetch(key) if key in self.held_keys else self._run(key, fetch, started_keys)
             )
             block: Block = (
-                block_or_bundle.blocks[number]
+                block_or_bundle.blocks[block_number]
                 if isinstance(block_or_bundle, BlockBundle)
                 else block_or_bundle
             )
@@ -180,15 +180,17 @@ class BlockRecipes:
                 raise
             failed = started_keys[-1] if started_keys else key
             raise InvalidDataError(
-                f"Block {number} could not be recomputed: {describe_task(failed, self.graph)} "
-                f"raised {error!r}. It did not fail when the fit began. If what the task reads "
-                f"or calls has changed since, repair it{self._or_persist}. If nothing has "
+                f"Block {block_number} could not be recomputed: "
+                f"{describe_task(failed, self.graph)} raised {error!r}. It did not fail when the "
+                f"fit began. If what the task reads or calls has changed since, repair "
+                f"it{self._or_persist}. If nothing has "
                 "changed, please report this as a bug of daskml_dist; until then, raise "
                 "memory_budget, so that blocks are kept."
             ) from error
         if block.n_rows != n_rows:
             raise InvalidDataError(
-                f"Block {number} had {n_rows} rows when the fit began, and has {block.n_rows} "
+                f"Block {block_number} had {n_rows} rows when the fit began, and has "
+                f"{block.n_rows} "
                 "now: have its files changed, or does a task draw random numbers? They must "
                 f"give the same rows each time{self._or_persist}."
             )
@@ -197,14 +199,16 @@ class BlockRecipes:
     @property
     def _or_persist(self) -> str:
         """Return a remedy for rows that change, unless they already come from persisted data."""
-        return "" if self.held else ", or call .persist() on the collection first"
+        return "" if self.held_keys else ", or call .persist() on the collection first"
 
-    def _run(self, key: Any, fetch: Callable[[Any], Any], begun: list[Any]) -> Any:
+    def _run(self, key: Any, fetch: Callable[[Any], Any], started_keys: list[Any]) -> Any:
         """Run the tasks behind a key, and return its result."""
         # Data on workers is fetched first, so that no running task waits for the network.
         tasks = select_tasks(self.graph, [key])
-        data = {name: fetch(name) for name in self.held.intersection(collect_dependencies(tasks))}
-        return run_tasks(tasks, data, key, begun)
+        data = {
+            name: fetch(name) for name in self.held_keys.intersection(collect_dependencies(tasks))
+        }
+        return run_tasks(tasks, data, key, started_keys)
 
     @property
     def repeated_work(self) -> float:
@@ -296,26 +300,28 @@ class BlockStream(Generic[T]):
         self._groups = (group for number in passes for group in self._order(number))
         self._read_ahead()
 
-    def __getitem__(self, number: int) -> T:
+    def __getitem__(self, block_number: int) -> T:
         """Return a block; blocks of earlier groups are dropped."""
-        if number not in self._open:
-            self._open_group(number)
-        return self._result(self._open[number])
+        if block_number not in self._open:
+            self._open_group(block_number)
+        return self._wait_for_block(self._open[block_number])
 
-    def read_out_of_order(self, number: int) -> T:
+    def read_out_of_order(self, block_number: int) -> T:
         """Return a block out of order; it is not kept."""
-        if number in self._open:
-            return self[number]
-        return self._result(self._executor.submit(self._load, number))
+        if block_number in self._open:
+            return self[block_number]
+        return self._wait_for_block(self._executor.submit(self._load, block_number))
 
-    def _open_group(self, number: int) -> None:
+    def _open_group(self, block_number: int) -> None:
         """Make the group of a block the current one, and read ahead."""
         self._open = {}
         # A lane that resumes in the middle of a pass skips the earlier groups.
-        while number not in (group := self._next_group()):
+        while block_number not in (group := self._next_group()):
             for skipped in group:
                 self._forget(skipped)
-        self._open = {n: self._reads.pop(n) if n in self._reads else self._read(n) for n in group}
+        self._open = {
+            n: self._reads.pop(n) if n in self._reads else self._start_read(n) for n in group
+        }
         self._read_ahead()
 
     def _next_group(self) -> list[int]:
@@ -335,28 +341,28 @@ class BlockStream(Generic[T]):
         for n in coming_blocks[: self._ahead]:
             # A block that is open now may be needed again in the next pass; then it is read again.
             if n not in self._reads:
-                self._reads[n] = self._read(n)
+                self._reads[n] = self._start_read(n)
 
-    def _read(self, number: int) -> Future[T]:
+    def _start_read(self, block_number: int) -> Future[T]:
         """Start to make a block."""
-        return self._executor.submit(self._load, number)
+        return self._executor.submit(self._load, block_number)
 
-    def _forget(self, number: int) -> None:
+    def _forget(self, block_number: int) -> None:
         """Drop a block that is not needed; a read that has begun still finishes."""
-        read = self._reads.pop(number, None)
+        read = self._reads.pop(block_number, None)
         if read is not None:
             read.cancel()
 
-    def _result(self, read: Future[T]) -> T:
+    def _wait_for_block(self, future: Future[T]) -> T:
         """Wait for a block, as long as `check` allows."""
         since = time.monotonic()
         while True:
             try:
-                return read.result(timeout=_WAIT_SLICE_SECONDS)
+                return future.result(timeout=_WAIT_SLICE_SECONDS)
             # If the read is done, it raised this TimeoutError itself; otherwise only this slice of
             # waiting is over.
             except TimeoutError:
-                if read.done():
+                if future.done():
                     raise
                 self._check(since)
 

@@ -94,9 +94,9 @@ def find_row_counts(frame: Any) -> list[int] | None:
     return list(read.source.row_counts) if _knows_rows(read) else None
 
 
-def _knows_rows(read: Any) -> bool:
+def _knows_rows(reader: Any) -> bool:
     """Return whether a function reads parts whose row counts are known."""
-    return isinstance(read, TableRead) and read.source.row_counts is not None
+    return isinstance(reader, TableRead) and reader.source.row_counts is not None
 
 
 def count_part_rows(n_columns: int) -> int:

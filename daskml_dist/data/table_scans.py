@@ -243,7 +243,7 @@ def _open_scanner(scanner: Any) -> Any:
     return _open_batches(scanner.projected_schema, scanner.to_batches)
 
 
-def _open_batches(schema: Any, read: Callable[[], Iterable[Any]]) -> Any:
+def _open_batches(schema: Any, read_batches: Callable[[], Iterable[Any]]) -> Any:
     """Return Arrow batches as a Dask dataframe of their rows."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
@@ -254,7 +254,7 @@ def _open_batches(schema: Any, read: Callable[[], Iterable[Any]]) -> Any:
         with ParquetWriter(path, schema, compression="lz4") as writer:
             waiting: list[Any] = []
             n_rows = 0
-            for batch in read():
+            for batch in read_batches():
                 waiting.append(batch)
                 n_rows += batch.num_rows
                 # Small batches, for example after a filter, share a row group.

@@ -208,18 +208,20 @@ class _ClickModel:
         ages = np.floor(self.drift * times[:, None] + phases).astype(np.int64)
         return numbers, ranks + self.n_ids * ages
 
-    def find_log_odds(self, numbers: NDArray[np.float32], ids: NDArray[np.int64]) -> Floats:
+    def find_log_odds(self, numeric_values: NDArray[np.float32], ids: NDArray[np.int64]) -> Floats:
         """Return the log-odds of clicks."""
         n_terms = self.n_fields + self.n_numeric
         # A number has the weight and the factors of an id 0 in its field.
         keys = self._key(np.arange(n_terms))
         term_ids = np.concatenate([ids, np.zeros((len(ids), self.n_numeric), np.int64)], axis=1)
         hashes = _mix_words(keys, term_ids)
-        values = np.concatenate([np.ones(ids.shape), numbers], axis=1)
+        values = np.concatenate([np.ones(ids.shape), numeric_values], axis=1)
 
-        def sum_effects(number: int) -> tuple[Floats, Floats]:
+        def sum_effects(factor_index: int) -> tuple[Floats, Floats]:
             """Return sums, over terms, of effect times value, and of their squares."""
-            effects = (_draw_uniforms(_mix_words(hashes, np.int64(number))) - 0.5) * np.sqrt(12.0)
+            effects = (_draw_uniforms(_mix_words(hashes, np.int64(factor_index))) - 0.5) * np.sqrt(
+                12.0
+            )
             effects *= values
             return effects.sum(axis=1), np.square(effects).sum(axis=1)
 
@@ -248,10 +250,10 @@ class _ClickModel:
         return _mix_words(np.full(1, self.seed, np.uint64), fields)
 
 
-def _mix_words(words: Words, numbers: Any) -> Words:
+def _mix_words(words: Words, integers: Any) -> Words:
     """Return hashes of words and integers, by splitmix64."""
     # Always use arrays, even for one number: NumPy warns if scalars wrap around.
-    steps = np.atleast_1d(numbers).astype(np.uint64) + np.uint64(1)
+    steps = np.atleast_1d(integers).astype(np.uint64) + np.uint64(1)
     mixed: Words = words + steps * _STEP
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FACTORS[0]
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _FACTORS[1]

@@ -176,7 +176,7 @@ class _Piece:
 
     path: str
     version: str
-    number: int
+    block_number: int
     start: int
     length: int | None
 
@@ -218,9 +218,9 @@ def _parse_text(data: bytes, piece: _Piece, columns: Sequence[str]) -> Any:
     if wrong >= 0:
         line_text = data.split(b"\n", line + 1)[line][:_SHOWN_CHARACTERS].decode(errors="replace")
         raise InvalidDataError(
-            f"{piece.path}, block {piece.number} (from byte {piece.start}), line {line + 1} of "
-            f"the block: {_COLUMNS[wrong]} or what follows it cannot be read in {line_text!r}. A "
-            "line is a label of 0 or 1, 13 whole numbers and 26 ids of at most 8 hexadecimal "
+            f"{piece.path}, block {piece.block_number} (from byte {piece.start}), line {line + 1} "
+            f"of the block: {_COLUMNS[wrong]} or what follows it cannot be read in {line_text!r}. "
+            "A line is a label of 0 or 1, 13 whole numbers and 26 ids of at most 8 hexadecimal "
             "digits, separated by tabs, and empty where they are missing. Correct the line or "
             "leave it out."
         )

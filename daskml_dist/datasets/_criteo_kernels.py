@@ -21,14 +21,14 @@ _MAX_DIGITS, _MAX_HEX_DIGITS = 18, 8
 
 @compiled_entry()
 def parse_lines(
-    text: Any, hex_values: Any, labels: Any, numbers: Any, ids: Any, are_missing: Any
+    text: Any, hex_values: Any, labels: Any, numeric_values: Any, ids: Any, are_missing: Any
 ) -> tuple[int, int, int]:
     """Parse lines of text to columns; return the rows, and line and column of a mistake.
 
     The line number counts empty lines, which are not rows; the column is -1 if there is no mistake.
     """
     n, position, row, line = len(text), 0, 0, 0
-    n_numbers, n_ids = len(numbers), len(ids)
+    n_numbers, n_ids = len(numeric_values), len(ids)
     while position < n:
         # Empty lines are counted, but are not rows.
         if text[position] == _LINE_FEED:
@@ -54,7 +54,7 @@ def parse_lines(
                 position += 1
             if position - first > _MAX_DIGITS or (position == first and sign < 0):
                 return row, line, 1 + j
-            numbers[j, row] = sign * value if position > first else np.nan
+            numeric_values[j, row] = sign * value if position > first else np.nan
         # Then the ids: up to eight hexadecimal digits; empty means missing.
         for j in range(n_ids):
             if position >= n or text[position] != _TAB:

@@ -455,7 +455,7 @@ def _draw_blobs(
 def check_counts(least: int = 1, **counts: Any) -> list[int]:
     """Return parameters as Python's integers; raise if one is no integer or less than `least`."""
     for name, value in counts.items():
-        check_count(name, value, least=least)
+        check_count(name, value, min_value=least)
     # Arithmetic with integers of NumPy could overflow.
     return [int(value) for value in counts.values()]
 

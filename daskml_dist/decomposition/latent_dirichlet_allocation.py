@@ -349,6 +349,6 @@ def _compute_bounds(fit: DocumentFit, log_topics: NDArray[np.float64], X: Any) -
     return fit.bounds_of(counts_of(X), log_topics)
 
 
-def _sum_block(y: None, found: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.float64]:
+def _sum_block(y: None, document_bounds: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.float64]:
     """Return the sums of a block's bounds and words, and its number of documents."""
-    return np.array([*found.sum(axis=0), len(found)])
+    return np.array([*document_bounds.sum(axis=0), len(document_bounds)])

@@ -194,11 +194,11 @@ class NMF(BaseComponents):
             When the fit cannot go on.
         """
         # Read by `_check_params` and `_problem`; not an attribute of the fitted estimator.
-        self._given = None if H is None else self._check_matrix("H", H), W
+        self._user_factors = None if H is None else self._check_matrix("H", H), W
         try:
             self._fit(X, W, sample_weight, client)
         finally:
-            del self._given
+            del self._user_factors
         return self
 
     def fit_transform(
@@ -247,7 +247,7 @@ class NMF(BaseComponents):
 
     def _check_initial_matrices(self) -> None:
         """Check whether W and H were given as `init` needs them; their shapes are checked later."""
-        H, W = self._given
+        H, W = self._user_factors
         if self.init != "custom":
             if H is not None or W is not None:
                 raise InvalidParameterError(
@@ -261,10 +261,10 @@ class NMF(BaseComponents):
             )
 
     @staticmethod
-    def _check_matrix(name: str, given: Any) -> Array:
+    def _check_matrix(name: str, values: Any) -> Array:
         """Return a matrix of finite numbers >= 0, or raise `InvalidParameterError`."""
         try:
-            matrix = np.asarray(given, dtype=np.float64)
+            matrix = np.asarray(values, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise InvalidParameterError(f"{name} is not an array of numbers: {error}.") from error
         if matrix.ndim != 2 or not np.isfinite(matrix).all() or (matrix < 0).any():
@@ -284,7 +284,7 @@ class NMF(BaseComponents):
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, Solver]:
         n, d = rows.summary.n_rows, rows.summary.n_features
         k, init = self._resolve_n_components(d), self._resolve_init(n, d)
-        if self._given[1] is not None:
+        if self._user_factors[1] is not None:
             self._check_initial_weights(rows.summary, k)
         # As in scikit-learn the penalty on W grows with the features, that on H with the rows
         # (which the solver multiplies by).
@@ -305,7 +305,7 @@ class NMF(BaseComponents):
 
     def _resolve_n_components(self, d: int) -> int:
         """Return the number of components for `d` features; raise if H has another shape."""
-        H = self._given[0]
+        H = self._user_factors[0]
         auto = isinstance(self.n_components, str)  # "auto", as `_check_params` has found
         k = d if self.n_components is None or auto else int(self.n_components)
         if H is not None:
@@ -376,7 +376,7 @@ class NMF(BaseComponents):
         )
 
     def _starting_parameters(self, model: Unlabelled, rows: DatasetInfo) -> NDArray[Any] | None:
-        H: Array | None = self._given[0]
+        H: Array | None = self._user_factors[0]
         # The solver's parameters have a row for each feature.
         return None if H is None else np.ascontiguousarray(H.T)
 

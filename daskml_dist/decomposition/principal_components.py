@@ -134,39 +134,39 @@ class AffineProjection:
     Parameters
     ----------
     matrix : ndarray of shape (n_columns, m)
-    before, after : ndarrays of shape (n_columns,) and (m,), or None
+    shift, offset : ndarrays of shape (n_columns,) and (m,), or None
     """
 
     matrix: Array
-    before: Array | None = None
-    after: Array | None = None
+    shift: Array | None = None
+    offset: Array | None = None
     stays_on_device: ClassVar[bool] = True
 
     def __call__(self, X: Any) -> NDArray[Any]:
         """Return the projections, in the dtype of the rows."""
         matrix = self.matrix.astype(X.dtype)
         # Dense rows are centred first, so that float32 rows far from 0 keep their digits.
-        if self.before is not None and isinstance(X, np.ndarray):
-            X = X - self.before.astype(X.dtype)
+        if self.shift is not None and isinstance(X, np.ndarray):
+            X = X - self.shift.astype(X.dtype)
         projections = np.asarray(X @ matrix)
         # Centring would make sparse rows dense: subtract the projection of the centre instead.
-        if self.before is not None and not isinstance(X, np.ndarray):
-            projections = projections - (self.before @ self.matrix).astype(X.dtype)
-        return projections if self.after is None else projections + self.after.astype(X.dtype)
+        if self.shift is not None and not isinstance(X, np.ndarray):
+            projections = projections - (self.shift @ self.matrix).astype(X.dtype)
+        return projections if self.offset is None else projections + self.offset.astype(X.dtype)
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], Any]:
         """Return the function of rows of a dtype on a device; the projections stay there."""
         matrix = backend.to_device(np.ascontiguousarray(self.matrix, dtype))
         before, after = (
             None if vector is None else backend.to_device(vector.astype(dtype))
-            for vector in (self.before, self.after)
+            for vector in (self.shift, self.offset)
         )
         # As above: dense rows are centred; for sparse rows the projection of the centre is
         # subtracted.
         shift = (
             None
-            if self.before is None
-            else backend.to_device((self.before @ self.matrix).astype(dtype))
+            if self.shift is None
+            else backend.to_device((self.shift @ self.matrix).astype(dtype))
         )
 
         def apply(X: Any) -> Any:
@@ -389,14 +389,14 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
         fresh = type(self)(**self.get_params(deep=False))
         return self._fit_batches(X, fresh)
 
-    def _fit_batches(self, X: Any, begun: IncrementalPCA) -> Self:
-        """Fit to all batches of a collection, starting from the state of `begun`."""
+    def _fit_batches(self, X: Any, initial_model: IncrementalPCA) -> Self:
+        """Fit to all batches of a collection, starting from the state of `initial_model`."""
         self._check_parameters()
         collection = as_collection(*take_named_columns(X, None, None), numeric=self._numeric)
         with report_reading(type(self).__name__):
             # Blocks update the state one after the other, in their order.
             progress = fold_parts(
-                collection, _fit_block, _PartialComponents(begun)
+                collection, _fit_block, _PartialComponents(initial_model)
             ).fit_last_batches()
         if not progress.n_rows:
             raise make_no_rows_error()
@@ -421,21 +421,21 @@ class _PartialComponents:
     ----------
     model : IncrementalPCA
         Model fitted to the batches so far.
-    left : ndarray or None
+    remaining_rows : ndarray or None
         Last rows, not yet enough for a batch.
     n_rows : int
         Number of rows of the collection so far.
     """
 
     model: IncrementalPCA
-    left: NDArray[Any] | None = None
+    remaining_rows: NDArray[Any] | None = None
     n_rows: int = 0
 
     def fit_whole_batches(self, rows: NDArray[Any]) -> _PartialComponents:
         """Fit the batches that following rows cannot change; return the new state."""
         # Batches cross block boundaries, as if all rows were one array.
-        if self.left is not None:
-            rows = np.vstack([self.left, rows])
+        if self.remaining_rows is not None:
+            rows = np.vstack([self.remaining_rows, rows])
         model = copy.copy(self.model)
         model.batch_size_ = model.batch_size or 5 * rows.shape[1]
         # A batch needs `n_components` rows. As in `gen_batches`, a batch is cut only if the
@@ -446,21 +446,21 @@ class _PartialComponents:
             # A copy, because scikit-learn subtracts the mean from the batch in place.
             model.partial_fit(rows[start : start + size].copy(), check_input=False)
             start += size
-        return replace(self, model=model, left=rows[start:].copy())
+        return replace(self, model=model, remaining_rows=rows[start:].copy())
 
     def fit_last_batches(self) -> _PartialComponents:
         """Fit the rows that remain after the last block; return the new state."""
-        if self.left is None or not len(self.left):
+        if self.remaining_rows is None or not len(self.remaining_rows):
             return self
         model = copy.copy(self.model)
         try:
             for batch in gen_batches(
-                len(self.left), model.batch_size_, min_batch_size=model.n_components or 0
+                len(self.remaining_rows), model.batch_size_, min_batch_size=model.n_components or 0
             ):
-                model.partial_fit(self.left[batch].copy(), check_input=False)
+                model.partial_fit(self.remaining_rows[batch].copy(), check_input=False)
         except ValueError as error:
             raise as_ours(error) from error
-        return replace(self, model=model, left=None)
+        return replace(self, model=model, remaining_rows=None)
 
 
 def _fit_block(
@@ -609,8 +609,8 @@ class PCA(BaseComponents):
         """Return the number of rows, with a row of weight k counted as k rows."""
         return rows.summary.n_rows if rows.weight_scale is None else int(rows.weight_sum + 1e-6)
 
-    def _check_enough_rows(self, rows: DatasetInfo, most: int) -> None:
-        """Raise if the rows have no variance, or are fewer than the `most` requested components."""
+    def _check_enough_rows(self, rows: DatasetInfo, max_components: int) -> None:
+        """Raise if the rows have no variance, or are fewer than the requested components."""
         n_rows = rows.summary.n_rows
         if n_rows < 2 or rows.weight_sum < 2:
             raise InvalidDataError(
@@ -618,10 +618,10 @@ class PCA(BaseComponents):
                 "needs at least two rows, and weights whose sum is at least 2, since a weight "
                 "of 2 counts a row twice. Give more rows, or larger weights."
             )
-        if self._n_requested is not None and self._n_requested > most:
+        if self._n_requested is not None and self._n_requested > max_components:
             raise InvalidParameterError(
                 f"n_components={self.n_components} must be between 0 and min(n_samples, n_features)"
-                f"={most} with svd_solver={self.svd_solver!r}. Ask for fewer components."
+                f"={max_components} with svd_solver={self.svd_solver!r}. Ask for fewer components."
             )
         if self.n_components == "mle" and self._count_weighted_rows(rows) < rows.summary.n_features:
             raise InvalidDataError(
@@ -700,17 +700,19 @@ class PCA(BaseComponents):
         self.n_samples_ = n_rows
         self.n_features_in_ = d
 
-    def _resolve_n_components(self, variance: Array, ratio: Array, weight: float, most: int) -> int:
+    def _resolve_n_components(
+        self, variance: Array, ratio: Array, weight: float, max_components: int
+    ) -> int:
         """Return the number of components that the parameter requests."""
         if self.n_components is None:
-            return most
+            return max_components
         if self.n_components == "mle":
             return int(infer_dimension(variance, weight))
         if self._n_requested is not None:
             return self._n_requested
         # A share of the variance: the smallest number of components that explain more than it.
         enough = np.searchsorted(np.cumsum(ratio), self.n_components, side="right") + 1
-        return min(int(enough), most)
+        return min(int(enough), max_components)
 
     # -- functions of rows ---------------------------------------------------------------------
 
@@ -722,13 +724,13 @@ class PCA(BaseComponents):
 
     def _make_projection(self) -> AffineProjection:
         matrix = self.components_.T / self._whitening_scales if self.whiten else self.components_.T
-        return AffineProjection(np.ascontiguousarray(matrix), before=self.mean_)
+        return AffineProjection(np.ascontiguousarray(matrix), shift=self.mean_)
 
     def _make_expansion(self) -> AffineProjection:
         scaled = (
             self.components_ * self._whitening_scales[:, None] if self.whiten else self.components_
         )
-        return AffineProjection(scaled, after=self.mean_)
+        return AffineProjection(scaled, offset=self.mean_)
 
     def get_covariance(self) -> Array:
         """Return the covariance of the model: that of the components, plus isotropic noise.

@@ -68,7 +68,7 @@ class Display:
         self._timer_number = 0
         self._restart_timer()
 
-    def begin(self) -> None:
+    def show_start(self) -> None:
         """Show that the fit begins."""
         if self._each_pass:
             self.note(self._status.opening())
@@ -199,9 +199,8 @@ class Snapshot:
 
 def make_status_html(status: Status) -> str:
     """Return position, bar, measures and curves of a running fit, as HTML."""
-    line = (
-        f"<b>{escape(status.position())}</b> {_make_bar(status.share)} {escape(status.metrics())}"
-    )
+    position, metrics = escape(status.position()), escape(status.metrics())
+    line = f"<b>{position}</b> {_make_bar(status.completed_share)} {metrics}"
     title = f"<div>{escape(status.title)}</div>" if status.title else ""
     return _frame_html(f"{title}<div>{line}</div>", status)
 
@@ -220,11 +219,11 @@ def _frame_html(text: str, status: Status) -> str:
     )
 
 
-def _make_bar(share: float | None) -> str:
+def _make_bar(completed_share: float | None) -> str:
     """Return a bar filled by the completed share, or nothing if that is unknown."""
-    if share is None:
+    if completed_share is None:
         return ""
-    done_width = _BAR_WIDTH * min(max(share, 0.0), 1.0)
+    done_width = _BAR_WIDTH * min(max(completed_share, 0.0), 1.0)
     return (
         f'<svg width="{_BAR_WIDTH}" height="{_BAR_HEIGHT}" role="progressbar" '
         f'aria-valuenow="{100 * done_width / _BAR_WIDTH:.0f}">'

@@ -46,27 +46,27 @@ class _ProgressReport:
             self._status.enter("starting" if at_once else "reading")
             self._display = open_display(None, self._status, verbose)
 
-    def show_phase(self, phase: str, done: int, total: int | None, noun: str) -> None:
-        """Show the current phase, with `done` of `total` parts; `noun` names a part."""
-        self._phase_text = _format_phase(phase, done, total)
+    def show_phase(self, phase: str, n_done: int, total: int | None, noun: str) -> None:
+        """Show the current phase, with `n_done` of `total` parts; `noun` names a part."""
+        self._phase_text = _format_phase(phase, n_done, total)
         with self._lock:
-            self._show(phase, done, total, noun)
+            self._show(phase, n_done, total, noun)
 
-    def read(self, done: int, total: int) -> None:
+    def show_blocks_read(self, n_done: int, total: int) -> None:
         """Show how many blocks have been read in the current phase; called from any thread."""
         with self._lock:
             if not self._closed:
                 # The page shows the operation from the first report; short reads end before that.
                 self._feed = self._feed or SearchFeed(self._name)
                 phase = f"{self._phase_text}: reading" if self._phase_text else "reading"
-                self._show(phase, done, total, "block")
+                self._show(phase, n_done, total, "block")
 
-    def _show(self, phase: str, done: int, total: int | None, noun: str) -> None:
+    def _show(self, phase: str, n_done: int, total: int | None, noun: str) -> None:
         """Show a phase on the display and on the page; called with the lock held."""
         if self._status is not None and self._display is not None:
-            self._display.enter(is_new_phase=self._status.enter(phase, done, total, noun))
+            self._display.enter(is_new_phase=self._status.enter(phase, n_done, total, noun))
         if self._feed is not None:
-            self._feed.phase(_format_phase(phase, done, total))
+            self._feed.phase(_format_phase(phase, n_done, total))
 
     def rung(self, scores: Sequence[dict[str, Any]]) -> None:
         """Send the scores of a search's rung to the page."""
@@ -78,19 +78,19 @@ class _ProgressReport:
         if self._display is not None:
             self._display.show_line(text)
 
-    def close(self, how: str) -> None:
-        """End the report; `how` is the final state that the page shows."""
+    def close(self, end_state: str) -> None:
+        """End the report; `end_state` is the final state that the page shows."""
         with self._lock:
             self._closed = True
             if self._feed is not None:
-                self._feed.end(how)
+                self._feed.end(end_state)
             if self._display is not None:
                 self._display.close()
 
 
-def _format_phase(phase: str, done: int, total: int | None) -> str:
+def _format_phase(phase: str, n_done: int, total: int | None) -> str:
     """Return a phase with its progress as text."""
-    return phase if total is None else f"{phase} {done}/{total}"
+    return phase if total is None else f"{phase} {n_done}/{total}"
 
 
 #: Report of the operation that the current thread or task belongs to.
@@ -115,11 +115,11 @@ def report_reading(name: str, verbose: Any = None) -> Iterator[None]:
     """
     # Reading blocks inside a search is progress of the search.
     if (report := _current_report.get()) is not None:
-        with report_progress_to(report.read):
+        with report_progress_to(report.show_blocks_read):
             yield
         return
     report = _ProgressReport(name, _resolve_verbose(verbose), at_once=False)
-    with _report_during(report), report_progress_to(report.read):
+    with _report_during(report), report_progress_to(report.show_blocks_read):
         yield
 
 
@@ -149,10 +149,10 @@ def _report_during(report: _ProgressReport) -> Iterator[None]:
         report.close(end_state)
 
 
-def report_phase(phase: str, done: int = 0, total: int | None = None, noun: str = "fit") -> None:
+def report_phase(phase: str, n_done: int = 0, total: int | None = None, noun: str = "fit") -> None:
     """Report the phase of the current operation; without one, do nothing."""
     if (report := _current_report.get()) is not None:
-        report.show_phase(phase, done, total, noun)
+        report.show_phase(phase, n_done, total, noun)
 
 
 def report_rung(name: str, scores: Sequence[dict[str, Any]]) -> None:

@@ -117,8 +117,8 @@ class Progress(ParameterObject):
         if self._status is None or self._display is None:
             self._status = Status(self.max_iter)
             self._display = open_display(self.console, self._status, self.verbose)
-        self._status.begin(run)
-        self._display.begin()
+        self._status.record_start(run)
+        self._display.show_start()
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         """Show a pass that ended.

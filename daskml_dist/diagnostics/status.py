@@ -56,18 +56,18 @@ class Status:
         # The phase, its start time, and its parts: number done, total number, noun.
         self.phase = _PASSES
         self._entered = time.perf_counter()
-        self._done = 0
+        self._n_done = 0
         self._total: int | None = None
         self._noun = "block"
         self._since = time.perf_counter()
         # Record of the last pass; and (pass, rows, seconds) of each pass that is still valid.
         self._last: dict[str, Any] | None = None
-        self._made: list[tuple[int, int, float]] = []
+        self._finished_passes: list[tuple[int, int, float]] = []
         #: Measures of every `_every`-th pass, for curves.
         self.records: list[dict[str, Any]] = []
-        self._every = 1
+        self._curve_interval = 1
 
-    def begin(self, run: Any) -> None:
+    def record_start(self, run: Any) -> None:
         """Record the start of a fit."""
         lanes, servers = _format_count(run.n_lanes, "lane"), _format_count(run.n_servers, "server")
         self.title = f"{run.policy_name}, {lanes}, {servers}"
@@ -76,29 +76,32 @@ class Status:
             self.max_iter = run.max_iter
 
     def enter(
-        self, phase: str, done: int = 0, total: int | None = None, noun: str = "block"
+        self, phase: str, n_done: int = 0, total: int | None = None, noun: str = "block"
     ) -> bool:
         """Record the phase and its progress; return whether the phase is new."""
         last_phase, self.phase, self._noun = self.phase, phase, noun
         if phase != last_phase:
             self._entered = time.perf_counter()
-        self._done, self._total = done, total
+        self._n_done, self._total = n_done, total
         return phase != last_phase
 
     def add(self, record: dict[str, Any]) -> None:
         """Record a pass."""
         self.phase = _PASSES
         # A pass repeated after the loss of a worker replaces its first record and all later ones.
-        while self._made and self._made[-1][0] >= record["pass"]:
-            self._made.pop()
+        while self._finished_passes and self._finished_passes[-1][0] >= record["pass"]:
+            self._finished_passes.pop()
         while self.records and self.records[-1]["pass"] >= record["pass"]:
             self.records.pop()
-        self._made.append((record["pass"], record["rows"], record["seconds"]))
+        self._finished_passes.append((record["pass"], record["rows"], record["seconds"]))
         self._last = record
-        if len(self._made) % self._every == 0 or len(self._made) == 1:
+        if (
+            len(self._finished_passes) % self._curve_interval == 0
+            or len(self._finished_passes) == 1
+        ):
             self.records.append({key: record.get(key) for key in ("pass", *CURVES)})
         if len(self.records) > _MAX_RECORDS:
-            self.records, self._every = self.records[::2], 2 * self._every
+            self.records, self._curve_interval = self.records[::2], 2 * self._curve_interval
 
     @property
     def in_passes(self) -> bool:
@@ -110,14 +113,14 @@ class Status:
         if not self.in_passes:
             if self._total is None:
                 return self.phase
-            return f"{self.phase} {self._done}/{_format_count(self._total, self._noun)}"
+            return f"{self.phase} {self._n_done}/{_format_count(self._total, self._noun)}"
         limit = "" if self.max_iter is None else f"/{self.max_iter}"
         return f"pass {self._pass}{limit}"
 
     @property
     def _seconds(self) -> float:
         """Return the total seconds of all passes."""
-        return sum(seconds for *_, seconds in self._made)
+        return sum(seconds for *_, seconds in self._finished_passes)
 
     @property
     def _pass(self) -> int:
@@ -125,9 +128,11 @@ class Status:
         return self._last["pass"] if self._last else 0
 
     @property
-    def share(self) -> float | None:
+    def completed_share(self) -> float | None:
         """Return the completed share of the phase; None if it is unknown."""
-        n_done, total = (self._pass, self.max_iter) if self.in_passes else (self._done, self._total)
+        n_done, total = (
+            (self._pass, self.max_iter) if self.in_passes else (self._n_done, self._total)
+        )
         return n_done / total if total else None
 
     def metrics(self) -> str:
@@ -141,16 +146,16 @@ class Status:
             f"staleness {record['staleness_mean']:.3g} (max {record['staleness_max']:.3g})",
             *_format_score(record),
             self._elapsed(),
-            *self._left(),
+            *self._format_time_left(),
         ]
         return "  ".join(texts)
 
     def _elapsed(self) -> str:
         return _format_clock(time.perf_counter() - self._since)
 
-    def _left(self) -> list[str]:
+    def _format_time_left(self) -> list[str]:
         """Return the time left until `max_iter` as text; a tolerance may end the fit earlier."""
-        seconds_per_pass = self._seconds / max(len(self._made), 1)
+        seconds_per_pass = self._seconds / max(len(self._finished_passes), 1)
         seconds = estimate_seconds_left(self._pass, self.max_iter, seconds_per_pass)
         return (
             [f"ETA <= {_format_clock(math.ceil(seconds))}"]
@@ -160,10 +165,10 @@ class Status:
 
     def _left_of_phase(self) -> list[str]:
         """Return the time left in a phase at its pace so far as text, if at least one second."""
-        if not self._done or self._total is None:
+        if not self._n_done or self._total is None:
             return []
         elapsed = time.perf_counter() - self._entered
-        seconds = elapsed / self._done * (self._total - self._done)
+        seconds = elapsed / self._n_done * (self._total - self._n_done)
         return (
             [f"ETA {_format_clock(math.ceil(seconds))}"] if 1 <= seconds < _MAX_SECONDS_LEFT else []
         )
@@ -186,16 +191,20 @@ class Status:
             return f"{self._work}: {elapsed:.3g} s, last: {self.position()}"
         if not self.title:
             return f"no pass in {elapsed:.3g} s, last: {self.position()}"
-        parts = [f"{self.title}: {_format_count(len(self._made), 'pass')} in {elapsed:.3g} s"]
+        parts = [
+            f"{self.title}: {_format_count(len(self._finished_passes), 'pass')} in {elapsed:.3g} s"
+        ]
         if self._last is not None:
-            rows = sum(rows for _, rows, _ in self._made)
+            rows = sum(rows for _, rows, _ in self._finished_passes)
             parts += [*_format_loss(self._last), _format_rate(rows, self._seconds)]
             parts += _format_score(self._last)
         return ", ".join(parts)
 
     def render(self) -> Table:
         """Return a table of one row, for rich."""
-        total, n_done = (self.max_iter, self._pass) if self.in_passes else (self._total, self._done)
+        total, n_done = (
+            (self.max_iter, self._pass) if self.in_passes else (self._total, self._n_done)
+        )
         bar = ProgressBar(total=total, completed=n_done, width=_BAR_WIDTH)
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True)
@@ -211,10 +220,10 @@ def _format_clock(seconds: float) -> str:
     return str(timedelta(seconds=int(seconds)))
 
 
-def _format_count(number: int, noun: str) -> str:
+def _format_count(count: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless it is 1."""
     plural = "es" if noun.endswith("s") else "s"
-    return f"{number} {noun}{'' if number == 1 else plural}"
+    return f"{count} {noun}{'' if count == 1 else plural}"
 
 
 def _format_rate(rows: int, seconds: float) -> str:
@@ -241,11 +250,11 @@ def _format_score(record: dict[str, Any]) -> list[str]:
     return [] if score is None else [f"val score {score:.4g}"]
 
 
-def estimate_seconds_left(n_passes: int, most: int | None, seconds: float) -> float:
-    """Return the seconds left for `most` passes of `seconds` each, after `n_passes` of them.
+def estimate_seconds_left(n_passes: int, max_passes: int | None, seconds: float) -> float:
+    """Return the seconds left for `max_passes` passes of `seconds` each, after `n_passes` of them.
 
     NaN if that is unknown, or too early to estimate.
     """
-    if most is None or not n_passes or n_passes < _MIN_SHARE_OF_ESTIMATE * most:
+    if max_passes is None or not n_passes or n_passes < _MIN_SHARE_OF_ESTIMATE * max_passes:
         return math.nan
-    return seconds * max(0, most - n_passes)
+    return seconds * max(0, max_passes - n_passes)

@@ -24,22 +24,22 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 Categories = dict[Any, NDArray[Any]]
 
 
-def find_categorical_features(X: Any, given: Any) -> NDArray[np.bool_] | None:
+def find_categorical_features(X: Any, categorical_features: Any) -> NDArray[np.bool_] | None:
     """Return the mask of the categorical features, given X and the parameter.
 
     None if there are none, but the number of columns is not known before rows are read.
     """
     is_frame = is_dataframe_like(X)
-    by_dtype = isinstance(given, str) and given == "from_dtype"
-    is_asked = given is not None and (is_frame or not by_dtype)
+    by_dtype = isinstance(categorical_features, str) and categorical_features == "from_dtype"
+    is_asked = categorical_features is not None and (is_frame or not by_dtype)
     width = len(X.columns) if is_frame else (X if hasattr(X, "shape") else np.asarray(X)).shape[1]
     # For example, of a dask Array made from delayed blocks.
     if np.isnan(width):
         if is_asked:
             raise InvalidParameterError(
-                f"categorical_features={given!r}: the number of columns of X is unknown until X "
-                "is computed. Pass a Dask Array that knows it: dask.array.from_delayed(block, "
-                "shape=(numpy.nan, n_columns), dtype=float)."
+                f"categorical_features={categorical_features!r}: the number of columns of X is "
+                "unknown until X is computed. Pass a Dask Array that knows it: "
+                "dask.array.from_delayed(block, shape=(numpy.nan, n_columns), dtype=float)."
             )
         return None
     n = int(width)
@@ -48,7 +48,7 @@ def find_categorical_features(X: Any, given: Any) -> NDArray[np.bool_] | None:
     if by_dtype:
         return np.array([_is_category(dtype) for dtype in X.dtypes], bool)
     # A mask, numbers or names of columns. An object array may hold only names.
-    features = np.asarray(given)
+    features = np.asarray(categorical_features)
     # NumPy converts an empty list to an array of floats, which would be refused below.
     if features.size == 0:
         return np.zeros(n, bool)
@@ -161,21 +161,23 @@ def check_cardinality(name: str, n: int, max_bins: int) -> None:
         )
 
 
-def encode_categories(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool = False) -> Any:
+def encode_categories(
+    X: Any, categories: Mapping[Any, NDArray[Any]], only_known: bool = False
+) -> Any:
     """Return a frame with codes instead of categories, NaN for missing and unknown ones.
 
-    With `known`, an unknown category is an error.
+    With `only_known`, an unknown category is an error.
     """
     if not categories or not is_dataframe_like(X := convert_foreign(X)):
         return X
     if not is_dask(X):
-        return _encode_frame(X, categories, known)
+        return _encode_frame(X, categories, only_known)
     # Codes are float64, in which NaN represents a missing value.
     meta = X._meta.assign(**{name: np.empty(0) for name in categories})
-    return X.map_partitions(_encode_frame, dict(categories), known, meta=meta)
+    return X.map_partitions(_encode_frame, dict(categories), only_known, meta=meta)
 
 
-def _encode_frame(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool) -> Any:
+def _encode_frame(X: Any, categories: Mapping[Any, NDArray[Any]], only_known: bool) -> Any:
     """Return a pandas DataFrame with codes instead of categories, as `encode_categories`."""
     import pandas as pd
 
@@ -184,7 +186,7 @@ def _encode_frame(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool) -
         # -1 for values that are not categories, including missing ones. Looked up by value, since
         # the codes of a categorical column number the categories of its own frame.
         codes = pd.Index(values).get_indexer(np.asarray(X[name], dtype=object))
-        if known and (unknown := X[name][codes < 0].dropna().unique().tolist()):
+        if only_known and (unknown := X[name][codes < 0].dropna().unique().tolist()):
             raise InvalidDataError(
                 f"Column {name!r} holds categories that the frame's meta does not declare: "
                 f"{unknown[:5]}. Let Dask find them: X[{name!r}].cat.as_unknown()."
@@ -194,10 +196,10 @@ def _encode_frame(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool) -
 
 
 def resolve_monotonic_cst(
-    estimator: Any, given: Any, n_features: int, n_outputs: int
+    estimator: Any, monotonic_cst: Any, n_features: int, n_outputs: int
 ) -> NDArray[np.int8]:
     """Return the monotonic constraint of each feature: 1 rises, -1 falls, 0 is free."""
-    if given is None:
+    if monotonic_cst is None:
         return np.zeros(n_features, np.int8)
     # Probabilities of several classes depend on the trees of all classes, so no constraint on one
     # tree makes them monotonic.
@@ -207,24 +209,27 @@ def resolve_monotonic_cst(
             "targets in one tree. Leave monotonic_cst out, or fit one classifier per class (for "
             'targets: multi_strategy="one_output_per_tree").'
         )
-    if isinstance(given, dict):
-        return _resolve_cst_by_name(estimator, given, n_features)
-    if np.shape(given) != (n_features,):
+    if isinstance(monotonic_cst, dict):
+        return _resolve_cst_by_name(estimator, monotonic_cst, n_features)
+    if np.shape(monotonic_cst) != (n_features,):
         raise InvalidParameterError(
-            f"monotonic_cst has shape {np.shape(given)} but the input data X has {n_features} "
+            f"monotonic_cst has shape {np.shape(monotonic_cst)} but the input data X has "
+            f"{n_features} "
             "features. Give one number per feature, or a dict by feature name."
         )
-    invalid = sorted({value for value in np.asarray(given).tolist() if value not in (-1, 0, 1)})
+    invalid = sorted(
+        {value for value in np.asarray(monotonic_cst).tolist() if value not in (-1, 0, 1)}
+    )
     if invalid:
         raise InvalidParameterError(
             "monotonic_cst must be an array-like of -1, 0 or 1. Observed values: "
             f"{invalid[:5]}. Use these for each feature: 1 rises, -1 falls, 0 is free."
         )
-    return np.asarray(given).astype(np.int8)
+    return np.asarray(monotonic_cst).astype(np.int8)
 
 
 def _resolve_cst_by_name(
-    estimator: Any, given: dict[Any, Any], n_features: int
+    estimator: Any, monotonic_cst: dict[Any, Any], n_features: int
 ) -> NDArray[np.int8]:
     """Return the monotonic constraint of each feature, given a dict by names of features."""
     names = getattr(estimator, "feature_names_in_", None)  # set when inputs were checked
@@ -234,14 +239,14 @@ def _resolve_cst_by_name(
             "monotonic_cst as an integer array instead."
         )
     numbers = {str(name): i for i, name in enumerate(names)}
-    if unknown := sorted(str(name) for name in given if name not in numbers):
+    if unknown := sorted(str(name) for name in monotonic_cst if name not in numbers):
         first = [*unknown[:5], "..."] if len(unknown) > 5 else unknown
         raise InvalidParameterError(
             f"monotonic_cst contains {len(unknown)} unexpected feature names: {first}. X has "
             f"{list(numbers)[:8]}."
         )
     signs = np.zeros(n_features, np.int8)
-    for name, sign in given.items():
+    for name, sign in monotonic_cst.items():
         if sign not in (-1, 0, 1):
             raise InvalidParameterError(
                 f"monotonic_cst['{name}'] must be either -1, 0 or 1. Got {sign!r}."
@@ -250,26 +255,29 @@ def _resolve_cst_by_name(
     return signs
 
 
-def resolve_interaction_cst(given: Any, n_features: int) -> tuple[tuple[int, ...], ...] | None:
+def resolve_interaction_cst(
+    interaction_cst: Any, n_features: int
+) -> tuple[tuple[int, ...], ...] | None:
     """Return groups of features: the splits of a branch must use one group; None: no groups.
 
     Groups may overlap: a feature can be in several.
     """
-    if given is None:
+    if interaction_cst is None:
         return None
-    if isinstance(given, str) and given == "no_interactions":
-        given = [[i] for i in range(n_features)]
-    elif isinstance(given, str) and given == "pairwise":
+    if isinstance(interaction_cst, str) and interaction_cst == "no_interactions":
+        interaction_cst = [[i] for i in range(n_features)]
+    elif isinstance(interaction_cst, str) and interaction_cst == "pairwise":
         # All d (d - 1) / 2 pairs: for 1000 features about 500,000 groups.
-        given = combinations(range(n_features), 2)
+        interaction_cst = combinations(range(n_features), 2)
     hint = 'Use "pairwise", "no_interactions", or a list of lists of numbers of features.'
-    if isinstance(given, str):
-        raise InvalidParameterError(f"interaction_cst={given!r}. {hint}")
+    if isinstance(interaction_cst, str):
+        raise InvalidParameterError(f"interaction_cst={interaction_cst!r}. {hint}")
     try:
-        groups = [set(group) for group in given]
+        groups = [set(group) for group in interaction_cst]
     except TypeError as error:
         raise InvalidParameterError(
-            f"Interaction constraints must be a sequence of tuples or lists, got: {given!r}. {hint}"
+            f"Interaction constraints must be a sequence of tuples or lists, got: "
+            f"{interaction_cst!r}. {hint}"
         ) from error
     for group in groups:
         if not all(isinstance(i, Integral) and 0 <= int(i) < n_features for i in group):

@@ -76,10 +76,11 @@ class JoinedRanges:
 
     Parameters
     ----------
-    ends : tuple of int
+    range_ends : tuple of int
         Where the rows of the fit end, then where each set ends; in blocks if `counts_blocks`.
     counts_blocks : bool
-        Whether `ends` counts blocks, because the number of rows of some input is not known yet.
+        Whether `range_ends` counts blocks, because the number of rows of some input is not known
+        yet.
     target : ndarray or None
         Targets of the fit if all inputs are in memory, else None.
     weight : ndarray or None
@@ -88,7 +89,7 @@ class JoinedRanges:
         What errors call the targets of the sets.
     """
 
-    ends: tuple[int, ...]
+    range_ends: tuple[int, ...]
     counts_blocks: bool
     target: Any
     weight: Any
@@ -97,8 +98,8 @@ class JoinedRanges:
     def count_row_ends(self, summary: DataSummary) -> list[int]:
         """Return the row number at which the rows of the fit end, then those of each set."""
         if not self.counts_blocks:
-            return list(self.ends)
-        return [self._take_first_blocks(summary, end).n_rows for end in self.ends]
+            return list(self.range_ends)
+        return [self._take_first_blocks(summary, end).n_rows for end in self.range_ends]
 
     def label_weights(self, summary: DataSummary, classes: NDArray[Any]) -> NDArray[np.float64]:
         """Return the sum of weights (or number of rows) of each class in the rows of the fit."""
@@ -124,10 +125,10 @@ class JoinedRanges:
     def _find_fit_blocks(self, summary: DataSummary) -> DataSummary:
         """Return the summary of the leading blocks, which hold the rows of the fit."""
         if self.counts_blocks:
-            return self._take_first_blocks(summary, self.ends[0])
+            return self._take_first_blocks(summary, self.range_ends[0])
         infos, n_rows = sorted(summary.infos, key=lambda info: info.index), 0
         for number, info in enumerate(infos):
-            if n_rows >= self.ends[0]:
+            if n_rows >= self.range_ends[0]:
                 return DataSummary(infos[:number])
             n_rows += info.n_rows
         return DataSummary(infos)
@@ -137,13 +138,13 @@ class JoinedRanges:
         return DataSummary(sorted(summary.infos, key=lambda info: info.index)[:n])
 
 
-def join_validation_sets(given: Inputs, sets: ValidationSets) -> tuple[Inputs, JoinedRanges]:
+def join_validation_sets(fit_inputs: Inputs, sets: ValidationSets) -> tuple[Inputs, JoinedRanges]:
     """Return X, y and weights with those of the validation sets appended, and their ranges."""
-    _check_lengths(given, ("X", "y", "sample_weight"))
+    _check_lengths(fit_inputs, ("X", "y", "sample_weight"))
     for inputs, arguments in zip(sets.inputs, sets.arguments, strict=True):
-        _check_same_form(given[0], inputs[0], arguments[0])
+        _check_same_form(fit_inputs[0], inputs[0], arguments[0])
         _check_lengths(inputs, arguments)
-    all_inputs = [given, *sets.inputs]
+    all_inputs = [fit_inputs, *sets.inputs]
     # If any has weights, the others get weights of 1, so that they can be concatenated.
     if len({inputs[2] is None for inputs in all_inputs}) > 1:
         all_inputs = [_with_unit_weights(inputs) for inputs in all_inputs]
@@ -228,39 +229,39 @@ def _make_unit_weights(y: Any) -> Any:
     return y.astype(object).map(lambda _: 1.0).astype(float)
 
 
-def _concatenate_rows(parts: Sequence[Any], chunks: int | str) -> Any:
+def _concatenate_rows(arrays: Sequence[Any], chunks: int | str) -> Any:
     """Return the concatenation of inputs, lazy if any of them is.
 
     Arrays in memory are then divided into `chunks` (-1: a single block).
     """
-    first = parts[0]
-    if any(np.isscalar(part) for part in parts):
+    first = arrays[0]
+    if any(np.isscalar(part) for part in arrays):
         raise InvalidDataError(
             "With X_val or eval_set, weights must be given per row: a single number for all "
             "rows is not accepted."
         )
-    if any(is_dask(part) for part in parts):
+    if any(is_dask(part) for part in arrays):
         if is_dataframe_like(first) or is_series_like(first):
-            return _concatenate_frames(parts)
-        lazy = [p if is_dask(p) else da.from_array(np.asarray(p), chunks) for p in parts]
+            return _concatenate_frames(arrays)
+        lazy = [p if is_dask(p) else da.from_array(np.asarray(p), chunks) for p in arrays]
         if lazy[0].ndim == 2:
             # One chunk of columns each: a set's columns may be chunked differently from those of X.
             lazy = [part.rechunk({1: -1}) for part in lazy]
         return da.concatenate(lazy)
-    if all(hasattr(part, "iloc") for part in parts):
+    if all(hasattr(part, "iloc") for part in arrays):
         import pandas as pd
 
-        return pd.concat(parts, ignore_index=True)
-    return np.concatenate([np.asarray(part) for part in parts])
+        return pd.concat(arrays, ignore_index=True)
+    return np.concatenate([np.asarray(part) for part in arrays])
 
 
-def _concatenate_frames(parts: Sequence[Any]) -> Any:
+def _concatenate_frames(tables: Sequence[Any]) -> Any:
     """Return the Dask concatenation of frames or series, those in memory as one partition."""
     import dask.dataframe as dd
     import pandas as pd
 
-    lazy, first = [], parts[0]
-    for part in parts:
+    lazy, first = [], tables[0]
+    for part in tables:
         if not is_dask(part):
             if not hasattr(part, "iloc"):
                 values = np.asarray(part)

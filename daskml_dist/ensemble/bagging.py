@@ -185,9 +185,9 @@ def _repeat_row_numbers(
     return np.repeat(np.arange(start, stop), counts)
 
 
-def _expand_weights(n: int, given: Any) -> NDArray[np.float64] | None:
+def _expand_weights(n: int, weight: Any) -> NDArray[np.float64] | None:
     """Return a weight for each of a block's `n` rows, also from a single one; None stays None."""
-    return None if given is None else np.asarray(expand_weights(given, n), np.float64)
+    return None if weight is None else np.asarray(expand_weights(weight, n), np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,12 +259,12 @@ class BaggedRows:
         pieces = [number(part[1], int(start)) for part, start in blocks]
         return X, join_lazy_blocks(pieces, self.rows, np.empty((0, 2)))
 
-    def _map_parts(self, place: int, function: Any, sample: Any) -> da.Array:
+    def _map_parts(self, input_index: int, function: Any, sample: Any) -> da.Array:
         """Apply a function to X (0) or y (1) of each block; `sample` is rows, or an empty y."""
         lazy = delayed(function, pure=False)
-        sample_block = function(sample) if place == 0 else sample
+        sample_block = function(sample) if input_index == 0 else sample
         return join_lazy_blocks(
-            [lazy(part[place]) for part in self.rows.parts], self.rows, sample_block
+            [lazy(part[input_index]) for part in self.rows.parts], self.rows, sample_block
         )
 
 
@@ -332,7 +332,7 @@ def _fit_batched(
     pairs = [(k, k) for k in range(len(members))]
     try:
         with open_batched_models(members[0], collection, DrawAssignment(draws), classes) as batch:
-            fits = CandidateFits(batch, members, pairs, (), ScoreParts()).found()
+            fits = CandidateFits(batch, members, pairs, (), ScoreParts()).compute_fits()
             fitted = [fit.estimator for fit in fits]
             for member in fitted:
                 member.history_ = batch.job.make_history(*batch.last)
@@ -425,13 +425,15 @@ def _sum_block_scores(
     predicted = sums / np.maximum(n_members, 1)
     values = y.astype(np.float64)
     squared_errors = ((values - predicted) ** 2).sum()
-    return WeightedMoments.of(values, np.ones(len(y))), np.array([n_without, squared_errors])
+    return WeightedMoments.from_values(values, np.ones(len(y))), np.array(
+        [n_without, squared_errors]
+    )
 
 
-def _add_block_scores(parts: list[Any]) -> Any:
-    if not isinstance(parts[0], tuple):
-        return np.sum(parts, axis=0)
-    spreads, sums = zip(*parts, strict=True)
+def _add_block_scores(block_scores: list[Any]) -> Any:
+    if not isinstance(block_scores[0], tuple):
+        return np.sum(block_scores, axis=0)
+    spreads, sums = zip(*block_scores, strict=True)
     return reduce(add, spreads), reduce(add, sums)
 
 

@@ -274,9 +274,9 @@ class BaseForest(BaseTrees):
         self._check_fitted()
         return len(self._trees)
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, index: int) -> Any:
         """Return the tree with this number."""
-        return self.estimators_[number]
+        return self.estimators_[index]
 
     @property
     def estimators_(self) -> list[Any]:
@@ -296,7 +296,7 @@ class BaseForest(BaseTrees):
         trees, roots = [], self._trees.roots
         for k in range(len(self._trees)):
             # Nodes of the tree are copied; the bins are shared by all trees.
-            nodes = Trees.of([self._trees.tree(k)], 1, self._trees.bins)
+            nodes = Trees.from_trees([self._trees.tree(k)], 1, self._trees.bins)
             impurity = self._impurity[roots[k] : roots[k + 1]]
             trees.append(tree_class.from_forest(nodes, impurity, **shared).set_params(**params))
         return trees

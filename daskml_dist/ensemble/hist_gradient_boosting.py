@@ -264,7 +264,7 @@ class BaseBoosting(BaseRounds):
         else:
             self._find_categories(X)
         reset = reset and not continues
-        rows = self._encode_categories(X, known=not continues), y, sample_weight
+        rows = self._encode_categories(X, only_known=not continues), y, sample_weight
         if self._given_sets is not None:
             sets = [self._prepare_inputs(*inputs) for inputs in self._given_sets.inputs]
             # Categories that occur only in a validation set are missing values, as in predictions.
@@ -315,8 +315,8 @@ class BaseBoosting(BaseRounds):
         X = X if self._is_encoded else self._encode_categories(X)
         return super()._align_inputs(X, y, sample_weight)
 
-    def _encode_categories(self, X: Any, known: bool = False) -> Any:
-        return encode_categories(_as_rows_or_columns(X), self._categories, known)
+    def _encode_categories(self, X: Any, only_known: bool = False) -> Any:
+        return encode_categories(_as_rows_or_columns(X), self._categories, only_known)
 
     @property
     def _continues_last_fit(self) -> bool:

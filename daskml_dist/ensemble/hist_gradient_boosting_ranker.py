@@ -43,13 +43,13 @@ class _RankedTarget:
     Parameters
     ----------
     y, group : object
-    number : int
+    row_set_number : int
         Number of the set of rows: 0 for those of the fit.
     """
 
     y: Any
     group: Any
-    number: int = 0
+    row_set_number: int = 0
 
 
 class HistGradientBoostingRanker(BaseBoosting):
@@ -316,7 +316,7 @@ class HistGradientBoostingRanker(BaseBoosting):
         """Return X without the column of queries, targets joined with them, and weights."""
         if not isinstance(y, _RankedTarget):
             return X, y, sample_weight  # joined already
-        ranked, number = y, y.number
+        ranked, number = y, y.row_set_number
         # Batches of a generator may contain targets and weights.
         X, target, sample_weight = convert_batches(X, ranked.y, sample_weight)
         if number == 0:  # for the fit: its column is left out of all rows from here on
@@ -427,12 +427,15 @@ class HistGradientBoostingRanker(BaseBoosting):
         return mean_ndcg
 
 
-def _list_cutoffs(given: Any) -> tuple[int | None, ...]:
+def _list_cutoffs(user_cutoffs: Any) -> tuple[int | None, ...]:
     """Return the cutoffs of NDCG: at least one number or None."""
-    cutoffs = tuple(given) if isinstance(given, Sequence | np.ndarray) else (given,)
-    if not cutoffs or isinstance(given, str):
+    cutoffs = (
+        tuple(user_cutoffs) if isinstance(user_cutoffs, Sequence | np.ndarray) else (user_cutoffs,)
+    )
+    if not cutoffs or isinstance(user_cutoffs, str):
         raise InvalidParameterError(
-            f"ndcg_eval_at={given!r} must be a number of positions, None, or a list of these."
+            f"ndcg_eval_at={user_cutoffs!r} must be a number of positions, None, or a list of "
+            "these."
         )
     return cutoffs
 

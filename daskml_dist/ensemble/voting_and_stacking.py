@@ -141,13 +141,13 @@ class NamedMembersMixin(OnBlocks):
 
     @abstractmethod
     def _fit_collection(
-        self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
-        params: dict[str, Any], few: bool,
+        self, named_members: list[tuple[str, Any]], params_of_members: list[dict[str, Any]], X: Any,
+        y: Any, params: dict[str, Any], has_few_rows: bool,
     ) -> None:  # fmt: skip
         """Fit to a Dask collection whose labels are encoded.
 
-        `given` has the arguments of each member's ``fit``; `few` is whether the rows are few enough
-        for a member to be fitted in one task.
+        `params_of_members` has the arguments of each member's ``fit``; `has_few_rows` is whether
+        the rows are few enough for a member to be fitted in one task.
         """
 
     def _check_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -194,14 +194,14 @@ class VotingMixin(NamedMembersMixin):
         return members
 
     def _fit_collection(
-        self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
-        params: dict[str, Any], few: bool,
+        self, named_members: list[tuple[str, Any]], params_of_members: list[dict[str, Any]], X: Any,
+        y: Any, params: dict[str, Any], has_few_rows: bool,
     ) -> None:  # fmt: skip
         jobs = [
             (member, X, y, member_params)
-            for (_, member), member_params in zip(named, given, strict=True)
+            for (_, member), member_params in zip(named_members, params_of_members, strict=True)
         ]
-        self._set_fitted_members(fit_members(jobs, few))
+        self._set_fitted_members(fit_members(jobs, has_few_rows))
 
 
 class VotingClassifier(VotingMixin, ensemble.VotingClassifier):
@@ -304,14 +304,14 @@ class StackingMixin(NamedMembersMixin):
         return y, None
 
     def _fit_collection(
-        self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
-        params: dict[str, Any], few: bool,
+        self, named_members: list[tuple[str, Any]], params_of_members: list[dict[str, Any]], X: Any,
+        y: Any, params: dict[str, Any], has_few_rows: bool,
     ) -> None:  # fmt: skip
-        members = [member for _, member in named]
+        members = [member for _, member in named_members]
         with translate_parameter_errors():
             methods = [
                 self._method_name(name, member, self.stack_method)  # type: ignore[attr-defined]
-                for name, member in named
+                for name, member in named_members
             ]
         # The last estimator is fitted to predictions: of members fitted in advance, or of fits that
         # have not seen the row, so that it does not favour overfitting members.
@@ -324,14 +324,17 @@ class StackingMixin(NamedMembersMixin):
         else:
             # The members fitted to all rows make the later predictions.
             jobs = [
-                (m, X, y, member_params) for m, member_params in zip(members, given, strict=True)
+                (m, X, y, member_params)
+                for m, member_params in zip(members, params_of_members, strict=True)
             ]
-            self._set_fitted_members(fit_members(jobs, few))
+            self._set_fitted_members(fit_members(jobs, has_few_rows))
             self.stack_method_ = methods
-            meta_features = self._predict_out_of_fold(members, X, y, given, few)
+            meta_features = self._predict_out_of_fold(
+                members, X, y, params_of_members, has_few_rows
+            )
         # Predictions have the blocks of X, so targets are cut at the same rows.
         final = self._make_final_estimator(), meta_features, *_align_targets(X, y, params)
-        (self.final_estimator_,) = fit_members([final], few)
+        (self.final_estimator_,) = fit_members([final], has_few_rows)
 
     def _make_final_estimator(self) -> Any:
         """Return an unfitted last estimator: a clone of the user's, or the default."""
@@ -349,7 +352,12 @@ class StackingMixin(NamedMembersMixin):
         return map_blocks(function, X, meta=meta)
 
     def _predict_out_of_fold(
-        self, members: list[Any], X: Any, y: Any, given: list[dict[str, Any]], few: bool
+        self,
+        members: list[Any],
+        X: Any,
+        y: Any,
+        params_of_members: list[dict[str, Any]],
+        has_few_rows: bool,
     ) -> Any:
         """Return lazy predictions of each row by the fits that have not seen it, side by side."""
         fits = []
@@ -357,13 +365,13 @@ class StackingMixin(NamedMembersMixin):
         # Members with the same arguments of fit share their splits, since a splitter may need a
         # pass over the rows to count labels.
         shared: dict[Any, Splits] = {}
-        for member, params in zip(members, given, strict=True):
+        for member, params in zip(members, params_of_members, strict=True):
             # Keyed by identity: `==` on lazy weights would return a lazy array.
             key = tuple((name, id(value)) for name, value in params.items())
             if key not in shared:
                 shared[key] = Splits(self, X, y, None, params, cv)
             splits = shared[key]
-            fits.append(fit_folds(member, splits, few))
+            fits.append(fit_folds(member, splits, has_few_rows))
         by_output = is_classifier(self) and isinstance(self.classes_, list)
         # Members are fitted to the positions of labels among the classes, not to the labels.
         classes = np.arange(len(self.classes_)) if is_classifier(self) and not by_output else None
@@ -419,7 +427,7 @@ def _align_targets(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[st
     """Return y and arguments of the last estimator's ``fit``, in blocks of the same rows as X."""
     weight = params.get("sample_weight")
     rows = as_collection(X, y, weight, numeric=False, multi_output=True, any_shape=True)
-    column = delayed(partial(as_column, name="y", several=True), pure=False)
+    column = delayed(partial(as_column, name="y", multi_output=True), pure=False)
     width = y.shape[1:] if has_several_columns(y) else ()
     targets = np.empty((0, *width), getattr(y, "dtype", np.float64))
     y = join_lazy_blocks([column(part[1]) for part in rows.parts], rows, targets)

@@ -75,12 +75,12 @@ __all__ = [
 class DaskMLDistError(Exception):
     """Base class of all errors of this package."""
 
-    def __init_subclass__(cls, **more: Any) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         # Some built-in errors, such as OSError and its subclasses, have C fields, and only their
         # `__new__` may make the object. Dask's unpickling calls `__new__`, and sends a plain
         # Exception if that fails. `__base__` is the base that determines the memory layout of the
         # class.
-        super().__init_subclass__(**more)
+        super().__init_subclass__(**kwargs)
         layout_base: Any = cls.__base__
         while layout_base.__module__ != "builtins":
             layout_base = layout_base.__base__

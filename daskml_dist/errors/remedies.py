@@ -170,18 +170,18 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 )
 
 
-def add_remedy(said: str) -> str:
+def add_remedy(message: str) -> str:
     """Return a message of scikit-learn's with a remedy, if one is known.
 
     For a parameter that must be one of some names, the nearest name is suggested.
     """
     for pattern, remedy in _REMEDIES:
-        if re.search(pattern, said):
+        if re.search(pattern, message):
             # A message may be passed twice, by a block and by the method around it.
-            return said if remedy in said else f"{said.rstrip().rstrip('.')}. {remedy}"
+            return message if remedy in message else f"{message.rstrip().rstrip('.')}. {remedy}"
     # scikit-learn's constraints: "... must be a str among {'l1', 'l2'}. Got 'L1' instead."
-    value_match = re.search(r"must be .*Got '([^']*)' instead", said, re.DOTALL)
-    options = re.search(r"\{(.*)\}", said, re.DOTALL)
+    value_match = re.search(r"must be .*Got '([^']*)' instead", message, re.DOTALL)
+    options = re.search(r"\{(.*)\}", message, re.DOTALL)
     if value_match and options:
-        return said + suggest_nearest(value_match[1], re.findall(r"'([^']*)'", options[1]))
-    return said
+        return message + suggest_nearest(value_match[1], re.findall(r"'([^']*)'", options[1]))
+    return message

@@ -28,8 +28,8 @@ class ConstructorSignature:
     `inspect.signature` look at ``__new__`` first and would show ``(*args, **params)``.
     """
 
-    def __get__(self, made: Any, kind: type) -> inspect.Signature | None:
-        if made is not None:
+    def __get__(self, instance: Any, kind: type) -> inspect.Signature | None:
+        if instance is not None:
             return None  # of a callable object, whose signature Python finds itself
         return inspect.Signature(_list_parameters(kind) or ())
 
@@ -103,7 +103,7 @@ def _convert_number(value: Any) -> Any:
 
 
 def _check_kinds(
-    kind: type, args: tuple[Any, ...], params: Mapping[str, Any], of: type, hint: str
+    kind: type, args: tuple[Any, ...], params: Mapping[str, Any], expected_type: type, hint: str
 ) -> None:
     """Check that arguments in place of a default of a type (Real, bool) are of this type."""
     parameters = _list_parameters(kind) or ()
@@ -111,30 +111,34 @@ def _check_kinds(
     for p in parameters:
         is_flag = isinstance(p.default, bool)
         # A bool is an int in Python, so a default of True is of both types.
-        if not isinstance(p.default, of) or is_flag != (of is bool) or p.name not in values:
+        if (
+            not isinstance(p.default, expected_type)
+            or is_flag != (expected_type is bool)
+            or p.name not in values
+        ):
             continue
-        if not isinstance(values[p.name], of):
+        if not isinstance(values[p.name], expected_type):
             raise InvalidParameterError(
                 f"{kind.__name__}({p.name}={values[p.name]!r}): give {hint}, such as {p.default!r}."
             )
 
 
-def find_changed_parameters(made: Any) -> dict[str, Any]:
+def find_changed_parameters(instance: Any) -> dict[str, Any]:
     """Return the parameters of an object that differ from their defaults, by name.
 
     Those that it does not keep as attributes are left out.
     """
-    kind: type = type(made)
+    kind: type = type(instance)
     defaults = {p.name: p.default for p in _list_parameters(kind) or ()}
-    values = {name: getattr(made, name) for name in defaults if hasattr(made, name)}
+    values = {name: getattr(instance, name) for name in defaults if hasattr(instance, name)}
     # By repr, since values may not be checked yet: == of an array has no truth value.
     return {name: value for name, value in values.items() if repr(value) != repr(defaults[name])}
 
 
-def describe_changes(made: Any) -> str:
+def describe_changes(instance: Any) -> str:
     """Return an object as the call that makes it, without parameters at their defaults."""
-    settings = [f"{name}={value!r}" for name, value in find_changed_parameters(made).items()]
-    return f"{type(made).__name__}({', '.join(settings)})"
+    settings = [f"{name}={value!r}" for name, value in find_changed_parameters(instance).items()]
+    return f"{type(instance).__name__}({', '.join(settings)})"
 
 
 def check_parameter_names(kind: type, params: Mapping[str, Any], hint: str = "") -> None:

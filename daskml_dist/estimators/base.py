@@ -141,8 +141,8 @@ class BaseOnRows(BaseEstimator):
         loss: Loss = self._loss_of_fit or untyped_self._loss()
         return loss
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
         translate_sklearn_errors(cls)
         inherit_documentation(cls)
 
@@ -262,19 +262,21 @@ class BaseOnRows(BaseEstimator):
     def _run_settings(self) -> RunSettings:
         """Check the estimator's flags and `run`; return the settings of the run."""
         check_flags(self)
-        return check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
+        return check_run(
+            self.run, self.device, name=type(self).__name__, used_settings=self._run_used
+        )
 
     def _make_callbacks(
         self,
         max_iter: int | None,
-        aside: tuple[type, ...] = (),
+        excluded_types: tuple[type, ...] = (),
         first: Sequence[object] = (),
     ) -> CallbackList:
-        """Return the callbacks `first`, then the user's except those of the classes `aside`."""
+        """Return the callbacks `first`, then the user's except `excluded_types`."""
         params, name = self._params(), type(self).__name__
         return callback_list(
-            params["callbacks"], name, max_iter, params["verbose"], aside=aside, first=first,
-            has_checkpoint="checkpoint" in self._all_params(),
+            params["callbacks"], name, max_iter, params["verbose"], excluded_types=excluded_types,
+            first=first, has_checkpoint="checkpoint" in self._all_params(),
         )  # fmt: skip
 
     def _prepare_inputs(
@@ -334,7 +336,9 @@ class BaseOnRows(BaseEstimator):
     ) -> DatasetInfo:
         """Return the facts about the rows, from a pass over them; `classes` are the user's."""
         summary = job.summarize_rows()
-        return DatasetInfo.of(summary, self._find_classes(summary, classes), class_weight, weighted)
+        return DatasetInfo.from_summary(
+            summary, self._find_classes(summary, classes), class_weight, weighted
+        )
 
     def _find_classes(self, summary: DataSummary, classes: Any) -> NDArray[Any] | None:
         """Return the sorted labels; None if the target is not a label."""
@@ -408,11 +412,11 @@ class BaseOnRows(BaseEstimator):
         """
 
     def _map_raw_predictions(
-        self, then: Callable[..., Any] | None, X: Any, dtype: Any, n_outputs: int | None
+        self, postprocess: Callable[..., Any] | None, X: Any, dtype: Any, n_outputs: int | None
     ) -> Any:
         """Return the output of `then(raw, out)` for the rows of X; None: raw predictions."""
         X = self._read_features(X)
-        return self._map_rows(self._raw_prediction(), X, dtype, n_outputs, then=then)
+        return self._map_rows(self._raw_prediction(), X, dtype, n_outputs, postprocess=postprocess)
 
     def _map_rows(
         self,
@@ -422,13 +426,13 @@ class BaseOnRows(BaseEstimator):
         n_outputs: int | None = None,
         *,
         row_shape: tuple[int, ...] | None = None,
-        then: Callable[..., Any] | None = None,
+        postprocess: Callable[..., Any] | None = None,
     ) -> Any:
         """Map a function over the rows of X, of `row_shape` (None: as in the fit)."""
         return map_rows(
             function, X, dtype=dtype, n_outputs=n_outputs, name=type(self).__name__,
             row_shape=self._row_shape if row_shape is None else row_shape,
-            tensors=self._tensors, then=then,
+            tensors=self._tensors, write_results=postprocess,
         )  # fmt: skip
 
     def _sum_over_blocks(
@@ -479,10 +483,10 @@ def _sum_block(
     make_block: Callable[..., Block],
     row_shape: tuple[int, ...],
     index: int,
-    *part: Any,
+    *block_inputs: Any,
 ) -> Any:
     """Return the statistic of a block; None if it has no rows."""
-    block = make_block(index, *part, on_device=hasattr(raw, "on_device"))
+    block = make_block(index, *block_inputs, on_device=hasattr(raw, "on_device"))
     row_weights, ones = block.sample_weight, np.empty(0)
     pieces: list[Any] = []
     if block.n_rows == 0:
@@ -548,16 +552,20 @@ def as_column(y: Any) -> Any:
 
 
 def callback_list(
-    given: Any, name: str, max_iter: int | None, verbose: Any = 0,
-    *, aside: tuple[type, ...] = (), first: Sequence[object] = (), has_checkpoint: bool = False,
+    user_callbacks: Any, name: str, max_iter: int | None, verbose: Any = 0,
+    *, excluded_types: tuple[type, ...] = (), first: Sequence[object] = (),
+    has_checkpoint: bool = False,
 ) -> CallbackList:  # fmt: skip
-    """Return a fit's callbacks: `first`, those `given` except classes `aside`, and a display.
+    """Return a fit's callbacks: `first`, `user_callbacks` except `excluded_types`, and a display.
 
     `name` is the estimator's, for errors and displays; `has_checkpoint` says whether it has a
     parameter `checkpoint`.
     """
-    callbacks = [*first, *(given if isinstance(given, list | tuple) else [given])]
-    if Checkpoint not in aside and any(isinstance(c, Checkpoint) for c in callbacks):
+    callbacks = [
+        *first,
+        *(user_callbacks if isinstance(user_callbacks, list | tuple) else [user_callbacks]),
+    ]
+    if Checkpoint not in excluded_types and any(isinstance(c, Checkpoint) for c in callbacks):
         raise InvalidParameterError(
             "callbacks contains a Checkpoint, which has its own parameter: "
             f'{name}(checkpoint=Checkpoint("fit.npz")).'
@@ -569,7 +577,9 @@ def callback_list(
         callbacks.append(Progress(max_iter=max_iter, verbose=verbose))
     # Reports fits on a cluster to the dashboard's page; fits in one process are not reported.
     callbacks.append(FitFeed(name, max_iter))
-    return CallbackList([c for c in callbacks if c is not None and not isinstance(c, aside)])
+    return CallbackList(
+        [c for c in callbacks if c is not None and not isinstance(c, excluded_types)]
+    )
 
 
 def choose_client(estimator: Any, client: Any, collection: Collection, X: Any = None) -> Any:

@@ -163,6 +163,6 @@ class EstimatorMixin(NamedParameters):
     fit_async = fit_async
     save = save
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
         translate_sklearn_errors(cls)

@@ -268,11 +268,13 @@ class BaseSteps(BaseOnRows):
             # Several lanes that are averaged by their weights have a mean weight of 1 within each.
             if one_pass and not (fit.steps.policy.averages and len(fit.rows.lane_rows) > 1):
                 fit = self._use_weights_unscaled(fit)
-            fit = self._ready(job, fit.replace_work(step_callbacks=callbacks.step_callbacks))
+            fit = self._prepare_fit(job, fit.replace_work(step_callbacks=callbacks.step_callbacks))
             # Callbacks that score held-out rows request a fitted estimator after a pass.
             callbacks.fitted = partial(self._fitted_copy, fit.steps.model, rows)
             result = self._run_training(job, fit)
-            self._set_result(fit.steps.model, result, rows, more=go_on and initial is not None)
+            self._set_result(
+                fit.steps.model, result, rows, is_continued=go_on and initial is not None
+            )
             if "privacy_spent_" in vars(self):
                 del self.privacy_spent_
             if fit.work.privacy is not None and isinstance(result.state, ShardState):
@@ -338,7 +340,7 @@ class BaseSteps(BaseOnRows):
         """Return settings with those of the last fit that must be kept; unchanged by default."""
         return settings
 
-    def _ready(self, job: FitJob, fit: FitSpec) -> FitSpec:
+    def _prepare_fit(self, job: FitJob, fit: FitSpec) -> FitSpec:
         """Return the fit after another pass over the rows, if needed; unchanged by default."""
         return fit
 
@@ -359,9 +361,9 @@ class BaseSteps(BaseOnRows):
         return settings
 
     def _set_result(
-        self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool
+        self, model: StepModel, result: FitResult, rows: DatasetInfo, is_continued: bool
     ) -> None:
-        """Set the fitted attributes; with `more`, counts of rows continue from the last fit's."""
+        """Set the fitted attributes; counts of rows go on from the last fit's if continued."""
         state = result.state
         assert isinstance(state, ShardState)
         # An infinite sum of squares makes steps of adaptive optimizers zero, and no NaN would show
@@ -376,7 +378,7 @@ class BaseSteps(BaseOnRows):
         self._set_learned(state, model, rows)
         self.n_iter_ = len(result.records)
         n_rows = sum(record["rows"] for record in result.records) + result.partial_rows
-        self.t_: float = self.t_ + n_rows if more else n_rows
+        self.t_: float = self.t_ + n_rows if is_continued else n_rows
 
     def _set_learned(self, state: ShardState, model: StepModel, rows: DatasetInfo) -> None:
         """Set the fitted attributes from a state, and keep it for a fit that continues from it."""
@@ -578,10 +580,12 @@ class BaseSteps(BaseOnRows):
 
     # -- hooks that some kinds of estimators override --------------------------------------------
 
-    def _stream_inputs(self, X: Any, y: Any, sample_weight: Any, begun: bool) -> tuple[Any, ...]:
-        """Return the inputs of a call, checked like a fit's; `begun`: not the first call."""
+    def _stream_inputs(
+        self, X: Any, y: Any, sample_weight: Any, is_continued: bool
+    ) -> tuple[Any, ...]:
+        """Return the inputs of a call, checked like a fit's; `is_continued`: not the first call."""
         inputs: tuple[Any, ...] = self._prepare_inputs(X, y, sample_weight)
-        if begun:
+        if is_continued:
             self._check_target(inputs[1])
             # A bare object with only the names: reading an attribute of the estimator itself would
             # set all fitted attributes from the stream.

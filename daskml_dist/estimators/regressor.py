@@ -119,4 +119,4 @@ def _sum_squares(
     predicted = inverse_link(raw).reshape(y.shape)
     residual = np.subtract(y, predicted, dtype=np.float64)
     squared_errors = np.atleast_1d(weight @ residual**2)
-    return _SquareSums(len(y), WeightedMoments.of(y, weight), squared_errors)
+    return _SquareSums(len(y), WeightedMoments.from_values(y, weight), squared_errors)

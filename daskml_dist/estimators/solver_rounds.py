@@ -141,7 +141,7 @@ class BaseRounds(BaseOnRows):
         run, class_weight = self._run_settings(), self._params()["class_weight"]
         collection = self._make_collection(X, y, sample_weight, reset=reset)
         # The client saves checkpoints itself: a Checkpoint is not called as other callbacks are.
-        callbacks = self._make_callbacks(None, aside=(Checkpoint,))
+        callbacks = self._make_callbacks(None, excluded_types=(Checkpoint,))
         client = choose_client(self, client, collection)
         checkpoint = self._checkpoint()
         with (

@@ -100,7 +100,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
 
     # -- methods that a transformer defines -------------------------------------------------------
 
-    def _read(self, X: Any) -> Any:
+    def _prepare_block(self, X: Any) -> Any:
         """Return a block in the form that :meth:`_summarise` needs."""
         return self._plain(X)
 
@@ -142,12 +142,12 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         """Store facts about rows in memory that later calls need, such as their dtypes."""
         remember_dtypes(self, X)
 
-    def _apply_on_device(self, X: Any, undo: bool) -> Any:
+    def _apply_on_device(self, X: Any, is_inverse: bool) -> Any:
         """Return rows on a GPU transformed there; None if the host must do it.
 
-        With `undo` as ``inverse_transform`` does.
+        With `is_inverse` as ``inverse_transform`` does.
         """
-        return scale_device_rows(self, X, undo)
+        return scale_device_rows(self, X, is_inverse)
 
     # -- fitting ---------------------------------------------------------------------------------
 
@@ -575,20 +575,22 @@ def _summarise_block(
         # block has no mean there (0 / 0), which the merge expects.
         with np.errstate(invalid="ignore", divide="ignore"):
             transformer = clone(unfitted)
-            rows = X if stays_on_device else transformer._read(X)
+            rows = X if stays_on_device else transformer._prepare_block(X)
             return int(X.shape[1]), transformer._summarise(rows, sample_weight)
     except (ValueError, TypeError) as error:
         raise as_ours(error, f"Block {index} of X: ") from error
 
 
-def _merge_summaries(unfitted: BlockTransformer, parts: list[tuple[int, Any]]) -> tuple[int, Any]:
+def _merge_summaries(
+    unfitted: BlockTransformer, block_summaries: list[tuple[int, Any]]
+) -> tuple[int, Any]:
     """Return the merged results of :func:`_summarise_block` of blocks that have rows."""
-    if len(parts) == 1:
-        return parts[0]
-    widths = {n_features for n_features, _ in parts}
+    if len(block_summaries) == 1:
+        return block_summaries[0]
+    widths = {n_features for n_features, _ in block_summaries}
     if len(widths) > 1:
         raise InvalidDataError(
             f"Blocks have different numbers of columns: {sorted(widths)}. Give every partition "
             "the same columns."
         )
-    return widths.pop(), unfitted._merge([summary for _, summary in parts])
+    return widths.pop(), unfitted._merge([summary for _, summary in block_summaries])

@@ -137,46 +137,49 @@ def is_share(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, Integral)
 
 
-def _resolve_count(given: Any, n: int) -> int:
+def _resolve_count(count_or_share: Any, n: int) -> int:
     """Return a number of rows, given as a number or as a share of `n`, rounded up."""
-    return int(given) if is_count(given) else ceil(given * n)
+    return int(count_or_share) if is_count(count_or_share) else ceil(count_or_share * n)
 
 
-def _check_count_or_share(name: str, value: Any, least: int, most: float) -> None:
-    """Raise unless `value` is an integer >= `least` or a share in (0, `most`]."""
-    if is_count(value) and value >= least:
+def _check_count_or_share(name: str, value: Any, min_count: int, max_share: float) -> None:
+    """Raise unless `value` is an integer >= `min_count` or a share in (0, `max_share`]."""
+    if is_count(value) and value >= min_count:
         return
-    if is_share(value) and 0 < value <= most:
+    if is_share(value) and 0 < value <= max_share:
         return
     raise InvalidParameterError(
-        f"{name}={value!r}: use an integer >= {least}, or a share of the rows between 0 and 1."
+        f"{name}={value!r}: use an integer >= {min_count}, or a share of the rows between 0 and 1."
     )
 
 
-def _resolve_output_weights(given: Any, summary: DataSummary) -> tuple[NDArray[np.float64], ...]:
+def _resolve_output_weights(
+    class_weight: Any, summary: DataSummary
+) -> tuple[NDArray[np.float64], ...]:
     """Return the class weights of each of several outputs; an empty tuple if all are 1."""
-    if given is None:
+    if class_weight is None:
         return ()
     columns = summary.label_columns
-    if given == "balanced":
+    if class_weight == "balanced":
         return tuple(balanced_weights(sums) for _, sums in columns)
-    if isinstance(given, dict):
+    if isinstance(class_weight, dict):
         raise InvalidParameterError(
             "For multi-output, class_weight should be a list of dicts, or the string 'balanced'. "
             "Give a dict for each output."
         )
-    _check_n_dicts(given, len(columns))
+    _check_n_dicts(class_weight, len(columns))
     return tuple(
-        named_weights(weights, labels) for weights, (labels, _) in zip(given, columns, strict=True)
+        named_weights(weights, labels)
+        for weights, (labels, _) in zip(class_weight, columns, strict=True)
     )
 
 
-def _check_n_dicts(given: list[Any], n_outputs: int) -> None:
+def _check_n_dicts(class_weight: list[Any], n_outputs: int) -> None:
     """Raise unless `class_weight` holds a dict for each output."""
-    if len(given) != n_outputs:
+    if len(class_weight) != n_outputs:
         raise InvalidParameterError(
             f"The number of elements in class_weight should match number of outputs. Got "
-            f"{len(given)} element(s) while y has {n_outputs}. Give a dict for each output."
+            f"{len(class_weight)} element(s) while y has {n_outputs}. Give a dict for each output."
         )
 
 
@@ -256,11 +259,11 @@ class TreesClassifier(BaseClassifier):
         """Predict the logarithms of :meth:`predict_proba`; parameters as there."""
         return self._map_probabilities(_write_logarithms, X)
 
-    def _map_probabilities(self, then: Any, X: Any) -> Any:
-        """Return `then` of the class shares of X, split by output if there are several."""
+    def _map_probabilities(self, postprocess: Any, X: Any) -> Any:
+        """Return `postprocess` of the class shares of X, split by output if there are several."""
         self._check_fitted(X)
         ends = self._output_ends
-        values = self._map_raw_predictions(then, X, np.float64, ends[-1])
+        values = self._map_raw_predictions(postprocess, X, np.float64, ends[-1])
         if self.n_outputs_ == 1:
             return values
         return [values[:, start:stop] for start, stop in pairwise(ends)]
@@ -273,18 +276,20 @@ def _write_logarithms(raw: Array, out: Array) -> None:
 
 
 @declare_independent_rows
-def _write_output_labels(classes: list[Array], ends: list[int], raw: Array, out: Array) -> None:
+def _write_output_labels(
+    classes: list[Array], output_ends: list[int], raw: Array, out: Array
+) -> None:
     """Write the most likely label of each output to `out`, of shape (n_rows, n_outputs)."""
-    for k, (start, stop) in enumerate(pairwise(ends)):
+    for k, (start, stop) in enumerate(pairwise(output_ends)):
         out[:, k] = classes[k][raw[:, start:stop].argmax(axis=1)]
 
 
 def _count_all_hits(
-    classes: list[Array], ends: list[int], y: Array, raw: Array, weight: NDArray[np.float64]
+    classes: list[Array], output_ends: list[int], y: Array, raw: Array, weight: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return the weight of all rows, and of those whose labels are right in all outputs."""
     labels = np.empty(y.shape, np.result_type(*classes))
-    _write_output_labels(classes, ends, raw, labels)
+    _write_output_labels(classes, output_ends, raw, labels)
     return np.array([weight.sum(), weight @ (labels == y).all(axis=1)])
 
 
@@ -411,7 +416,7 @@ class BaseTrees(BaseRounds):
             if isinstance(class_weight, list):
                 _check_n_dicts(class_weight, 1)
                 (class_weight,) = class_weight
-            rows = DatasetInfo.of(rows.summary, rows.classes, class_weight, weighted)
+            rows = DatasetInfo.from_summary(rows.summary, rows.classes, class_weight, weighted)
         # Splits do not depend on the scale of the weights, and unscaled integer weights add up
         # exactly, in any order of the blocks.
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)

@@ -171,7 +171,7 @@ class _NamespaceHasherInMemory(TransformerMixin, BaseEstimator):
         parts = list(spaces.values())
         for a, b in self.interactions:
             if a in spaces and b in spaces:
-                parts.append(_multiply_features(spaces[a], spaces[b], same=a == b))
+                parts.append(_multiply_features(spaces[a], spaces[b], is_same=a == b))
         if not parts:
             return np.empty(0, np.uint32), np.empty(0)
         return np.concatenate([h for h, _ in parts]), np.concatenate([v for _, v in parts])
@@ -241,26 +241,27 @@ class NamespaceHasher(BlockTransformer, _NamespaceHasherInMemory):
         return [{"a": "b"}]
 
 
-def _hash_namespace(space: str, features: Any) -> Features:
+def _hash_namespace(namespace_name: str, features: Any) -> Features:
     """Return the hashes and values of a namespace's features."""
     if isinstance(features, str):
         features = features.split()
     if not isinstance(features, Iterable):
         raise InvalidDataError(
-            f"Namespace {space!r} holds {features!r}. Its features must be a string, a list of "
+            f"Namespace {namespace_name!r} holds {features!r}. Its features must be a string, a "
+            f"list of "
             "names, or a mapping of names to numbers, such as {'price': 2.5}."
         )
     items = (
         features.items() if isinstance(features, Mapping) else [(name, 1.0) for name in features]
     )
-    hashes = hash_names(space, [name for name, _ in items])
+    hashes = hash_names(namespace_name, [name for name, _ in items])
     return hashes, np.array([value for _, value in items], dtype=float)
 
 
-def _multiply_features(a: Features, b: Features, same: bool) -> Features:
+def _multiply_features(a: Features, b: Features, is_same: bool) -> Features:
     """Return the hashes and values of the products of two namespaces' features."""
     # All pairs of features; for a namespace with itself, each unordered pair, including squares.
     first, second = np.indices((len(a[0]), len(b[0]))).reshape(2, -1)
-    if same:
+    if is_same:
         first, second = np.triu_indices(len(a[0]))
     return a[0][first] * _HASH_MULTIPLIER + b[0][second], a[1][first] * b[1][second]

@@ -395,10 +395,10 @@ def _count_terms(
     return counts
 
 
-def _add_counts(parts: list[TermCounts]) -> TermCounts:
+def _add_counts(block_counts: list[TermCounts]) -> TermCounts:
     """Return the counts of all documents."""
     total = TermCounts()
-    for part in parts:
+    for part in block_counts:
         total.add(part)
     return total
 

@@ -41,7 +41,7 @@ Score = TypeVar("Score", bound=Callable[..., Any])
 _PIECE_BYTES = 2**20
 
 
-def _leave_rows_in_memory_to(theirs: Callable[..., Any]) -> Callable[[Score], Score]:
+def _leave_rows_in_memory_to(sklearn_score: Callable[..., Any]) -> Callable[[Score], Score]:
     """Return a decorator of scores of Dask collections: others are those of scikit-learn."""
 
     def decorate(score: Score) -> Score:
@@ -51,7 +51,7 @@ def _leave_rows_in_memory_to(theirs: Callable[..., Any]) -> Callable[[Score], Sc
             if is_dask(X) or is_dask(y):
                 return score(X, y, **options)
             try:
-                return theirs(X, y, **options)
+                return sklearn_score(X, y, **options)
             except (ValueError, TypeError) as error:
                 raise as_ours(error) from error
 
@@ -280,9 +280,9 @@ def _sum_comoments(name: str, X: Any, y: Any) -> _Comoments:
     return comoments
 
 
-def _add_all(parts: list[_Comoments]) -> _Comoments:
+def _add_all(comoments: list[_Comoments]) -> _Comoments:
     """Return the co-moments of all rows of some parts."""
-    return reduce(add, parts)
+    return reduce(add, comoments)
 
 
 def _sum_block(index: int, X: Any, y: Any, weight: None) -> _Comoments | None:

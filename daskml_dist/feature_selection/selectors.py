@@ -51,8 +51,8 @@ class _ColumnSelector(BlockTransformer):
         is_objects = getattr(rows, "dtype", None) == np.dtype(object)  # tensors have other dtypes
         return rows.astype(np.float64) if is_objects else rows
 
-    def _apply_on_device(self, X: Any, undo: bool) -> Any:
-        if undo or take_device_rows(self, X, self._allows_missing()) is None:
+    def _apply_on_device(self, X: Any, is_inverse: bool) -> Any:
+        if is_inverse or take_device_rows(self, X, self._allows_missing()) is None:
             return None
         indices = self.get_support(indices=True)
         xp = namespace(X)

@@ -201,7 +201,7 @@ class _ItemsetSearch(BaseRounds):
         check_count("max_candidates", self.max_candidates)
 
     def _run_settings(self) -> RunSettings:
-        return check_run(self.run, "cpu", name="frequent_itemsets", used=self._run_used)
+        return check_run(self.run, "cpu", name="frequent_itemsets", used_settings=self._run_used)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
         if len(rows.summary.row_shape) != 1:

@@ -150,22 +150,27 @@ class _ItemsetsByLength:
         # Items are numbered in the order of their first occurrence.
         lengths = np.fromiter(map(len, self.sets), np.int64, len(self.sets))
         items = chain.from_iterable(self.sets)
-        self._number: dict[Any, int] = {item: i for i, item in enumerate(dict.fromkeys(items))}
+        self._item_codes: dict[Any, int] = {item: i for i, item in enumerate(dict.fromkeys(items))}
         self._lengths = [int(n) for n in np.unique(lengths)]
         #: For each length: positions in the frame, sorted by key; and the sorted keys.
-        self._at: dict[int, Array] = {}
+        self._positions_by_length: dict[int, Array] = {}
         self._sorted_keys: dict[int, Array] = {}
         self._codes: dict[int, Array] = {}
         for length in self._lengths:
             (positions,) = np.nonzero(lengths == length)
             items_of_length = chain.from_iterable(self.sets[positions])
             codes = np.fromiter(
-                (self._number[item] for item in items_of_length), np.int64, len(positions) * length
+                (self._item_codes[item] for item in items_of_length),
+                np.int64,
+                len(positions) * length,
             )
             self._codes[length] = codes = codes.reshape(-1, length)
             keys = _make_row_keys(codes)
             order = np.argsort(keys, kind="stable")
-            self._at[length], self._sorted_keys[length] = positions[order], keys[order]
+            self._positions_by_length[length], self._sorted_keys[length] = (
+                positions[order],
+                keys[order],
+            )
 
     def rules(self) -> Iterator[dict[str, Array]]:
         """Yield the rules of all sets, for one length and split at a time; first an empty part."""
@@ -188,16 +193,19 @@ class _ItemsetsByLength:
                 )
 
     def _count_bases(
-        self, whole: Array, sides: tuple[Array, Array], numbers: tuple[int, int]
+        self,
+        set_positions: Array,
+        side_positions: tuple[Array, Array],
+        split_columns: tuple[int, int],
     ) -> tuple[Array, Array]:
         """Return the denominators of the confidences of rules, and of the reversed rules.
 
         They count the baskets that contain one side and in which the other side is known.
         """
-        if self.split_counts is None or not len(whole):
-            return self.count[sides[0]], self.count[sides[1]]
-        counts = np.array(self.split_counts[whole].tolist(), np.float64)
-        return counts[:, numbers[0]], counts[:, numbers[1]]
+        if self.split_counts is None or not len(set_positions):
+            return self.count[side_positions[0]], self.count[side_positions[1]]
+        counts = np.array(self.split_counts[set_positions].tolist(), np.float64)
+        return counts[:, split_columns[0]], counts[:, split_columns[1]]
 
     def _find_places(self, codes: Array) -> Array:
         """Return the positions of itemsets in the frame."""
@@ -209,24 +217,24 @@ class _ItemsetsByLength:
             keys[key_positions] == wanted_keys if len(keys) else np.zeros(len(wanted_keys), bool)
         )
         if not is_known.all():
-            items = list(self._number)
+            items = list(self._item_codes)
             missing_set = tuple(items[code] for code in codes[int(is_known.argmin())])
             raise InvalidDataError(
                 f"itemsets lacks {missing_set!r}, a subset of one of its sets: rules need the "
                 "support of both sides. Give the whole frame that frequent_itemsets returned, or "
                 "drop the larger sets."
             )
-        return self._at[length][key_positions]
+        return self._positions_by_length[length][key_positions]
 
     def _measure_rules(
-        self, whole: Array, antecedent: Array, consequent: Array, bases: tuple[Array, Array]
+        self, set_positions: Array, antecedent: Array, consequent: Array, bases: tuple[Array, Array]
     ) -> dict[str, Array]:
         """Return all measures of rules, given the positions of sets and of both sides."""
         support, left_support, right_support = (
-            self.support[positions] for positions in (whole, antecedent, consequent)
+            self.support[positions] for positions in (set_positions, antecedent, consequent)
         )
         # `left_support` and `right_support` are the supports of antecedent and consequent.
-        confidence, backwards = (self.count[whole] / base for base in bases)
+        confidence, backwards = (self.count[set_positions] / base for base in bases)
         leverage = support - left_support * right_support
         # The largest leverage that is possible with these supports (Zhang's denominator).
         max_leverage = np.maximum(
@@ -246,7 +254,7 @@ class _ItemsetsByLength:
             "kulczynski": (confidence + backwards) / 2,
         }
         if self.representativity is not None:
-            measures["representativity"] = self.representativity[whole]
+            measures["representativity"] = self.representativity[set_positions]
         return measures
 
 

@@ -108,9 +108,9 @@ def _convert_array(edges: Any) -> Any:
     return frame.map_partitions(_read_partition, names, meta=meta)
 
 
-def _read_partition(part: Any, names: list[str]) -> Any:
+def _read_partition(partition: Any, names: list[str]) -> Any:
     """Return a partition of an array's rows with the dtypes of `_make_frame`."""
-    return _make_frame(part.to_numpy(), names)
+    return _make_frame(partition.to_numpy(), names)
 
 
 def _make_frame(edges: NDArray[Any], names: list[str]) -> Any:

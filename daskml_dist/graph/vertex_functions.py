@@ -58,7 +58,7 @@ def _open_fit(
     weighted: bool = True,
 ) -> KeyedJob:
     """Return the fit over the vertices of some edges: a context manager that reads the edges."""
-    settings = check_run(run, "cpu", name=name, used=_USED_RUN_SETTINGS)
+    settings = check_run(run, "cpu", name=name, used_settings=_USED_RUN_SETTINGS)
     table = convert_edges(edges, *names, vertices, weighted=weighted)
     # `shared`: both columns hold ids of one kind of key, the vertices. Weights must be >= 0.
     columns = EntryColumns(table.source, table.target, table.weight, least=0.0, shared=True)
@@ -66,18 +66,19 @@ def _open_fit(
     return KeyedJob(entries, client, settings, CallbackList(callbacks))
 
 
-def _find_vertex_shares(job: KeyedJob, given: Any, name: str) -> VertexShares | None:
+def _find_vertex_shares(job: KeyedJob, shares_by_vertex: Any, name: str) -> VertexShares | None:
     """Return the shares of the vertices that the user named, in the order of their numbers."""
-    if given is None:
+    if shares_by_vertex is None:
         return None
-    if not isinstance(given, Mapping):
-        if not hasattr(given, "to_dict"):
+    if not isinstance(shares_by_vertex, Mapping):
+        if not hasattr(shares_by_vertex, "to_dict"):
             raise InvalidDataError(
-                f"{name}={given!r}: give a dict from vertex to share, or a pandas Series."
+                f"{name}={shares_by_vertex!r}: give a dict from vertex to share, or a pandas "
+                "Series."
             )
-        given = given.to_dict()
-    ids = convert_ids(_as_column_of_ids(list(given)), name)
-    shares = _convert_shares(list(given.values()), name)
+        shares_by_vertex = shares_by_vertex.to_dict()
+    ids = convert_ids(_as_column_of_ids(list(shares_by_vertex)), name)
+    shares = _convert_shares(list(shares_by_vertex.values()), name)
     numbers = job.find_key_numbers("in", ids)  # -1: not a vertex of any edge
     if (numbers < 0).any():
         unknown = ids[numbers < 0][:5].tolist()
@@ -91,10 +92,10 @@ def _find_vertex_shares(job: KeyedJob, given: Any, name: str) -> VertexShares | 
     return VertexShares(numbers[order], shares[order] / shares.sum())
 
 
-def _convert_shares(given: list[Any], name: str) -> NDArray[np.float64]:
+def _convert_shares(values: list[Any], name: str) -> NDArray[np.float64]:
     """Return shares as numbers, scaled so that the largest is 1 and their sum cannot overflow."""
     try:
-        shares = np.array(given, dtype=np.float64)
+        shares = np.array(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidDataError(f"{name} holds values that are not numbers: {error}.") from error
     if not np.isfinite(shares).all() or (shares < 0).any() or not (shares > 0).any():

@@ -79,11 +79,17 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
     _numeric = False
     _summarises_on_device = True
 
-    def _apply_on_device(self, X: Any, undo: bool) -> Any:
+    def _apply_on_device(self, X: Any, is_inverse: bool) -> Any:
         # Floats alone, with NaN as gaps. As in scikit-learn what fills them has first the dtype of
         # the fit, then that of the rows.
         dtype, statistics = vars(self).get("_fill_dtype"), vars(self).get("statistics_")
-        if undo or dtype is None or statistics is None or dtype.kind != "f" or self.add_indicator:
+        if (
+            is_inverse
+            or dtype is None
+            or statistics is None
+            or dtype.kind != "f"
+            or self.add_indicator
+        ):
             return None
         filling = statistics.astype(dtype)
         if np.isnan(filling).any() or not is_scalar_nan(self.missing_values):
@@ -200,15 +206,15 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
         merged = [self._merge_column(list(column)) for column in zip(*values, strict=True)]
         return merged, np.logical_or.reduce(missing), dtypes[0], are_frames[0]
 
-    def _merge_column(self, parts: list[Any]) -> Any:
+    def _merge_column(self, column_summaries: list[Any]) -> Any:
         """Return the summary of a column in all blocks."""
         if self.strategy == "mean":
-            n = sum(count for count, _ in parts)
+            n = sum(count for count, _ in column_summaries)
             # Weighted means, not sums, which might overflow.
-            return n, sum(mean * (count / n) for count, mean in parts) if n else 0.0
+            return n, sum(mean * (count / n) for count, mean in column_summaries) if n else 0.0
         if self.strategy == "median":
-            return merge_sketches(parts)
-        return sum(parts, Counter() if self.strategy == "most_frequent" else 0)
+            return merge_sketches(column_summaries)
+        return sum(column_summaries, Counter() if self.strategy == "most_frequent" else 0)
 
     def _compute_statistic(self, summary: Any) -> Any:
         """Return the value to fill with; None for a column without values."""

@@ -120,11 +120,15 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
 
 
 def _apply_to_declared_blocks(
-    declared: DeclaredNumbers, apply: Callable[..., Any], rows: Any, function: Any, number: int
+    declared: DeclaredNumbers,
+    apply: Callable[..., Any],
+    rows: Any,
+    function: Any,
+    block_number: int,
 ) -> Any:
     """Return ``apply(rows, function, number)``; a failure reports a wrong meta."""
     return call_on_declared_blocks(
-        [declared], [rows], number, partial(apply, rows, function, number)
+        [declared], [rows], block_number, partial(apply, rows, function, block_number)
     )
 
 
@@ -154,17 +158,17 @@ def _map_chunks(
 
 
 def _apply_to_chunk(
-    apply: Callable[..., Any], depth: int, rows: Any, function: Any, number: tuple[int]
+    apply: Callable[..., Any], depth: int, rows: Any, function: Any, block_numbers: tuple[int]
 ) -> Any:
     """Return the result of a chunk, which Dask passes as a list for each contracted axis."""
     for _ in range(depth):
         (rows,) = rows
-    return _apply_to_array(apply, rows, function, number[0])
+    return _apply_to_array(apply, rows, function, block_numbers[0])
 
 
-def _apply_to_array(apply: Callable[..., Any], rows: Any, function: Any, number: int) -> Any:
+def _apply_to_array(apply: Callable[..., Any], rows: Any, function: Any, block_number: int) -> Any:
     """Return the result of a block of an array, which may be of any class similar to NumPy's."""
-    return apply(as_array_block(rows, "X", number), function, number)
+    return apply(as_array_block(rows, "X", block_number), function, block_number)
 
 
 def _find_row_blocks(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
@@ -183,7 +187,9 @@ def _find_row_blocks(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
     return X, list(flatten(X.__dask_keys__())), sizes
 
 
-def _transform_block(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any) -> Any:
+def _transform_block(
+    rows: Any, function: Callable[[Any], Any], block_number: int, *, empty: Any
+) -> Any:
     """Return the function's result for one block; `empty` for a block without rows."""
     if find_device(rows) == "gpu" and hasattr(function, "on_device"):
         if (result := function.on_device(rows)) is not None:
@@ -199,7 +205,7 @@ def _transform_block(rows: Any, function: Callable[[Any], Any], number: int, *, 
     except DaskMLDistError:
         raise
     except (ValueError, TypeError) as error:
-        raise as_ours(error, f"Block {number} of X: ") from error
+        raise as_ours(error, f"Block {block_number} of X: ") from error
 
 
 def make_sample_row(X: Any) -> Any:

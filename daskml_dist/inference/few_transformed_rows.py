@@ -108,19 +108,19 @@ def unscale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
     return _undo_steps(kind, scaler, rows)
 
 
-def scale_device_rows(scaler: Any, X: Any, undo: bool = False) -> Any:
+def scale_device_rows(scaler: Any, X: Any, is_inverse: bool = False) -> Any:
     """Return dense rows on a GPU, scaled on it; None if they must be scaled on the host.
 
-    With `undo` as by ``inverse_transform``. The host raises the errors of rows that cannot be
+    With `is_inverse` as by ``inverse_transform``. The host raises the errors of rows that cannot be
     scaled.
     """
     kind = _find_sklearn_class(scaler.__class__)
     if kind is None or not _matches_sklearn(kind) or (rows := take_device_rows(scaler, X)) is None:
         return None
     xp, steps = namespace(rows), _list_steps(kind, scaler, rows.dtype)
-    for step, values in [(_INVERSES[s], v) for s, v in reversed(steps)] if undo else steps:
+    for step, values in [(_INVERSES[s], v) for s, v in reversed(steps)] if is_inverse else steps:
         rows = cast(getattr(xp, step.__name__)(rows, xp.asarray(values)), rows.dtype)
-    bounds = None if undo else _clip_bounds(scaler, rows.dtype)
+    bounds = None if is_inverse else _clip_bounds(scaler, rows.dtype)
     return rows if bounds is None else xp.clip(rows, *map(float, bounds))
 
 

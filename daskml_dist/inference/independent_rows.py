@@ -49,7 +49,7 @@ for _link in (Loss.inverse_link, Poisson.inverse_link):
 def has_independent_rows(call: RowFunctionCall) -> bool:
     """Return whether the bits of a row's answer never depend on the other rows."""
     return _is_marked_independent(call.function) and (
-        call.then is None or _is_marked_independent(call.then)
+        call.write_results is None or _is_marked_independent(call.write_results)
     )
 
 
@@ -71,23 +71,27 @@ def make_each_row_function(call: RowFunctionCall, dtype: np.dtype[Any]) -> FewRo
     prepare = getattr(call.function, "for_each_row", None)
     if prepare is None and not _is_marked_independent(call.function):
         return None
-    then = call.then
+    then = call.write_results
     if then is not None and not _is_marked_independent(then):
-        call = replace(call, then=_write_row_by_row(then))
-    return call.few(dtype, None if prepare is None else prepare(dtype))
+        call = replace(call, write_results=_write_row_by_row(then))
+    return call.make_few_rows_function(dtype, None if prepare is None else prepare(dtype))
 
 
-def _write_row_by_row(then: Callable[..., Any]) -> Callable[..., None]:
+def _write_row_by_row(write_results: Callable[..., Any]) -> Callable[..., None]:
     """Return a function that writes results of raw predictions, row by row unless elementwise."""
-    inner = then.args[0] if isinstance(then, partial) and then.func is _WRITES else then
+    inner = (
+        write_results.args[0]
+        if isinstance(write_results, partial) and write_results.func is _WRITES
+        else write_results
+    )
     is_elementwise = getattr(inner, "__func__", None) in _ELEMENTWISE_METHODS
 
     def write(raw: NDArray[Any], out: NDArray[Any]) -> None:
         if is_elementwise and raw.ndim == 1:
-            then(raw, out)
+            write_results(raw, out)
             return
         for index in range(len(out)):
-            then(raw[index : index + 1], out[index : index + 1])
+            write_results(raw[index : index + 1], out[index : index + 1])
 
     return write
 

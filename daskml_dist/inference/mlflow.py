@@ -94,7 +94,7 @@ def log_model(estimator: Any, name: str = "model", **options: Any) -> Any:
     )
 
 
-def load_model(model_uri: str, *, trusted: Collection[str] = (), **given: Any) -> Any:
+def load_model(model_uri: str, *, trusted: Collection[str] = (), **user_params: Any) -> Any:
     """Read an estimator that :func:`save_model` or :func:`log_model` wrote."""
     from mlflow.artifacts import download_artifacts
 
@@ -105,7 +105,7 @@ def load_model(model_uri: str, *, trusted: Collection[str] = (), **given: Any) -
             f"{model_uri} has the flavours {', '.join(flavors)}, but not {FLAVOR}. Load it with "
             "mlflow.pyfunc.load_model."
         )
-    return load(folder / flavors[FLAVOR]["data"], trusted=trusted, **given)
+    return load(folder / flavors[FLAVOR]["data"], trusted=trusted, **user_params)
 
 
 # --- from a manifest to MLflow's files ----------------------------------------------------------
@@ -118,11 +118,13 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _make_signature(manifest: dict[str, Any], default: str, needed: list[str] | None) -> Any:
+def _make_signature(
+    manifest: dict[str, Any], default: str, required_features: list[str] | None
+) -> Any:
     """Return the signature: names and dtypes of features; without inputs if they are unknown.
 
     `default` is the method that is called unless the parameter "method" names another. Features
-    that are not `needed`, as the model drops them, are optional.
+    that are not `required_features`, as the model drops them, are optional.
     """
     from mlflow.models import ModelSignature
     from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
@@ -139,7 +141,9 @@ def _make_signature(manifest: dict[str, Any], default: str, needed: list[str] | 
         types: dict[str, Any] = {**_TYPES, "category": any_type()}
         if all(name in types for name in column_dtypes):
             columns = zip(names, column_dtypes, strict=True)
-            inputs = Schema([ColSpec(types[t], n, n in (needed or names)) for n, t in columns])
+            inputs = Schema(
+                [ColSpec(types[t], n, n in (required_features or names)) for n, t in columns]
+            )
     elif n_features and dtypes and len(dtypes) == 1 and np.dtype(dtypes[0]).kind in "fiub":
         inputs = Schema([TensorSpec(np.dtype(dtypes[0]), (-1, n_features))])
     params = ParamSchema([ParamSpec("method", "string", default)])

@@ -57,18 +57,18 @@ class _FewRowsFunctions:
 
     Parameters
     ----------
-    few : callable
+    predict_together : callable
         Answers as the method gives them to the rows together.
-    each : callable or None
+    predict_each : callable or None
         Answers bit-identical to the method's for each row alone; None if only one call for each row
         gives these.
     apart : bool
         Whether a row's answer never depends on the other rows, also in the method itself: then
-        `few` and `each` are the same.
+        `predict_together` and `predict_each` are the same.
     """
 
-    few: FewRowsFunction
-    each: FewRowsFunction | None
+    predict_together: FewRowsFunction
+    predict_each: FewRowsFunction | None
     apart: bool
 
 
@@ -93,7 +93,7 @@ def _make_few_rows_functions(
         return None
     if not isinstance(call, RowFunctionCall):
         return None
-    few_rows = call.few(dtype)
+    few_rows = call.make_few_rows_function(dtype)
     if has_independent_rows(call):
         return _FewRowsFunctions(few_rows, few_rows, True)
     return _FewRowsFunctions(few_rows, make_each_row_function(call, dtype), False)
@@ -111,8 +111,12 @@ def _make_pipeline_functions(
         return None
     if not scalers:
         return functions
-    each_row = None if functions.each is None else _scale_before(scalers, functions.each)
-    return _FewRowsFunctions(_scale_before(scalers, functions.few), each_row, functions.apart)
+    each_row = (
+        None if functions.predict_each is None else _scale_before(scalers, functions.predict_each)
+    )
+    return _FewRowsFunctions(
+        _scale_before(scalers, functions.predict_together), each_row, functions.apart
+    )
 
 
 def _scale_before(scalers: list[tuple[Any, Any]], last: FewRowsFunction | None) -> FewRowsFunction:
@@ -227,9 +231,11 @@ class Predictor:
         self.bare = bool(by_dtype)
         rows_apart = self.bare and all(functions.apart for functions in by_dtype.values())
         self.rows_apart = rows_apart or _is_sklearn_tree(model)
-        few_rows = {dtype: functions.few for dtype, functions in by_dtype.items()}
+        few_rows = {dtype: functions.predict_together for dtype, functions in by_dtype.items()}
         self._function = _try_few_rows_first(few_rows, getattr(model, method))
-        self._each = {dtype: functions.each for dtype, functions in by_dtype.items()}
+        self._each_by_dtype = {
+            dtype: functions.predict_each for dtype, functions in by_dtype.items()
+        }
 
     @classmethod
     def of_file(
@@ -296,7 +302,7 @@ class Predictor:
             rows with NaN, and for all models but linear ones, networks (``MLPClassifier``,
             ``MLPRegressor``) and those with `rows_apart`.
         """
-        answer = self._each.get(X.dtype)
+        answer = self._each_by_dtype.get(X.dtype)
         return None if answer is None else answer(X)
 
 

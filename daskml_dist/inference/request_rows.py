@@ -56,15 +56,15 @@ class WorkerModel:
 
 
 def predict_on_worker(
-    held: WorkerModel, method: str | Callable[[Any], Any], rows: RequestRows, n_threads: int
+    worker_model: WorkerModel, method: str | Callable[[Any], Any], rows: RequestRows, n_threads: int
 ) -> NDArray[Any] | ValueError | TypeError:
     """Return the results of a worker's model for rows: the task of one request.
 
     The error of rows that the model refuses is returned: if the task failed, the worker would log a
     traceback for each bad request of a client.
     """
-    predictor = held.predictor(method)
-    with _LIMITS.at(n_threads, held.blas):
+    predictor = worker_model.predictor(method)
+    with _LIMITS.limit_threads(n_threads, worker_model.blas):
         try:
             answers: NDArray[Any] = predictor(join_request_rows([_align(rows)], predictor))
         except (ValueError, TypeError) as error:
@@ -98,13 +98,13 @@ class _BlasLimits:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         # Present limit, number of predictions under it, and number of limits so far.
-        self._n_threads = self._n_users = self._turn = 0
+        self._n_threads = self._n_users = self._n_limits = 0
         # Number of waiting predictions, by the limit that they need.
         self._waiting: Counter[int] = Counter()
         self._limiter: Any = None
 
     @contextmanager
-    def at(self, n_threads: int, blas: ThreadpoolController) -> Iterator[None]:
+    def limit_threads(self, n_threads: int, blas: ThreadpoolController) -> Iterator[None]:
         """Limit BLAS to `n_threads` while the context is open; 0 does not change the limit."""
         if n_threads < 1:
             yield
@@ -112,7 +112,7 @@ class _BlasLimits:
         with self._changed:
             self._wait(n_threads)
             if not self._n_users:
-                self._n_threads, self._turn = n_threads, self._turn + 1
+                self._n_threads, self._n_limits = n_threads, self._n_limits + 1
                 self._limiter = blas.limit(limits=n_threads, user_api="blas")
             self._n_users += 1
         try:
@@ -131,11 +131,13 @@ class _BlasLimits:
         n_others = self._waiting.total() - self._waiting[n_threads]
         if not self._n_users or (self._n_threads == n_threads and not n_others):
             return
-        turn = self._turn
+        turn = self._n_limits
         self._waiting[n_threads] += 1
         try:
             self._changed.wait_for(
-                lambda: not self._n_users or (self._n_threads == n_threads and self._turn > turn)
+                lambda: (
+                    not self._n_users or (self._n_threads == n_threads and self._n_limits > turn)
+                )
             )
         finally:
             self._waiting[n_threads] -= 1
@@ -154,29 +156,29 @@ def count_rows(rows: RequestRows) -> int:
     return len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
 
 
-def find_feature_dtype(predictor: Any, at: int) -> str | None:
+def find_feature_dtype(predictor: Any, feature_index: int) -> str | None:
     """Return the dtype that a feature had in the fit; None if it is not known."""
     dtypes = predictor.dtypes
     if not dtypes:
         return None
     # One dtype stands for all features.
-    return str(dtypes[at if len(dtypes) > 1 else 0])
+    return str(dtypes[feature_index if len(dtypes) > 1 else 0])
 
 
-def join_request_rows(pieces: Sequence[RequestRows], predictor: Any) -> Any:
+def join_request_rows(request_rows: Sequence[RequestRows], predictor: Any) -> Any:
     """Return the rows of several requests as the one argument of a predictor.
 
     A frame if the fit stored names, since pipelines select columns by names; a matrix if the
     predictor only does arithmetic, or if pandas is not installed.
     """
-    first_piece = pieces[0]
+    first_piece = request_rows[0]
     if isinstance(first_piece, dict):
         columns = {
-            name: _concatenate([piece[name] for piece in pieces if isinstance(piece, dict)])
+            name: _concatenate([piece[name] for piece in request_rows if isinstance(piece, dict)])
             for name in first_piece
         }
         return _make_frame(columns, predictor)
-    rows = _concatenate([piece for piece in pieces if not isinstance(piece, dict)])
+    rows = _concatenate([piece for piece in request_rows if not isinstance(piece, dict)])
     if predictor.names is None or rows.ndim != 2 or getattr(predictor, "bare", False):
         return rows
     try:
@@ -186,9 +188,9 @@ def join_request_rows(pieces: Sequence[RequestRows], predictor: Any) -> Any:
     return pandas.DataFrame(rows, columns=predictor.names)
 
 
-def _concatenate(pieces: list[NDArray[Any]]) -> NDArray[Any]:
+def _concatenate(arrays: list[NDArray[Any]]) -> NDArray[Any]:
     """Return arrays concatenated; a single one, as most requests have, without a copy."""
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _make_frame(columns: dict[str, NDArray[Any]], predictor: Any) -> Any:

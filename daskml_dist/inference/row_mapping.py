@@ -71,12 +71,12 @@ class RowFunctionCall:
     """
 
     function: Callable[..., NDArray[Any]]
-    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None
+    write_results: Callable[[NDArray[Any], NDArray[Any]], Any] | None
     dtype: np.dtype[Any]
     n_outputs: int | None
     row_shape: RowShape
 
-    def few(
+    def make_few_rows_function(
         self, dtype: np.dtype[Any], function: Callable[..., NDArray[Any]] | None = None
     ) -> FewRowsFunction:
         """Return a function that predicts a few rows of one dtype, for many calls.
@@ -89,7 +89,7 @@ class RowFunctionCall:
         # Attributes are looked up once: a whole call for one row takes some microseconds.
         prepared = function
         shows_not_finite = getattr(self.function, "shows_not_finite", False)
-        then, result_dtype, n_outputs = self.then, self.dtype, self.n_outputs
+        then, result_dtype, n_outputs = self.write_results, self.dtype, self.n_outputs
         shape = self.row_shape
 
         def answer(X: NDArray[Any]) -> NDArray[Any] | None:
@@ -107,7 +107,7 @@ def _apply_to_few_rows(
     X: NDArray[Any],
     function: Callable[..., NDArray[Any]],
     shows: bool,
-    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None,
+    write_results: Callable[[NDArray[Any], NDArray[Any]], Any] | None,
     dtype: np.dtype[Any],
     n_outputs: int | None,
 ) -> NDArray[Any] | None:
@@ -131,9 +131,9 @@ def _apply_to_few_rows(
         results = function(X)
     n_rows = len(X)
     shape = (n_rows,) if n_outputs is None else (n_rows, n_outputs)
-    if then is not None:
+    if write_results is not None:
         outputs = np.empty(shape, dtype)
-        then(results, outputs)
+        write_results(results, outputs)
         return outputs
     # The code for many rows reports a function that returns another number of results.
     if len(results) != n_rows:
@@ -212,7 +212,7 @@ def map_rows(
     row_shape: RowShape = None,
     name: str = "estimator",
     tensors: bool = False,
-    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None = None,
+    write_results: Callable[[NDArray[Any], NDArray[Any]], Any] | None = None,
 ) -> Any:
     """Apply a function of rows to X, lazily if X is a Dask collection.
 
@@ -232,7 +232,7 @@ def map_rows(
         Name of the estimator, for errors.
     tensors : bool, default=False
         Whether rows may have more than one dimension.
-    then : callable, optional
+    write_results : callable, optional
         ``then(results, out)`` computes final results, such as a link or labels of classes, from the
         function's results for some rows, and writes them into `out`. None: the function's results
         are final.
@@ -245,16 +245,18 @@ def map_rows(
     """
     dtype = np.dtype(dtype)
     if isinstance(X, RowsPlaceholder):
-        return RowFunctionCall(function, then, dtype, n_outputs, row_shape)
+        return RowFunctionCall(function, write_results, dtype, n_outputs, row_shape)
     if (few_rows := convert_few_rows(X, row_shape)) is not None:
         shows_not_finite = getattr(function, "shows_not_finite", False)
-        results = _apply_to_few_rows(few_rows, function, shows_not_finite, then, dtype, n_outputs)
+        results = _apply_to_few_rows(
+            few_rows, function, shows_not_finite, write_results, dtype, n_outputs
+        )
         if results is not None:
             return results
     X = check_rows(X, tensors=tensors)
     check_row_shape(shape_of_rows(X), row_shape, name)
     # Both functions are shared by all tasks of a collection; the other arguments are small.
-    functions = _RowFunctions(function, then)
+    functions = _RowFunctions(function, write_results)
     apply = partial(
         _apply_to_block,
         dtype=dtype,
@@ -273,7 +275,7 @@ class _RowFunctions(NamedTuple):
     """Function of rows, and function that writes final results; shared by all tasks."""
 
     function: Callable[..., NDArray[Any]]
-    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None
+    write_results: Callable[[NDArray[Any], NDArray[Any]], Any] | None
 
 
 def write_in_place(
@@ -292,7 +294,7 @@ def _write_result(
 
 def _apply_to_block(
     X: Any,
-    both: _RowFunctions,
+    functions: _RowFunctions,
     index: int | None = None,
     *,
     dtype: np.dtype[Any],
@@ -302,11 +304,11 @@ def _apply_to_block(
     tensors: bool,
 ) -> Any:
     """Return the results of one block of rows, in memory or of a collection (number `index`)."""
-    on_device = hasattr(both.function, "on_device")
+    on_device = hasattr(functions.function, "on_device")
     rows = as_rows(X, index=index, on_device=on_device, tensors=tensors)
     shape = (rows.shape[0],) if n_outputs is None else (rows.shape[0], n_outputs)
     stays_on_device = (
-        getattr(both.function, "stays_on_device", False) and find_device(rows) == "gpu"
+        getattr(functions.function, "stays_on_device", False) and find_device(rows) == "gpu"
     )
     if rows.shape[0] == 0:
         xp = namespace(rows.data if hasattr(rows, "tocsr") else rows) if stays_on_device else np
@@ -314,22 +316,22 @@ def _apply_to_block(
     check_row_shape(rows.shape[1:], row_shape, name, index)
     if stays_on_device:
         pieces = [
-            cast(results, dtype) for _, results in iterate_results(both.function, rows, index)
+            cast(results, dtype) for _, results in iterate_results(functions.function, rows, index)
         ]
         return pieces[0] if len(pieces) == 1 else namespace(pieces[0]).concatenate(pieces)
     outputs: NDArray[Any] | None = None
     for row_slice, results in _name_columns_in_errors(
-        iterate_results(both.function, rows, index), X
+        iterate_results(functions.function, rows, index), X
     ):
         # A block of one piece needs no copy.
-        if both.then is None and len(results) == rows.shape[0]:
+        if functions.write_results is None and len(results) == rows.shape[0]:
             return np.asarray(results, dtype=dtype).reshape(shape)
         if outputs is None:
             outputs = np.empty(shape, dtype=dtype)
-        if both.then is None:
+        if functions.write_results is None:
             outputs[row_slice] = results.reshape(-1, *shape[1:])
         else:
-            both.then(results, outputs[row_slice])
+            functions.write_results(results, outputs[row_slice])
     assert outputs is not None
     return outputs
 

@@ -313,9 +313,9 @@ def _sum_predictions(index: int, X: Any, y: Any, w: Any, predictor: _GridPredict
     return weight.sum(), np.array(sums).T.reshape(predictor.shape)
 
 
-def _add_sums(parts: list[Any]) -> Any:
+def _add_sums(block_sums: list[Any]) -> Any:
     """Return the weights and the weighted sums of blocks, added up."""
-    return sum(weight for weight, _ in parts), np.sum([sums for _, sums in parts], axis=0)
+    return sum(weight for weight, _ in block_sums), np.sum([sums for _, sums in block_sums], axis=0)
 
 
 def _predict_block(index: int, X: Any, predictor: _GridPredictor) -> Array:
@@ -436,9 +436,11 @@ def _find_column(collection: Collection, feature: Any) -> int:
     return int(feature)
 
 
-def _find_categorical_columns(collection: Collection, given: Any, names: Any) -> set[int]:
+def _find_categorical_columns(
+    collection: Collection, categorical_features: Any, names: Any
+) -> set[int]:
     """Return the positions of categorical columns; scikit-learn raises errors for invalid ones."""
-    features = np.asarray([] if given is None else given)
+    features = np.asarray([] if categorical_features is None else categorical_features)
     if features.dtype.kind == "b":
         return set(np.flatnonzero(features).tolist())
     feature_names = list(names) if names is not None else _list_names(collection)
@@ -493,11 +495,11 @@ def _drop_many_values(summary: _ColumnSummary, j: int, limit: float) -> _ColumnS
     return _ColumnSummary(None, summary.sketch)
 
 
-def _merge_summaries(max_values: dict[int, float], parts: list[Any]) -> Any:
+def _merge_summaries(max_values: dict[int, float], block_summaries: list[Any]) -> Any:
     """Merge the summaries of blocks, and drop distinct values if there are too many together."""
     merged = {}
     for j, limit in max_values.items():
-        blocks = [summaries[j] for _, summaries in parts]
+        blocks = [summaries[j] for _, summaries in block_summaries]
         # Distinct values of the column, unless one of the blocks has too many.
         values: Any = None
         if all(block.values is not None for block in blocks):
@@ -506,7 +508,7 @@ def _merge_summaries(max_values: dict[int, float], parts: list[Any]) -> Any:
         merged[j] = _drop_many_values(
             _ColumnSummary(values, merge_sketches(sketches) if sketches else None), j, limit
         )
-    return parts[0][0], merged
+    return block_summaries[0][0], merged
 
 
 # --- percentiles -----------------------------------------------------------------------------

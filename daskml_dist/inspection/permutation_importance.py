@@ -222,14 +222,22 @@ def _run_scikit_learn(
     )  # fmt: skip
 
 
-def _count_drawn_rows(given: Any, n: int) -> int:
+def _count_drawn_rows(max_samples: Any, n: int) -> int:
     """Return the number of rows in each repeat, given `max_samples` and `n` rows."""
-    if isinstance(given, Integral) and not isinstance(given, bool) and 1 <= int(given) <= n:
-        return int(given)
-    if isinstance(given, Real) and not isinstance(given, Integral) and 0 < float(given) <= 1:
-        return max(int(float(given) * n), 1)
+    if (
+        isinstance(max_samples, Integral)
+        and not isinstance(max_samples, bool)
+        and 1 <= int(max_samples) <= n
+    ):
+        return int(max_samples)
+    if (
+        isinstance(max_samples, Real)
+        and not isinstance(max_samples, Integral)
+        and 0 < float(max_samples) <= 1
+    ):
+        return max(int(float(max_samples) * n), 1)
     raise InvalidParameterError(
-        f"max_samples={given!r}: use a share of (0, 1], or an integer from 1 to the {n} rows "
+        f"max_samples={max_samples!r}: use a share of (0, 1], or an integer from 1 to the {n} rows "
         "(max_samples must be <= n_samples)."
     )
 
@@ -408,7 +416,7 @@ class _DataSummary:
 class _GatheredColumns:
     """Whole columns and their positions; callable because `share_in_graph` shares functions."""
 
-    numbers: range
+    column_indices: range
     values: list[Any]
 
     def __call__(self) -> list[Any]:
@@ -443,13 +451,13 @@ def _summarize_block(gather: bool, index: int, X: Any, y: Any, w: Any) -> list[A
     return [(index, n, sizes, sums, columns if gather else None)]
 
 
-def _group_columns(facts: _DataSummary, budget: int) -> list[range]:
+def _group_columns(summary: _DataSummary, budget: int) -> list[range]:
     """Return ranges of columns whose total bytes fit the budget; at least one column each."""
-    d = len(facts.sizes)
-    if facts.columns is not None:
+    d = len(summary.sizes)
+    if summary.columns is not None:
         return [range(d)]
     groups, first, n_bytes = [], 0, 0
-    for j, size in enumerate(facts.sizes.tolist()):
+    for j, size in enumerate(summary.sizes.tolist()):
         # A column that exceeds the budget alone is a separate group.
         if j > first and n_bytes + size > budget:
             groups.append(range(first, j))
@@ -464,10 +472,10 @@ def _take_group(group: range, index: int, X: Any, y: Any, w: Any) -> list[Any]:
     return [(index, [_take_column(rows, j) for j in group])] if rows.shape[0] else []
 
 
-def _join_columns(parts: list[tuple[int, list[Any]]]) -> list[Any]:
+def _join_columns(block_columns: list[tuple[int, list[Any]]]) -> list[Any]:
     """Return whole columns, joined from the columns of blocks in their order."""
-    parts = sorted(parts, key=lambda part: part[0])
-    by_column = zip(*(columns for _, columns in parts), strict=True)
+    block_columns = sorted(block_columns, key=lambda part: part[0])
+    by_column = zip(*(columns for _, columns in block_columns), strict=True)
     return [join_blocks(list(pieces)) for pieces in by_column]
 
 
@@ -538,11 +546,11 @@ def _score_block(
         return None
     y, w = check_column(y, "y", index, n), check_weights(w, index, n)
     baseline = scorer.sums(rows, y, w) if first else None
-    by_column: list[list[Any]] = [[] for _ in gathered.numbers]
+    by_column: list[list[Any]] = [[] for _ in gathered.column_indices]
     row_numbers = scorer.starts[index] + np.arange(n)
     for repeat in scorer.repeats:
         # Positions of the drawn rows in the block, and numbers of the rows whose values they get.
-        positions, source = repeat.of(row_numbers)
+        positions, source = repeat.find_drawn_rows(row_numbers)
         if len(positions) == 0:
             # None of the block's rows is drawn: sums of zero, broadcast below.
             for sums in by_column:
@@ -550,7 +558,9 @@ def _score_block(
             continue
         # One copy of the drawn rows is enough: its columns are permuted one at a time and restored.
         drawn_rows = rows.iloc[positions].copy() if is_dataframe_like(rows) else rows[positions]
-        for sums, j, column in zip(by_column, gathered.numbers, gathered.values, strict=True):
+        for sums, j, column in zip(
+            by_column, gathered.column_indices, gathered.values, strict=True
+        ):
             old_values = _swap_column(drawn_rows, j, column, source)
             sums.append(scorer.sums(drawn_rows, y[positions], w[positions]))
             _restore_column(drawn_rows, j, old_values)
@@ -577,7 +587,7 @@ def _restore_column(rows: Any, j: int, column: Any) -> None:
         rows[:, j] = column
 
 
-def _add_block_sums(parts: list[Any]) -> Any:
+def _add_block_sums(block_sums: list[Any]) -> Any:
     """Add the sums of blocks."""
-    baselines, sums = zip(*parts, strict=True)
+    baselines, sums = zip(*block_sums, strict=True)
     return None if baselines[0] is None else np.sum(baselines, axis=0), sum(sums)

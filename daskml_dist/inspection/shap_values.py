@@ -213,17 +213,17 @@ class RowExplainer:
             )
         return self._convert(contributions, X)
 
-    def _convert(self, found: Floats, X: Any) -> Any:
+    def _convert(self, contributions: Floats, X: Any) -> Any:
         """Return contributions in the requested form."""
-        values = found[:, :, 0] if len(self.base) == 1 else found
+        values = contributions[:, :, 0] if len(self.base) == 1 else contributions
         if self.columns is None:
             return values
         table = np.column_stack([values, np.full(len(values), self.base[0])])
         return load_pandas().DataFrame(table, getattr(X, "index", None), columns=self.columns)
 
 
-def _explain_block(X: Any, function: RowExplainer, number: int) -> Any:
-    return function(X, number)
+def _explain_block(X: Any, function: RowExplainer, block_index: int) -> Any:
+    return function(X, block_index)
 
 
 # --- models -----------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def _make_explainer(estimator: Any, background: Any) -> tuple[Callable[[Any], Fl
     """Return the function that explains rows, and the base value of its explanations."""
     raw = find_trees(estimator)
     if raw is not None:
-        explained = ExplainedTrees.of(raw)
+        explained = ExplainedTrees.from_raw(raw)
         if background is None:
             path = PathShap(explained)
             return path, path.base_values
@@ -311,10 +311,10 @@ def _take_few_rows(index: int, X: Any, y: Any, w: Any) -> Any:
     return rows[: _MOST_BACKGROUND + 1] if rows.shape[0] else None
 
 
-def _join_few_rows(parts: list[Any]) -> Any:
+def _join_few_rows(block_rows: list[Any]) -> Any:
     """Return the rows of several blocks, at most as many as `_take_few_rows`."""
     # However large the collection is, no more than this number of rows reaches the caller.
-    return join_blocks(parts)[: _MOST_BACKGROUND + 1]
+    return join_blocks(block_rows)[: _MOST_BACKGROUND + 1]
 
 
 def _compute_mean(estimator: Any, background: Any) -> Floats:
@@ -340,6 +340,6 @@ def _sum_block(index: int, X: Any, y: Any, w: Any) -> tuple[int, Floats] | None:
     return rows.shape[0], np.asarray(rows.sum(axis=0, dtype=np.float64)).ravel()
 
 
-def _add_sums(parts: list[tuple[int, Floats]]) -> tuple[int, Floats]:
-    counts, sums = zip(*parts, strict=True)
+def _add_sums(block_sums: list[tuple[int, Floats]]) -> tuple[int, Floats]:
+    counts, sums = zip(*block_sums, strict=True)
     return sum(counts), np.sum(sums, axis=0)

@@ -66,9 +66,9 @@ class LibraryConnections:
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
-        self._known = list_sockets()
+        self._earlier_sockets = list_sockets()
         #: The library's sockets; None until `claim`.
-        self._own: set[_Socket] | None = None
+        self._own_sockets: set[_Socket] | None = None
 
     def claim(self) -> None:
         """Find the library's connections (a collective call), once it has opened all of them.
@@ -90,7 +90,7 @@ class LibraryConnections:
             opened for opened, (local, remote) in ends.items() if (remote, local) in known_ends
         }
         # Behind a translation of addresses, no rank sees the addresses that its peers see.
-        self._own = own_sockets or None
+        self._own_sockets = own_sockets or None
 
     def shut(self) -> None:
         """Shut down the library's connections: their peers read the end.
@@ -106,16 +106,16 @@ class LibraryConnections:
 
     def _list_opened(self) -> set[_Socket]:
         """Return the sockets of libraries that were opened since the beginning."""
-        return list_sockets() - self._known
+        return list_sockets() - self._earlier_sockets
 
-    def _is_library(self, one: _Socket) -> bool:
+    def _is_library(self, connection: _Socket) -> bool:
         """Return whether a socket is, or may be, one of the library's."""
-        if self._own is not None:
-            return one in self._own
+        if self._own_sockets is not None:
+            return connection in self._own_sockets
         # Libraries let the system choose the port at which a rank listens, which databases and
         # other services do not.
         first = _read_first_free_port()
-        ends = _find_ends(one[0])
+        ends = _find_ends(connection[0])
         return ends is not None and all(port >= first for _, port in ends)
 
 

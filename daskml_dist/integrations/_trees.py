@@ -42,12 +42,12 @@ def check_model(model: Any, kind: type, name: str) -> None:
         )
 
 
-def list_rows(given: dict[str, Any]) -> tuple[list[str], list[Any]]:
+def list_rows(arrays: dict[str, Any]) -> tuple[list[str], list[Any]]:
     """Return the names of the given arrays, and the collections that blocks are made from."""
-    if given["X"] is None or given["y"] is None:
+    if arrays["X"] is None or arrays["y"] is None:
         raise InvalidDataError("X and y are both needed: rows and targets.")
-    names = [name for name in ROW_NAMES if given.get(name) is not None]
-    return names, [given[name] for name in names]
+    names = [name for name in ROW_NAMES if arrays.get(name) is not None]
+    return names, [arrays[name] for name in names]
 
 
 def check_eval_set(eval_set: Any, X: Any) -> None:
@@ -84,17 +84,17 @@ def join_rows(blocks: Sequence[tuple[Any, ...]], names: Sequence[str]) -> dict[s
     return {name: _join(list(parts)) for name, parts in zip(names, columns, strict=True)}
 
 
-def _join(parts: list[Any]) -> Any:
+def _join(row_parts: list[Any]) -> Any:
     """Return the concatenation of parts of rows."""
-    if len(parts) == 1:
-        return parts[0]
-    if sparse.issparse(parts[0]):
-        return sparse.vstack(parts, format="csr")
-    if hasattr(parts[0], "iloc"):
+    if len(row_parts) == 1:
+        return row_parts[0]
+    if sparse.issparse(row_parts[0]):
+        return sparse.vstack(row_parts, format="csr")
+    if hasattr(row_parts[0], "iloc"):
         import pandas as pd
 
-        return pd.concat(parts)
-    return np.concatenate(parts)
+        return pd.concat(row_parts)
+    return np.concatenate(row_parts)
 
 
 def encode_rank_labels(y: Any, group: RankGroup) -> tuple[Any, NDArray[Any] | None]:
@@ -132,13 +132,13 @@ def _find_own_labels(labels: NDArray[Any]) -> NDArray[Any]:
     return check_class_labels(own_labels)
 
 
-def _merge_labels(parts: list[NDArray[Any]]) -> NDArray[Any]:
+def _merge_labels(rank_labels: list[NDArray[Any]]) -> NDArray[Any]:
     """Return the sorted labels of all ranks; raise if there are fewer than two of them."""
     # NumPy would make text of numbers beside text.
-    if len({part.dtype.kind in "OUT" for part in parts}) > 1:
+    if len({part.dtype.kind in "OUT" for part in rank_labels}) > 1:
         raise _make_mixed_error()
     try:
-        classes: NDArray[Any] = np.unique(np.concatenate(parts))
+        classes: NDArray[Any] = np.unique(np.concatenate(rank_labels))
     except TypeError as error:
         raise _make_mixed_error() from error
     if len(classes) < 2:

@@ -71,16 +71,18 @@ def open_process_group(
         _close_process_group(distributed)
 
 
-def _open_store(group: RankGroup, make: Callable[..., Any]) -> Any:
+def _open_store(group: RankGroup, make_store: Callable[..., Any]) -> Any:
     """Return PyTorch's store; rank 0 hosts the server."""
     limit = timedelta(seconds=_CONNECT_SECONDS)
     hosted = None
     if group.rank == 0:
-        hosted = make(group.own_host, 0, group.size, True, timeout=limit, wait_for_workers=False)
+        hosted = make_store(
+            group.own_host, 0, group.size, True, timeout=limit, wait_for_workers=False
+        )
     # Broadcast only once the server listens: PyTorch would retry for a long time to reach a server
     # that is not there.
     host, port = group.broadcast(None if hosted is None else (group.own_host, hosted.port))
-    return hosted or make(host, port, group.size, False, timeout=limit)
+    return hosted or make_store(host, port, group.size, False, timeout=limit)
 
 
 def _close_process_group(distributed: Any) -> None:

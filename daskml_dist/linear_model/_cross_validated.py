@@ -121,7 +121,7 @@ def resolve_scorer(scoring: Any) -> Any:
 
 
 def score_test_rows(
-    splits: Any, estimators: Mapping[int, Sequence[Any]], scorer: Any, weigh: bool = True
+    splits: Any, estimators: Mapping[int, Sequence[Any]], scorer: Any, is_weighted: bool = True
 ) -> NDArray[np.float64]:
     """Return the scores of fitted estimators on their splits' test rows, one row per split."""
     from daskml_dist.model_selection._validation import score_sides
@@ -130,7 +130,12 @@ def score_test_rows(
     scores = []
     for split, of_split in estimators.items():
         test_rows = splits.select_side(split, TEST)
-        scores.append([score_sides({"": scorer}, e, *test_rows, weigh=weigh)[""] for e in of_split])
+        scores.append(
+            [
+                score_sides({"": scorer}, e, *test_rows, is_weighted=is_weighted)[""]
+                for e in of_split
+            ]
+        )
     return np.array(scores)
 
 
@@ -143,14 +148,14 @@ def set_history_of_splits(estimator: Any, batch: BatchedModels) -> None:
 
 
 def route_metadata(
-    estimator: Any, method: str, given: Mapping[str, Any], more: Mapping[str, Any]
+    estimator: Any, method: str, metadata: Mapping[str, Any], extra_params: Mapping[str, Any]
 ) -> Bunch:
     """Return metadata for ``splitter.split`` and for ``scorer.score``, by scikit-learn's rules."""
-    given = {name: value for name, value in given.items() if value is not None}
+    metadata = {name: value for name, value in metadata.items() if value is not None}
     try:
-        raise_for_params(more, estimator, method)
+        raise_for_params(extra_params, estimator, method)
         if is_metadata_routing_enabled():
-            routed = process_routing(estimator, method, **given, **more)
+            routed = process_routing(estimator, method, **metadata, **extra_params)
             if unsupported := sorted(set(routed.scorer.get("score", {})) - {"sample_weight"}):
                 raise InvalidParameterError(
                     f"The scorer requests {unsupported}: scores here only support sample_weight. "
@@ -164,8 +169,8 @@ def route_metadata(
     except TypeError as error:
         raise InvalidTypeError(str(error)) from error
     # Without routing, as in scikit-learn: groups go to the splitter, and weights to the scorer.
-    groups = {name: given[name] for name in ("groups",) if name in given}
-    weight = {name: given[name] for name in ("sample_weight",) if name in given}
+    groups = {name: metadata[name] for name in ("groups",) if name in metadata}
+    weight = {name: metadata[name] for name in ("sample_weight",) if name in metadata}
     return Bunch(splitter=Bunch(split=groups), scorer=Bunch(score=weight))
 
 

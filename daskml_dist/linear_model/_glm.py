@@ -194,7 +194,7 @@ def _sum_deviances(
     # In float32 the sums over all rows would lose digits.
     y = y.astype(np.float64)
     total = float(weight.sum())
-    mean = float(WeightedMoments.of(y, weight).mean[0])
+    mean = float(WeightedMoments.from_values(y, weight).mean[0])
     predicted = loss.inverse_link(raw.astype(np.float64))
     # If all targets are 0, their deviance from their mean is 0, though its logarithm is infinite.
     all_zero = mean == 0 and loss.power >= 1

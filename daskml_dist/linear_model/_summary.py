@@ -385,9 +385,9 @@ def _encode_labels(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(y == classes[1])
 
 
-def _factorize(parts: list[Floats]) -> Floats:
+def _factorize(row_blocks: list[Floats]) -> Floats:
     """Return the triangular factor of stacked rows."""
-    triangular: Any = np.linalg.qr(np.concatenate(parts), mode="r")
+    triangular: Any = np.linalg.qr(np.concatenate(row_blocks), mode="r")
     return np.asarray(triangular)
 
 
@@ -399,53 +399,53 @@ def _sum_by_label(labels: NDArray[Any], scores: Floats) -> dict[Any, Floats]:
     return dict(zip(distinct.tolist(), sums, strict=True))
 
 
-def _merge_first(family: _Family, parts: list[_FirstSums]) -> _FirstSums:
+def _merge_first(family: _Family, block_sums: list[_FirstSums]) -> _FirstSums:
     """Merge the sums of several parts of the rows."""
-    weight = sum(part.weight for part in parts)
-    mean = sum(part.weight * part.mean for part in parts) / weight
+    weight = sum(part.weight for part in block_sums)
+    mean = sum(part.weight * part.mean for part in block_sums) / weight
     # Deviances from the common mean: those from the means of parts, plus those of these means from
     # it.
     null = sum(
-        part.null + part.weight * _compute_between(family, part.mean, mean) for part in parts
+        part.null + part.weight * _compute_between(family, part.mean, mean) for part in block_sums
     )
     clusters: dict[Any, Floats] = {}
-    for part in parts:
+    for part in block_sums:
         for label, sums in part.clusters.items():
             clusters[label] = clusters[label] + sums if label in clusters else sums
     observed = None
     if not family.is_canonical:
-        hessians = [part.observed for part in parts if part.observed is not None]
+        hessians = [part.observed for part in block_sums if part.observed is not None]
         observed = np.sum(hessians, axis=0)
     return _FirstSums(
-        sum(part.n_rows for part in parts),
+        sum(part.n_rows for part in block_sums),
         weight,
-        _factorize([part.factor for part in parts]),
+        _factorize([part.factor for part in block_sums]),
         observed,
-        np.sum([part.score for part in parts], axis=0),
-        _factorize([part.meat for part in parts]),
-        sum(part.deviance for part in parts),
-        sum(part.pearson for part in parts),
+        np.sum([part.score for part in block_sums], axis=0),
+        _factorize([part.meat for part in block_sums]),
+        sum(part.deviance for part in block_sums),
+        sum(part.pearson for part in block_sums),
         mean,
         null,
-        sum(part.saturated for part in parts),
+        sum(part.saturated for part in block_sums),
         clusters,
     )
 
 
-def _compute_between(family: _Family, mean: float, other: float) -> float:
+def _compute_between(family: _Family, mean: float, other_mean: float) -> float:
     """Return half the deviance of one mean from another; for labels, per row."""
-    if mean == other:
+    if mean == other_mean:
         return 0.0
     if isinstance(family, _BinaryLogit):
         # The entropy of the part's labels is in its null deviance already.
-        p, q = np.array([mean]), np.array([other])
+        p, q = np.array([mean]), np.array([other_mean])
         return float((family.half_deviance(p, q) - family.half_deviance(p, p))[0])
-    return float(family.half_deviance(np.array([mean]), np.array([other]))[0])
+    return float(family.half_deviance(np.array([mean]), np.array([other_mean]))[0])
 
 
-def _add_second(parts: list[tuple[Floats, float]]) -> tuple[Floats, float]:
+def _add_second(block_sums: list[tuple[Floats, float]]) -> tuple[Floats, float]:
     """Merge the sums of the second pass."""
-    factors, saturated = zip(*parts, strict=True)
+    factors, saturated = zip(*block_sums, strict=True)
     return _factorize(list(factors)), sum(saturated)
 
 
@@ -870,48 +870,49 @@ def _name_params(estimator: Any, intercept: bool) -> list[str]:
 _WIDTH = 78
 
 
-def _print_summary(found: RegressionSummary) -> str:
+def _print_summary(summary: RegressionSummary) -> str:
     """Return the table that statsmodels prints, without dates and tests of residuals."""
-    family = found.family
+    family = summary.family
     left_cells = [
-        ("Dep. Variable:", found.target_name), ("Model:", family.model),
-        ("Method:", family.method), ("No. Observations:", f"{found.nobs}"),
-        ("Df Residuals:", f"{found.df_resid}"), ("Df Model:", f"{found.df_model}"),
-        ("Covariance Type:", found.cov_type),
+        ("Dep. Variable:", summary.target_name), ("Model:", family.model),
+        ("Method:", family.method), ("No. Observations:", f"{summary.nobs}"),
+        ("Df Residuals:", f"{summary.df_resid}"), ("Df Model:", f"{summary.df_model}"),
+        ("Covariance Type:", summary.cov_type),
     ]  # fmt: skip
-    likelihood = [("Log-Likelihood:", f"{found.llf:#.5g}")]
-    criteria = [("AIC:", f"{found.aic:#.4g}"), ("BIC:", f"{found.bic:#.4g}")]
+    likelihood = [("Log-Likelihood:", f"{summary.llf:#.5g}")]
+    criteria = [("AIC:", f"{summary.aic:#.4g}"), ("BIC:", f"{summary.bic:#.4g}")]
     if isinstance(family, _LeastSquares):
-        centred = "" if found.has_constant else " (uncentered)"
+        centred = "" if summary.has_constant else " (uncentered)"
         right_cells = [
-            (f"R-squared{centred}:", f"{found.rsquared:.3f}"),
-            (f"Adj. R-squared{centred}:", f"{found.rsquared_adj:.3f}"),
-            ("F-statistic:", f"{found.fvalue:#.4g}"),
-            ("Prob (F-statistic):", f"{found.f_pvalue:#6.3g}"),
+            (f"R-squared{centred}:", f"{summary.rsquared:.3f}"),
+            (f"Adj. R-squared{centred}:", f"{summary.rsquared_adj:.3f}"),
+            ("F-statistic:", f"{summary.fvalue:#.4g}"),
+            ("Prob (F-statistic):", f"{summary.f_pvalue:#6.3g}"),
             *likelihood, *criteria,
         ]  # fmt: skip
     elif isinstance(family, _BinaryLogit):
         right_cells = [
-            ("Pseudo R-squ.:", f"{found.prsquared:#.4g}"), *likelihood,
-            ("LL-Null:", f"{found.llnull:#.5g}"), ("LLR p-value:", f"{found.llr_pvalue:#.4g}"),
+            ("Pseudo R-squ.:", f"{summary.prsquared:#.4g}"), *likelihood,
+            ("LL-Null:", f"{summary.llnull:#.5g}"), ("LLR p-value:", f"{summary.llr_pvalue:#.4g}"),
             *criteria,
         ]  # fmt: skip
     else:
         left_cells[2:2] = [("Model Family:", family.name), ("Link Function:", family.link)]
         right_cells = [
-            ("Scale:", f"{found.scale:#.5g}"), *likelihood, ("Deviance:", f"{found.deviance:#.5g}"),
-            ("Pearson chi2:", f"{found.pearson_chi2:#.3g}"),
-            ("Pseudo R-squ. (CS):", f"{found.prsquared:#.4g}"), *criteria,
+            ("Scale:", f"{summary.scale:#.5g}"), *likelihood,
+            ("Deviance:", f"{summary.deviance:#.5g}"),
+            ("Pearson chi2:", f"{summary.pearson_chi2:#.3g}"),
+            ("Pseudo R-squ. (CS):", f"{summary.prsquared:#.4g}"), *criteria,
         ]  # fmt: skip
-    statistic = "t" if found.use_t else "z"
+    statistic = "t" if summary.use_t else "z"
     header = ["coef", "std err", statistic, f"P>|{statistic}|", "[0.025", "0.975]"]
-    width = max(max(map(len, found.names)) + 2, _WIDTH - 6 * 11)
+    width = max(max(map(len, summary.names)) + 2, _WIDTH - 6 * 11)
     values = np.column_stack(
-        [found.params, found.bse, found.tvalues, found.pvalues, found.conf_int()]
+        [summary.params, summary.bse, summary.tvalues, summary.pvalues, summary.conf_int()]
     )
     table = ["".join([" " * width, *(f"{text:>11}" for text in header)])]
     table.append("-" * len(table[0]))
-    for name, row in zip(found.names, values, strict=True):
+    for name, row in zip(summary.names, values, strict=True):
         cells = [_format(v, 4 if i == 0 else 3) for i, v in enumerate(row)]
         cells[3] = f"{row[3]:.3f}"
         table.append("".join([f"{name:<{width}}", *(f"{cell:>11}" for cell in cells)]))
@@ -922,14 +923,14 @@ def _print_summary(found: RegressionSummary) -> str:
 
 
 def _join_columns(
-    left: list[tuple[str, str]], right: list[tuple[str, str]], width: int
+    left_cells: list[tuple[str, str]], right_cells: list[tuple[str, str]], width: int
 ) -> list[str]:
     """Return lines of two columns of names and values."""
     half_width = (width - 3) // 2
     lines = []
-    for i in range(max(len(left), len(right))):
+    for i in range(max(len(left_cells), len(right_cells))):
         cells = []
-        for column in (left, right):
+        for column in (left_cells, right_cells):
             name, value = column[i] if i < len(column) else ("", "")
             cells.append(f"{name}{value:>{half_width - len(name)}}")
         lines.append("   ".join(cells).rstrip())

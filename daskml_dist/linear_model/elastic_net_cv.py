@@ -76,7 +76,7 @@ class _PathSettings:
         Values of `l1_ratio`.
     grid : AlphaGrid or None
         Rule by which alphas follow from the data; None: the user gave them.
-    given : ndarray of shape (n_alphas,)
+    user_alphas : ndarray of shape (n_alphas,)
         The alphas that the user gave, in decreasing order.
     max_iter : int
     tol : float
@@ -89,7 +89,7 @@ class _PathSettings:
 
     ratios: NDArray[np.float64]
     grid: AlphaGrid | None
-    given: NDArray[np.float64]
+    user_alphas: NDArray[np.float64]
     max_iter: int
     tol: float
     positive: bool
@@ -134,7 +134,7 @@ class _GramPaths(_ElasticPaths):
         self._model, self._settings, self._moments = model, settings, moments_of(batch.rows)
         # 1. One pass gives the moments of all training sets. If these are not exact enough for the
         # smallest alpha (or for the grid's), further passes refine them.
-        smallest_alpha_or_grid = settings.grid or float(settings.given[-1])
+        smallest_alpha_or_grid = settings.grid or float(settings.user_alphas[-1])
         reduction = FoldedReduction(l2=smallest_alpha_or_grid, of_mean=True, **self._moments)
         solution = batch(batch.make_model(model), reduction)
         # The last problem and the last number of rows are those of all rows.
@@ -143,7 +143,7 @@ class _GramPaths(_ElasticPaths):
         self._n_rows = n_rows[-1]
         # 2. The grid is computed from all rows, so that all splits have the same alphas.
         if settings.grid is None:
-            self.alphas = np.tile(settings.given, (len(settings.ratios), 1))
+            self.alphas = np.tile(settings.user_alphas, (len(settings.ratios), 1))
         else:
             self.alphas = make_alpha_grid(settings.grid, self._full_problem, self._n_rows)
         path = partial(
@@ -215,9 +215,9 @@ class _QuasiNewtonPaths(_ElasticPaths):
         at_zero = batch(batch.make_model(model), BatchedSolver((candidate,)))
         gradient = at_zero.w[0, : model.n_features]
         if settings.grid is None:
-            self.alphas = np.tile(settings.given, (len(settings.ratios), 1))
+            self.alphas = np.tile(settings.user_alphas, (len(settings.ratios), 1))
         else:
-            self.alphas = settings.grid.of(-gradient, self._n_rows[-1])
+            self.alphas = settings.grid.make_strengths(-gradient, self._n_rows[-1])
         # Relative to the largest gradient, so that `tol` does not depend on the target's units.
         self._tol = settings.tol * float(np.abs(gradient).max() / self._n_rows[-1])
         paths = [
@@ -413,7 +413,7 @@ class ElasticNetCV(LinearRegressor):
         settings = _PathSettings(
             ratios=ratios,
             grid=grid,
-            given=np.sort(alphas)[::-1],
+            user_alphas=np.sort(alphas)[::-1],
             max_iter=int(self.max_iter),
             tol=float(self.tol),
             positive=bool(self.positive),

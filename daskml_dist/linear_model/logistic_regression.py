@@ -167,7 +167,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         if not isinstance(self.C, Real) or not self.C > 0:
             raise InvalidParameterError(f"C={self.C!r}: use a number > 0.")
         check_number("tol", self.tol)
-        check_count("max_iter", self.max_iter, least=0)
+        check_count("max_iter", self.max_iter, min_value=0)
         check_class_weight(self.class_weight)
         # After the other checks: it divides by C.
         self._check_solver()

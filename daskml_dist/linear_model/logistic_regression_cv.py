@@ -60,7 +60,7 @@ class _LogisticPaths:
     ----------
     batch : BatchedModels
         Its last split trains on all rows.
-    each : LinearModel
+    column_model : LinearModel
         The model of one candidate.
     label_weights : ndarray of shape (n_splits + 1, n_classes)
         Sum of the weights of the training rows of each split and label.
@@ -75,14 +75,14 @@ class _LogisticPaths:
     """
 
     def __init__(
-        self, batch: BatchedModels, each: LinearModel, label_weights: NDArray[np.float64],
+        self, batch: BatchedModels, column_model: LinearModel, label_weights: NDArray[np.float64],
         class_weight: NDArray[np.float64] | None,
     ) -> None:  # fmt: skip
         self._batch = batch
         n_splits, n_classes = label_weights.shape
         # All splits have the same class weights, which scikit-learn computes from all rows.
         weights_of_splits = None if class_weight is None else np.tile(class_weight, (n_splits, 1))
-        self.model = batch.make_model(each, weights_of_splits)
+        self.model = batch.make_model(column_model, weights_of_splits)
         self._lacks_label = label_weights == 0
         self._weights = label_weights @ (
             np.ones(n_classes) if class_weight is None else class_weight
@@ -112,11 +112,11 @@ class _LogisticPaths:
         n_iter = np.array([solution.n_iter for solution in self.solutions], np.int32)
         self.n_iter = n_iter.reshape(self.w.shape[:2])
 
-    def refit(self, candidate: Any, number: int) -> Solution:
+    def refit(self, candidate: Any, candidate_index: int) -> Solution:
         """Return the fit of a candidate to all rows, starting from the mean of its splits' fits."""
         # The optima for overlapping rows are near each other: few iterations are left.
         fit = self._make_fit(candidate, self._n_splits)
-        fit = replace(fit, start=self.w[:, number].mean(axis=0))
+        fit = replace(fit, start=self.w[:, candidate_index].mean(axis=0))
         return candidate_solution(self._batch(self.model, BatchedSolver((fit,))), 0)
 
     def scores(self, name: str, role: int) -> NDArray[np.float64]:
@@ -130,7 +130,7 @@ class _LogisticPaths:
     def rankings(self, name: str, role: int) -> NDArray[np.float64]:
         """Return ranking scores as :meth:`scores` does; NaN if they need the raw predictions."""
         classes = self._batch.rows.classes
-        names = RANKINGS if self.model.each.width == 1 else CLASS_RANKINGS
+        names = RANKINGS if self.model.single_model.width == 1 else CLASS_RANKINGS
         # scikit-learn's average precision is that of the label 1: here it must be the second class.
         lacks_one = name == "average_precision" and (classes is None or classes[-1] != 1)
         if lacks_one or name not in names:
@@ -144,7 +144,7 @@ class _LogisticPaths:
     def make_fitted(self, candidate: Any, w: NDArray[np.float64]) -> Any:
         """Return a copy of a candidate, fitted with the parameters `w`."""
         candidate = type(candidate)(**candidate.get_params(deep=False))
-        candidate._set_fitted(Solution(w), self.model.each, self._batch.rows)
+        candidate._set_fitted(Solution(w), self.model.single_model, self._batch.rows)
         return candidate
 
     def _make_fit(self, candidate: Any, split: int) -> Candidate:
@@ -160,7 +160,7 @@ class _LogisticPaths:
         start is far along that direction, where the gradient is nearly zero, so that the intercept
         stays there.
         """
-        split_model, is_lacking = self.model.each, self._lacks_label[split]
+        split_model, is_lacking = self.model.single_model, self._lacks_label[split]
         if not split_model.fit_intercept or not is_lacking.any() or is_lacking.all():
             return None
         w = np.zeros(split_model.shape)
@@ -346,11 +346,11 @@ class LogisticRegressionCV(LinearClassifier):
         return self
 
     def _fit_splits(
-        self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any, weigh: bool = True
+        self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any, is_weighted: bool = True
     ) -> None:
         """Choose the penalty on the splits of `cv`, and set the fitted attributes.
 
-        `weigh`: whether scores are weighted by `sample_weight`.
+        `is_weighted`: whether scores are weighted by `sample_weight`.
         """
         splits = cut_into_splits(self, X, y, sample_weight, groups)
         with open_batched_splits(self, splits, client) as batch:
@@ -361,9 +361,9 @@ class LogisticRegressionCV(LinearClassifier):
             ).w
             class_weight = self._resolve_class_weight(batch, label_weights[-1])
             paths = _LogisticPaths(batch, split_model, label_weights, class_weight)
-            paths.fit(self._candidates(), TEST if self._is_summed(weigh) else None)
-            scores = self._score_splits(paths, splits, weigh)
-            model = paths.model.each
+            paths.fit(self._candidates(), TEST if self._is_summed(is_weighted) else None)
+            scores = self._score_splits(paths, splits, is_weighted)
+            model = paths.model.single_model
             # One penalty for all splits, or each split's own best, whose coefficients are averaged.
             if self.refit:
                 best = int(np.argmax(scores.mean(axis=0)))
@@ -440,19 +440,21 @@ class LogisticRegressionCV(LinearClassifier):
         shared |= {"C": C, "l1_ratio": l1_ratio, "class_weight": None, "callbacks": None}
         return LogisticRegression(**shared)
 
-    def _is_summed(self, weigh: bool) -> bool:
+    def _is_summed(self, is_weighted: bool) -> bool:
         """Return whether the scores follow from sums that the fits' batches compute."""
         name = "accuracy" if self.scoring is None else self.scoring
-        return weigh and isinstance(name, str) and name in CANDIDATE_SCORES["classifier"]
+        return is_weighted and isinstance(name, str) and name in CANDIDATE_SCORES["classifier"]
 
-    def _score_splits(self, paths: _LogisticPaths, splits: Any, weigh: bool) -> NDArray[np.float64]:
+    def _score_splits(
+        self, paths: _LogisticPaths, splits: Any, is_weighted: bool
+    ) -> NDArray[np.float64]:
         """Return the scores of test rows, of shape (n_splits, n_candidates)."""
         # From the cheapest way to the most expensive: sums from the fits, one pass that ranks the
         # rows for all fits, or a pass for each fit.
         name = "accuracy" if self.scoring is None else self.scoring
-        if self._is_summed(weigh):
+        if self._is_summed(is_weighted):
             return paths.scores(name, TEST)
-        if weigh and isinstance(name, str) and name in (*RANKINGS, *CLASS_RANKINGS):
+        if is_weighted and isinstance(name, str) and name in (*RANKINGS, *CLASS_RANKINGS):
             rankings = paths.rankings(name, TEST)
             if np.isfinite(rankings).all():
                 return rankings
@@ -472,19 +474,19 @@ class LogisticRegressionCV(LinearClassifier):
         if hasattr(scorer, "_score_func"):
             scorer = Scorer.from_sklearn(scorer, getattr(scorer, "_name", None))
             scorer = scorer.with_labels(estimators[0][0].classes_)
-        return score_test_rows(splits, estimators, scorer, weigh=weigh)
+        return score_test_rows(splits, estimators, scorer, is_weighted=is_weighted)
 
     # -- attributes -----------------------------------------------------------------------------
 
     def _set_paths(
-        self, paths: _LogisticPaths, scores: NDArray[np.float64], chosen: NDArray[np.intp]
+        self, paths: _LogisticPaths, scores: NDArray[np.float64], best_candidates: NDArray[np.intp]
     ) -> None:
-        """Set scikit-learn's attributes of the paths; `chosen` is the candidate of each split."""
+        """Set scikit-learn's attributes of the paths; `best_candidates` has one for each split."""
         values, ratios = self._values, self._ratios
         shape = len(scores), len(values), len(ratios)
         # A mean, for refit=False, where each split has its own choice; else all are equal.
-        c = float(np.mean(np.repeat(values, len(ratios))[chosen]))
-        ratio = float(np.mean(np.tile(ratios, len(values))[chosen]))
+        c = float(np.mean(np.repeat(values, len(ratios))[best_candidates]))
+        ratio = float(np.mean(np.tile(ratios, len(values))[best_candidates]))
         self.Cs_ = values
         self.l1_ratios_ = np.array([None]) if self.l1_ratios is None else ratios
         # From (n_splits, n_candidates, n_dof, width) to (width, n_splits, n_Cs, n_ratios, n_dof).

@@ -125,25 +125,25 @@ def prepare_lazy_inputs(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, An
 
 
 def route_member_params(
-    ensemble: Any, named: Sequence[tuple[str, Any]], params: dict[str, Any]
+    ensemble: Any, named_members: Sequence[tuple[str, Any]], params: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the arguments of each member's ``fit``: the weights, or the metadata routed to it."""
     if is_metadata_routing_enabled():
         with translate_parameter_errors():
             routed = process_routing(ensemble, "fit", **params)
-        return [dict(routed[name]["fit"]) for name, _ in named]
+        return [dict(routed[name]["fit"]) for name, _ in named_members]
     if unknown := sorted(set(params) - {"sample_weight"}):
         raise InvalidParameterError(
             f"fit of {type(ensemble).__name__} got {unknown}, but only supports sample_weight. "
             "Turn on scikit-learn's metadata routing for others."
         )
-    check_weighable(named, params)
-    return [dict(params) for _ in named]
+    check_weighable(named_members, params)
+    return [dict(params) for _ in named_members]
 
 
-def check_weighable(named: Sequence[tuple[str, Any]], params: dict[str, Any]) -> None:
+def check_weighable(named_members: Sequence[tuple[str, Any]], params: dict[str, Any]) -> None:
     """Raise an error if weights are given but a member does not support them."""
-    for name, member in named:
+    for name, member in named_members:
         if "sample_weight" in params and not has_fit_parameter(member, "sample_weight"):
             raise InvalidTypeError(
                 f"Underlying estimator {name} ({type(member).__name__}) does not support sample "
@@ -161,18 +161,20 @@ def has_few_entries(X: Any, n_rows: int | None = None) -> bool:
     return isinstance(n, int | np.integer) and n * math.prod(row_shape) <= _MAX_TASK_ENTRIES
 
 
-def _fits_in_task(member: Any, few: bool) -> bool:
+def _fits_in_task(member: Any, has_few_rows: bool) -> bool:
     """Return whether a member is fitted in one task, to rows that are gathered there.
 
-    `few` states whether there are few rows.
+    `has_few_rows` states whether there are few rows.
     """
     if not takes_dask_collections(member):
         return True
     # A frozen estimator is not fitted: gathering its rows would be useless.
-    if not few or isinstance(member, FrozenEstimator):
+    if not has_few_rows or isinstance(member, FrozenEstimator):
         return False
     if isinstance(member, Pipeline):
-        return all(step == "passthrough" or _fits_in_task(step, few) for _, step in member.steps)
+        return all(
+            step == "passthrough" or _fits_in_task(step, has_few_rows) for _, step in member.steps
+        )
     params = member.get_params(deep=False)
     # A meta-estimator (a search, an ensemble) fits its estimators in its own tasks.
     nested = any(hasattr(value, "fit") or isinstance(value, list) for value in params.values())
@@ -181,19 +183,19 @@ def _fits_in_task(member: Any, few: bool) -> bool:
 
 
 def fit_members(
-    jobs: Sequence[tuple[Any, Any, Any, dict[str, Any]]], few: bool | None = None
+    jobs: Sequence[tuple[Any, Any, Any, dict[str, Any]]], has_few_rows: bool | None = None
 ) -> list[Any]:
     """Return fitted clones of estimators, one for each (estimator, X, y, params).
 
     Estimators that support Dask collections are fitted one after the other, each on the whole
     cluster. Others, and nearly all if there are few rows, are fitted in parallel tasks, to rows
-    that are gathered there. `few` states whether there are few rows; None: :func:`has_few_entries`
-    decides for each X.
+    that are gathered there. `has_few_rows` states whether there are few rows; None:
+    :func:`has_few_entries` decides for each X.
     """
     # By position, since tasks are computed together after the fits on the whole cluster.
     fitted, tasks, blocks = {}, {}, []
     for i, job in enumerate(jobs):
-        if _fits_in_task(job[0], has_few_entries(job[1]) if few is None else few):
+        if _fits_in_task(job[0], has_few_entries(job[1]) if has_few_rows is None else has_few_rows):
             member, X, y, params = job
             weight = params.get("sample_weight")
             rows = as_collection(X, y, weight, numeric=False, multi_output=True, any_shape=True)
@@ -269,16 +271,16 @@ def copy_feature_attributes(fitted: Any, member: Any) -> None:
             setattr(fitted, name, getattr(member, name))
 
 
-def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]:
+def fit_folds(member: Any, splits: Splits, has_few_rows: bool | None = None) -> list[Any]:
     """Return clones of an estimator fitted to the training rows of each split.
 
     This is one batched fit if the estimator's solver supports it, or one task for each clone if
-    there are few rows; `few` is as in :func:`fit_members`.
+    there are few rows; `has_few_rows` is as in :func:`fit_members`.
     """
-    few = has_few_entries(splits.inputs[0]) if few is None else few
+    has_few_rows = has_few_entries(splits.inputs[0]) if has_few_rows is None else has_few_rows
     # Rows in memory are fitted here; a task would only send them to a worker and back.
     is_lazy = splits.codes is None
-    if is_lazy and takes_dask_collections(member) and _fits_in_task(member, few):
+    if is_lazy and takes_dask_collections(member) and _fits_in_task(member, has_few_rows):
         fit = delayed(
             partial(_fit_fold, partial(merge_fit_params, splits.plain, splits.cut)), pure=False
         )
@@ -330,11 +332,11 @@ def _count_block_labels(
 
 
 def _merge_label_counts(
-    parts: list[tuple[NDArray[Any], NDArray[Any]]],
+    block_counts: list[tuple[NDArray[Any], NDArray[Any]]],
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the sorted labels of all blocks, and how many rows have each."""
     # Leave out empty blocks, whose dtype may differ: it could for example turn labels into texts.
-    filled = [part for part in parts if len(part[0])] or parts[:1]
+    filled = [part for part in block_counts if len(part[0])] or block_counts[:1]
     labels, codes = np.unique(
         np.concatenate([block_labels for block_labels, _ in filled]), return_inverse=True
     )
@@ -362,8 +364,8 @@ def _find_block_values(index: int, X: Any, y: Any, weight: Any) -> NDArray[Any]:
     return np.unique(np.asarray(X))
 
 
-def _merge_values(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    return np.unique(np.concatenate(parts))
+def _merge_values(block_values: list[NDArray[Any]]) -> NDArray[Any]:
+    return np.unique(np.concatenate(block_values))
 
 
 def encode_labels(y: Any, classes: NDArray[Any]) -> Any:

@@ -120,7 +120,7 @@ def read_targets(values: Any, name: str, index: int | None) -> NDArray[Any]:
     """Return one or more columns of finite numbers of a block as float32 or float64."""
     if _has_one_column(values):
         return read_numbers(values, name, index)
-    columns = as_column(values, name=name, index=index, several=True, on_device=True)
+    columns = as_column(values, name=name, index=index, multi_output=True, on_device=True)
     return _convert_to_finite(columns, name, index)
 
 
@@ -162,7 +162,7 @@ def read_indicators(values: Any, name: str, index: int | None) -> NDArray[np.boo
     if hasattr(values, "toarray"):
         values = values.toarray()
     table = convert_to_numbers(
-        as_column(values, name=name, index=index, several=True), "float64", name, index
+        as_column(values, name=name, index=index, multi_output=True), "float64", name, index
     )
     check_finite(table, name, index)
     indicators: NDArray[np.bool_] = table != 0
@@ -251,17 +251,17 @@ def find_unique_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.i
     return distinct, codes
 
 
-def merge_labels(parts: list[NDArray[Any]]) -> NDArray[Any]:
+def merge_labels(block_labels: list[NDArray[Any]]) -> NDArray[Any]:
     """Return the sorted union of the labels of blocks."""
-    parts = [part for part in parts if len(part)]
-    check_label_kinds(*parts)
-    return find_unique_labels(np.concatenate(parts))[0]
+    block_labels = [part for part in block_labels if len(part)]
+    check_label_kinds(*block_labels)
+    return find_unique_labels(np.concatenate(block_labels))[0]
 
 
-def check_label_kinds(*parts: NDArray[Any]) -> None:
+def check_label_kinds(*label_arrays: NDArray[Any]) -> None:
     """Raise `InvalidDataError` where some labels are strings and others are not."""
     # NumPy would turn numbers next to strings into strings, which then match by chance.
-    if len({_hold_strings(part) for part in parts}) > 1:
+    if len({_hold_strings(part) for part in label_arrays}) > 1:
         raise InvalidDataError(
             "Mix of label input types (string and number). Make y_true and the predictions one "
             "type, for example with .astype(str)."
@@ -304,10 +304,10 @@ class ScoredRows:
     y_pred: NDArray[Any]
     weight: NDArray[Any] | None
 
-    def select(self, at: slice) -> ScoredRows:
+    def select(self, row_slice: slice) -> ScoredRows:
         """Return a slice of the rows."""
-        weight = None if self.weight is None else self.weight[at]
-        return ScoredRows(self.y_true[at], self.y_pred[at], weight)
+        weight = None if self.weight is None else self.weight[row_slice]
+        return ScoredRows(self.y_true[row_slice], self.y_pred[row_slice], weight)
 
     @property
     def weights(self) -> NDArray[np.float64]:
@@ -330,14 +330,14 @@ class ScoredColumns:
     read_true, read_pred : ColumnReader
     pred_name : str
         Name of the second argument, for errors.
-    several : bool, default=False
+    multi_output : bool, default=False
         Whether `y_true` may have several columns; `y_pred` then has as many.
     """
 
     read_true: ColumnReader
     read_pred: ColumnReader
     pred_name: str = "y_pred"
-    several: bool = False
+    multi_output: bool = False
 
     def score_in_memory(
         self, metric: Callable[..., S], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
@@ -407,10 +407,12 @@ class ScoredColumns:
         try:
             X = as_table_of_columns(y_pred, self.pred_name)
             # Not `numeric`: labels may be strings. The readers check each block.
-            rows = as_collection(X, y_true, sample_weight, numeric=False, multi_output=self.several)
+            rows = as_collection(
+                X, y_true, sample_weight, numeric=False, multi_output=self.multi_output
+            )
         except InvalidDataError as error:
             # Errors of `as_collection` name X and y, which here are y_pred and y_true.
-            hint = "" if self.several else " Score one column at a time."
+            hint = "" if self.multi_output else " Score one column at a time."
             message = str(error).replace("X has", f"{self.pred_name} has")
             message = message.replace("y has", "y_true has").replace("y should", "y_true should")
             raise InvalidDataError(f"{message}{hint}") from error
@@ -446,7 +448,7 @@ class ScoredColumns:
                 ".compute_chunk_sizes() on each, and the chunks are matched."
             )
         widths = [1 if a.ndim == 1 else a.shape[1] for a in (true_column, predicted_column)]
-        if self.several and widths[0] != widths[1]:
+        if self.multi_output and widths[0] != widths[1]:
             raise InvalidDataError(
                 f"{describe_block(index)}y_true and y_pred have different number of output "
                 f"({widths[0]}!={widths[1]}). Pass one column of each for every target."
@@ -531,27 +533,31 @@ def call_sklearn_metric(metric: Callable[..., S], *args: Any, **options: Any) ->
 
 
 def _score_as_given(
-    own: InvalidDataError, metric: Callable[..., S], y_true: Any, y_pred: Any, weight: Any,
+    refusal: InvalidDataError, metric: Callable[..., S], y_true: Any, y_pred: Any, weight: Any,
     **options: Any,
 ) -> S:  # fmt: skip
     """Return scikit-learn's score of inputs that the readers refused, such as label indicators.
 
-    If it raises too, the error has both texts: that of `own` names the remedy.
+    If it raises too, the error has both texts: that of `refusal` names the remedy.
     """
     try:
         with np.errstate(invalid="ignore"), warnings.catch_warnings():
-            if isinstance(own, MissingValues):  # the error is raised in any case
+            if isinstance(refusal, MissingValues):  # the error is raised in any case
                 warnings.simplefilter("ignore")
             weights = _make_weight_argument(weight)
             score = call_sklearn_metric(metric, y_true, y_pred, **weights, **options)
     except InvalidParameterError:
         raise
     except InvalidDataError as error:
-        message = str(own) if str(error.__cause__) in str(own) else f"{own} ({error.__cause__})"
-        raise type(error)(message) from own
+        message = (
+            str(refusal)
+            if str(error.__cause__) in str(refusal)
+            else f"{refusal} ({error.__cause__})"
+        )
+        raise type(error)(message) from refusal
     # Where scikit-learn lets NaN pass, there is no score all the same.
-    if isinstance(own, MissingValues):
-        raise own
+    if isinstance(refusal, MissingValues):
+        raise refusal
     return score
 
 
@@ -631,8 +637,8 @@ def reduce_weighted_sums(
     )
 
 
-def _finish_weighted_sums(finish: Callable[[float, Sums], Any], found: Sums) -> Any:
-    return finish(float(found[0]), found[1:])
+def _finish_weighted_sums(finish: Callable[[float, Sums], Any], weighted_sums: Sums) -> Any:
+    return finish(float(weighted_sums[0]), weighted_sums[1:])
 
 
 def sum_weighted_values(values: RowValues, rows: ScoredRows) -> Sums:

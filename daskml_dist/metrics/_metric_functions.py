@@ -49,25 +49,25 @@ def make_metric_function(
     columns: ScoredColumns,
     summary: str,
     *,
-    of: str,
+    column_description: str,
     module: str,
-    own: ExtraOption | None = None,
+    extra_option: ExtraOption | None = None,
     notes: str = "",
 ) -> Callable[..., Any]:
     """Return the public function of a metric: `source` on rows in memory, else `lazily`.
 
-    `summary`, `of` (a description of the columns) and `notes` go into its docstring. `own` is a
-    parameter for Dask collections only. `module` is the module in which the function shall appear
-    to be defined.
+    `summary`, `column_description` (a description of the columns) and `notes` go into its
+    docstring. `extra_option` is a parameter for Dask collections only. `module` is the module in
+    which the function shall appear to be defined.
     """
     name, sklearn_signature = source.__name__, inspect.signature(source)
     # scikit-learn names the columns differently: y_score, y_prob, labels_pred.
     parameters = list(sklearn_signature.parameters.values())
     first, second = (parameter.name for parameter in parameters[:2])
     option_names = [f"`{p.name}`" for p in parameters[2:] if p.name != "sample_weight"]
-    if own is not None:
+    if extra_option is not None:
         # Last and keyword-only, so that positional arguments mean the same as in scikit-learn.
-        parameters.append(own[0])
+        parameters.append(extra_option[0])
     signature = sklearn_signature.replace(parameters=parameters)
 
     def metric(*args: Any, **kwargs: Any) -> Any:
@@ -80,9 +80,9 @@ def make_metric_function(
         weight = options.pop("sample_weight", None)
         if has_lazy_input(y_true, y_pred, weight):
             return lazily(y_true, y_pred, weight, **options)
-        if own is not None:
+        if extra_option is not None:
             # Only for collections: `source` has no such parameter.
-            options.pop(own[0].name, None)
+            options.pop(extra_option[0].name, None)
         return columns.score_in_memory(source, y_true, y_pred, weight, **options)
 
     # Options are only named: scikit-learn's documentation describes them.
@@ -95,10 +95,10 @@ def make_metric_function(
         summary=summary,
         names=f"{first}, {second}",
         first=first,
-        columns=of,
+        columns=column_description,
         source=f"{'sklearn.calibration' if 'calib' in name else 'sklearn.metrics'}.{name}",
         options=options_text,
-        own="" if own is None else f"\n{own[0].name}\n    {own[1]}",
+        own="" if extra_option is None else f"\n{extra_option[0].name}\n    {extra_option[1]}",
         notes=notes,
     ).rstrip("\n")
     metric.__doc__ = f"{text}{_format_example(name, module)}"

@@ -37,7 +37,7 @@ AverageOption: TypeAlias = Literal["macro", "weighted", "micro"] | None
 
 
 #: Columns of multilabel metrics: indicators of 0 and 1, and a score for each label.
-INDICATED_SCORES = ScoredColumns(read_indicators, read_scores, "y_score", several=True)
+INDICATED_SCORES = ScoredColumns(read_indicators, read_scores, "y_score", multi_output=True)
 
 
 # --- runs of two labels ----------------------------------------------------------------------
@@ -274,9 +274,9 @@ def _make_column_runs(
     return [make_score_run(is_there, scores, rows.weights, limit) for is_there, scores in columns]
 
 
-def merge_runs_by_class(parts: list[list[ScoreRun]], limit: int | None) -> list[ScoreRun]:
+def merge_runs_by_class(block_runs: list[list[ScoreRun]], limit: int | None) -> list[ScoreRun]:
     """Return the run of each class, given the runs of all classes of each block."""
-    return [merge_score_runs(list(runs), limit) for runs in zip(*parts, strict=True)]
+    return [merge_score_runs(list(runs), limit) for runs in zip(*block_runs, strict=True)]
 
 
 def average_class_scores(

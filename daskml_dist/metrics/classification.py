@@ -70,7 +70,7 @@ __all__ = [
 LABEL_COLUMNS = ScoredColumns(read_labels, read_labels)
 
 
-INDICATOR_COLUMNS = ScoredColumns(read_indicators, read_indicators, several=True)
+INDICATOR_COLUMNS = ScoredColumns(read_indicators, read_indicators, multi_output=True)
 
 
 #: Sorted labels, and the sparse confusion matrix over them (true labels down), which has no more
@@ -256,11 +256,11 @@ def count_label_pairs(rows: ScoredRows) -> PairCounts:
     return labels, _build_pair_matrix(sums, true_codes, predicted_codes, len(labels))
 
 
-def _merge_pair_counts(parts: list[PairCounts]) -> PairCounts:
-    labels = merge_labels([part_labels for part_labels, _ in parts])
-    pairs = [counts.tocoo() for _, counts in parts]
+def _merge_pair_counts(block_counts: list[PairCounts]) -> PairCounts:
+    labels = merge_labels([part_labels for part_labels, _ in block_counts])
+    pairs = [counts.tocoo() for _, counts in block_counts]
     # A block may lack labels: its numbers of labels become those among all.
-    codes_by_part = [np.searchsorted(labels, part_labels) for part_labels, _ in parts]
+    codes_by_part = [np.searchsorted(labels, part_labels) for part_labels, _ in block_counts]
     true_codes = np.concatenate(
         [part_codes[coo.row] for part_codes, coo in zip(codes_by_part, pairs, strict=True)]
     )
@@ -359,17 +359,19 @@ def _count_block_indicators(rows: ScoredRows, labels: NDArray[np.int64] | None) 
     return _IndicatorCounts(by_label, kinds, _sum_by_kind(codes, weight, len(kinds)))
 
 
-def _merge_indicator_counts(parts: list[_IndicatorCounts]) -> _IndicatorCounts:
-    kinds, codes = np.unique(np.concatenate([part.kinds for part in parts]), return_inverse=True)
-    weight = np.concatenate([part.weights for part in parts])
-    labels = np.sum([part.labels for part in parts], axis=0)
+def _merge_indicator_counts(block_counts: list[_IndicatorCounts]) -> _IndicatorCounts:
+    kinds, codes = np.unique(
+        np.concatenate([part.kinds for part in block_counts]), return_inverse=True
+    )
+    weight = np.concatenate([part.weights for part in block_counts])
+    labels = np.sum([part.labels for part in block_counts], axis=0)
     return _IndicatorCounts(labels, kinds, _sum_by_kind(codes, weight, len(kinds)))
 
 
-def _sum_by_kind(at: NDArray[Any], weight: NDArray[Any], n: int) -> NDArray[Any]:
+def _sum_by_kind(kind_codes: NDArray[Any], weight: NDArray[Any], n: int) -> NDArray[Any]:
     # Not `np.bincount`, whose sums are floats: whole weights stay whole.
     sums = np.zeros(n, weight.dtype)
-    np.add.at(sums, at, weight)
+    np.add.at(sums, kind_codes, weight)
     return sums
 
 
@@ -480,9 +482,9 @@ def _make_indicator_report(
 
 
 @contextmanager
-def _ignore_warnings_like(of: str) -> Iterator[None]:
+def _ignore_warnings_like(pattern: str) -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=f".*{of}")
+        warnings.filterwarnings("ignore", message=f".*{pattern}")
         yield
 
 
@@ -544,7 +546,9 @@ def _make_label_metric(
         )
     text += "."
     lazily = partial(lazily, source)
-    return make_metric_function(source, lazily, LABEL_COLUMNS, summary, of=text, module=__name__)
+    return make_metric_function(
+        source, lazily, LABEL_COLUMNS, summary, column_description=text, module=__name__
+    )
 
 
 balanced_accuracy_score = _make_label_metric(

@@ -129,8 +129,8 @@ def silhouette_score(
         weight, total = reduce_parts(rows, total_of_block, add_arrays)
         return float(total / weight)
     sample = _draw_comparison_sample(rows, metric, sample_size, random_state, kwds)
-    y = np.repeat(sample.labels, np.diff(np.append(sample.starts, len(sample.numbers))))
-    return float(sample.compute_silhouettes(sample.rows, sample.numbers, y).mean())
+    y = np.repeat(sample.labels, np.diff(np.append(sample.starts, len(sample.row_numbers))))
+    return float(sample.compute_silhouettes(sample.rows, sample.row_numbers, y).mean())
 
 
 @suggest_arguments
@@ -221,10 +221,10 @@ def _score_block_silhouettes(
     return np.asarray(score(rows, *numbers, labels))
 
 
-def _compute_silhouettes(own: Numbers, others: Numbers) -> Numbers:
+def _compute_silhouettes(own_means: Numbers, other_means: Numbers) -> Numbers:
     """Return ``(b - a) / max(a, b)``, a and b the mean distances to the own and next cluster."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        silhouettes = (others - own) / np.maximum(own, others)
+        silhouettes = (other_means - own_means) / np.maximum(own_means, other_means)
     return np.nan_to_num(silhouettes)  # 0 by definition for the row of a cluster of one
 
 
@@ -248,7 +248,7 @@ class _ComparisonSample:
     ----------
     rows : ndarray or CSR matrix of shape (n, n_features)
         In the order of their labels.
-    numbers : ndarray of int64 of shape (n,)
+    row_numbers : ndarray of int64 of shape (n,)
         Positions of the rows among all rows.
     labels : ndarray of shape (n_clusters,)
         Sorted.
@@ -260,7 +260,7 @@ class _ComparisonSample:
     """
 
     rows: Any
-    numbers: NDArray[np.int64]
+    row_numbers: NDArray[np.int64]
     labels: NDArray[Any]
     starts: NDArray[np.int64]
     metric: Any
@@ -268,17 +268,17 @@ class _ComparisonSample:
 
     @classmethod
     def from_rows(
-        cls, rows: Any, numbers: NDArray[np.int64], y: NDArray[Any], metric: Any, options: Any
+        cls, rows: Any, row_numbers: NDArray[np.int64], y: NDArray[Any], metric: Any, options: Any
     ) -> _ComparisonSample:
         """Return the sample of given rows and labels, in any order."""
         labels, clusters = find_unique_labels(y)
         _check_cluster_count(len(labels), len(y))
-        order = np.lexsort((numbers, clusters))
+        order = np.lexsort((row_numbers, clusters))
         starts = np.searchsorted(clusters[order], np.arange(len(labels)))
-        return cls(rows[order], numbers[order], labels, starts, metric, options)
+        return cls(rows[order], row_numbers[order], labels, starts, metric, options)
 
     def compute_silhouettes(
-        self, rows: Any, numbers: NDArray[np.int64], y: NDArray[Any]
+        self, rows: Any, row_numbers: NDArray[np.int64], y: NDArray[Any]
     ) -> Numbers:
         """Return the silhouettes of rows, which may be in the sample, given their row numbers."""
         clusters = np.searchsorted(self.labels, y).clip(max=len(self.labels) - 1)
@@ -288,31 +288,35 @@ class _ComparisonSample:
                 "sample_size."
             )
         # The index of each row in the sample; for a row that is not in it, its insertion point.
-        order = np.argsort(self.numbers)
-        insertion = np.searchsorted(self.numbers, numbers, sorter=order).clip(max=len(order) - 1)
-        step = max(1, _MAX_DISTANCE_BYTES // (8 * len(self.numbers)))
+        order = np.argsort(self.row_numbers)
+        insertion = np.searchsorted(self.row_numbers, row_numbers, sorter=order).clip(
+            max=len(order) - 1
+        )
+        step = max(1, _MAX_DISTANCE_BYTES // (8 * len(self.row_numbers)))
         slices = [slice(start, start + step) for start in range(0, len(y), step)]
         silhouettes = [
-            self._compare(rows[s], numbers[s], clusters[s], order[insertion[s]]) for s in slices
+            self._compare(rows[s], row_numbers[s], clusters[s], order[insertion[s]]) for s in slices
         ]
         return np.concatenate([np.empty(0), *silhouettes])
 
-    def _compare(self, rows: Any, numbers: Any, at: Any, place: Any) -> Numbers:
+    def _compare(
+        self, rows: Any, row_numbers: Any, clusters: Any, sample_positions: Any
+    ) -> Numbers:
         """Return the silhouettes of a slice of rows, by their distances to the whole sample."""
         measure = partial(pairwise_distances, metric=self.metric, **self.options)
         distances = call_sklearn_metric(measure, rows, self.rows)
-        row_indices = np.arange(len(at))
+        row_indices = np.arange(len(clusters))
         # A row is not compared with itself: rounding may have given a distance above 0.
-        is_itself = self.numbers[place] == numbers
-        distances[row_indices[is_itself], place[is_itself]] = 0.0
+        is_itself = self.row_numbers[sample_positions] == row_numbers
+        distances[row_indices[is_itself], sample_positions[is_itself]] = 0.0
         # The sample is sorted by cluster, so sums by cluster are sums of adjacent columns.
         sums = np.add.reduceat(distances, self.starts, axis=1, dtype=np.float64)
-        counts = np.diff(np.append(self.starts, len(self.numbers)))
+        counts = np.diff(np.append(self.starts, len(self.row_numbers)))
         # A row of the sample has one fewer other row in its cluster.
         with np.errstate(divide="ignore", invalid="ignore"):
-            own_means = sums[row_indices, at] / (counts[at] - is_itself)
+            own_means = sums[row_indices, clusters] / (counts[clusters] - is_itself)
         means = sums / counts
-        means[row_indices, at] = np.inf
+        means[row_indices, clusters] = np.inf
         return _compute_silhouettes(own_means, means.min(axis=1))
 
 
@@ -347,12 +351,17 @@ def _find_block_starts(rows: Collection) -> NDArray[np.int64]:
 
 
 def _take_drawn_rows(
-    drawn: NDArray[np.int64], starts: NDArray[np.int64], index: int, X: Any, y: Any, weight: Any
+    drawn_numbers: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    index: int,
+    X: Any,
+    y: Any,
+    weight: Any,
 ) -> list[tuple[Any, NDArray[Any], NDArray[np.int64]]]:
     """Return the drawn rows of a block, their labels and their numbers."""
     rows, labels = _read_labelled_block(index, X, y)
-    low, high = np.searchsorted(drawn, starts[index : index + 2])
-    numbers = drawn[low:high]
+    low, high = np.searchsorted(drawn_numbers, starts[index : index + 2])
+    numbers = drawn_numbers[low:high]
     positions = numbers - starts[index]
     return [(rows[positions], labels[positions], numbers)]
 
@@ -440,12 +449,12 @@ def _sum_block_clusters(
     return _ClusterSums(labels, counts, means, squares, cosine)
 
 
-def _merge_two_sums(one: _ClusterSums, other: _ClusterSums) -> _ClusterSums:
-    labels = merge_labels([one.labels, other.labels])
+def _merge_two_sums(first_sums: _ClusterSums, second_sums: _ClusterSums) -> _ClusterSums:
+    labels = merge_labels([first_sums.labels, second_sums.labels])
     counts = np.zeros((2, len(labels)))
-    means = np.zeros((2, len(labels), one.means.shape[1]))
+    means = np.zeros((2, len(labels), first_sums.means.shape[1]))
     squares = np.zeros(len(labels))
-    for k, part in enumerate((one, other)):
+    for k, part in enumerate((first_sums, second_sums)):
         positions = np.searchsorted(labels, part.labels)
         counts[k, positions], means[k, positions] = part.counts, part.means
         squares[positions] += part.squares
@@ -455,7 +464,9 @@ def _merge_two_sums(one: _ClusterSums, other: _ClusterSums) -> _ClusterSums:
     difference = means[1] - means[0]
     share = counts[1] / count
     squares += (difference**2).sum(axis=1) * counts[0] * share
-    return _ClusterSums(labels, count, means[0] + difference * share[:, None], squares, one.cosine)
+    return _ClusterSums(
+        labels, count, means[0] + difference * share[:, None], squares, first_sums.cosine
+    )
 
 
 def _sum_block_silhouettes(

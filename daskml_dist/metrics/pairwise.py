@@ -431,30 +431,32 @@ def _find_nearest_rows(Y: Any, options: dict[str, Any], X: Any) -> NDArray[np.fl
 # --- distances and kernels on a GPU, of float64 rows; `same` tells that X is Y ----------------
 
 
-def _measure_euclidean(X: Any, Y: Any, same: bool, squared: bool = False) -> Any:
+def _measure_euclidean(X: Any, Y: Any, is_same: bool, squared: bool = False) -> Any:
     xp = namespace(X)
     squares = xp.sum(X * X, axis=1)[:, None] + xp.sum(Y * Y, axis=1)[None, :]
     distances = xp.maximum(squares - 2 * (X @ Y.T), 0.0)
-    return _clear_diagonal(distances if squared else xp.sqrt(distances), same)
+    return _clear_diagonal(distances if squared else xp.sqrt(distances), is_same)
 
 
-def _measure_cosine(X: Any, Y: Any, same: bool) -> Any:
-    return _clear_diagonal(namespace(X).clip(1 - _multiply_directions(X, Y, same), 0.0, 2.0), same)
+def _measure_cosine(X: Any, Y: Any, is_same: bool) -> Any:
+    return _clear_diagonal(
+        namespace(X).clip(1 - _multiply_directions(X, Y, is_same), 0.0, 2.0), is_same
+    )
 
 
-def _clear_diagonal(distances: Any, same: bool) -> Any:
+def _clear_diagonal(distances: Any, is_same: bool) -> Any:
     """Return distances, those of rows to themselves without rounding errors."""
-    if not same:
+    if not is_same:
         return distances
     row_numbers = namespace(distances).arange(distances.shape[0])
     return namespace(distances).where(row_numbers[:, None] == row_numbers, 0.0, distances)
 
 
-def _multiply_rows(X: Any, Y: Any, same: bool) -> Any:
+def _multiply_rows(X: Any, Y: Any, is_same: bool) -> Any:
     return X @ Y.T
 
 
-def _multiply_directions(X: Any, Y: Any, same: bool) -> Any:
+def _multiply_directions(X: Any, Y: Any, is_same: bool) -> Any:
     xp = namespace(X)
     norms = (xp.sqrt(xp.sum(rows * rows, axis=1))[:, None] for rows in (X, Y))
     # Rows of zeros have no direction.
@@ -462,9 +464,9 @@ def _multiply_directions(X: Any, Y: Any, same: bool) -> Any:
     return x @ y.T
 
 
-def _decay_with_distance(X: Any, Y: Any, same: bool, gamma: float | None = None) -> Any:
+def _decay_with_distance(X: Any, Y: Any, is_same: bool, gamma: float | None = None) -> Any:
     gamma = 1.0 / X.shape[1] if gamma is None else gamma
-    return namespace(X).exp(-gamma * _measure_euclidean(X, Y, same, squared=True))
+    return namespace(X).exp(-gamma * _measure_euclidean(X, Y, is_same, squared=True))
 
 
 #: Functions of rows that are computed on a GPU, by the names of scikit-learn's metrics.
@@ -480,9 +482,9 @@ _KERNELS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _compute_on_device(there: Any, X: Any, Y: Any, same: bool) -> Any:
+def _compute_on_device(device_function: Any, X: Any, Y: Any, is_same: bool) -> Any:
     """Return the result for a block on a GPU and another; None where the host has to look."""
-    if there is None or not are_device_numbers(X):
+    if device_function is None or not are_device_numbers(X):
         return None
     if not are_device_numbers(Y):
         # Few rows beside those of X, such as centroids, are copied to the GPU.
@@ -492,7 +494,7 @@ def _compute_on_device(there: Any, X: Any, Y: Any, same: bool) -> Any:
     rows = [cast(table, np.dtype(np.float64)) for table in (X, Y)]
     if X.shape[1:] != Y.shape[1:] or any(find_first_nonfinite(table) is not None for table in rows):
         return None
-    return there(*rows, same)
+    return device_function(*rows, is_same)
 
 
 def _read_rows(rows: Any) -> Any:
@@ -512,7 +514,7 @@ def _compute_kernel(X: Any, Y: Any = None, *, metric: Any, **options: Any) -> An
     return theirs.pairwise_kernels(X, Y, metric, **options)
 
 
-def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any, there: Any) -> Any:
+def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any, device_function: Any) -> Any:
     """Return a lazy matrix: ``function(block of X, block of Y)`` for each pair of blocks.
 
     ``there(X, Y, same)`` is the same function of rows on a GPU, or None.
@@ -535,7 +537,7 @@ def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any, there: Any) -
         else:
             raise InvalidParameterError(str(error)) from error
     return da.blockwise(
-        partial(_apply_to_block_pair, function, there, dtype, Y is None),
+        partial(_apply_to_block_pair, function, device_function, dtype, Y is None),
         "ij",
         rows,
         "ik",
@@ -576,17 +578,17 @@ def _convert_to_row_blocks(rows: Any, name: str) -> da.Array:
 
 def _apply_to_block_pair(
     function: Callable[..., Any],
-    there: Any,
+    device_function: Any,
     dtype: Any,
     of_itself: bool,
     X: list[Any],
     Y: list[Any],
-    at: tuple[int],
-    other: tuple[int],
+    x_block_id: tuple[int],
+    y_block_id: tuple[int],
 ) -> Any:
     (rows,), (other_rows,) = X, Y
-    same = of_itself and at == other
-    if (matrix := _compute_on_device(there, rows, other_rows, same)) is not None:
+    same = of_itself and x_block_id == y_block_id
+    if (matrix := _compute_on_device(device_function, rows, other_rows, same)) is not None:
         return cast(matrix, dtype)
     rows, other_rows = map(_read_rows, (rows, other_rows))
     # scikit-learn refuses blocks without rows, as a filter may leave them; sparse ones have no
@@ -597,4 +599,4 @@ def _apply_to_block_pair(
         # ``function(X)`` sets the diagonal to 0; ``function(X, X)`` may leave rounding errors.
         return function(rows) if same else function(rows, other_rows)
     except (ValueError, TypeError) as error:
-        raise as_ours(error, f"Block {at[0]} of X, block {other[0]} of Y: ") from error
+        raise as_ours(error, f"Block {x_block_id[0]} of X, block {y_block_id[0]} of Y: ") from error

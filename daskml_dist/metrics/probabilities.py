@@ -45,7 +45,7 @@ from daskml_dist.metrics.ranking import SCORE_COLUMNS
 PROBABILITY_COLUMNS = ScoredColumns(read_labels, read_scores, "y_proba")
 
 
-INDICATED_PROBABILITIES = ScoredColumns(read_indicators, read_scores, "y_proba", several=True)
+INDICATED_PROBABILITIES = ScoredColumns(read_indicators, read_scores, "y_proba", multi_output=True)
 
 
 # --- log loss --------------------------------------------------------------------------------
@@ -193,12 +193,14 @@ def _sum_block_losses(rows: ScoredRows, classes: NDArray[Any] | None) -> _Column
 
 
 def _sum_known_losses(
-    proba: NDArray[Any], at: NDArray[np.intp], weight: NDArray[Any] | None, eps: Any
+    proba: NDArray[Any], label_columns: NDArray[np.intp], weight: NDArray[Any] | None, eps: Any
 ) -> float:
-    """Return the summed loss of rows, given the column `at` of each row's label."""
+    """Return the summed loss of rows, given the column `label_columns` of each row's label."""
     n_columns = proba.shape[1]
     # A flat `take` needs half the time of two-dimensional indexing (15,000 rows of 10 columns).
-    label_proba = proba.ravel().take(np.arange(0, proba.size, n_columns) + at, mode="clip")
+    label_proba = proba.ravel().take(
+        np.arange(0, proba.size, n_columns) + label_columns, mode="clip"
+    )
     # In place: `label_proba` is a copy.
     logs = np.log(np.clip(label_proba, eps, 1 - eps, out=label_proba), out=label_proba)
     return -float(logs.sum(dtype=np.float64) if weight is None else weight @ logs.astype("f8"))
@@ -226,12 +228,12 @@ def _compute_negative_logs(proba: Any, eps: Any) -> Any:
     return -xp.log(xp.clip(proba, eps, 1 - eps))
 
 
-def _finish_mean(found: _ColumnSums, summed: float, normalize: bool) -> float:
+def _finish_mean(column_sums: _ColumnSums, summed: float, normalize: bool) -> float:
     """Return a sum over all rows, divided by their weight with `normalize`."""
     if not normalize:
         return summed
-    check_weight_total(found.weight)
-    return summed / found.weight
+    check_weight_total(column_sums.weight)
+    return summed / column_sums.weight
 
 
 # --- Brier score -----------------------------------------------------------------------------
@@ -371,7 +373,9 @@ class _TopKHits(NamedTuple):
     with one of 0.5. Which it is follows from the range of all rows' scores, so a block counts both.
     """
 
-    found: _ColumnSums  # weighted hits; of one column of scores: two columns for each threshold
+    column_sums: (
+        _ColumnSums  # weighted hits; of one column of scores: two columns for each threshold
+    )
     of_one: bool
     probabilities: bool  # whether all scores are from 0 to 1
 
@@ -391,7 +395,7 @@ def _reduce_top_k_accuracy(
     collection = SCORE_COLUMNS.align(y_true, y_score, sample_weight)
     summarise = partial(_count_top_k_hits, k=k, classes=classes)
     hits = SCORE_COLUMNS.reduce(summarise, _merge_top_k_hits, collection)
-    column_sums = hits.found
+    column_sums = hits.column_sums
     if hits.of_one:
         # Columns 0 and 1 were counted with a threshold of 0, columns 2 and 3 with one of 0.5.
         start = 2 if hits.probabilities else 0
@@ -444,8 +448,8 @@ def _mark_best_scores(scores: NDArray[Any], k: int) -> NDArray[np.float64]:
     return marks
 
 
-def _merge_top_k_hits(parts: list[_TopKHits]) -> _TopKHits:
-    sums, of_one, probabilities = zip(*parts, strict=True)
+def _merge_top_k_hits(block_hits: list[_TopKHits]) -> _TopKHits:
+    sums, of_one, probabilities = zip(*block_hits, strict=True)
     # A single score outside 0 to 1 shows that all are decisions.
     return _TopKHits(_merge_column_sums(list(sums)), all(of_one), all(probabilities))
 
@@ -455,7 +459,8 @@ top_k_accuracy_score = make_metric_function(
     _reduce_top_k_accuracy,
     SCORE_COLUMNS,
     "Return the share of the rows whose label is among those of the k best scores.",
-    of="Labels, of shape (n_rows,), and scores of each, of shape (n_rows, n_classes), in the order "
+    column_description="Labels, of shape (n_rows,), and scores of each, of shape "
+    "(n_rows, n_classes), in the order "
     "of the sorted labels; or, of two, of the larger alone.",
     module=__name__,
 )
@@ -498,21 +503,21 @@ def _sum_by_label_column(
     return _ColumnSums(labels, sums, float(total(rows.weights)))
 
 
-def _merge_column_sums(parts: list[_ColumnSums]) -> _ColumnSums:
+def _merge_column_sums(block_sums: list[_ColumnSums]) -> _ColumnSums:
     """Return the sums of all blocks, whose labels may differ."""
-    labels = merge_labels([part.labels for part in parts])
-    sums = np.zeros((len(labels), parts[0].sums.shape[1]))
+    labels = merge_labels([part.labels for part in block_sums])
+    sums = np.zeros((len(labels), block_sums[0].sums.shape[1]))
     # `labels` holds every part's labels: the search finds each one's place.
-    for part in parts:
+    for part in block_sums:
         sums[np.searchsorted(labels, part.labels)] += part.sums
-    weight = sum(part.weight for part in parts)
-    return _ColumnSums(labels, sums, weight, all(part.sums_to_one for part in parts))
+    weight = sum(part.weight for part in block_sums)
+    return _ColumnSums(labels, sums, weight, all(part.sums_to_one for part in block_sums))
 
 
-def _sum_own_columns(found: _ColumnSums, classes: NDArray[Any] | None) -> float:
+def _sum_own_columns(column_sums: _ColumnSums, classes: NDArray[Any] | None) -> float:
     """Return the sum over all rows, of each label under the column that is its own."""
-    n_columns = found.sums.shape[1]
-    expected = found.labels if classes is None else classes
+    n_columns = column_sums.sums.shape[1]
+    expected = column_sums.labels if classes is None else classes
     if classes is None and len(expected) == 1:
         raise InvalidDataError(
             f"y_true contains only one label ({expected[0]}). Provide the list of all expected "
@@ -520,8 +525,8 @@ def _sum_own_columns(found: _ColumnSums, classes: NDArray[Any] | None) -> float:
         )
     if len(expected) != n_columns:
         raise _make_label_count_error(expected, n_columns)
-    column = np.searchsorted(expected, found.labels)
-    return float(found.sums[np.arange(len(column)), column].sum())
+    column = np.searchsorted(expected, column_sums.labels)
+    return float(column_sums.sums[np.arange(len(column)), column].sum())
 
 
 def _check_probabilities(proba: NDArray[Any]) -> None:

@@ -60,7 +60,7 @@ from daskml_dist.solvers.ranking import ALL_PLACES, compute_discounts, compute_g
 Array = NDArray[Any]
 
 #: Relevance and scores with a row for each query, and a column for each of its documents.
-_TABLES = ScoredColumns(read_targets, read_scores, "y_score", several=True)
+_TABLES = ScoredColumns(read_targets, read_scores, "y_score", multi_output=True)
 #: Most ranges of queries that rows are dealt to, where queries lie in several blocks.
 _MAX_RANGES = 64
 
@@ -279,9 +279,13 @@ def _score_tables(metric: Any, y_true: Any, y_score: Any, sample_weight: Any, ga
 
 
 def _call_on_gains(
-    metric: Any, of_labels: Callable[[Array], Array], y_true: Array, *given: Any, **weights: Any
+    metric: Any,
+    of_labels: Callable[[Array], Array],
+    y_true: Array,
+    *metric_args: Any,
+    **weights: Any,
 ) -> Any:
-    return metric(of_labels(y_true), *given, **weights)
+    return metric(of_labels(y_true), *metric_args, **weights)
 
 
 # --- scores of some queries ---------------------------------------------------------------------
@@ -362,15 +366,22 @@ class _RankedRows:
     scores: Array
     weight: Array
 
-    def select(self, at: Any) -> _RankedRows:
+    def select(self, row_selection: Any) -> _RankedRows:
         """Return some of the rows."""
-        return _RankedRows(self.codes[at], self.labels[at], self.scores[at], self.weight[at])
+        return _RankedRows(
+            self.codes[row_selection],
+            self.labels[row_selection],
+            self.scores[row_selection],
+            self.weight[row_selection],
+        )
 
     @classmethod
-    def join(cls, parts: Sequence[_RankedRows]) -> _RankedRows:
+    def join(cls, row_blocks: Sequence[_RankedRows]) -> _RankedRows:
         """Return the rows of all parts, in their order."""
         names = ("codes", "labels", "scores", "weight")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        return cls(
+            *(np.concatenate([getattr(part, name) for part in row_blocks]) for name in names)
+        )
 
     def sort_by_query(self) -> _RankedRows:
         """Return the rows with those of each query behind each other, in their order."""
@@ -492,14 +503,14 @@ def _summarise_block(
     return _QuerySums(_sum_scores(score, inner), rows.select(is_open), [codes])
 
 
-def _merge_blocks(score: _Score, parts: list[_QuerySums]) -> _QuerySums:
+def _merge_blocks(score: _Score, summaries: list[_QuerySums]) -> _QuerySums:
     """Merge the summaries of neighbouring blocks, and score the queries that end within them."""
-    rows = _RankedRows.join([part.rows for part in parts])
+    rows = _RankedRows.join([part.rows for part in summaries])
     is_open = (rows.codes == rows.codes[0]) | (rows.codes == rows.codes[-1])
     inner = rows.select(~is_open).sort_by_query()
     codes = inner.codes[find_query_starts(inner.codes)[:-1]]
-    sums = np.sum([part.sums for part in parts], axis=0) + _sum_scores(score, inner)
-    scored = [codes, *(part_codes for part in parts for part_codes in part.scored)]
+    sums = np.sum([part.sums for part in summaries], axis=0) + _sum_scores(score, inner)
+    scored = [codes, *(part_codes for part in summaries for part_codes in part.scored)]
     return _QuerySums(sums, rows.select(is_open), [np.concatenate(scored)])
 
 
@@ -522,12 +533,12 @@ def _deal_and_score(score: _Score, collection: Collection) -> Array:
 
 
 def _take_range(
-    place: int, n: int, index: int, y_score: Any, y_true: Any, sample_weight: Any
+    range_index: int, n: int, index: int, y_score: Any, y_true: Any, sample_weight: Any
 ) -> _RankedRows:
     """Return the rows of the queries that a range has of a block."""
     rows = _read_rows(index, y_score, y_true, sample_weight)
     part_numbers = hash_numbers(rows.codes.view(np.uint64)) % np.uint64(n)
-    return rows.select(part_numbers == np.uint64(place))
+    return rows.select(part_numbers == np.uint64(range_index))
 
 
 def _finish(score: _Score, rows: _RankedRows) -> Array:

@@ -455,9 +455,9 @@ def _make_curve_metric(source: Callable[..., Any], summary: str) -> Callable[...
         partial(_reduce_curve, source),
         SCORE_COLUMNS,
         summary,
-        of=_CURVE_COLUMNS,
+        column_description=_CURVE_COLUMNS,
         module=__name__,
-        own=_THRESHOLDS_OPTION,
+        extra_option=_THRESHOLDS_OPTION,
         notes=_CURVE_NOTES,
     )
 
@@ -541,11 +541,11 @@ def _sum_block_bins(rows: ScoredRows, edges: NDArray[np.float64]) -> _LabelBins:
     return labels, np.stack(sums, axis=-1).reshape(len(labels), n_bins, 2).astype(np.float64)
 
 
-def _merge_bins(parts: list[_LabelBins]) -> _LabelBins:
-    labels = merge_labels([part_labels for part_labels, _ in parts])
+def _merge_bins(block_bins: list[_LabelBins]) -> _LabelBins:
+    labels = merge_labels([part_labels for part_labels, _ in block_bins])
     _check_two_labels(labels)
-    total = np.zeros((len(labels), *parts[0][1].shape[1:]))
-    for part_labels, sums in parts:  # a block may lack one of the labels
+    total = np.zeros((len(labels), *block_bins[0][1].shape[1:]))
+    for part_labels, sums in block_bins:  # a block may lack one of the labels
         total[np.searchsorted(labels, part_labels)] += sums
     return labels, total
 
@@ -597,7 +597,10 @@ calibration_curve = make_metric_function(
     _reduce_calibration_curve,
     _CALIBRATION_COLUMNS,
     "Return the share of positive rows and the mean probability, in bins of the probability.",
-    of=_CURVE_COLUMNS.replace("scores, higher for", "probabilities of"),
+    column_description=_CURVE_COLUMNS.replace("scores, higher for", "probabilities of"),
     module=__name__,
-    own=(_THRESHOLDS_OPTION[0], 'As in :func:`roc_curve`; for `strategy` "quantile" alone.'),
+    extra_option=(
+        _THRESHOLDS_OPTION[0],
+        'As in :func:`roc_curve`; for `strategy` "quantile" alone.',
+    ),
 )

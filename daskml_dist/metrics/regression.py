@@ -56,7 +56,7 @@ Floats = NDArray[np.float64]
 
 
 #: Columns of the metrics of one target or several.
-TARGET_COLUMNS = ScoredColumns(read_targets, read_targets, several=True)
+TARGET_COLUMNS = ScoredColumns(read_targets, read_targets, multi_output=True)
 
 
 #: Columns of the metrics that scikit-learn defines for one target only.
@@ -357,14 +357,16 @@ def _sum_block_moments(rows: ScoredRows) -> _ErrorMoments:
     check_weights_nonnegative(weights)
     errors = _subtract(rows.y_true, rows.y_pred)
     squares = np.atleast_1d(copy_to_host(weights @ (errors * errors)))
-    targets = WeightedMoments.of(rows.y_true, weights)
-    return _ErrorMoments(len(errors), targets, WeightedMoments.of(errors, weights), squares)
+    targets = WeightedMoments.from_values(rows.y_true, weights)
+    return _ErrorMoments(
+        len(errors), targets, WeightedMoments.from_values(errors, weights), squares
+    )
 
 
-def _add_summaries(parts: list[_Summary]) -> _Summary:
+def _add_summaries(summaries: list[_Summary]) -> _Summary:
     """Return the summary of all blocks, field by field the sum of theirs."""
     # Moments add by Chan, Golub and LeVeque's pairwise update (`WeightedMoments.__add__`).
-    return type(parts[0])(*(reduce(add, field) for field in zip(*parts, strict=True)))
+    return type(summaries[0])(*(reduce(add, field) for field in zip(*summaries, strict=True)))
 
 
 def _check_multioutput(multioutput: Any, *, variance: bool = False) -> None:
@@ -423,7 +425,13 @@ def _make_target_metric(
 ) -> Callable[..., Any]:
     """Return the public function of a metric of one target or several."""
     return make_metric_function(
-        source, lazily, TARGET_COLUMNS, summary, of=_TARGETS_TEXT, module=__name__, notes=notes
+        source,
+        lazily,
+        TARGET_COLUMNS,
+        summary,
+        column_description=_TARGETS_TEXT,
+        module=__name__,
+        notes=notes,
     )
 
 
@@ -512,7 +520,9 @@ def _make_deviance_metric(
 ) -> Callable[..., Any]:
     """Return the public function of a metric of one target."""
     text = _TARGETS_TEXT.replace("n_targets", "1")
-    return make_metric_function(source, lazily, SINGLE_TARGET, summary, of=text, module=__name__)
+    return make_metric_function(
+        source, lazily, SINGLE_TARGET, summary, column_description=text, module=__name__
+    )
 
 
 def _reduce_max_error(y_true: Any, y_pred: Any, sample_weight: Any) -> float:
@@ -610,7 +620,7 @@ def _sum_block_deviance(
     check_weights_nonnegative(weights)
     potentials = _compute_potential(cast(rows.y_true, np.dtype(np.float64)), power)
     sums = np.append(sum_weighted_values(deviance, rows), copy_to_host(weights @ potentials))
-    return _DevianceSums(len(weights), sums, WeightedMoments.of(rows.y_true, weights))
+    return _DevianceSums(len(weights), sums, WeightedMoments.from_values(rows.y_true, weights))
 
 
 def _compute_potential(y: Any, power: float) -> Any:
@@ -777,13 +787,13 @@ def _sketch_block(rows: ScoredRows, alpha: float | None) -> _SketchedRows:
     return _SketchedRows(len(values), sketch_columns(values, weight), sums)
 
 
-def _merge_sketched_rows(parts: list[_SketchedRows]) -> _SketchedRows:
-    n_rows, sketches, sums = zip(*parts, strict=True)
+def _merge_sketched_rows(block_sketches: list[_SketchedRows]) -> _SketchedRows:
+    n_rows, sketches, sums = zip(*block_sketches, strict=True)
     return _SketchedRows(sum(n_rows), merge_column_sketches(sketches), add_arrays(list(sums)))
 
 
 def _collect_bracketed_values(
-    collection: Collection, sketches: list[ColumnSketch], share: float, *, of_errors: bool
+    collection: Collection, sketches: list[ColumnSketch], quantile: float, *, of_errors: bool
 ) -> list[_BracketedValues]:
     """Return each column's values in a bracket around a quantile, by passes over the rows.
 
@@ -794,11 +804,11 @@ def _collect_bracketed_values(
         return [_BracketedValues(s.values, s.weights, no_sums, no_sums) for s in sketches]
     margin = _QUANTILE_MARGIN
     while True:
-        shares = np.array([share - margin, share + margin])
+        shares = np.array([quantile - margin, quantile + margin])
         ends = np.array([_bracket_quantile(sketch, shares) for sketch in sketches])
-        collect = partial(_collect_from_block, ends=ends, of_errors=of_errors)
+        collect = partial(_collect_from_block, brackets=ends, of_errors=of_errors)
         columns = TARGET_COLUMNS.reduce(collect, _merge_bracketed_values, collection)
-        if all(_contains_quantile(column, share) for column in columns):
+        if all(_contains_quantile(column, quantile) for column in columns):
             return columns
         # The sketches erred by more than the margin: another pass, with a wider bracket.
         # The loop ends: a bracket from below 0 to above 1 is infinite, and holds every value.
@@ -814,18 +824,20 @@ def _bracket_quantile(sketch: ColumnSketch, shares: Floats) -> Floats:
     return np.where(shares < 0, -np.inf, np.where(shares > 1, np.inf, ends))
 
 
-def _contains_quantile(column: _BracketedValues, share: float) -> bool:
+def _contains_quantile(column: _BracketedValues, quantile: float) -> bool:
     """Return whether the quantile, and the next value if it is interpolated, are in the bracket."""
     inside = column.weights.sum()
-    rank = share * (column.below[0] + inside + column.above[0])
+    rank = quantile * (column.below[0] + inside + column.above[0])
     low = column.below[0] < rank or column.below[0] == 0
     # Strictly more: at equality the quantile may be the mean of two values.
     return bool(inside > 0 and low and (column.below[0] + inside > rank or column.above[0] == 0))
 
 
-def _collect_from_block(rows: ScoredRows, ends: Floats, of_errors: bool) -> list[_BracketedValues]:
+def _collect_from_block(
+    rows: ScoredRows, brackets: Floats, of_errors: bool
+) -> list[_BracketedValues]:
     weights, bracketed = rows.weights, []
-    for column, (low, high) in zip(_select_values(rows, of_errors).T, ends, strict=True):
+    for column, (low, high) in zip(_select_values(rows, of_errors).T, brackets, strict=True):
         # A row of weight 0 has no part in a quantile.
         inside = (column >= low) & (column <= high) & (weights > 0)
         below, above = column < low, column > high
@@ -838,10 +850,10 @@ def _collect_from_block(rows: ScoredRows, ends: Floats, of_errors: bool) -> list
     return bracketed
 
 
-def _merge_bracketed_values(parts: list[list[_BracketedValues]]) -> list[_BracketedValues]:
+def _merge_bracketed_values(block_values: list[list[_BracketedValues]]) -> list[_BracketedValues]:
     merged = []
     # One list a block becomes one tuple a column.
-    for columns in zip(*parts, strict=True):
+    for columns in zip(*block_values, strict=True):
         values, weights, below, above = zip(*columns, strict=True)
         distinct = _sum_distinct_values(np.concatenate(values), np.concatenate(weights))
         merged.append(_BracketedValues(*distinct, add_arrays(list(below)), add_arrays(list(above))))

@@ -69,18 +69,18 @@ class Scorer(_SklearnScorer):
         self._labels: NDArray[Any] | None = None
 
     @classmethod
-    def from_sklearn(cls, theirs: Any, name: str | None = None) -> Scorer:
+    def from_sklearn(cls, sklearn_scorer: Any, name: str | None = None) -> Scorer:
         """Return a scorer of scikit-learn's as one that accepts Dask collections.
 
         `name` is its name in scikit-learn, if any.
         """
-        scorer = cls(theirs._score_func)
+        scorer = cls(sklearn_scorer._score_func)
         # All of its state, with metadata requests.
-        scorer.__dict__.update(vars(theirs))
+        scorer.__dict__.update(vars(sklearn_scorer))
         scorer._name = name
         # A named one keeps scikit-learn's metric, for rows in memory: `_score` looks up the other.
         if name is None:
-            scorer._score_func = _find_own_metric(theirs._score_func)
+            scorer._score_func = _find_own_metric(sklearn_scorer._score_func)
             scorer._needs_labels = scorer._score_func in (roc_auc_score, top_k_accuracy_score)
         return scorer
 
@@ -250,11 +250,11 @@ _REGRESSION_LOSSES = (
 )
 
 
-def _select_likelihood_ratio(which: int) -> Callable[..., Any]:
+def _select_likelihood_ratio(ratio_index: int) -> Callable[..., Any]:
     """Return a metric for one of the two likelihood ratios: 0 the positive, 1 the negative."""
 
     def ratio(y_true: Any, y_pred: Any, **options: Any) -> Any:
-        return classification.class_likelihood_ratios(y_true, y_pred, **options)[which]
+        return classification.class_likelihood_ratios(y_true, y_pred, **options)[ratio_index]
 
     return ratio
 

@@ -92,10 +92,12 @@ class _TimedRows:
     weight: Array
 
     @classmethod
-    def join(cls, parts: list[_TimedRows]) -> _TimedRows:
+    def join(cls, row_blocks: list[_TimedRows]) -> _TimedRows:
         """Return the rows of all parts."""
         names = ("low", "high", "predicted", "weight")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        return cls(
+            *(np.concatenate([getattr(part, name) for part in row_blocks]) for name in names)
+        )
 
     def score(self) -> float:
         """Return the concordance index of the rows."""

@@ -104,7 +104,7 @@ class MixtureFunction:
         As returned by :meth:`Mixture.terms`.
     means : ndarray of shape (n_components, n_features)
         Means minus the shift.
-    then : callable
+    postprocess : callable
         Function of the weighted log-densities, which have shape (n_rows, n_components).
     """
 
@@ -112,7 +112,7 @@ class MixtureFunction:
     constants: NDArray[np.float64]
     means: NDArray[np.float64]
     factors: NDArray[np.float64]
-    then: Callable[[NDArray[Any]], NDArray[Any]]
+    postprocess: Callable[[NDArray[Any]], NDArray[Any]]
     hides_not_finite: ClassVar[bool] = True
     makes_dense: ClassVar[bool] = True
 
@@ -121,7 +121,7 @@ class MixtureFunction:
         # Products are in the dtype of the rows; logarithms are then added in float64.
         terms = (part.astype(X.dtype) for part in (self.constants, self.means, self.factors))
         shifted = (X if isinstance(X, np.ndarray) else X.toarray()) - self.shift.astype(X.dtype)
-        return self.then(log_densities(shifted, *terms).astype(np.float64))
+        return self.postprocess(log_densities(shifted, *terms).astype(np.float64))
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
         """Return the function of rows of a dtype on a device; only log-densities leave it."""
@@ -132,7 +132,9 @@ class MixtureFunction:
 
         def apply(X: Any) -> NDArray[Any]:
             shifted = (X.toarray() if hasattr(X, "toarray") else X) - shift
-            return self.then(backend.to_numpy(log_densities(shifted, *terms)).astype(np.float64))
+            return self.postprocess(
+                backend.to_numpy(log_densities(shifted, *terms)).astype(np.float64)
+            )
 
         return apply
 
@@ -460,15 +462,15 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return self._make_function(_sum_densities)
 
-    def _make_function(self, then: Any) -> MixtureFunction:
-        """Return the function of rows that applies `then` to their weighted log-densities."""
+    def _make_function(self, postprocess: Any) -> MixtureFunction:
+        """Return the function of rows that applies `postprocess` to weighted log-densities."""
         mixture = self._fitted_mixture()
         # Rounded to float32, so that rows of either dtype are shifted by the same point.
         shift = round_to_float32(mixture.means.mean(axis=0))
         constants, factors = mixture.terms(self.precisions_cholesky_)
-        return MixtureFunction(shift, constants, mixture.means - shift, factors, then)
+        return MixtureFunction(shift, constants, mixture.means - shift, factors, postprocess)
 
-    def _map_function(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
+    def _map_function(self, postprocess: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
         """Return a function of the rows' log-densities; lazy if X is lazy."""
         self._check_fitted(X)
-        return self._map_rows(self._make_function(then), X, dtype, n_outputs)
+        return self._map_rows(self._make_function(postprocess), X, dtype, n_outputs)

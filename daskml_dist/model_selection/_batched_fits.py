@@ -124,7 +124,7 @@ def fit_batched(
     fits: list[list[BatchedFit | FailedCandidate]]
     try:
         if by_steps is None:
-            fit_rows = fit_batch(estimators, *fit_inputs, score.roles, score.parts)
+            fit_rows = fit_batch(estimators, *fit_inputs, score.roles, score.score_parts)
             fits = [list(row) for row in fit_rows]
         else:
             fits = _fit_step_batches(estimators, by_steps, *fit_inputs, score)
@@ -239,7 +239,7 @@ def _fit_batched_pipelines(
     n_batches = 0
     groups = _group_pipelines(estimators)
     # Rows are kept, since the fit of each group and split reads and transforms them again.
-    with splits.kept() as splits:
+    with splits.persist_rows() as splits:
         begin = time.perf_counter()
         heads, splits = _fit_transformers([estimators[numbers[0]] for numbers in groups], splits)
         seconds = (time.perf_counter() - begin) / (len(estimators) * splits.n_splits)
@@ -319,27 +319,27 @@ def name_scores(scoring: Any) -> dict[str, Any] | None:
     return {name: name for name in scoring} if isinstance(scoring, list | tuple | set) else None
 
 
-def find_batched_score(estimator: Any, given: Any) -> BatchedScore | None:
+def find_batched_score(estimator: Any, user_score: Any) -> BatchedScore | None:
     """Return a score as a function of a batched fit's sums; None if it needs the rows.
 
-    `given` is the user's: a name, a scorer, or None for the estimator's own score.
+    `user_score` is the user's: a name, a scorer, or None for the estimator's own score.
     """
-    if given is None:
-        given = _OWN_SCORES.get(inspect.unwrap(type(estimator).score))
+    if user_score is None:
+        user_score = _OWN_SCORES.get(inspect.unwrap(type(estimator).score))
     kind = "classifier" if estimator._classification else "regressor"
     # The sums hold the loss that the fit minimises: this is the log loss only for a fit that
     # minimises it.
-    if given == "neg_log_loss" and estimator._loss().name != "log_loss":
+    if user_score == "neg_log_loss" and estimator._loss().name != "log_loss":
         return None
-    if isinstance(given, str) and given in CANDIDATE_SCORES[kind]:
-        return partial(BatchedFit.score, name=given)
+    if isinstance(user_score, str) and user_score in CANDIDATE_SCORES[kind]:
+        return partial(BatchedFit.score, name=user_score)
     if not estimator._classification:
         return None
-    if isinstance(given, str) and given in {*RANKINGS, *CLASS_RANKINGS}:
-        return partial(_score_by_ranking, name=given)
-    if n_best := find_top_k(given):  # k of a top-k accuracy
+    if isinstance(user_score, str) and user_score in {*RANKINGS, *CLASS_RANKINGS}:
+        return partial(_score_by_ranking, name=user_score)
+    if n_best := find_top_k(user_score):  # k of a top-k accuracy
         return partial(_score_by_top_k, n_best=n_best)
-    scorer = SCORERS.get(given) if isinstance(given, str) else given
+    scorer = SCORERS.get(user_score) if isinstance(user_score, str) else user_score
     if isinstance(scorer, Scorer) and scorer.is_of_label_pairs:
         return partial(_score_by_pairs, scorer=scorer)
     return None
@@ -355,7 +355,7 @@ def _score_by_ranking(fit: BatchedFit, role: int, name: str) -> float:
 
 def _score_by_top_k(fit: BatchedFit, role: int, n_best: int) -> float:
     """Return the share of rows whose label is among the `n_best`; NaN if rows are needed."""
-    return fit.among(n_best, role)
+    return fit.compute_top_k(n_best, role)
 
 
 def _score_by_pairs(fit: BatchedFit, role: int, scorer: Scorer) -> float:
@@ -396,7 +396,7 @@ class BatchedScorer:
     ----------
     roles : tuple of int
         Roles of the rows that are scored.
-    parts : ScoreParts
+    score_parts : ScoreParts
         Parts of a fit's sums that the scores are made of.
     """
 
@@ -408,10 +408,10 @@ class BatchedScorer:
         batched_scores = {
             name: find_batched_score(estimator, user_score) for name, user_score in scoring.items()
         }
-        self._known, self._error_score = batched_scores, error_score
+        self._batched_scores, self._error_score = batched_scores, error_score
         # The batch computes only the sums that some score needs.
         kinds = {score.func for score in batched_scores.values() if isinstance(score, partial)}
-        self.parts = ScoreParts(
+        self.score_parts = ScoreParts(
             pairs=_score_by_pairs in kinds,
             ranks=_score_by_ranking in kinds,
             places=_score_by_top_k in kinds,
@@ -432,15 +432,17 @@ class BatchedScorer:
         self.roles = (TEST, TRAIN) if train_score else (TEST,)
         self._features = collection.feature_names
         # A side of a split is selected once for all columns.
-        self._side = cache(splits.select_side)
+        self._select_side = cache(splits.select_side)
 
     def collect_fits(
         self, batch: BatchedSteps, columns: Sequence[StepCandidate]
     ) -> list[BatchedFit | FailedCandidate]:
         """Return the fit of each column, with the sums for its scores."""
         # Now, while the batch holds the rows: later each score would have to read them again.
-        sums = {role: batch.scores(columns, role, self.parts) for role in self.roles}
-        ranks = {role: batch.rankings(columns, role) for role in self.roles if self.parts.ranks}
+        sums = {role: batch.scores(columns, role, self.score_parts) for role in self.roles}
+        ranks = {
+            role: batch.rankings(columns, role) for role in self.roles if self.score_parts.ranks
+        }
         fits: list[BatchedFit | FailedCandidate] = []
         for k, column in enumerate(columns):
             column_sums = {role: of_columns[k] for role, of_columns in sums.items()}
@@ -458,7 +460,7 @@ class BatchedScorer:
         """Return the scores of a column."""
         if isinstance(fit, FailedCandidate):
             return SplitFit.warn_failure(
-                fit.error, "A fit", self._known, len(self.roles) > 1, self._error_score,
+                fit.error, "A fit", self._batched_scores, len(self.roles) > 1, self._error_score,
                 fit.seconds,
             )  # fmt: skip
         if self._features is not None:  # a batch sees arrays, and no names of columns
@@ -470,14 +472,14 @@ class BatchedScorer:
             }
             # Rows are read for scores without sums, and for rankings that the sums do not
             # determine.
-            remaining = [name for name in self._known if name not in scores_of_role]
+            remaining = [name for name in self._batched_scores if name not in scores_of_role]
             remaining += [name for name in self._ranked if np.isnan(scores_of_role[name])]
             if remaining:
                 scorers = {name: self._row_scorers[name] for name in remaining}
                 scores_of_role |= score_sides(
-                    scorers, fit.estimator, *self._side(split, role), weigh=True
+                    scorers, fit.estimator, *self._select_side(split, role), is_weighted=True
                 )
-            scores.append({name: scores_of_role[name] for name in self._known})
+            scores.append({name: scores_of_role[name] for name in self._batched_scores})
         seconds = time.perf_counter() - begin
         train = scores[1] if len(scores) > 1 else {}
         return SplitFit(scores[0], train, fit.seconds, seconds, fit.estimator)
@@ -572,12 +574,12 @@ def _sum_block_label_weights(
     return np.bincount(codes, row_weights, len(classes)).astype(np.float64)
 
 
-def _multiply_weights(classes: Any, factors: Any, targets: Any, given: Any) -> Any:
+def _multiply_weights(classes: Any, factors: Any, targets: Any, user_weights: Any) -> Any:
     """Return the weights of rows, times the weights of their labels if there are any."""
     if factors is None:
-        return given
+        return user_weights
     weights = factors[np.searchsorted(classes, np.asarray(targets))]
-    return weights if given is None else weights * np.asarray(given)
+    return weights if user_weights is None else weights * np.asarray(user_weights)
 
 
 def _find_labels(splits: Splits, collection: Collection) -> NDArray[Any]:

@@ -127,12 +127,14 @@ def plan_brackets(max_iter: int, factor: float) -> list[Bracket]:
     return brackets
 
 
-def plan_decaying_bracket(n_models: int, max_iter: int, decay_rate: float, every: int) -> Bracket:
-    """Return a bracket with a rung after each `every` passes, with ever fewer candidates.
+def plan_decaying_bracket(
+    n_models: int, max_iter: int, decay_rate: float, passes_per_rung: int
+) -> Bracket:
+    """Return a bracket with a rung after each `passes_per_rung` passes, with ever fewer candidates.
 
     Rung k has ``n_models * (1 + k)**-decay_rate`` candidates, as in dask-ml's inverse decay.
     """
-    passes = [*range(every, max_iter, every), max_iter]
+    passes = [*range(passes_per_rung, max_iter, passes_per_rung), max_iter]
     sizes = [max(1, int(np.ceil(n_models * (1 + k) ** -decay_rate))) for k in range(len(passes))]
     return Bracket(len(passes) - 1, tuple(zip(sizes, passes, strict=True)))
 
@@ -314,7 +316,7 @@ class PartialFitTraining(CandidateTraining):
         self._models = [
             [ResumableModel(clone(estimator)) for _ in range(n)] for estimator in estimators
         ]
-        self._sides = [
+        self._split_sides = [
             [_persist_side(splits.select_side(split, role)) for role in (TRAIN, TEST)]
             for split in range(n)
         ]
@@ -327,7 +329,7 @@ class PartialFitTraining(CandidateTraining):
         for i in candidates:
             calls = [
                 train_by_passes(model, *train, self._classes, last)
-                for model, (train, _) in zip(self._models[i], self._sides, strict=True)
+                for model, (train, _) in zip(self._models[i], self._split_sides, strict=True)
             ]
             n_passes += max(calls)  # a model that failed in one split makes fewer
         return n_passes
@@ -335,7 +337,10 @@ class PartialFitTraining(CandidateTraining):
     def score(self, candidates: Sequence[int]) -> list[list[SplitFit]]:
         """Return the scores of candidates, one for each split."""
         return [
-            [self._score(m, *sides) for m, sides in zip(self._models[i], self._sides, strict=True)]
+            [
+                self._score(m, *sides)
+                for m, sides in zip(self._models[i], self._split_sides, strict=True)
+            ]
             for i in candidates
         ]
 
@@ -624,11 +629,15 @@ class AsyncTraining:
 
 
 def _train_candidate(
-    given: Any, rows: Any, params: _MakeParams, classes: Any, last: int
+    model_or_estimator: Any, rows: Any, params: _MakeParams, classes: Any, last: int
 ) -> ResumableModel:
     """Return a model that has made `last` passes, continuing a `ResumableModel` if given one."""
     # A copy: Dask may run the task again after a loss of data, and its argument must be unchanged.
-    model = deepcopy(given) if isinstance(given, ResumableModel) else ResumableModel(clone(given))
+    model = (
+        deepcopy(model_or_estimator)
+        if isinstance(model_or_estimator, ResumableModel)
+        else ResumableModel(clone(model_or_estimator))
+    )
     train, _ = _make_sides(rows, params)
     train_by_passes(model, *train, classes, last)
     return model

@@ -589,10 +589,10 @@ def learning_curve(
 
 
 def _is_for_sklearn(
-    estimators: Sequence[Any], scoring: Any, params: Mapping[str, Any], *given: Any
+    estimators: Sequence[Any], scoring: Any, params: Mapping[str, Any], *inputs: Any
 ) -> bool:
     """Return whether scikit-learn does the work: rows are in memory, and fits not batchable."""
-    if any(map(is_dask, (*given, *params.values()))):
+    if any(map(is_dask, (*inputs, *params.values()))):
         return False
     # Several scores are an error of scikit-learn's: the curves support only one.
     has_several_scores = isinstance(scoring, list | tuple | set | dict)
@@ -631,28 +631,32 @@ def _list_fold_rows(splits: Splits) -> list[tuple[NDArray[np.intp], NDArray[np.i
     ]
 
 
-def _resolve_train_sizes(given: NDArray[Any], n_train: int) -> NDArray[np.int64]:
+def _resolve_train_sizes(train_sizes: NDArray[Any], n_train: int) -> NDArray[np.int64]:
     """Return sorted, distinct numbers of training rows, given shares or numbers of them."""
-    if given.ndim != 1 or not len(given) or given.dtype.kind not in "iuf":
+    if train_sizes.ndim != 1 or not len(train_sizes) or train_sizes.dtype.kind not in "iuf":
         raise InvalidParameterError(
-            f"train_sizes={given.tolist()}: give a sequence of shares or numbers of training rows."
+            f"train_sizes={train_sizes.tolist()}: give a sequence of shares or numbers of training "
+            "rows."
         )
-    if given.dtype.kind == "f":
-        if not (given.min() > 0 and given.max() <= 1):
+    if train_sizes.dtype.kind == "f":
+        if not (train_sizes.min() > 0 and train_sizes.max() <= 1):
             raise InvalidParameterError(
-                f"train_sizes={given.tolist()}: shares of the training rows must be within (0, 1]."
+                f"train_sizes={train_sizes.tolist()}: shares of the training rows must be within "
+                "(0, 1]."
             )
         # A share of less than a row becomes one row, as in scikit-learn.
-        given = np.clip((given * n_train).astype(np.int64), 1, n_train)
-    elif given.min() <= 0 or given.max() > n_train:
+        train_sizes = np.clip((train_sizes * n_train).astype(np.int64), 1, n_train)
+    elif train_sizes.min() <= 0 or train_sizes.max() > n_train:
         raise InvalidParameterError(
-            f"train_sizes={given.tolist()}: numbers of training rows must be within (0, {n_train}]."
+            f"train_sizes={train_sizes.tolist()}: numbers of training rows must be within (0, "
+            f"{n_train}]."
         )
     # Different shares may be the same number of rows.
-    sizes = np.unique(given.astype(np.int64))
-    if len(sizes) < len(given):
+    sizes = np.unique(train_sizes.astype(np.int64))
+    if len(sizes) < len(train_sizes):
         warnings.warn(
-            f"Removed duplicate entries from 'train_sizes': {len(sizes)} are left of {len(given)}.",
+            f"Removed duplicate entries from 'train_sizes': {len(sizes)} are left of "
+            f"{len(train_sizes)}.",
             RuntimeWarning,
             stacklevel=user_stack_level(),
         )

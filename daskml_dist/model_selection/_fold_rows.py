@@ -92,12 +92,12 @@ class DigitRoles(FoldAssignment):
     Parameters
     ----------
     n_splits : int
-        At most :attr:`most`.
+        At most :attr:`max_splits`.
     """
 
     n_splits: int
     #: Most splits: batched fits hold codes as float64, exact up to 2**53, and 3**33 is below that.
-    most: ClassVar[int] = 33
+    max_splits: ClassVar[int] = 33
 
     def assign_roles(self, codes: Ints, split: int) -> NDArray[np.int8]:
         """Return the role of each code in a split."""
@@ -114,25 +114,25 @@ class DigitRoles(FoldAssignment):
 
 @dataclass(frozen=True, eq=False)
 class _ThinnedRoles(FoldAssignment):
-    """Assignment of the codes of `ThinnedCodes`: 0 has no role; others are codes of `each` plus 1.
+    """Assignment of the codes of `ThinnedCodes`: 0 (no role), or a `base_assignment` code plus 1.
 
     Parameters
     ----------
-    each : FoldAssignment
+    base_assignment : FoldAssignment
         Assignment of all rows.
     """
 
-    each: FoldAssignment
+    base_assignment: FoldAssignment
 
     @property
     def n_splits(self) -> int:  # type: ignore[override]
         """Return the number of splits."""
-        return self.each.n_splits
+        return self.base_assignment.n_splits
 
     def assign_roles(self, codes: Ints, split: int) -> NDArray[np.int8]:
         """Return the role of each code in a split."""
         # Rows that are left out are looked up like all others, and overwritten.
-        roles = self.each.assign_roles(np.maximum(codes - 1, 0), split)
+        roles = self.base_assignment.assign_roles(np.maximum(codes - 1, 0), split)
         return np.where(codes > 0, roles, np.int8(NEITHER))
 
 
@@ -157,13 +157,15 @@ class RowOrder:
     labels: NDArray[Any] | None = None
     first_of: Ints | None = None
 
-    def find_places(self, index: int, column: Any, n_rows: int, more: int = 0) -> Ints:
-        """Return the places of a block's rows; each value of `more` gives another shuffle."""
+    def find_places(self, index: int, column: Any, n_rows: int, shuffle_index: int = 0) -> Ints:
+        """Return the places of a block's rows; each `shuffle_index` gives another shuffle."""
         block_order = np.arange(n_rows)
         if self.seed is not None:
             # Seeded by the block's number: tasks draw the same numbers in any order, and when run
             # again.
-            block_order = np.random.default_rng((self.seed, more, index)).permutation(n_rows)
+            block_order = np.random.default_rng((self.seed, shuffle_index, index)).permutation(
+                n_rows
+            )
         if self.labels is None or self.first_of is None:
             return np.asarray(self.first[index] + block_order, np.int64)
         # The place is the smallest place of the block's rows of this label, plus the row's rank
@@ -200,7 +202,7 @@ class FoldCodes(ABC):
     """Base class of makers of the codes of a block's rows. Picklable."""
 
     @abstractmethod
-    def make(self, index: int, column: Any, n_rows: int) -> Ints:
+    def make_codes(self, index: int, column: Any, n_rows: int) -> Ints:
         """Return the codes; `column` holds the labels or groups of the rows, if there are any."""
 
     def count_roles(self, roles: FoldAssignment, split: int, role: int) -> Ints | None:
@@ -237,7 +239,7 @@ class FoldsByPlace(FoldCodes):
     order: RowOrder
     n_folds: int
 
-    def make(self, index: int, column: Any, n_rows: int) -> Ints:
+    def make_codes(self, index: int, column: Any, n_rows: int) -> Ints:
         """Return the codes of a block's rows."""
         return self.order.find_places(index, column, n_rows) % self.n_folds
 
@@ -262,7 +264,7 @@ class FoldsByRange(FoldCodes):
     n_codes: int
     n_rows: int | None = None
 
-    def make(self, index: int, column: Any, n_rows: int) -> Ints:
+    def make_codes(self, index: int, column: Any, n_rows: int) -> Ints:
         """Return the codes of a block's rows."""
         places = self.order.find_places(index, column, n_rows)
         ranges = np.asarray(np.searchsorted(self.stops, places, side="right"), np.int64)
@@ -297,7 +299,7 @@ class FoldsByGroup(FoldCodes):
     groups: NDArray[Any]
     folds: Ints
 
-    def make(self, index: int, column: Any, n_rows: int) -> Ints:
+    def make_codes(self, index: int, column: Any, n_rows: int) -> Ints:
         """Return the codes of a block's rows."""
         return self.folds[_encode_labels(self.groups, column)]
 
@@ -324,7 +326,7 @@ class SpreadSplits(FoldCodes):
     n_test: int
     n_train: int
 
-    def make(self, index: int, column: Any, n_rows: int) -> Ints:
+    def make_codes(self, index: int, column: Any, n_rows: int) -> Ints:
         """Return the codes of a block's rows."""
         by_split = []
         for split in range(self.roles.n_splits):
@@ -366,7 +368,7 @@ class GivenCodes(FoldCodes):
 
     blocks: tuple[Ints, ...]
 
-    def make(self, index: int, column: Any, n_rows: int) -> Ints:
+    def make_codes(self, index: int, column: Any, n_rows: int) -> Ints:
         """Return the codes of a block's rows."""
         return self.blocks[index]
 
@@ -389,13 +391,13 @@ class ThinnedCodes(FoldCodes):
     order: RowOrder
     fraction: float
 
-    def make(self, index: int, column: Any, n_rows: int) -> Ints:
+    def make_codes(self, index: int, column: Any, n_rows: int) -> Ints:
         """Return the codes of a block's rows."""
         first = int(self.order.first[index])
         rank = self.order.find_places(index, None, n_rows) - first
         # Differences of rounded running totals, which add up to the share of all rows.
         n_taken = int((first + n_rows) * self.fraction) - int(first * self.fraction)
-        return np.where(rank < n_taken, self.codes.make(index, column, n_rows) + 1, 0)
+        return np.where(rank < n_taken, self.codes.make_codes(index, column, n_rows) + 1, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -519,20 +521,20 @@ class RowsOfSplits:
         return [part[1] for part in as_collection(X, value, **options).parts]
 
 
-def _join_lazily(value: Any, taken: list[Any], sizes: Ints | None) -> Any:
+def _join_lazily(value: Any, lazy_blocks: list[Any], sizes: Ints | None) -> Any:
     """Return a collection of delayed blocks, of the kind of `value`; `sizes` may be unknown."""
     if is_dask_frame(value) or is_dataframe_like(value) or is_series_like(value):
         import dask.dataframe as dd
 
         meta = value._meta if is_dask_frame(value) else value.iloc[:0]
-        return dd.from_delayed(taken, meta=meta, verify_meta=False)
+        return dd.from_delayed(lazy_blocks, meta=meta, verify_meta=False)
     if is_dask(value) and not isinstance(value, da.Array):
-        return taken  # a list of delayed blocks stays one: its shape is unknown
+        return lazy_blocks  # a list of delayed blocks stays one: its shape is unknown
     array = value if hasattr(value, "shape") else np.asarray(value)
     meta = array._meta if isinstance(array, da.Array) else array[:0]
     shape = (np.nan, *array.shape[1:])
     joined = da.concatenate(
-        [da.from_delayed(part, shape, dtype=array.dtype, meta=meta) for part in taken]
+        [da.from_delayed(part, shape, dtype=array.dtype, meta=meta) for part in lazy_blocks]
     )
     if sizes is not None:
         # Set in the way of `compute_chunk_sizes`: `concatenate` drops blocks that it knows to be
@@ -545,7 +547,7 @@ def _make_codes(codes: FoldCodes, index: int, X: Any, column: Any) -> Ints:
     """Return the codes of a block's rows, after a check that it has as many labels or groups."""
     if column is not None:
         check_length(count_rows_of_block(X), column, "y", index)
-    return codes.make(index, column, count_rows_of_block(X))
+    return codes.make_codes(index, column, count_rows_of_block(X))
 
 
 def _make_mask(roles: FoldAssignment, split: int, role: int, codes: Ints) -> NDArray[np.bool_]:
@@ -573,9 +575,9 @@ def _gather_sides(
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the training side and the test side of a split, joined from all blocks."""
 
-    def gather(pieces: list[Any], role: int) -> Any:
+    def gather(blocks: list[Any], role: int) -> Any:
         # Rows of the other role are dropped block by block, before blocks are joined.
-        pairs = zip(pieces, codes, strict=True)
+        pairs = zip(blocks, codes, strict=True)
         return join_blocks([_take_role(roles, split, role, *pair) for pair in pairs])
 
     train, test = (
@@ -620,12 +622,12 @@ class TrainedRows:
 
 def count_training_rows(
     kind: Literal["memory", "dask"],
-    parts: list[tuple[Any, Any]],
+    target_code_pairs: list[tuple[Any, Any]],
     roles: FoldAssignment,
     classification: bool,
 ) -> PassGenerator[TrainedRows]:
     """Count the training rows of each split in one pass over blocks of targets and codes."""
-    blocks = Collection(kind, [(*part, None) for part in parts], None, None, None)
+    blocks = Collection(kind, [(*part, None) for part in target_code_pairs], None, None, None)
     count = partial(_count_block_training_rows, roles, classification)
     (counts,) = yield [ReductionPass(blocks, count, _add_counts_by_label)]
     labels = np.unique(list(counts)) if classification else None
@@ -654,10 +656,10 @@ def _as_keys(labels: NDArray[Any]) -> list[Any]:
 
 
 def _add_counts_by_label(
-    found: list[dict[Any, NDArray[np.float64]]],
+    block_counts: list[dict[Any, NDArray[np.float64]]],
 ) -> dict[Any, NDArray[np.float64]]:
     total: dict[Any, NDArray[np.float64]] = {}
-    for counts in found:
+    for counts in block_counts:
         for label, n_rows in counts.items():
             total[label] = total.get(label, 0) + n_rows
     return total

@@ -265,7 +265,7 @@ multimetric_
         return make_cv_results(
             candidates, [fits[i] for i in range(len(candidates))],
             train_score=bool(self.return_train_score),
-            more={"bracket": numbers, "partial_fit_calls": passes},
+            extra_columns={"bracket": numbers, "partial_fit_calls": passes},
         )  # fmt: skip
 
     def _check_learns_by_passes(self) -> None:
@@ -553,15 +553,15 @@ class _GatheredSplits:
     Parameters
     ----------
     splits : Splits
-    sides : sequence of ((X, y, ...), (X, y, ...))
+    split_sides : sequence of ((X, y, ...), (X, y, ...))
         Training and test side of each split.
     """
 
-    def __init__(self, splits: Splits, sides: Sequence[Any]) -> None:
+    def __init__(self, splits: Splits, split_sides: Sequence[Any]) -> None:
         self.n_splits, self._make_params = splits.n_splits, splits.make_params
-        self._sides = sides
+        self._split_sides = split_sides
 
     def select_side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
         """Return the rows, targets and arguments of ``fit`` of one side of a split."""
-        X, y, *cut = self._sides[split][0 if role == TRAIN else 1]
+        X, y, *cut = self._split_sides[split][0 if role == TRAIN else 1]
         return X, y, self._make_params(cut)

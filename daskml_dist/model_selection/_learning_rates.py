@@ -194,14 +194,14 @@ def learning_rate_range(
 # --- the sample, and short fits on it ----------------------------------------------------------
 
 
-def _check_rates(given: Any) -> NDArray[np.float64]:
+def _check_rates(user_rates: Any) -> NDArray[np.float64]:
     """Return the sorted rates, which must be positive numbers."""
     try:
-        rates = np.sort(np.asarray(given, dtype=np.float64))
+        rates = np.sort(np.asarray(user_rates, dtype=np.float64))
     except (TypeError, ValueError):
         rates = np.empty(0)
     if rates.ndim != 1 or not len(rates) or not (np.isfinite(rates).all() and rates[0] > 0):
-        raise InvalidParameterError(f"rates={given!r}: give a sequence of numbers > 0.")
+        raise InvalidParameterError(f"rates={user_rates!r}: give a sequence of numbers > 0.")
     return rates
 
 
@@ -241,14 +241,14 @@ def _make_short_fit(
     return clone(estimator).set_params(**{k: v for k, v in fixed_params.items() if k in params})
 
 
-def _fit_to_loss(short: Any, block: Block) -> float:
+def _fit_to_loss(estimator: Any, block: Block) -> float:
     """Return the mean training loss of a short fit's last pass; infinite if it diverged."""
     try:
         with _ignore_fit_warnings():
-            short.fit(block.rows, block.y, block.sample_weight, client="inline")
+            estimator.fit(block.rows, block.y, block.sample_weight, client="inline")
     except DivergedError:
         return math.inf
-    return _replace_nonfinite(float(short.history_.records[-1]["loss"]))
+    return _replace_nonfinite(float(estimator.history_.records[-1]["loss"]))
 
 
 def _replace_nonfinite(loss: float) -> float:

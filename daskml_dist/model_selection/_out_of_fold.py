@@ -72,7 +72,7 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _predict_block(
-    own: OutOfFoldPredictor, roles: FoldAssignment, combine: Any, X: Any, codes: Ints
+    predictor: OutOfFoldPredictor, roles: FoldAssignment, combine: Any, X: Any, codes: Ints
 ) -> Any:
     """Return ``combine(X, predictions)`` of a block."""
     if not count_rows_of_block(X):
@@ -89,9 +89,9 @@ def _predict_block(
     # From the order of splits back to the order of the block's rows.
     order = np.argsort(np.concatenate(tested))
     predictions: list[Any] = []
-    for fits, method in zip(own.fits, own.methods, strict=True):
+    for fits, method in zip(predictor.fits, predictor.methods, strict=True):
         by_split = [
-            predict_all_classes(fitted, method, take_rows(X, row_numbers), own.classes)
+            predict_all_classes(fitted, method, take_rows(X, row_numbers), predictor.classes)
             for fitted, row_numbers in zip(fits, tested, strict=True)
             if len(row_numbers)
         ]

@@ -145,7 +145,7 @@ class DaskSearch(EstimatorMixin):
                 or can_fit_batched([self.estimator])
                 or not takes_dask_collections(self.estimator)
             )
-            with nullcontext(splits) if reads_once else splits.kept() as splits:
+            with nullcontext(splits) if reads_once else splits.persist_rows() as splits:
                 self.cv_results_ = self._search(splits, scorers)
                 self.scorer_ = scorers if self.multimetric_ else scorers["score"]
                 self._choose_best()
@@ -494,7 +494,9 @@ class _HalvingSearch(DaskSearch):
         if n_batches:
             self.stacks_ = n_batches
         train_score = bool(self.return_train_score)
-        return make_cv_results(tried_candidates, fits, train_score=train_score, more=columns)
+        return make_cv_results(
+            tried_candidates, fits, train_score=train_score, extra_columns=columns
+        )
 
     def _choose_best(self) -> None:
         """Set the attributes of the best candidate of the last rung."""
@@ -692,13 +694,16 @@ def make_cv_results(
     fits: Sequence[Sequence[SplitFit]],
     *,
     train_score: bool,
-    more: Mapping[str, Sequence[Any]] | None = None,
+    extra_columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> dict[str, Any]:
     """Return the scores of candidates in the layout of scikit-learn's ``cv_results_``.
 
-    `fits` holds a list for each candidate, one fit for each split; `more` holds further columns.
+    `fits` holds a list for each candidate, one fit for each split; `extra_columns` holds further
+    columns.
     """
-    table: dict[str, Any] = {key: np.asarray(values) for key, values in (more or {}).items()}
+    table: dict[str, Any] = {
+        key: np.asarray(values) for key, values in (extra_columns or {}).items()
+    }
     for name in ("fit_time", "score_time"):
         _store_scores(table, name, [[getattr(fit, name) for fit in row] for row in fits])
     for name in sorted({name for params in candidates for name in params}):

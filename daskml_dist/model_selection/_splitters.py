@@ -57,8 +57,8 @@ class DaskSplitter(NamedParameters):
     Precedes a splitter of scikit-learn among the bases, which splits rows in memory.
     """
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
         translate_sklearn_errors(cls)
 
     #: Argument of `split` that determines a row's code: "y", "groups", or None for only its place.
@@ -291,10 +291,10 @@ class _ShuffledSplitter(DaskSplitter):
 
     def _spread(self, order: RowOrder, n: int) -> tuple[FoldCodes, FoldAssignment]:
         """Return codes and roles of splits that draw rows evenly along an order of `n` rows."""
-        if self.n_splits > DigitRoles.most:
+        if self.n_splits > DigitRoles.max_splits:
             raise InvalidParameterError(
-                f"n_splits={self.n_splits}: at most {DigitRoles.most} on Dask collections. Split "
-                "several times, each with another random_state."
+                f"n_splits={self.n_splits}: at most {DigitRoles.max_splits} on Dask collections. "
+                "Split several times, each with another random_state."
             )
         n_train, n_test = resolve_sizes(n, self.test_size, self.train_size, self._default_test_size)
         roles = DigitRoles(self.n_splits)

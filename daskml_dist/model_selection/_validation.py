@@ -116,14 +116,14 @@ class SplitFit:
 
     @classmethod
     def warn_failure(
-        cls, error: Exception, what: str, names: Iterable[str], train_score: bool,
+        cls, error: Exception, subject: str, names: Iterable[str], train_score: bool,
         error_score: Any, seconds: float,
     ) -> SplitFit:  # fmt: skip
         """Warn of a failed fit and return its result; raise the error if error_score="raise"."""
         if error_score == "raise":
             raise error
         text = (
-            f"{what} failed, and its scores are {error_score}. Use error_score='raise' to see "
+            f"{subject} failed, and its scores are {error_score}. Use error_score='raise' to see "
             f"where. ({type(error).__name__}: {error})"
         )
         warnings.warn(text, FitFailedWarning, stacklevel=user_stack_level())
@@ -298,7 +298,7 @@ class Splits:
         return thinned
 
     @contextmanager
-    def kept(self) -> Iterator[Splits]:
+    def persist_rows(self) -> Iterator[Splits]:
         """Persist lazy rows on the cluster during a ``with`` statement, if they fit into memory.
 
         Each fit and each score reads the rows of its side, without this from the source every time.
@@ -373,7 +373,7 @@ class Splits:
         jobs = [(e, split) for e in estimators for split in range(self.n_splits)]
         if self._rows is None or all(map(takes_dask_collections, estimators)):
             fits: list[SplitFit] = []
-            with self.kept() as splits:
+            with self.persist_rows() as splits:
                 for e, split in jobs:
                     report_phase("fits", len(fits), len(jobs))
                     train = splits.select_side(split, TRAIN)
@@ -412,7 +412,7 @@ def _count_all_bytes(columns: Collection) -> int:
     return int(np.sum(reduce_parts(columns, _count_block_bytes, concatenate_lists)))
 
 
-def _count_block_bytes(index: int, X: Any, *others: Any) -> list[int]:
+def _count_block_bytes(index: int, X: Any, *targets_and_weights: Any) -> list[int]:
     # Targets and weights are small compared with X.
     return [int(sizeof(X))]
 
@@ -436,7 +436,7 @@ def _fit_gathered(
 def _fit_and_score(
     estimator: Any, train: tuple[Any, Any, dict[str, Any]], test: Callable[[], Any],
     scorers: dict[str, Any], *, train_score: bool, error_score: Any,
-    weigh: bool,
+    is_weighted: bool,
 ) -> SplitFit:  # fmt: skip
     """Fit a clone to one side and score it on the other; a failed fit scores `error_score`.
 
@@ -455,21 +455,23 @@ def _fit_and_score(
     fit_time = time.perf_counter() - begin
     guarded = guard_scorers(scorers, error_score)
     scored_train = train if train_score else None
-    return score_fitted(guarded, fitted, test(), scored_train, fit_time, weigh=weigh)
+    return score_fitted(guarded, fitted, test(), scored_train, fit_time, is_weighted=is_weighted)
 
 
 def score_fitted(
     scorers: Mapping[str, Any], fitted: Any, test: tuple[Any, Any, dict[str, Any]],
-    train: tuple[Any, Any, dict[str, Any]] | None, fit_time: float, *, weigh: bool = True,
+    train: tuple[Any, Any, dict[str, Any]] | None, fit_time: float, *, is_weighted: bool = True,
 ) -> SplitFit:  # fmt: skip
     """Return a fitted estimator's scores on its test side, and on its training side if given.
 
     A side consists of rows, targets and arguments of ``fit``.
     """
     begin = time.perf_counter()
-    test_scores = score_sides(scorers, fitted, *test, weigh=weigh)
+    test_scores = score_sides(scorers, fitted, *test, is_weighted=is_weighted)
     score_time = time.perf_counter() - begin  # only of the test side, as in scikit-learn
-    train_scores = {} if train is None else score_sides(scorers, fitted, *train, weigh=weigh)
+    train_scores = (
+        {} if train is None else score_sides(scorers, fitted, *train, is_weighted=is_weighted)
+    )
     return SplitFit(test_scores, train_scores, fit_time, score_time, fitted)
 
 
@@ -481,14 +483,17 @@ def fit_clone(estimator: Any, X: Any, y: Any, params: Mapping[str, Any]) -> Any:
 
 def score_sides(
     scorers: Mapping[str, Any], estimator: Any, X: Any, y: Any, params: dict[str, Any], *,
-    weigh: bool,
+    is_weighted: bool,
 ) -> dict[str, float]:  # fmt: skip
-    """Return the scores of an estimator on one side of a split, weighted if `weigh` is set.
+    """Return the scores of an estimator on one side of a split, weighted if `is_weighted` is set.
 
-    With `weigh`, scorers get `sample_weight`, if it is among `params`, the arguments of ``fit``.
+    With `is_weighted`, scorers get `sample_weight`, if it is among `params`, the arguments of
+    ``fit``.
     """
     options = (
-        {"sample_weight": params["sample_weight"]} if weigh and "sample_weight" in params else {}
+        {"sample_weight": params["sample_weight"]}
+        if is_weighted and "sample_weight" in params
+        else {}
     )
     inputs = (X,) if y is None else (X, y)
     return {name: float(score(estimator, *inputs, **options)) for name, score in scorers.items()}
@@ -683,7 +688,7 @@ def _encode_splits(splits: list[tuple[Any, Any]], n_rows: int) -> tuple[Any, Fol
     for split, (train, test) in enumerate(splits):
         table[np.asarray(train), split] = TRAIN
         table[np.asarray(test), split] = TEST
-    if len(splits) <= DigitRoles.most:
+    if len(splits) <= DigitRoles.max_splits:
         roles = DigitRoles(len(splits))
         return roles.encode(list(table.T)), roles
     # A number with more digits would not be exact. Then each distinct row of the table is a code.

@@ -28,24 +28,26 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses.base import Loss
 
 
-def identity_of(thing: Any) -> dict[str, Any]:
+def identity_of(model_or_solver: Any) -> dict[str, Any]:
     """Return the class and the fields of a model or solver as JSON values, for checkpoints.
 
     The values are the same in every process. A fit resumes from a checkpoint only if the stored
     values equal its own.
     """
     # `repr=False` marks caches, and fields that follow from other fields or from the rows.
-    if is_dataclass(thing):
-        names = [field.name for field in fields(thing) if field.repr]
+    if is_dataclass(model_or_solver):
+        names = [field.name for field in fields(model_or_solver) if field.repr]
     else:
         # Cached properties derive from the other attributes, and may not have been computed yet.
-        kind = type(thing)
+        kind = type(model_or_solver)
         names = [
             name
-            for name in getattr(thing, "__dict__", ())
+            for name in getattr(model_or_solver, "__dict__", ())
             if not isinstance(getattr(kind, name, 0), cached_property)
         ]
-    return {"class": type(thing).__name__} | {n: _plain_value(getattr(thing, n)) for n in names}
+    return {"class": type(model_or_solver).__name__} | {
+        n: _plain_value(getattr(model_or_solver, n)) for n in names
+    }
 
 
 def _plain_value(value: Any) -> Any:
@@ -273,8 +275,8 @@ class BatchRows:
         first = self.first + at.start if places is None else self.first
         # The key is extended by the position, so that slices draw different numbers.
         return BatchRows(
-            backend.part(self.X, at), y, weight, (*self.key, at.start), self.block, first, state,
-            places,
+            backend.borrow_rows(self.X, at), y, weight, (*self.key, at.start), self.block, first,
+            state, places,
         )  # fmt: skip
 
     def draw(self) -> np.random.Generator:

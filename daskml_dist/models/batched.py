@@ -86,22 +86,22 @@ class AssignmentWithAllRows(FoldAssignment):
 
     Parameters
     ----------
-    each : FoldAssignment
+    assignment : FoldAssignment
         All splits but the last.
     """
 
-    each: FoldAssignment
+    assignment: FoldAssignment
 
     @property
     def n_splits(self) -> int:  # type: ignore[override]
         """Number of splits: one more than `each` has."""
-        return self.each.n_splits + 1
+        return self.assignment.n_splits + 1
 
     def assign_roles(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
         """Return the roles in a split; in the last split all rows train."""
-        if split == self.each.n_splits:
+        if split == self.assignment.n_splits:
             return np.full(len(codes), TRAIN, np.int8)
-        return self.each.assign_roles(codes, split)
+        return self.assignment.assign_roles(codes, split)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,21 +110,21 @@ class SingleSplitAssignment(FoldAssignment):
 
     Parameters
     ----------
-    each : FoldAssignment
+    assignment : FoldAssignment
         All splits.
     split : int
         Index of the one.
     weights : ndarray of float64 of shape (1, n_labels) or (1, 1), or None
     """
 
-    each: FoldAssignment
+    assignment: FoldAssignment
     split: int
     weights: NDArray[np.float64] | None = None
     n_splits = 1
 
     def assign_roles(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
         """Return the roles in the one split."""
-        return self.each.assign_roles(codes, self.split)
+        return self.assignment.assign_roles(codes, self.split)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +135,7 @@ class BatchedLinear(Model):
 
     Parameters
     ----------
-    each : LinearModel
+    single_model : LinearModel
         The form of every model.
     roles : FoldAssignment
     classes : ndarray or None
@@ -144,7 +144,7 @@ class BatchedLinear(Model):
         Factors of the weights of each split's training rows, by label.
     """
 
-    each: LinearModel
+    single_model: LinearModel
     roles: FoldAssignment
     classes: NDArray[Any] | None
     class_weight: NDArray[np.float64] | None = None
@@ -152,13 +152,13 @@ class BatchedLinear(Model):
     @property
     def n_features(self) -> int:
         """Number of features."""
-        return self.each.n_features
+        return self.single_model.n_features
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Return targets encoded by `each`, followed by a column with the role in each split."""
         codes = y[:, -1].astype(np.int64) - 1
         user_targets = y[:, 0] if y.shape[1] == 2 else y[:, :-1]
-        targets = self.each.encode(user_targets, self.classes, dtype)
+        targets = self.single_model.encode(user_targets, self.classes, dtype)
         n_targets = self.n_targets
         encoded = np.empty((len(y), n_targets + self.roles.n_splits), dtype)
         encoded[:, :n_targets] = targets.reshape(len(y), -1)
@@ -168,19 +168,19 @@ class BatchedLinear(Model):
     @property
     def n_targets(self) -> int:
         """Number of target columns, without those of the roles."""
-        return self.each.n_targets or 1
+        return self.single_model.n_targets or 1
 
     def label_codes(self, y: Any) -> Any:
         """Return the class index of each row, given targets encoded by `each`."""
         xp = namespace(y)
         if y.ndim == 2:  # a sign for each class: +1 for the row's, -1 for the others
             return xp.argmax(y, axis=1)
-        return cast(y if self.each.n_classes > 2 else y > 0, xp.int64)
+        return cast(y if self.single_model.n_classes > 2 else y > 0, xp.int64)
 
     def split_roles(self, y: Any) -> tuple[Any, Any]:
         """Split encoded targets into those of `each`, and the roles of shape (n, n_splits)."""
         n = self.n_targets
-        return (y[:, 0] if self.each.n_targets is None else y[:, :n]), y[:, n:]
+        return (y[:, 0] if self.single_model.n_targets is None else y[:, :n]), y[:, n:]
 
     def count_draws(self, roles: Any, role: int) -> Any:
         """Return how often rows have a role in each split, given those of :meth:`split_roles`."""
@@ -193,7 +193,7 @@ class BatchedLoss(Loss):
 
     Parameters
     ----------
-    each : Loss
+    model_loss : Loss
         Loss of every model.
     stops : tuple of int
         End of each split's range of columns.
@@ -201,7 +201,7 @@ class BatchedLoss(Loss):
         Number of columns (outputs) of a model.
     """
 
-    each: Loss
+    model_loss: Loss
     stops: tuple[int, ...]
     width: int
 
@@ -211,16 +211,16 @@ class BatchedLoss(Loss):
     @property
     def kind(self) -> Any:  # type: ignore[override]
         """Kind of each column's loss."""
-        return self.each.kind
+        return self.model_loss.kind
 
     @property
     def parameters(self) -> tuple[float, ...]:
         """Parameters of each column's loss."""
-        return self.each.parameters
+        return self.model_loss.parameters
 
     def value_and_gradient(self, y: Any, raw: Any) -> tuple[Any, Any]:
         """Return the loss and gradient of the rows for one model."""
-        return self.each.value_and_gradient(y, raw)
+        return self.model_loss.value_and_gradient(y, raw)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +234,7 @@ class BatchedStepLinear(StepModel):
 
     Parameters
     ----------
-    each : LinearModel
+    single_model : LinearModel
         The form of every model.
     roles : FoldAssignment
     classes : ndarray or None
@@ -245,7 +245,7 @@ class BatchedStepLinear(StepModel):
         Factor of the weights in each split, with which their mean over all rows is 1.
     """
 
-    each: LinearModel
+    single_model: LinearModel
     roles: FoldAssignment
     classes: NDArray[Any] | None
     splits: tuple[int, ...]
@@ -256,7 +256,7 @@ class BatchedStepLinear(StepModel):
     _stops: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        each = self.each
+        each = self.single_model
         # The columns of a model are adjacent, and so are the models of a split.
         n_columns = len(self.splits) * each.width
         parts = [Part("coef", (each.n_features, n_columns))]
@@ -275,7 +275,7 @@ class BatchedStepLinear(StepModel):
         """Return targets encoded by `each`, followed by a column with the weight in each split."""
         codes = y[:, 1].astype(np.int64) - 1
         encoded = np.empty((len(y), 1 + self.roles.n_splits), dtype)
-        encoded[:, 0] = self.each.encode(y[:, 0], self.classes, dtype)
+        encoded[:, 0] = self.single_model.encode(y[:, 0], self.classes, dtype)
         # How often a row counts, times the scale: 0 for rows that the split does not train on.
         for split, scale in enumerate(self.scales):
             encoded[:, 1 + split] = scale * self.roles.count_training_draws(codes, split)
@@ -284,12 +284,12 @@ class BatchedStepLinear(StepModel):
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Return the initial parameters of each model, in columns side by side."""
         w = np.zeros(self.parameters.shape, dtype)
-        w[:-1] = np.tile(self.each.init(seed, dtype), len(self.splits))
+        w[:-1] = np.tile(self.single_model.init(seed, dtype), len(self.splits))
         return w
 
     def identity(self) -> dict[str, Any]:
         """Return the identity of `each`, and the splits."""
-        return {**self.each.identity(), "splits": self.splits}
+        return {**self.single_model.identity(), "splits": self.splits}
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Add the gradients of the summed losses of a batch; return the mean over the models' sums.
@@ -298,20 +298,20 @@ class BatchedStepLinear(StepModel):
         """
         # One model may overflow while the others converge.
         with np.errstate(over="ignore", invalid="ignore"):
-            raw = self.each.raw_prediction(w[:-1, ...], rows.X, backend)
+            raw = self.single_model.raw_prediction(w[:-1, ...], rows.X, backend)
             losses, g = self._compute_derivatives(raw, rows, backend)
-            self.each.add_products(rows.X, g, out[:-1, ...], backend)
+            self.single_model.add_products(rows.X, g, out[:-1, ...], backend)
         xp = namespace(losses)
         # Subtracted: the "gradient" of an additive part is minus its terms. A model's loss is kept
         # in the first of its columns.
-        out[-1, :: self.each.width] -= cast(losses, out.dtype)
+        out[-1, :: self.single_model.width] -= cast(losses, out.dtype)
         finite = xp.isfinite(losses)
         losses = xp.where(finite, losses, 0.0)
         return float(xp.sum(losses)) / max(int(xp.sum(cast(finite, xp.int32))), 1)
 
     def _compute_derivatives(self, raw: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
         """Return each model's summed loss, and its gradient with respect to the raw predictions."""
-        xp, each, width = namespace(raw), self.each, self.each.width
+        xp, each, width = namespace(raw), self.single_model, self.single_model.width
         n, n_models = raw.shape[0], len(self.splits)
         split_weights, y = rows.y[:, 1:], rows.y[:, 0]
         if rows.weight is not None:

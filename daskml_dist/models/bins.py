@@ -259,22 +259,22 @@ def _compute_tail_levels() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return shares, (shares + 2 / np.pi * np.arcsin(np.sqrt(shares))) / 2
 
 
-def hash_numbers(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def hash_numbers(integers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return a hash of 64 bits of each number: one step of splitmix64.
 
     S. Vigna, "splitmix64", 2015, after G. L. Steele, D. Lea and C. H. Flood, "Fast splittable
     pseudorandom number generators", OOPSLA 2014.
     """
-    number = number * np.uint64(0x9E3779B97F4A7C15)
-    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return number ^ (number >> np.uint64(31))
+    integers = integers * np.uint64(0x9E3779B97F4A7C15)
+    integers = (integers ^ (integers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    integers = (integers ^ (integers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return integers ^ (integers >> np.uint64(31))
 
 
-def draw_by_hash(numbers: Any, *seed: int) -> NDArray[np.uint64]:
+def draw_by_hash(integers: Any, *seed: int) -> NDArray[np.uint64]:
     """Return 64 random bits for each number (of a row, a feature), from a stream with a seed."""
     # Each part of the seed is hashed into the key in sequence, so that (1, 2) and (2, 1) differ.
     key = np.zeros(1, np.uint64)
     for seed_part in seed:
         key = hash_numbers(key + np.array([seed_part % 2**64], np.uint64) + np.uint64(1))
-    return hash_numbers(hash_numbers(np.asarray(numbers).astype(np.uint64) + np.uint64(1)) + key)
+    return hash_numbers(hash_numbers(np.asarray(integers).astype(np.uint64) + np.uint64(1)) + key)

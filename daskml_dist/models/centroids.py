@@ -42,9 +42,9 @@ class Reassignment:
         Sampled rows minus the shift, among which new centroids are drawn.
     lanes : tuple of int
         Lanes that have rows.
-    every : float
+    period : float
         Steps from one reassignment to the next; while a centroid has no row, each step is one.
-    most : int
+    max_moved : int
         Most centroids that are moved at once: half the rows of a step.
     average_every : int or None, default=None
         Steps between two averagings of lanes that step alone; 0 if they are averaged only at the
@@ -55,8 +55,8 @@ class Reassignment:
     ratio: float
     rows: _Array
     lanes: tuple[int, ...]
-    every: float
-    most: int
+    period: float
+    max_moved: int
     average_every: int | None = None
 
     def is_due(self, clock: int, counts: _Array) -> bool:
@@ -68,15 +68,15 @@ class Reassignment:
                 return False
             n_since = self.average_every
         # `every` may be fractional: the clock has passed a multiple of it.
-        is_periodic = (clock + 1) // self.every > (clock + 1 - n_since) // self.every
+        is_periodic = (clock + 1) // self.period > (clock + 1 - n_since) // self.period
         return clock > 0 and bool(is_periodic or (counts == 0).any())
 
     def find_low_centroids(self, counts: _Array) -> NDArray[np.bool_]:
         """Return a mask of the centroids that are to be reassigned, those of the lowest counts."""
         low: NDArray[np.bool_] = counts < min(self.ratio, 1.0) * counts.max()
         # If they are too many, only those of the lowest counts.
-        if low.sum() > self.most:
-            low[np.argsort(counts)[self.most :]] = False
+        if low.sum() > self.max_moved:
+            low[np.argsort(counts)[self.max_moved :]] = False
         return low
 
     def of_lane(self, lane: int) -> NDArray[np.bool_]:
@@ -85,11 +85,11 @@ class Reassignment:
         return lane_mask
 
     def changes(
-        self, counts: _Array, sums: _Array, own: NDArray[np.bool_], rng: np.random.Generator
+        self, counts: _Array, sums: _Array, is_own: NDArray[np.bool_], rng: np.random.Generator
     ) -> tuple[_Array, _Array]:
         """Return the changes of counts and sums that move own low centroids to drawn rows."""
         low = self.find_low_centroids(counts)
-        (reassigned,) = np.nonzero(low & own)
+        (reassigned,) = np.nonzero(low & is_own)
         count_changes, sum_changes = np.zeros_like(counts), np.zeros_like(sums)
         if len(reassigned):
             repeats = len(self.rows) < len(reassigned)
@@ -142,7 +142,7 @@ class CentroidModel(StepModel):
         """Return the rows unchanged: only the sums are in the dtype of the fit."""
         return X
 
-    def parts(self, w: Any) -> tuple[Any, Any]:
+    def view_counts_and_sums(self, w: Any) -> tuple[Any, Any]:
         """Return counts and sums as views of parameters."""
         views = self.parameters.views(w)
         return views["counts"], views["sums"]
@@ -153,12 +153,15 @@ class CentroidModel(StepModel):
 
     def centroids(self, w: Any) -> _Array:
         """Return the centroids of parameters, minus the shift."""
-        means: _Array = _compute_means(*self.parts(w), self.first)
+        means: _Array = _compute_means(*self.view_counts_and_sums(w), self.first)
         return means
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Subtract the rows' counts and sums from `out`; return the sum of squared distances."""
-        (counts, sums), (to_counts, to_sums) = self.parts(w), self.parts(out)
+        (counts, sums), (to_counts, to_sums) = (
+            self.view_counts_and_sums(w),
+            self.view_counts_and_sums(out),
+        )
         # The "gradient" of an additive part is minus what is added to it.
         changes = self._reassign(counts, sums, rows, backend)
         if changes is not None:

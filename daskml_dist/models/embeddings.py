@@ -179,7 +179,7 @@ class EmbeddingModel(StepModel):
         slope = (slope / self.unit).astype(w.dtype, copy=False)
         row_weights = np.empty(0, w.dtype) if weight is None else weight.astype(w.dtype, copy=False)
         add_row_gradients(
-            X.indptr, X.place, X.data, w, self.pairs, sums, slope, row_weights, self.alpha,
+            X.indptr, X.positions, X.data, w, self.pairs, sums, slope, row_weights, self.alpha,
             self.alpha / self.unit, out,
         )  # fmt: skip
         if passed is not None:
@@ -202,7 +202,7 @@ class EmbeddingModel(StepModel):
 
         raw = np.empty(X.shape[0], w.dtype)
         sums = np.zeros((len(raw), self.rank), w.dtype)
-        predict_rows(X.indptr, X.place, X.data, w, self.pairs, raw, sums)
+        predict_rows(X.indptr, X.positions, X.data, w, self.pairs, raw, sums)
         raw *= w.dtype.type(self.unit)
         raw += w.dtype.type(self.offset)
         return raw, sums
@@ -217,7 +217,7 @@ class EmbeddingModel(StepModel):
         from daskml_dist.backends.embedding_kernels import pool_fields
 
         pooled = np.zeros((X.shape[0], self.n_fields, self.rank), w.dtype)
-        pool_fields(X.indptr, X.place, X.field, X.data, w, pooled)
+        pool_fields(X.indptr, X.positions, X.field, X.data, w, pooled)
         flat = w[X.of_layers].reshape(-1, 1)[: network.parameters.shape[0]]
         weights = flat + draw_layers(network, self.table.seed, w.dtype.str)
         inputs = pooled.reshape(len(pooled), -1)
@@ -244,7 +244,7 @@ class EmbeddingModel(StepModel):
         )  # fmt: skip
         out[X.of_layers] += gradient.reshape(-1, out.shape[1])
         field_gradients = input_gradients.reshape(len(input_gradients), self.n_fields, self.rank)
-        add_pooled_gradients(X.indptr, X.place, X.field, X.data, field_gradients, out)
+        add_pooled_gradients(X.indptr, X.positions, X.field, X.data, field_gradients, out)
 
     def origin(self) -> dict[str, float]:
         """Return the number to which the intercept is added, and the unit of the rows."""
@@ -295,7 +295,7 @@ class PlacedRows:
     Parameters
     ----------
     indptr : ndarray of int of shape (n + 1,)
-    place : ndarray of int of shape (n_entries,)
+    positions : ndarray of int of shape (n_entries,)
     data : ndarray of float of shape (n_entries,)
     field : ndarray of uint8 of shape (n_entries,)
         Field of each entry's id; empty without layers.
@@ -303,17 +303,17 @@ class PlacedRows:
         Places of the layers' weights.
     """
 
-    __slots__ = ("data", "field", "indptr", "of_layers", "place")
+    __slots__ = ("data", "field", "indptr", "of_layers", "positions")
 
     def __init__(
         self,
         indptr: NDArray[Any],
-        place: NDArray[Any],
+        positions: NDArray[Any],
         data: NDArray[Any],
         field: NDArray[np.uint8],
         of_layers: NDArray[Any],
     ) -> None:
-        self.indptr, self.place, self.data = indptr, place, data
+        self.indptr, self.positions, self.data = indptr, positions, data
         self.field, self.of_layers = field, of_layers
 
     @property
@@ -342,7 +342,7 @@ def to_id_rows(X: Any, dtype: Any) -> sparse.csr_array:
 
 
 def number_ids(
-    ids: list[NDArray[np.int64]], own: NDArray[np.int64], own_last: bool
+    ids: list[NDArray[np.int64]], own_ids: NDArray[np.int64], own_last: bool
 ) -> tuple[NDArray[np.int64], list[NDArray[Any]], NDArray[Any]]:
     """Return the ids that a batch uses, and the positions of its entries' and the model's own ids.
 
@@ -350,9 +350,9 @@ def number_ids(
     """
     if own_last:
         index, places = distinct(ids)
-        own_places = np.arange(len(index), len(index) + len(own))
-        return np.concatenate([index, own]), places, own_places
-    index, (*places, own_places) = distinct([*ids, own])
+        own_places = np.arange(len(index), len(index) + len(own_ids))
+        return np.concatenate([index, own_ids]), places, own_places
+    index, (*places, own_places) = distinct([*ids, own_ids])
     return index, places, own_places
 
 

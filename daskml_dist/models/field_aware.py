@@ -52,7 +52,7 @@ class FieldAwareModel(EmbeddingModel):
             losses, slope = losses * weight, slope * weight
         row_weights = np.empty(0, w.dtype) if weight is None else weight.astype(w.dtype, copy=False)
         add_field_pair_gradients(
-            X.indptr, X.place, X.field, X.data, w, self.rank, slope.astype(w.dtype, copy=False),
+            X.indptr, X.positions, X.field, X.data, w, self.rank, slope.astype(w.dtype, copy=False),
             row_weights, self.alpha, out,
         )  # fmt: skip
         return float(losses.sum(dtype=np.float64))
@@ -62,7 +62,7 @@ class FieldAwareModel(EmbeddingModel):
         from daskml_dist.backends.embedding_kernels import predict_field_pairs
 
         raw = np.empty(X.shape[0], w.dtype)
-        predict_field_pairs(X.indptr, X.place, X.field, X.data, w, self.rank, raw)
+        predict_field_pairs(X.indptr, X.positions, X.field, X.data, w, self.rank, raw)
         raw += w.dtype.type(self.offset)
         return raw
 

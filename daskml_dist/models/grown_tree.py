@@ -120,11 +120,11 @@ class GrownTree:
         return self._collapse_nodes(np.array(collapsed, np.int64))
 
 
-def join_subtrees(top: GrownTree, parts: list[tuple[int, GrownTree]]) -> GrownTree:
-    """Return a tree whose leaves `node` are replaced by the subtrees in `parts` (node, subtree)."""
+def join_subtrees(top: GrownTree, subtrees: list[tuple[int, GrownTree]]) -> GrownTree:
+    """Return a tree with leaves replaced by `subtrees`, each a pair of a leaf and its subtree."""
     arrays = [[array] for array in top.arrays]
     n = len(top.left)
-    for node, subtree in parts:
+    for node, subtree in subtrees:
         # The subtree's root takes the leaf's place, and its other nodes are appended: node i of the
         # subtree (i > 0) becomes node n - 1 + i.
         left_child = np.where(subtree.left > 0, subtree.left + n - 1, node).astype(np.int32)
@@ -168,46 +168,46 @@ class TreeConverter:
     classes: tuple[int, ...] = ()
     n_outputs: int = 1
 
-    def convert(self, grown: GrownTree, low: Array, high: Array) -> tuple[Tree, Array]:
+    def convert(self, grown_tree: GrownTree, low: Array, high: Array) -> tuple[Tree, Array]:
         """Return the prediction tree and each node's impurity; `low`, `high`: range of each bin."""
-        total = grown.sums[:, -2]
+        total = grown_tree.sums[:, -2]
         weights = (total >> self.bits).astype(np.float64)
-        means, impurity = self.means(grown)
-        inner = grown.feature >= 0
+        means, impurity = self.means(grown_tree)
+        inner = grown_tree.feature >= 0
         # From integer units to an impurity decrease as a share of all rows, averaged over outputs.
         gain_unit = self.criterion.unit(self.target) / max(weights[0], 1.0) / self.n_outputs
         values = means + self.centre
-        if len(grown.bounds):
-            values = self._clip_to_bounds(values, grown.bounds)
-        last_left_bin, threshold = _choose_last_bins(grown, low, high)
+        if len(grown_tree.bounds):
+            values = self._clip_to_bounds(values, grown_tree.bounds)
+        last_left_bin, threshold = _choose_last_bins(grown_tree, low, high)
         tree = Tree(
-            feature=grown.feature,
+            feature=grown_tree.feature,
             bin=last_left_bin,
             threshold=np.where(inner, threshold, np.inf),
-            left=grown.left,
-            missing_left=inner & (grown.cut[:, 2] > 0),
+            left=grown_tree.left,
+            missing_left=inner & (grown_tree.cut[:, 2] > 0),
             category=np.full(len(weights), -1, np.int32),
             value=values,
-            gain=np.where(inner, grown.gain * gain_unit, -1.0),
+            gain=np.where(inner, grown_tree.gain * gain_unit, -1.0),
             count=total & ((1 << self.bits) - 1),
             weight=weights / self.weight,
-            depth=grown.depth,
+            depth=grown_tree.depth,
             bitsets=np.empty((0, 4), np.uint64),
         )
         return tree, impurity
 
-    def means(self, grown: GrownTree) -> tuple[Array, Array]:
+    def means(self, grown_tree: GrownTree) -> tuple[Array, Array]:
         """Return class probabilities or means of the centred targets, and the impurity, by node."""
-        total = grown.sums[:, -2]
+        total = grown_tree.sums[:, -2]
         weights = (total >> self.bits).astype(np.float64)
         divisors = np.where(weights > 0, weights, 1.0)
         if self.criterion.of_classes:
-            means = (grown.sums[:, :-2] >> self.bits) / divisors[:, None]
+            means = (grown_tree.sums[:, :-2] >> self.bits) / divisors[:, None]
             # A tree that drew no row gives all classes the same probability.
             means[weights == 0] = np.concatenate([np.full(n, 1 / n) for n in self.classes])
             return means, self.criterion.impurity(means, weights, self.n_outputs)
-        means = self.criterion.means(grown.sums[:, 1:-2], divisors, self.target)
-        term = self.criterion.term(grown.sums[:, -1], divisors, self.term)
+        means = self.criterion.means(grown_tree.sums[:, 1:-2], divisors, self.target)
+        term = self.criterion.term(grown_tree.sums[:, -1], divisors, self.term)
         return means, self.criterion.impurity(means, term, self.n_outputs)
 
     def _clip_to_bounds(self, values: Array, bounds: Array) -> Array:
@@ -221,24 +221,26 @@ class TreeConverter:
         return np.column_stack([1 - positive, positive])
 
 
-def _choose_last_bins(grown: GrownTree, low: Array, high: Array) -> tuple[Array, Array]:
+def _choose_last_bins(grown_tree: GrownTree, low: Array, high: Array) -> tuple[Array, Array]:
     """Return the last bin on the left of each split, and thresholds consistent with these bins.
 
     Bins in which a node has no rows may be between its last bin on the left and its first on the
     right. Other rows can fall into them: each such bin goes to the side of its midpoint.
     """
-    threshold = _compute_thresholds(grown, low, high)
+    threshold = _compute_thresholds(grown_tree, low, high)
     last_bin = np.full(len(threshold), -1, np.int32)
-    nodes = np.flatnonzero((grown.feature >= 0) & (grown.cut[:, 1] >= 0))
+    nodes = np.flatnonzero((grown_tree.feature >= 0) & (grown_tree.cut[:, 1] >= 0))
     # All splits of a feature are placed together.
-    nodes = nodes[np.argsort(grown.feature[nodes], kind="stable")]
-    features, starts = np.unique(grown.feature[nodes], return_index=True)
+    nodes = nodes[np.argsort(grown_tree.feature[nodes], kind="stable")]
+    features, starts = np.unique(grown_tree.feature[nodes], return_index=True)
     for j, splits in zip(features, np.split(nodes, starts[1:]), strict=False):
         # An empty bin has low > high.
         filled = np.flatnonzero(low[j] <= high[j])
         with np.errstate(invalid="ignore"):
             middle = low[j, filled] / 2 + high[j, filled] / 2
-        first_right, last_left = (np.searchsorted(filled, grown.cut[splits, k]) for k in (0, 1))
+        first_right, last_left = (
+            np.searchsorted(filled, grown_tree.cut[splits, k]) for k in (0, 1)
+        )
         position = np.searchsorted(middle, threshold[splits], side="right") - 1
         position = np.clip(position, first_right, last_left - 1)
         last_bin[splits] = filled[position]
@@ -247,20 +249,20 @@ def _choose_last_bins(grown: GrownTree, low: Array, high: Array) -> tuple[Array,
         inside = (threshold[splits] < below) | (threshold[splits] >= above)
         threshold[splits[inside]] = _compute_midpoints(below[inside], above[inside])
     # Splits that send only missing values to the right: every bin goes left.
-    last_bin[(grown.feature >= 0) & (grown.cut[:, 1] < 0)] = low.shape[1] - 1
+    last_bin[(grown_tree.feature >= 0) & (grown_tree.cut[:, 1] < 0)] = low.shape[1] - 1
     return last_bin, threshold
 
 
-def _compute_thresholds(grown: GrownTree, low: Array, high: Array) -> Array:
+def _compute_thresholds(grown_tree: GrownTree, low: Array, high: Array) -> Array:
     """Return the largest value that goes left at each split: drawn, or between the two bins."""
-    inner = grown.feature >= 0
-    feature = np.where(inner, grown.feature, 0)
-    last_left, first_right = (np.where(inner, grown.cut[:, k], 0) for k in (0, 1))
+    inner = grown_tree.feature >= 0
+    feature = np.where(inner, grown_tree.feature, 0)
+    last_left, first_right = (np.where(inner, grown_tree.cut[:, k], 0) for k in (0, 1))
     midpoint = _compute_midpoints(
         high[feature, last_left], low[feature, np.maximum(first_right, 0)]
     )
     midpoint = np.where(first_right < 0, np.inf, midpoint)
-    return np.where(np.isnan(grown.threshold), midpoint, grown.threshold)
+    return np.where(np.isnan(grown_tree.threshold), midpoint, grown_tree.threshold)
 
 
 def _compute_midpoints(a: Array, b: Array) -> Array:

@@ -269,7 +269,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         for block in (first_block, *other_blocks):
             block_weight = None if weight is None else weight[block]
             loss += self._add_rows(
-                w, backend.part(X, block), y[block, ...], block_weight, sums, backend
+                w, backend.borrow_rows(X, block), y[block, ...], block_weight, sums, backend
             )
         out += cast(sums, out.dtype)
         return loss

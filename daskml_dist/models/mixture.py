@@ -45,9 +45,9 @@ class Mixture:
         """Factors F of the precisions ``F @ F.T``, in the shape of the covariances."""
         return _factor_precisions(self.covariances, self.kind)
 
-    def moved(self, by: Array) -> Mixture:
-        """Return the mixture with its means moved by `by`."""
-        return replace(self, means=self.means + by)
+    def moved(self, shift: Array) -> Mixture:
+        """Return the mixture with its means moved by `shift`."""
+        return replace(self, means=self.means + shift)
 
     def of_moments(self, moments: Array, reg_covar: float) -> Mixture:
         """Return the mixture of the M-step (Bishop, equations 9.24 to 9.26).
@@ -136,21 +136,22 @@ def _factor_precisions(covariances: Array, kind: str) -> Array:
     return np.asarray(1 / np.sqrt(covariances))
 
 
-def _factor_precision(covariance: Array, of: str) -> Array:
+def _factor_precision(covariance: Array, component_name: str) -> Array:
     """Return the precision factor of one covariance, by its Cholesky factor."""
     # C = L L.T, so the precision is L^-T L^-1, and F = L^-T is upper triangular.
     try:
         root = linalg.cholesky(covariance, lower=True)
     except (linalg.LinAlgError, ValueError) as error:
-        raise _make_degenerate_error(of) from error
+        raise _make_degenerate_error(component_name) from error
     unit = np.eye(len(covariance))
     return np.asarray(linalg.solve_triangular(root, unit, lower=True).T)
 
 
-def _make_degenerate_error(of: str) -> DivergedError:
+def _make_degenerate_error(component_name: str) -> DivergedError:
     """Return the error for a covariance that is not positive definite."""
     return DivergedError(
         "Fitting the mixture model failed because some components have ill-defined empirical "
         "covariance (for instance caused by singleton or collapsed samples). Try to decrease the "
-        f"number of components, increase reg_covar, or scale the input data. It is that of {of}."
+        f"number of components, increase reg_covar, or scale the input data. It is that of "
+        f"{component_name}."
     )

@@ -144,7 +144,7 @@ class MLP(StagedModel, ColumnModel):
         Activation of the hidden layers.
     n_classes : int
         0 for regression.
-    several : bool, default=False
+    is_multi_output : bool, default=False
         Whether targets are two-dimensional: multi-output regression, or multilabel indicators.
     row_clip : float or None, default=None
         Largest norm of the gradient of a row, over all layers.
@@ -154,7 +154,7 @@ class MLP(StagedModel, ColumnModel):
     sizes: tuple[int, ...]
     activation: str
     n_classes: int
-    several: bool = False
+    is_multi_output: bool = False
     row_clip: float | None = None
 
     #: Its only threads are those of BLAS, which trainers limit.
@@ -232,17 +232,17 @@ class MLP(StagedModel, ColumnModel):
             # A column of one target becomes a vector: losses are elementwise.
             column = y[:, 0] if y.ndim > self.n_outputs == 1 else y
             return column.astype(dtype, copy=False)
-        if not self.several and self.n_outputs > 1:
+        if not self.is_multi_output and self.n_outputs > 1:
             return encode_labels(y, classes, np.int32)
         # One output for each label, or one for two classes: log odds, whose targets are signs.
-        return encode_signs(y == (1 if self.several else classes[-1]), dtype)
+        return encode_signs(y == (1 if self.is_multi_output else classes[-1]), dtype)
 
     def raw(self, w: Any, X: Any, backend: Backend) -> Any:
         """Return the raw outputs of rows, of shape (n,) for one output, else (n, n_outputs)."""
         arrays, layers, n = self.arrays(w), range(len(self.layers)), X.shape[0]
         out = zeros((n, self.n_outputs), w.dtype, w)
         for row_slice in row_slices(n, self._rows_at_once(backend)):
-            rows = backend.part(X, row_slice)
+            rows = backend.borrow_rows(X, row_slice)
             out[row_slice, ...] = self._forward(arrays, rows, layers, backend, "layer")[-1]
         return out[:, 0] if self.n_outputs == 1 else out
 
@@ -412,7 +412,7 @@ class MLP(StagedModel, ColumnModel):
         if self.n_outputs == 1:
             values, slope = self.loss.value_and_gradient(y, raw[:, 0])
             return values, slope[:, None]
-        if not (self.several and self.n_classes):
+        if not (self.is_multi_output and self.n_classes):
             return self.loss.value_and_gradient(y, raw)
         # Multilabel: each label is a binary problem, and the loss of a row is their sum.
         xp, flat = namespace(raw), (raw.shape[0] * raw.shape[1],)
@@ -449,7 +449,7 @@ class MLP(StagedModel, ColumnModel):
         if raw.ndim == 1:
             return (raw > 0) == (y > 0)
         xp = namespace(raw)
-        if self.several:
+        if self.is_multi_output:
             return xp.all((raw > 0) == (y > 0), axis=1)
         return xp.argmax(raw, axis=1) == y
 
@@ -467,7 +467,7 @@ class MLP(StagedModel, ColumnModel):
             "loss": self.loss.name if plain_repr else repr(self.loss),
             "layers": list(self.sizes),
             "activation": self.activation,
-            "several": self.several,
+            "several": self.is_multi_output,
         } | ({} if self.row_clip is None else {"row_clip": self.row_clip})
 
 

@@ -120,21 +120,21 @@ class MultiplicativeUpdates:
             else namespace(W).where(updated < _ZERO_WEIGHT, 0 * updated, updated)
         )
 
-    def settled(self, X: Any, most: int, tol: float) -> Any:
+    def settled(self, X: Any, max_updates: int, tol: float) -> Any:
         """Return the weights of some rows after updates to convergence, from equal weights.
 
-        A row ends after `most` updates, or after one that changes no weight by more than `tol`
-        times its largest weight. So its weights do not depend on the rows beside it.
+        A row ends after `max_updates` updates, or after one that changes no weight by more than
+        `tol` times its largest weight. So its weights do not depend on the rows beside it.
         """
         # Equal weights, such that W @ H has each row's sum of entries.
         entries = self._sum_entries(X)[:, None] / (total(self.component_sums) + _SMALLEST_DIVISOR)
         W = entries * ones((1, self.across.shape[1]), entries.dtype, like=entries)
         if isinstance(X, CSRRows) and self.beta == 1:
-            return self._update_compiled(X, W, most, tol)
+            return self._update_compiled(X, W, max_updates, tol)
         xp = namespace(W)
         # 1 for rows that continue, 0 for those that have ended, whose weights stay.
         active = zeros((W.shape[0], 1), W.dtype, like=W) + 1
-        for _ in range(most):
+        for _ in range(max_updates):
             updated = self.step(X, W)
             excess = xp.max(xp.abs(updated - W), axis=1) - tol * xp.max(updated, axis=1)
             W = W + active * (updated - W)
@@ -148,14 +148,14 @@ class MultiplicativeUpdates:
         ones_column = ones((X.shape[1], 1), self.across.dtype, like=self.across)
         return namespace(ones_column).reshape(self.backend.dot(X, ones_column), (-1,))
 
-    def _update_compiled(self, X: CSRRows, W: Any, most: int, tol: float) -> Any:
-        """Return the weights after up to `most` updates, by a loop over sparse entries."""
+    def _update_compiled(self, X: CSRRows, W: Any, max_updates: int, tol: float) -> Any:
+        """Return the weights after up to `max_updates` updates, by a loop over sparse entries."""
         from daskml_dist.backends import nonnegative_kernels
 
         W, dtype = W.copy(), W.dtype.type
         nonnegative_kernels.multiply_weights(
             X.X.indptr, X.X.indices, X.X.data, X.rows, self.across, self.component_sums,
-            dtype(self.l1), dtype(self.l2), dtype(_SMALLEST_DIVISOR), W, most, tol,
+            dtype(self.l1), dtype(self.l2), dtype(_SMALLEST_DIVISOR), W, max_updates, tol,
         )  # fmt: skip
         return W
 
@@ -175,45 +175,45 @@ class MultiplicativeUpdates:
         product = _raise_to_least(product, _SMALLEST_DIVISOR) if self.beta < 2 else product
         return X * product ** (self.beta - 2)
 
-    def denominator(self, product: Any, others: Any, sizes: Any) -> Any:
+    def denominator(self, product: Any, factors: Any, sizes: Any) -> Any:
         """Return the denominator of an update: ``product ** (beta - 1) @ others``.
 
-        For beta = 1 it is `sizes`, the sums of the columns of `others`.
+        For beta = 1 it is `sizes`, the sums of the columns of `factors`.
         """
         if self.beta == 1:
             return sizes
         product = _raise_to_least(product, _SMALLEST_DIVISOR) if self.beta < 1 else product
-        return product ** (self.beta - 1) @ others
+        return product ** (self.beta - 1) @ factors
 
-    def add_shares(self, X: Any, W: Any, own: Any, out: Any, below: Any) -> None:
+    def add_shares(self, X: Any, W: Any, weighted: Any, out: Any, denominators: Any) -> None:
         """Add the rows' terms of numerator and denominator of the components' update, in place.
 
         Parameters
         ----------
         X : rows of shape (n, n_features)
-        W, own : arrays of shape (n, k)
+        W, weighted : arrays of shape (n, k)
             W, and W with each row multiplied by its sample weight.
-        out, below : arrays of float64 of shape (n_features, k)
-            Numerators and denominators. For beta = 2 `below` is the Gram matrix of W, of shape
-            (k, k), for beta = 1 the sums of its columns, of shape (1, k).
+        out, denominators : arrays of float64 of shape (n_features, k)
+            Numerators and denominators. For beta = 2 `denominators` is the Gram matrix of W, of
+            shape (k, k), for beta = 1 the sums of its columns, of shape (1, k).
         """
         if self.beta == 1:
-            below += total(cast(own, below.dtype), axis=0)[None, :]
+            denominators += total(cast(weighted, denominators.dtype), axis=0)[None, :]
         if isinstance(X, CSRRows) and self.beta == 1:
             from daskml_dist.backends import nonnegative_kernels
 
             csr = X.X.indptr, X.X.indices, X.X.data, X.rows
             least = W.dtype.type(_SMALLEST_DIVISOR)
-            nonnegative_kernels.add_component_shares(*csr, self.across, W, own, least, out)
+            nonnegative_kernels.add_component_shares(*csr, self.across, W, weighted, least, out)
             return
         if self.beta == 2:
-            below += cast(own.T @ W, below.dtype)
-            self.backend.add_tdot(X, own, out)
+            denominators += cast(weighted.T @ W, denominators.dtype)
+            self.backend.add_tdot(X, weighted, out)
             return
         product = self._multiply_out(W)
         if self.beta != 1:
-            below += cast(self.denominator(product.T, own, None), below.dtype)
-        self.backend.add_tdot(self._weight_entries(X, product), own, out)
+            denominators += cast(self.denominator(product.T, weighted, None), denominators.dtype)
+        self.backend.add_tdot(self._weight_entries(X, product), weighted, out)
 
     def errors(self, X: Any, W: Any) -> Any:
         """Return the divergence of each row, of shape (n,), float64."""

@@ -67,17 +67,17 @@ class FactorModel(Model):
         """Return the ratings unchanged."""
         return y
 
-    def start(self, at: slice, seed: int) -> NDArray[Any]:
+    def start(self, index_range: slice, seed: int) -> NDArray[Any]:
         """Return initial factors, of expected squared length 1, of a range of users or items.
 
         They are hashed from the positions, so that they do not depend on the process that holds the
         range.
         """
         column = np.arange(self.rank, dtype=np.uint64)
-        factors = np.zeros((at.stop - at.start, self.width), self.dtype)
+        factors = np.zeros((index_range.stop - index_range.start, self.width), self.dtype)
         for start in range(0, len(factors), _FACTOR_ROWS_AT_ONCE):
             chunk = factors[start : start + _FACTOR_ROWS_AT_ONCE, : self.rank]
-            first = at.start + start + 1
+            first = index_range.start + start + 1
             number = np.arange(first, first + len(chunk), dtype=np.uint64)[:, np.newaxis]
             draw = hash_numbers(
                 hash_numbers(number) + column + hash_numbers(np.array([seed], np.uint64))
@@ -214,12 +214,14 @@ class RatedPairs(StepModel):
 
         Negatives are drawn here: the pieces then have a column for each.
         """
-        index, places = distinct([backend.to_numpy(self.drawn(p, backend)) for p in pieces])
+        index, places = distinct(
+            [backend.to_numpy(self.draw_negatives(p, backend)) for p in pieces]
+        )
         for piece, place in zip(pieces, places, strict=True):
             piece.X = backend.to_device(place)
         return index
 
-    def drawn(self, rows: BatchRows, backend: Backend) -> Any:
+    def draw_negatives(self, rows: BatchRows, backend: Backend) -> Any:
         """Return columns of users, items and drawn negative items, as indices of parameter rows."""
         X = rows.X
         if not self.negatives or X.shape[1] > 2:  # none, or drawn by `touched`
@@ -234,7 +236,7 @@ class RatedPairs(StepModel):
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Add the gradient of some pairs to `out`; return the summed loss without the penalty."""
-        columns, shared = self.drawn(rows, backend), (rows.weight, out, backend)
+        columns, shared = self.draw_negatives(rows, backend), (rows.weight, out, backend)
         # The penalty's gradient is added with each pair's; its value is not part of the loss.
         loss: Any = (
             0.0 if self.pairwise else self._add_pointwise(w, columns[:, :2], rows.y, *shared)
@@ -255,7 +257,7 @@ class RatedPairs(StepModel):
         return namespace(y).full_like(y, -1.0 if self.loss.kind == "classification" else 0.0)
 
     def _add_pointwise(
-        self, w: Any, at: Any, y: Any, weight: Any, out: Any, backend: Backend
+        self, w: Any, pairs: Any, y: Any, weight: Any, out: Any, backend: Backend
     ) -> Any:
         """Add the gradient of pairs and their targets; return the sum of their losses."""
         if is_host(w):
@@ -263,11 +265,11 @@ class RatedPairs(StepModel):
 
             # One compiled loop over the pairs; None for a loss that it does not support.
             kernel_loss = add_pair_gradients(
-                self.loss, w, at, y, weight, self.rank, self.reg, self.offset, self.unit, out
+                self.loss, w, pairs, y, weight, self.rank, self.reg, self.offset, self.unit, out
             )
             if kernel_loss is not None:
                 return kernel_loss
-        users, items = at[:, 0], at[:, 1]
+        users, items = pairs[:, 0], pairs[:, 1]
         user_rows, item_rows = self._take_rows(w, users), self._take_rows(w, items)
         losses, slope = self._compute_slopes(y, self._predict_raw(user_rows, item_rows), weight)
         # Chain rule: the gradient of p_u is the slope times q_i, plus the penalty's reg * p_u; a
@@ -283,14 +285,14 @@ class RatedPairs(StepModel):
         return losses
 
     def _add_pairwise(
-        self, w: Any, at: Any, others: Any, weight: Any, out: Any, backend: Backend
+        self, w: Any, pairs: Any, negatives: Any, weight: Any, out: Any, backend: Backend
     ) -> Any:
         """Add the gradient of BPR (Rendle et al. 2009, figure 4); return the sum of the losses.
 
         The loss of ``x_uij = x_ui - x_uj``, with i an item of the user and j a drawn one.
         """
-        user_rows, item_rows = self._take_rows(w, at[:, 0]), self._take_rows(w, at[:, 1])
-        other_rows = self._take_rows(w, others)
+        user_rows, item_rows = self._take_rows(w, pairs[:, 0]), self._take_rows(w, pairs[:, 1])
+        other_rows = self._take_rows(w, negatives)
         difference = self._predict_raw(user_rows, item_rows) - self._predict_raw(
             user_rows, other_rows
         )
@@ -301,9 +303,9 @@ class RatedPairs(StepModel):
         item_gradient = slope * self._partner_derivative(user_rows)
         if self.biased:
             user_gradient[:, self.rank] = 0  # the user's bias cancels in the difference
-        backend.add_rows(user_gradient + self._shrink(user_rows, weight), at[:, 0], None, out)
-        backend.add_rows(item_gradient + self._shrink(item_rows, weight), at[:, 1], None, out)
-        backend.add_rows(self._shrink(other_rows, weight) - item_gradient, others, None, out)
+        backend.add_rows(user_gradient + self._shrink(user_rows, weight), pairs[:, 0], None, out)
+        backend.add_rows(item_gradient + self._shrink(item_rows, weight), pairs[:, 1], None, out)
+        backend.add_rows(self._shrink(other_rows, weight) - item_gradient, negatives, None, out)
         return losses
 
     def _compute_slopes(self, y: Any, raw: Any, weight: Any) -> tuple[Any, Any]:
@@ -324,9 +326,9 @@ class RatedPairs(StepModel):
         # A weight counts a pair several times, its penalty included.
         return gradient if weight is None else gradient * weight[:, None]
 
-    def _take_rows(self, w: Any, at: Any) -> Any:
+    def _take_rows(self, w: Any, indices: Any) -> Any:
         """Return some rows of the parameters."""
-        return namespace(w).take(w, at, axis=0)
+        return namespace(w).take(w, indices, axis=0)
 
     def _predict_raw(self, of_user: Any, of_item: Any) -> Any:
         """Return the raw prediction of each pair."""
@@ -358,7 +360,7 @@ class RatedPairs(StepModel):
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
         """Return the weight, and the weighted squared errors or correct signs; of shape (2,)."""
-        columns = self.drawn(rows, backend)
+        columns = self.draw_negatives(rows, backend)
         user_rows = self._take_rows(w, columns[:, 0])
         raws = [
             self._predict_raw(user_rows, self._take_rows(w, columns[:, c]))

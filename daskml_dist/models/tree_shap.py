@@ -67,7 +67,7 @@ class ExplainedTrees:
     cover: Floats
 
     @classmethod
-    def of(cls, raw: RawTrees | RawForest) -> ExplainedTrees:
+    def from_raw(cls, raw: RawTrees | RawForest) -> ExplainedTrees:
         """Return the trees, values and baseline of the predictions of boosting or of a forest."""
         trees = raw.trees
         if isinstance(raw, RawTrees):
@@ -152,7 +152,7 @@ class _PathTables(NamedTuple):
     trees: NDArray[np.int64]
     starts: NDArray[np.int64]
     weights: Floats
-    numbers: Floats
+    edge_values: Floats
 
 
 @dataclass(eq=False)
@@ -242,10 +242,14 @@ class PathShap:
             rows = number_categories(explained.trees, dense)
             row_contributions = contributions[row_slice]
 
-            def add(part: slice, rows: Any = rows, found: Any = row_contributions) -> None:
-                for subset in row_slices(len(rows[part]), _PATH_ROWS_AT_ONCE):
+            def add(
+                row_slice: slice, rows: Any = rows, contributions: Any = row_contributions
+            ) -> None:
+                for subset in row_slices(len(rows[row_slice]), _PATH_ROWS_AT_ONCE):
                     tables = kept_tables or self._iterate_tables()
-                    found[part][subset] = self._explain(rows[part][subset], tables)
+                    contributions[row_slice][subset] = self._explain(
+                        rows[row_slice][subset], tables
+                    )
 
             run_over_threads(add, len(rows), _ROWS_A_THREAD)
         return contributions
@@ -270,7 +274,7 @@ class PathShap:
             add_path_values(
                 lanes, table.trees, table.starts, explained.trees.roots, explained.n_in_turn,
                 explained.node_arrays, explained.edges[:3], depth, explained.deepest,
-                table.numbers, table.weights, explained.value, scratch, values,
+                table.edge_values, table.weights, explained.value, scratch, values,
             )  # fmt: skip
         return values.transpose(0, 3, 1, 2).reshape(-1, n_features, explained.n_outputs)[
             : len(rows)
@@ -330,16 +334,18 @@ class InterventionalShap:
             rows = number_categories(explained.trees, dense)
             row_contributions = contributions[row_slice]
 
-            def add(part: slice, rows: Any = rows, found: Any = row_contributions) -> None:
-                for subset in row_slices(len(rows[part]), _INTERVENTIONAL_ROWS_AT_ONCE):
-                    columns = np.ascontiguousarray(rows[part][subset].T, dtype=np.float64)
+            def add(
+                row_slice: slice, rows: Any = rows, contributions: Any = row_contributions
+            ) -> None:
+                for subset in row_slices(len(rows[row_slice]), _INTERVENTIONAL_ROWS_AT_ONCE):
+                    columns = np.ascontiguousarray(rows[row_slice][subset].T, dtype=np.float64)
                     values = np.zeros((len(columns), explained.n_outputs, columns.shape[1]))
                     add_interventional_values(
                         columns, self._columns, explained.trees.roots, explained.n_in_turn,
                         explained.node_arrays, path_edges, explained.trees.nodes.depth,
                         explained.deepest, most_features, subset_weights, explained.value, values,
                     )  # fmt: skip
-                    found[part][subset] = values.transpose(2, 0, 1)
+                    contributions[row_slice][subset] = values.transpose(2, 0, 1)
 
             run_over_threads(add, len(rows), _ROWS_A_THREAD)
         return contributions
@@ -349,8 +355,8 @@ class InterventionalShap:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def _weigh_subsets(most: int) -> Floats:
+def _weigh_subsets(max_features: int) -> Floats:
     """Return ``a! b! / (a + b + 1)!`` for all a and b up to a number."""
-    logs = np.array([lgamma(i + 1) for i in range(2 * most + 3)])
-    a, b = np.indices((most + 1, most + 1))
+    logs = np.array([lgamma(i + 1) for i in range(2 * max_features + 3)])
+    a, b = np.indices((max_features + 1, max_features + 1))
     return np.asarray(np.exp(logs[a] + logs[b] - logs[a + b + 1]))

@@ -126,7 +126,7 @@ class Trees:
     bins: Bins
 
     @classmethod
-    def of(cls, trees: Sequence[Tree], n_per_iteration: int, bins: Bins) -> Trees:
+    def from_trees(cls, trees: Sequence[Tree], n_per_iteration: int, bins: Bins) -> Trees:
         """Return the ensemble of some trees, whose indices are shifted."""
         roots = np.concatenate([[0], np.cumsum([len(tree.feature) for tree in trees])])
         bitsets = np.concatenate([[0], np.cumsum([len(tree.bitsets) for tree in trees])])
@@ -153,9 +153,9 @@ class Trees:
         """Number of iterations of boosting."""
         return len(self) // self.n_per_iteration
 
-    def tree(self, number: int) -> Tree:
+    def tree(self, tree_index: int) -> Tree:
         """Return one of the trees, with indices that count from its own root."""
-        node_slice = slice(*self.roots[number : number + 2])
+        node_slice = slice(*self.roots[tree_index : tree_index + 2])
         # All fields but the last, `bitsets`, have an entry for each node.
         node_arrays = {f.name: getattr(self.nodes, f.name)[node_slice] for f in fields(Tree)[:-1]}
         # A tree's bitsets are adjacent, in the order of its nodes.
@@ -171,7 +171,7 @@ class Trees:
     def first(self, n_iter: int) -> Trees:
         """Return the trees of the first iterations."""
         n = n_iter * self.n_per_iteration
-        return Trees.of([self.tree(i) for i in range(n)], self.n_per_iteration, self.bins)
+        return Trees.from_trees([self.tree(i) for i in range(n)], self.n_per_iteration, self.bins)
 
     # -- as arrays alone -----------------------------------------------------------------------
 

@@ -153,7 +153,7 @@ class TwoTowerModel(StepModel):
         return index
 
     def _place_pairs(
-        self, indptr: NDArray[Any], place: NDArray[Any], ids: NDArray[np.int64],
+        self, indptr: NDArray[Any], positions: NDArray[Any], ids: NDArray[np.int64],
         data: NDArray[Any], of_layers: NDArray[Any],
     ) -> PlacedPairs:  # fmt: skip
         """Return rows whose columns are positions among the used parameters."""
@@ -168,7 +168,7 @@ class TwoTowerModel(StepModel):
         item_data = np.where(fields >= n_users, data, data.dtype.type(0))
         # Each row of a pair has one id of its item; rows with only a user have none.
         item = ids[fields == n_users]
-        return PlacedPairs(indptr, place, data, item_data, fields, item, of_layers)
+        return PlacedPairs(indptr, positions, data, item_data, fields, item, of_layers)
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Add the gradient of some rows to `out`; return the summed loss without the penalty."""
@@ -198,16 +198,16 @@ class TwoTowerModel(StepModel):
             (0, users, scaled @ items.vectors),
             (1, items, scaled.T @ users.vectors),
         ):
-            pooled_gradient[:, self._side(side)] = self._pull_back(
+            pooled_gradient[:, self._field_slice(side)] = self._pull_back(
                 side, tower, vector_gradient, X, out, backend
             )
-        add_pooled_gradients(X.indptr, X.place, X.field, X.data, pooled_gradient, out)
+        add_pooled_gradients(X.indptr, X.positions, X.field, X.data, pooled_gradient, out)
         # Biases of the items' ids, and the penalty of all; a softmax does not depend on the
         # intercept.
         row_weights = np.empty(0, w.dtype) if weight is None else weight.astype(w.dtype, copy=False)
         intercept, no_vectors = out[-1, 0], np.empty((len(log_q), self.rank), w.dtype)
         add_row_gradients(
-            X.indptr, X.place, X.of_items, w, False, no_vectors, slope.sum(axis=0), row_weights,
+            X.indptr, X.positions, X.of_items, w, False, no_vectors, slope.sum(axis=0), row_weights,
             self.alpha, self.alpha, out,
         )  # fmt: skip
         out[-1, 0] = intercept
@@ -228,7 +228,7 @@ class TwoTowerModel(StepModel):
             rows.indptr, place, rows.indices, rows.data, own_places[:-1]
         )
 
-    def _side(self, side: int) -> slice:
+    def _field_slice(self, side: int) -> slice:
         """Return the fields of one side."""
         first = self.n_fields[0]
         return slice(first, sum(self.n_fields)) if side else slice(first)
@@ -239,16 +239,16 @@ class TwoTowerModel(StepModel):
 
         n = X.shape[0]
         pooled = np.zeros((n, sum(self.n_fields), self.rank), w.dtype)
-        pool_fields(X.indptr, X.place, X.field, X.data, w, pooled)
+        pool_fields(X.indptr, X.positions, X.field, X.data, w, pooled)
         biases, no_vectors = np.empty(n, w.dtype), np.zeros((n, self.rank), w.dtype)
-        predict_rows(X.indptr, X.place, X.of_items, w, False, biases, no_vectors)
+        predict_rows(X.indptr, X.positions, X.of_items, w, False, biases, no_vectors)
         return pooled, biases
 
     def _pass_tower(
         self, side: int, w: NDArray[Any], X: PlacedPairs, pooled: NDArray[Any], backend: Backend
     ) -> _PassedTower:
         """Return a tower's vectors, and the data that its gradient needs."""
-        inputs, weights, memory = pooled[:, self._side(side)], None, None
+        inputs, weights, memory = pooled[:, self._field_slice(side)], None, None
         if self.networks:
             network = self.networks[side]
             flat = w[self._find_layer_places(side, X)].reshape(-1, 1)
@@ -325,7 +325,7 @@ class PlacedPairs:
     Parameters
     ----------
     indptr : ndarray of int of shape (n + 1,)
-    place : ndarray of int of shape (n_entries,)
+    positions : ndarray of int of shape (n_entries,)
     data : ndarray of float of shape (n_entries,)
     of_items : ndarray of float of shape (n_entries,)
         `data`, with zeros for the users' entries.
@@ -337,7 +337,7 @@ class PlacedPairs:
     """
 
     indptr: NDArray[Any]
-    place: NDArray[Any]
+    positions: NDArray[Any]
     data: NDArray[Any]
     of_items: NDArray[Any]
     field: NDArray[np.uint8]
@@ -349,14 +349,14 @@ class PlacedPairs:
         """Return the number of rows."""
         return (len(self.indptr) - 1,)
 
-    def part(self, at: slice) -> PlacedPairs:
+    def part(self, row_slice: slice) -> PlacedPairs:
         """Return a slice of the rows."""
-        start, stop, _ = at.indices(self.shape[0])
+        start, stop, _ = row_slice.indices(self.shape[0])
         if (start, stop) == (0, self.shape[0]):
             return self
         entries = slice(int(self.indptr[start]), int(self.indptr[stop]))
         return PlacedPairs(
-            self.indptr[start : stop + 1] - self.indptr[start], self.place[entries],
+            self.indptr[start : stop + 1] - self.indptr[start], self.positions[entries],
             self.data[entries], self.of_items[entries], self.field[entries],
             self.item[start:stop], self.of_layers,
         )  # fmt: skip

@@ -126,7 +126,7 @@ class BaseCountsNB(BaseDiscreteNB):
         return tags
 
     def _statistic(self) -> Statistic:
-        return ClassCounts(signed=False, of=type(self).__name__)
+        return ClassCounts(signed=False, estimator_name=type(self).__name__)
 
 
 class BernoulliNB(BaseDiscreteNB):

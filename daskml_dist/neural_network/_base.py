@@ -61,25 +61,27 @@ class BaseNetwork(BaseSteps):
         return min(n_rows, settings.batch_size)
 
     def _set_result(
-        self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool
+        self, model: StepModel, result: FitResult, rows: DatasetInfo, is_continued: bool
     ) -> None:
-        super()._set_result(model, result, rows, more)
+        super()._set_result(model, result, rows, is_continued)
         losses = [float(record["loss"]) for record in result.records]
         scores = [record["val_score"] for record in result.records]
-        self._set_curves(losses, scores if self._params()["early_stopping"] else None, more)
+        self._set_curves(losses, scores if self._params()["early_stopping"] else None, is_continued)
 
     def _show_stream(self, started: Any, state: ShardState, progress: Any) -> None:
         super()._show_stream(started, state, progress)
         # A stream counts as one pass; its loss is the mean loss of each row before the row's step.
-        self._set_curves([progress.mean], None, more=False)
+        self._set_curves([progress.mean], None, is_continued=False)
 
-    def _set_curves(self, losses: list[float], scores: list[Any] | None, more: bool) -> None:
+    def _set_curves(
+        self, losses: list[float], scores: list[Any] | None, is_continued: bool
+    ) -> None:
         """Set scikit-learn's attributes for the losses (and scores) of passes.
 
-        With `more`, losses are appended to those of the last fit; scores are only those of this
-        fit.
+        With `is_continued`, losses are appended to those of the last fit; scores are only those of
+        this fit.
         """
-        earlier_losses = getattr(self, "loss_curve_", []) if more else []
+        earlier_losses = getattr(self, "loss_curve_", []) if is_continued else []
         self.loss_curve_: list[float] = [*earlier_losses, *losses]
         self.loss_ = self.loss_curve_[-1] if self.loss_curve_ else np.inf
         self.validation_scores_: list[float] | None = None

@@ -141,7 +141,7 @@ class MLPClassifier(BaseClassifier, BaseMLP):
 
     def _out_activation(self, model: MLP) -> str:
         # The labels of a row are independent of each other; classes exclude each other.
-        return "logistic" if model.several or model.n_outputs == 1 else "softmax"
+        return "logistic" if model.is_multi_output or model.n_outputs == 1 else "softmax"
 
     @available_if(steps_alone)  # type: ignore[untyped-decorator]
     def partial_fit(

@@ -198,11 +198,11 @@ def _adagrad_step_sizes(optimizer: Optimizer, opt_state: OptimizerState) -> Arra
     return 1 / (root + optimizer.coefficients(1)[0])
 
 
-def _adagrad_contraction(before: OptimizerState, opt_state: OptimizerState, lr: float) -> Array:
+def _adagrad_contraction(old_state: OptimizerState, opt_state: OptimizerState, lr: float) -> Array:
     """Return the contraction, with summed squared gradients for the curvature (Fisher)."""
     # Each step has size lr / sqrt(G) and curvature g^2, and G grows by g^2. The sum of their
     # products is approximately the integral of lr / sqrt(G) over G.
     xp = namespace(opt_state["accumulator"])
-    roots = xp.sqrt(opt_state["accumulator"]) - xp.sqrt(before["accumulator"])
+    roots = xp.sqrt(opt_state["accumulator"]) - xp.sqrt(old_state["accumulator"])
     roots *= 2 * lr
     return roots

@@ -119,7 +119,7 @@ def taking_client(fit: _Fit) -> _Fit:
     return cast(_Fit, fit_on_client)
 
 
-def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> RunSettings:
+def check_run(run: Any, device: Any, *, name: str, used_settings: Collection[str]) -> RunSettings:
     """Check `run` and `device` of the estimator `name`; return the settings of the fit.
 
     A parameter of `run` that the estimator does not use must have its default value.
@@ -131,10 +131,10 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
             f"run={run!r}: use daskml_dist.Run, for example run=Run(n_lanes=2), or None."
         )
     # A setting that the estimator does not use is an error: the user expects it to have an effect.
-    elif unused := [setting for setting in run.changed() if setting not in used]:
+    elif unused := [setting for setting in run.changed() if setting not in used_settings]:
         raise InvalidParameterError(
             f"run={run!r}: {name} does not use {' and '.join(unused)}. Leave that out; it only "
-            f"uses {', '.join(used)}."
+            f"uses {', '.join(used_settings)}."
         )
     if run.n_lanes is not None:
         check_count("n_lanes", run.n_lanes)
@@ -181,21 +181,21 @@ def check_columns(name: str, value: Any, default: str | None) -> None:
 
 
 def check_count(
-    name: str, value: Any, also: str = "", least: int = 1, most: int | None = None
+    name: str, value: Any, also: str = "", min_value: int = 1, max_value: int | None = None
 ) -> None:
     """Check that a parameter is an integer within bounds; `also` names another valid value."""
     is_integer = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_integer or value < least or (most is not None and value > most):
-        bounds = f">= {least}" if most is None else f"from {least} to {most:,}"
+    if not is_integer or value < min_value or (max_value is not None and value > max_value):
+        bounds = f">= {min_value}" if max_value is None else f"from {min_value} to {max_value:,}"
         hint = f", {also}" if also else ""
         raise InvalidParameterError(f"{name}={value!r}: use an integer {bounds}{hint}.")
 
 
 def check_table_limits(admit_after: Any, expire_after: Any, max_rows: Any) -> None:
     """Check the parameters that decide which ids have a row in a growing table."""
-    check_count("admit_after", admit_after, most=MOST_SIGHTINGS)
+    check_count("admit_after", admit_after, max_value=MOST_SIGHTINGS)
     if expire_after is not None:
-        check_count("expire_after", expire_after, "or None: no row expires", most=MOST_STEPS)
+        check_count("expire_after", expire_after, "or None: no row expires", max_value=MOST_STEPS)
     if max_rows is not None:
         check_count("max_rows", max_rows, "or None: as many as the memory holds")
 
@@ -370,8 +370,8 @@ def check_names(estimator: type, params: Mapping[str, Any]) -> None:
     check_names_of(estimator, params, hint=in_run(next(unknown, ""), accepted))
 
 
-def in_run(name: str, known: Collection[str]) -> str:
+def in_run(name: str, known_names: Collection[str]) -> str:
     """Return a hint that `name` is a parameter of an estimator's `run`, or "" if it is none."""
-    if name not in _RUN_NAMES or "run" not in known:
+    if name not in _RUN_NAMES or "run" not in known_names:
         return ""
     return f" It belongs to run: run=Run({name}=...)."

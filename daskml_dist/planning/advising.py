@@ -95,19 +95,19 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
     # This process is measured first: its costs of pure computation are used for workers too.
     costs: list[Costs] = []
     for place in places:
-        costs.append(request.costs(place, costs[0] if costs else Costs({})))
+        costs.append(request.find_costs(place, costs[0] if costs else Costs({})))
     # Only the costs of a cluster include the seconds per byte gathered from it.
     choices = [
         choice
         for place, cost in zip(places, costs, strict=True)
-        for choice in request.choices(place, cost, costs[0], gather=costs[-1].gather)
+        for choice in request.list_choices(place, cost, costs[0], gather=costs[-1].gather)
     ]
     notes += _memory_notes(choices, places)
     size = f"{rows.n_rows:,} rows x {rows.n_features:,} features"
     size = f"{rows.n_rows:,} ratings" if rows.keys else size
     title = f"{type(estimator).__name__}, {size}, {format_bytes(rows.nbytes)}"
     plan = Plan(
-        title, tuple(choices), "", tuple(notes), request.supposed(costs[0], costs[1:])
+        title, tuple(choices), "", tuple(notes), request.make_what_if(costs[0], costs[1:])
     )  # fmt: skip
     return replace(plan, why=_explain_best(plan, places, costs))
 
@@ -144,7 +144,7 @@ class _PlanRequest:
     estimator: Any
     rows: RowsShape
 
-    def costs(self, place: Place, here: Costs) -> Costs:
+    def find_costs(self, place: Place, inline_costs: Costs) -> Costs:
         """Return the costs at a place, either read from the file or measured now."""
         family, rows = self.family, self.rows
         key = _make_key(family, self.estimator, place, rows)
@@ -153,14 +153,18 @@ class _PlanRequest:
         costs = None if is_sparse else load_costs(key)
         if costs is None:
             policies = self._other_policies(place)
-            known_values = {name: v for name, v in here.values.items() if name in family.computing}
+            known_values = {
+                name: v for name, v in inline_costs.values.items() if name in family.computing
+            }
             costs = measure_costs(
                 family, self.estimator, place, _rows_source(rows, place), rows.dtype,
                 rows.n_classes > 2, known_values, policies, rows if is_sparse else None,
             )  # fmt: skip
             # Workers do everything that a fit in one process does, so no operation is cheaper
             # there; a lower value is noise of the measurement.
-            values = {name: max(v, here.values.get(name, 0.0)) for name, v in costs.values.items()}
+            values = {
+                name: max(v, inline_costs.values.get(name, 0.0)) for name, v in costs.values.items()
+            }
             costs = replace(costs, values=values)
             if not is_sparse:
                 save_costs(key, costs)
@@ -172,16 +176,18 @@ class _PlanRequest:
         names = family.policies(estimator)
         return [name for name in names if family.differs(estimator, name, place)]
 
-    def choices(self, place: Place, costs: Costs, here: Costs, gather: float) -> list[Choice]:
+    def list_choices(
+        self, place: Place, costs: Costs, inline_costs: Costs, gather: float
+    ) -> list[Choice]:
         """Return the choices at a place, under the estimator's policy and others.
 
-        `here` are the costs in this process, `gather` the seconds per byte moved to it.
+        `inline_costs` are the costs in this process, `gather` the seconds per byte moved to it.
         """
         family, estimator, rows = self.family, self.estimator, self.rows
         inline, lazy = place.name == INLINE, rows.kind == "dask"
         # The number of passes depends on the rows, so the number for this process is used
         # everywhere.
-        min_passes, max_passes = family.passes(estimator, here)
+        min_passes, max_passes = family.passes(estimator, inline_costs)
         works = [family.work(estimator, rows, place, passes) for passes in (min_passes, max_passes)]
         memory = rows.nbytes / place.trainers
         # For a fit in this process, Dask rows are gathered; for one on a cluster, rows in memory
@@ -215,14 +221,18 @@ class _PlanRequest:
             )
         return choices
 
-    def supposed(self, here: Costs, there: Sequence[Costs]) -> Any:
+    def make_what_if(self, inline_costs: Costs, cluster_costs: Sequence[Costs]) -> Any:
         """Return the function behind :meth:`Plan.what_if`, for hypothetical clusters."""
         # A fit is assumed to start as fast on the hypothetical cluster as on the real one, if any.
-        start = there[0].values.get("fit", 0.0) if there else self.family.usual_cluster_costs["fit"]
+        start = (
+            cluster_costs[0].values.get("fit", 0.0)
+            if cluster_costs
+            else self.family.usual_cluster_costs["fit"]
+        )
 
-        def choice(**given: Any) -> Choice:
+        def choice(**cluster_options: Any) -> Choice:
             return simulate_choice(
-                self.family, self.estimator, self.rows, here, start=start, **given
+                self.family, self.estimator, self.rows, inline_costs, start=start, **cluster_options
             )
 
         return choice

@@ -175,22 +175,24 @@ class Costs:
         return cls(values, gather, passes, steps)
 
 
-def fit_cost_values(equations: Sequence[Equation], known: Mapping[str, float]) -> dict[str, float]:
+def fit_cost_values(
+    equations: Sequence[Equation], known_values: Mapping[str, float]
+) -> dict[str, float]:
     """Return seconds per operation that explain measured times, by non-negative least squares.
 
     Minimises the sum over equations of ((sum over j of c_j v_j) / t - 1)**2, the squared relative
     errors, over v >= 0 (Lawson and Hanson 1974, chapter 23). With relative errors, a fit of a
     millisecond has the same weight as one of a second. Without the bound, noise would give
-    operations negative seconds, and plans for larger data negative times. Operations in `known`
-    keep their seconds.
+    operations negative seconds, and plans for larger data negative times. Operations in
+    `known_values` keep their seconds.
     """
     # Imported here: a program that only imports an estimator does not need it.
     from scipy.optimize import nnls
 
-    names = sorted({name for counts, _ in equations for name in counts} - set(known))
+    names = sorted({name for counts, _ in equations for name in counts} - set(known_values))
     # At least a nanosecond, to avoid a division by zero: a pass may be shorter than a clock tick.
     seconds = np.maximum([value for _, value in equations], 1e-9)
-    known_seconds = np.array([_sum_seconds(counts, known) for counts, _ in equations])
+    known_seconds = np.array([_sum_seconds(counts, known_values) for counts, _ in equations])
     relative = np.array([[counts.get(name, 0.0) for name in names] for counts, _ in equations])
     relative /= seconds[:, None]
     # Scale columns to norm 1: there are a million times as many entries as fits, and `nnls`
@@ -198,7 +200,10 @@ def fit_cost_values(equations: Sequence[Equation], known: Mapping[str, float]) -
     norms = np.linalg.norm(relative, axis=0)
     norms[norms == 0] = 1.0
     solution, _ = nnls(relative / norms, 1 - known_seconds / seconds)
-    return {**known, **{name: float(v) for name, v in zip(names, solution / norms, strict=True)}}
+    return {
+        **known_values,
+        **{name: float(v) for name, v in zip(names, solution / norms, strict=True)},
+    }
 
 
 def _sum_seconds(counts: Counts, values: Mapping[str, float]) -> float:

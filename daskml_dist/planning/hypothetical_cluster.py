@@ -42,7 +42,7 @@ def simulate_choice(
     family: Family,
     estimator: Any,
     rows: RowsShape,
-    here: Costs,
+    inline_costs: Costs,
     *,
     start: float,
     workers: int,
@@ -61,7 +61,7 @@ def simulate_choice(
     speed = parse_bandwidth(bandwidth)
     own_name = family.choice_policy(estimator)
     name = policy or own_name
-    min_passes, max_passes = family.passes(estimator, here)
+    min_passes, max_passes = family.passes(estimator, inline_costs)
     if policy is not None and policy not in (own_name, *family.policies(estimator)):
         raise InvalidParameterError(
             f"policy={policy!r}: {type(estimator).__name__} is planned under "
@@ -71,13 +71,13 @@ def simulate_choice(
     works = [family.work(estimator, rows, place, passes) for passes in (min_passes, max_passes)]
     n_exchanges = works[1].meetings
     # A pass in this process needs no messages, so its seconds are those of computing.
-    compute_seconds = here.pass_seconds(works[1]) / n_exchanges
+    compute_seconds = inline_costs.pass_seconds(works[1]) / n_exchanges
     step_seconds = simulate_step_seconds(
         rule, compute_seconds, place.lanes, works[1].message, latency, speed,
         stragglers=stragglers, packed=works[1].packed,
     )  # fmt: skip
     sent_bytes = float(rows.nbytes) if rows.kind == "memory" else 0.0
-    computing = {name: v for name, v in here.values.items() if name in family.computing}
+    computing = {name: v for name, v in inline_costs.values.items() if name in family.computing}
     setup = Costs(computing).setup_seconds(works[1]) + start + sent_bytes / speed
     seconds = [setup + work.passes * n_exchanges * step_seconds for work in works]
     memory = rows.nbytes / workers

@@ -40,19 +40,19 @@ _QUIET = {"callbacks": None, "verbose": 0, "checkpoint": None, "random_state": 0
 
 
 def measure_costs(
-    family: Family, estimator: Any, place: Place, source: str, dtype: str, several: bool,
-    known: Mapping[str, float], policies: Sequence[str], sparse: RowsShape | None = None,
+    family: Family, estimator: Any, place: Place, source: str, dtype: str, is_multiclass: bool,
+    known_values: Mapping[str, float], policies: Sequence[str], sparse: RowsShape | None = None,
 ) -> Costs:  # fmt: skip
     """Return the costs at a place, measured by tiny fits with the estimator's own parameters.
 
-    `known` are costs that are not measured again. `several` is whether there are more than two
-    classes; `sparse` is the shape of sparse rows, parts of which are fitted.
+    `known_values` are costs that are not measured again. `is_multiclass` is whether there are more
+    than two classes; `sparse` is the shape of sparse rows, parts of which are fitted.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        runner = _ProbeRunner(family, estimator, place, source, dtype, several, sparse)
+        runner = _ProbeRunner(family, estimator, place, source, dtype, is_multiclass, sparse)
         if sparse is None:
-            probes = family.probes(estimator, place, several=several)
+            probes = family.probes(estimator, place, is_multiclass=is_multiclass)
         else:
             probes = _make_sparse_probes(
                 sparse, family.sparse_probe_params(estimator, sparse, place)
@@ -62,7 +62,7 @@ def measure_costs(
         runner.run(probes[-1] if sparse else probes[0])
         timings = [runner.fit(probe) for probe in probes]
         values = fit_cost_values(
-            [equation for timing in timings for equation in timing.equations], known
+            [equation for timing in timings for equation in timing.equations], known_values
         )
         # Passes until convergence: the median over synthetic rows; for sparse rows those of the
         # largest part, which needs about as many as all rows.
@@ -93,7 +93,7 @@ class _ProbeRunner:
     place: Place
     source: str
     dtype: str
-    several: bool
+    is_multiclass: bool
     sparse: RowsShape | None
 
     def fit(self, probe: Probe, policy: str | None = None) -> _ProbeTiming:
@@ -105,9 +105,9 @@ class _ProbeRunner:
         """Run one fit of a probe."""
         family, fitted = self.family, _copy_for_probe(self.estimator, probe)
         if self.sparse is None:
-            X, y = family.make_probe_rows(self.estimator, probe, self.dtype, self.several)
+            X, y = family.make_probe_rows(self.estimator, probe, self.dtype, self.is_multiclass)
             classification = getattr(self.estimator, "_classification", False)
-            n_classes = (probe.n_outputs if self.several else 2) * classification
+            n_classes = (probe.n_outputs if self.is_multiclass else 2) * classification
             shape = family.make_probe_shape(probe, n_classes, self.dtype)
         else:
             X, y = _draw_rows(self.sparse, probe.n_rows)

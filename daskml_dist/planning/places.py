@@ -37,7 +37,7 @@ class Place:
         Description of the hardware and software that its costs depend on.
     cores : int
         Lanes that can compute at the same time.
-    given : bool
+    has_fixed_lanes : bool
         Whether the user gave the number of lanes.
     client : distributed.Client or None
     """
@@ -48,7 +48,7 @@ class Place:
     memory_limit: float
     machine: str
     cores: int = 1
-    given: bool = False
+    has_fixed_lanes: bool = False
     client: Any = None
 
     @property
@@ -58,15 +58,17 @@ class Place:
             return "inline"
         return "1 worker" if self.trainers == 1 else f"{self.trainers} workers"
 
-    def side_by_side(self, nbytes: float, share: int) -> float:
+    def side_by_side(self, nbytes: float, bytes_per_thread: int) -> float:
         """Return the number of lanes that compute in parallel.
 
-        In this process, unless the user gave the number of lanes, each `share` bytes of rows add
-        another thread; a share of 0 means a single thread.
+        In this process, unless the user gave the number of lanes, each `bytes_per_thread` bytes of
+        rows add another thread; a share of 0 means a single thread.
         """
-        if self.name != INLINE or self.given:
+        if self.name != INLINE or self.has_fixed_lanes:
             return float(max(1, min(self.lanes, self.cores)))
-        return float(max(1, min(self.cores, 1 + nbytes // share if share else 1)))
+        return float(
+            max(1, min(self.cores, 1 + nbytes // bytes_per_thread if bytes_per_thread else 1))
+        )
 
 
 def inline_place(n_lanes: int | None) -> Place:

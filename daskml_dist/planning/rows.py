@@ -142,12 +142,12 @@ def check_dense(rows: RowsShape, kind: str) -> None:
         raise _make_dense_error(kind)
 
 
-def _make_dense_error(what: str) -> InvalidParameterError:
+def _make_dense_error(rows_kind: str) -> InvalidParameterError:
     """Return the error for sparse rows without a cost model."""
     return InvalidParameterError(
-        f"{what} cannot be planned: plans support dense rows, and sparse rows in memory for SGD, "
-        "LogisticRegression, and Poisson, Gamma, Tweedie and Huber regression. Measure fits of "
-        "a part of the rows instead."
+        f"{rows_kind} cannot be planned: plans support dense rows, and sparse rows in memory for "
+        "SGD, LogisticRegression, and Poisson, Gamma, Tweedie and Huber regression. Measure fits "
+        "of a part of the rows instead."
     )
 
 

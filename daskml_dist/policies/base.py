@@ -102,7 +102,7 @@ class RoundGate(Gate):
         super().__init__(lanes, clock)
         #: Clock of the last applied round, from which all lanes continue.
         self._round = clock
-        self._spare = spare
+        self._n_spare = spare
         #: Lanes that have pushed in the open round.
         self._arrived: set[int] = set()
 
@@ -120,12 +120,12 @@ class RoundGate(Gate):
     def pop_due_lanes(self) -> list[int]:
         """Return the lanes of a round once at most `spare` are missing, and open the next round."""
         # Nearly all pushes of a round are decided by these counts, whatever the number of lanes.
-        if len(self.clocks) - len(self._arrived) > self._spare:
+        if len(self.clocks) - len(self._arrived) > self._n_spare:
             return []
         # A lane that has left may be in `_arrived` but not in `clocks`. Whatever `spare` is, at
         # least one of the remaining lanes must have pushed.
         missing = sum(lane not in self._arrived for lane in self.clocks)
-        if not self._arrived or missing > min(self._spare, max(len(self.clocks) - 1, 0)):
+        if not self._arrived or missing > min(self._n_spare, max(len(self.clocks) - 1, 0)):
             return []
         group = sorted(self._arrived)
         self._arrived.clear()
@@ -464,8 +464,8 @@ class Policy(ParameterObject):
     optimizer_of_dense = cast(Any, None)
     dense_schedule = cast(Any, None)
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
         # The dataclass decorator runs later and keeps this method.
         if "__repr__" not in vars(cls):
             cls.__repr__ = Policy.__repr__  # type: ignore[method-assign]

@@ -33,8 +33,8 @@ class LanePaces:
     """
 
     def __init__(self, most_steps: int, least_steps: int = 1) -> None:
-        self._most = most_steps
-        self._least = max(least_steps, round(_LEAST_SHARE * most_steps))
+        self._max_steps = most_steps
+        self._min_steps = max(least_steps, round(_LEAST_SHARE * most_steps))
         #: Time at which each lane began the steps of its next push.
         self._began: dict[int, float] = {}
         #: Recent measurements of each lane, in seconds per step.
@@ -66,10 +66,10 @@ class LanePaces:
         if lane not in self._medians:
             return 0
         own_seconds, fastest = self._medians[lane], min(self._medians.values())
-        n_steps = self._most
+        n_steps = self._max_steps
         if own_seconds > fastest:
-            n_steps = max(self._least, round(self._most * fastest / own_seconds))
-        current = self._announced_steps.get(lane, self._most)
+            n_steps = max(self._min_steps, round(self._max_steps * fastest / own_seconds))
+        current = self._announced_steps.get(lane, self._max_steps)
         if abs(n_steps - current) > _LEAST_CHANGE * current:
             self._announced_steps[lane] = current = n_steps
         return current

@@ -429,9 +429,9 @@ def _find_block_values(index: int, X: Any, y: Any, weight: Any) -> list[set[Any]
     return [set(X[name].dropna().unique().tolist()) for name in X.columns]
 
 
-def _join_values(parts: list[list[set[Any]]]) -> list[set[Any]]:
+def _join_values(block_values: list[list[set[Any]]]) -> list[set[Any]]:
     """Return the values in each column over all blocks."""
-    return [set().union(*column_values) for column_values in zip(*parts, strict=True)]
+    return [set().union(*column_values) for column_values in zip(*block_values, strict=True)]
 
 
 def _convert_column(column: Any, dtype: Any) -> Any:

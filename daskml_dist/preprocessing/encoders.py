@@ -52,7 +52,7 @@ class CategoryEncoder(BlockTransformer):
     #: scikit-learn's `fit` runs on made-up rows, whose own counts are wrong; otherwise None.
     _counts: tuple[int, list[NDArray[np.int64]]] | None = None
 
-    def _read(self, X: Any) -> Any:
+    def _prepare_block(self, X: Any) -> Any:
         return X  # `_summarise` converts only the distinct values
 
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
@@ -276,8 +276,8 @@ class OrdinalEncoder(CategoryEncoder, preprocessing.OrdinalEncoder):
             return row.astype("float64") * 0 + code
         return np.full(row.shape, code, np.float64)
 
-    def _apply_on_device(self, X: Any, undo: bool) -> Any:
-        if undo or (codes := self._find_device_codes(X)) is None:
+    def _apply_on_device(self, X: Any, is_inverse: bool) -> Any:
+        if is_inverse or (codes := self._find_device_codes(X)) is None:
             return None
         return cast(namespace(X).stack(codes, axis=1), np.dtype(self.dtype))
 
@@ -335,9 +335,9 @@ class OneHotEncoder(CategoryEncoder, preprocessing.OneHotEncoder):
         holds_none = self.handle_unknown != "error" and _lack_missing_value(self.categories_)
         return row * 0 if holds_none and is_zero else row
 
-    def _apply_on_device(self, X: Any, undo: bool) -> Any:
+    def _apply_on_device(self, X: Any, is_inverse: bool) -> Any:
         # Only the host makes sparse results.
-        if undo or self.sparse_output:
+        if is_inverse or self.sparse_output:
             return None
         if (codes := self._find_device_codes(X)) is None:
             return None
@@ -483,13 +483,13 @@ def _find_block_labels(index: int, X: Any, y: Any, sample_weight: Any) -> NDArra
         raise as_ours(error, f"Block {index} of y: ") from error
 
 
-def _merge_labels(parts: list[NDArray[Any]]) -> NDArray[Any]:
+def _merge_labels(block_labels: list[NDArray[Any]]) -> NDArray[Any]:
     """Return the sorted labels of all blocks that have rows."""
-    kinds = {part.dtype.kind for part in parts}
+    kinds = {part.dtype.kind for part in block_labels}
     if len(kinds) > 1 and not kinds <= set("biuf"):  # NumPy would convert numbers to text
-        parts = [part.astype(object) for part in parts]
+        block_labels = [part.astype(object) for part in block_labels]
     try:
-        return _sort_labels(np.concatenate(parts))
+        return _sort_labels(np.concatenate(block_labels))
     except (ValueError, TypeError) as error:
         raise as_ours(error) from error
 

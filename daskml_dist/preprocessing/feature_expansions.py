@@ -151,9 +151,9 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         row = make_sample_row(X)
         return row * 0 if self.encode == "ordinal" else row  # every feature has a bin 0
 
-    def _apply_on_device(self, X: Any, undo: bool) -> Any:
+    def _apply_on_device(self, X: Any, is_inverse: bool) -> Any:
         # Only the host makes sparse results.
-        if undo or self.encode == "onehot":
+        if is_inverse or self.encode == "onehot":
             return None
         if (rows := take_device_rows(self, X, missing=False)) is None:
             return None
@@ -228,13 +228,13 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
             ).fit(np.zeros((1, len(n_bins))))
 
     def _find_bin_edges(
-        self, number: int, sketch: ColumnSketch, n_bins: int, weighted: bool
+        self, feature_index: int, sketch: ColumnSketch, n_bins: int, weighted: bool
     ) -> NDArray[np.float64]:
         """Return the edges of the bins of a column, for `n_bins` bins or fewer."""
         low, high = sketch.values[[0, -1]]
         if low == high:
             warnings.warn(
-                f"Feature {number} is constant and will be replaced with 0.",
+                f"Feature {feature_index} is constant and will be replaced with 0.",
                 stacklevel=user_stack_level(),
             )
             return np.array([-np.inf, np.inf])
@@ -258,16 +258,18 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         if len(edges) <= n_bins:
             warnings.warn(
                 f"Bins whose width are too small (i.e., <= {_MIN_BIN_WIDTH:.0e}) in feature "
-                f"{number} are removed. Consider decreasing the number of bins.",
+                f"{feature_index} are removed. Consider decreasing the number of bins.",
                 stacklevel=user_stack_level(),
             )
         return edges
 
 
-def _find_kmeans_edges(sketch: ColumnSketch, even: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return edges midway between centroids of k-means, which starts from the `even` bins."""
+def _find_kmeans_edges(
+    sketch: ColumnSketch, even_edges: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return edges midway between centroids of k-means, which starts from the `even_edges` bins."""
     # In one dimension these edges are the boundaries of the clusters (a Voronoi tessellation).
-    first = (even[1:] + even[:-1])[:, None] * 0.5
+    first = (even_edges[1:] + even_edges[:-1])[:, None] * 0.5
     if len(sketch.values) <= len(first):  # each value is a cluster of its own
         centroids = sketch.values
     else:
@@ -277,7 +279,7 @@ def _find_kmeans_edges(sketch: ColumnSketch, even: NDArray[np.float64]) -> NDArr
             sketch.values[:, None], sample_weight=sketch.weights
         )
         centroids = np.sort(clusters.cluster_centers_[:, 0])
-    return np.concatenate([even[:1], (centroids[1:] + centroids[:-1]) * 0.5, even[-1:]])
+    return np.concatenate([even_edges[:1], (centroids[1:] + centroids[:-1]) * 0.5, even_edges[-1:]])
 
 
 class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
@@ -310,7 +312,7 @@ class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
 
     _remedy = "Fill missing values first (SimpleImputer)."
 
-    def _apply_on_device(self, X: Any, undo: bool) -> Any:
+    def _apply_on_device(self, X: Any, is_inverse: bool) -> Any:
         if self.order != "C" or (rows := take_device_rows(self, X, missing=False)) is None:
             return None
         # Each result is a product of `degree` columns, padded by columns of 1 at the end. They are

@@ -389,7 +389,7 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
 
     _summarises_on_device = True
 
-    def _apply_on_device(self, X: Any, undo: bool) -> Any:
+    def _apply_on_device(self, X: Any, is_inverse: bool) -> Any:
         # Quantiles of the normal distribution are computed on the host.
         if self.output_distribution != "uniform" or (rows := take_device_rows(self, X)) is None:
             return None
@@ -400,7 +400,7 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
         for j, column_quantiles in enumerate(self.quantiles_.T):
             column = xp.ascontiguousarray(cast(rows[:, j], np.dtype(np.float64)))
             quantiles = xp.asarray(np.ascontiguousarray(column_quantiles))
-            if undo:
+            if is_inverse:
                 columns.append(xp.interp(column, references, quantiles))
                 continue
             # If several quantiles are equal, their value gets the mean of the first and the last

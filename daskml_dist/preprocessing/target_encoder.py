@@ -116,9 +116,9 @@ def _is_counted(target_type: str, y: NDArray[Any]) -> bool:
     return bool(y.dtype.kind not in "fc" or not (y % 1).any())
 
 
-def _merge_sums(parts: list[TargetSums | None]) -> TargetSums | None:
+def _merge_sums(partial_sums: list[TargetSums | None]) -> TargetSums | None:
     """Return the sums of all parts that have rows; None if there are none."""
-    filled = [part for part in parts if part is not None]
+    filled = [part for part in partial_sums if part is not None]
     if len(filled) < 2:
         return filled[0] if filled else None
     # If one part has fractions, the target is continuous everywhere.
@@ -143,11 +143,11 @@ def _merge_sums(parts: list[TargetSums | None]) -> TargetSums | None:
     return TargetSums(categories, labels, tables, total)
 
 
-def _convert_to_moments(part: TargetSums) -> TargetSums:
+def _convert_to_moments(label_sums: TargetSums) -> TargetSums:
     """Convert counts of labels to moments, because another block has numbers that are no labels."""
-    if part.labels is None:
-        return part
-    y = part.labels.astype(float)
+    if label_sums.labels is None:
+        return label_sums
+    y = label_sums.labels.astype(float)
 
     def moments(table: NDArray[np.float64]) -> NDArray[np.float64]:
         count = table.sum(axis=1)
@@ -155,18 +155,23 @@ def _convert_to_moments(part: TargetSums) -> TargetSums:
         squares = (table * (y[None, :] - mean[:, None]) ** 2).sum(axis=1)
         return np.column_stack([count, mean, squares])
 
-    return TargetSums(part.categories, None, [moments(t) for t in part.tables], moments(part.total))
+    return TargetSums(
+        label_sums.categories,
+        None,
+        [moments(t) for t in label_sums.tables],
+        moments(label_sums.total),
+    )
 
 
-def _join_tables(parts: list[Any], n: int, labels: Any) -> NDArray[np.float64]:
+def _join_tables(part_tables: list[Any], n: int, labels: Any) -> NDArray[np.float64]:
     """Merge the tables of parts; each is given as rows of the union, labels, and table."""
     if labels is not None:
         merged_table = np.zeros((n, len(labels)))
-        for positions, part_labels, table in parts:
+        for positions, part_labels, table in part_tables:
             merged_table[np.ix_(positions, np.searchsorted(labels, part_labels))] += table
         return merged_table
     merged_table = np.zeros((n, 3))
-    for positions, _, table in parts:
+    for positions, _, table in part_tables:
         # Pairwise update of mean and squared deviations (Chan, Golub and LeVeque 1983).
         (n_a, m_a, s_a), (n_b, m_b, s_b) = merged_table[positions].T, table.T
         count = np.maximum(n_a + n_b, 1)
@@ -176,9 +181,9 @@ def _join_tables(parts: list[Any], n: int, labels: Any) -> NDArray[np.float64]:
     return merged_table
 
 
-def _find_places(union: NDArray[Any], some: NDArray[Any]) -> NDArray[np.intp]:
+def _find_places(union: NDArray[Any], categories: NDArray[Any]) -> NDArray[np.intp]:
     """Return the positions of some categories among all categories."""
-    return number_categories(some.astype(union.dtype)[:, None], [union])[1][:, 0]
+    return number_categories(categories.astype(union.dtype)[:, None], [union])[1][:, 0]
 
 
 #: Number of integer classes above which they are probably amounts, and a warning is given: each
@@ -346,16 +351,16 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
                 )
         return convert_missing_to_nan(X), target
 
-    def _set_from_sums(self, sums: TargetSums | None, whole: Any) -> None:
-        """Set the fitted attributes from sums; a fold takes categories and classes from `whole`."""
+    def _set_from_sums(self, sums: TargetSums | None, full_encoder: Any) -> None:
+        """Set the fitted attributes from sums; a fold has the categories of `full_encoder`."""
         if sums is None:
             raise InvalidDataError("There are fewer rows than folds. Set cv to a smaller number.")
-        if whole is None:
+        if full_encoder is None:
             self.target_type_, self.classes_ = _find_target_type(self.target_type, sums)
             self._set_categories(sums)
         else:
             skip = self.get_params(deep=False)
-            self.__dict__.update({k: v for k, v in vars(whole).items() if k not in skip})
+            self.__dict__.update({k: v for k, v in vars(full_encoder).items() if k not in skip})
         if self.target_type_ == "continuous":
             encoded = _encode_by_numbers(sums, self.categories_, self.smooth)
         else:
@@ -395,25 +400,25 @@ def _check_target_given(y: Any) -> None:
         raise InvalidDataError("TargetEncoder requires y to be passed: pass fit(X, y).")
 
 
-def _assign_folds(n_rows: int, n_folds: int, seed: int, number: int) -> NDArray[np.intp]:
+def _assign_folds(n_rows: int, n_folds: int, seed: int, block_index: int) -> NDArray[np.intp]:
     """Return the fold of each row of a block; folds have nearly equal sizes."""
     # Draw from the seed and the block's number, so that a second reading gives the same folds.
-    return np.random.default_rng([seed, number]).permutation(n_rows) % n_folds
+    return np.random.default_rng([seed, block_index]).permutation(n_rows) % n_folds
 
 
 def _summarise_folds(
-    unfitted: TargetEncoder, n_folds: int, seed: int, number: int, X: Any, y: Any, weight: Any
+    unfitted: TargetEncoder, n_folds: int, seed: int, block_index: int, X: Any, y: Any, weight: Any
 ) -> list[TargetSums | None]:
     """Return the sums of each fold's rows in a block; None for a fold without rows."""
     if X.shape[0] == 0:
         return [None] * n_folds
-    rows, target = copy_to_host(X), as_column(y, name="y", index=number)
+    rows, target = copy_to_host(X), as_column(y, name="y", index=block_index)
     sum_rows = partial(_sum_block, unfitted.categories, unfitted.target_type)
     try:
         assert_all_finite(target, input_name="y")
         if n_folds == 1:
             return [sum_rows(rows, target)]
-        fold = _assign_folds(len(target), n_folds, seed, number)
+        fold = _assign_folds(len(target), n_folds, seed, block_index)
         indexer = rows.iloc if hasattr(rows, "iloc") else rows
         members = [np.flatnonzero(fold == k) for k in range(n_folds)]
         return [
@@ -422,14 +427,14 @@ def _summarise_folds(
         ]
     except (ValueError, TypeError) as error:
         raise InvalidDataError(
-            f"Block {number}: {error}\nEvery row needs a target, of the kind that target_type "
+            f"Block {block_index}: {error}\nEvery row needs a target, of the kind that target_type "
             "says, and every column of X values of one type: drop or convert the others."
         ) from error
 
 
-def _merge_folds(parts: list[list[TargetSums | None]]) -> list[TargetSums | None]:
+def _merge_folds(fold_sums: list[list[TargetSums | None]]) -> list[TargetSums | None]:
     """Return the sums of each fold over all blocks."""
-    return [_merge_sums(list(blocks)) for blocks in zip(*parts, strict=True)]
+    return [_merge_sums(list(blocks)) for blocks in zip(*fold_sums, strict=True)]
 
 
 def _find_target_type(target_type: str, sums: TargetSums) -> tuple[str, NDArray[Any] | None]:
@@ -520,13 +525,13 @@ def _shrink_means(
 
 
 def _encode_folds(
-    X: Any, encoders: list[TargetEncoder], number: int, *, seed: int, width: int
+    X: Any, encoders: list[TargetEncoder], block_index: int, *, seed: int, width: int
 ) -> NDArray[np.float64]:
     """Return a block in which the rows of each fold are encoded by the other folds' encoder."""
     rows = convert_missing_to_nan(copy_to_host(X))
     out = np.empty((rows.shape[0], width))
     if rows.shape[0]:
-        fold = _assign_folds(len(out), len(encoders), seed, number)
+        fold = _assign_folds(len(out), len(encoders), seed, block_index)
         indexer = rows.iloc if hasattr(rows, "iloc") else rows
         for k, encoder in enumerate(encoders):
             row_numbers = np.flatnonzero(fold == k)

@@ -30,7 +30,7 @@ class BatchedOptimizer(Optimizer):
 
     Parameters
     ----------
-    each : Optimizer
+    column_optimizer : Optimizer
         Optimizer of each column; must have an `elementwise_update`.
     schedules : tuple of callable
         Functions of (step, passes), all different.
@@ -40,7 +40,7 @@ class BatchedOptimizer(Optimizer):
     steps_per_pass : float
     """
 
-    each: Optimizer
+    column_optimizer: Optimizer
     schedules: tuple[Callable[[int, float], float], ...]
     schedule_of: NDArray[np.intp]
     l1: NDArray[np.float64]
@@ -52,11 +52,11 @@ class BatchedOptimizer(Optimizer):
     @property
     def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
         """Return the state names of the optimizer of each column."""
-        return self.each.state_names
+        return self.column_optimizer.state_names
 
     def init(self, w: Array) -> OptimizerState:
         """Return the state before the first step."""
-        return self.each.init(w)
+        return self.column_optimizer.init(w)
 
     def rates(self, passes: float) -> NDArray[np.float64]:
         """Return the learning rates of all columns after a number of passes."""
@@ -88,7 +88,7 @@ class BatchedOptimizer(Optimizer):
         penalised = type(l1) is not float
         # The elementwise update changes w and the optimizer's state in place.
         state = w, *map(opt_state.__getitem__, self.state_names)
-        coefficients, kind = self.each.coefficients(step), type(self.each)
+        coefficients, kind = self.column_optimizer.coefficients(step), type(self.column_optimizer)
         if penalised:
             grad += l1 * l2_strength * w
         # L1 uses the optimizer's own proximal step if it has one, else soft thresholding after the

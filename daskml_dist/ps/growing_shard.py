@@ -107,27 +107,27 @@ class GrowingShard(Shard):
             table=table, held=self.held,
         )  # fmt: skip
 
-    def snapshot_at(self, place: int, most: int, whole: bool) -> ShardSnapshot:
+    def snapshot_at(self, position: int, max_snapshots: int, is_complete: bool) -> ShardSnapshot:
         """Return the changes since the last snapshot, or all rows, and mark this place."""
-        changes = self._store.changed_since(-1 if whole else self._sent_step)
+        changes = self._store.changed_since(-1 if is_complete else self._sent_step)
         self._sent_step = changes.step
-        self._store.mark(place, most)
+        self._store.mark(position, max_snapshots)
         return self._describe(changes)
 
-    def follow(self, place: int, snapshot: ShardSnapshot, most: int) -> None:
+    def follow(self, position: int, snapshot: ShardSnapshot, max_snapshots: int) -> None:
         """Apply the changes since the last snapshot, and mark its place."""
         assert snapshot.table is not None
         self._store.apply_changes(snapshot.table)
-        self._store.mark(place, most)
+        self._store.mark(position, max_snapshots)
         self._take_counts(snapshot)
 
-    def whole_snapshot(self, place: int, snapshot: ShardSnapshot) -> ShardSnapshot:
+    def whole_snapshot(self, position: int, snapshot: ShardSnapshot) -> ShardSnapshot:
         """Return the snapshot of a place, with all rows."""
-        return replace(snapshot, table=self._store.content_at(place))
+        return replace(snapshot, table=self._store.content_at(position))
 
-    def go_back(self, place: int, snapshot: ShardSnapshot) -> None:
+    def go_back(self, position: int, snapshot: ShardSnapshot) -> None:
         """Go back to a marked place."""
-        self._store.go_back(place)
+        self._store.go_back(position)
         self._take_counts(snapshot)
 
     def _take_counts(self, snapshot: ShardSnapshot) -> None:
@@ -173,31 +173,31 @@ def draw_initial_rows(ids: NDArray[np.int64], table: GrowingTable, dtype: Any) -
 
 
 def find_sorted_ids(
-    wanted: NDArray[np.int64], ids: NDArray[np.int64]
+    wanted_ids: NDArray[np.int64], ids: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Return which of the wanted ids are among sorted ids, and their positions there."""
-    positions = np.searchsorted(ids, wanted)
+    positions = np.searchsorted(ids, wanted_ids)
     is_known = positions < len(ids)
-    is_known[is_known] = ids[positions[is_known]] == wanted[is_known]
+    is_known[is_known] = ids[positions[is_known]] == wanted_ids[is_known]
     return is_known, positions
 
 
 def look_up_rows(
-    wanted: NDArray[np.int64], ids: NDArray[np.int64], w: NDArray[Any], table: GrowingTable
+    wanted_ids: NDArray[np.int64], ids: NDArray[np.int64], w: NDArray[Any], table: GrowingTable
 ) -> NDArray[Any]:
     """Return the rows of sorted ids in a table of sorted ids; unknown ids have initial values.
 
     Parameters
     ----------
-    wanted : ndarray of int64 of shape (n_wanted,)
+    wanted_ids : ndarray of int64 of shape (n_wanted,)
     ids : ndarray of int64 of shape (n_ids,)
     w : ndarray of shape (n_ids, width)
     table : GrowingTable
     """
-    is_known, positions = find_sorted_ids(wanted, ids)
-    rows = np.empty((len(wanted), w.shape[1]), w.dtype)
+    is_known, positions = find_sorted_ids(wanted_ids, ids)
+    rows = np.empty((len(wanted_ids), w.shape[1]), w.dtype)
     rows[is_known] = w[positions[is_known]]
-    rows[~is_known] = draw_initial_rows(wanted[~is_known], table, rows.dtype)
+    rows[~is_known] = draw_initial_rows(wanted_ids[~is_known], table, rows.dtype)
     return rows
 
 

@@ -54,10 +54,10 @@ class IdIndex:
                 part = old_table[start : start + _BLOCK_ENTRIES]
                 self._enter(part[part[:, 0] >= 0])
 
-    def insert(self, ids: Ids, numbers: Ids) -> None:
+    def insert(self, ids: Ids, values: Ids) -> None:
         """Add ids that are not in the table."""
         self.reserve(self.n + len(ids))
-        load_kernels().insert_ids(self.table, ids, numbers)
+        load_kernels().insert_ids(self.table, ids, values)
         self.n += len(ids)
 
     def _enter(self, entries: Ids) -> None:
@@ -80,8 +80,8 @@ class IdIndex:
         n = load_kernels().collect_entries(self.table, least, bound, ids, numbers)
         return ids[:n], numbers[:n]
 
-    def keep(self, ids: Ids, numbers: Ids) -> None:
+    def keep(self, ids: Ids, values: Ids) -> None:
         """Replace the content by these ids and numbers, without new memory."""
         self.table.fill(-1)
-        load_kernels().insert_ids(self.table, ids, numbers)
+        load_kernels().insert_ids(self.table, ids, values)
         self.n = len(ids)

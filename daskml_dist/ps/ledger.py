@@ -127,7 +127,7 @@ class OpenPassesSnapshot:
 
     Parameters
     ----------
-    numbers : array of int64, of length n
+    pass_numbers : array of int64, of length n
     missing : list of int
         Bit masks of lanes.
     sums : array of shape (n, 10), float64
@@ -140,7 +140,7 @@ class OpenPassesSnapshot:
         For the passes that have some.
     """
 
-    numbers: NDArray[np.int64]
+    pass_numbers: NDArray[np.int64]
     missing: list[int]
     sums: NDArray[np.float64]
     validation: NDArray[np.float64]
@@ -166,7 +166,7 @@ class OpenPassesSnapshot:
         open_passes = {}
         validations = dict(zip(self.validated, self.validation, strict=True))
         for number, missing, sums in zip(
-            self.numbers.tolist(), self.missing, self.sums, strict=True
+            self.pass_numbers.tolist(), self.missing, self.sums, strict=True
         ):
             validation = validations.get(number)
             open_passes[number] = _OpenPass(
@@ -270,24 +270,24 @@ class PassLedger:
         histogram.extend([0] * (position + 1 - len(histogram)))
         histogram[position] += 1
 
-    def _open_pass(self, number: int) -> _OpenPass:
+    def _open_pass(self, pass_number: int) -> _OpenPass:
         """Return an unclosed pass, opening it if necessary."""
-        if number not in self._open:
-            self._open[number] = _OpenPass(self._all_lanes)
-        return self._open[number]
+        if pass_number not in self._open:
+            self._open[pass_number] = _OpenPass(self._all_lanes)
+        return self._open[pass_number]
 
-    def count(self, number: int, rows: float, loss: float, steps: int) -> None:
-        """Count rows, losses and steps that a server applied in pass `number`."""
-        counted = self._open_pass(number).counted
+    def count(self, pass_number: int, rows: float, loss: float, steps: int) -> None:
+        """Count rows, losses and steps that a server applied in pass `pass_number`."""
+        counted = self._open_pass(pass_number).counted
         counted.rows += rows
         counted.loss += loss
         counted.steps += steps
 
-    def report(self, number: int, report: PassReport, age: float = 0.0) -> None:
-        """Take the report of some lanes on pass `number` (from 1); a repeated one is ignored."""
-        if self.is_closed(number):
+    def report(self, pass_number: int, report: PassReport, age: float = 0.0) -> None:
+        """Take the report of some lanes on pass `pass_number` (from 1); ignore a repeated one."""
+        if self.is_closed(pass_number):
             return
-        entry = self._open_pass(number)
+        entry = self._open_pass(pass_number)
         reporting = self._mask(report.lanes)
         # A report that was sent again after a loss is already counted.
         if not entry.missing & reporting:
@@ -322,9 +322,9 @@ class PassLedger:
         entry.clients += report.clients
         entry.scores = report.scores or entry.scores
 
-    def _join_steps(self, some: int, others: int) -> int:
+    def _join_steps(self, first_steps: int, other_steps: int) -> int:
         """Return the steps of two parts of a pass; in lock-step, lanes make the same steps."""
-        return max(some, others) if self._lockstep else some + others
+        return max(first_steps, other_steps) if self._lockstep else first_steps + other_steps
 
     @property
     def partial_rows(self) -> float:
@@ -355,8 +355,8 @@ class PassLedger:
         self._since = time.perf_counter() - snapshot.elapsed
         self._staleness = list(snapshot.staleness)
 
-    def ends_with(self, number: int) -> bool:
-        """Return whether lanes that have made pass `number` make no further one.
+    def ends_with(self, pass_number: int) -> bool:
+        """Return whether lanes that have made pass `pass_number` make no further one.
 
         In lock-step all lanes get the same answer, even if one asks again later. A lane that has
         been reset to an earlier pass makes the rest again, so that no lost lane's passes are
@@ -364,11 +364,11 @@ class PassLedger:
         """
         if self._last_pass is None:
             return self.stopped and not self._lockstep
-        return number >= self._last_pass
+        return pass_number >= self._last_pass
 
-    def is_closed(self, number: int) -> bool:
-        """Return whether every lane has reported pass `number`."""
-        return number <= self.n_passes
+    def is_closed(self, pass_number: int) -> bool:
+        """Return whether every lane has reported pass `pass_number`."""
+        return pass_number <= self.n_passes
 
     @property
     def n_passes(self) -> int:
@@ -379,14 +379,14 @@ class PassLedger:
         """End the fit with the pass that is open."""
         self.stopped = True
 
-    def _close_pass(self, number: int, entry: _OpenPass, age: float) -> None:
+    def _close_pass(self, pass_number: int, entry: _OpenPass, age: float) -> None:
         """Make the record of a pass that all lanes have reported; decide whether the fit ends."""
         closed_at = max(self._since, time.perf_counter() - age)
         reported, counted = entry.reported, entry.counted
         rows = reported.rows + counted.rows
         total, largest, *counts = self._staleness
         record: PassRecord = {
-            "pass": number,
+            "pass": pass_number,
             "loss": (
                 (reported.loss + counted.loss) / (rows * self._mean_weight)
                 if rows
@@ -408,7 +408,7 @@ class PassLedger:
         if self._score_names:
             record["eval_score"] = record.get(self._score_names[0])
         if self._describe_pass is not None:
-            record.update(self._describe_pass(number))
+            record.update(self._describe_pass(pass_number))
         # The next pass is timed from here, and its staleness counted from zero.
         self._since, self._staleness = closed_at, [0, 0]
         self.records.append(record)
@@ -416,7 +416,7 @@ class PassLedger:
             self.stopped = True
         # The first pass that closes after the decision to stop is the last one for all lanes.
         if self.stopped and self._last_pass is None:
-            self._last_pass = number
+            self._last_pass = pass_number
         self._on_record(record)
 
     def _score_validation(self, sums: NDArray[np.float64] | None) -> float | None:

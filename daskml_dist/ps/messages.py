@@ -110,24 +110,24 @@ class ServerReply:
 
 
 def sum_in_lane_order(
-    parts: list[LaneGradient], owned: Container[int] = ()
+    lane_gradients: list[LaneGradient], owned: Container[int] = ()
 ) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
     """Add gradients in lane order, independent of the order of arrival."""
     # Sums of floats depend on their order; lane order is the same in every run.
-    parts = sorted(parts, key=lambda part: part[0])
-    lane, first, values = parts[0]
+    lane_gradients = sorted(lane_gradients, key=lambda part: part[0])
+    lane, first, values = lane_gradients[0]
     # Dense gradients, or a single one, have no indices to merge.
-    if first is None or len(parts) == 1:
+    if first is None or len(lane_gradients) == 1:
         # The sum is made in place, unless the sender is in the same process and still uses the
         # array.
         total = values if lane in owned else values.copy()
-        for _, _, values in parts[1:]:
+        for _, _, values in lane_gradients[1:]:
             total += values
         return first, total
     from daskml_dist.backends.host_update import merge_gradients
 
     union, total = first, values
-    for _, index, values in parts[1:]:
+    for _, index, values in lane_gradients[1:]:
         assert index is not None
         union, total = merge_gradients(union, total, index, values)
     return union, total

@@ -150,11 +150,13 @@ class RowStoreSettings:
         return np.dtype(np.uint16 if name == "bfloat16" else name)
 
 
-def _check_int(name: str, value: Any, least: int, most: int | None = None) -> None:
+def _check_int(name: str, value: Any, min_value: int, max_value: int | None = None) -> None:
     """Check that a setting is an integer within bounds."""
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_integer or value < least or (most is not None and value > most):
-        bound = f"of at least {least}" if most is None else f"from {least} to {most}"
+    if not is_integer or value < min_value or (max_value is not None and value > max_value):
+        bound = (
+            f"of at least {min_value}" if max_value is None else f"from {min_value} to {max_value}"
+        )
         raise InvalidParameterError(f"{name} must be a whole number {bound}; got {value!r}.")
 
 
@@ -204,7 +206,7 @@ class _Epoch:
 
     Parameters
     ----------
-    place : int
+    position : int
         Number of the mark.
     step : int
         Last step of an update before the mark.
@@ -216,7 +218,7 @@ class _Epoch:
         Previous sightings of waiting ids.
     """
 
-    place: int
+    position: int
     step: int
     counts: tuple[int, int, int, int]
     entries: list[tuple[str, Ids, Any]] = field(default_factory=list)
@@ -708,19 +710,19 @@ class RowStore:
 
     # -- marks -----------------------------------------------------------------------------------
 
-    def mark(self, place: int, most: int) -> None:
-        """Mark the present content with a number, to go back to; keep the last `most` marks.
+    def mark(self, position: int, max_marks: int) -> None:
+        """Mark the present content with a number, to go back to; keep the last `max_marks` marks.
 
         Content is copied when it first changes after a mark, so that a mark itself costs nothing.
         Steps after a mark must have other numbers than those before it.
         """
         last = self._epochs[-1] if self._epochs else None
-        if last is not None and (last.place, last.step) == (place, self._step):
+        if last is not None and (last.position, last.step) == (position, self._step):
             if not (last.entries or last.sightings):
                 return
         counts = self._waiting.floor, self.n_expired, self.n_evicted, self.n_refused
-        self._epochs.append(_Epoch(place, self._step, counts))
-        while len(self._epochs) > most:
+        self._epochs.append(_Epoch(position, self._step, counts))
+        while len(self._epochs) > max_marks:
             self._epochs.popleft()
         self._log_to_last_mark()
 
@@ -732,22 +734,22 @@ class RowStore:
     @property
     def marks(self) -> list[int]:
         """Return the numbers of the marks."""
-        return [epoch.place for epoch in self._epochs]
+        return [epoch.position for epoch in self._epochs]
 
-    def go_back(self, place: int) -> None:
+    def go_back(self, position: int) -> None:
         """Restore the content at the last mark of a number; later marks are dropped."""
-        if place not in self.marks:
+        if position not in self.marks:
             raise MessageError(
-                f"A store of rows cannot go back to {place}: its marks are {self.marks}."
+                f"A store of rows cannot go back to {position}: its marks are {self.marks}."
             )
         epochs, self._epochs = self._epochs, deque()  # the restoring itself is not logged
         self._waiting.log_to(None, -1)
         while True:
             epoch = epochs.pop()
             for kind, ids, old_content in reversed(epoch.entries):
-                self._undo(kind, ids, old_content, epoch.step)
+                self._undo_change(kind, ids, old_content, epoch.step)
             self._waiting.go_back(epoch.sightings, epoch.step, epoch.counts[0])
-            if epoch.place == place:
+            if epoch.position == position:
                 break
         self._step = epoch.step
         _, self.n_expired, self.n_evicted, self.n_refused = epoch.counts
@@ -756,7 +758,7 @@ class RowStore:
         self._epochs = deque([*epochs, epoch])
         self._log_to_last_mark()
 
-    def content_at(self, place: int) -> RowChanges:
+    def content_at(self, position: int) -> RowChanges:
         """Return the whole content as it was at the mark of a number."""
         other = RowStore(self.settings)
         other.restore(self.copy_all())
@@ -764,10 +766,10 @@ class RowStore:
         other._epochs = deque(
             replace(e, entries=list(e.entries), sightings=list(e.sightings)) for e in self._epochs
         )
-        other.go_back(place)
+        other.go_back(position)
         return other.copy_all()
 
-    def _undo(self, kind: str, ids: Ids, before: Any, step: int) -> None:
+    def _undo_change(self, kind: str, ids: Ids, old_content: Any, step: int) -> None:
         """Undo one change."""
         if kind == "made":
             self._remove(self.find(ids), step)
@@ -776,7 +778,7 @@ class RowStore:
             missing = np.flatnonzero(slots < 0)
             slots[missing] = new_slots = self._take_slots(len(missing))
             self._index.insert(ids[missing], new_slots)
-            touched, w, state = before
+            touched, w, state = old_content
             self.ids[slots], self.touched[slots] = ids, touched
             _scatter(self.w, slots, w)
             self.scatter_state(slots, state)

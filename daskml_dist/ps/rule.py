@@ -85,19 +85,19 @@ class ParameterGroup:
         return amount * numbers(self.rates, like)[None, :]
 
     def update(
-        self, w: Any, grad: Any, opt_state: dict[str, Any], rate: float, number: int, l1: Any
+        self, w: Any, grad: Any, opt_state: dict[str, Any], rate: float, step_number: int, l1: Any
     ) -> None:
         """Take one step of the optimizer, each column at its own rate."""
         # Elementwise updates broadcast a rate for each column.
         if not self.rates or self.optimizer.elementwise_update is not None:
-            self.optimizer.update(w, grad, opt_state, self.by_column(rate, w), number, l1)
+            self.optimizer.update(w, grad, opt_state, self.by_column(rate, w), step_number, l1)
             return
         for k, factor in enumerate(self.rates):  # the update may use the rate in any way
             column = slice(k, k + 1)
             column_state = {name: array[:, column] for name, array in opt_state.items()}
             strength = l1[:, column] if getattr(l1, "shape", (0, 1))[1] > 1 else l1
             self.optimizer.update(
-                w[:, column], grad[:, column], column_state, rate * factor, number, strength
+                w[:, column], grad[:, column], column_state, rate * factor, step_number, strength
             )
 
     def part_within(self, start: int, stop: int) -> ParameterGroup:
@@ -190,7 +190,7 @@ class UpdateRule:
     coordinates : bool
         Whether gradients touch few rows: a row's penalty is then applied when it is touched, for
         all the steps since it last was (lazy regularisation, Carpenter 2008).
-    share : float
+    step_share : float
         Share of the fit's steps that this shard makes, if several make them.
     clip : float or None
         Largest norm of the mean gradient of all parameters except buffers and sums (Pascanu,
@@ -214,7 +214,7 @@ class UpdateRule:
     steps_per_pass: float
     average_after: int | None = None
     coordinates: bool = False
-    share: float = 1.0
+    step_share: float = 1.0
     clip: float | None = None
     outer: OuterStep | None = None
     flushes: bool = False
@@ -314,7 +314,7 @@ class UpdateRule:
             outer=None,
         )
 
-    def scale_to_share(self, share: float) -> UpdateRule:
+    def scale_to_share(self, row_share: float) -> UpdateRule:
         """Return the rule of a replica that gets this share of the rows between averagings.
 
         The amounts that it adds to sums are scaled up to all rows, so that the mean over replicas
@@ -323,7 +323,7 @@ class UpdateRule:
         if not any(group.additive for group in self.groups):
             return self
         # A lane without rows adds nothing.
-        rate = 1 / share if share else 1.0
+        rate = 1 / row_share if row_share else 1.0
         groups = (replace(g, rate=rate) if g.additive else g for g in self.groups)
         return replace(self, groups=tuple(groups))
 
@@ -381,11 +381,11 @@ class OuterSection:
         part = array[self.start : self.stop, ...]
         return part if self.shape is None else namespace(array).reshape(part, self.shape)
 
-    def put(self, part: Any, array: Any) -> None:
+    def put(self, section_values: Any, array: Any) -> None:
         """Write a changed section back, if it was not a view."""
         if self.shape is not None:
             rows = array[self.start : self.stop, ...]
-            rows[...] = namespace(array).reshape(part, rows.shape)
+            rows[...] = namespace(array).reshape(section_values, rows.shape)
 
 
 @dataclass(frozen=True)
@@ -417,7 +417,7 @@ class OuterStep:
     keeps_residual: bool = False
 
     @classmethod
-    def of(
+    def from_policy(
         cls, policy: Policy, parameters: Parameters, compressed: bool = False
     ) -> OuterStep | None:
         """Return the outer step of a policy; None if lanes take their mean.
@@ -429,7 +429,7 @@ class OuterStep:
             if not compressed:
                 return None
             # SGD at rate 1 moves to the mean.
-            return cls(Nesterov(0.0), 1.0, _make_sections(parameters, whole=False), True)
+            return cls(Nesterov(0.0), 1.0, _make_sections(parameters, whole_matrices=False), True)
         sections = _make_sections(parameters, outer.optimizer.whole_matrices)
         return cls(outer.optimizer, outer.rate, sections, compressed)
 
@@ -453,10 +453,10 @@ class OuterStep:
         residual = {"outer_residual": namespace(w).zeros_like(w)} if self.keeps_residual else {}
         return {"outer_origin": copy_array(w)} | optimizer_state | residual
 
-    def take(self, w: Any, mean: Any, opt_state: dict[str, Any], number: int) -> None:
+    def take(self, w: Any, mean: Any, opt_state: dict[str, Any], step_number: int) -> None:
         """Move `w` from the last starting point, given the mean of the lanes' parameters.
 
-        `number` counts the outer steps, from 1.
+        `step_number` counts the outer steps, from 1.
         """
         origin = opt_state["outer_origin"]
         progress = origin - mean  # the negative progress, as a gradient
@@ -469,15 +469,17 @@ class OuterStep:
                 name: section.cut(opt_state[self._name_of(name)])
                 for name in self.optimizer.state_names
             }
-            self.optimizer.update(part, section.cut(progress), section_state, self.rate, number)
+            self.optimizer.update(
+                part, section.cut(progress), section_state, self.rate, step_number
+            )
             section.put(part, origin)
             for name, array in section_state.items():
                 section.put(array, opt_state[self._name_of(name)])
         w[...] = origin
 
 
-def _make_sections(parameters: Parameters, whole: bool) -> tuple[OuterSection, ...]:
-    """Return the sections of a model's parameters; if `whole`, each matrix is one section."""
+def _make_sections(parameters: Parameters, whole_matrices: bool) -> tuple[OuterSection, ...]:
+    """Return the sections of a model's parameters; with `whole_matrices`, one for each matrix."""
     sections: list[OuterSection] = []
     for part in parameters.parts:
         rows, descends = parameters.rows[part.name], not (part.buffer or part.additive)
@@ -487,7 +489,7 @@ def _make_sections(parameters: Parameters, whole: bool) -> tuple[OuterSection, .
         # Kernels of a convolution form a matrix with one row per output channel.
         shape = (part.shape[0], size // part.shape[0]) if part.shape else (1, 1)
         section = OuterSection(
-            rows.start, rows.stop, shape if whole and descends else None, descends
+            rows.start, rows.stop, shape if whole_matrices and descends else None, descends
         )
         last = sections[-1] if sections else None
         if last and last.shape is section.shape is None and last.descends == descends:

@@ -69,7 +69,7 @@ class ShardServer:
         Steps of a lane in one pass.
     compression : Compressor or None
         Compression that trainers apply to their pushes.
-    kept : int
+    get_snapshot_clocks : int
         Number of snapshots that are kept.
     """
 
@@ -84,13 +84,13 @@ class ShardServer:
         clock: int = 0,
         n_steps: int = 1,
         compression: Compressor | None = None,
-        kept: int = KEPT_SNAPSHOTS,
+        max_snapshots: int = KEPT_SNAPSHOTS,
     ) -> None:
         self.generation = generation
         self.shard = shard
         self.ledger = ledger
         self._policy = policy
-        self._state = ServerState(policy, lanes, shard, ledger, clock, n_steps, kept)
+        self._state = ServerState(policy, lanes, shard, ledger, clock, n_steps, max_snapshots)
         self._snapshots = self._state.snapshots
         self._n_lanes = len(lanes)
         self._n_trainers = n_trainers
@@ -306,14 +306,14 @@ class ShardServer:
 
     # -- snapshots --------------------------------------------------------------------------------
 
-    def make_snapshots(self, ship: ShipSnapshot | None, every: int = 1) -> None:
-        """Make a snapshot every `every` updates from now on, keep it, and pass it to `ship`.
+    def make_snapshots(self, ship: ShipSnapshot | None, interval: int = 1) -> None:
+        """Make a snapshot every `interval` updates from now on, keep it, and pass it to `ship`.
 
         `ship` must not block, and :meth:`shipped` must be called once the standby has the snapshot.
         If it is None, the snapshots are only kept here.
         """
         with self._lock:
-            self._state.begin_snapshots(ship, every)
+            self._state.begin_snapshots(ship, interval)
             ready = self._release_callers()
         for answer in ready:
             answer()
@@ -338,33 +338,37 @@ class ShardServer:
     def last_snapshot(self) -> ServerSnapshot | None:
         """Return a snapshot of the present state, or else the lanes' last snapshot."""
         with self._lock:
-            return self._snapshots.kept.last if self.shard is None else self._state.snapshot()
+            return (
+                self._snapshots.recent_snapshots.last
+                if self.shard is None
+                else self._state.snapshot()
+            )
 
-    def kept(self) -> dict[int, dict[int, int]]:
+    def get_snapshot_clocks(self) -> dict[int, dict[int, int]]:
         """Return the clocks of each kept snapshot, by its place."""
         with self._lock:
-            return self._snapshots.kept.clocks
+            return self._snapshots.recent_snapshots.clocks
 
-    def snapshot_at(self, place: int) -> tuple[ServerSnapshot, list[Any]] | None:
+    def snapshot_at(self, position: int) -> tuple[ServerSnapshot, list[Any]] | None:
         """Return a kept snapshot and its records; None if it is not kept any more."""
         with self._lock:
-            snapshot = self._snapshots.kept.get(place)
+            snapshot = self._snapshots.recent_snapshots.get(position)
             if snapshot is None:
                 return None
             n_records = snapshot.ledger.n_records if snapshot.ledger is not None else 0
             if self.shard is not None and snapshot.shard is not None:
-                shard_snapshot = self.shard.whole_snapshot(place, snapshot.shard)
+                shard_snapshot = self.shard.whole_snapshot(position, snapshot.shard)
                 snapshot = replace(snapshot, shard=shard_snapshot)
             return snapshot, [] if self.ledger is None else self.ledger.records[:n_records]
 
     def _keep(self, snapshot: ServerSnapshot) -> None:
         """Keep a snapshot of another server."""
-        snapshots = self._snapshots.kept
+        snapshots = self._snapshots.recent_snapshots
         if self.shard is not None and snapshot.shard is not None:
             table = snapshot.shard.table
             if table is not None and table.since < 0:
                 snapshots.clear()  # all rows are replaced, so those of earlier places are lost
-            self.shard.follow(snapshot.at, snapshot.shard, snapshots.most)
+            self.shard.follow(snapshot.position, snapshot.shard, snapshots.max_snapshots)
         snapshots.add(snapshot.without_table())
 
     def take(self, snapshot: ServerSnapshot, records: list[Any]) -> None:
@@ -384,12 +388,12 @@ class ShardServer:
         with self._lock:
             # A standby, or a server without parameters, can only continue from snapshots.
             place = None
-            clocks = self._snapshots.kept.clocks
+            clocks = self._snapshots.recent_snapshots.clocks
             if self.shard is not None and self.generation >= 0:
-                place = self._state.place()
+                place = self._state.find_position()
                 clocks[place] = self._state.clocks()
             self.generation, self._paused = generation, True
-            self._snapshots.begin(None, 0)  # no snapshots are made from now on
+            self._snapshots.begin_snapshots(None, 0)  # no snapshots are made from now on
             ready = self._callers.refuse(ServerStatus.STALE_GENERATION)
         for answer in ready:
             answer()
@@ -400,13 +404,13 @@ class ShardServer:
         generation: int,
         lanes: Iterable[int],
         n_trainers: int | None = None,
-        at: int | None = None,
+        position: int | None = None,
     ) -> None:
         """Begin a new generation: open rounds are dropped, lanes continue from their clocks."""
         with self._lock:
             self.generation, self._paused = generation, False
             self._n_trainers = n_trainers or self._n_trainers
-            self._state.renew(lanes, at)
+            self._state.renew(lanes, position)
             self._call_when_due()
             self._callers.renew()
             ready = self._callers.refuse(ServerStatus.STALE_GENERATION)
@@ -489,9 +493,9 @@ class WaitingCallers:
         waiting, self._at_rendezvous = self._at_rendezvous, []
         return [partial(r, _make_ok_answer(peers=peers)) for r in waiting]
 
-    def end_pass(self, number: int, reply: CallReply, ledger: PassLedger) -> ReadyAnswers:
+    def end_pass(self, pass_number: int, reply: CallReply, ledger: PassLedger) -> ReadyAnswers:
         """Register a lane's trainer that ended a pass; all are answered once the pass is closed."""
-        self._at_pass_end.append((number, reply))
+        self._at_pass_end.append((pass_number, reply))
         closed = [(n, r) for n, r in self._at_pass_end if ledger.is_closed(n)]
         self._at_pass_end = [(n, r) for n, r in self._at_pass_end if not ledger.is_closed(n)]
         return [partial(r, _make_ok_answer(stop=ledger.ends_with(n))) for n, r in closed]
@@ -533,7 +537,7 @@ class ServerState:
         Clock at which the lanes start.
     n_steps : int
         Steps of a lane in one pass.
-    kept : int
+    max_snapshots : int
         Number of snapshots that are kept.
     """
 
@@ -545,10 +549,10 @@ class ServerState:
         ledger: PassLedger | None,
         clock: int,
         n_steps: int,
-        kept: int,
+        max_snapshots: int,
     ) -> None:
         # Kept lanes build on an answer, so an answer must not be lost with this server.
-        self.snapshots = SnapshotStore(len(lanes), kept, before_answers=policy.keeps_lanes)
+        self.snapshots = SnapshotStore(len(lanes), max_snapshots, before_answers=policy.keeps_lanes)
         #: Pushes that were late or repeated.
         self.dropped = 0
         self._policy = policy
@@ -557,7 +561,7 @@ class ServerState:
         self._gate = policy.gate(lanes, clock)
         self._n_steps = n_steps
         #: Clocks of lanes that have left.
-        self._left: dict[int, int] = {}
+        self._departed_clocks: dict[int, int] = {}
         self._pending: dict[int, ServerRequest] = {}
         self._gradients = GradientTable() if policy.gradient_table else None
         #: Rows (None: all) and parameters that each lane pulled last, if delays are corrected.
@@ -714,43 +718,45 @@ class ServerState:
     def leave(self, lanes: Iterable[int]) -> None:
         """Remove lanes, so that no other lane waits for them."""
         for lane in lanes:
-            self._left[lane] = self._gate.clock(lane)
+            self._departed_clocks[lane] = self._gate.clock(lane)
             self._gate.leave(lane)
         if self._shard is not None:
             self.apply_due()
 
     # -- snapshots --------------------------------------------------------------------------------
 
-    def begin_snapshots(self, ship: ShipSnapshot | None, every: int) -> None:
-        """Make a snapshot now and every `every` updates; else ship the lanes' last one."""
-        self.snapshots.begin(ship, every)
+    def begin_snapshots(self, ship: ShipSnapshot | None, interval: int) -> None:
+        """Make a snapshot now and every `interval` updates; else ship the lanes' last one."""
+        self.snapshots.begin_snapshots(ship, interval)
         if self._shard is not None:
-            self._add_snapshot(whole=True)  # for a new standby
+            self._add_snapshot(is_complete=True)  # for a new standby
         else:
             self.snapshots.ship_last_snapshot()
 
     def _snapshot_when_due(self, version: int) -> None:
         """Make a snapshot if one is due after an update."""
         if self.snapshots.is_due(version):
-            self._add_snapshot(whole=False)
+            self._add_snapshot(is_complete=False)
 
-    def _add_snapshot(self, whole: bool) -> None:
+    def _add_snapshot(self, is_complete: bool) -> None:
         """Make a snapshot, keep it and ship it."""
-        self.snapshots.add(self.snapshot(whole))
+        self.snapshots.add(self.snapshot(is_complete))
 
-    def snapshot(self, whole: bool = False) -> ServerSnapshot:
+    def snapshot(self, is_complete: bool = False) -> ServerSnapshot:
         """Return a snapshot of clocks, ledger and shard; of a table only its latest changes.
 
         A whole table would replace all snapshots of the standby, one of which may be the only
         common one from which this server and the others can continue together.
         """
         assert self._shard is not None
-        place = self.place()
-        shard = self._shard.snapshot_at(place, self.snapshots.kept.most, whole)
+        place = self.find_position()
+        shard = self._shard.snapshot_at(
+            place, self.snapshots.recent_snapshots.max_snapshots, is_complete
+        )
         ledger = None if self._ledger is None else self._ledger.snapshot()
         return ServerSnapshot(place, self.clocks(), shard, ledger)
 
-    def place(self) -> int:
+    def find_position(self) -> int:
         """Return the place of the present state among the snapshots."""
         assert self._shard is not None
         if self._policy.lockstep:
@@ -760,25 +766,25 @@ class ServerState:
     def clocks(self) -> dict[int, int]:
         """Return the clocks of all lanes."""
         clocks = {lane: self._gate.clock(lane) for lane in self._gate.clocks}
-        return {**self._left, **clocks}
+        return {**self._departed_clocks, **clocks}
 
     # -- generations ---------------------------------------------------------------------------
 
-    def renew(self, lanes: Iterable[int], at: int | None) -> None:
+    def renew(self, lanes: Iterable[int], position: int | None) -> None:
         """Continue from the present state, or a place's snapshot; open rounds are dropped.
 
         Exception: pushes of lanes that resend them until they are applied are kept. Otherwise no
         round would ever complete if workers come and go faster than a round takes.
         """
-        kept_pushes = self._pending if at is None and self._policy.keeps_lanes else {}
-        clocks = self.clocks() if at is None else self._restore_snapshot(at)
+        kept_pushes = self._pending if position is None and self._policy.keeps_lanes else {}
+        clocks = self.clocks() if position is None else self._restore_snapshot(position)
         # In lock-step, a lane that returns joins the others' round.
         first = (max if self._policy.lockstep else min)(clocks.values(), default=0)
         # A new gate drops the open rounds; every lane joins at the clock from which it continues.
         self._gate = self._policy.gate((), first)
         for lane in lanes:
             self._gate.join(lane, clocks.get(lane, first))
-        self._left.clear()
+        self._departed_clocks.clear()
         self._pending = {
             n: push for n, push in kept_pushes.items() if self._gate.push(n, push.clock)
         }
@@ -790,12 +796,12 @@ class ServerState:
             self._ledger.renew()
         self.apply_due()
 
-    def _restore_snapshot(self, at: int) -> dict[int, int]:
+    def _restore_snapshot(self, position: int) -> dict[int, int]:
         """Restore the snapshot of a place; return the lanes' clocks in it."""
-        snapshot = self.snapshots.kept[at]
+        snapshot = self.snapshots.recent_snapshots[position]
         if snapshot.shard is not None:
             assert self._shard is not None
-            self._shard.go_back(at, snapshot.shard)
+            self._shard.go_back(position, snapshot.shard)
         if snapshot.ledger is not None:
             assert self._ledger is not None
             self._ledger.restore(snapshot.ledger)

@@ -419,15 +419,15 @@ class Shard:
     def learning_rate(self, ahead: float = 0.0) -> float:
         """Return the learning rate of the next step, or of the one after `ahead` more updates."""
         # If several shards or replicas make the steps of a fit, each applies a share of them.
-        steps_done = (self.step + ahead) / self.rule.share
+        steps_done = (self.step + ahead) / self.rule.step_share
         number = round(steps_done * self.rule.scheduled_steps) + 1
         return self.rule.schedule(number, steps_done / self.rule.steps_per_pass)
 
-    def steps_at_once(self, most: int) -> int:
-        """Return how many of the next `most` steps share the learning rate of the first of them."""
+    def steps_at_once(self, max_steps: int) -> int:
+        """Return how many of the next `max_steps` steps share the first one's learning rate."""
         first = self.learning_rate()
         steps_of_same_rate = itertools.takewhile(
-            lambda n: self.learning_rate(n) == first, range(1, most)
+            lambda n: self.learning_rate(n) == first, range(1, max_steps)
         )
         return 1 + sum(1 for _ in steps_of_same_rate)
 
@@ -736,21 +736,21 @@ class Shard:
             self._n_outer_steps,
         )
 
-    def snapshot_at(self, place: int, most: int, whole: bool) -> ShardSnapshot:
-        """Return a snapshot for a place, to keep as one of `most` and to send to a standby.
+    def snapshot_at(self, position: int, max_snapshots: int, is_complete: bool) -> ShardSnapshot:
+        """Return a snapshot to keep, as one of `max_snapshots`, and to send to a standby.
 
-        If it is not `whole`, it may contain only the changes since the last one.
+        If it is not `is_complete`, it may contain only the changes since the last one.
         """
         return self.snapshot()
 
-    def follow(self, place: int, snapshot: ShardSnapshot, most: int) -> None:
+    def follow(self, position: int, snapshot: ShardSnapshot, max_snapshots: int) -> None:
         """Apply a standby's snapshot of a place; a plain shard keeps snapshots as they are."""
 
-    def whole_snapshot(self, place: int, snapshot: ShardSnapshot) -> ShardSnapshot:
+    def whole_snapshot(self, position: int, snapshot: ShardSnapshot) -> ShardSnapshot:
         """Return the full snapshot of a place from its kept one."""
         return snapshot
 
-    def go_back(self, place: int, snapshot: ShardSnapshot) -> None:
+    def go_back(self, position: int, snapshot: ShardSnapshot) -> None:
         """Go back to a place, given its snapshot."""
         self.restore(snapshot)
 
@@ -797,4 +797,4 @@ class Shard:
             self._n_summed,
             self._n_outer_steps,
         )
-        return shard_state.part(slice(None)) if copy else shard_state
+        return shard_state.slice_rows(slice(None)) if copy else shard_state

@@ -43,10 +43,10 @@ class HeldRows:
     clock: int
 
 
-def copy_held_rows(held: HeldRows) -> HeldRows:
+def copy_held_rows(held_rows: HeldRows) -> HeldRows:
     """Return a copy whose parameters and optimizer state are new arrays."""
-    opt_state = {name: array.copy() for name, array in held.opt_state.items()}
-    return replace(held, w=held.w.copy(), opt_state=opt_state)
+    opt_state = {name: array.copy() for name, array in held_rows.opt_state.items()}
+    return replace(held_rows, w=held_rows.w.copy(), opt_state=opt_state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,56 +58,56 @@ class MostlyEqualRows:
     Parameters
     ----------
     n_rows : int
-    numbers : ndarray of int64 of shape (n_stored,)
+    row_numbers : ndarray of int64 of shape (n_stored,)
         Sorted numbers of the stored rows.
     rows : ndarray of shape (n_stored, width)
-    other : ndarray of shape (width,)
+    common_row : ndarray of shape (width,)
         Each of the other rows.
     """
 
     n_rows: int
-    numbers: NDArray[np.int64]
+    row_numbers: NDArray[np.int64]
     rows: NDArray[Any]
-    other: NDArray[Any]
+    common_row: NDArray[Any]
 
     @property
     def nbytes(self) -> int:
         """Return the bytes that are stored."""
-        return self.numbers.nbytes + self.rows.nbytes
+        return self.row_numbers.nbytes + self.rows.nbytes
 
-    def part(self, rows: slice) -> MostlyEqualRows:
+    def slice_rows(self, rows: slice) -> MostlyEqualRows:
         """Return a slice of rows that shares the memory."""
         start, stop, _ = rows.indices(self.n_rows)
-        first, last = np.searchsorted(self.numbers, (start, stop))
+        first, last = np.searchsorted(self.row_numbers, (start, stop))
         return MostlyEqualRows(
             max(stop - start, 0),
-            self.numbers[first:last] - start,
+            self.row_numbers[first:last] - start,
             self.rows[first:last],
-            self.other,
+            self.common_row,
         )
 
-    def __getitem__(self, at: Any) -> NDArray[Any]:
+    def __getitem__(self, row_index: Any) -> NDArray[Any]:
         """Return a slice of rows as a new array."""
-        rows = at[0] if isinstance(at, tuple) else at
-        part = self.part(rows)
-        all_rows = np.empty((part.n_rows, len(self.other)), self.rows.dtype)
-        all_rows[...] = self.other
-        all_rows[part.numbers] = part.rows
+        rows = row_index[0] if isinstance(row_index, tuple) else row_index
+        part = self.slice_rows(rows)
+        all_rows = np.empty((part.n_rows, len(self.common_row)), self.rows.dtype)
+        all_rows[...] = self.common_row
+        all_rows[part.row_numbers] = part.rows
         return all_rows
 
 
-def pack_rows(array: NDArray[Any], numbers: NDArray[Any]) -> Any:
-    """Return an array as `MostlyEqualRows` where all rows but half, at `numbers`, are equal."""
+def pack_rows(array: NDArray[Any], row_numbers: NDArray[Any]) -> Any:
+    """Return an array as `MostlyEqualRows` where all rows but half, at `row_numbers`, are equal."""
     n_rows = len(array)
-    if len(numbers) > n_rows // 2:
+    if len(row_numbers) > n_rows // 2:
         return array
     is_other = np.ones(n_rows, bool)
-    is_other[numbers] = False
+    is_other[row_numbers] = False
     other = array[int(is_other.argmax())].copy()
     equals = (array == other).all(axis=1)
     if not (equals | ~is_other).all():
         return array
-    return MostlyEqualRows(n_rows, np.asarray(numbers, np.int64), array[numbers], other)
+    return MostlyEqualRows(n_rows, np.asarray(row_numbers, np.int64), array[row_numbers], other)
 
 
 @dataclass
@@ -132,35 +132,35 @@ class ShardState:
     held: HeldRows | None = None
 
     def join_held(
-        self, held: HeldRows, init: Callable[[NDArray[Any]], dict[str, NDArray[Any]]]
+        self, held_rows: HeldRows, init: Callable[[NDArray[Any]], dict[str, NDArray[Any]]]
     ) -> ShardState:
         """Return the state with the rows that trainers hold merged into the others.
 
         If they have another optimizer, `init` makes the initial state of the others' for them.
         """
         assert self.ids is not None
-        is_theirs = held.opt_state.keys() == self.opt_state.keys()
-        order = np.argsort(held.ids)
-        ids = held.ids[order]
+        is_theirs = held_rows.opt_state.keys() == self.opt_state.keys()
+        order = np.argsort(held_rows.ids)
+        ids = held_rows.ids[order]
         positions = np.searchsorted(self.ids, ids)
         # Rows of an earlier fit may exist, from before trainers held them.
         stale = positions[positions < len(self.ids)]
         stale = stale[self.ids[stale] == ids[: len(stale)]]
         positions -= np.searchsorted(stale, positions)
 
-        def join(own: Any, rest: Any) -> Any:
+        def join(own_array: Any, held_array: Any) -> Any:
             # The servers' rows may be many, so each array is copied once and there are never two
             # copies.
-            own = np.delete(own, stale, axis=0) if len(stale) else own
-            return np.insert(own, positions, rest[order], axis=0)
+            own_array = np.delete(own_array, stale, axis=0) if len(stale) else own_array
+            return np.insert(own_array, positions, held_array[order], axis=0)
 
-        rest = held.opt_state if is_theirs else init(held.w)
+        rest = held_rows.opt_state if is_theirs else init(held_rows.w)
         return replace(
             self,
-            w=join(self.w, held.w),
+            w=join(self.w, held_rows.w),
             opt_state={name: join(own, rest[name]) for name, own in self.opt_state.items()},
-            ids=join(self.ids, held.ids),
-            held=None if is_theirs else held,
+            ids=join(self.ids, held_rows.ids),
+            held=None if is_theirs else held_rows,
         )
 
     @property
@@ -174,7 +174,7 @@ class ShardState:
         """Return the state with other final parameters."""
         return replace(self, w=w, average=None if self.average is None else w)
 
-    def part(self, rows: slice) -> ShardState:
+    def slice_rows(self, rows: slice) -> ShardState:
         """Return a copy of a slice of rows; for a table, of the rows of a range of ids."""
         ids = self.ids
         if ids is not None:
@@ -198,7 +198,9 @@ class ShardState:
         """Return a slice of the rows of a matrix, which shares the memory."""
 
         def cut(array: Any) -> Any:
-            return array.part(rows) if isinstance(array, MostlyEqualRows) else array[rows, ...]
+            return (
+                array.slice_rows(rows) if isinstance(array, MostlyEqualRows) else array[rows, ...]
+            )
 
         return replace(
             self,
@@ -208,22 +210,22 @@ class ShardState:
         )
 
     @staticmethod
-    def join(parts: list[ShardState]) -> ShardState:
+    def join(states: list[ShardState]) -> ShardState:
         """Return the state of all rows, from those of consecutive slices."""
         # All shards of a fit make the same steps, so the counts of any part are valid.
-        first = parts[0]
+        first = states[0]
         concat = namespace(first.w).concat
         return ShardState(
-            concat([p.w for p in parts]),
-            {name: concat([p.opt_state[name] for p in parts]) for name in first.opt_state},
+            concat([p.w for p in states]),
+            {name: concat([p.opt_state[name] for p in states]) for name in first.opt_state},
             first.step,
             first.rows,
             None
-            if any(p.average is None for p in parts)
-            else concat([p.average for p in parts if p.average is not None]),
+            if any(p.average is None for p in states)
+            else concat([p.average for p in states if p.average is not None]),
             first.n_averaged,
             first.n_outer_steps,
-            None if first.ids is None else np.concatenate([p.ids for p in parts]),
+            None if first.ids is None else np.concatenate([p.ids for p in states]),
             first.held,
         )
 
@@ -232,13 +234,15 @@ class ShardState:
 class StateParts:
     """States of ranges of the parameters, by the first row of each range."""
 
-    parts: dict[int, ShardState]
+    states_by_start: dict[int, ShardState]
 
     @staticmethod
-    def join(some: Iterable[StateParts]) -> ShardState:
+    def join(state_parts: Iterable[StateParts]) -> ShardState:
         """Return the state of all rows, from those of ranges."""
         parts = {
-            start: part for parts_of_range in some for start, part in parts_of_range.parts.items()
+            start: part
+            for parts_of_range in state_parts
+            for start, part in parts_of_range.states_by_start.items()
         }
         return ShardState.join([parts[start] for start in sorted(parts)])
 
@@ -271,7 +275,7 @@ class ShardSnapshot:
     #: Rows that trainers hold, as one of them last stored them.
     held: HeldRows | None = None
 
-    def part(self, rows: slice) -> ShardSnapshot:
+    def slice_rows(self, rows: slice) -> ShardSnapshot:
         """Return the snapshot of a slice of rows; its arrays are views."""
         return replace(
             self,
@@ -282,20 +286,21 @@ class ShardSnapshot:
         )
 
     @staticmethod
-    def join(parts: Sequence[ShardSnapshot]) -> ShardSnapshot:
+    def join(snapshots: Sequence[ShardSnapshot]) -> ShardSnapshot:
         """Return the snapshot of all rows, from those of consecutive slices."""
 
         def joined(arrays: list[Any]) -> Any:
             return None if any(a is None for a in arrays) else np.concatenate(arrays)
 
         return replace(
-            parts[0],
-            w=joined([p.w for p in parts]),
+            snapshots[0],
+            w=joined([p.w for p in snapshots]),
             opt_state={
-                name: joined([p.opt_state[name] for p in parts]) for name in parts[0].opt_state
+                name: joined([p.opt_state[name] for p in snapshots])
+                for name in snapshots[0].opt_state
             },
-            row_rate_sums=joined([p.row_rate_sums for p in parts]),
-            total=joined([p.total for p in parts]),
+            row_rate_sums=joined([p.row_rate_sums for p in snapshots]),
+            total=joined([p.total for p in snapshots]),
         )
 
 

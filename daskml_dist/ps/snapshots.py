@@ -44,7 +44,7 @@ class LaneSnapshot:
         None if all lanes share the parameters and another lane's snapshot holds them.
     start : int, default=0
         First parameter row in the shard.
-    kept : dict of str to ndarray
+    residuals : dict of str to ndarray
         Residuals: the parts that the lane left out of compressed messages.
     """
 
@@ -53,10 +53,10 @@ class LaneSnapshot:
     steps: int
     shard: ShardSnapshot | None = None
     start: int = 0
-    kept: dict[str, NDArray[Any]] = field(default_factory=dict)
+    residuals: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
-    def held(self) -> ShardSnapshot:
+    def own_shard(self) -> ShardSnapshot:
         """Return the parameters; only for a lane that has them."""
         assert self.shard is not None
         return self.shard
@@ -81,7 +81,7 @@ class ServerSnapshot:
 
     Parameters
     ----------
-    at : int
+    position : int
         Its place among the snapshots of a server: the clock of all lanes if they step together,
         else the version of the shard.
     clocks : dict of lane to clock
@@ -91,7 +91,7 @@ class ServerSnapshot:
         Snapshots of lanes, if trainers hold the parameters.
     """
 
-    at: int
+    position: int
     clocks: dict[int, int]
     shard: ShardSnapshot | None = None
     ledger: LedgerSnapshot | None = None
@@ -121,17 +121,17 @@ class AvailableSnapshots:
 
     Parameters
     ----------
-    now : int or None
+    current_position : int or None
         Its present place; None if it cannot continue from its present state.
     clocks : dict of int to (dict of lane to clock)
         Clocks at its present place and at each kept snapshot.
     """
 
-    now: int | None
+    current_position: int | None
     clocks: dict[int, dict[int, int]]
 
     @property
-    def places(self) -> set[int]:
+    def positions(self) -> set[int]:
         """Return all places from which the server could continue."""
         return set(self.clocks)
 
@@ -141,49 +141,52 @@ class RecentSnapshots:
 
     Parameters
     ----------
-    most : int
+    max_snapshots : int
         Number of snapshots that are kept.
     """
 
-    def __init__(self, most: int = KEPT_SNAPSHOTS) -> None:
-        self._kept: deque[ServerSnapshot] = deque(maxlen=most)
+    def __init__(self, max_snapshots: int = KEPT_SNAPSHOTS) -> None:
+        self._snapshots: deque[ServerSnapshot] = deque(maxlen=max_snapshots)
 
     def add(self, snapshot: ServerSnapshot) -> None:
         """Keep a snapshot; drop those of the same or later places, and the oldest."""
-        self.drop_from(snapshot.at)
-        self._kept.append(snapshot)
+        self.drop_from(snapshot.position)
+        self._snapshots.append(snapshot)
 
-    def drop_from(self, at: int) -> None:
+    def drop_from(self, position: int) -> None:
         """Drop the snapshots of a place and later, since the server has gone back."""
-        self._kept = deque(
-            (snapshot for snapshot in self._kept if snapshot.at < at), self._kept.maxlen
+        self._snapshots = deque(
+            (snapshot for snapshot in self._snapshots if snapshot.position < position),
+            self._snapshots.maxlen,
         )
 
     @property
     def last(self) -> ServerSnapshot | None:
         """Return the latest snapshot, if any."""
-        return self._kept[-1] if self._kept else None
+        return self._snapshots[-1] if self._snapshots else None
 
-    def get(self, at: int) -> ServerSnapshot | None:
+    def get(self, position: int) -> ServerSnapshot | None:
         """Return the snapshot of a place, if it is kept."""
-        return next((snapshot for snapshot in self._kept if snapshot.at == at), None)
+        return next(
+            (snapshot for snapshot in self._snapshots if snapshot.position == position), None
+        )
 
     @property
-    def most(self) -> int:
+    def max_snapshots(self) -> int:
         """Return the number of snapshots that are kept."""
-        return self._kept.maxlen or 0
+        return self._snapshots.maxlen or 0
 
     def clear(self) -> None:
         """Drop all snapshots."""
-        self._kept.clear()
+        self._snapshots.clear()
 
-    def __getitem__(self, at: int) -> ServerSnapshot:
-        return next(snapshot for snapshot in self._kept if snapshot.at == at)
+    def __getitem__(self, position: int) -> ServerSnapshot:
+        return next(snapshot for snapshot in self._snapshots if snapshot.position == position)
 
     @property
     def clocks(self) -> dict[int, dict[int, int]]:
         """Return the clocks of each snapshot, by its place."""
-        return {snapshot.at: snapshot.clocks for snapshot in self._kept}
+        return {snapshot.position: snapshot.clocks for snapshot in self._snapshots}
 
 
 #: Sends a snapshot to the standby; must not block.
@@ -203,14 +206,14 @@ class SnapshotStore:
     ----------
     n_lanes : int
         Number of lanes whose snapshots make a complete one, if trainers hold the parameters.
-    most : int
+    max_snapshots : int
         Number of snapshots that are kept.
     before_answers : bool, default=False
         Whether the standby must have a snapshot before lanes get answers based on it.
     """
 
-    def __init__(self, n_lanes: int, most: int, before_answers: bool = False) -> None:
-        self.kept = RecentSnapshots(most)
+    def __init__(self, n_lanes: int, max_snapshots: int, before_answers: bool = False) -> None:
+        self.recent_snapshots = RecentSnapshots(max_snapshots)
         #: Lane snapshots from which this generation continues; empty at the start.
         self.lanes: dict[int, LaneSnapshot] = {}
         self._n_lanes = n_lanes
@@ -221,7 +224,7 @@ class SnapshotStore:
         self._stored = False
         self._ship: ShipSnapshot | None = None
         #: Updates between two snapshots; 0 if none are made.
-        self._every = 0
+        self._interval = 0
         #: Snapshots that were sent and that the standby has not acknowledged.
         self._in_flight = 0
 
@@ -232,11 +235,11 @@ class SnapshotStore:
 
     def is_due(self, version: int) -> bool:
         """Return whether a snapshot is due after update number `version`."""
-        return bool(self._every) and version % self._every == 0
+        return bool(self._interval) and version % self._interval == 0
 
     def add(self, snapshot: ServerSnapshot) -> None:
         """Keep a snapshot of this server, and send it to the standby."""
-        self.kept.add(snapshot.without_table())
+        self.recent_snapshots.add(snapshot.without_table())
         self._ship_snapshot(snapshot)
 
     def _ship_snapshot(self, snapshot: ServerSnapshot) -> None:
@@ -247,8 +250,8 @@ class SnapshotStore:
 
     def ship_last_snapshot(self) -> None:
         """Send the last snapshot, if there is one."""
-        if self.kept.last is not None:
-            self._ship_snapshot(self.kept.last)
+        if self.recent_snapshots.last is not None:
+            self._ship_snapshot(self.recent_snapshots.last)
 
     def store(self, clock: int, lanes: dict[int, LaneSnapshot], ledger: PassLedger | None) -> None:
         """Store snapshots of lanes at a clock; those of all lanes make one of the server."""
@@ -265,9 +268,9 @@ class SnapshotStore:
 
     # -- the standby ----------------------------------------------------------------------------
 
-    def begin(self, ship: ShipSnapshot | None, every: int) -> None:
-        """Make snapshots every `every` updates from now on, and pass them to `ship`, if any."""
-        self._ship, self._every, self._in_flight = ship, every, 0
+    def begin_snapshots(self, ship: ShipSnapshot | None, interval: int) -> None:
+        """Make snapshots every `interval` updates from now on, and pass them to `ship`, if any."""
+        self._ship, self._interval, self._in_flight = ship, interval, 0
 
     def ships_to(self, ship: ShipSnapshot) -> bool:
         """Return whether snapshots are passed to this function."""
@@ -291,4 +294,4 @@ class SnapshotStore:
     def go_back_to(self, snapshot: ServerSnapshot) -> None:
         """Forget the snapshots after the one from which this generation continues."""
         self.lanes = snapshot.lanes
-        self.kept.drop_from(snapshot.at + 1)
+        self.recent_snapshots.drop_from(snapshot.position + 1)

@@ -23,7 +23,7 @@ class WaitingIds:
     Parameters
     ----------
     admit_after : int
-    most : int or None
+    max_ids : int or None
         Most ids that may wait; beyond it, only the half that was seen last is kept.
 
     Attributes
@@ -32,9 +32,9 @@ class WaitingIds:
         No waiting id had its last sighting before this step.
     """
 
-    def __init__(self, admit_after: int, most: int | None) -> None:
+    def __init__(self, admit_after: int, max_ids: int | None) -> None:
         self.floor = 0
-        self._admit_after, self._most = admit_after, most
+        self._admit_after, self._max_ids = admit_after, max_ids
         self._index = IdIndex()
         #: Log of sightings needed to go back to a mark, and the mark's step.
         self._log: SightingLog | None = None
@@ -58,15 +58,15 @@ class WaitingIds:
             self._index.table, ids, step, self._admit_after, is_due, old_sightings
         )
         self._note(ids, old_sightings)
-        if self._most is not None and self.n > self._most:
+        if self._max_ids is not None and self.n > self._max_ids:
             self.expire(self._find_younger_half())
         return is_due
 
     def _find_younger_half(self) -> int:
         """Return the step such that about half of the most waiting ids were seen since."""
         steps = self._index.items()[1] >> load_kernels().COUNT_BITS
-        assert self._most is not None
-        position = len(steps) - max(self._most // 2, 1)
+        assert self._max_ids is not None
+        position = len(steps) - max(self._max_ids // 2, 1)
         return int(np.partition(steps, position)[position])
 
     def remove(self, ids: Ids) -> None:
@@ -110,13 +110,15 @@ class WaitingIds:
         """Log changes of sightings up to a mark's step from now on; None stops logging."""
         self._log, self._log_step = log, step
 
-    def _note(self, ids: Ids, before: Ids) -> None:
+    def _note(self, ids: Ids, old_sightings: Ids) -> None:
         """Log sightings that are about to change, unless they are later than the mark."""
         if self._log is None:
             return
-        is_logged = (before >= 0) & (before >> load_kernels().COUNT_BITS <= self._log_step)
+        is_logged = (old_sightings >= 0) & (
+            old_sightings >> load_kernels().COUNT_BITS <= self._log_step
+        )
         if is_logged.any():
-            self._log.append((ids[is_logged], before[is_logged]))
+            self._log.append((ids[is_logged], old_sightings[is_logged]))
 
     def go_back(self, log: SightingLog, step: int, floor: int) -> None:
         """Restore the sightings of a mark, from its step and its log."""

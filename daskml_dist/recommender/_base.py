@@ -78,7 +78,9 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         """Return attributes to save in a model file: the items users rated, not the ratings."""
         ratings = vars(self).get("_given")
         return (
-            {} if ratings is None else {"_given": None if is_dask(ratings) else self._seen(ratings)}
+            {}
+            if ratings is None
+            else {"_given": None if is_dask(ratings) else self._find_seen_items(ratings)}
         )
 
     # -- ratings -------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         entries = self._entries(X, rated)
         # `reduce_parts` takes parts of X, y and weights; a part of ratings is one source.
         parts: list[Any] = [(source, None, None) for source in entries.sources]
-        apply = partial(_apply_to_part, function, entries.numbers)
+        apply = partial(_apply_to_part, function, entries.number_entries)
         return reduce_parts(replace(entries, parts=parts), apply, _concatenate_parts)
 
     # -- predictions ---------------------------------------------------------------------------
@@ -218,7 +220,9 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         lazy = is_dask(user_ids)
         # Lazy ids are unknown here, so the items of all users are sent with the function.
         seen_items = (
-            self._seen(seen, None if lazy or users is None else user_ids) if filter_seen else None
+            self._find_seen_items(seen, None if lazy or users is None else user_ids)
+            if filter_seen
+            else None
         )
         hidden = None
         if filter_items is not None:
@@ -233,24 +237,24 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         # The result for no users has the columns and dtypes that Dask's metadata needs.
         return map_pieces(_call_on_part, function, frame, function(self.user_ids_[:0]))
 
-    def _seen(self, seen: Any, users: Any = None) -> SeenItems:
+    def _find_seen_items(self, seen_ratings: Any, users: Any = None) -> SeenItems:
         """Return the items that `users` have rated; None: all users."""
-        if seen is None and (seen := getattr(self, "_given", None)) is None:
+        if seen_ratings is None and (seen_ratings := getattr(self, "_given", None)) is None:
             raise InvalidDataError(
                 "The items that users have seen are unknown: the fit used a Dask collection, "
                 "which is not pickled, or a stream, which is not stored. Pass recommend(..., "
                 "seen=ratings), or filter_seen=False."
             )
-        if isinstance(seen, SeenItems):
-            return seen
+        if isinstance(seen_ratings, SeenItems):
+            return seen_ratings
         is_wanted = np.full(len(self.user_ids_), users is None)
         if users is not None:
             positions = find_id_positions(self.user_ids_, users, str(self.user_col))
             is_wanted[positions[positions >= 0]] = True
         # Filtered on the workers: the client gets only the pairs of these users.
         find_pairs = partial(_find_positions_of_users, self.user_ids_, self.item_ids_, is_wanted)
-        at_users, at_items = self._reduce_entries(find_pairs, seen, rated=False)
-        return SeenItems.of(at_users, at_items, len(self.user_ids_))
+        at_users, at_items = self._reduce_entries(find_pairs, seen_ratings, rated=False)
+        return SeenItems.from_pairs(at_users, at_items, len(self.user_ids_))
 
     def similar_items(self, items: Any, n: int = 10) -> Any:
         """Return the items whose factors have the highest cosine similarity to those of each item.
@@ -297,14 +301,19 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         return self._similar(users, n, self.user_col, self.user_ids_, self._fitted().similar_users)
 
     def _similar(
-        self, given: Any, n: Any, column: Any, table: NDArray[Any], cosines_of: Callable[[int], Any]
+        self,
+        query_ids: Any,
+        n: Any,
+        column: Any,
+        table: NDArray[Any],
+        cosines_of: Callable[[int], Any],
     ) -> Any:
         """Return a frame of the ids in `table` that are most similar to each given id.
 
         `cosines_of` returns the cosines of the id at a position of the table to all of them.
         """
         check_count("n", n)
-        ids = np.asarray(given).reshape(-1)
+        ids = np.asarray(query_ids).reshape(-1)
         positions = find_id_positions(table, ids, str(column))
         if (positions < 0).any():
             side = "items" if table is self.item_ids_ else "users"
@@ -351,12 +360,12 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         )
 
 
-def _call_on_part(rows: Any, function: Callable[[Any], Any], number: int) -> Any:
+def _call_on_part(rows: Any, function: Callable[[Any], Any], block_index: int) -> Any:
     """Return a function of a part's rows; `map_pieces` also passes the part's number."""
     return function(rows)
 
 
-def _column(rows: Any, name: Any, at: int) -> Any:
+def _column(rows: Any, name: Any, column_index: int) -> Any:
     """Return a column of a frame, or of an array of pairs."""
     if is_dataframe_like(rows):
         return rows[name]
@@ -366,7 +375,7 @@ def _column(rows: Any, name: Any, at: int) -> Any:
             f"Pairs have the shape {pairs.shape}. Give one user and one item per row, or a "
             f"dataframe with the column {name!r}."
         )
-    return pairs[:, at]
+    return pairs[:, column_index]
 
 
 def predict_pairs(fitted: FittedFactors, names: tuple[Any, Any], rows: Any) -> NDArray[np.float64]:
@@ -383,15 +392,15 @@ def _recommend_to_users(
     fitted: FittedFactors,
     names: tuple[Any, Any],
     n: int,
-    seen: SeenItems | None,
+    seen_items: SeenItems | None,
     hidden: NDArray[np.int64] | None,
     users: Any,
 ) -> Any:
-    """Return a frame of the best items for some users, without `seen` and `hidden` ones."""
+    """Return a frame of the best items for some users, without `seen_items` and `hidden` ones."""
     ids = users[names[0]] if is_dataframe_like(users) else users
     ids = np.asarray(ids).reshape(-1)
     positions = find_id_positions(fitted.user_ids, ids, str(names[0]))
-    rows, items, best = find_best_items(fitted, positions, n, seen, hidden)
+    rows, items, best = find_best_items(fitted, positions, n, seen_items, hidden)
     columns = {names[0]: ids[rows], names[1]: fitted.item_ids[items], "score": best}
     return load_pandas().DataFrame(columns)
 
@@ -400,15 +409,15 @@ def _recommend_to_users(
 
 
 def _apply_to_part(
-    function: Callable[[NumberedEntries], Any], numbers: Any, index: int, part: Any, *_: Any
+    function: Callable[[NumberedEntries], Any], number_entries: Any, index: int, block: Any, *_: Any
 ) -> Any:
     """Return a function of the numbered entries of a part."""
-    return function(numbers(part))
+    return function(number_entries(block))
 
 
-def _concatenate_parts(parts: list[tuple[Any, ...]]) -> tuple[NDArray[Any], ...]:
+def _concatenate_parts(array_tuples: list[tuple[Any, ...]]) -> tuple[NDArray[Any], ...]:
     """Concatenate the first arrays of all parts, their second arrays, and so on."""
-    return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return tuple(np.concatenate(arrays) for arrays in zip(*array_tuples, strict=True))
 
 
 def _take_pairs(entries: NumberedEntries) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -419,7 +428,7 @@ def _take_pairs(entries: NumberedEntries) -> tuple[NDArray[Any], NDArray[Any]]:
 def _find_positions_of_users(
     user_ids: NDArray[Any],
     item_ids: NDArray[Any],
-    wanted: NDArray[np.bool_],
+    is_wanted: NDArray[np.bool_],
     entries: NumberedEntries,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return positions of user and item for the pairs of wanted users that the fit knows."""
@@ -427,7 +436,7 @@ def _find_positions_of_users(
     items = find_id_positions(item_ids, entries.ids[1], "item")[entries.codes[1]]
     # An unknown user has position -1, which indexes `wanted` from the end: the first term discards
     # it.
-    is_known = (users >= 0) & (items >= 0) & wanted[users]
+    is_known = (users >= 0) & (items >= 0) & is_wanted[users]
     return users[is_known].astype(np.int32), items[is_known].astype(np.int32)
 
 

@@ -164,10 +164,10 @@ class BaseEmbeddings(BaseSteps):
             **self._terms(rows),
         )  # fmt: skip
 
-    def _count_fields(self, rows: DatasetInfo, given: int | None) -> int:
+    def _count_fields(self, rows: DatasetInfo, n_fields: int | None) -> int:
         """Return the number of fields of a row, if the user has not given it."""
         fields, n_columns = self._fields, rows.summary.n_features
-        n = given or (n_columns if fields is None else len(fields.names))
+        n = n_fields or (n_columns if fields is None else len(fields.names))
         if n > MAX_FIELDS:
             raise InvalidParameterError(
                 f"{type(self).__name__} needs separate fields, but the rows have {n} columns, and "
@@ -268,8 +268,8 @@ class BaseEmbeddings(BaseSteps):
     def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
         return super()._align_inputs(self._hash_table(X), y, sample_weight)
 
-    def _map_rows(self, function: Any, X: Any, *given: Any, **options: Any) -> Any:
-        return super()._map_rows(function, self._hash_table(X), *given, **options)
+    def _map_rows(self, function: Any, X: Any, *map_args: Any, **options: Any) -> Any:
+        return super()._map_rows(function, self._hash_table(X), *map_args, **options)
 
     def _select_table(self, X: Any, fields: TableFields) -> Any:
         X = as_table(X, len(fields.names))
@@ -341,10 +341,10 @@ class BaseEmbeddings(BaseSteps):
             rows[positions[is_learned]] = False
         self.ids_, self.weights_, self.vectors_ = ids[rows], w[rows, 0], w[rows, 1:]
 
-    def _rows_since(self, before: BaseEmbeddings) -> dict[str, NDArray[Any]]:
+    def _rows_since(self, old_model: BaseEmbeddings) -> dict[str, NDArray[Any]]:
         """Return the rows of the table that differ from an earlier model's, and the removed ids."""
         ids, w = self._learned_ids, self._state.w
-        old_ids, old_w = before._learned_ids, before._state.w
+        old_ids, old_w = old_model._learned_ids, old_model._state.w
         is_old, positions = find_sorted_ids(ids, old_ids)
         changed = ~is_old
         changed[is_old] = (w[is_old] != old_w[positions[is_old]]).any(axis=1)
@@ -389,9 +389,13 @@ class BaseEmbeddings(BaseSteps):
         return TablePrediction(self._last_model, self._learned_ids, self._state.w)
 
 
-def list_hidden_sizes(given: Any) -> tuple[Any, ...]:
+def list_hidden_sizes(hidden_layer_sizes: Any) -> tuple[Any, ...]:
     """Return the units of each hidden layer, given a tuple or one number."""
-    return tuple(given) if isinstance(given, list | tuple) else (given,)
+    return (
+        tuple(hidden_layer_sizes)
+        if isinstance(hidden_layer_sizes, list | tuple)
+        else (hidden_layer_sizes,)
+    )
 
 
 def count_ids(rows: DatasetInfo) -> float:

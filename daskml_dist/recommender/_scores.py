@@ -123,12 +123,12 @@ class FittedFactors:
         return _compute_cosines(self.user_factors, user)
 
 
-def _compute_cosines(factors: NDArray[Any], at: int) -> NDArray[Any]:
-    """Return the cosines of row `at` to all rows; -inf for a row of zeros."""
+def _compute_cosines(factors: NDArray[Any], row_index: int) -> NDArray[Any]:
+    """Return the cosines of row `row_index` to all rows; -inf for a row of zeros."""
     norms = np.linalg.norm(factors, axis=1)
-    products = factors @ factors[at]
+    products = factors @ factors[row_index]
     # If row `at` itself is zero, so are its products: 0 / 1e-300 is 0, and no warning.
-    denominators = np.where(norms > 0, norms, 1) * max(norms[at], 1e-300)
+    denominators = np.where(norms > 0, norms, 1) * max(norms[row_index], 1e-300)
     return np.where(norms > 0, products / denominators, -np.inf)
 
 
@@ -148,7 +148,7 @@ class SeenItems:
     items: NDArray[np.int32]
 
     @classmethod
-    def of(cls, users: NDArray[Any], items: NDArray[Any], n_users: int) -> SeenItems:
+    def from_pairs(cls, users: NDArray[Any], items: NDArray[Any], n_users: int) -> SeenItems:
         """Return the items of each user, from positions of pairs; pairs with a -1 are left out."""
         is_known = (users >= 0) & (items >= 0)
         users, items = users[is_known], items[is_known]
@@ -168,7 +168,7 @@ def find_best_items(
     fitted: FittedFactors,
     users: Positions,
     n: int,
-    seen: SeenItems | None,
+    seen_items: SeenItems | None,
     hidden: Positions | None = None,
 ) -> tuple[Positions, Positions, NDArray[Any]]:
     """Return users' rows, items and predictions of the `n` best items, without `hidden` items."""
@@ -176,8 +176,8 @@ def find_best_items(
     best_of_blocks = []
     for block in row_slices(len(users), step):
         scores = fitted.score_all_items(users[block])
-        if seen is not None:
-            seen.hide_scores(users[block], scores)
+        if seen_items is not None:
+            seen_items.hide_scores(users[block], scores)
         if hidden is not None:
             scores[:, hidden] = -np.inf
         # Hidden items score minus infinity, and only finite scores are returned.
@@ -209,16 +209,16 @@ def find_highest_scores(scores: NDArray[Any], n: int) -> tuple[Positions, Positi
 
 
 def move_state_to_ids(
-    state: ShardState, fresh: ShardState, before: Sequence[NDArray[Any]],
-    now: Sequence[NDArray[Any]],
+    state: ShardState, fresh: ShardState, ids_before: Sequence[NDArray[Any]],
+    ids_after: Sequence[NDArray[Any]],
 ) -> ShardState:  # fmt: skip
-    """Return a state for the ids `now`: known ids keep their rows of `state`, others are fresh.
+    """Return a state for the ids `ids_after`: known ids keep their rows, others are fresh.
 
     Rows of items follow the rows of users. `fresh`, the initial state for all new ids, is changed.
     """
     # First rows of users, and then of items, in the new and in the old state.
     new_start, old_start = 0, 0
-    for old_ids, new_ids in zip(before, now, strict=True):
+    for old_ids, new_ids in zip(ids_before, ids_after, strict=True):
         positions = find_positions(old_ids, new_ids)
         known_rows = np.flatnonzero(positions >= 0)
         fresh.w[new_start + known_rows] = state.w[old_start + positions[known_rows]]

@@ -33,7 +33,7 @@ class ClusterRatingSteps(ClusterSteps):
     def __init__(self, client: Client, plan: StreamLayout, fit: FitSpec, base: RatingSteps) -> None:
         super().__init__(client, plan, fit, base)
         #: Steps made before step 0 of the stream, so that draws continue those of the fit.
-        self._before = base.shard.step
+        self._step_offset = base.shard.step
 
     def _prepare(self, rows: BatchRows, block: Any) -> None:
         ratings: UnnumberedRatings = block
@@ -42,13 +42,13 @@ class ClusterRatingSteps(ClusterSteps):
         self._base.number_rows(rows, ratings)
         # Drawn here and sent with the call: if it is repeated after a loss, it has the same items.
         rows.X = self._base.draw_items_of_steps(
-            rows, block.n_rows, self._before + self._log.next_step
+            rows, block.n_rows, self._step_offset + self._log.next_step
         )
 
     def _grow(self, n_users: int, n_items: int) -> None:
         """Move the state to more rows, and continue with new lanes from there."""
         base, state = self._base, self.state()
-        with Interrupts() as interrupts, interrupts.held():
+        with Interrupts() as interrupts, interrupts.delay():
             base.shard = Shard(base.fit.steps.rule, state)
             base.grow_parameters(n_users, n_items)
             self._continue_from(base.fit, base.shard.state())
@@ -56,4 +56,4 @@ class ClusterRatingSteps(ClusterSteps):
     def reset(self, parameters: bool) -> None:
         """Reset as :class:`ClusterSteps` does; draws then restart at step 0."""
         super().reset(parameters)
-        self._before = -self._log.next_step
+        self._step_offset = -self._log.next_step

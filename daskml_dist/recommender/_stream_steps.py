@@ -53,7 +53,7 @@ class RatingSteps(InProcessSteps):
     batch_rows : int or None
     ids : tuple of NumberedIds
         Ids of users and of items.
-    grown : callable
+    on_growth : callable
         Called with the fit that has more rows.
     """
 
@@ -62,10 +62,10 @@ class RatingSteps(InProcessSteps):
         fit: FitSpec,
         batch_rows: int | None,
         ids: tuple[NumberedIds, NumberedIds],
-        grown: Callable[[FitSpec], Any],
+        on_growth: Callable[[FitSpec], Any],
     ) -> None:
         super().__init__(fit, batch_rows)
-        self.fit, self.ids, self._grown = fit, ids, grown
+        self.fit, self.ids, self._on_growth = fit, ids, on_growth
 
     def learn_rows(self, rows: BatchRows, block: Any) -> float:
         """Number the ratings, reserve more rows if needed, and take a step; return its loss."""
@@ -109,9 +109,9 @@ class RatingSteps(InProcessSteps):
                 array[new_start : new_start + n] = old_shard.opt_state[name][start : start + n]
         shard = Shard(work.rule, ShardState(w, opt_state, old_shard.step, old_shard.rows))
         # All or none of the attributes change, even if the user interrupts.
-        with Interrupts() as interrupts, interrupts.held():
+        with Interrupts() as interrupts, interrupts.delay():
             self.fit, self._work, self._model, self.shard = fit, work, work.model, shard
-            self._grown(fit)
+            self._on_growth(fit)
 
     def number_rows(self, rows: BatchRows, block: UnnumberedRatings) -> None:
         """Number the ids of a call: set `rows` to rows of the parameters, and to targets."""
@@ -135,7 +135,11 @@ class RatingSteps(InProcessSteps):
         if not self._model.negatives:
             return rows.X
         steps = self.cut_into_steps(rows, n_rows, step)
-        drawn = [self._model.drawn(piece, self._backend) for pieces, _ in steps for piece in pieces]
+        drawn = [
+            self._model.draw_negatives(piece, self._backend)
+            for pieces, _ in steps
+            for piece in pieces
+        ]
         return np.concatenate(drawn)
 
 
@@ -166,7 +170,7 @@ class StartedRatingStream(StartedStream):
 
     ids: tuple[NumberedIds, NumberedIds]
 
-    def facts(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the contents of a stream's checkpoint, with the ids and the reserved rows."""
         model: Any = self.fit.steps.model
         ids = [ids_to_json(numbered.array) for numbered in self.ids]
@@ -198,22 +202,22 @@ class NumberedIds:
 
     def __init__(self, first: NDArray[Any]) -> None:
         #: Ids in the order of their numbers; joined only on request.
-        self._parts: list[NDArray[Any]] = []
-        self._numbers: dict[Any, int] = {}
+        self._id_arrays: list[NDArray[Any]] = []
+        self._number_of_id: dict[Any, int] = {}
         if len(first):
             self._add(first)
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._number_of_id)
 
     def check(self, ids: NDArray[Any]) -> None:
         """Raise if ids have a different kind from the ids so far."""
-        if self._parts:
-            check_one_kind([self._parts[0], ids])
+        if self._id_arrays:
+            check_one_kind([self._id_arrays[0], ids])
 
     def assign_numbers(self, ids: NDArray[Any]) -> NDArray[np.int64]:
         """Return the numbers of distinct ids; new ids get the next numbers, in order."""
-        get = self._numbers.get
+        get = self._number_of_id.get
         numbers = np.array([get(key, -1) for key in ids.tolist()], np.int64)
         if len(new_positions := np.flatnonzero(numbers < 0)):
             numbers[new_positions] = len(self) + np.arange(len(new_positions))
@@ -222,20 +226,20 @@ class NumberedIds:
 
     def count_with_new(self, ids: NDArray[Any]) -> int:
         """Return the number of ids after adding `ids`, which are distinct."""
-        return len(self) + sum(key not in self._numbers for key in ids.tolist())
+        return len(self) + sum(key not in self._number_of_id for key in ids.tolist())
 
     def _add(self, ids: NDArray[Any]) -> None:
         """Give new ids the next numbers."""
-        self._parts.append(ids)
+        self._id_arrays.append(ids)
         start = len(self)
-        self._numbers.update((key, start + i) for i, key in enumerate(ids.tolist()))
+        self._number_of_id.update((key, start + i) for i, key in enumerate(ids.tolist()))
 
     @property
     def array(self) -> NDArray[Any]:
         """Return all ids, in the order of their numbers."""
-        if len(self._parts) > 1:
-            self._parts = [np.concatenate(self._parts)]
-        return self._parts[0]
+        if len(self._id_arrays) > 1:
+            self._id_arrays = [np.concatenate(self._id_arrays)]
+        return self._id_arrays[0]
 
 
 def ids_to_json(ids: NDArray[Any]) -> dict[str, Any]:

@@ -44,7 +44,9 @@ class StreamedFactors(BaseSteps):
     item_ids_: NDArray[Any]
     _ids: tuple[NDArray[Any], NDArray[Any]]
 
-    def _stream_inputs(self, X: Any, y: Any, sample_weight: Any, begun: bool) -> tuple[Any, ...]:
+    def _stream_inputs(
+        self, X: Any, y: Any, sample_weight: Any, is_continued: bool
+    ) -> tuple[Any, ...]:
         if sample_weight is not None:
             raise InvalidParameterError(
                 "Streams of ratings do not support sample_weight. Leave it out, or repeat ratings."
@@ -130,10 +132,10 @@ class StreamedFactors(BaseSteps):
         self,
         X: Any,
         ids: tuple[NumberedIds, NumberedIds],
-        ready: Callable[[FitSpec], FitSpec],
-        seen: float,
+        prepare_fit: Callable[[FitSpec], FitSpec],
+        n_rows_seen: float,
     ) -> StartedRatingStream:
-        """Return the stream planned by some ratings, whose fit `ready` moves to the stream."""
+        """Return the stream that some ratings plan; `prepare_fit` moves its fit to the stream."""
         from daskml_dist.recommender._stream_steps import RatingSteps, StartedRatingStream
         from daskml_dist.streaming.start import (
             check_stream_settings,
@@ -161,14 +163,14 @@ class StreamedFactors(BaseSteps):
         likeness = describe_first_rows(fit, rows.summary, settings.auto_rate, None) | {
             "batch_rows": batch_size
         }
-        fit = ready(fit)
+        fit = prepare_fit(fit)
 
         def grown(fit: FitSpec) -> None:
             started.fit = fit
 
         steps = RatingSteps(fit, batch_rows, ids, grown)
         started = StartedRatingStream(
-            fit, rows, self._make_call_reader(ids), steps, seen, likeness, ids,
+            fit, rows, self._make_call_reader(ids), steps, n_rows_seen, likeness, ids,
             open_cluster_steps=_open_cluster_steps,
         )  # fmt: skip
         return started
@@ -197,7 +199,7 @@ class StreamedFactors(BaseSteps):
         """Return the ratings of a call, with the call's ids numbered among themselves."""
         estimator: Any = self
         entries = estimator._entries(X)
-        numbered = entries.numbers(entries.sources[0])
+        numbered = entries.number_entries(entries.sources[0])
         if not len(numbered):
             raise InvalidDataError("The call has no ratings. Skip it.")
         return numbered

@@ -204,7 +204,9 @@ class ALS(BaseRecommender):
         """
         # Parameters are checked before any rating is read.
         solver = self._solver()
-        settings = check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
+        settings = check_run(
+            self.run, self.device, name=type(self).__name__, used_settings=self._run_used
+        )
         callbacks = callback_list(self.callbacks, type(self).__name__, self.max_iter, self.verbose)
         X = convert_foreign(X)
         entries = self._entries(X)

@@ -313,7 +313,9 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
 
     def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
         entries = self._entries(X)
-        return PairCollection.of(entries.kind, entries.sources, entries.numbers, entries.sides)
+        return PairCollection.from_sources(
+            entries.kind, entries.sources, entries.number_entries, entries.sides
+        )
 
     def _dataset_info(
         self, job: FitJob, classes: Any, class_weight: Any, weighted: bool

@@ -275,7 +275,7 @@ dtype, policy, random_state
         X = convert_foreign(X)
         self._given = X  # callbacks may ask for recommendations of what users have not seen
         super(BaseRecommender, self).fit(X, None, policy=policy, client=client)
-        del self._sides  # frames of all users and items, whose factors are now known
+        del self._side_rows  # frames of all users and items, whose factors are now known
         return self
 
     def stream(self, **options: Any) -> NoReturn:
@@ -400,7 +400,7 @@ dtype, policy, random_state
             )
         if sides is None:
             raise make_no_rows_error()
-        self._sides = sides
+        self._side_rows = sides
         counts = sides[1].counts
         frequencies = partial(
             _look_up_frequencies, sides[1].ids, np.log(counts / counts.sum()), self.item_col
@@ -455,9 +455,9 @@ dtype, policy, random_state
 
     def _set_learned(self, state: ShardState, model: Any, rows: DatasetInfo) -> None:
         super()._set_learned(state, model, rows)
-        self.user_ids_, self.item_ids_ = (side.ids for side in self._sides)
+        self.user_ids_, self.item_ids_ = (side.ids for side in self._side_rows)
         users, items = (
-            self._make_encoder(number)(side.frame) for number, side in enumerate(self._sides)
+            self._make_encoder(number)(side.frame) for number, side in enumerate(self._side_rows)
         )
         self.user_factors_, self.item_factors_ = users[:, :-1].copy(), items[:, :-1].copy()
         self.item_biases_ = items[:, -1].copy()
@@ -483,7 +483,7 @@ dtype, policy, random_state
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return partial(predict_pairs, self._fitted(), self._names)
 
-    _sides: tuple[SideRows, ...]
+    _side_rows: tuple[SideRows, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -547,10 +547,10 @@ def _collect_sides(
     return tuple(sides)
 
 
-def _merge_sides(parts: list[tuple[SideRows, ...]]) -> tuple[SideRows, ...]:
+def _merge_sides(block_sides: list[tuple[SideRows, ...]]) -> tuple[SideRows, ...]:
     """Return the distinct users and items of several blocks; the first row of each is kept."""
     pandas, merged = load_pandas(), []
-    for sides in zip(*parts, strict=True):
+    for sides in zip(*block_sides, strict=True):
         ids = np.concatenate([side.ids for side in sides])
         distinct, first, codes = np.unique(ids, return_index=True, return_inverse=True)
         counts = np.bincount(codes, np.concatenate([side.counts for side in sides])).astype(float)

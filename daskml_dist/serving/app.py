@@ -261,7 +261,7 @@ class App:
         request.check_method("POST", "GET")
         # The body may restrict the list to ready models, which all of these are: it is read, so
         # that the connection can be reused, and dropped.
-        _, n_held = await self._bodies.read(receive, request.headers)
+        _, n_held = await self._bodies.read_body(receive, request.headers)
         self._bodies.release(n_held)
         entries = [
             {"name": name, "version": version, "state": "READY", "reason": ""}
@@ -284,7 +284,7 @@ class App:
         request.check_method("POST")
         # The content type is checked before the body is read.
         codec = find_codec(request.headers)
-        body, n_held = await self._bodies.read(receive, request.headers)
+        body, n_held = await self._bodies.read_body(receive, request.headers)
         try:
             if version is None:
                 served, shadows = self.models.route(name, request.headers.get(_ROUTE_KEY))
@@ -343,14 +343,14 @@ class App:
         began = time.perf_counter()
         name, version = shadow.name, str(shadow.version)
 
-        def record(done: asyncio.Future[NDArray[Any]]) -> None:
-            if done.cancelled():
+        def record(future: asyncio.Future[NDArray[Any]]) -> None:
+            if future.cancelled():
                 return
-            error = done.exception()
+            error = future.exception()
             self.metrics.count(name, version, 200 if error is None else _status_of(error, True))
             if error is None:
                 seconds = time.perf_counter() - began
-                self.metrics.observe(name, version, seconds, len(done.result()))
+                self.metrics.observe(name, version, seconds, len(future.result()))
 
         try:
             waiting = self._enqueue(shadow, question)

@@ -43,32 +43,32 @@ class BatchedPredictor:
     def __init__(self, predictor: Any) -> None:
         self.predictor = predictor
 
-    def __call__(self, pieces: list[Any]) -> NDArray[Any]:
+    def __call__(self, request_rows: list[Any]) -> NDArray[Any]:
         """Return the answers to the rows of all requests, by one call."""
-        answers: NDArray[Any] = self.predictor(join_request_rows(pieces, self.predictor))
+        answers: NDArray[Any] = self.predictor(join_request_rows(request_rows, self.predictor))
         return answers
 
-    def each(self, pieces: list[Any]) -> NDArray[Any] | None:
+    def each(self, request_rows: list[Any]) -> NDArray[Any] | None:
         """Return answers to single-row requests, each with the same bits as a separate call.
 
         None if only separate calls give these bits.
         """
         function = getattr(self.predictor, "each", None)
-        if function is None or isinstance(pieces[0], dict):
+        if function is None or isinstance(request_rows[0], dict):
             return None
-        answers: NDArray[Any] | None = function(np.concatenate(pieces))
+        answers: NDArray[Any] | None = function(np.concatenate(request_rows))
         return answers
 
 
 class _Queue:
     """Requests that wait for one predictor: their rows, numbers of rows and futures, in order."""
 
-    __slots__ = ("answers", "call", "may_share", "pieces", "sizes")
+    __slots__ = ("answers", "call", "may_share", "request_rows", "sizes")
 
     def __init__(self, call: _BatchCall, may_share: bool) -> None:
         self.call = call
         self.may_share = may_share
-        self.pieces: list[Any] = []
+        self.request_rows: list[Any] = []
         self.sizes: list[int] = []
         self.answers: list[asyncio.Future[NDArray[Any]]] = []
 
@@ -134,7 +134,7 @@ class Batcher:
             else:
                 loop.call_later(delay, self._come_due, key)
         answer: asyncio.Future[NDArray[Any]] = loop.create_future()
-        queue.pieces.append(rows)
+        queue.request_rows.append(rows)
         queue.sizes.append(n_rows)
         queue.answers.append(answer)
         self.waiting += 1
@@ -153,17 +153,17 @@ class Batcher:
         queue = self._queues.pop(key)
         self._answer_on(queue, 0, self._calls(queue))
 
-    def _answer_on(self, queue: _Queue, at: int, calls: Iterator[list[Any]]) -> None:
-        """Answer requests of a queue from `at` on, by the remaining `calls`.
+    def _answer_on(self, queue: _Queue, request_index: int, calls: Iterator[list[Any]]) -> None:
+        """Answer requests of a queue from `request_index` on, by the remaining `calls`.
 
         Those that this turn of the loop has no time for are left to the next one.
         """
         end = time.perf_counter() + CALL_SECONDS
         for results in calls:
-            self._set_results(queue, at, results)
-            at += len(results)
-            if at < len(queue.answers) and time.perf_counter() >= end:
-                asyncio.get_running_loop().call_soon(self._answer_on, queue, at, calls)
+            self._set_results(queue, request_index, results)
+            request_index += len(results)
+            if request_index < len(queue.answers) and time.perf_counter() >= end:
+                asyncio.get_running_loop().call_soon(self._answer_on, queue, request_index, calls)
                 return
 
     # --- in the thread -------------------------------------------------------------------------
@@ -183,10 +183,10 @@ class Batcher:
         queue = self._queues.pop(self._due.popleft())
 
         # In the event loop, as futures must not be set from other threads.
-        def finish(done: asyncio.Future[list[Any]]) -> None:
+        def finish(future: asyncio.Future[list[Any]]) -> None:
             self._is_busy = False
-            cancelled = [asyncio.CancelledError()] * len(queue.pieces)
-            self._set_results(queue, 0, cancelled if done.cancelled() else done.result())
+            cancelled = [asyncio.CancelledError()] * len(queue.request_rows)
+            self._set_results(queue, 0, cancelled if future.cancelled() else future.result())
             self._answer_in_thread()
 
         calls = self._calls(queue)
@@ -225,15 +225,17 @@ class Batcher:
         elif max(queue.sizes) == 1 < len(queue.sizes) and hasattr(queue.call, "each"):
             # At most as many rows as `Predictor.each` answers in one call.
             for index in range(0, len(queue.sizes), MAX_FEW_ROWS):
-                yield from _call_each_row(queue.call, queue.pieces[index : index + MAX_FEW_ROWS])
+                yield from _call_each_row(
+                    queue.call, queue.request_rows[index : index + MAX_FEW_ROWS]
+                )
         else:
-            for piece, size in zip(queue.pieces, queue.sizes, strict=True):
+            for piece, size in zip(queue.request_rows, queue.sizes, strict=True):
                 yield [_call_alone(queue.call, piece, size)]
 
 
 def _call_together(queue: _Queue, first: int, end: int) -> list[Any]:
     """Return answers, or errors, to some requests of a queue, by one call if it succeeds."""
-    pieces, sizes = queue.pieces[first:end], queue.sizes[first:end]
+    pieces, sizes = queue.request_rows[first:end], queue.sizes[first:end]
     if len(sizes) == 1:
         return [_call_alone(queue.call, pieces[0], sizes[0])]
     # A failure may be caused by one request's rows: then each is tried alone.
@@ -249,25 +251,25 @@ def _call_together(queue: _Queue, first: int, end: int) -> list[Any]:
     return results
 
 
-def _call_each_row(call: Any, pieces: list[Any]) -> Iterator[list[Any]]:
+def _call_each_row(call: Any, request_rows: list[Any]) -> Iterator[list[Any]]:
     """Yield answers to single-row requests, by one call that rounds each row independently."""
     # A failure may be caused by one row, and None means that there is no such call: then each
     # request is a separate call.
     try:
-        answers = call.each(pieces)
+        answers = call.each(request_rows)
     except Exception:
         answers = None
     if answers is None:
-        for piece in pieces:
+        for piece in request_rows:
             yield [_call_alone(call, piece, 1)]
     else:
-        yield [answers[index : index + 1] for index in range(len(pieces))]
+        yield [answers[index : index + 1] for index in range(len(request_rows))]
 
 
-def _call_alone(call: _BatchCall, piece: Any, n_rows: int) -> Any:
+def _call_alone(call: _BatchCall, rows: Any, n_rows: int) -> Any:
     """Return the answer to one request, or the exception that its call raised."""
     try:
-        answers = call([piece])
+        answers = call([rows])
         check_length(answers, n_rows)
         return answers
     except Exception as error:

@@ -130,7 +130,7 @@ class LimitedConnection(HttpToolsProtocol):
                 f"The request head is larger than {MAX_HEAD_BYTES} bytes: send less.",
             )
 
-    def _without_upgrade(self, rest: bytes) -> bytes:
+    def _without_upgrade(self, remaining_bytes: bytes) -> bytes:
         """Return the head just read without its upgrade request, and the following bytes.
 
         A server may answer in HTTP/1.1 (RFC 9110, 7.8). Some clients, such as Java's, request
@@ -149,7 +149,7 @@ class LimitedConnection(HttpToolsProtocol):
             if name != b"upgrade" and (value or name != b"connection"):
                 lines.append(b"%b: %b\r\n" % (name, value))
         self.parser = httptools.HttpRequestParser(self)
-        return b"".join([*lines, b"\r\n", rest])
+        return b"".join([*lines, b"\r\n", remaining_bytes])
 
     # --- callbacks of the parser -----------------------------------------------------------------
 

@@ -154,7 +154,9 @@ class RequestBodies:
         self._late: set[asyncio.Task[Any]] = set()
         self._is_watching = False
 
-    async def read(self, receive: Receive, headers: Mapping[bytes, bytes]) -> tuple[bytes, int]:
+    async def read_body(
+        self, receive: Receive, headers: Mapping[bytes, bytes]
+    ) -> tuple[bytes, int]:
         """Return a request's whole body, decompressed, and the bytes to `release` after use.
 
         Raises RequestError (408, 413, 415, 400, 503) or ClientDisconnectedError.

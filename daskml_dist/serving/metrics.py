@@ -242,11 +242,11 @@ class _SharedCounters:
 
 
 def _sum_series(
-    parts: Iterable[dict[tuple[str, ...], list[float]]],
+    process_series: Iterable[dict[tuple[str, ...], list[float]]],
 ) -> dict[tuple[str, ...], list[float]]:
     """Return the sums of the series of several processes, by their labels."""
     total: dict[tuple[str, ...], list[float]] = {}
-    for series in parts:
+    for series in process_series:
         for key, values in series.items():
             earlier = total.get(key)
             total[key] = (

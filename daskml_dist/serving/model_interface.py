@@ -147,16 +147,18 @@ def _check_columns(
     return columns
 
 
-def _check_names(given: Collection[str], names: Sequence[str], needed: Sequence[str]) -> None:
+def _check_names(
+    input_names: Collection[str], names: Sequence[str], required_features: Sequence[str]
+) -> None:
     """Refuse requests that lack a feature that the model reads, or have an unknown one."""
-    missing = [name for name in needed if name not in given]
-    unknown = [name for name in given if name not in set(names)]
+    missing = [name for name in required_features if name not in input_names]
+    unknown = [name for name in input_names if name not in set(names)]
     if missing or unknown:
         problems = [f"{_list_names(missing)} missing"] if missing else []
         problems += [f"{_list_names(unknown)} unknown to the model"] if unknown else []
         raise _wrong_input(
             f"Of the features, {' and '.join(problems)}: send one input for each, of "
-            f"{_list_names(needed)}."
+            f"{_list_names(required_features)}."
         )
 
 
@@ -172,10 +174,10 @@ def _flatten_column(name: str, values: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
-def _check_dtype(name: str, values: NDArray[Any], at: int, predictor: Any) -> None:
-    """Raise 422 for strings in feature number `at` if the fit had numbers."""
+def _check_dtype(name: str, values: NDArray[Any], feature_index: int, predictor: Any) -> None:
+    """Raise 422 for strings in feature number `feature_index` if the fit had numbers."""
     # NumPy would parse strings such as "1e3" as numbers, and hide a client's mistake.
-    dtype = find_feature_dtype(predictor, at)
+    dtype = find_feature_dtype(predictor, feature_index)
     if values.dtype.kind != "O" or dtype is None or not _is_number(dtype):
         return
     if all(isinstance(value, (int, float)) for value in values):

@@ -80,7 +80,7 @@ class _Entry:
     current: Served
     loaded: Mapping[str, Served]
     # Cumulative shares of the routes, up to 1, in which a point in [0, 1) is looked up.
-    ends: tuple[float, ...]
+    cumulative_shares: tuple[float, ...]
     routes: tuple[Route, ...]
 
 
@@ -229,7 +229,7 @@ class Models:
     ) -> None:
         self._metrics, self._method = metrics or Metrics(), method
         self._all_versions, self._trusted = all_versions, frozenset(trusted)
-        self._given = dict(given or {})
+        self._user_params = dict(given or {})
         self._table: dict[str, _Entry] = {}
         # State of the file, or the reason, for each (name, version) that failed to load: it is
         # neither tried nor logged again before that changes.
@@ -347,7 +347,7 @@ class Models:
         else:
             data = key.encode() if isinstance(key, str) else key
             point = int.from_bytes(hashlib.blake2b(data, digest_size=6).digest()) / 2**48
-        return entry.routes[bisect.bisect_right(entry.ends, point)]
+        return entry.routes[bisect.bisect_right(entry.cumulative_shares, point)]
 
     def _entry(self, name: str) -> _Entry:
         """Return the entry of a name; raise with the nearest names if there is none."""
@@ -472,11 +472,11 @@ class Models:
         self._swap(_make_shared_entry(signature, current, loaded, route))
         return True
 
-    def _current(self, folder: Path, name: str, before: _Entry | None) -> Served | None:
+    def _current(self, folder: Path, name: str, previous_entry: _Entry | None) -> Served | None:
         """Return the version to serve by default; None if none can be loaded.
 
         It is the one that the file ``current`` names, or the newest without such a file. If that
-        cannot be loaded, it is the one served `before`, or at a start the newest older one.
+        cannot be loaded, it is the one served `previous_entry`, or at a start the newest older one.
         """
         while True:
             current = registry.read_current_version(folder, name)
@@ -484,20 +484,20 @@ class Models:
                 self._refused.pop((name, registry.CURRENT), None)
             elif (folder / name / registry.CURRENT).exists():
                 self._refuse(name, registry.CURRENT, _NO_VERSION, None, _NEWEST)
-                if before is not None:
-                    return before.current  # the newest version may not be released yet
+                if previous_entry is not None:
+                    return previous_entry.current  # the newest version may not be released yet
             versions = registry.list_version_names(folder, name)
             default = current or (versions[-1] if versions else None)
             if default is None:
                 return None
-            if served := self._version(folder, name, default, before):
+            if served := self._version(folder, name, default, previous_entry):
                 return served
             # It was not loaded, and is still current: it is damaged. Otherwise a publisher has made
             # another version current and deleted this one, so the next one is tried.
             if registry.read_current_version(folder, name) == current:
                 break
-        if before is not None:
-            return before.current
+        if previous_entry is not None:
+            return previous_entry.current
         for version in reversed(versions):
             if int(version) < int(default) and (
                 served := self._version(folder, name, version, None)
@@ -506,7 +506,7 @@ class Models:
         return None
 
     def _version(
-        self, folder: Path, name: str, version: str, before: _Entry | None
+        self, folder: Path, name: str, version: str, previous_entry: _Entry | None
     ) -> Served | None:
         """Return a version, loaded only if its file has changed; log and return None if damaged."""
         # `before` has versions that were loaded, `_refused` those that failed, each with the state
@@ -516,20 +516,20 @@ class Models:
             self._refuse(name, version, "has no model file", None)
             return None
         state = read_file_state(path)
-        if before is not None and (served := before.loaded.get(version)):
-            if dict(before.signature[2]).get(version) == state:
+        if previous_entry is not None and (served := previous_entry.loaded.get(version)):
+            if dict(previous_entry.signature[2]).get(version) == state:
                 return served
         if state is not None and self._refused.get((name, version)) == state:
             return None
         try:
-            return self._read(path, name, version)
+            return self._load_file(path, name, version)
         except Exception as error:  # a damaged or foreign file may raise anything
             # A file that was deleted while being read is reported by the next check.
             if path.exists():
                 self._refuse(name, version, f"{type(error).__name__}: {error}", state)
             return None
 
-    def _read(self, path: Path, name: str, version: str) -> Served:
+    def _load_file(self, path: Path, name: str, version: str) -> Served:
         """Return the model in a file, read and called once."""
         form = load_formats().get(path.suffix)
         if form is None:
@@ -539,24 +539,26 @@ class Models:
         # The file is read once, so that checksums and model are of the same bytes.
         data = read_bytes(str(path))
         manifest = form.read_manifest(data, str(path))
-        model = form.read(data, str(path), self._trusted, **self._given.get(name, {}))
+        model = form.read(data, str(path), self._trusted, **self._user_params.get(name, {}))
         predictor = Predictor(model, self._method)
         _warm_up(predictor)
         return Served(name, version, predictor, manifest)
 
-    def _refuse(self, name: str, version: str, why: str, state: Any, other: str = _NOTHING) -> None:
+    def _refuse(
+        self, name: str, version: str, reason: str, state: Any, fallback: str = _NOTHING
+    ) -> None:
         """Log and count that a version cannot be served, once for each state of its file.
 
-        `other` describes what is served instead, if no version of the name was served before.
+        `fallback` describes what is served instead, if no version of the name was served before.
         """
-        cause = state if state is not None else why
+        cause = state if state is not None else reason
         if self._refused.get((name, version)) == cause:
             return
         self._refused[name, version] = cause
         self._metrics.failed(name)
         entry = self._table.get(name)
-        outcome = f"version {entry.current.version} is still served" if entry else other
-        _LOG.error("model %s: version %s cannot be loaded (%s); %s", name, version, why, outcome)
+        outcome = f"version {entry.current.version} is still served" if entry else fallback
+        _LOG.error("model %s: version %s cannot be loaded (%s); %s", name, version, reason, outcome)
 
     # --- a file --------------------------------------------------------------------------------
 
@@ -580,7 +582,7 @@ class Models:
         state = read_file_state(path)
         previous = self._table.get(path.stem)
         version = str(int(previous.current.version) + 1) if previous else "1"
-        self._swap(_make_single_entry(self._read(path, path.stem, version), state))
+        self._swap(_make_single_entry(self._load_file(path, path.stem, version), state))
 
     def _swap(self, entry: _Entry) -> None:
         """Serve an entry from the next request on by changing one reference; log it."""

@@ -91,7 +91,7 @@ class Cluster:
         self.address, self.min_rows = address, min_rows
         # Seconds that a row takes in process, by predictor.
         self._row_seconds: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
-        self._security, self._within, self._max_waiting = security, within, max_waiting
+        self._security, self._timeout, self._max_waiting = security, within, max_waiting
         self._waiting = 0
         self._metrics: Any = None
         self._thread: threading.Thread | None = None
@@ -102,7 +102,7 @@ class Cluster:
         # Models on the cluster, by the predictor's `id`: a weak reference to the predictor, as
         # another object may have its `id` later; the future of the model, which keeps it there; and
         # the BLAS threads of this process. Only the thread's loop accesses it.
-        self._held: dict[int, tuple[weakref.ref[Any], Any, int]] = {}
+        self._held_models: dict[int, tuple[weakref.ref[Any], Any, int]] = {}
 
     # --- in the server's loop ------------------------------------------------------------------
 
@@ -178,11 +178,11 @@ class Cluster:
 
     # --- in the thread's loop ------------------------------------------------------------------
 
-    async def _stay_connected(self, begun: threading.Event) -> None:
+    async def _stay_connected(self, started: threading.Event) -> None:
         """Connect, and reconnect after a loss, until `close`: the thread's main coroutine."""
         self._loop = asyncio.get_running_loop()
         self._stop, self._tried = asyncio.Event(), asyncio.Event()
-        begun.set()
+        started.set()
         import dask
 
         # Only the first failure of a series of attempts is logged.
@@ -229,7 +229,7 @@ class Cluster:
         self._client = None
         if not self._stop.is_set():
             _LOG.warning("Lost the cluster at %s; reconnecting", self.address)
-        for number in list(self._held):
+        for number in list(self._held_models):
             self._release(number)
         await _close_client(client)
 
@@ -254,7 +254,7 @@ class Cluster:
             key = f"daskml_dist-predict-{uuid.uuid4().hex}"
             task = client.submit(predict_on_worker, model, method, rows, n_threads, key=key)
             try:
-                async with asyncio.timeout(self._within) as limit:
+                async with asyncio.timeout(self._timeout) as limit:
                     answers: NDArray[Any] | Exception = await task
             except CancelledError:  # the cluster has forgotten it, or is lost
                 self._release(id(predictor))
@@ -273,17 +273,19 @@ class Cluster:
             5,
         )
 
-    def _raise_if_lost(self, error: Exception, is_late: bool, served: Any, held: Any) -> None:
+    def _raise_if_lost(
+        self, error: Exception, is_late: bool, served: Any, model_future: Any
+    ) -> None:
         """Raise status 503 if the cluster made a request fail; return if its rows did."""
         from daskml_dist.dask_internals.cluster import is_killed_worker
 
         # A model that failed to load stays failed on the cluster: the next request sends it again.
-        is_lost = held.status == "error"
+        is_lost = model_future.status == "error"
         if is_lost:
             self._release(id(served.predictor))
         if is_late and isinstance(error, TimeoutError):
             message = (
-                f"No worker of {self.address} answered within {self._within:g} s: try again "
+                f"No worker of {self.address} answered within {self._timeout:g} s: try again "
                 "later, send fewer rows at a time, or add workers."
             )
         elif is_killed_worker(error):
@@ -311,7 +313,7 @@ class Cluster:
         from daskml_dist.inference.request_rows import WorkerModel, count_blas_threads
 
         number = id(predictor)
-        entry = self._held.get(number)
+        entry = self._held_models.get(number)
         if entry is not None and entry[0]() is predictor:
             return entry[1], entry[2]
         data = cloudpickle.dumps(predictor.model)
@@ -323,14 +325,14 @@ class Cluster:
             self._call(self._release, number, ref)
 
         n_threads = count_blas_threads()
-        self._held[number] = (weakref.ref(predictor, release_later), model, n_threads)
+        self._held_models[number] = (weakref.ref(predictor, release_later), model, n_threads)
         return model, n_threads
 
-    def _release(self, number: int, ref: weakref.ref[Any] | None = None) -> None:
+    def _release(self, predictor_id: int, ref: weakref.ref[Any] | None = None) -> None:
         """Drop a model from the cluster; with `ref`, only if the reference still matches."""
-        entry = self._held.get(number)
+        entry = self._held_models.get(predictor_id)
         if entry is not None and ref in (None, entry[0]):
-            del self._held[number]
+            del self._held_models[predictor_id]
             entry[1].release()
 
     def _call(self, function: Any, *arguments: Any) -> None:

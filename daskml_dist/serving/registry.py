@@ -115,7 +115,7 @@ class Publisher(ParameterObject):
         self.keep, self.current, self.on_error = keep, current, on_error
         self.whole_every = int(whole_every)
         #: The last complete version, and the number of later ones that hold changes.
-        self._whole: _WholeVersion | None = None
+        self._last_complete: _WholeVersion | None = None
         self._n_since = 0
         self.version: str | None = None
 
@@ -154,7 +154,7 @@ class Publisher(ParameterObject):
 
     def _publish(self, model: Any) -> str:
         """Write a version, complete or as changes; return it."""
-        complete, model_folder = self._whole, self.folder / self.name
+        complete, model_folder = self._last_complete, self.folder / self.name
         path = (
             None if complete is None else find_model_file(self.folder, self.name, complete.version)
         )
@@ -171,7 +171,7 @@ class Publisher(ParameterObject):
         version = publish(model, self.folder, self.name, keep=self.keep, current=self.current)
         if self.whole_every > 1:
             data = read_bytes(str(_find_version_file(self.folder, self.name, version)))
-            self._whole = _WholeVersion(version, copy.copy(model), compute_checksum(data))
+            self._last_complete = _WholeVersion(version, copy.copy(model), compute_checksum(data))
             self._n_since = 0
         return version
 
@@ -556,13 +556,13 @@ def _find_version_file(folder: Any, name: str, version: str) -> Path:
     return path
 
 
-def _save_in_any_format(model: Any, aside: Path) -> None:
+def _save_in_any_format(model: Any, folder: Path) -> None:
     """Write a model in the first format that can hold it; raise the first one's error if none."""
     # skops first, which scikit-learn's users can read too; networks need safetensors.
     first_error: ModelFileError | None = None
     for suffix in load_formats():
         try:
-            save(model, aside / f"model{suffix}")
+            save(model, folder / f"model{suffix}")
         except ModelFileError as error:
             first_error = first_error or error
         else:
@@ -571,14 +571,14 @@ def _save_in_any_format(model: Any, aside: Path) -> None:
     raise first_error
 
 
-def _move_to_next_version(aside: Path, home: Path) -> str:
+def _move_to_next_version(hidden_folder: Path, home: Path) -> str:
     """Rename a folder to the next free version number, and return the number."""
     # Another publisher may take the number between the listing and the rename: try the next one.
     while True:
         numbers = [int(entry) for entry in os.listdir(home) if _is_version(entry)]
         version = str(max(numbers, default=0) + 1)
         try:
-            os.rename(aside, home / version)
+            os.rename(hidden_folder, home / version)
         except OSError:  # a folder that is not empty is not replaced
             if (home / version).exists():
                 continue

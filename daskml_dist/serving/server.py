@@ -257,7 +257,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _check_parameters(port: int, workers: int, watch: bool | float, **seconds: float) -> None:
     """Raise if a parameter is invalid; `seconds` are times by the names of their parameters."""
-    check_count("port", port, least=0, most=65535)
+    check_count("port", port, min_value=0, max_value=65535)
     check_count("workers", workers)
     if not isinstance(watch, bool | np.bool_):
         check_number("watch", watch, _is_positive, "of seconds > 0, True or False")
@@ -294,17 +294,17 @@ def _is_positive(value: float) -> bool:
     return value > 0
 
 
-def _load_certificates(certificate: str | None, *more: str | None) -> Certificates | None:
+def _load_certificates(certificate: str | None, *credentials: str | None) -> Certificates | None:
     """Return certificates, read once so that an error in them ends the server before it starts.
 
-    `more` are private key, password and client authorities.
+    `credentials` are private key, password and client authorities.
     """
     if certificate is not None:
-        certificates = Certificates(certificate, *more)
+        certificates = Certificates(certificate, *credentials)
         certificates.context()
         return certificates
     names = ("private_key", "key_password", "client_authorities")
-    for name, value in zip(names, more, strict=True):
+    for name, value in zip(names, credentials, strict=True):
         if value is not None:
             raise InvalidParameterError(f"A {name} needs a certificate: give both.")
     return None

@@ -50,7 +50,7 @@ def load_uvicorn() -> Any:
 
 
 def run_server_process(
-    place: ProcessSlot,
+    process_slot: ProcessSlot,
     listener: socket.socket,
     make_models: Callable[[Metrics], Models],
     make_app: Callable[[Models, Metrics], App],
@@ -64,7 +64,7 @@ def run_server_process(
 ) -> None:
     """Answer requests until SIGTERM or the end of the parent, then the remaining ones."""
     uvicorn = load_uvicorn()
-    metrics.attach(place.slot)
+    metrics.attach(process_slot.slot)
     # Startup errors are reported by the parent, which learns of them only here.
     try:
         models = make_models(metrics)
@@ -75,7 +75,7 @@ def run_server_process(
         if certificates is not None:
             config.ssl = certificates.context()
     except (DaskMLDistError, OSError) as error:
-        place.failed(str(error))
+        process_slot.report_failure(str(error))
         raise SystemExit(1) from error
     import uvloop
 
@@ -89,7 +89,7 @@ def run_server_process(
             meanwhile.append(lambda server: _renew_certificates(certificates, config.ssl, watch))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run_uvicorn(uvicorn, config, place, listener, keep_alive, meanwhile))
+            runner.run(_run_uvicorn(uvicorn, config, process_slot, listener, keep_alive, meanwhile))
     finally:
         models.close()
         metrics.share()  # the last half second's, for the next process in this slot
@@ -120,7 +120,7 @@ def _configure_uvicorn(uvicorn: Any, app: App, keep_alive: float, end_within: fl
 async def _run_uvicorn(
     uvicorn: Any,
     config: Any,
-    place: ProcessSlot,
+    process_slot: ProcessSlot,
     listener: socket.socket,
     keep_alive: float,
     meanwhile: Iterable[Task],
@@ -136,13 +136,15 @@ async def _run_uvicorn(
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             started.set()
-            place.ready()
+            process_slot.report_ready()
 
     loop = asyncio.get_running_loop()
     server, started, ends = Server(config), asyncio.Event(), asyncio.Event()
     # Two reasons to end: SIGTERM, and the parent's end, with which the kernel closes a pipe.
     loop.add_signal_handler(signal.SIGTERM, ends.set)
-    loop.add_reader(place.parent_end, _end_when_orphaned, loop, place.parent_end, ends)
+    loop.add_reader(
+        process_slot.parent_end, _end_when_orphaned, loop, process_slot.parent_end, ends
+    )
     tasks = [loop.create_task(_end_gracefully(server, started, ends, keep_alive))]
     tasks += [loop.create_task(make_task(server)) for make_task in meanwhile]
     for task in tasks:
@@ -152,7 +154,7 @@ async def _run_uvicorn(
     finally:
         for task in tasks:
             task.cancel()
-        loop.remove_reader(place.parent_end)
+        loop.remove_reader(process_slot.parent_end)
 
 
 def _log_failed_task(task: asyncio.Task[None]) -> None:
@@ -161,11 +163,11 @@ def _log_failed_task(task: asyncio.Task[None]) -> None:
         _LOG.error("A background task failed; the server continues", exc_info=error)
 
 
-def _end_when_orphaned(loop: asyncio.AbstractEventLoop, fd: int, ends: asyncio.Event) -> None:
+def _end_when_orphaned(loop: asyncio.AbstractEventLoop, fd: int, end_event: asyncio.Event) -> None:
     """Begin to end when the pipe to the parent is closed, which is read as no bytes."""
     if not os.read(fd, 1):
         loop.remove_reader(fd)
-        ends.set()
+        end_event.set()
 
 
 async def _share_metrics(metrics: Metrics) -> None:
@@ -190,13 +192,13 @@ async def _renew_certificates(certificates: Certificates, context: Any, interval
 
 
 async def _end_gracefully(
-    server: Any, started: asyncio.Event, ends: asyncio.Event, keep_alive: float
+    server: Any, started: asyncio.Event, end_event: asyncio.Event, keep_alive: float
 ) -> None:
     """Wait until the server must end; then close its socket, and each connection by its response.
 
     To close an idle connection at once would break a request that is on its way on it.
     """
-    await ends.wait()
+    await end_event.wait()
     # SIGTERM, or the end of the parent, may come before the server listens: only then is there
     # something to close.
     await started.wait()

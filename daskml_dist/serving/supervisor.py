@@ -49,13 +49,13 @@ class ProcessSlot:
     parent_end: int  # file descriptor that becomes readable when the parent ends
     _to_parent: int  # file descriptor of the pipe to the parent
 
-    def ready(self) -> None:
+    def report_ready(self) -> None:
         """Notify the parent that this process answers requests."""
         self._tell(b"R")
 
-    def failed(self, why: str) -> None:
+    def report_failure(self, reason: str) -> None:
         """Send the parent the reason why this process ends before it is ready."""
-        self._tell(b"E" + why.encode()[:4000])
+        self._tell(b"E" + reason.encode()[:4000])
 
     def _tell(self, data: bytes) -> None:
         """Write to the parent; if it has ended, `parent_end` shows it."""
@@ -185,7 +185,7 @@ class Supervisor:
                 self._handle_signals()
             for child in list(self._children):
                 if child.pipe in readable:
-                    self._read(child)
+                    self._read_message(child)
             self._reap()
             self._kill_late()
 
@@ -206,23 +206,23 @@ class Supervisor:
                         _LOG.info("SIGHUP: replacing all processes, one by one")
                         self._to_replace = self._at_work()
                     elif number in (signal.SIGTERM, signal.SIGINT):
-                        self._stop(again=self._stopping)
+                        self._stop(is_repeated=self._stopping)
 
-    def _stop(self, again: bool) -> None:
-        """Tell all processes to end; if repeated (`again`), kill them immediately."""
+    def _stop(self, is_repeated: bool) -> None:
+        """Tell all processes to end; if repeated (`is_repeated`), kill them immediately."""
         self._stopping = True
         self._to_replace = []
-        if again:
+        if is_repeated:
             _LOG.warning("Second request to stop: killing all processes")
         elif self._on_stop is not None:
             self._on_stop()
         for child in self._children:
-            self._retire(child, within=0.0 if again else self._end_within)
+            self._retire(child, timeout=0.0 if is_repeated else self._end_within)
 
-    def _retire(self, child: _Child, within: float) -> None:
+    def _retire(self, child: _Child, timeout: float) -> None:
         """Send a process SIGTERM, and set its kill deadline, unless that was done before."""
-        if child.deadline is None or within == 0.0:
-            child.deadline = time.monotonic() + within
+        if child.deadline is None or timeout == 0.0:
+            child.deadline = time.monotonic() + timeout
             with suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGTERM)
 
@@ -243,7 +243,7 @@ class Supervisor:
         if self._to_replace and not any(child.replaces for child in self._children):
             self._start(self._to_replace[0])
 
-    def _read(self, child: _Child) -> None:
+    def _read_message(self, child: _Child) -> None:
         """Read a child's message: that it is ready, why it fails, or the end of its pipe."""
         data = os.read(child.pipe, 4096)
         if data == b"R":
@@ -285,7 +285,7 @@ class Supervisor:
             self._failure = (
                 reason or f"The first process {ending}; see standard error for the reason."
             )
-            self._stop(again=False)
+            self._stop(is_repeated=False)
             return
         if child.replaces is not None:
             _LOG.error("Its replacement did not start: the other processes continue")
@@ -342,7 +342,7 @@ class Supervisor:
         self._children.append(_Child(pid, free_slots[0], pipe, time.monotonic(), replaces=replaces))
         return True
 
-    def _run_child(self, place: ProcessSlot, pipe: int) -> Any:
+    def _run_child(self, process_slot: ProcessSlot, pipe: int) -> Any:
         """Do the work of a forked process, and end it: this function does not return."""
         status = 1
         try:
@@ -359,7 +359,7 @@ class Supervisor:
             self._woken.close()
             self._waker.close()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            self._work(place)
+            self._work(process_slot)
             status = 0
         except SystemExit:  # `work` has sent the parent the reason
             pass

@@ -118,18 +118,18 @@ class Certificates:
         return context
 
 
-def _read_file(path: Path, what: str, label: bytes) -> None:
-    """Raise unless a file (`what` in errors) has a PEM block whose label ends with `label`."""
+def _read_file(path: Path, description: str, label: bytes) -> None:
+    """Raise unless a file (`description` in errors) has a PEM block whose label ends so."""
     # "PRIVATE KEY" is also the end of "RSA PRIVATE KEY" and "ENCRYPTED PRIVATE KEY".
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ServingError(
-            f"The {what} {path} cannot be read ({error.strerror}). Name a file in PEM that this "
-            "user may read."
+            f"The {description} {path} cannot be read ({error.strerror}). Name a file in PEM that "
+            "this user may read."
         ) from error
     if b"-----BEGIN" not in content or label + b"-----" not in content:
         raise ServingError(
-            f"The {what} {path} holds no {label.decode().lower()}. Name a file in PEM "
+            f"The {description} {path} holds no {label.decode().lower()}. Name a file in PEM "
             f"(-----BEGIN ... {label.decode()}-----)."
         )

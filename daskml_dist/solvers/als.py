@@ -99,13 +99,13 @@ class _ALSSweeps:
         self._solver, self._model, self._keyed = solver, solver.model, keyed
         more_users = keyed.n_keys["user"] >= keyed.n_keys["item"]
         #: The side that is solved for first, and the other one.
-        self._sides = ("user", "item") if more_users else ("item", "user")
+        self._side_order = ("user", "item") if more_users else ("item", "user")
         self._n_ratings, self.mean, self._confidence = self._count_and_mean()
         self.n_iter, self.loss = keyed.n_done, np.inf
-        self.factors = {side: self._initial_factors(side) for side in self._sides}
-        if keyed.small is not None:
-            self.loss = float(keyed.small[0])
-        self._gram = self._sum_gram(self._sides[1])
+        self.factors = {side: self._initial_factors(side) for side in self._side_order}
+        if keyed.solver_state is not None:
+            self.loss = float(keyed.solver_state[0])
+        self._gram = self._sum_gram(self._side_order[1])
 
     def _count_and_mean(self) -> tuple[float, float, float]:
         """Return the number of ratings, their mean, and the sum of the confidences of all pairs."""
@@ -131,7 +131,7 @@ class _ALSSweeps:
 
     def make_sweep(self) -> None:
         """Solve for the factors of both sides once, and evaluate the loss."""
-        first, last = self._sides
+        first, last = self._side_order
         # Given the last side's factors (and their Gram matrix), solve for the first side's.
         self._solve_side(first, self._gram)
         first_gram = self._sum_gram(first)
@@ -142,7 +142,7 @@ class _ALSSweeps:
         self.loss = self._compute_loss(last, errors, first_gram)
         self.n_iter += 1
         # Conjugate gradients start from a side's last factors, so both sides are kept.
-        kept_sides = self._sides if self._solver.equations.steps is not None else (last,)
+        kept_sides = self._side_order if self._solver.equations.steps is not None else (last,)
         values = {side: self.factors[side] for side in kept_sides}
         # The history divides the loss by the number of entries of both sides: multiply by it.
         self._keyed.keep(values, self.n_iter, [self.loss], self.loss * 2 * self._n_ratings)
@@ -153,23 +153,25 @@ class _ALSSweeps:
         if not model.implicit:
             return np.zeros((model.width, model.width))
         return self._keyed.sum(
-            self._keyed.map(lambda rows: model.gram(factors[rows.range.own]), side)
+            self._keyed.map(lambda rows: model.gram(factors[rows.range.own_slice]), side)
         )
 
     def _iterate_ratings(
-        self, side: str, gram: NDArray[np.float64], again: bool = False
+        self, side: str, gram: NDArray[np.float64], only_long_rows: bool = False
     ) -> Iterator[Any]:
         """Yield the regressors (the other side's factors) and a function that maps over ratings.
 
         A part of the rows at a time, if not all regressors fit in memory; `gram` is that of all of
-        them. With `again`, only the pieces of long rows.
+        them. With `only_long_rows`, only the pieces of long rows.
         """
         equations, values = self._solver.equations, self.factors[_OTHER[side]]
         prepare = _merge_duplicates if self._model.implicit else _fill_missing_values
         # Cholesky needs the sum over a row's ratings, which can be cut into pieces; conjugate
         # gradients read a row's ratings in every step, so rows are whole.
         max_ratings = MAX_RATINGS_AT_ONCE if equations.steps is None else None
-        for touched, map_rows in self._keyed.in_parts(side, values, prepare, max_ratings, again):
+        for touched, map_rows in self._keyed.in_parts(
+            side, values, prepare, max_ratings, only_long_rows
+        ):
             yield self._model.regressors(touched, gram, self.mean), map_rows
 
     def _solve_side(
@@ -180,19 +182,22 @@ class _ALSSweeps:
         #: By lane, the normal equations of a long row of which some pieces were added.
         open_systems: dict[int, System] = {}
 
-        def add_errors(by: Regressors, rows: KeyedRows) -> None:
+        def add_errors(fixed_side: Regressors, rows: KeyedRows) -> None:
             if errors is not None:
-                own_factors, own_errors = factors[rows.range.own], errors[rows.range.own]
-                equations.errors(_csr_ratings(rows), by, own_factors, own_errors)
+                own_factors, own_errors = (
+                    factors[rows.range.own_slice],
+                    errors[rows.range.own_slice],
+                )
+                equations.errors(_csr_ratings(rows), fixed_side, own_factors, own_errors)
 
-        def solve(by: Regressors, rows: KeyedRows) -> None:
-            own_factors = factors[rows.range.own]
+        def solve(fixed_side: Regressors, rows: KeyedRows) -> None:
+            own_factors = factors[rows.range.own_slice]
             # An overflow shows in the factors.
             with np.errstate(over="ignore", invalid="ignore"):
                 if rows.of_row is None:
-                    failed = equations.solve(_csr_ratings(rows), by, own_factors).tolist()
+                    failed = equations.solve(_csr_ratings(rows), fixed_side, own_factors).tolist()
                 else:
-                    failed = self._take_piece(rows, by, own_factors, open_systems)
+                    failed = self._take_piece(rows, fixed_side, own_factors, open_systems)
             if failed:
                 raise self._singular_error(side, rows, failed[0])
             if not np.isfinite(own_factors).all():
@@ -201,17 +206,21 @@ class _ALSSweeps:
                     f"{own_factors.dtype}. Scale them, or raise reg_param={equations.reg}."
                 )
             if rows.of_row is None:
-                add_errors(by, rows)
+                add_errors(fixed_side, rows)
 
         for regressors, map_rows in self._iterate_ratings(side, gram):
             map_rows(partial(solve, regressors))
         # The errors of a row in pieces need its factors, known after the last piece: read it again.
         if errors is not None:
-            for regressors, map_rows in self._iterate_ratings(side, gram, again=True):
+            for regressors, map_rows in self._iterate_ratings(side, gram, only_long_rows=True):
                 map_rows(partial(add_errors, regressors))
 
     def _take_piece(
-        self, rows: KeyedRows, by: Regressors, own: NDArray[Any], open_: dict[int, System]
+        self,
+        rows: KeyedRows,
+        fixed_side: Regressors,
+        own_factors: NDArray[Any],
+        open_: dict[int, System],
     ) -> list[int]:
         """Add a piece of a long row to its normal equations; solve them after the last piece.
 
@@ -221,11 +230,11 @@ class _ALSSweeps:
         assert rows.of_row is not None
         n_before, n = rows.of_row
         if not n_before:
-            open_[lane] = equations.make_empty_equations(by)
-        equations.add(open_[lane], ratings, by, own.shape[1])
+            open_[lane] = equations.make_empty_equations(fixed_side)
+        equations.add(open_[lane], ratings, fixed_side, own_factors.shape[1])
         if n_before + len(ratings.indices) < n:
             return []
-        return [] if equations.solve_equations(open_.pop(lane), n, own[0]) else [0]
+        return [] if equations.solve_equations(open_.pop(lane), n, own_factors[0]) else [0]
 
     def _singular_error(self, side: str, rows: KeyedRows, row: int) -> DivergedError:
         n = int(np.diff(rows.indptr)[row]) if rows.of_row is None else rows.of_row[1]
@@ -237,15 +246,15 @@ class _ALSSweeps:
         )
 
     def _compute_loss(
-        self, side: str, errors: NDArray[np.float64], others: NDArray[np.float64]
+        self, side: str, errors: NDArray[np.float64], other_gram: NDArray[np.float64]
     ) -> float:
         """Return the RMSE, or for implicit ratings the weighted mean square over all pairs."""
-        parts = [[errors[lane_range.own].sum()] for lane_range in self._keyed.ranges(side)]
+        parts = [[errors[lane_range.own_slice].sum()] for lane_range in self._keyed.ranges(side)]
         (total,) = self._keyed.sum(parts).tolist()
         # The squared predictions of all pairs sum to the product of the two Gram matrices; `errors`
         # has what pairs with a rating add to that.
         if self._model.implicit:
-            return float(max(total + (others * self._gram).sum(), 0.0) / self._confidence)
+            return float(max(total + (other_gram * self._gram).sum(), 0.0) / self._confidence)
         return float(np.sqrt(total / max(self._n_ratings, 1.0)))
 
 
@@ -260,15 +269,15 @@ def _fill_missing_values(rows: KeyedRows) -> KeyedRows:
 
 
 def build_ratings(
-    rows: NDArray[Any], others: NDArray[Any], values: NDArray[Any], n_rows: int, implicit: bool
+    rows: NDArray[Any], other_keys: NDArray[Any], values: NDArray[Any], n_rows: int, implicit: bool
 ) -> Ratings:
     """Return ratings, given by their row, other key and value, in CSR form.
 
     Implicit ratings of the same pair are added up.
     """
-    order = np.lexsort((others, rows))
+    order = np.lexsort((other_keys, rows))
     indptr = np.append(0, np.bincount(rows, minlength=n_rows).cumsum()).astype(np.int64)
-    ratings = Ratings(indptr, others[order].astype(np.int32), values[order])
+    ratings = Ratings(indptr, other_keys[order].astype(np.int32), values[order])
     return _sum_duplicate_pairs(ratings) if implicit else ratings
 
 

@@ -129,23 +129,25 @@ class Apriori(Solver):
         # own rounding: 7 rows of 100 have a support of 0.07, though 0.07 * 100 > 7.
         return np.flatnonzero((count > 0) & (count / np.maximum(n_known, 1) >= self.min_support))
 
-    def _has_next_level(self, at: _AprioriProgress) -> bool:
+    def _has_next_level(self, progress: _AprioriProgress) -> bool:
         """Return whether longer itemsets may exist: one of length k has k subsets of k - 1."""
-        length = len(at.sets) + 1
-        return len(at.sets[-1]) >= length and length <= (self.max_length or length)
+        length = len(progress.sets) + 1
+        return len(progress.sets[-1]) >= length and length <= (self.max_length or length)
 
-    def _make_candidates(self, at: _AprioriProgress) -> _PairCandidates | _SetCandidates:
+    def _make_candidates(self, progress: _AprioriProgress) -> _PairCandidates | _SetCandidates:
         """Return the candidates of the next level; raise if there are too many."""
-        length = len(at.sets) + 1
+        length = len(progress.sets) + 1
         # All pairs of frequent items are candidates, and need no list.
         level: _PairCandidates | _SetCandidates = (
-            _PairCandidates(at.items) if length == 2 else _SetCandidates.of(at, self.max_candidates)
+            _PairCandidates(progress.items)
+            if length == 2
+            else _SetCandidates.from_progress(progress, self.max_candidates)
         )
         if level.n > self.max_candidates:
             raise InvalidParameterError(
-                f"The {len(at.sets[-1]):,} frequent itemsets of length {length - 1} make more "
-                f"than max_candidates={self.max_candidates:,} candidates of length {length}. So "
-                f"far there are {at.describe_levels()}. Raise min_support (now "
+                f"The {len(progress.sets[-1]):,} frequent itemsets of length {length - 1} make "
+                f"more than max_candidates={self.max_candidates:,} candidates of length {length}. "
+                f"So far there are {progress.describe_levels()}. Raise min_support (now "
                 f"{self.min_support:g}), set max_length={length - 1}, or raise max_candidates if "
                 "there is enough memory."
             )
@@ -154,20 +156,20 @@ class Apriori(Solver):
     def _count_candidates(
         self,
         level: _PairCandidates | _SetCandidates,
-        at: _AprioriProgress,
+        progress: _AprioriProgress,
         sums: Sums,
         n_items: int,
     ) -> None:
         """Count the next batch of a level's candidates in one pass, and keep the frequent ones."""
-        statistic, itemsets_at, end = level.take_batch(at.position)
+        statistic, itemsets_at, end = level.take_batch(progress.position)
         if self.with_nulls:
             counts = sums(_with_known_rows(statistic, n_items)).reshape(2, -1).T
         else:
             counts = sums(statistic)
         frequent = self._find_frequent(counts, sums.n_rows)
-        at.new_sets.append(itemsets_at(frequent))
-        at.new_counts.append(counts[frequent])
-        at.position = end
+        progress.new_sets.append(itemsets_at(frequent))
+        progress.new_counts.append(counts[frequent])
+        progress.position = end
 
     @staticmethod
     def _count_splits(sets: NDArray[np.int64], sums: Sums, n_items: int) -> NDArray[np.int64]:
@@ -329,7 +331,7 @@ class _SetCandidates:
     ----------
     items, prefix, bounds, last
         As of `SetCounts`.
-    numbers : ndarray of int32
+    item_indices : ndarray of int32
         Indices of `items` among the frequent items.
     """
 
@@ -337,22 +339,24 @@ class _SetCandidates:
     prefix: NDArray[np.int32]
     bounds: NDArray[np.int64]
     last: NDArray[np.int32]
-    numbers: NDArray[np.int32]
+    item_indices: NDArray[np.int32]
 
     @classmethod
-    def of(cls, at: _AprioriProgress, most: int) -> _SetCandidates:
-        """Join the itemsets of the last level to candidates, of which one above `most` is made."""
+    def from_progress(cls, progress: _AprioriProgress, max_candidates: int) -> _SetCandidates:
+        """Join the last level's itemsets to candidates, at most one more than `max_candidates`."""
         from daskml_dist.backends.itemset_kernels import join_frequent_sets
 
         # apriori-gen (Agrawal and Srikant, section 2.1.1): its join and its prune in one loop.
-        set_index, bounds, last = join_frequent_sets(at.sets[-1], most)
-        prefix = at.sets[-1][set_index]
+        set_index, bounds, last = join_frequent_sets(progress.sets[-1], max_candidates)
+        prefix = progress.sets[-1][set_index]
         # Bits of items that no candidate has are not packed: renumber the others.
-        is_used = np.zeros(len(at.items), bool)
+        is_used = np.zeros(len(progress.items), bool)
         is_used[prefix] = is_used[last] = True
         number = np.cumsum(is_used, dtype=np.int32) - 1
         (numbers,) = np.nonzero(is_used)
-        return cls(at.items[numbers], number[prefix], bounds, number[last], numbers.astype("i4"))
+        return cls(
+            progress.items[numbers], number[prefix], bounds, number[last], numbers.astype("i4")
+        )
 
     @property
     def n(self) -> int:
@@ -370,7 +374,7 @@ class _SetCandidates:
 
         def itemsets_at(indices: NDArray[np.intp]) -> NDArray[np.int32]:
             set_index = np.searchsorted(bounds, indices, side="right") - 1
-            return self.numbers[np.column_stack([prefix[set_index], last[indices]])]
+            return self.item_indices[np.column_stack([prefix[set_index], last[indices]])]
 
         return SetCounts(self.items, prefix, bounds, last), itemsets_at, end
 

@@ -328,20 +328,20 @@ class RangedSums(VectorSpace, Protocol):
         As of :class:`Sums`.
     should_stop : bool
         As of :class:`Sums`; the same in all processes.
-    own : slice
+    own_range : slice
         The range of the flattened parameters that this process holds.
     n_done : int
         Iterations done before the loss from which the fit resumes; 0 at the start.
     """
 
     n_rows: int
-    own: slice
+    own_range: slice
     n_done: int
 
     @property
     def should_stop(self) -> bool: ...
 
-    def whole(self, own: Array) -> Array:
+    def gather(self, own_values: Array) -> Array:
         """Gather a vector of the parameters' size from the ranges of all processes (all-gather)."""
 
     def __call__(self, statistic: Statistic) -> Array:
@@ -552,9 +552,9 @@ class NestedSums:
         """Ignore the end of an inner iteration: only the outer solver takes snapshots."""
 
 
-def known_loss(found: Any) -> Any:
+def known_loss(loss: Any) -> Any:
     """Return the loss that :meth:`Statistic.add` has returned, NaN in place of None."""
-    return np.nan if found is None else found
+    return np.nan if loss is None else loss
 
 
 def initial_parameters(model: Any, start: Array | None) -> Array:

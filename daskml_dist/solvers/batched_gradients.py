@@ -49,30 +49,30 @@ class PerSplitStatistic(Statistic):
 
     Parameters
     ----------
-    each : Statistic
+    statistic : Statistic
         Statistic of a single model, `BatchedLinear.each`.
     splits : tuple of int
     """
 
-    each: Statistic
+    statistic: Statistic
     splits: tuple[int, ...]
 
     @property
     def additive(self) -> bool:  # type: ignore[override]
         """Return whether the inner statistic is additive."""
-        return self.each.additive
+        return self.statistic.additive
 
     @property
     def shows_not_finite(self) -> bool:
         """Return that of the inner statistic."""
-        return self.each.shows_not_finite
+        return self.statistic.shows_not_finite
 
     def shape(self, model: BatchedLinear) -> tuple[int, ...]:
-        return len(self.splits), *self.each.shape(model.each)
+        return len(self.splits), *self.statistic.shape(model.single_model)
 
     def merge(self, total: Array, part: Array) -> None:
         for split_total, split_part in zip(total, part, strict=True):
-            self.each.merge(split_total, split_part)
+            self.statistic.merge(split_total, split_part)
 
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         # Rows have one weight in all splits that train on them, unless class weights or bootstrap
@@ -86,7 +86,7 @@ class PerSplitStatistic(Statistic):
         for k, split_rows in enumerate(
             _weight_rows_by_split(model, rows, np.array(self.splits), backend)
         ):
-            self.each.add(model.each, split_rows, out[k, ...], backend)
+            self.statistic.add(model.single_model, split_rows, out[k, ...], backend)
 
     def _add_by_membership(
         self, model: BatchedLinear, rows: BatchRows, roles: Any, out: Any, backend: Backend
@@ -111,28 +111,28 @@ class PerSplitStatistic(Statistic):
         for kind, row_indices in kinds_met:
             sums = np.zeros(out.shape[1:])
             for kind_rows in _iterate_selected_rows(rows, row_indices, backend):
-                self.each.add(model.each, kind_rows, sums, backend)
+                self.statistic.add(model.single_model, kind_rows, sums, backend)
             for k in range(len(self.splits)):
                 if kind >> k & 1:
                     out[k] += sums
         return True
 
 
-def _are_contiguous(at: NDArray[np.intp]) -> bool:
+def _are_contiguous(row_indices: NDArray[np.intp]) -> bool:
     """Return whether ascending row numbers, of which there is one at least, have no gaps."""
-    return len(at) == int(at[-1]) - int(at[0]) + 1
+    return len(row_indices) == int(row_indices[-1]) - int(row_indices[0]) + 1
 
 
 def _iterate_selected_rows(
-    rows: BatchRows, at: NDArray[np.intp], backend: Backend
+    rows: BatchRows, row_indices: NDArray[np.intp], backend: Backend
 ) -> Iterator[BatchRows]:
-    """Yield the rows of numbers `at`: as one view if contiguous, else as copies in tiles."""
-    if _are_contiguous(at):
-        yield rows.part(slice(int(at[0]), int(at[-1]) + 1), backend)
+    """Yield the rows `row_indices`: as one view if contiguous, else as copies in tiles."""
+    if _are_contiguous(row_indices):
+        yield rows.part(slice(int(row_indices[0]), int(row_indices[-1]) + 1), backend)
         return
     step = max(1, _COPY_BYTES // (8 * max(1, rows.X.shape[1])))
-    for start in range(0, len(at), step):
-        indices = at[start : start + step]
+    for start in range(0, len(row_indices), step):
+        indices = row_indices[start : start + step]
         weight = None if rows.weight is None else rows.weight[indices]
         X = backend.rows(rows.X, indices)
         yield BatchRows(X, rows.y[indices], weight, (*rows.key, start), rows.block)
@@ -184,7 +184,7 @@ def _training_weights(
 
 def _read_targets(model: BatchedLinear, y: Any) -> Any:
     """Return the encoded targets of a single model, without roles, as its loss reads them."""
-    dtype = namespace(y).int32 if model.each.n_classes > 2 else y.dtype
+    dtype = namespace(y).int32 if model.single_model.n_classes > 2 else y.dtype
     targets = cast(model.split_roles(y)[0], dtype)
     # Compiled kernels read adjacent entries; `split_roles` returns a column of a matrix.
     return np.ascontiguousarray(targets) if is_host(targets) else targets
@@ -238,7 +238,7 @@ class ActiveCandidates:
     w : ndarray of shape (n_candidates, n_params, width)
         Parameters of all candidates.
     splits : ndarray of int of shape (n_candidates,), ascending
-    at : ndarray of int of shape (n_active,)
+    indices : ndarray of int of shape (n_active,)
         Indices of the active candidates.
     X : rows
         Rows whose device and arithmetic dtype `w` is copied to.
@@ -254,10 +254,15 @@ class ActiveCandidates:
     """
 
     def __init__(
-        self, w: Array, splits: NDArray[np.int64], at: NDArray[np.intp], X: Any, backend: Backend
+        self,
+        w: Array,
+        splits: NDArray[np.int64],
+        indices: NDArray[np.intp],
+        X: Any,
+        backend: Backend,
     ) -> None:
-        self.at, self.splits, self.width = at, splits[at], w.shape[2]
-        flat = np.ascontiguousarray(w[at].transpose(1, 0, 2).reshape(w.shape[1], -1))
+        self.indices, self.splits, self.width = indices, splits[indices], w.shape[2]
+        flat = np.ascontiguousarray(w[indices].transpose(1, 0, 2).reshape(w.shape[1], -1))
         self.w = to_rows_dtype(flat, X, backend)
         self.sums: dict[str, Any] = {}
 
@@ -309,7 +314,7 @@ def iterate_candidate_tiles(
             if (key := is_active.tobytes()) not in candidates_of:
                 active = np.flatnonzero(is_active[splits])
                 candidates_of[key] = ActiveCandidates(w, splits, active, rows.X, backend)
-            if len(candidates_of[key].at):
+            if len(candidates_of[key].indices):
                 yield part, candidates_of[key]
 
 
@@ -341,13 +346,14 @@ class BatchedGradient(Statistic):
     ----------
     w : ndarray of shape (n_candidates, n_params, width)
     splits : ndarray of int of shape (n_candidates,), ascending
-    share : int, default=1
-        With `share` > 1, one in `share` runs of rows is read, and the sums are extrapolated.
+    sample_stride : int, default=1
+        With `sample_stride` > 1, one in `sample_stride` runs of rows is read, and the sums are
+        extrapolated.
     """
 
     w: Array
     splits: NDArray[np.int64]
-    share: int = 1
+    sample_stride: int = 1
     in_parts: ClassVar[bool] = True
 
     def shape(self, model: BatchedLinear) -> tuple[int, ...]:
@@ -355,11 +361,11 @@ class BatchedGradient(Statistic):
         return n_columns, 1 + int(np.prod(size))
 
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
-        if self.share == 1:
+        if self.sample_stride == 1:
             self._add_candidates(model, rows, out, backend)
             return
         sample_sums = zeros(out.shape, np.float64, out)
-        runs, factor = _sample_runs(rows.X.shape[0], self.share)
+        runs, factor = _sample_runs(rows.X.shape[0], self.sample_stride)
         for run in runs:
             self._add_candidates(model, rows.part(run, backend), sample_sums, backend)
         out += sample_sums * factor
@@ -370,12 +376,12 @@ class BatchedGradient(Statistic):
         # Sums are kept apart for each set of active candidates, and scattered to all candidates at
         # the end: once a set instead of once a tile.
         candidates_by_id: dict[int, ActiveCandidates] = {}
-        kernel = is_kernel_supported(model.each, rows)
+        kernel = is_kernel_supported(model.single_model, rows)
         tiles = iterate_candidate_tiles(model, self.w, self.splits, TRAIN, rows, backend, kernel)
         for part, active in tiles:
             if id(active) not in candidates_by_id:
                 candidates_by_id[id(active)] = active
-                active.sums["losses"] = zeros((len(active.at),), np.float64, out)
+                active.sums["losses"] = zeros((len(active.indices),), np.float64, out)
                 active.sums["gradient"] = zeros(active.w.shape, np.float64, out)
             if kernel:
                 self._add_by_kernel(model, part, active, backend)
@@ -383,68 +389,68 @@ class BatchedGradient(Statistic):
             # A step that a candidate's line search tries may overflow; the candidate detects it
             # from the loss.
             with np.errstate(over="ignore", invalid="ignore"):
-                raw = model.each.raw_prediction(active.w, part.X, backend)
+                raw = model.single_model.raw_prediction(active.w, part.X, backend)
                 g = self._weighted_derivatives(model, raw, part, active, backend)
-                model.each.add_products(part.X, g, active.sums["gradient"], backend)
+                model.single_model.add_products(part.X, g, active.sums["gradient"], backend)
         xp, (_, n_params, width) = namespace(out), self.w.shape
         for active in candidates_by_id.values():
             # From columns side by side to a flat gradient for each candidate.
-            gradients = xp.reshape(active.sums["gradient"], (n_params, len(active.at), width))
-            gradients = xp.reshape(xp.permute_dims(gradients, (1, 0, 2)), (len(active.at), -1))
+            gradients = xp.reshape(active.sums["gradient"], (n_params, len(active.indices), width))
+            gradients = xp.reshape(xp.permute_dims(gradients, (1, 0, 2)), (len(active.indices), -1))
             sums = xp.concat([active.sums["losses"][:, None], gradients], axis=1)
-            if len(active.at) == out.shape[0]:
+            if len(active.indices) == out.shape[0]:
                 out += sums
             else:
-                out[active.at] += sums
+                out[active.indices] += sums
 
     def _add_by_kernel(
-        self, model: BatchedLinear, rows: BatchRows, some: ActiveCandidates, backend: Backend
+        self, model: BatchedLinear, rows: BatchRows, active: ActiveCandidates, backend: Backend
     ) -> None:
         from daskml_dist.backends.batched_log_loss import add_log_gradients
 
-        w, bias = some.coefficients(model.each)
+        w, bias = active.coefficients(model.single_model)
         # The kernel always writes the intercepts' derivatives, too: drop them if there are none.
         gradient = np.zeros((len(w) + 1, len(bias)))
         all_splits = np.arange(model.roles.n_splits)
         add_log_gradients(
             rows.X, np.ascontiguousarray(rows.y[:, 0]),
             _training_weights(model, rows, all_splits, rows.X.dtype, backend),
-            some.split_ends(len(all_splits)), w, bias, some.sums["losses"], gradient,
+            active.split_ends(len(all_splits)), w, bias, active.sums["losses"], gradient,
         )  # fmt: skip
-        some.sums["gradient"] += gradient[: len(some.w)]
+        active.sums["gradient"] += gradient[: len(active.w)]
 
     def _weighted_derivatives(
         self,
         model: BatchedLinear,
         raw: Any,
         rows: BatchRows,
-        some: ActiveCandidates,
+        active: ActiveCandidates,
         backend: Backend,
     ) -> Any:
         """Return the weighted losses' derivatives by `raw`, and add up each candidate's losses."""
-        xp, losses = namespace(raw), some.sums["losses"]
+        xp, losses = namespace(raw), active.sums["losses"]
         all_splits = np.arange(model.roles.n_splits)
         weights = _training_weights(model, rows, all_splits, raw.dtype, backend)
-        y, width = rows.y[:, 0], some.width
-        n, n_active = raw.shape[0], len(some.at)
+        y, width = rows.y[:, 0], active.width
+        n, n_active = raw.shape[0], len(active.indices)
         # The loss of every row and candidate at once: (row, candidate) pairs are rows of one
         # problem.
         flat = xp.reshape(raw, (n * n_active, width) if width > 1 else (n * n_active,))
-        targets = model.each.targets(
-            cast(xp.repeat(y, n_active), xp.int32 if model.each.n_classes > 2 else y.dtype),
+        targets = model.single_model.targets(
+            cast(xp.repeat(y, n_active), xp.int32 if model.single_model.n_classes > 2 else y.dtype),
             raw.dtype,
         )
-        values, g = model.each.loss.value_and_gradient(targets, flat)
-        weight = xp.take(weights, backend.to_device(some.splits), axis=1)
+        values, g = model.single_model.loss.value_and_gradient(targets, flat)
+        weight = xp.take(weights, backend.to_device(active.splits), axis=1)
         losses += total(xp.reshape(values, (n, n_active)) * weight, axis=0, dtype=xp.float64)
         return xp.reshape(xp.reshape(g, (n, n_active, width)) * weight[:, :, None], raw.shape)
 
 
-def _sample_runs(n: int, share: int) -> tuple[list[slice], float]:
-    """Return one run of rows in every `share`, and the factor that extrapolates to all rows."""
+def _sample_runs(n: int, sample_stride: int) -> tuple[list[slice], float]:
+    """Return every `sample_stride`-th run of rows, and the factor that extrapolates to all rows."""
     runs = [
         slice(start, min(start + _SAMPLE_RUN_ROWS, n))
-        for start in range(0, n, _SAMPLE_RUN_ROWS * share)
+        for start in range(0, n, _SAMPLE_RUN_ROWS * sample_stride)
     ]
     return runs, n / max(sum(run.stop - run.start for run in runs), 1)
 
@@ -459,21 +465,21 @@ class BatchedHessian(Statistic):
     ----------
     w : ndarray of shape (n_candidates, n_params, width)
     splits : ndarray of int of shape (n_candidates,)
-    share : int
+    sample_stride : int
         As of :class:`BatchedGradient`.
     """
 
     w: Array
     splits: NDArray[np.int64]
-    share: int
+    sample_stride: int
     in_parts: ClassVar[bool] = True
 
     def shape(self, model: BatchedLinear) -> tuple[int, ...]:
-        return len(self.w), *LossHessian(self.w[0]).shape(model.each)
+        return len(self.w), *LossHessian(self.w[0]).shape(model.single_model)
 
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         sample_sums = zeros(out.shape, np.float64, out)
-        runs, factor = _sample_runs(rows.X.shape[0], self.share)
+        runs, factor = _sample_runs(rows.X.shape[0], self.sample_stride)
         splits, split_index = np.unique(self.splits, return_inverse=True)
         requests = [LossHessian(w) for w in self.w]
         # A Hessian is weighted by its own candidate's curvature, so each is a separate product:
@@ -481,5 +487,7 @@ class BatchedHessian(Statistic):
         for run in runs:
             rows_by_split = _weight_rows_by_split(model, rows.part(run, backend), splits, backend)
             for k, request in enumerate(requests):
-                request.add(model.each, rows_by_split[split_index[k]], sample_sums[k, ...], backend)
+                request.add(
+                    model.single_model, rows_by_split[split_index[k]], sample_sums[k, ...], backend
+                )
         out += sample_sums * factor

@@ -108,34 +108,34 @@ class BatchedScores(Statistic):
         return len(self.w), _N_CLASSIFIER_SUMS + extra if n_classes else _N_REGRESSOR_SUMS
 
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
-        kernel = is_kernel_supported(model.each, rows)
+        kernel = is_kernel_supported(model.single_model, rows)
         tiles = iterate_candidate_tiles(
             model, self.w, self.splits, self.role, rows, backend, kernel
         )
         for part, active in tiles:
             if kernel:
-                out[active.at] += self._score_by_kernel(model, part, active)
+                out[active.indices] += self._score_by_kernel(model, part, active)
                 continue
-            raw = model.each.raw_prediction(active.w, part.X, backend)
-            raw = namespace(raw).reshape(raw, (part.y.shape[0], len(active.at), active.width))
+            raw = model.single_model.raw_prediction(active.w, part.X, backend)
+            raw = namespace(raw).reshape(raw, (part.y.shape[0], len(active.indices), active.width))
             sums = self._score_by_arrays(model, raw, part, active, backend)
-            if len(active.at) == out.shape[0]:
+            if len(active.indices) == out.shape[0]:
                 out += sums
             else:
-                out[active.at, :] += sums
+                out[active.indices, :] += sums
 
     def _score_by_kernel(
-        self, model: BatchedLinear, rows: BatchRows, some: ActiveCandidates
+        self, model: BatchedLinear, rows: BatchRows, active: ActiveCandidates
     ) -> Any:
         from daskml_dist.backends.batched_log_loss import add_log_scores
 
-        (w, bias), (y, roles) = some.coefficients(model.each), model.split_roles(rows.y)
+        (w, bias), (y, roles) = active.coefficients(model.single_model), model.split_roles(rows.y)
         weights = cast(roles == self.role, y.dtype)
         if rows.weight is not None:
             weights *= rows.weight[:, None]
         sums = np.zeros((5, len(bias)))
         add_log_scores(
-            rows.X, np.ascontiguousarray(y), weights, some.split_ends(roles.shape[1]), w, bias,
+            rows.X, np.ascontiguousarray(y), weights, active.split_ends(roles.shape[1]), w, bias,
             _MAX_LOG_LOSS, sums,
         )  # fmt: skip
         losses, negatives, positives, true_negatives, true_positives = sums
@@ -150,11 +150,11 @@ class BatchedScores(Statistic):
         model: BatchedLinear,
         raw: Any,
         rows: BatchRows,
-        some: ActiveCandidates,
+        active: ActiveCandidates,
         backend: Backend,
     ) -> Any:
         xp, (y, roles) = namespace(rows.y), model.split_roles(rows.y)
-        mask = xp.take(roles == self.role, backend.to_device(some.splits), axis=1)
+        mask = xp.take(roles == self.role, backend.to_device(active.splits), axis=1)
         weight = cast(mask, xp.float64)
         if rows.weight is not None:
             weight = weight * cast(rows.weight, xp.float64)[:, None]
@@ -165,7 +165,7 @@ class BatchedScores(Statistic):
             # The terms of `_N_REGRESSOR_SUMS`.
             y64 = cast(y, xp.float64)[:, None]
             each_row = ones(raw.shape[:2], xp.float64, raw)
-            residual = y64 - cast(model.each.loss.inverse_link(raw[:, :, 0]), xp.float64)
+            residual = y64 - cast(model.single_model.loss.inverse_link(raw[:, :, 0]), xp.float64)
             values = [each_row, residual**2, xp.abs(residual), y64 * each_row, y64**2 * each_row]
         # `where` first: a value that is not finite in a row of another role must not count.
         sums = xp.stack([total(xp.where(mask, v, 0.0) * weight, axis=0) for v in values], axis=1)
@@ -181,16 +181,16 @@ class BatchedScores(Statistic):
 
 def _label_values(model: BatchedLinear, raw: Any, y: Any) -> tuple[list[Any], Any]:
     """Return the terms of a classifier's sums, (n, n_active) each, and predicted class indices."""
-    xp, loss, (n, n_active, width) = namespace(raw), model.each.loss, raw.shape
+    xp, loss, (n, n_active, width) = namespace(raw), model.single_model.loss, raw.shape
     each_row = ones((n, n_active), xp.float64, raw)
     predicted = xp.argmax(raw, axis=2) if width > 1 else cast(raw[:, :, 0] > 0, xp.int64)
     is_right = cast(predicted == model.label_codes(y)[:, None], xp.float64)
     # A regression to the labels' signs, such as ridge, has no log loss.
-    if not model.each.n_classes:
+    if not model.single_model.n_classes:
         return [each_row, is_right, zeros(is_right.shape, xp.float64, raw)], predicted
     if width > 1:
         flat = xp.reshape(raw, (n * n_active, width))
-        targets = model.each.targets(cast(xp.repeat(y, n_active), xp.int32), raw.dtype)
+        targets = model.single_model.targets(cast(xp.repeat(y, n_active), xp.int32), raw.dtype)
     else:
         flat, targets = xp.reshape(raw, (n * n_active,)), xp.repeat(y, n_active)
     losses = xp.reshape(loss.value(targets, cast(flat, xp.float64)), is_right.shape)
@@ -375,8 +375,8 @@ class BatchedRanks(ReduceScatterStatistic):
         xp = namespace(rows.y)
         tiles = iterate_candidate_tiles(model, self.w, self.splits, self.role, rows, backend, False)
         for part, active in tiles:
-            raw = model.each.raw_prediction(active.w, part.X, backend)
-            raw = xp.reshape(raw, (part.y.shape[0], len(active.at), active.width))
+            raw = model.single_model.raw_prediction(active.w, part.X, backend)
+            raw = xp.reshape(raw, (part.y.shape[0], len(active.indices), active.width))
             y, roles = model.split_roles(part.y)
             codes, weight = model.label_codes(y), ones(y.shape[:1], xp.float64, raw)
             if part.weight is not None:
@@ -392,7 +392,7 @@ class BatchedRanks(ReduceScatterStatistic):
                     xp.take(codes, row_indices, axis=0), xp.take(weight, row_indices, axis=0),
                 )  # fmt: skip
                 positions = slice(
-                    int(active.at[columns.start]), int(active.at[columns.stop - 1]) + 1
+                    int(active.indices[columns.start]), int(active.indices[columns.stop - 1]) + 1
                 )
                 self._append_rows(out, positions, columns_kept)
 
@@ -424,18 +424,18 @@ class BatchedRanks(ReduceScatterStatistic):
         signs = cast(2 * codes - 1, namespace(raw).float64)
         return [raw[:, :, 0].T, (signs * weight)[None, :]]
 
-    def _rank_candidate(self, *kept: Array) -> tuple[float, ...]:
+    def _rank_candidate(self, *row_values: Array) -> tuple[float, ...]:
         """Return the ranking scores of a candidate from the values kept of its rows."""
-        scores, signed = kept
+        scores, signed = row_values
         return ranking_scores(scores, signed)
 
-    def _append_rows(self, out: Any, at: slice, kept: list[Any]) -> None:
+    def _append_rows(self, out: Any, candidate_slice: slice, row_values: list[Any]) -> None:
         """Append rows to those of some candidates, all of one split."""
-        n, n_new = int(out[at.start, 0]), kept[0].shape[-1]
-        for k, values in enumerate(kept):
+        n, n_new = int(out[candidate_slice.start, 0]), row_values[0].shape[-1]
+        for k, values in enumerate(row_values):
             first = 1 + k * self.n_slots + n
-            out[at, first : first + n_new] = cast(values, out.dtype)
-        out[at, 0] = float(n + n_new)
+            out[candidate_slice, first : first + n_new] = cast(values, out.dtype)
+        out[candidate_slice, 0] = float(n + n_new)
 
 
 def _split_kept_values(of_columns: Array, n: int, n_kept: int) -> list[Array]:
@@ -455,18 +455,18 @@ class BatchedClassRanks(BatchedRanks):
     names: ClassVar[tuple[str, ...]] = CLASS_RANKINGS
 
     def shape(self, model: BatchedLinear) -> tuple[int, ...]:
-        return len(self.w), 1 + (model.each.width + 2) * self.n_slots
+        return len(self.w), 1 + (model.single_model.width + 2) * self.n_slots
 
     def _kept_columns(self, model: BatchedLinear, raw: Any, codes: Any, weight: Any) -> list[Any]:
         xp, shape = namespace(raw), raw.shape
         flat = xp.reshape(raw, (-1, shape[2]))
         proba = zeros(flat.shape, flat.dtype, flat)
-        model.each.loss.write_proba(flat, proba)
+        model.single_model.loss.write_proba(flat, proba)
         proba = xp.reshape(proba, shape)
         return [*(proba[:, :, k].T for k in range(shape[2])), codes[None, :], weight[None, :]]
 
-    def _rank_candidate(self, *kept: Array) -> tuple[float, ...]:
-        *proba, codes, weight = kept
+    def _rank_candidate(self, *row_values: Array) -> tuple[float, ...]:
+        *proba, codes, weight = row_values
         n_classes = len(proba)
         # One versus rest: the mean over the classes, plain or weighted by their prevalence (Provost
         # and Domingos).

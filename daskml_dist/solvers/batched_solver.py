@@ -97,8 +97,8 @@ class BatchedSolver(Solver):
     Parameters
     ----------
     candidates : tuple of Candidate
-    share : int, default=1
-        With more than 1, candidates are first solved on one in `share` runs of rows, by
+    sample_stride : int, default=1
+        With more than 1, candidates are first solved on one in `sample_stride` runs of rows, by
         :class:`WarmStarts`: the same optimum, in fewer passes over all rows. For solvers that
         request only gradients.
     scored : tuple of (role, pairs, places), default=()
@@ -107,7 +107,7 @@ class BatchedSolver(Solver):
     """
 
     candidates: tuple[Candidate, ...]
-    share: int = 1
+    sample_stride: int = 1
     scored: tuple[tuple[int, bool, bool], ...] = ()
 
     name = "stacked"
@@ -123,23 +123,34 @@ class BatchedSolver(Solver):
         all_candidates = list(range(len(self.candidates)))
 
         def solve(
-            at: list[int], starts: list[Array | None], share: int, solvers: list[Solver]
+            candidate_indices: list[int],
+            starts: list[Array | None],
+            sample_stride: int,
+            solvers: list[Solver],
         ) -> list[Solution]:
             solver_runs = [
                 iterate_requests(
-                    model.each, solver, start, self.candidates[i].n_rows, lambda: sums.should_stop
+                    model.single_model,
+                    solver,
+                    start,
+                    self.candidates[i].n_rows,
+                    lambda: sums.should_stop,
                 )
-                for i, start, solver in zip(at, starts, solvers, strict=True)
+                for i, start, solver in zip(candidate_indices, starts, solvers, strict=True)
             ]
             return run_in_lock_step(
                 solver_runs,
                 lambda waiting, requests: self._answer_requests(
-                    sums, gradients, [at[k] for k in waiting], requests, share
+                    sums,
+                    gradients,
+                    [candidate_indices[k] for k in waiting],
+                    requests,
+                    sample_stride,
                 ),
             )
 
         candidate_solvers = [candidate.solver for candidate in self.candidates]
-        if self.share == 1:
+        if self.sample_stride == 1:
             solutions = solve(
                 all_candidates,
                 [candidate.start for candidate in self.candidates],
@@ -147,7 +158,7 @@ class BatchedSolver(Solver):
                 candidate_solvers,
             )
         else:
-            warm_starts = WarmStarts(model, self.candidates, sums, gradients, self.share)
+            warm_starts = WarmStarts(model, self.candidates, sums, gradients, self.sample_stride)
             starts, solved = warm_starts.find_starts(solve), warm_starts.solutions
             # Candidates that Newton's steps did not bring within their tolerance.
             unsolved = [i for i in all_candidates if i not in solved]
@@ -185,20 +196,20 @@ class BatchedSolver(Solver):
         )
 
     def _answer_requests(
-        self, sums: Sums, gradients: _CachedGradients, at: list[int], requests: list[Statistic],
-        share: int,
+        self, sums: Sums, gradients: _CachedGradients, candidate_indices: list[int],
+        requests: list[Statistic], sample_stride: int,
     ) -> list[Array]:  # fmt: skip
-        """Return the sums that the solvers of the candidates `at` request."""
-        request_of = dict(zip(at, requests, strict=True))
+        """Return the sums that the solvers of the candidates `candidate_indices` request."""
+        request_of = dict(zip(candidate_indices, requests, strict=True))
         # All gradients are one pass.
         points = {i: q.w for i, q in request_of.items() if type(q) is LossGradient}
-        sums_of = gradients(points, share)
+        sums_of = gradients(points, sample_stride)
         # Hessians of the share are another; over all rows they are summed below, split by split.
         curved = [i for i, q in request_of.items() if type(q) is LossHessian and q.loss is None]
-        if curved and share > 1:
+        if curved and sample_stride > 1:
             w = np.stack([request_of[i].w for i in curved])  # type: ignore[attr-defined]
             splits = np.array([self.candidates[i].split for i in curved])
-            hessians = sums(BatchedHessian(w, splits, share))
+            hessians = sums(BatchedHessian(w, splits, sample_stride))
             sums_of |= dict(zip(curved, hessians, strict=True))
         # Equal requests, found by their bytes, are one pass for all splits that make them.
         by_bytes: dict[bytes, dict[int, list[int]]] = {}
@@ -212,7 +223,7 @@ class BatchedSolver(Solver):
             split_sums = sums(PerSplitStatistic(request, request_splits))
             for split, total in zip(request_splits, split_sums, strict=True):
                 sums_of.update(dict.fromkeys(by_split[split], total))
-        return [sums_of[i] for i in at]
+        return [sums_of[i] for i in candidate_indices]
 
 
 def _count_earlier_steps(solution: Solution, solver: Solver, steps: int) -> Solution:
@@ -243,14 +254,14 @@ class _CachedGradients:
         #: For each candidate: share and parameters of its last gradient, and this.
         self._last: dict[int, tuple[tuple[int, bytes], Array]] = {}
 
-    def __call__(self, asked: Mapping[int, Array], share: int) -> dict[int, Array]:
+    def __call__(self, requested: Mapping[int, Array], sample_stride: int) -> dict[int, Array]:
         """Return rows ``[loss, *gradient]`` at the requested parameters, by candidate."""
         gradients: dict[int, Array] = {}
         # Sorted by split, as `BatchedGradient` needs it. Equal parameters of a split are evaluated
         # once: at first all candidates are at zero.
         points: dict[tuple[int, bytes], list[int]] = {}
-        for i in sorted(asked, key=lambda i: self._candidates[i].split):
-            point_key = share, asked[i].tobytes()
+        for i in sorted(requested, key=lambda i: self._candidates[i].split):
+            point_key = sample_stride, requested[i].tobytes()
             last, gradient = self._last.get(i, (None, None))
             if last == point_key and gradient is not None:
                 gradients[i] = gradient
@@ -258,16 +269,16 @@ class _CachedGradients:
                 points.setdefault((self._candidates[i].split, point_key[1]), []).append(i)
         if not points:
             return gradients
-        w = np.stack([asked[candidates[0]] for candidates in points.values()])
+        w = np.stack([requested[candidates[0]] for candidates in points.values()])
         splits = np.array([split for split, _ in points])
         # A single candidate is evaluated as in a fit alone.
-        if len(w) == 1 and share == 1:
+        if len(w) == 1 and sample_stride == 1:
             point_gradients = self._sums(PerSplitStatistic(LossGradient(w[0]), (int(splits[0]),)))
         else:
-            point_gradients = self._sums(BatchedGradient(w, splits, share))
+            point_gradients = self._sums(BatchedGradient(w, splits, sample_stride))
         for ((_, point), candidates), gradient in zip(points.items(), point_gradients, strict=True):
             for i in candidates:
-                gradients[i], self._last[i] = gradient, ((share, point), gradient)
+                gradients[i], self._last[i] = gradient, ((sample_stride, point), gradient)
         return gradients
 
 
@@ -280,8 +291,8 @@ class WarmStarts:
     candidates : tuple of Candidate
     sums : Sums
     gradients : _CachedGradients
-    share : int
-        The share of the rows is one in `share` runs of them.
+    sample_stride : int
+        The share of the rows is one in `sample_stride` runs of them.
 
     Attributes
     ----------
@@ -297,10 +308,10 @@ class WarmStarts:
         candidates: tuple[Candidate, ...],
         sums: Sums,
         gradients: _CachedGradients,
-        share: int,
+        sample_stride: int,
     ) -> None:
         self._model, self._candidates, self._sums = model, candidates, sums
-        self._gradients, self._share = gradients, share
+        self._gradients, self._sample_stride = gradients, sample_stride
         self.steps = np.zeros(len(candidates), np.int64)
         self.solutions: dict[int, Solution] = {}
 
@@ -311,15 +322,22 @@ class WarmStarts:
         # Without Hessians (other solvers, too many parameters): each by its own solver.
         if self._hessian_share(len(groups)) is None:
             solvers = [candidate.solver for candidate in self._candidates]
-            solutions = solve(all_candidates, [None] * len(all_candidates), self._share, solvers)
+            solutions = solve(
+                all_candidates, [None] * len(all_candidates), self._sample_stride, solvers
+            )
             return [_finite_or_none(solution.w) for solution in solutions]
         # 1. On the share: the optimum of the first candidate of each group, and the inverse Hessian
         # of each leader there; one more step makes the optima accurate.
         optima = self._solve_first_candidates(list(groups), solve)
-        leaders = choose_leaders(optima, self._gradients(optima, self._share))
+        leaders = choose_leaders(optima, self._gradients(optima, self._sample_stride))
         inverse = self._invert_hessians(groups, optima, leaders)
         self._take_newton_steps(
-            optima, inverse, [i for i in optima if i in inverse], self._share, 1, _LEADER_TOLERANCE
+            optima,
+            inverse,
+            [i for i in optima if i in inverse],
+            self._sample_stride,
+            1,
+            _LEADER_TOLERANCE,
         )
         # 2. On the share: the other candidates, from the optimum of their group.
         leader_of = self._map_followers(groups, leaders)
@@ -352,9 +370,9 @@ class WarmStarts:
         """Return parameters of all candidates near their optima on the share of the rows."""
         w = {i: optima[first] for first, group in groups.items() for i in group}
         members = [i for i in w if i in inverse and i not in optima and i not in leader_of]
-        solved = self._take_newton_steps(w, inverse, members, self._share, _MAX_SHARE_STEPS).union(
-            optima
-        )
+        solved = self._take_newton_steps(
+            w, inverse, members, self._sample_stride, _MAX_SHARE_STEPS
+        ).union(optima)
         # A follower differs from the first of its group as its leader does from the first of its.
         for first, group in groups.items():
             for i in group:
@@ -364,7 +382,7 @@ class WarmStarts:
         # If the splits' rows are of different kinds, the Newton steps of a group do not converge.
         unsolved = [i for i in sorted(w) if i not in solved]
         solvers = [self._candidates[i].solver for i in unsolved]
-        solutions = solve(unsolved, [w[i] for i in unsolved], self._share, solvers)
+        solutions = solve(unsolved, [w[i] for i in unsolved], self._sample_stride, solvers)
         return w | {i: solution.w for i, solution in zip(unsolved, solutions, strict=True)}
 
     def _solve_first_candidates(
@@ -377,7 +395,9 @@ class WarmStarts:
         ]
         solutions = dict(
             zip(
-                firsts, solve(firsts, [None] * len(firsts), self._share, short_solvers), strict=True
+                firsts,
+                solve(firsts, [None] * len(firsts), self._sample_stride, short_solvers),
+                strict=True,
             )
         )
         slow = [
@@ -390,7 +410,7 @@ class WarmStarts:
             for solver in map(self._solver_of, slow)
         ]
         starts: list[Array | None] = [solutions[i].w for i in slow]
-        share = self._hessian_share(len(slow)) or self._share
+        share = self._hessian_share(len(slow)) or self._sample_stride
         solutions |= dict(zip(slow, solve(slow, starts, share, newton), strict=True))
         return {i: solution.w for i, solution in solutions.items()}
 
@@ -419,14 +439,14 @@ class WarmStarts:
 
     def _hessian_share(self, n_groups: int) -> int | None:
         """Return the share of the rows that Hessians are summed over, or None if not worthwhile."""
-        model, n_candidates = self._model.each, len(self._candidates)
+        model, n_candidates = self._model.single_model, len(self._candidates)
         plain = all(type(c.solver) is LBFGS and not c.solver.penalty.l1 for c in self._candidates)
         size = prod(model.shape)
         if not (plain and model.loss.has_hessian) or n_groups * size**2 > _MAX_HESSIAN_ENTRIES:
             return None
         # A row costs `size` squared for a Hessian, and `size` for a gradient: on this share all
         # Hessians cost no more than two gradients of all candidates over all rows.
-        share = max(self._share, ceil(size * n_groups / (2 * n_candidates)))
+        share = max(self._sample_stride, ceil(size * n_groups / (2 * n_candidates)))
         n_rows = min(candidate.n_rows for candidate in self._candidates) / share
         return share if n_rows >= _MIN_ROWS_PER_PARAMETER * size else None
 
@@ -434,7 +454,7 @@ class WarmStarts:
         self, groups: _CandidateGroups, optima: dict[int, Array], leaders: dict[int, int]
     ) -> dict[int, Array]:
         """Return the inverse Hessian of each candidate's objective, if it is well defined."""
-        model, leading = self._model.each, [i for i in leaders if leaders[i] == i]
+        model, leading = self._model.single_model, [i for i in leaders if leaders[i] == i]
         share = self._hessian_share(len(leading))
         assert share is not None  # not None for all groups, so not for a subset
         size = prod(model.shape)
@@ -456,20 +476,20 @@ class WarmStarts:
         return inverse_of
 
     def _take_newton_steps(
-        self, w: dict[int, Array], inverse: dict[int, Array], some: Iterable[int], share: int,
-        most: int, fine: float = 1.0, check_last: bool = True,
+        self, w: dict[int, Array], inverse: dict[int, Array], candidate_indices: Iterable[int],
+        sample_stride: int, max_steps: int, tol_factor: float = 1.0, check_last: bool = True,
     ) -> set[int]:  # fmt: skip
-        """Take up to `most` steps while they shrink the gradients; return the candidates helped.
+        """Take up to `max_steps` steps while gradients shrink; return the candidates they helped.
 
-        The parameters `w` are updated. Gradients are to be as small as `fine` times `tol`. Without
-        `check_last` the gradient after the last step is not computed.
+        The parameters `w` are updated. Gradients are to be as small as `tol_factor` times `tol`.
+        Without `check_last` the gradient after the last step is not computed.
         """
-        active, slopes, last_w = list(some), dict[int, float](), dict[int, Array]()
+        active, slopes, last_w = list(candidate_indices), dict[int, float](), dict[int, Array]()
         helped = set[int]()
-        for number in range(most + check_last):
+        for number in range(max_steps + check_last):
             if not active or self._sums.should_stop:
                 break
-            gradients = self._gradients({i: w[i] for i in active}, share)
+            gradients = self._gradients({i: w[i] for i in active}, sample_stride)
             still_active = []
             for i in active:
                 solver, n_rows = self._solver_of(i), self._candidates[i].n_rows
@@ -480,7 +500,7 @@ class WarmStarts:
                 if not slope < last_slope:
                     w[i] = last_w.get(i, w[i])
                     continue
-                if slope <= solver.tol and share == 1:
+                if slope <= solver.tol and sample_stride == 1:
                     penalty = float((self._l2_strengths(i) * w[i] ** 2).sum()) / 2
                     value = float(gradients[i][0]) / n_rows + penalty
                     self.solutions[i] = Solution(
@@ -488,18 +508,18 @@ class WarmStarts:
                     )
                 if slope <= solver.tol or (i in slopes and slope <= _SHRINK_FACTOR * last_slope):
                     helped.add(i)
-                n_steps = self.steps[i] if share == 1 else number
+                n_steps = self.steps[i] if sample_stride == 1 else number
                 if (
-                    number == most
+                    number == max_steps
                     or n_steps >= solver.max_iter
-                    or slope <= fine * solver.tol
+                    or slope <= tol_factor * solver.tol
                     or slope > _SHRINK_FACTOR * last_slope
                 ):
                     continue
                 slopes[i], last_w[i] = slope, w[i]
                 # Chord step: the inverse Hessian of the share, the gradient of these rows.
                 w[i] = w[i] - (inverse[i] @ gradient.ravel()).reshape(w[i].shape)
-                self.steps[i] += share == 1
+                self.steps[i] += sample_stride == 1
                 self.solutions.pop(i, None)
                 still_active.append(i)
             active = still_active
@@ -513,7 +533,7 @@ class WarmStarts:
     def _l2_strengths(self, i: int) -> Array:
         penalty = self._solver_of(i).penalty
         return penalty_row_strengths(
-            self._model.each, penalty.l2, penalty.intercept_scaling, power=2
+            self._model.single_model, penalty.l2, penalty.intercept_scaling, power=2
         )
 
 

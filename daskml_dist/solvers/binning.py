@@ -171,7 +171,7 @@ class StratifiedHoldout(HoldoutMask):
         classes = zip(firsts, counts.tolist(), n_held.tolist(), strict=True)
         return np.array([self._find_threshold(first, n, k) for first, n, k in classes], np.uint64)
 
-    def drawn(self, places: NDArray[np.int64]) -> NDArray[np.uint64]:
+    def draw_hashes(self, places: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Return the hashed draws of some places."""
         return draw_by_hash(places, self.seed, _HOLDOUT_DRAW)
 
@@ -200,7 +200,7 @@ class StratifiedHoldout(HoldoutMask):
         )
         n_below, in_window = 0, []
         for start in range(first, first + n, _DRAWS_AT_ONCE):
-            draws = self.drawn(np.arange(start, min(start + _DRAWS_AT_ONCE, first + n)))
+            draws = self.draw_hashes(np.arange(start, min(start + _DRAWS_AT_ONCE, first + n)))
             n_below += int((draws < low).sum())
             in_window.append(draws[(draws >= low) & (draws <= high)])
         window = np.sort(np.concatenate(in_window))
@@ -212,23 +212,23 @@ class StratifiedHoldout(HoldoutMask):
 class _HoldoutReader:
     """Function that says which rows of a pass are held out."""
 
-    def __init__(self, held: StratifiedHoldout) -> None:
-        self._held, self._n_classes = held, held.counts.shape[1]
+    def __init__(self, holdout: StratifiedHoldout) -> None:
+        self._holdout, self._n_classes = holdout, holdout.counts.shape[1]
         #: For each part begun: number of its next row, and places of its next rows of each class.
         self._reached: dict[int, tuple[int, NDArray[np.int64]]] = {}
 
     def __call__(self, first: int, y: NDArray[Any]) -> NDArray[np.bool_]:
-        holdout = self._held
+        holdout = self._holdout
         if self._n_classes == 1:
             places = np.arange(first, first + len(y))
-            return np.asarray(holdout.drawn(places) < holdout.bounds[0])
+            return np.asarray(holdout.draw_hashes(places) < holdout.bounds[0])
         classes = y.astype(np.intp)
         places = self._class_places(first, classes)
-        return np.asarray(holdout.drawn(places) < holdout.bounds[classes])
+        return np.asarray(holdout.draw_hashes(places) < holdout.bounds[classes])
 
     def _class_places(self, first: int, of_class: NDArray[np.intp]) -> NDArray[np.int64]:
         """Return the places of adjacent rows among those of their classes."""
-        holdout = self._held
+        holdout = self._holdout
         part = int(np.searchsorted(holdout.first, first, side="right")) - 1
         if first == holdout.first[part]:
             first_places = holdout.places[part]
@@ -280,7 +280,7 @@ def find_bins(
     max_bins: int,
     categories: Sequence[NDArray[np.float64] | None],
     seed: int,
-    aside: HoldoutMask | None,
+    holdout: HoldoutMask | None,
     n_used: float,
     edges_by: _EdgeFinder = compute_bin_edges,
 ) -> Bins:
@@ -289,8 +289,8 @@ def find_bins(
     `categories` are None for a numeric feature, and empty for a categorical one whose categories
     are to be found in the rows.
     """
-    categories = _find_categories(rows, max_bins, categories, aside)
-    sampled, weight, numbers = _sample_rows(rows, seed, aside, n_used)
+    categories = _find_categories(rows, max_bins, categories, holdout)
+    sampled, weight, numbers = _sample_rows(rows, seed, holdout, n_used)
     # An all-to-all: each trainer gets the sampled columns whose edges it finds.
     ranges = rows.split_ranges(len(categories))
     column = _deal_columns(rows, sampled, ranges)
@@ -317,14 +317,14 @@ def find_bins(
 
 
 def _sample_rows(
-    rows: OwnRows, seed: int, aside: HoldoutMask | None, n_used: float
+    rows: OwnRows, seed: int, holdout: HoldoutMask | None, n_used: float
 ) -> tuple[list[Any], Any, Array]:
     """Return a sample of the own lanes' rows, with a few to spare, their weights and numbers."""
     share = 1.0 if n_used <= SAMPLE_ROWS else min(1.0, _OVERDRAW * SAMPLE_ROWS / n_used)
     # Rows draw 64 bits; those up to `last` are in the sample.
     last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
     lane_parts = rows.map_lanes(
-        lambda lane: _sample_lane(rows, lane, seed, last, aside), rows.lanes
+        lambda lane: _sample_lane(rows, lane, seed, last, holdout), rows.lanes
     )
     blocks = [part for parts in lane_parts for part in parts]
     weight = np.concatenate([np.empty(0), *(block_weight for _, block_weight, _ in blocks)])
@@ -337,16 +337,18 @@ def _sample_rows(
 def _find_categories(
     rows: OwnRows,
     max_bins: int,
-    given: Sequence[NDArray[np.float64] | None],
-    aside: HoldoutMask | None,
+    given_categories: Sequence[NDArray[np.float64] | None],
+    holdout: HoldoutMask | None,
 ) -> list[NDArray[np.float64] | None]:
     """Return the categories of all features, reading the rows for those that are not known."""
-    categories = list(given)
-    unknown = [j for j, values in enumerate(given) if values is not None and not len(values)]
+    categories = list(given_categories)
+    unknown = [
+        j for j, values in enumerate(given_categories) if values is not None and not len(values)
+    ]
     if not unknown:
         return categories
     # Categories that only given validation rows have are unknown to the fit.
-    excluded = None if aside is None or aside.of_fit else aside
+    excluded = None if holdout is None or holdout.of_fit else holdout
     lane_values = rows.map_lanes(
         lambda lane: _distinct_values(rows, lane, unknown, max_bins, excluded), rows.lanes
     )
@@ -382,14 +384,19 @@ def _distinct_values(
     return distinct
 
 
-def _union_sorted(parts: list[Array]) -> Array:
+def _union_sorted(arrays: list[Array]) -> Array:
     """Return the distinct values of several arrays, sorted."""
-    return np.unique(np.concatenate([np.empty(0), *parts]))
+    return np.unique(np.concatenate([np.empty(0), *arrays]))
 
 
-def _gather_edges(rows: OwnRows, own: list[NDArray[np.float64]]) -> tuple[NDArray[np.float64], ...]:
+def _gather_edges(
+    rows: OwnRows, own_edges: list[NDArray[np.float64]]
+) -> tuple[NDArray[np.float64], ...]:
     """Return the edges of all features, gathered from the trainers that found them."""
-    own_arrays = [np.array([len(e) for e in own], np.int64), np.concatenate([np.empty(0), *own])]
+    own_arrays = [
+        np.array([len(e) for e in own_edges], np.int64),
+        np.concatenate([np.empty(0), *own_edges]),
+    ]
     all_edges: list[NDArray[np.float64]] = []
     for lengths, values in rows.gather_arrays(own_arrays):
         all_edges += np.split(values, lengths.cumsum()[:-1]) if len(lengths) else []
@@ -397,10 +404,10 @@ def _gather_edges(rows: OwnRows, own: list[NDArray[np.float64]]) -> tuple[NDArra
 
 
 def _sample_lane(
-    rows: OwnRows, lane: int, seed: int, last: np.uint64, aside: HoldoutMask | None
+    rows: OwnRows, lane: int, seed: int, last: np.uint64, holdout: HoldoutMask | None
 ) -> list[tuple[Array, Array, Array]]:
     """Return a lane's sampled rows by block, their weights (empty if none) and numbers."""
-    blocks, is_aside = [], None if aside is None else aside.make_reader()
+    blocks, is_aside = [], None if holdout is None else holdout.make_reader()
     for first, block in rows.iterate_blocks(lane):
         numbers = np.arange(first, first + block.X.shape[0])
         is_sampled = np.ones(len(numbers), bool)
@@ -416,14 +423,14 @@ def _sample_lane(
 
 
 class BinnedRows:
-    """Binned rows with their targets and weights, in arrays allocated for `most` rows.
+    """Binned rows with their targets and weights, in arrays allocated for `max_rows` rows.
 
     Rows on a GPU are binned there, and their bins stay there; they are copied to the host when
     :attr:`rows` or :attr:`columns` are first read.
 
     Parameters
     ----------
-    most : int
+    max_rows : int
         Most rows.
     bins : Bins
     allocate_zeros : callable
@@ -444,7 +451,7 @@ class BinnedRows:
     weight : ndarray of float64 of shape (n,) or None
     salt : ndarray of uint32 of shape (n,)
         Hash of each row's number among all rows.
-    numbers : ndarray of int64 of shape (n,) or None
+    row_numbers : ndarray of int64 of shape (n,) or None
         These numbers, if they are kept.
     queries : ndarray of int64 of shape (n,)
         Codes of the rows' queries; empty if targets have none.
@@ -453,25 +460,26 @@ class BinnedRows:
     """
 
     def __init__(
-        self, most: int, bins: Bins, allocate_zeros: Callable[[tuple[int, ...], Any], NDArray[Any]],
-        numbered: bool = False, n_targets: int = 1,
+        self, max_rows: int, bins: Bins,
+        allocate_zeros: Callable[[tuple[int, ...], Any], NDArray[Any]], numbered: bool = False,
+        n_targets: int = 1,
     ) -> None:  # fmt: skip
         self.n = 0
         self.bins = bins
         self.allocate_zeros = allocate_zeros
         self.device_bins: Any = None
         self._missing = np.zeros(bins.n_features, np.uint8)
-        self._most = most
+        self._max_rows = max_rows
         # Allocated with the first rows, after their bins: arrays allocated first stay in memory.
         self._y = np.empty((0,) if n_targets == 1 else (0, n_targets))
         self._weight: NDArray[Any] | None = None
         self._salt = np.empty(0, np.uint32)
-        self._numbers = np.empty(0, np.int64) if numbered else None
+        self._row_numbers = np.empty(0, np.int64) if numbered else None
         self._queries: NDArray[Any] | None = None
         self.extra: dict[str, Any] = {}
 
     def add(
-        self, X: Any, y: NDArray[Any], weight: NDArray[Any] | None, numbers: NDArray[np.int64]
+        self, X: Any, y: NDArray[Any], weight: NDArray[Any] | None, row_numbers: NDArray[np.int64]
     ) -> None:
         """Append rows and their numbers among all rows; all calls have weights, or none has."""
         if not len(X):
@@ -490,22 +498,22 @@ class BinnedRows:
             )  # fmt: skip
         if y.ndim > self._y.ndim:  # targets come with query codes
             if self._queries is None:
-                self._queries = self.allocate_zeros((self._most,), np.int64)
+                self._queries = self.allocate_zeros((self._max_rows,), np.int64)
             self._queries[positions] = read_codes(y)
             y = y[:, 0]
         if not self.n:
             dtype = np.complex128 if y.dtype.kind == "c" else np.float64
-            self._y = self.allocate_zeros((self._most, *self._y.shape[1:]), dtype)
-            self._salt = self.allocate_zeros((self._most,), np.uint32)
-            if self._numbers is not None:
-                self._numbers = self.allocate_zeros((self._most,), np.int64)
+            self._y = self.allocate_zeros((self._max_rows, *self._y.shape[1:]), dtype)
+            self._salt = self.allocate_zeros((self._max_rows,), np.uint32)
+            if self._row_numbers is not None:
+                self._row_numbers = self.allocate_zeros((self._max_rows,), np.int64)
         self._y[positions] = y
-        self._salt[positions] = (draw_by_hash(numbers) >> np.uint64(32)).astype(np.uint32)
-        if self._numbers is not None:
-            self._numbers[positions] = numbers
+        self._salt[positions] = (draw_by_hash(row_numbers) >> np.uint64(32)).astype(np.uint32)
+        if self._row_numbers is not None:
+            self._row_numbers[positions] = row_numbers
         if weight is not None:
             if self._weight is None:
-                self._weight = self.allocate_zeros((self._most,), np.float64)
+                self._weight = self.allocate_zeros((self._max_rows,), np.float64)
             self._weight[positions] = weight
         self.n = positions.stop
 
@@ -522,7 +530,7 @@ class BinnedRows:
     @cached_property
     def _host_rows(self) -> NDArray[np.uint8]:
         width = -(-self.bins.n_features // _WORD_BYTES) * _WORD_BYTES
-        rows = self.allocate_zeros((self._most, width), np.uint8)
+        rows = self.allocate_zeros((self._max_rows, width), np.uint8)
         if self.device_bins is not None:
             self.device_bins.copy_rows(rows)
         return rows
@@ -534,7 +542,7 @@ class BinnedRows:
         Positions after the last row are unused. They are not cut off: the array would not be
         contiguous, and loops would be compiled for both layouts.
         """
-        columns = self.allocate_zeros((self.bins.n_features, self._most), np.uint8)
+        columns = self.allocate_zeros((self.bins.n_features, self._max_rows), np.uint8)
         if self.device_bins is not None:
             self.device_bins.copy_columns(columns)
         return columns
@@ -548,8 +556,8 @@ class BinnedRows:
         return self._salt[: self.n]
 
     @property
-    def numbers(self) -> NDArray[np.int64] | None:
-        return None if self._numbers is None else self._numbers[: self.n]
+    def row_numbers(self) -> NDArray[np.int64] | None:
+        return None if self._row_numbers is None else self._row_numbers[: self.n]
 
     @property
     def queries(self) -> NDArray[np.int64]:
@@ -561,38 +569,38 @@ class BinnedRows:
 
 
 def bin_rows(
-    rows: OwnRows, lane: int, bins: Bins, aside: HoldoutMask | None, numbered: bool = False,
+    rows: OwnRows, lane: int, bins: Bins, holdout: HoldoutMask | None, numbered: bool = False,
     n_targets: int = 1,
 ) -> tuple[BinnedRows, BinnedRows | None]:  # fmt: skip
     """Return the binned rows of a lane, and those that are held out for validation."""
     n_rows = rows.count_rows(lane)
     training = BinnedRows(n_rows, bins, rows.allocate_zeros, numbered, n_targets)
-    if aside is None:
+    if holdout is None:
         for first, block in rows.iterate_blocks(lane):
             numbers = np.arange(first, first + len(block.X))
             training.add(block.X, block.y, block.weight, numbers)
         return training, None
     held_out = BinnedRows(n_rows, bins, rows.allocate_zeros, numbered, n_targets)
-    is_aside = aside.make_reader()
+    is_aside = holdout.make_reader()
     for first, block in rows.iterate_blocks(lane):
         numbers = np.arange(first, first + len(block.X))
         is_held = is_aside(first, block.y)
         training.add(*_select_rows(block, ~is_held), numbers[~is_held])
         X, y, weight = _select_rows(block, is_held)
-        weight = None if weight is None else aside.restore_weight(y, weight)
+        weight = None if weight is None else holdout.restore_weight(y, weight)
         held_out.add(X, y, weight, numbers[is_held])
     return training, held_out
 
 
 def _select_rows(
-    block: BatchRows, which: NDArray[np.bool_]
+    block: BatchRows, row_mask: NDArray[np.bool_]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
     """Return chosen rows of a block, their targets and weights."""
     # Views instead of copies.
-    if which.all():
+    if row_mask.all():
         return block.X, block.y, block.weight
-    weight = None if block.weight is None else block.weight[which]
-    return take_rows(block.X, which), block.y[which], weight
+    weight = None if block.weight is None else block.weight[row_mask]
+    return take_rows(block.X, row_mask), block.y[row_mask], weight
 
 
 def iterate_tiles(n: int) -> Iterator[slice]:
@@ -602,15 +610,15 @@ def iterate_tiles(n: int) -> Iterator[slice]:
 
 
 def _deal_columns(
-    rows: OwnRows, parts: Sequence[Any], ranges: Sequence[slice]
+    rows: OwnRows, row_blocks: Sequence[Any], ranges: Sequence[slice]
 ) -> Callable[[int, Array], Array]:
     """Exchange all trainers' rows for the own range of their columns.
 
     Return a function that returns some rows of the j-th own column.
     """
-    if rows.max_trainers(np.array([float(any(isinstance(X, CSRRows) for X in parts))]))[0]:
-        return _deal_sparse_columns(rows, parts, ranges)
-    X = np.concatenate(parts or [np.empty((0, ranges[-1].stop), np.float32)])
+    if rows.max_trainers(np.array([float(any(isinstance(X, CSRRows) for X in row_blocks))]))[0]:
+        return _deal_sparse_columns(rows, row_blocks, ranges)
+    X = np.concatenate(row_blocks or [np.empty((0, ranges[-1].stop), np.float32)])
     own_columns = np.concatenate(
         rows.exchange_arrays([np.ascontiguousarray(X[:, columns]) for columns in ranges])
     )
@@ -618,11 +626,11 @@ def _deal_columns(
 
 
 def _deal_sparse_columns(
-    rows: OwnRows, parts: Sequence[Any], ranges: Sequence[slice]
+    rows: OwnRows, row_blocks: Sequence[Any], ranges: Sequence[slice]
 ) -> Callable[[int, Array], Array]:
     """Return the result of `_deal_columns`, exchanging CSC matrices."""
     n_features = ranges[-1].stop
-    blocks = [sparse.csr_array((0, n_features)), *map(_as_csr_matrix, parts)]
+    blocks = [sparse.csr_array((0, n_features)), *map(_as_csr_matrix, row_blocks)]
     X = sparse.csc_array(sparse.vstack(blocks))
     range_parts = [X[:, columns] for columns in ranges]
     ends = rows.exchange_arrays([part.indptr.astype(np.int64) for part in range_parts])
@@ -631,7 +639,7 @@ def _deal_sparse_columns(
     counts = [int(n) for (n,) in rows.exchange_arrays([np.array([X.shape[0]])] * len(ranges))]
     starts = np.append(0, np.cumsum(counts))
 
-    def column(j: int, at: Array) -> Array:
+    def column(j: int, row_indices: Array) -> Array:
         dense = np.zeros(starts[-1], np.result_type(*values))
         for (first, _), end, index, value in zip(
             pairwise(starts), ends, indices, values, strict=True
@@ -639,7 +647,7 @@ def _deal_sparse_columns(
             stored = slice(end[j], end[j + 1])
             # One column is made dense at a time; row numbers count from each trainer's first.
             dense[first + index[stored]] = value[stored]
-        return np.asarray(dense[at])
+        return np.asarray(dense[row_indices])
 
     return column
 

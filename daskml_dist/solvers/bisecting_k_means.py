@@ -71,26 +71,26 @@ class LeafAssignment(RowState):
             self.descend(state, rows, number, backend)
         return state
 
-    def descend(self, state: Any, rows: BatchRows, number: int, backend: Backend) -> Any:
+    def descend(self, state: Any, rows: BatchRows, split_index: int, backend: Backend) -> Any:
         """Move the rows at the node of a split to the child with the nearer centroid.
 
         Return the rows' squared distances to it, which have no meaning for rows of other nodes.
         """
-        shift, centroids = None, self.centroids[number]
+        shift, centroids = None, self.centroids[split_index]
         if self.shifts is not None:
-            centroids = centroids - self.shifts[number]
-            shift = to_rows_dtype(self.shifts[number], rows.X, backend)
-        centroids, node = to_rows_dtype(centroids, rows.X, backend), int(self.split[number])
+            centroids = centroids - self.shifts[split_index]
+            shift = to_rows_dtype(self.shifts[split_index], rows.X, backend)
+        centroids, node = to_rows_dtype(centroids, rows.X, backend), int(self.split[split_index])
         if not _supports_row_selection(rows.X):
             # Distances are computed for all rows, but used only for those at the node.
             labels, squares = backend.nearest(rows.X, shift, centroids)
-            child = cast(labels + (2 * number + 1), state.dtype)
+            child = cast(labels + (2 * split_index + 1), state.dtype)
             state[:] = namespace(state).where(state == node, child, state)
             return squares
         squares = np.zeros(len(state), rows.X.dtype)
         for first, indices, X in _iterate_node_rows(state, node, rows.X):
             labels, squares[first + indices] = backend.nearest(X, shift, centroids)
-            state[first + indices] = labels + (2 * number + 1)
+            state[first + indices] = labels + (2 * split_index + 1)
         return squares
 
 
@@ -135,14 +135,14 @@ class LeafStatistic(Statistic):
 
     Parameters
     ----------
-    asked : Statistic
+    statistic : Statistic
         Inner statistic, to which rows of weight 0 must add nothing.
     leaves : LeafAssignment
     leaf : int
     """
 
     additive: ClassVar[bool] = False
-    asked: Statistic
+    statistic: Statistic
     leaves: LeafAssignment
     leaf: int
 
@@ -152,16 +152,16 @@ class LeafStatistic(Statistic):
         return self.leaves
 
     def shape(self, model: Any) -> tuple[int, ...]:
-        return self.asked.shape(model)
+        return self.statistic.shape(model)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         loss = 0.0
         for leaf_rows in self._select_leaf_rows(rows):
             # Rows have one state at a time, here their leaf. That of the inner statistic (bounds,
             # distances to candidates) is made again in each pass.
-            if self.asked.state is not None:
-                leaf_rows.state = self.asked.state.make(model, leaf_rows, backend)
-            loss = loss + known_loss(self.asked.add(model, leaf_rows, out, backend))
+            if self.statistic.state is not None:
+                leaf_rows.state = self.statistic.state.make(model, leaf_rows, backend)
+            loss = loss + known_loss(self.statistic.add(model, leaf_rows, out, backend))
         return loss
 
     def _select_leaf_rows(self, rows: BatchRows) -> Iterator[BatchRows]:
@@ -177,7 +177,7 @@ class LeafStatistic(Statistic):
             yield BatchRows(X, None, weight, rows.key, *block_place, places=indices)
 
     def merge(self, total: Array, part: Array) -> None:
-        self.asked.merge(total, part)
+        self.statistic.merge(total, part)
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +282,7 @@ class BisectingSolver(Solver):
         two_means = replace(self.two, seed=self.two.seed + leaf)
         solution = two_means.solve(model, _LeafSums(sums, tree.leaves, leaf), None)
         if solution.extra["n_found"] < 2:
-            tree.facts[leaf, 2] = 0.0
+            tree.node_stats[leaf, 2] = 0.0
             return
         # Sorted by feature values, so that the order of the two does not depend on the draws.
         centroids = solution.w[np.lexsort(solution.w.T[::-1])]
@@ -297,7 +297,7 @@ class BisectingSolver(Solver):
         errors = sums(LeafErrors(leaves))
         tree.leaves = leaves
         tree.centroids = np.vstack([tree.centroids, centroids])
-        tree.facts = np.vstack([tree.facts, np.c_[errors, np.ones(2)]])
+        tree.node_stats = np.vstack([tree.node_stats, np.c_[errors, np.ones(2)]])
 
 
 @dataclass
@@ -310,27 +310,27 @@ class _CentroidTree:
     shift : ndarray of shape (n_features,), or None
         Shift of the root's k-means.
     centroids : ndarray of shape (n_nodes, n_features)
-    facts : ndarray of shape (n_nodes, 3)
+    node_stats : ndarray of shape (n_nodes, 3)
         Weight and sum of squared distances of each node's rows, and 1 if it may be split, else 0.
     """
 
     leaves: LeafAssignment
     shift: Array | None
     centroids: Array = field(repr=False)
-    facts: Array
+    node_stats: Array
 
     @classmethod
-    def of_root(cls, centroid: Array, shift: Array | None, facts: Array) -> _CentroidTree:
+    def of_root(cls, centroid: Array, shift: Array | None, node_stats: Array) -> _CentroidTree:
         """Return a tree without splits."""
         d = len(centroid)
         shifts = None if shift is None else np.empty((0, d))
         leaves = LeafAssignment(np.empty(0, np.int64), np.empty((0, 2, d)), shifts)
-        return cls(leaves, shift, centroid[None], facts)
+        return cls(leaves, shift, centroid[None], node_stats)
 
     def next_leaf(self, by_weight: bool) -> int | None:
         """Return the leaf to split next, or None if no leaf has differing rows."""
         nodes = self.leaf_nodes()
-        weight, error, splittable = self.facts[nodes].T
+        weight, error, splittable = self.node_stats[nodes].T
         score = np.where((splittable > 0) & (error > 0), weight if by_weight else error, 0.0)
         return int(nodes[np.argmax(score)]) if score.max() > 0 else None
 
@@ -354,7 +354,7 @@ class _CentroidTree:
     def solution_facts(self) -> dict[str, Any]:
         """Return the `extra` of the solution."""
         nodes = self.leaf_nodes()
-        inertia = float(self.facts[nodes, 1].sum())
+        inertia = float(self.node_stats[nodes, 1].sum())
         return {"inertia": inertia, "leaves": self.leaves, "nodes": nodes, "shift": self.shift}
 
     def state(self) -> dict[str, Array]:
@@ -362,7 +362,12 @@ class _CentroidTree:
         shifts = {"shift": self.shift, "shifts": self.leaves.shifts}
         shift_arrays = {name: array for name, array in shifts.items() if array is not None}
         split = self.leaves.split.astype(np.float64)
-        return {"split": split, "centroids": self.centroids, "facts": self.facts, **shift_arrays}
+        return {
+            "split": split,
+            "centroids": self.centroids,
+            "facts": self.node_stats,
+            **shift_arrays,
+        }
 
     @classmethod
     def of_state(cls, state: dict[str, Array]) -> _CentroidTree:

@@ -40,7 +40,7 @@ _MakeSummands = Callable[[BinnedRows, slice], Sequence[Array]]
 
 
 def sum_exactly(
-    rows: OwnRows, binned_lanes: Sequence[BinnedRows], make: _MakeSummands, m: int
+    rows: OwnRows, binned_lanes: Sequence[BinnedRows], make_summands: _MakeSummands, m: int
 ) -> NDArray[np.float64]:
     """Return sums over all trainers' rows in fixed-point arithmetic, the same in any order.
 
@@ -49,7 +49,7 @@ def sum_exactly(
     rows : OwnRows
     binned_lanes : sequence of BinnedRows
         Binned rows of each own lane.
-    make : callable
+    make_summands : callable
         Computes the summands of a slice of rows.
     m : int
         Number of sums.
@@ -67,7 +67,7 @@ def sum_exactly(
             binned.extra["summed"] = values = binned.allocate_zeros((m, binned.n), np.float64)
         values, largest = values[:m], np.zeros(m)
         for tile in iterate_tiles(binned.n):
-            for k, summand in enumerate(make(binned, tile)):
+            for k, summand in enumerate(make_summands(binned, tile)):
                 values[k, tile] = summand
                 largest[k] = np.maximum(largest[k], np.abs(summand).max(initial=0.0))
         return values, largest
@@ -78,14 +78,14 @@ def sum_exactly(
 
 
 def sum_values_exactly(
-    rows: OwnRows, parts: Sequence[Array], m: int, largest: Array | None = None
+    rows: OwnRows, lane_values: Sequence[Array], m: int, largest: Array | None = None
 ) -> NDArray[np.float64]:
     """Return sums over all trainers' values, as `sum_exactly`.
 
     Parameters
     ----------
     rows : OwnRows
-    parts : sequence of ndarray of float64 of shape (m, n)
+    lane_values : sequence of ndarray of float64 of shape (m, n)
         Over all trainers, each sum has at most `n_rows` values.
     m : int
     largest : ndarray of shape (m,), optional
@@ -93,7 +93,7 @@ def sum_values_exactly(
     """
     if largest is None:
         largest = np.max(
-            [np.zeros(m), *(np.abs(p).max(axis=1, initial=0.0) for p in parts)], axis=0
+            [np.zeros(m), *(np.abs(p).max(axis=1, initial=0.0) for p in lane_values)], axis=0
         )
     largest = rows.max_trainers(largest)
     if not np.isfinite(largest).all():
@@ -109,24 +109,29 @@ def sum_values_exactly(
             total += np.rint(values[:, tile] * scales[:, None]).astype(np.int64).sum(axis=1)
         return total
 
-    own_sums = rows.map_lanes(sum_scaled, parts)
+    own_sums = rows.map_lanes(sum_scaled, lane_values)
     return np.asarray(
         rows.sum_trainers(np.sum([np.zeros(m, np.int64), *own_sums], axis=0)) / scales
     )
 
 
 def group_quantiles(
-    rows: OwnRows, given: Sequence[GroupedValues], n_groups: int, share: float, *, middle: bool
+    rows: OwnRows,
+    lane_values: Sequence[GroupedValues],
+    n_groups: int,
+    quantile: float,
+    *,
+    middle: bool,
 ) -> NDArray[np.float64]:
     """Return a quantile of the values of each group, over all trainers.
 
     Parameters
     ----------
     rows : OwnRows
-    given : sequence of GroupedValues
+    lane_values : sequence of GroupedValues
         Values of each own lane.
     n_groups : int
-    share : float
+    quantile : float
         The quantile, from 0 to 1.
     middle : bool
         Whether to interpolate between two order statistics, as scikit-learn's losses do without
@@ -138,20 +143,20 @@ def group_quantiles(
     ndarray of shape (n_groups,)
         0 for a group without weight.
     """
-    keys = [_order_preserving_keys(values) for values, _, _ in given]
-    groups = [row_groups.astype(np.int64) for _, row_groups, _ in given]
-    weights = _integer_weights(rows, [weight for *_, weight in given], [len(k) for k in keys])
+    keys = [_order_preserving_keys(values) for values, _, _ in lane_values]
+    groups = [row_groups.astype(np.int64) for _, row_groups, _ in lane_values]
+    weights = _integer_weights(rows, [weight for *_, weight in lane_values], [len(k) for k in keys])
     own_weights = sum(
         (np.bincount(g, w, n_groups) for g, w in zip(groups, weights, strict=True)),
         np.zeros(n_groups),
     )
     totals = rows.sum_trainers(own_weights)
     # Cumulated weights to select; at least 0.5, so that the quantile 0 selects a value.
-    targets = [np.maximum(share * totals, 0.5)]
+    targets = [np.maximum(quantile * totals, 0.5)]
     fraction = np.zeros(n_groups)
     if middle:
         # Linear interpolation between two order statistics, as in numpy.quantile.
-        position = share * np.maximum(totals - 1, 0)
+        position = quantile * np.maximum(totals - 1, 0)
         fraction = position - np.floor(position)
         targets = [
             np.floor(position) + 1,
@@ -293,12 +298,14 @@ class BoostLoss(ABC):
     # -- sets of rows --------------------------------------------------------------------------
 
     def gather_sets(
-        self, rows: OwnRows, parts: Sequence[BinnedRows], within: RowRange | None = None
+        self, rows: OwnRows, binned_lanes: Sequence[BinnedRows], row_range: RowRange | None = None
     ) -> Any:
         """Return the rows in a range of numbers (None: all), grouped by set (collective)."""
         raise NotImplementedError
 
-    def check_held_sets(self, rows: OwnRows, own: Any, held: Sequence[BinnedRows]) -> None:
+    def check_held_sets(
+        self, rows: OwnRows, training_sets: Any, held_out_lanes: Sequence[BinnedRows]
+    ) -> None:
         """Raise on all trainers if a set has both held-out and training rows (collective)."""
         return  # without ids of sets, sets cannot overlap
 
@@ -306,7 +313,7 @@ class BoostLoss(ABC):
         """Return the object that computes the gradients of gathered rows."""
         raise NotImplementedError
 
-    def make_set_scores(self, sets: Any, parts: Sequence[BinnedRows]) -> SetScores:
+    def make_set_scores(self, sets: Any, binned_lanes: Sequence[BinnedRows]) -> SetScores:
         """Return the object that scores gathered rows."""
         raise NotImplementedError
 
@@ -448,12 +455,12 @@ class RowBoostLoss(BoostLoss):
     def _name(self) -> str:
         return type(self.loss).__name__
 
-    def _checked(self, what: str, found: Any, y: Array) -> Array:
+    def _checked(self, quantity: str, result: Any, y: Array) -> Array:
         """Return numbers of rows with an axis of outputs; raise unless there is one per row."""
-        values = np.asarray(found)
+        values = np.asarray(result)
         if values.shape != y.shape or values.dtype.kind not in "fiu":
             raise InvalidParameterError(
-                f"{self._name} returned as {what} an array of shape {values.shape} and dtype "
+                f"{self._name} returned as {quantity} an array of shape {values.shape} and dtype "
                 f"{values.dtype} for {len(y)} rows. Return one number for each row: shape "
                 f"({len(y)},)."
             )
@@ -475,8 +482,8 @@ _MAX_SCORED_ROWS = 10_000
 class SetGradients(Protocol):
     """Gradients of rows that are not computed row by row, such as those of a ranking."""
 
-    def make(self, lanes: Sequence[TreeRows], number: int) -> list[Array]:
-        """Compute the gradients of the tree `number`, and pass them to the lanes (collective).
+    def compute_gradients(self, lanes: Sequence[TreeRows], tree_index: int) -> list[Array]:
+        """Compute the gradients of the tree `tree_index`, and pass them to the lanes (collective).
 
         Returns
         -------
@@ -518,7 +525,7 @@ class StoppingRule:
     scorer: Scorer | None = None
     within: RowRange | None = None
 
-    def ends(self, scores: Sequence[float]) -> bool:
+    def should_stop(self, scores: Sequence[float]) -> bool:
         """Return whether none of the last scores beats the score before them by more than `tol`."""
         if len(scores) <= self.n_iter_no_change:
             return False
@@ -555,9 +562,9 @@ class _ScoredPart:
     binned_lanes : sequence of BinnedRows
         Binned rows of each own lane.
     loss : BoostLoss
-    within : RowRange or None
+    row_range : RowRange or None
         None: all rows.
-    make : MakeSetScores or None
+    make_set_scores : MakeSetScores or None
         Makes the scores of all the rows together; None: they are sums over rows, or by scorers.
     """
 
@@ -566,14 +573,19 @@ class _ScoredPart:
         rows: OwnRows,
         binned_lanes: Sequence[BinnedRows],
         loss: BoostLoss,
-        within: RowRange | None,
-        make: MakeSetScores | None = None,
+        row_range: RowRange | None,
+        make_set_scores: MakeSetScores | None = None,
     ) -> None:
-        self._rows, self._binned_lanes, self._loss, self._within = rows, binned_lanes, loss, within
+        self._rows, self._binned_lanes, self._loss, self._row_range = (
+            rows,
+            binned_lanes,
+            loss,
+            row_range,
+        )
         self._gathered: _GatheredRows | None = None
-        self._of_set = None if make is None else make(binned_lanes, within)
+        self._of_set = None if make_set_scores is None else make_set_scores(binned_lanes, row_range)
 
-    def gather(self, share: float, seed: int) -> None:
+    def gather(self, probability: float, seed: int) -> None:
         """Gather a random share of the rows to one trainer, for scorers."""
         if self._of_set is not None:
             return
@@ -581,8 +593,8 @@ class _ScoredPart:
             [float(any(binned.weight is not None for binned in self._binned_lanes))]
         )
         self._gathered = _GatheredRows(
-            self._rows, self._binned_lanes, share, seed, bool(self._rows.max_trainers(weighted)[0]),
-            self._within,
+            self._rows, self._binned_lanes, probability, seed,
+            bool(self._rows.max_trainers(weighted)[0]), self._row_range,
         )  # fmt: skip
 
     def score(self, scorer: Scorer | None) -> float:
@@ -601,15 +613,15 @@ class _ScoredPart:
             )
         return float(-loss / weight)
 
-    def _losses_of(self, binned: BinnedRows, at: slice) -> list[Array]:
+    def _losses_of(self, binned: BinnedRows, row_slice: slice) -> list[Array]:
         """Return weighted losses and weights of some rows, as summands; 0 outside the range."""
-        y = binned.y[at]
-        weight = np.ones(len(y)) if binned.weight is None else binned.weight[at]
-        losses = self._loss.losses(y, binned.extra["raw"][:, at]) * weight
-        if self._within is None:
+        y = binned.y[row_slice]
+        weight = np.ones(len(y)) if binned.weight is None else binned.weight[row_slice]
+        losses = self._loss.losses(y, binned.extra["raw"][:, row_slice]) * weight
+        if self._row_range is None:
             return [losses, weight]
-        assert binned.numbers is not None
-        is_within = _is_in_range(binned.numbers[at], self._within)
+        assert binned.row_numbers is not None
+        is_within = _is_in_range(binned.row_numbers[row_slice], self._row_range)
         return [np.where(is_within, losses, 0.0), np.where(is_within, weight, 0.0)]
 
 
@@ -623,10 +635,10 @@ class BoostScores:
         None: no early stopping.
     watching : WatchedScores or None
     loss : BoostLoss
-    given : mapping of str to sequence of float
+    past_scores : mapping of str to sequence of float
         Training and validation scores of the iterations before, where a fit resumes; they become
-        the beginning of `found`.
-    make : MakeSetScores or None
+        the beginning of `scores`.
+    make_set_scores : MakeSetScores or None
         Makes the scores of sets that are not scored row by row.
     """
 
@@ -636,23 +648,29 @@ class BoostScores:
         stopping: StoppingRule | None,
         watching: WatchedScores | None,
         loss: BoostLoss,
-        given: Mapping[str, Sequence[float]],
-        make: MakeSetScores | None = None,
+        past_scores: Mapping[str, Sequence[float]],
+        make_set_scores: MakeSetScores | None = None,
     ) -> None:
         self._rows, self._stopping, self._watching, self._loss = rows, stopping, watching, loss
-        self._make = make
-        self.found = {name: list(given[name]) for name in ("train_score", "validation_score")}
-        self._parts: dict[str, _ScoredPart] = {}
+        self._make_set_scores = make_set_scores
+        self.scores = {
+            name: list(past_scores[name]) for name in ("train_score", "validation_score")
+        }
+        self._scored_parts: dict[str, _ScoredPart] = {}
         self._watched: list[_ScoredPart] = []
 
     def start_scoring(
-        self, binned_lanes: Sequence[BinnedRows], held: Sequence[BinnedRows], n: int, seed: int
+        self,
+        binned_lanes: Sequence[BinnedRows],
+        held_out_lanes: Sequence[BinnedRows],
+        n: int,
+        seed: int,
     ) -> None:
         """Set the rows to score, and gather those for scorers to one trainer.
 
         Parameters
         ----------
-        binned_lanes, held : sequence of BinnedRows
+        binned_lanes, held_out_lanes : sequence of BinnedRows
             Training rows and held-out rows of each own lane.
         n : int
             Number of training rows of all trainers.
@@ -661,31 +679,35 @@ class BoostScores:
         """
         stopping, watching = self._stopping, self._watching
         if stopping is not None:
-            self._parts = {"train_score": self._make_part(binned_lanes, None)}
+            self._scored_parts = {"train_score": self._make_part(binned_lanes, None)}
             if stopping.by_held:
-                self._parts["validation_score"] = self._make_part(held, stopping.within)
+                self._scored_parts["validation_score"] = self._make_part(
+                    held_out_lanes, stopping.within
+                )
             if stopping.scorer is not None:
-                for name, part in self._parts.items():
+                for name, part in self._scored_parts.items():
                     part.gather(
                         min(1.0, _MAX_SCORED_ROWS / n) if name == "train_score" else 1.0, seed
                     )
         if watching is not None:
-            self._watched = [self._make_part(held, row_range) for row_range in watching.sets]
+            self._watched = [
+                self._make_part(held_out_lanes, row_range) for row_range in watching.sets
+            ]
             if any(scorer is not None for scorer in watching.scorers):
                 for part in self._watched:
                     part.gather(1.0, seed)
 
     def _make_part(
-        self, binned_lanes: Sequence[BinnedRows], within: RowRange | None
+        self, binned_lanes: Sequence[BinnedRows], row_range: RowRange | None
     ) -> _ScoredPart:
         """Return the set of some lanes' rows in a range of numbers."""
-        return _ScoredPart(self._rows, binned_lanes, self._loss, within, self._make)
+        return _ScoredPart(self._rows, binned_lanes, self._loss, row_range, self._make_set_scores)
 
     def score_for_stopping(self) -> None:
         """Append the scores of the current predictions to `found`, for early stopping."""
         assert self._stopping is not None
-        for name, part in self._parts.items():
-            self.found[name].append(part.score(self._stopping.scorer))
+        for name, part in self._scored_parts.items():
+            self.scores[name].append(part.score(self._stopping.scorer))
 
     def score_watched(self) -> list[float]:
         """Return the current scores of the user's validation sets, in the order of their names."""
@@ -698,7 +720,7 @@ class BoostScores:
         if self._stopping is None:
             return False
         name = "validation_score" if self._stopping.by_held else "train_score"
-        return self._stopping.ends(self.found[name])
+        return self._stopping.should_stop(self.scores[name])
 
 
 class _GatheredRows:
@@ -712,12 +734,12 @@ class _GatheredRows:
     rows : OwnRows
     binned_lanes : sequence of BinnedRows
         Binned rows of each own lane, with the rows' indices (`numbers`).
-    share : float
+    probability : float
         Probability that a row is drawn to be scored; 1: all are.
     seed : int
     weighted : bool
         Whether the rows of any trainer have weights.
-    within : RowRange or None, default=None
+    row_range : RowRange or None, default=None
         Rows that may be drawn; None: all.
     """
 
@@ -725,20 +747,20 @@ class _GatheredRows:
         self,
         rows: OwnRows,
         binned_lanes: Sequence[BinnedRows],
-        share: float,
+        probability: float,
         seed: int,
         weighted: bool,
-        within: RowRange | None = None,
+        row_range: RowRange | None = None,
     ) -> None:
         self._rows, self._binned_lanes, self._weighted = rows, list(binned_lanes), weighted
         # A row is drawn by the hash of its index, so the draw is the same on any trainers.
-        last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
-        self._at = []
+        last = np.uint64(min(int(probability * 2.0**64), 2**64 - 1))
+        self._scored_positions = []
         for binned in binned_lanes:
             is_scored = draw_by_hash(_row_numbers(binned), seed, _SCORE_DRAW) <= last
-            if within is not None:
-                is_scored &= _is_in_range(_row_numbers(binned), within)
-            self._at.append(np.flatnonzero(is_scored))
+            if row_range is not None:
+                is_scored &= _is_in_range(_row_numbers(binned), row_range)
+            self._scored_positions.append(np.flatnonzero(is_scored))
         numbers = gather_to_first(
             rows, [_row_numbers(binned)[indices] for binned, indices in self._scored_rows()]
         )
@@ -770,15 +792,15 @@ class _GatheredRows:
 
     def _scored_rows(self) -> list[tuple[BinnedRows, NDArray[np.intp]]]:
         """Return the binned rows of each own lane, and the positions of the scored ones."""
-        return list(zip(self._binned_lanes, self._at, strict=True))
+        return list(zip(self._binned_lanes, self._scored_positions, strict=True))
 
 
-def _is_in_range(numbers: NDArray[np.int64], within: RowRange) -> NDArray[np.bool_]:
+def _is_in_range(row_numbers: NDArray[np.int64], row_range: RowRange) -> NDArray[np.bool_]:
     """Return a mask of the row indices that lie in a range."""
-    return np.asarray((numbers >= within[0]) & (numbers < within[1]))
+    return np.asarray((row_numbers >= row_range[0]) & (row_numbers < row_range[1]))
 
 
 def _row_numbers(binned: BinnedRows) -> NDArray[np.int64]:
     """Return the indices of binned rows among all rows, which must have been kept."""
-    assert binned.numbers is not None
-    return binned.numbers
+    assert binned.row_numbers is not None
+    return binned.row_numbers

@@ -29,37 +29,39 @@ class RowSelection:
 
     Parameters
     ----------
-    at : ndarray of intp of shape (n,)
+    positions : ndarray of intp of shape (n,)
         Positions of the rows.
     """
 
-    def __init__(self, at: NDArray[np.intp]) -> None:
-        self._at = at
-        breaks = np.flatnonzero(np.diff(at) != 1) + 1
+    def __init__(self, positions: NDArray[np.intp]) -> None:
+        self._positions = positions
+        breaks = np.flatnonzero(np.diff(positions) != 1) + 1
         self._runs: list[slice] | None = None
-        if len(at) and (len(breaks) + 1) * _MIN_RUN_ROWS <= len(at):
-            ends = [0, *breaks.tolist(), len(at)]
-            self._runs = [slice(int(at[a]), int(at[b - 1]) + 1) for a, b in pairwise(ends)]
+        if len(positions) and (len(breaks) + 1) * _MIN_RUN_ROWS <= len(positions):
+            ends = [0, *breaks.tolist(), len(positions)]
+            self._runs = [
+                slice(int(positions[a]), int(positions[b - 1]) + 1) for a, b in pairwise(ends)
+            ]
 
     def __len__(self) -> int:
-        return len(self._at)
+        return len(self._positions)
 
     def take(self, values: Array) -> Array:
         """Return the values of the selected rows; for a single run this is a view."""
         if self._runs is None:
-            return values[self._at]
+            return values[self._positions]
         parts = [values[run] for run in self._runs]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def put(self, values: Array, into: Array) -> None:
+    def put(self, values: Array, out: Array) -> None:
         """Write values of the selected rows to their positions."""
         if self._runs is None:
-            into[self._at] = values
+            out[self._positions] = values
             return
         start = 0
         for run in self._runs:
             stop = start + run.stop - run.start
-            into[run] = values[start:stop]
+            out[run] = values[start:stop]
             start = stop
 
 
@@ -73,32 +75,32 @@ class DealtRows:
     Parameters
     ----------
     rows : OwnRows
-    parts : sequence of BinnedRows
+    binned_lanes : sequence of BinnedRows
         Rows of each own lane, with their numbers.
-    within : RowRange or None, default=None
+    row_range : RowRange or None, default=None
         Numbers of the rows that are used; None: all.
     """
 
     def __init__(
-        self, rows: OwnRows, parts: Sequence[BinnedRows], within: RowRange | None = None
+        self, rows: OwnRows, binned_lanes: Sequence[BinnedRows], row_range: RowRange | None = None
     ) -> None:
         self.rows = rows
-        self._at = [_select_numbers(part, within) for part in parts]
-        self._n_of_parts = [part.n for part in parts]
+        self._positions = [_select_numbers(part, row_range) for part in binned_lanes]
+        self._n_of_parts = [part.n for part in binned_lanes]
         self._places: list[RowSelection] | None = None
         self._order: RowSelection | None = None
 
-    def _join(self, parts: Sequence[Array | None], dtype: type = np.float64) -> Array:
+    def _join(self, lane_arrays: Sequence[Array | None], dtype: type = np.float64) -> Array:
         """Return the values of the chosen rows of all own lanes, concatenated by lane."""
         selected: list[Array] = [np.empty(0, dtype)]
-        for values, positions in zip(parts, self._at, strict=True):
+        for values, positions in zip(lane_arrays, self._positions, strict=True):
             assert values is not None
             selected.append(values if positions is None else values[positions])
         return np.concatenate(selected)
 
-    def _join_weights(self, parts: Sequence[BinnedRows]) -> Array:
+    def _join_weights(self, binned_lanes: Sequence[BinnedRows]) -> Array:
         """Return the weights of the chosen rows, or ones if rows have no weights."""
-        return self._join([np.ones(p.n) if p.weight is None else p.weight for p in parts])
+        return self._join([np.ones(p.n) if p.weight is None else p.weight for p in binned_lanes])
 
     def _send(self, values: Array) -> Array:
         """Return the values of the rows that this trainer processes."""
@@ -150,7 +152,7 @@ class DealtRows:
                 selection.put(part, values)
         counts = [
             n if selection is None else len(selection)
-            for n, selection in zip(self._n_of_parts, self._at, strict=True)
+            for n, selection in zip(self._n_of_parts, self._positions, strict=True)
         ]
         return np.split(values, np.cumsum(counts)[:-1])
 
@@ -175,9 +177,11 @@ class DealtRows:
         )
 
 
-def _select_numbers(part: BinnedRows, within: RowRange | None) -> NDArray[np.intp] | None:
+def _select_numbers(binned: BinnedRows, row_range: RowRange | None) -> NDArray[np.intp] | None:
     """Return the positions of a lane's rows whose numbers lie in a range; None: all of them."""
-    if within is None:
+    if row_range is None:
         return None
-    assert part.numbers is not None
-    return np.flatnonzero((part.numbers >= within[0]) & (part.numbers < within[1]))
+    assert binned.row_numbers is not None
+    return np.flatnonzero(
+        (binned.row_numbers >= row_range[0]) & (binned.row_numbers < row_range[1])
+    )

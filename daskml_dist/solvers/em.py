@@ -50,20 +50,20 @@ class _ComponentMoments(Statistic):
         Points that the moments are about, with the shift subtracted.
     shift : ndarray of shape (n_features,)
         Subtracted from each row.
-    whole : bool
+    is_full : bool
         Whether second moments are all products of features, or only squares.
     """
 
     means: Array
     shift: Array
-    whole: bool
+    is_full: bool
     in_parts: ClassVar[bool] = True
     #: The sums have the rows' squares.
     shows_not_finite = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         k, d = self.means.shape
-        return k + 1, 1 + d + (d * d if self.whole else d)
+        return k + 1, 1 + d + (d * d if self.is_full else d)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         means, shift = (to_rows_dtype(a, rows.X, backend) for a in (self.means, self.shift))
@@ -125,7 +125,7 @@ class _StartingMoments(_ComponentMoments):
 
     @abstractmethod
     def _row_shares(
-        self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend
+        self, rows: BatchRows, row_slice: slice, shifted_rows: Any, means: Any, backend: Backend
     ) -> Any:
         """Return the share of each row in each component, of shape (n, k)."""
 
@@ -135,10 +135,10 @@ class NearestMoments(_StartingMoments):
     """Moments by shares of 1 in the component of the nearest mean."""
 
     def _row_shares(
-        self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend
+        self, rows: BatchRows, row_slice: slice, shifted_rows: Any, means: Any, backend: Backend
     ) -> Any:
-        labels, _ = backend.nearest(near, 0 * means[0, ...], means)
-        return one_hot(labels, means.shape[0], near.dtype)
+        labels, _ = backend.nearest(shifted_rows, 0 * means[0, ...], means)
+        return one_hot(labels, means.shape[0], shifted_rows.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,16 +157,16 @@ class DrawnMoments(_StartingMoments):
     run: int
 
     def _row_shares(
-        self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend
+        self, rows: BatchRows, row_slice: slice, shifted_rows: Any, means: Any, backend: Backend
     ) -> Any:
         k = means.shape[0]
         # One stream per block; a row skips to its own k numbers (64 bits each), so that the draws
         # do not depend on how the block is cut.
         stream = np.random.PCG64(np.random.SeedSequence((self.seed, self.run, rows.block + 1)))
-        stream.advance((rows.first + at.start) * k)
-        shares = np.random.Generator(stream).random((near.shape[0], k))
+        stream.advance((rows.first + row_slice.start) * k)
+        shares = np.random.Generator(stream).random((shifted_rows.shape[0], k))
         shares /= shares.sum(axis=1, keepdims=True)
-        return cast(backend.to_device(shares), arithmetic_dtype(near))
+        return cast(backend.to_device(shares), arithmetic_dtype(shifted_rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +217,7 @@ class MixtureSolver(Solver):
         return self.n_init * (self._kmeans_solver(0).max_passes + 3 + self.max_iter) + 1
 
     @property
-    def whole(self) -> bool:
+    def is_full(self) -> bool:
         """Return whether covariances are full matrices, rather than variances alone."""
         return self.kind in ("full", "tied")
 
@@ -226,7 +226,7 @@ class MixtureSolver(Solver):
         progress = (
             _MixtureRuns() if sums.kept is None else _MixtureRuns.of_state(sums.kept, self.kind)
         )
-        while progress.number < self.n_init:
+        while progress.run_index < self.n_init:
             self._run_em(progress, model, sums)
             if sums.should_stop:
                 break
@@ -235,73 +235,78 @@ class MixtureSolver(Solver):
             extra["warnings"] = (_NOT_CONVERGED,)
         return Solution(progress.best, progress.best_n_iter, extra=extra)
 
-    def _run_em(self, at: _MixtureRuns, model: Any, sums: Sums) -> None:
+    def _run_em(self, progress: _MixtureRuns, model: Any, sums: Sums) -> None:
         """Take EM steps to the end of the current run, which a snapshot may have begun."""
-        if at.mixture is None:
-            at.mixture, at.shift = self._initial_mixture(at.number, model, sums)
-            at.bounds = [self.bound]
+        if progress.mixture is None:
+            progress.mixture, progress.shift = self._initial_mixture(
+                progress.run_index, model, sums
+            )
+            progress.bounds = [self.bound]
         converged = False
-        while at.n_iter < self.max_iter and not converged:
-            if at.n_iter and sums.should_stop:
+        while progress.n_iter < self.max_iter and not converged:
+            if progress.n_iter and sums.should_stop:
                 break
             # E-step: moments weighted by each component's responsibility, and the log-likelihood
             # of the mixture before this step.
-            constants, factors = at.mixture.terms()
+            constants, factors = progress.mixture.terms()
             moments = request_finite_sum(
-                sums, ExpectedMoments(at.mixture.means, at.shift, self.whole, constants, factors)
+                sums,
+                ExpectedMoments(
+                    progress.mixture.means, progress.shift, self.is_full, constants, factors
+                ),
             )
             # M-step: the mixture that maximises the expected likelihood, from these moments.
-            at.mixture = at.mixture.of_moments(moments[:-1], self.reg_covar)
-            at.bounds.append(float(moments[-1, 0]) / sums.n_rows)
-            at.n_iter += 1
-            converged = abs(at.bounds[-1] - at.bounds[-2]) < self.tol
-            if not converged and at.n_iter < self.max_iter:
-                sums.keep(at.packed(False), at.state)
-        at.end_run(converged)
+            progress.mixture = progress.mixture.of_moments(moments[:-1], self.reg_covar)
+            progress.bounds.append(float(moments[-1, 0]) / sums.n_rows)
+            progress.n_iter += 1
+            converged = abs(progress.bounds[-1] - progress.bounds[-2]) < self.tol
+            if not converged and progress.n_iter < self.max_iter:
+                sums.keep(progress.packed(False), progress.state)
+        progress.end_run(converged)
 
     # -- first components ----------------------------------------------------------------------
 
-    def _initial_mixture(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
+    def _initial_mixture(self, run_index: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
         """Return the initial mixture, and the shift that is subtracted from its means."""
         weights, means, covariances = self.weights, self.means, self.covariances
         # If all parameters are given, no pass is needed.
         if weights is not None and means is not None and covariances is not None:
             shift = round_to_float32(means.mean(axis=0))
         else:
-            estimate, shift = self._estimate_mixture(number, model, sums)
+            estimate, shift = self._estimate_mixture(run_index, model, sums)
             weights = estimate.weights if weights is None else weights
             means = estimate.means + shift if means is None else means
             covariances = estimate.covariances if covariances is None else covariances
         return Mixture(weights, means - shift, covariances, self.kind), shift
 
-    def _estimate_mixture(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
+    def _estimate_mixture(self, run_index: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
         """Return the mixture that the initial responsibilities give, and the shift."""
         # The k-means inside must not take this solver's snapshots.
         nested_sums = NestedSums(sums)
         statistic: _ComponentMoments
         if self.init in ("random", "random_from_data"):
             # Random rows: the means of "random_from_data", and a point near all rows as the shift.
-            rows = nested_sums(SeedSample(self.k, (), None, self.seed, number))
+            rows = nested_sums(SeedSample(self.k, (), None, self.seed, run_index))
             rows = rows[rows[:, 0] > 0, 1:]
             shift = round_to_float32(rows.mean(axis=0))
             means = np.resize(rows, (self.k, rows.shape[1])) - shift
         else:
-            solution = self._kmeans_solver(number).solve(model, nested_sums, None)
+            solution = self._kmeans_solver(run_index).solve(model, nested_sums, None)
             # A shift for sparse rows too: k-means has none for them, but here they become dense.
             shift = round_to_float32(solution.w.mean(axis=0))
             means = solution.w - shift
         if self.init == "random":
             # Moments about the shift itself.
             means = np.zeros_like(means)
-            statistic = DrawnMoments(means, shift, self.whole, self.seed, number)
+            statistic = DrawnMoments(means, shift, self.is_full, self.seed, run_index)
         else:
-            statistic = NearestMoments(means, shift, self.whole)
+            statistic = NearestMoments(means, shift, self.is_full)
         moments = request_finite_sum(nested_sums, statistic)
         # An M-step needs only the means of the mixture that the moments are about.
         start = Mixture(np.full(self.k, 1 / self.k), means, np.empty(0), self.kind)
         return start.of_moments(moments[:-1], self.reg_covar), shift
 
-    def _kmeans_solver(self, number: int) -> KMeansSolver:
+    def _kmeans_solver(self, run_index: int) -> KMeansSolver:
         """Return the initialising k-means; "k-means++" needs only its seeding: one step."""
         is_plus_plus = self.init == "k-means++"
         return KMeansSolver(
@@ -312,7 +317,7 @@ class MixtureSolver(Solver):
             tol=_KMEANS_TOL,
             oversampling=1.0,
             rounds=4,
-            seed=self.seed + number,
+            seed=self.seed + run_index,
             sparse=self.sparse,
         )
 
@@ -325,7 +330,7 @@ class _MixtureRuns:
     with `MixtureSolver.bound`.
     """
 
-    number: int = 0
+    run_index: int = 0
     n_iter: int = 0
     mixture: Mixture | None = None
     shift: Array = field(default_factory=lambda: np.empty(0))
@@ -347,12 +352,12 @@ class _MixtureRuns:
         if not self.best.size or self.bounds[-1] > self.best[-1, 0]:
             self.best, self.best_n_iter = self.packed(converged), self.n_iter
             self.best_bounds = self.bounds[1:]
-        self.number, self.n_iter, self.mixture = self.number + 1, 0, None
+        self.run_index, self.n_iter, self.mixture = self.run_index + 1, 0, None
 
     def state(self) -> dict[str, Array]:
         """Return the runs as arrays by name, from which `of_state` restores them."""
         assert self.mixture is not None
-        numbers = np.array([self.number, self.n_iter, self.best_n_iter], dtype=np.float64)
+        numbers = np.array([self.run_index, self.n_iter, self.best_n_iter], dtype=np.float64)
         return {
             "numbers": numbers,
             "mixture": self.mixture.packed(),

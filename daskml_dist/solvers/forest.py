@@ -95,11 +95,11 @@ class _ForestRun:
         self._solver, self._rows = solver, rows
         snapshot = rows.kept or solver.begin
         bins = None
-        self._done: list[tuple[Trees, Array]] = []
+        self._tree_batches: list[tuple[Trees, Array]] = []
         if snapshot is not None:
             trees = Trees.unpacked(snapshot)
             bins = trees.bins
-            self._done = [(trees, snapshot["impurity"])]
+            self._tree_batches = [(trees, snapshot["impurity"])]
         growth = solver.growth
         self._binned_lanes, self._bins = self._bin_own_rows(bins)
         self._scales = scale_to_integers(
@@ -109,16 +109,16 @@ class _ForestRun:
         first = self._binned_lanes[0]
         # Only the host computes medians.
         self._device = open_forest_device("cpu" if growth.criterion.needs_rows else rows.device)
-        self._growing = ForestContext(
+        self._context = ForestContext(
             growth, self._bins, self._scales, first.low, first.high, solver.seed
         )
 
-    def _bin_own_rows(self, known: Bins | None) -> tuple[list[ForestRows], Bins]:
-        """Return the binned rows of the own lanes, and the bins (`known` ones of a warm start)."""
+    def _bin_own_rows(self, known_bins: Bins | None) -> tuple[list[ForestRows], Bins]:
+        """Return the binned rows of the own lanes, and the bins (`known_bins` in a warm start)."""
         rows, solver = self._rows, self._solver
         # After a loss of another trainer, rows that were binned before are used again.
         binned_by_lane: dict[int, ForestRows] = rows.memory.setdefault("binned", {})
-        bins: Any = known or rows.memory.get("bins")
+        bins: Any = known_bins or rows.memory.get("bins")
         # Finding bins is collective: if one trainer lacks them, since it is new, all find them.
         if rows.max_trainers(np.array([float(bins is None)]))[0]:
             n = solver.growth.monotonic_signs
@@ -163,35 +163,35 @@ class _ForestRun:
 
     def run(self) -> Solution:
         """Grow the trees in lots of a few for each trainer, with a checkpoint after each lot."""
-        n_trees, n = self._solver.n_trees, sum(len(trees) for trees, _ in self._done)
+        n_trees, n = self._solver.n_trees, sum(len(trees) for trees, _ in self._tree_batches)
         grow = self._make_apart_grower() if self._grows_apart else self._make_joint_grower()
         while n < n_trees and not self._rows.should_stop:
             numbers = range(n, min(n_trees, n + _TREES_PER_REPORT * self._rows.size))
             # A new list, since the checkpoint of an earlier lot may be packed later.
-            self._done = [*self._done, grow(numbers)]
+            self._tree_batches = [*self._tree_batches, grow(numbers)]
             n = numbers.stop
             # A collective call, which updates `should_stop` alike in all trainers.
             self._rows.max_trainers(np.zeros(1))
-            self._rows.keep(n, partial(_pack_forest_state, self._done))
-        state = _pack_forest_state(self._done)
+            self._rows.keep(n, partial(_pack_forest_state, self._tree_batches))
+        state = _pack_forest_state(self._tree_batches)
         if self._solver.out_of_bag:
             trees = Trees.unpacked(state)
-            state |= _predict_out_of_bag(self._rows, self._binned_lanes, self._growing, trees)
+            state |= _predict_out_of_bag(self._rows, self._binned_lanes, self._context, trees)
         return Solution(np.empty(0), n, extra=state)
 
     def _make_apart_grower(self) -> Any:
         """Return a function by which each trainer grows trees of its own on all rows."""
         all_rows = gather_forest_rows(self._rows, self._binned_lanes)
-        device, growing = self._device, self._growing
+        device, growing = self._device, self._context
         lane = (
             device.open_lane(all_rows, growing.shared, self._rows.allocate_zeros)
             if device.by_levels
             else None
         )
 
-        def grow(numbers: range) -> tuple[Trees, Array]:
+        def grow(tree_indices: range) -> tuple[Trees, Array]:
             # A device grows several trees at once, the host one in each thread.
-            own_numbers = numbers[self._rows.split_ranges(len(numbers))[self._rows.rank]]
+            own_numbers = tree_indices[self._rows.split_ranges(len(tree_indices))[self._rows.rank]]
             if lane is not None:
                 trees = grow_whole_trees(device, lane, growing, own_numbers, len(all_rows.numbers))
             else:
@@ -202,9 +202,9 @@ class _ForestRun:
 
         return grow
 
-    def _exchange_trees(self, own: Sequence[tuple[Tree, Array]]) -> tuple[Trees, Array]:
+    def _exchange_trees(self, own_trees: Sequence[tuple[Tree, Array]]) -> tuple[Trees, Array]:
         """Return the trees of all trainers, in the order of their numbers."""
-        parts = [_pack_trees(own, self._bins)] if own else []
+        parts = [_pack_trees(own_trees, self._bins)] if own_trees else []
         if self._rows.size > 1:
             # With more trainers than trees, some trainers send nothing.
             arrays = [parts[0][name] for name in _TREE_ARRAYS] if parts else []
@@ -218,56 +218,56 @@ class _ForestRun:
 
     def _make_joint_grower(self) -> Any:
         """Return a function by which all trainers grow each tree together."""
-        joint_grower = JointGrower(self._rows, self._binned_lanes, self._growing, self._device)
+        joint_grower = JointGrower(self._rows, self._binned_lanes, self._context, self._device)
 
-        def grow(numbers: range) -> tuple[Trees, Array]:
-            packed = _pack_trees(joint_grower.grow(numbers), self._bins)
+        def grow(tree_indices: range) -> tuple[Trees, Array]:
+            packed = _pack_trees(joint_grower.grow(tree_indices), self._bins)
             return Trees.unpacked(packed), packed["impurity"]
 
         return grow
 
 
 def _pack_trees(trees: Sequence[tuple[Tree, Array]], bins: Bins) -> dict[str, Array]:
-    packed = Trees.of([tree for tree, _ in trees], 1, bins).packed()
+    packed = Trees.from_trees([tree for tree, _ in trees], 1, bins).packed()
     return {**packed, "impurity": np.concatenate([impurity for _, impurity in trees])}
 
 
-def _concatenate_trees(parts: Sequence[tuple[Trees, Array]]) -> tuple[Trees, Array]:
+def _concatenate_trees(tree_batches: Sequence[tuple[Trees, Array]]) -> tuple[Trees, Array]:
     """Return several lots of trees, with their nodes' impurities, as one."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0][0]
+    if len(tree_batches) == 1:
+        return tree_batches[0]
+    first = tree_batches[0][0]
     # `Trees.of` takes the nodes of a lot for one tree: set the roots of all trees.
-    merged = Trees.of([trees.nodes for trees, _ in parts], 1, first.bins)
-    n_nodes = np.concatenate([np.diff(trees.roots) for trees, _ in parts])
+    merged = Trees.from_trees([trees.nodes for trees, _ in tree_batches], 1, first.bins)
+    n_nodes = np.concatenate([np.diff(trees.roots) for trees, _ in tree_batches])
     merged.roots = np.append(0, n_nodes.cumsum()).astype(np.int64)
-    return merged, np.concatenate([impurity for _, impurity in parts])
+    return merged, np.concatenate([impurity for _, impurity in tree_batches])
 
 
-def _pack_forest_state(done: Sequence[tuple[Trees, Array]]) -> dict[str, Array]:
+def _pack_forest_state(tree_batches: Sequence[tuple[Trees, Array]]) -> dict[str, Array]:
     """Return all trees as arrays by name."""
-    if not done:
+    if not tree_batches:
         return {}
-    trees, impurity = _concatenate_trees(done)
+    trees, impurity = _concatenate_trees(tree_batches)
     return {**trees.packed(), "impurity": impurity}
 
 
 def _predict_out_of_bag(
-    rows: OwnRows, binned_lanes: Sequence[ForestRows], growing: ForestContext, trees: Trees
+    rows: OwnRows, binned_lanes: Sequence[ForestRows], context: ForestContext, trees: Trees
 ) -> dict[str, Array]:
     """Return sums of out-of-bag predictions, numbers of trees, and targets, in row order.
 
     The first trainer gets those of all rows; the others get empty arrays.
     """
-    keys = np.array([growing.make_tree_keys(t)[0] for t in range(len(trees))], np.uint64)
-    parts = rows.map_lanes(lambda binned: _predict_lane(binned, keys, growing, trees), binned_lanes)
+    keys = np.array([context.make_tree_keys(t)[0] for t in range(len(trees))], np.uint64)
+    parts = rows.map_lanes(lambda binned: _predict_lane(binned, keys, context, trees), binned_lanes)
     numbers, sums, times, y = (gather_to_first(rows, arrays) for arrays in zip(*parts, strict=True))
     order = np.argsort(numbers, kind="stable")
     return {"oob_sums": sums[order], "oob_times": times[order], "oob_y": y[order]}
 
 
 def _predict_lane(
-    binned: ForestRows, keys: Array, growing: ForestContext, trees: Trees
+    binned: ForestRows, keys: Array, context: ForestContext, trees: Trees
 ) -> list[Array]:
     """Return the row numbers of a lane, sums of predictions, numbers of trees, and targets."""
     from daskml_dist.backends.forest_kernels import add_out_of_bag_answers
@@ -276,7 +276,7 @@ def _predict_lane(
     sums = np.zeros((len(binned.y), nodes.value.shape[1]))
     times = np.zeros(len(binned.y), np.int64)
     add_out_of_bag_answers(
-        binned.rows, binned.numbers, keys, growing.table, trees.roots, nodes.feature, nodes.bin,
-        nodes.left, nodes.missing_left, growing.bins.max_bins, nodes.value, sums, times,
+        binned.rows, binned.numbers, keys, context.table, trees.roots, nodes.feature, nodes.bin,
+        nodes.left, nodes.missing_left, context.bins.max_bins, nodes.value, sums, times,
     )  # fmt: skip
     return [binned.numbers, sums, times, binned.y]

@@ -194,12 +194,12 @@ class ForestContext:
         return self.finish_tree(tree_nodes)
 
     def grow_tree_part(
-        self, facts: Array, gain: float, rows: Array, lines: Array, path: np.uint64, depth: int,
+        self, settings: Array, gain: float, rows: Array, lines: Array, path: np.uint64, depth: int,
         bounds: Array,
     ) -> GrownTree:  # fmt: skip
         """Return the part of a tree below a node, given the node's lines and their rows' bins.
 
-        `facts` and `gain` are those of `pack_settings`; `lines` are reordered.
+        `settings` and `gain` are those of `pack_settings`; `lines` are reordered.
         """
         from daskml_dist.backends.forest_grow import grow_tree, make_growth_scratch
 
@@ -211,22 +211,22 @@ class ForestContext:
         levels = len(lines) if growth.max_depth is None else max(growth.max_depth - depth, 0)
         nodes = GrownTree.empty(n, growth.n_sums, self.bounded)
         n_nodes = grow_tree(
-            facts, scale, gain, rows, lines, np.empty_like(lines), path, depth, bounds,
+            settings, scale, gain, rows, lines, np.empty_like(lines), path, depth, bounds,
             growth.monotonic_signs, self.low, self.high, *nodes.arrays,
-            *make_growth_scratch(facts, growth.n_sums, len(lines), levels),
+            *make_growth_scratch(settings, growth.n_sums, len(lines), levels),
         )  # fmt: skip
         return nodes.first(n_nodes)
 
-    def finish_tree(self, grown: GrownTree) -> tuple[Tree, Array]:
+    def finish_tree(self, grown_tree: GrownTree) -> tuple[Tree, Array]:
         """Return the finished tree, pruned to the limits on leaves and cost, and its impurity."""
         growth = self.growth
         if growth.max_leaf_nodes is not None:
-            grown = grown.limit_leaves(growth.max_leaf_nodes)
+            grown_tree = grown_tree.limit_leaves(growth.max_leaf_nodes)
         if growth.ccp_alpha > 0:
-            weight = grown.sums[:, -2] >> self.scales.bits
-            cost = self.tree_converter.means(grown)[1] * weight / max(weight[0], 1)
-            grown = grown.pruned(growth.ccp_alpha, cost)
-        return self.tree_converter.convert(grown, self.low, self.high)
+            weight = grown_tree.sums[:, -2] >> self.scales.bits
+            cost = self.tree_converter.means(grown_tree)[1] * weight / max(weight[0], 1)
+            grown_tree = grown_tree.pruned(growth.ccp_alpha, cost)
+        return self.tree_converter.convert(grown_tree, self.low, self.high)
 
 
 def count_draws(n: int, seed: int, tree: int, rate: float | None) -> NDArray[np.int64]:

@@ -55,7 +55,7 @@ class ForestRows:
     numbers : ndarray of int64 of shape (n,)
         Indices of the rows among all rows.
     y : ndarray of float64 of shape (n,), or (n, n_outputs) with several outputs
-    given : ndarray of float64 of shape (n,) or None
+    user_weights : ndarray of float64 of shape (n,) or None
         The user's weights, times those of the classes.
     low, high : ndarray of float64 of shape (n_features, 256)
         Smallest and largest value in each bin among rows of positive weight: of the own rows, until
@@ -75,7 +75,7 @@ class ForestRows:
     host_rows: Array | None
     numbers: Array
     y: Array
-    given: Array | None
+    user_weights: Array | None
     low: Array
     high: Array
     weight: Array = None  # type: ignore[assignment]
@@ -170,43 +170,47 @@ def bin_forest_rows(
 
 
 class _TileWriter:
-    """Writer of tiles of rows into a lane's arrays `made`; of at most `tile` rows on the host."""
+    """Writer of tiles of rows into a lane's arrays `binned`; of at most `tile` rows on the host."""
 
     def __init__(
-        self, made: ForestRows, bins: Bins, class_weight: Sequence[Array], tile: int
+        self, binned: ForestRows, bins: Bins, class_weight: Sequence[Array], tile: int
     ) -> None:
-        self._made, self._bins, self._class_weight = made, bins, class_weight
+        self._binned, self._bins, self._class_weight = binned, bins, class_weight
         d = bins.n_features
-        self._columns, self._seen = np.empty((d, tile), np.uint8), np.empty(d, np.uint8)
+        self._columns, self._missing = np.empty((d, tile), np.uint8), np.empty(d, np.uint8)
 
-    def __call__(self, X: Any, y: Array, weight: Array | None, number: int, at: slice) -> None:
-        """Write rows to the slice `at`; `number` is the index of the first among all rows."""
-        binned = self._made
-        binned.numbers[at] = np.arange(number, number + len(X))
-        binned.y[at] = y
+    def __call__(
+        self, X: Any, y: Array, weight: Array | None, first_row: int, row_slice: slice
+    ) -> None:
+        """Write rows to a slice; `first_row` is the index of the first among all rows."""
+        binned = self._binned
+        binned.numbers[row_slice] = np.arange(first_row, first_row + len(X))
+        binned.y[row_slice] = y
         counts = None
         if weight is not None or self._class_weight:
-            if binned.given is None:
-                binned.given = binned.allocate_zeros((len(binned.numbers),), np.float64)
-            binned.given[at] = 1.0 if weight is None else weight
+            if binned.user_weights is None:
+                binned.user_weights = binned.allocate_zeros((len(binned.numbers),), np.float64)
+            binned.user_weights[row_slice] = 1.0 if weight is None else weight
             for k, class_weight in enumerate(self._class_weight):
-                binned.given[at] *= class_weight[binned.y[at, k].astype(np.intp)]
+                binned.user_weights[row_slice] *= class_weight[
+                    binned.y[row_slice, k].astype(np.intp)
+                ]
             # Rows of weight 0 must not move a threshold.
-            counts = binned.given[at] > 0
+            counts = binned.user_weights[row_slice] > 0
         if binned.device_bins is not None:
             binned.device_bins.widen_reach(binned.device_bins.add(X), counts)
         else:
-            self._put_on_host(np.ascontiguousarray(X), counts, at)
+            self._put_on_host(np.ascontiguousarray(X), counts, row_slice)
 
-    def _put_on_host(self, X: Array, counts: Array | None, at: slice) -> None:
+    def _put_on_host(self, X: Array, counts: Array | None, row_slice: slice) -> None:
         """Put rows in host memory into bins."""
         from daskml_dist.backends.forest_kernels import widen_bin_reach
 
-        binned, bins = self._made, self._bins
-        row_bins = binned.rows[at]
+        binned, bins = self._binned, self._bins
+        row_bins = binned.rows[row_slice]
         put_in_bins(
             X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, row_bins,
-            self._columns[:, : len(X)], self._seen,
+            self._columns[:, : len(X)], self._missing,
         )  # fmt: skip
         if counts is not None:
             X, row_bins = X[counts], row_bins[counts]
@@ -263,7 +267,7 @@ def _scale_weights(rows: OwnRows, binned_lanes: Sequence[ForestRows], bits: int)
     facts = np.zeros(3)
     for binned in binned_lanes:
         binned.weight = rows.allocate_zeros((len(binned.y),), np.int64)
-        if (user_weights := binned.given) is None:
+        if (user_weights := binned.user_weights) is None:
             continue
         for tile in iterate_tiles(len(user_weights)):
             fractional = (user_weights[tile] % 1).any()
@@ -294,12 +298,20 @@ def _scale_weights(rows: OwnRows, binned_lanes: Sequence[ForestRows], bits: int)
     return scale
 
 
-def _user_weights(binned: ForestRows, at: slice) -> Array:
-    return np.ones(len(binned.y[at])) if binned.given is None else binned.given[at]
+def _user_weights(binned: ForestRows, row_slice: slice) -> Array:
+    return (
+        np.ones(len(binned.y[row_slice]))
+        if binned.user_weights is None
+        else binned.user_weights[row_slice]
+    )
 
 
 def _find_scale(
-    rows: OwnRows, binned_lanes: Sequence[ForestRows], make: _MakeNumbers, largest: float, bits: int
+    rows: OwnRows,
+    binned_lanes: Sequence[ForestRows],
+    make_values: _MakeNumbers,
+    largest: float,
+    bits: int,
 ) -> float:
     """Return a power of two that scales the sum of non-negative numbers below 2**bits.
 
@@ -313,7 +325,7 @@ def _find_scale(
     safe_scale = np.ldexp(1.0, 60 - int(rows.n_rows).bit_length() - np.frexp(largest)[1])
     # Then the sum itself, rounded up to integers, so that it is the same in any order.
     total = sum(
-        int(np.ceil(make(binned, tile) * safe_scale).astype(np.int64).sum())
+        int(np.ceil(make_values(binned, tile) * safe_scale).astype(np.int64).sum())
         for binned in binned_lanes
         for tile in iterate_tiles(len(binned.y))
     )
@@ -347,14 +359,14 @@ def _scale_targets(
         binned.more = rows.allocate_zeros((len(binned.y), 2 * k + 1), np.int64)
         binned.more[:, k + 1 :] = binned.y.reshape(len(binned.y), -1).view(np.int64)
 
-    def weighted_targets(binned: ForestRows, at: slice) -> Array:
-        y = binned.y[at]
-        return np.asarray((y.reshape(len(y), -1) - centre) * binned.weight[at, None])
+    def weighted_targets(binned: ForestRows, row_slice: slice) -> Array:
+        y = binned.y[row_slice]
+        return np.asarray((y.reshape(len(y), -1) - centre) * binned.weight[row_slice, None])
 
-    def weighted_terms(binned: ForestRows, at: slice) -> Array:
-        y = binned.y[at]
+    def weighted_terms(binned: ForestRows, row_slice: slice) -> Array:
+        y = binned.y[row_slice]
         terms = criterion.terms(y.reshape(len(y), -1) - centre).sum(axis=1, keepdims=True)
-        return np.asarray(terms * binned.weight[at, None])
+        return np.asarray(terms * binned.weight[row_slice, None])
 
     max_scale = _MAX_SQUARED_SCALE if criterion.kind == 2 else np.inf
     target = _write_integers(rows, binned_lanes, weighted_targets, slice(0, k), bits, max_scale)
@@ -365,13 +377,13 @@ def _scale_targets(
 
 
 def _write_integers(
-    rows: OwnRows, binned_lanes: Sequence[ForestRows], make: _MakeNumbers, columns: slice,
-    bits: int, most_scale: float = np.inf,
+    rows: OwnRows, binned_lanes: Sequence[ForestRows], make_values: _MakeNumbers, columns: slice,
+    bits: int, max_scale: float = np.inf,
 ) -> float:  # fmt: skip
     """Write scaled numbers to columns of `ForestRows.more`; return their scale."""
     parts = ((binned, tile) for binned in binned_lanes for tile in iterate_tiles(len(binned.y)))
     own_largest = max(
-        (np.abs(make(binned, tile)).max(initial=0.0) for binned, tile in parts), default=0.0
+        (np.abs(make_values(binned, tile)).max(initial=0.0) for binned, tile in parts), default=0.0
     )
     largest = rows.max_trainers(np.array([own_largest]))[0]
     if not np.isfinite(largest):
@@ -379,13 +391,17 @@ def _write_integers(
     # The numbers of all columns are summed together.
     width = columns.stop - columns.start
     scale = _find_scale(
-        rows, binned_lanes, lambda binned, tile: np.abs(make(binned, tile)), largest * width, bits
+        rows,
+        binned_lanes,
+        lambda binned, tile: np.abs(make_values(binned, tile)),
+        largest * width,
+        bits,
     )
-    if scale > most_scale or scale == np.inf:
+    if scale > max_scale or scale == np.inf:
         raise InvalidDataError("The targets are too small for float64. Scale y.")
     for binned in binned_lanes:
         for tile in iterate_tiles(len(binned.y)):
-            binned.more[tile, columns] = np.rint(make(binned, tile) * scale)
+            binned.more[tile, columns] = np.rint(make_values(binned, tile) * scale)
     return scale
 
 
@@ -429,5 +445,5 @@ def gather_forest_rows(rows: OwnRows, binned_lanes: Sequence[ForestRows]) -> For
     return all_rows
 
 
-def _concatenate(parts: Sequence[Array]) -> Array:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+def _concatenate(arrays: Sequence[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -146,19 +146,19 @@ class _BoostingRun:
         self._outputs = [range(k)] if solver.vector_leaves else [range(i, i + 1) for i in range(k)]
         # GPU kernels support one target per row, and leaves with one value.
         self._device = open_tree_device("cpu" if on_host else rows.device)
-        self._aside = None if solver.aside is None else solver.aside.located(rows)
+        self._holdout = None if solver.aside is None else solver.aside.located(rows)
         snapshot = rows.kept or solver.begin
-        self._before: list[Tree] = []
+        self._initial_trees: list[Tree] = []
         bins, scores = None, dict[str, list[float]](train_score=[], validation_score=[])
         if snapshot is not None:
             trees = Trees.unpacked(snapshot)
-            bins, self._before = trees.bins, [trees.tree(i) for i in range(len(trees))]
+            bins, self._initial_trees = trees.bins, [trees.tree(i) for i in range(len(trees))]
             scores = {name: snapshot[name].tolist() for name in scores}
         self._scores = BoostScores(
             rows, solver.stopping, solver.watching, self._loss, scores,
             self._make_set_scores if self._loss.of_sets else None,
         )  # fmt: skip
-        self._binned_lanes, self._held = self._bin_own_rows(bins)
+        self._binned_lanes, self._held_out_lanes = self._bin_own_rows(bins)
         self._check_row_counts()
         bins = self._binned_lanes[0].bins
         self._bins = bins
@@ -170,17 +170,17 @@ class _BoostingRun:
         self._constant = self._loss.constant_hessian and not self._weighted and not has_factors
         self._missing = self._find_missing_features()
         self._baseline = self._initial_prediction() if snapshot is None else snapshot["baseline"]
-        self._trees = self._before
+        self._trees = self._initial_trees
         self._grid = ValueGrid()
         if solver.dropout is not None:
             self._start_dropout(snapshot)
-        rows.map_lanes(self._update_predictions, [*self._binned_lanes, *self._held])
+        rows.map_lanes(self._update_predictions, [*self._binned_lanes, *self._held_out_lanes])
 
     # -- rows ----------------------------------------------------------------------------------
 
     def _bin_own_rows(self, bins: Bins | None) -> tuple[list[BinnedRows], list[BinnedRows]]:
         """Return the binned rows of the own lanes, and those held out."""
-        rows, solver, aside = self._rows, self._solver, self._aside
+        rows, solver, aside = self._rows, self._solver, self._holdout
         binned_by_lane: dict[int, Any] = rows.memory.setdefault("bin_rows", {})
         if bins is None:
             bins = rows.memory.get("bins")
@@ -212,10 +212,10 @@ class _BoostingRun:
 
     def _check_row_counts(self) -> None:
         n = self._rows.sum_trainers(
-            np.array([sum(r.n for r in self._binned_lanes), sum(r.n for r in self._held)])
+            np.array([sum(r.n for r in self._binned_lanes), sum(r.n for r in self._held_out_lanes)])
         )
         self._n_train, self._n_held = n.tolist()
-        if not self._n_train or (self._aside is not None and not self._n_held):
+        if not self._n_train or (self._holdout is not None and not self._n_held):
             raise InvalidDataError(
                 f"Early stopping leaves {self._n_train} rows to train on and {self._n_held} to "
                 "validate with. Change validation_fraction, or set early_stopping=False."
@@ -228,19 +228,19 @@ class _BoostingRun:
         sets = self._loss.gather_sets(self._rows, self._binned_lanes)
         # Validation rows given by the user may belong to sets of the fit; held-out rows drawn from
         # it may not.
-        if self._aside is not None and not self._aside.of_fit:
-            self._loss.check_held_sets(self._rows, sets, self._held)
+        if self._holdout is not None and not self._holdout.of_fit:
+            self._loss.check_held_sets(self._rows, sets, self._held_out_lanes)
         return sets
 
     def _make_set_scores(
-        self, parts: Sequence[BinnedRows], within: tuple[int, int] | None
+        self, binned_lanes: Sequence[BinnedRows], row_range: tuple[int, int] | None
     ) -> SetScores:
         """Return the scores of a set of rows that are not scored row by row."""
         # Training rows are gathered once for gradients and scores.
-        sets = self._sets if parts is self._binned_lanes else None
+        sets = self._sets if binned_lanes is self._binned_lanes else None
         if sets is None:
-            sets = self._loss.gather_sets(self._rows, parts, within)
-        return self._loss.make_set_scores(sets, parts)
+            sets = self._loss.gather_sets(self._rows, binned_lanes, row_range)
+        return self._loss.make_set_scores(sets, binned_lanes)
 
     def _find_missing_features(self) -> NDArray[np.uint8]:
         missing = np.max([binned.missing for binned in self._binned_lanes], axis=0)
@@ -277,9 +277,13 @@ class _BoostingRun:
             all_rows = [(r.y, np.zeros(r.n, np.int64), r.weight) for r in self._binned_lanes]
             return self._group_quantiles(all_rows, 1)
 
-        def targets(binned: BinnedRows, at: slice) -> list[Array]:
-            weight = np.ones(len(binned.y[at])) if binned.weight is None else binned.weight[at]
-            return [*(self._loss.of_target(binned.y[at]) * weight[:, None]).T, weight]
+        def targets(binned: BinnedRows, row_slice: slice) -> list[Array]:
+            weight = (
+                np.ones(len(binned.y[row_slice]))
+                if binned.weight is None
+                else binned.weight[row_slice]
+            )
+            return [*(self._loss.of_target(binned.y[row_slice]) * weight[:, None]).T, weight]
 
         sums = sum_exactly(self._rows, self._binned_lanes, targets, self._loss.n_outputs + 1)
         if not sums[-1] > 0:
@@ -291,13 +295,13 @@ class _BoostingRun:
         return self._loss.start(sums[:-1] / sums[-1])
 
     def _group_quantiles(
-        self, given: Sequence[GroupedValues], n_groups: int
+        self, lane_values: Sequence[GroupedValues], n_groups: int
     ) -> NDArray[np.float64]:
         """Return the loss's quantile of the values of each group, over all trainers."""
         share = self._loss.quantile
         assert share is not None
         # As in scikit-learn, interpolated between two order statistics if rows have no weights.
-        return group_quantiles(self._rows, given, n_groups, share, middle=not self._weighted)
+        return group_quantiles(self._rows, lane_values, n_groups, share, middle=not self._weighted)
 
     def _residual_quantiles(self, leaves: Sequence[Leaf]) -> NDArray[np.float64]:
         """Return the quantile of the residuals of each leaf's rows."""
@@ -307,7 +311,7 @@ class _BoostingRun:
             lanes[i].fetch_raw_predictions()
             # Rows that the tree was not grown on are a separate group.
             unchosen = slice(lanes[i].n_chosen, lanes[i].n)
-            groups = lanes[i].find_row_leaves([*(leaf.at[i] for leaf in leaves), unchosen])
+            groups = lanes[i].find_row_leaves([*(leaf.row_ranges[i] for leaf in leaves), unchosen])
             return [
                 (binned.y - binned.extra["raw"][0], groups_of_lane, binned.weight)
                 for binned, groups_of_lane in zip(lanes[i].binned_rows, groups, strict=True)
@@ -339,8 +343,10 @@ class _BoostingRun:
             self._sets, sampler, solver.vector_leaves,
         )  # fmt: skip
         n_iter = len(self._trees) // n_trees
-        self._scores.start_scoring(self._binned_lanes, self._held, self._n_train, solver.seed)
-        if not self._scores.found["train_score"]:
+        self._scores.start_scoring(
+            self._binned_lanes, self._held_out_lanes, self._n_train, solver.seed
+        )
+        if not self._scores.scores["train_score"]:
             self._score_rows()
         # After a loss the last iteration may have been the one to stop at; a warm start makes at
         # least one more.
@@ -348,7 +354,7 @@ class _BoostingRun:
         while n_iter < solver.max_iter and not stopped and not self._rows.should_stop:
             dropped = self._drop_trees(n_iter)
             # Gradients of all outputs first: the trees of an iteration do not depend on each other.
-            packed = gradients.make(n_iter * k)
+            packed = gradients.pack_gradients(n_iter * k)
             rate = solver.learning_rate / (len(dropped) + 1)
             trees = [
                 self._grow_tree(outputs, packed[i], n_iter * n_trees + i, rate)
@@ -358,18 +364,18 @@ class _BoostingRun:
                 self._restore_trees(dropped, trees)
             self._trees = [*self._trees, *trees]
             n_iter += 1
-            self._rows.map_lanes(self._update_predictions, self._held)
+            self._rows.map_lanes(self._update_predictions, self._held_out_lanes)
             self._score_rows()
             stopped = self._scores.is_finished()
             self._rows.keep(n_iter, self._state(), scores=self._scores.score_watched())
         return Solution(np.empty(0), n_iter, extra=self._state()())
 
-    def _grow_tree(self, outputs: range, packed: Any, number: int, rate: float) -> Tree:
+    def _grow_tree(self, outputs: range, packed: Any, tree_index: int, rate: float) -> Tree:
         """Grow the next tree of some outputs, and add its leaf values to the raw predictions."""
         solver = self._solver
         mode, units = packed
-        tree, leaves = self._grower.grow(outputs.start, mode, units, solver.seed, number)
-        numbers = [leaf.number for leaf in leaves]
+        tree, leaves = self._grower.grow(outputs.start, mode, units, solver.seed, tree_index)
+        numbers = [leaf.node_index for leaf in leaves]
         if self._loss.quantile is not None:
             # A quantile has no curvature for a Newton step: leaves take the quantile of their
             # residuals (Friedman, algorithm 3).
@@ -383,13 +389,13 @@ class _BoostingRun:
         # tree.
         unchosen_ranges = None
         if solver.sampling is not None:
-            unchosen_ranges = self._grower.place_rows(tree, others=True)
+            unchosen_ranges = self._grower.place_rows(tree, only_unchosen=True)
 
         def add_leaf_values(i: int) -> None:
             lane = self._grower.lanes[i]
             for binned in lane.binned_rows:
                 binned.extra["n_trees"] += 1
-            ranges, values = [leaf.at[i] for leaf in leaves], tree.value[numbers]
+            ranges, values = [leaf.row_ranges[i] for leaf in leaves], tree.value[numbers]
             if unchosen_ranges is not None:
                 ranges = [*ranges, *(unchosen_ranges[i][node] for node in numbers)]
                 values = np.tile(values, (2, 1))
@@ -401,15 +407,15 @@ class _BoostingRun:
 
     # -- dropped trees -------------------------------------------------------------------------
 
-    def _start_dropout(self, kept: Mapping[str, Array] | None) -> None:
+    def _start_dropout(self, snapshot: Mapping[str, Array] | None) -> None:
         """Round the existing trees to the grid of values when a fit is continued."""
-        unit = 0.0 if kept is None else float(kept.get("value_unit", np.zeros(1))[0])
+        unit = 0.0 if snapshot is None else float(snapshot.get("value_unit", np.zeros(1))[0])
         self._grid = ValueGrid(unit) if unit else ValueGrid.choose(self._trees, self._baseline)
         # Trees of a fit without dropout are rounded here; others are on the grid already.
         self._baseline = self._grid.round(self._baseline)
         self._trees = [self._grid.scale_tree(tree) for tree in self._trees]
         self._largest_sum = float(np.abs(self._baseline).max()) + sum_largest(self._trees)
-        for binned in (*self._binned_lanes, *self._held):
+        for binned in (*self._binned_lanes, *self._held_out_lanes):
             # Rows that are an iteration behind include the trees before rounding.
             if binned.extra.get("n_trees") != len(self._trees):
                 binned.extra["n_trees"] = _NO_SUCH_NUMBER
@@ -424,7 +430,7 @@ class _BoostingRun:
         for output, move in enumerate(moves):
             for lane in self._grower.lanes:
                 lane.add_leaf_values(output, [slice(0, lane.n)], np.array([move]))
-        for binned in self._held:
+        for binned in self._held_out_lanes:
             binned.extra["raw"] += moves[:, None]
 
     def _drop_trees(self, n_iter: int) -> list[int]:
@@ -433,7 +439,7 @@ class _BoostingRun:
         if dropout is None:
             return []
         # Changes from here on are undone or completed only at the end of the iteration.
-        for binned in (*self._binned_lanes, *self._held):
+        for binned in (*self._binned_lanes, *self._held_out_lanes):
             binned.extra["n_trees"] = _NO_SUCH_NUMBER
         dropped = dropout.draw(n_iter, self._solver.seed)
         for number in self._list_trees(dropped):
@@ -452,13 +458,13 @@ class _BoostingRun:
             # too.
             change = replace(tree, value=tree.value - old_tree.value)
             add_change = partial(_add_tree_values, tree=change, outputs=(output,))
-            self._rows.map_lanes(add_change, self._held)
+            self._rows.map_lanes(add_change, self._held_out_lanes)
         self._trees = trees
         self._largest_sum += sum_largest(new)
         self._grid.check_sum(self._largest_sum)
         for binned in self._binned_lanes:
             binned.extra["n_trees"] = len(trees) + len(new)
-        for binned in self._held:
+        for binned in self._held_out_lanes:
             binned.extra["n_trees"] = len(trees)
 
     def _list_trees(self, iterations: Sequence[int]) -> list[int]:
@@ -468,7 +474,7 @@ class _BoostingRun:
 
     def _state(self) -> Any:
         """Return a function that packs the current state, for a checkpoint."""
-        scores = {name: list(values) for name, values in self._scores.found.items()}
+        scores = {name: list(values) for name, values in self._scores.scores.items()}
         return partial(
             _pack_boosting_state,
             self._trees,
@@ -504,7 +510,7 @@ def _pack_boosting_state(
     scores: Mapping[str, Sequence[float]], value_unit: float,
 ) -> dict[str, Array]:  # fmt: skip
     return {
-        **Trees.of(trees, k, bins).packed(),
+        **Trees.from_trees(trees, k, bins).packed(),
         "baseline": baseline,
         "value_unit": np.array([value_unit]),
         **{name: np.array(values, np.float64) for name, values in scores.items()},
@@ -545,30 +551,30 @@ class _GradientPacker:
         if sets is not None:
             self._of_sets = loss.make_set_gradients(sets, seed)
 
-    def make(self, number: int) -> list[tuple[int, Any]]:
+    def pack_gradients(self, tree_index: int) -> list[tuple[int, Any]]:
         """Compute and pack all rows' gradients for the trees of an iteration.
 
-        `number` is the iteration's times the number of outputs. Return, for each tree, how they are
-        packed, and the units of gradients and hessians.
+        `tree_index` is the iteration's times the number of outputs. Return, for each tree, how they
+        are packed, and the units of gradients and hessians.
         """
         if self._of_sets is not None:
-            gradients = self._of_sets.make(self._lanes, number)
+            gradients = self._of_sets.compute_gradients(self._lanes, tree_index)
         else:
             gradients = self._rows.map_lanes(
                 lambda lane: lane.make_gradients(self._loss, self._constant), self._lanes
             )
         units = self._find_largest(gradients)
         if self._sampler is not None:
-            multiplied = self._sampler.choose(number // self._loss.n_outputs)
+            multiplied = self._sampler.choose(tree_index // self._loss.n_outputs)
             if multiplied is not None:
                 units = self._find_largest(multiplied)
         if self._vector:
             return [(VECTOR, self._pack_vectors(units))]
-        return [self._choose_packing(k, units[:, k], number + k) for k in range(units.shape[1])]
+        return [self._choose_packing(k, units[:, k], tree_index + k) for k in range(units.shape[1])]
 
-    def _find_largest(self, found: Sequence[Array]) -> Array:
+    def _find_largest(self, lane_maxima: Sequence[Array]) -> Array:
         """Return the largest gradients and hessians over all trainers, which give the units."""
-        largest = self._rows.max_trainers(np.max(found, axis=0).ravel())
+        largest = self._rows.max_trainers(np.max(lane_maxima, axis=0).ravel())
         if not np.isfinite(largest).all():
             raise DivergedError(
                 "The gradients became NaN or infinite: the targets, the weights, or learning_rate "
@@ -576,19 +582,21 @@ class _GradientPacker:
             )
         return np.asarray(largest.reshape(2, -1))
 
-    def _choose_packing(self, k: int, units: Array, number: int) -> tuple[int, tuple[float, float]]:
+    def _choose_packing(
+        self, k: int, units: Array, tree_index: int
+    ) -> tuple[int, tuple[float, float]]:
         """Pack the gradients of an output, into few bits if they suffice; return mode and units."""
         if not self._constant and self._n_rows > SAMPLE_ROWS:
             # Few bits are tried first; they suffice if gradients are many units on average, so that
             # rounding adds little to their variance.
-            squares, sums = self._pack_output(k, ROUNDED, units, _ROUNDED_BITS, number)
+            squares, sums = self._pack_output(k, ROUNDED, units, _ROUNDED_BITS, tree_index)
             if (
                 squares >= _MIN_MEAN_SQUARE * self._n_rows
                 and sums >= _MIN_MEAN_HESSIAN * self._n_rows
             ):
                 return ROUNDED, _packing_units(units, _ROUNDED_BITS)
         mode = CONSTANT if self._constant else EXACT
-        self._pack_output(k, mode, units, _EXACT_BITS, number)
+        self._pack_output(k, mode, units, _EXACT_BITS, tree_index)
         of_g, of_h = _packing_units(units, _EXACT_BITS)
         return mode, (of_g, 1.0 if self._constant else of_h)
 
@@ -602,13 +610,13 @@ class _GradientPacker:
         return output_units
 
     def _pack_output(
-        self, k: int, mode: int, units: Array, bits: tuple[int, int], number: int
+        self, k: int, mode: int, units: Array, bits: tuple[int, int], tree_index: int
     ) -> list[int]:
         """Pack the gradients of an output; return sums of squared gradients, and of hessians.
 
         Both are in units of the last bit, and of all trainers only if they are rounded.
         """
-        key = int(draw_by_hash([number], self._seed, _ROUNDING_DRAW)[0] >> np.uint64(32))
+        key = int(draw_by_hash([tree_index], self._seed, _ROUNDING_DRAW)[0] >> np.uint64(32))
         g_unit, h_unit = _packing_units(units, bits)
         lane_sums = self._rows.map_lanes(
             lambda lane: lane.pack_output_gradients(k, mode, 1 / g_unit, 1 / h_unit, key),

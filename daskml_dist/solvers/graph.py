@@ -103,14 +103,14 @@ class VertexSolver(KeyedSolver):
         values = np.concatenate(
             [
                 _check_user_numbers(
-                    program.start(vertices.ids, degrees[vertices.own]), len(vertices), "start"
+                    program.start(vertices.ids, degrees[vertices.own_slice]), len(vertices), "start"
                 )
                 for vertices in ranges
             ]
         )
         if keyed.kept is not None:
             values = keyed.kept[_SPACE].copy()
-        (n_nan,) = keyed.sum([[np.isnan(values[vertices.own]).sum()] for vertices in ranges])
+        (n_nan,) = keyed.sum([[np.isnan(values[vertices.own_slice]).sum()] for vertices in ranges])
         if n_nan:
             raise DivergedError(
                 f"`start` of {type(program).__name__} made NaN of {n_nan:.0f} vertices. Give "
@@ -131,12 +131,12 @@ class VertexSolver(KeyedSolver):
             # Apply: all vertices at once, from the values of the iteration before.
             parts = []
             for vertices in ranges:
-                old = values[vertices.own]
+                old = values[vertices.own_slice]
                 updated = _check_user_numbers(
-                    program.apply(old.copy(), total[vertices.own]), len(vertices), "apply"
+                    program.apply(old.copy(), total[vertices.own_slice]), len(vertices), "apply"
                 )
                 parts.append([_count_changes(old, updated, program.tol), np.isnan(updated).sum()])
-                values[vertices.own] = updated
+                values[vertices.own_slice] = updated
             changed, n_nan = keyed.sum(parts)
             _check_no_nan(n_nan, type(program).__name__)
             n_iter += 1
@@ -161,7 +161,7 @@ class _MessageGatherer:
         indptr = rows.indptr
         # Vertices with edges: `reduceat` has no empty segments.
         filled = np.flatnonzero(np.diff(indptr))
-        total = self._total[rows.range.own]
+        total = self._total[rows.range.own_slice]
         first = 0
         while first < len(filled):
             first_edge = indptr[filled[first]]
@@ -184,12 +184,12 @@ class _MessageGatherer:
         return _check_user_numbers(messages, len(senders), "gather")
 
 
-def _check_user_numbers(found: Any, n: int, method: str) -> Array:
+def _check_user_numbers(result: Any, n: int, method: str) -> Array:
     """Return a user method's result as an array of `n` numbers; a scalar is repeated."""
     try:
-        if np.iscomplexobj(found):
+        if np.iscomplexobj(result):
             raise TypeError("they are complex")
-        array = np.asarray(found, dtype=np.float64)
+        array = np.asarray(result, dtype=np.float64)
         if array.ndim and array.shape != (n,):
             raise ValueError(f"its array is of shape {array.shape}")
         numbers: Array = np.ascontiguousarray(np.broadcast_to(array, (n,)))
@@ -208,10 +208,10 @@ def _count_changes(old: Array, new: Array, tol: float) -> int:
         return int(np.count_nonzero((new != old) & ~(np.abs(new - old) <= tol)))
 
 
-def _check_no_nan(wrong: float, name: str) -> None:
-    if wrong:
+def _check_no_nan(n_nan: float, name: str) -> None:
+    if n_nan:
         raise DivergedError(
-            f"`apply` of {name} made NaN of {wrong:.0f} vertices. Check what it does with "
+            f"`apply` of {name} made NaN of {n_nan:.0f} vertices. Check what it does with "
             "`total` if a vertex has no messages (0 for a sum, +inf for the smallest, -inf for "
             "the largest)."
         )
@@ -265,13 +265,13 @@ class PageRankSolver(KeyedSolver):
 
         def send(rows: KeyedRows) -> float:
             # What a vertex sends by an edge of weight 1; return the rank of those that send none.
-            lane, vertices = lanes[rows.range.lane], rows.range.own
+            lane, vertices = lanes[rows.range.lane], rows.range.own_slice
             np.multiply(ranks[vertices], lane.inverse, out=sent_ranks[vertices])
             return float(ranks[vertices][lane.dangling].sum())
 
         def pull(rows: KeyedRows) -> tuple[float, float]:
             # rank = (1 - d) jumps + d (sum of the ranks received + dangling rank * its shares).
-            lane, vertices = lanes[rows.range.lane], rows.range.own
+            lane, vertices = lanes[rows.range.lane], rows.range.own_slice
             weights = np.empty(0) if rows.values is None else rows.values
             change = update_ranks(
                 rows.indptr, rows.indices, weights, touched, lane.fixed, lane.spread,
@@ -310,11 +310,13 @@ class _PageRankLane:
         Initial ranks.
     """
 
-    def __init__(self, at: KeyRange, n: int, solver: PageRankSolver) -> None:
-        def shares(chosen: VertexShares | None) -> Any:
-            return np.array([1.0 / n]) if chosen is None else chosen.of(at)
+    def __init__(self, key_range: KeyRange, n: int, solver: PageRankSolver) -> None:
+        def shares(distribution: VertexShares | None) -> Any:
+            return (
+                np.array([1.0 / n]) if distribution is None else distribution.take_range(key_range)
+            )
 
-        strength = at.strengths[0]
+        strength = key_range.strengths[0]
         self.dangling = np.flatnonzero(strength == 0)
         with np.errstate(over="ignore"):
             self.inverse = np.divide(1.0, strength, out=np.zeros_like(strength), where=strength > 0)
@@ -326,7 +328,11 @@ class _PageRankLane:
         jumps = shares(solver.jumps)
         self.fixed = (1.0 - solver.damping) * jumps
         self.spread = jumps if solver.dangling is None else shares(solver.dangling)
-        self.start = np.full(len(at), 1.0 / n) if solver.start is None else solver.start.of(at)
+        self.start = (
+            np.full(len(key_range), 1.0 / n)
+            if solver.start is None
+            else solver.start.take_range(key_range)
+        )
 
 
 @dataclass(frozen=True)
@@ -335,20 +341,22 @@ class VertexShares:
 
     Parameters
     ----------
-    numbers : ndarray of int64
+    vertex_indices : ndarray of int64
         Indices of the vertices, ascending, without duplicates.
     shares : ndarray of float64
         Their probabilities, whose sum is 1.
     """
 
-    numbers: NDArray[np.int64]
+    vertex_indices: NDArray[np.int64]
     shares: Array
 
-    def of(self, at: KeyRange) -> Array:
+    def take_range(self, key_range: KeyRange) -> Array:
         """Return the shares of a range of vertices."""
-        a, b = np.searchsorted(self.numbers, [at.first, at.first + len(at)])
-        range_shares = np.zeros(len(at))
-        range_shares[self.numbers[a:b] - at.first] = self.shares[a:b]
+        a, b = np.searchsorted(
+            self.vertex_indices, [key_range.first, key_range.first + len(key_range)]
+        )
+        range_shares = np.zeros(len(key_range))
+        range_shares[self.vertex_indices[a:b] - key_range.first] = self.shares[a:b]
         return range_shares
 
 
@@ -377,7 +385,7 @@ class ConnectedComponentsSolver(KeyedSolver):
         if keyed.kept is not None:
             parent = keyed.kept[_SPACE].copy()
         n_iter, changed = keyed.n_done, np.inf
-        grand = keyed.at(_SPACE, parent, parent)
+        grand = keyed.gather(_SPACE, parent, parent)
         while changed and not keyed.should_stop:
             smallest = _smallest_neighbours(keyed, grand)
             # Stochastic hooking: the parent of a vertex points at the smallest grandparent among
@@ -387,10 +395,10 @@ class ConnectedComponentsSolver(KeyedSolver):
             np.minimum(parent, smallest, out=parent)
             # Shortcutting: point at the grandparent, which halves the trees' depth.
             np.minimum(parent, grand, out=parent)
-            new_grand = keyed.at(_SPACE, parent, parent)
+            new_grand = keyed.gather(_SPACE, parent, parent)
             has_changed = new_grand != grand
             (changed,) = keyed.sum(
-                [[has_changed[vertices.own].sum()] for vertices in keyed.ranges(_SPACE)]
+                [[has_changed[vertices.own_slice].sum()] for vertices in keyed.ranges(_SPACE)]
             )
             grand = new_grand
             n_iter += 1
@@ -409,7 +417,9 @@ def _smallest_neighbours(keyed: KeyedEntries, grand: NDArray[np.int64]) -> NDArr
         touched = keyed.touched(side, grand)
 
         def pull(rows: KeyedRows, touched: Any = touched) -> None:
-            update_smallest_labels(rows.indptr, rows.indices, touched, smallest[rows.range.own])
+            update_smallest_labels(
+                rows.indptr, rows.indices, touched, smallest[rows.range.own_slice]
+            )
 
         keyed.map(pull, side)
     return smallest
@@ -429,4 +439,4 @@ def _hook_roots(
     # Send each parent the smallest index only.
     first = np.flatnonzero(np.diff(parents, prepend=-1))
     smallest = np.minimum.reduceat(least, first) if len(first) else least
-    np.minimum.at(parent, *keyed.sent(_SPACE, parents[first], smallest))
+    np.minimum.at(parent, *keyed.scatter(_SPACE, parents[first], smallest))

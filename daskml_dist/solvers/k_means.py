@@ -85,17 +85,17 @@ class _TopKRows(Statistic):
         total[...] = joined[np.argsort(-joined[:, 0], kind="stable")[: self.n_rows]]
 
     def keep(
-        self, at: NDArray[np.intp], keys: Array, facts: list[Array], rows: Any, out: Any,
-        backend: Backend,
+        self, row_indices: NDArray[np.intp], keys: Array, row_facts: list[Array], rows: Any,
+        out: Any, backend: Backend,
     ) -> None:  # fmt: skip
         """Merge some rows into `out`.
 
         Parameters
         ----------
-        at : ndarray of int of shape (m,)
+        row_indices : ndarray of int of shape (m,)
             Indices in `rows`.
         keys : ndarray of shape (m,)
-        facts : list of ndarray of shape (m,)
+        row_facts : list of ndarray of shape (m,)
             `n_facts` of them.
         rows : rows of shape (n, n_features)
         out : array of :meth:`shape`
@@ -112,9 +112,9 @@ class _TopKRows(Statistic):
         top = backend.to_numpy(out).copy()
         candidates = np.zeros((len(ahead), top.shape[1]))
         candidates[:, 0] = keys[ahead]
-        for number, fact in enumerate(facts, 1):
+        for number, fact in enumerate(row_facts, 1):
             candidates[:, number] = fact[ahead]
-        candidates[:, 1 + self.n_facts :] = _take_rows(rows, at[ahead], backend)
+        candidates[:, 1 + self.n_facts :] = _take_rows(rows, row_indices[ahead], backend)
         self.merge(top, candidates)
         out[...] = backend.to_device(top)
 
@@ -155,11 +155,13 @@ def _iterate_row_chunks(rows: BatchRows, backend: Backend) -> Iterator[BatchRows
         yield rows.part(chunk, backend)
 
 
-def _take_rows(rows: Any, at: NDArray[np.intp], backend: Backend) -> NDArray[Any]:
+def _take_rows(rows: Any, row_indices: NDArray[np.intp], backend: Backend) -> NDArray[Any]:
     """Return some rows as a dense NumPy array."""
     if is_sparse(rows):
-        return np.concatenate([backend.to_numpy(rows[i : i + 1].toarray()) for i in at.tolist()])
-    return backend.to_numpy(backend.rows(rows, at))
+        return np.concatenate(
+            [backend.to_numpy(rows[i : i + 1].toarray()) for i in row_indices.tolist()]
+        )
+    return backend.to_numpy(backend.rows(rows, row_indices))
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,15 +186,15 @@ class _ClosestCandidate(RowState):
         state = zeros((rows.X.shape[0], 2), arithmetic_dtype(rows.X), like=values)
         state[:, 0] = namespace(state).inf
         for number in range(len(self.groups)):
-            self.meet(state, rows, number, backend)
+            self.update(state, rows, number, backend)
         return state
 
-    def meet(self, state: Any, rows: BatchRows, number: int, backend: Backend) -> None:
+    def update(self, state: Any, rows: BatchRows, round_index: int, backend: Backend) -> None:
         """Update the state of some rows by the candidates of one round."""
-        group = to_rows_dtype(self.groups[number], rows.X, backend)
+        group = to_rows_dtype(self.groups[round_index], rows.X, backend)
         shift = None if self.shift is None else to_rows_dtype(self.shift, rows.X, backend)
         labels, squares = backend.nearest(rows.X, shift, group)
-        xp, first = namespace(state), sum(map(len, self.groups[:number]))
+        xp, first = namespace(state), sum(map(len, self.groups[:round_index]))
         nearer = squares < state[:, 0]
         state[:, 1] = xp.where(nearer, cast(labels + first, state.dtype), state[:, 1])
         state[:, 0] = xp.where(nearer, squares, state[:, 0])
@@ -220,7 +222,7 @@ class _CandidateStatistic(Statistic):
     def _meet_last_group(self, rows: BatchRows, backend: Backend) -> Any:
         """Update the state by the last round; return the sum of the weighted squared distances."""
         closest = _ClosestCandidate(self.groups, self.shift)
-        closest.meet(rows.state, rows, len(self.groups) - 1, backend)
+        closest.update(rows.state, rows, len(self.groups) - 1, backend)
         squares = cast(rows.state[:, 0], namespace(rows.state).float64)
         return total(squares if rows.weight is None else squares * rows.weight)
 
@@ -351,13 +353,13 @@ class CentroidAssignment(Statistic):
         With the shift subtracted.
     shift : ndarray of shape (n_features,) or None
         Subtracted from each row; None for sparse rows.
-    before : ndarray of shape (k, n_features) or None
+    previous_centroids : ndarray of shape (k, n_features) or None
         Centroids of the previous request, from which the bounds are updated; None: there was none.
     """
 
     centroids: Array
     shift: Array | None
-    before: Array | None = None
+    previous_centroids: Array | None = None
     in_parts: ClassVar[bool] = True
     #: The sums have the squared distances.
     shows_not_finite = True
@@ -374,7 +376,7 @@ class CentroidAssignment(Statistic):
         centroids = to_rows_dtype(self.centroids, rows.X, backend)
         shift, last_centroids = (
             None if array is None else to_rows_dtype(array, rows.X, backend)
-            for array in (self.shift, self.before)
+            for array in (self.shift, self.previous_centroids)
         )
         weight = None if rows.weight is None else cast(rows.weight, centroids.dtype)
         with np.errstate(over="ignore", invalid="ignore"):  # the sums show it
@@ -463,7 +465,7 @@ class KMeansSolver(Solver):
             progress = _KMeansRuns.of_state(sums.kept)
         else:
             progress = self._prepare_runs(model.n_features, sums)
-        while progress.number < self.n_init:
+        while progress.run_index < self.n_init:
             self._run_lloyd(progress, sums)
             if sums.should_stop:
                 break
@@ -496,74 +498,82 @@ class KMeansSolver(Solver):
         mean = moments[0, 1:] / moments[0, 0]
         return mean, max(0.0, float(moments[1, 0] / moments[0, 0] - mean @ mean))
 
-    def _run_lloyd(self, at: _KMeansRuns, sums: Sums) -> None:
+    def _run_lloyd(self, progress: _KMeansRuns, sums: Sums) -> None:
         """Take Lloyd's steps to the end of the current run."""
-        if at.n_iter == 0:
-            at.centroids = self._choose_first_centroids(at, sums)
+        if progress.n_iter == 0:
+            progress.centroids = self._choose_first_centroids(progress, sums)
         while True:
-            assigned = self._assign_rows(at, sums)
-            last_centroids, at.centroids = at.centroids, self._update_centroids(assigned, at, sums)
-            at.n_iter += 1
+            assigned = self._assign_rows(progress, sums)
+            last_centroids, progress.centroids = (
+                progress.centroids,
+                self._update_centroids(assigned, progress, sums),
+            )
+            progress.n_iter += 1
             # Squared Frobenius norm of the shift, which `tol` bounds as in scikit-learn.
-            squared_shift = float(((at.centroids - last_centroids) ** 2).sum())
-            if squared_shift <= max(at.tolerance, at.still) or at.n_iter == self.max_iter:
+            squared_shift = float(((progress.centroids - last_centroids) ** 2).sum())
+            if (
+                squared_shift <= max(progress.tolerance, progress.unmoved_tolerance)
+                or progress.n_iter == self.max_iter
+            ):
                 break
             if sums.should_stop:
                 break
             sums.keep(
-                at.add_shift(at.centroids),
-                at.state,
-                extra=at.extra_facts(*_inertia_and_count(assigned)),
+                progress.add_shift(progress.centroids),
+                progress.state,
+                extra=progress.extra_facts(*_inertia_and_count(assigned)),
             )
         # The inertia belongs to the last centroids: one more pass unless they did not move.
-        if squared_shift > at.still and not sums.should_stop:
-            assigned = self._assign_rows(at, sums)
-        at.end_run(*_inertia_and_count(assigned))
+        if squared_shift > progress.unmoved_tolerance and not sums.should_stop:
+            assigned = self._assign_rows(progress, sums)
+        progress.end_run(*_inertia_and_count(assigned))
 
     @staticmethod
-    def _assign_rows(at: _KMeansRuns, sums: Sums) -> Array:
+    def _assign_rows(progress: _KMeansRuns, sums: Sums) -> Array:
         """Return the sums of an assignment; the last centroids update the rows' bounds."""
-        last_asked, at.asked = at.asked, at.centroids
-        return sums(CentroidAssignment(at.centroids, at.shift, last_asked))
+        last_asked, progress.requested_centroids = progress.requested_centroids, progress.centroids
+        return sums(CentroidAssignment(progress.centroids, progress.shift, last_asked))
 
-    def _update_centroids(self, found: Array, at: _KMeansRuns, sums: Sums) -> Array:
+    def _update_centroids(self, cluster_sums: Array, progress: _KMeansRuns, sums: Sums) -> Array:
         """Return each cluster's mean; an empty cluster gets the row farthest from its centroid."""
-        weight, total = found[:-1, :1].copy(), found[:-1, 1:].copy()
+        weight, total = cluster_sums[:-1, :1].copy(), cluster_sums[:-1, 1:].copy()
         (empty,) = np.nonzero(weight[:, 0] == 0)
         # As in scikit-learn: a second pass, which is rare.
         if len(empty):
-            farthest_rows = sums(FarthestRows(len(empty), centroids=at.centroids, shift=at.shift))
+            farthest_rows = sums(
+                FarthestRows(len(empty), centroids=progress.centroids, shift=progress.shift)
+            )
             for centroid, (key, old_label, row_weight, *row) in zip(
                 empty, farthest_rows, strict=True
             ):
                 # The row moves from its old cluster, unless it is the only one there.
                 if key > 0 and weight[int(old_label), 0] > row_weight:
-                    weighted = row_weight * at.subtract_shift(np.array(row))
+                    weighted = row_weight * progress.subtract_shift(np.array(row))
                     total[int(old_label)] -= weighted
                     weight[int(old_label)] -= row_weight
                     total[centroid], weight[centroid] = weighted, row_weight
-        return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), at.centroids)
+        return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), progress.centroids)
 
     # -- first centroids -------------------------------------------------------------------------
 
-    def _choose_first_centroids(self, at: _KMeansRuns, sums: Sums) -> Array:
+    def _choose_first_centroids(self, progress: _KMeansRuns, sums: Sums) -> Array:
         """Return the initial centroids of a run, with the shift subtracted."""
         if not isinstance(self.init, str):
-            return at.subtract_shift(self.init)
+            return progress.subtract_shift(self.init)
         if self.init == "random":
-            return self._repeat_to_k(self._draw_seeds(at, sums, self.k, ()))
+            return self._repeat_to_k(self._draw_seeds(progress, sums, self.k, ()))
         # k-means++ draws one candidate a pass, by D^2 sampling. k-means|| (algorithm 2 of Bahmani
         # et al.) draws about k candidates in each of few rounds; it starts from the centroids of a
         # sample here, instead of one row.
         one_by_one = self.init == "k-means++"
         groups: tuple[Array, ...] = (
-            self._draw_seeds(at, sums, 1, ())
+            self._draw_seeds(progress, sums, 1, ())
             if one_by_one
-            else self._centroids_of_sample(at, sums),
+            else self._centroids_of_sample(progress, sums),
         )
         n_drawn = 1 if one_by_one else max(1, round(self.oversampling * self.k))
         for _ in range(self.k - 1 if one_by_one else self.rounds):
-            seeds = self._draw_seeds(at, sums, n_drawn, groups)
+            seeds = self._draw_seeds(progress, sums, n_drawn, groups)
             if not len(seeds):
                 break
             groups = (*groups, seeds)
@@ -572,26 +582,29 @@ class KMeansSolver(Solver):
             return self._repeat_to_k(candidates)
         # The last steps of k-means||: weight the candidates by the rows nearest to each, and
         # cluster them.
-        weight = sums(CandidateWeights(groups, at.shift))
-        return choose_centroids(candidates, weight[:, 0], self.k, self.seed + at.number)
+        weight = sums(CandidateWeights(groups, progress.shift))
+        return choose_centroids(candidates, weight[:, 0], self.k, self.seed + progress.run_index)
 
-    def _centroids_of_sample(self, at: _KMeansRuns, sums: Sums) -> Array:
+    def _centroids_of_sample(self, progress: _KMeansRuns, sums: Sums) -> Array:
         """Return the centroids of a random sample of the rows, clustered in this process."""
         n_sampled = min(max(_SAMPLE_PER_CENTROID * self.k, _MIN_SAMPLE_ROWS), sums.n_rows)
-        n_sampled = max(min(n_sampled, _MAX_SAMPLE_ENTRIES // at.n_features), 2 * self.k)
-        rows = self._draw_seeds(at, sums, n_sampled, ())
+        n_sampled = max(min(n_sampled, _MAX_SAMPLE_ENTRIES // progress.n_features), 2 * self.k)
+        rows = self._draw_seeds(progress, sums, n_sampled, ())
         if len(rows) <= self.k:
             return rows
-        return choose_centroids(rows, np.ones(len(rows)), self.k, self.seed + at.number)
+        return choose_centroids(rows, np.ones(len(rows)), self.k, self.seed + progress.run_index)
 
     def _draw_seeds(
-        self, at: _KMeansRuns, sums: Sums, n_rows: int, groups: tuple[Array, ...]
+        self, progress: _KMeansRuns, sums: Sums, n_rows: int, groups: tuple[Array, ...]
     ) -> Array:
         """Return rows drawn by :class:`SeedSample`, with the shift subtracted."""
         # Each round of each run has a different number, so that draws are independent.
-        numbers = {"seed": self.seed, "round": at.number * (self.k + self.rounds + 1) + len(groups)}
-        keyed_rows = sums(SeedSample(n_rows=n_rows, groups=groups, shift=at.shift, **numbers))
-        return at.subtract_shift(keyed_rows[keyed_rows[:, 0] > 0, 1:])
+        numbers = {
+            "seed": self.seed,
+            "round": progress.run_index * (self.k + self.rounds + 1) + len(groups),
+        }
+        keyed_rows = sums(SeedSample(n_rows=n_rows, groups=groups, shift=progress.shift, **numbers))
+        return progress.subtract_shift(keyed_rows[keyed_rows[:, 0] > 0, 1:])
 
     def _repeat_to_k(self, rows: Array) -> Array:
         """Return `k` rows, repeating them if the data has fewer."""
@@ -608,9 +621,9 @@ def round_to_float32(mean: Array) -> Array:
     return np.where(np.isfinite(rounded), rounded, mean)
 
 
-def _inertia_and_count(found: Array) -> tuple[float, int]:
+def _inertia_and_count(cluster_sums: Array) -> tuple[float, int]:
     """Return the inertia, and how many centroids have rows."""
-    return float(found[-1, 0]), int((found[:-1, 0] > 0).sum())
+    return float(cluster_sums[-1, 0]), int((cluster_sums[:-1, 0] > 0).sum())
 
 
 @dataclass
@@ -625,9 +638,9 @@ class _KMeansRuns:
     shift : ndarray or None
     tolerance : float
         Squared norm of the centroids' shift in a step at which a run has converged.
-    still : float
+    unmoved_tolerance : float
         Squared norm up to which the centroids count as unmoved.
-    number : int
+    run_index : int
         Index of the current run.
     n_iter : int
         Steps of the current run.
@@ -636,15 +649,15 @@ class _KMeansRuns:
     n_features: int
     shift: Array | None
     tolerance: float
-    still: float
-    number: int = 0
+    unmoved_tolerance: float
+    run_index: int = 0
     n_iter: int = 0
     centroids: Array = field(default_factory=lambda: np.empty((0, 0)))
     best: Array = field(default_factory=lambda: np.empty((0, 0)))
     #: Of the best run: inertia, steps, and number of centroids that have rows.
     best_numbers: tuple[float, float, float] = (np.inf, 0, 0)
     #: Centroids of the last assignment. Not in the snapshot, since the bounds are not either.
-    asked: Array | None = None
+    requested_centroids: Array | None = None
 
     def subtract_shift(self, rows: Array) -> Array:
         """Return rows with the shift subtracted."""
@@ -662,12 +675,18 @@ class _KMeansRuns:
         """Keep the run if it is the best, and begin the next."""
         if inertia < self.best_numbers[0] or not self.best.size:
             self.best, self.best_numbers = self.centroids, (inertia, self.n_iter, n_found)
-        self.number, self.n_iter = self.number + 1, 0
+        self.run_index, self.n_iter = self.run_index + 1, 0
 
     def state(self) -> dict[str, Array]:
         """Return a snapshot as arrays by name, for checkpoints."""
         shift = np.empty(0) if self.shift is None else self.shift
-        numbers = self.tolerance, self.still, self.number, self.n_iter, *self.best_numbers
+        numbers = (
+            self.tolerance,
+            self.unmoved_tolerance,
+            self.run_index,
+            self.n_iter,
+            *self.best_numbers,
+        )
         points = {"centroids": self.centroids, "best": self.best}
         return {"shift": shift, "numbers": np.array(numbers), **points}
 

@@ -34,14 +34,14 @@ class EntrySide:
     rows, columns : str
         The *spaces*, sets of keys numbered together, of the row keys and of the column keys.
         Sources and targets of edges share one space, users and items do not.
-    by : {0, 1}
+    row_key_index : {0, 1}
         Which key of an entry is its row: 0 the first; 1 the second (transposed).
     """
 
     name: str
     rows: str
     columns: str
-    by: int
+    row_key_index: int
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class KeyRange:
     lane : int
     first : int
         Index of the range's first key among all sorted keys of the space.
-    own : slice
+    own_slice : slice
         Position of the range's values in the trainer's own array of the space.
     ids : ndarray of shape (n,)
         The keys as in the user's data (their labels), sorted.
@@ -64,12 +64,12 @@ class KeyRange:
 
     lane: int
     first: int
-    own: slice
+    own_slice: slice
     ids: Array
     strengths: NDArray[np.float64]
 
     def __len__(self) -> int:
-        return int(self.own.stop - self.own.start)
+        return int(self.own_slice.stop - self.own_slice.start)
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class KeyedEntries(Protocol):
     kept : dict of str to ndarray, or None
         Values given to :meth:`keep` at the end of iteration `n_done`, by space: of the keys that
         the trainer owns now, which may be others than before the loss. None at the start.
-    small : ndarray of float64 or None
-        The `small` given to :meth:`keep` with them.
+    solver_state : ndarray of float64 or None
+        The `solver_state` given to :meth:`keep` with them.
     should_stop : bool
         Whether the user asked the fit to end. Updated by :meth:`sum`, so that it is the same in
         all trainers.
@@ -124,7 +124,7 @@ class KeyedEntries(Protocol):
     n_keys: dict[str, int]
     n_done: int
     kept: dict[str, Array] | None
-    small: NDArray[np.float64] | None
+    solver_state: NDArray[np.float64] | None
 
     @property
     def should_stop(self) -> bool: ...
@@ -155,9 +155,9 @@ class KeyedEntries(Protocol):
         self,
         side: str,
         values: Array,
-        ready: Callable[[KeyedRows], KeyedRows],
-        piece: int | None = None,
-        again: bool = False,
+        prepare: Callable[[KeyedRows], KeyedRows],
+        n_piece_entries: int | None = None,
+        only_long_rows: bool = False,
     ) -> Iterator[tuple[Array, Callable[[Callable[[KeyedRows], R]], list[R]]]]:
         """Yield column keys' values and rows, a part at a time if not all values fit in memory.
 
@@ -166,12 +166,12 @@ class KeyedEntries(Protocol):
         side : str
         values : ndarray of shape (n_own, ...)
             As of :meth:`touched`.
-        ready : callable
+        prepare : callable
             Preprocesses a lane's rows, once, before they are cut into parts.
-        piece : int, optional
+        n_piece_entries : int, optional
             Rows too long for a part are cut at multiples of this number of entries, and come
             first (`KeyedRows.of_row`). None: every row is whole.
-        again : bool, default=False
+        only_long_rows : bool, default=False
             Whether to yield only the pieces of long rows, for a second pass over them.
 
         Yields
@@ -183,41 +183,41 @@ class KeyedEntries(Protocol):
         """
 
     # Exchanges with the owners of any keys, whether own entries name them or not.
-    def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:
+    def gather(self, space: str, key_indices: NDArray[np.int64], values: Array) -> Array:
         """Return the values of any keys of a space, from their owners (gather).
 
         Parameters
         ----------
         space : str
-        numbers : ndarray of int64 of shape (m,)
+        key_indices : ndarray of int64 of shape (m,)
             Indices of the wanted keys among all keys of the space; each trainer has its own.
         values : ndarray of shape (n_own, ...)
             Values of the own keys.
         """
 
-    def sent(
-        self, space: str, numbers: NDArray[np.int64], parts: Array
+    def scatter(
+        self, space: str, key_indices: NDArray[np.int64], contributions: Array
     ) -> tuple[NDArray[np.intp], Array]:
         """Send contributions to the owners of any keys of a space (scatter).
 
         Parameters
         ----------
         space : str
-        numbers : ndarray of int64 of shape (m,)
+        key_indices : ndarray of int64 of shape (m,)
             Indices of the keys among all keys of the space.
-        parts : ndarray of shape (m, ...)
+        contributions : ndarray of shape (m, ...)
             Contribution to each of them.
 
         Returns
         -------
         positions : ndarray of intp
             Positions, in the trainer's own array, of the own keys that trainers contributed to.
-        parts : ndarray
+        contributions : ndarray
             Their contributions, in the same order; a key may occur several times.
         """
 
     # Results that are the same in all trainers, and the end of an iteration.
-    def sum(self, parts: Sequence[Any]) -> NDArray[np.float64]:
+    def sum(self, lane_terms: Sequence[Any]) -> NDArray[np.float64]:
         """Return the sum of one part a lane, over all trainers.
 
         Added in the order of the lanes, so the bits do not depend on the number of trainers.
@@ -227,7 +227,7 @@ class KeyedEntries(Protocol):
         self,
         values: Mapping[str, Array],
         n_iter: int,
-        small: Any = None,
+        solver_state: Any = None,
         loss: float = float("nan"),
     ) -> None:
         """Record the end of an iteration, which counts as a pass over the data.
@@ -240,7 +240,7 @@ class KeyedEntries(Protocol):
         values : mapping of str to ndarray
             Values of the own keys, by space.
         n_iter : int
-        small : array of float64, optional
+        solver_state : array of float64, optional
             State of the solver that is the same in all trainers.
         loss : float, optional
             For the fit's history.
@@ -266,18 +266,18 @@ class KeyedSolution(Solution):
     lanes: dict[str, dict[int, slice]] = field(default_factory=dict)
 
     @staticmethod
-    def join(some: Sequence[KeyedSolution]) -> KeyedSolution:
+    def join(solutions: Sequence[KeyedSolution]) -> KeyedSolution:
         """Return one solution with the values of all keys; the first one is changed in place."""
-        first = some[0]
-        lane_slices = [solution.lanes for solution in some]
+        first = solutions[0]
+        lane_slices = [solution.lanes for solution in solutions]
         for space in first.values:
             first.values[space] = _join_lane_values(
-                [solution.values[space] for solution in some], space, lane_slices
+                [solution.values[space] for solution in solutions], space, lane_slices
             )
         # Empty lanes are left out: their arrays of ids have a default dtype, not the user's.
         for space in first.ids:
             first.ids[space] = _join_lane_values(
-                [solution.ids[space] for solution in some], space, lane_slices, True
+                [solution.ids[space] for solution in solutions], space, lane_slices, True
             )
         # Positions in a trainer's own arrays are not valid in the joined ones.
         first.lanes = {}

@@ -205,40 +205,42 @@ class LatentDirichletSolver(Solver):
             extra["bound"] = self._perplexity(progress, sums)  # scikit-learn's name for it
         return Solution(progress.components, -(-progress.n_updates // n_batches), extra=extra)
 
-    def _update_topics(self, at: _TopicState, sums: Sums) -> None:
+    def _update_topics(self, progress: _TopicState, sums: Sums) -> None:
         """Update the topics by all documents, or by a step toward those of the next part."""
-        n_batches, topics = self.n_batches or 1, np.exp(at.log_topics)
-        rounds = self.n_before + at.n_updates
+        n_batches, topics = self.n_batches or 1, np.exp(progress.log_topics)
+        rounds = self.n_before + progress.n_updates
         batch_sums = sums(
             TopicWords(
                 **self._document_settings, topics=topics, seed=self.seed, round=rounds,
-                batch=at.n_updates % n_batches, n_batches=n_batches,
+                batch=progress.n_updates % n_batches, n_batches=n_batches,
             )
         )  # fmt: skip
         word_counts, n_documents = (batch_sums[:-1] * topics).T, batch_sums[-1, 0]
-        at.n_updates += 1
+        progress.n_updates += 1
         if self.n_batches is None:
             # lambda = eta + sum over documents of n phi (algorithm 1).
-            at.set_components(self.topic_word_prior + word_counts)
+            progress.set_components(self.topic_word_prior + word_counts)
         elif n_documents:
             # rho_t = (tau_0 + t)^-kappa; lambda moves toward the topics of a corpus of D documents
             # like these (algorithm 2).
             rate = (self.learning_offset + rounds + 1) ** -self.learning_decay
             target = self.topic_word_prior + self.total_samples / n_documents * word_counts
-            at.set_components((1 - rate) * at.components + rate * target)
+            progress.set_components((1 - rate) * progress.components + rate * target)
 
-    def _has_converged(self, at: _TopicState, sums: Sums) -> bool:
+    def _has_converged(self, progress: _TopicState, sums: Sums) -> bool:
         """Return whether the perplexity is due for evaluation and has stopped changing."""
-        n_iter = at.n_updates // (self.n_batches or 1)
+        n_iter = progress.n_updates // (self.n_batches or 1)
         if self.evaluate_every <= 0 or n_iter % self.evaluate_every:
             return False
-        last_perplexity, at.perplexity = at.perplexity, self._perplexity(at, sums)
-        return bool(abs(last_perplexity - at.perplexity) < self.perp_tol)
+        last_perplexity, progress.perplexity = progress.perplexity, self._perplexity(progress, sums)
+        return bool(abs(last_perplexity - progress.perplexity) < self.perp_tol)
 
-    def _perplexity(self, at: _TopicState, sums: Sums) -> float:
+    def _perplexity(self, progress: _TopicState, sums: Sums) -> float:
         """Return exp of minus the variational bound per word, of all documents."""
-        score, n_words = sums(DocumentBounds(**self._document_settings, log_topics=at.log_topics))
-        bound = score + topics_bound(at.components, self.topic_word_prior)
+        score, n_words = sums(
+            DocumentBounds(**self._document_settings, log_topics=progress.log_topics)
+        )
+        bound = score + topics_bound(progress.components, self.topic_word_prior)
         return float(np.exp(-bound / n_words)) if n_words > 0 else np.inf
 
     @property

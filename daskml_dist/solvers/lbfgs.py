@@ -129,7 +129,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
                 tol=self.tol,
                 should_stop=lambda: sums.should_stop,
                 on_step=lambda _, state: sums.keep(last, state),
-                kept=sums.kept,
+                snapshot=sums.kept,
             )
         solution = _minimize_lbfgsb(
             evaluate,
@@ -157,13 +157,13 @@ class LBFGS(PenalisedSolver, RangedSolver):
         l1, l2 = (
             np.broadcast_to(
                 penalty_row_strengths(model, strength, self.penalty.intercept_scaling, power), shape
-            ).ravel()[ranges.own]
+            ).ravel()[ranges.own_range]
             for power, strength in ((1, self.penalty.l1), (2, self.penalty.l2))
         )
 
         def evaluate(w: Array) -> tuple[float, Array]:
             # All-gather w, since rows need all of it; the gradient is reduce-scattered.
-            loss, *_ = total = ranges(LossGradient(ranges.whole(w).reshape(shape)))
+            loss, *_ = total = ranges(LossGradient(ranges.gather(w).reshape(shape)))
             # The l2 penalty of the own range; `dot` sums over the processes.
             pull = l2 * w
             gradient = total[1:] / ranges.n_rows + pull
@@ -176,7 +176,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
             max_iter=self.max_iter - ranges.n_done,
             tol=self.tol,
             should_stop=lambda: ranges.should_stop,
-            space=ranges,
+            vector_space=ranges,
             on_step=lambda n_iter, _: ranges.keep(n_iter),
         )
         return dataclasses.replace(solution, n_iter=solution.n_iter + ranges.n_done)
@@ -226,15 +226,15 @@ def minimize_orthant_wise(
     max_iter: int,
     tol: float,
     should_stop: Callable[[], bool],
-    space: VectorSpace | None = None,
+    vector_space: VectorSpace | None = None,
     on_step: Callable[[int, State | None], None] = lambda n_iter, state: None,
-    kept: dict[str, Array] | None = None,
+    snapshot: dict[str, Array] | None = None,
 ) -> Solution:
     """Minimise ``evaluate(w) + sum(l1 * |w|)`` by OWL-QN (Andrew and Gao 2007).
 
-    All operations but those of `space` are elementwise. Processes that hold a range of every vector
-    can therefore each run it on their range, and take the same decisions, since scalars are the
-    same in all.
+    All operations but those of `vector_space` are elementwise. Processes that hold a range of every
+    vector can therefore each run it on their range, and take the same decisions, since scalars are
+    the same in all.
 
     Parameters
     ----------
@@ -247,32 +247,32 @@ def minimize_orthant_wise(
     tol : float
         Largest component of the pseudo-gradient at which it has converged.
     should_stop : callable
-    space : VectorSpace, optional
+    vector_space : VectorSpace, optional
         None: vectors are whole.
     on_step : callable
         Called after each iteration with its number, and with a function that returns a snapshot
         (None: after the last).
-    kept : dict of str to ndarray, optional
+    snapshot : dict of str to ndarray, optional
         Snapshot to resume from.
     """
-    space = space or _WholeVectors()
+    vector_space = vector_space or _WholeVectors()
     pairs: deque[_CurvaturePair] = deque(maxlen=_MAX_PAIRS)
-    if kept is None:
+    if snapshot is None:
         w, n_iter = start.ravel().copy(), 0
         smooth, gradient = evaluate(w)
-        value = smooth + space.dot(l1, np.abs(w))
+        value = smooth + vector_space.dot(l1, np.abs(w))
     else:
-        w, gradient, value, n_iter = _restore_orthant_state(kept, pairs)
+        w, gradient, value, n_iter = _restore_orthant_state(snapshot, pairs)
     message = ""
     while True:
         # It is 0 at the minimum, and takes the place of the gradient in the search direction.
         pseudo = pseudo_gradient(w, gradient, l1)
-        if space.largest(pseudo) <= tol or should_stop():
+        if vector_space.largest(pseudo) <= tol or should_stop():
             break
         if n_iter == max_iter:
             message = f"the limit of {max_iter} iterations was reached"
             break
-        lower = _search_orthant(space, evaluate, w, value, pseudo, pairs, l1)
+        lower = _search_orthant(vector_space, evaluate, w, value, pseudo, pairs, l1)
         if lower is None and pairs:
             # No descent along the quasi-Newton direction: restart from steepest descent.
             pairs.clear()
@@ -284,7 +284,7 @@ def minimize_orthant_wise(
         new_w, new_value, new_gradient = lower
         # Positive curvature keeps the approximate inverse Hessian positive definite.
         step, change = new_w - w, new_gradient - gradient
-        curvature, square = space.dot(step, change), space.dot(change, change)
+        curvature, square = vector_space.dot(step, change), vector_space.dot(change, change)
         if curvature > np.finfo(float).eps * square:
             pairs.append(_CurvaturePair(step, change, curvature, square))
         # Relative decrease, as SciPy's `ftol` measures it.
@@ -338,17 +338,17 @@ def _pack_orthant_state(
 
 
 def _restore_orthant_state(
-    kept: dict[str, Array], pairs: deque[_CurvaturePair]
+    snapshot: dict[str, Array], pairs: deque[_CurvaturePair]
 ) -> tuple[Array, Array, float, int]:
     """Return point, gradient, value and iterations of a snapshot, and fill `pairs`."""
-    rows = zip(kept["steps"], kept["changes"], kept["products"].tolist(), strict=True)
+    rows = zip(snapshot["steps"], snapshot["changes"], snapshot["products"].tolist(), strict=True)
     pairs.extend(_CurvaturePair(step, change, *products) for step, change, products in rows)
-    value, n_iter = kept["numbers"].tolist()
-    return kept["w"], kept["gradient"], value, int(n_iter)
+    value, n_iter = snapshot["numbers"].tolist()
+    return snapshot["w"], snapshot["gradient"], value, int(n_iter)
 
 
 def _search_orthant(
-    space: VectorSpace,
+    vector_space: VectorSpace,
     evaluate: Callable[[Array], tuple[float, Array]],
     w: Array,
     value: float,
@@ -357,31 +357,31 @@ def _search_orthant(
     l1: Array,
 ) -> tuple[Array, float, Array] | None:
     """Return a lower point along the quasi-Newton direction inside the orthant, or None."""
-    direction = -_multiply_inverse_hessian(space, pseudo, pairs)
+    direction = -_multiply_inverse_hessian(vector_space, pseudo, pairs)
     penalised = l1 > 0
     # Constrain the direction to the signs of steepest descent: the approximate Hessian does not
     # include the l1 penalty.
     direction[penalised & (direction * pseudo >= 0)] = 0.0
-    if not space.largest(direction):
+    if not vector_space.largest(direction):
         return None
     # The orthant of w; for components at 0 the one that steepest descent enters.
     orthant = np.where(w == 0, -np.sign(pseudo), np.sign(w))
     # Without curvature pairs the first trial step has length 1.
-    t = 1.0 if pairs else 1.0 / math.sqrt(space.dot(pseudo, pseudo))
+    t = 1.0 if pairs else 1.0 / math.sqrt(vector_space.dot(pseudo, pseudo))
     for _ in range(_MAX_HALVINGS):
         new_w = w + t * direction
         # Project onto the orthant: penalised components that would change their sign become 0.
         new_w[penalised & (new_w * orthant <= 0)] = 0.0
         smooth, gradient = evaluate(new_w)
-        new_value = smooth + space.dot(l1, np.abs(new_w))
-        if new_value <= value + _ARMIJO_SHARE * space.dot(pseudo, new_w - w):
+        new_value = smooth + vector_space.dot(l1, np.abs(new_w))
+        if new_value <= value + _ARMIJO_SHARE * vector_space.dot(pseudo, new_w - w):
             return new_w, new_value, gradient
         t /= 2
     return None
 
 
 def _multiply_inverse_hessian(
-    space: VectorSpace, vector: Array, pairs: deque[_CurvaturePair]
+    vector_space: VectorSpace, vector: Array, pairs: deque[_CurvaturePair]
 ) -> Array:
     """Return the approximate inverse Hessian times a vector.
 
@@ -391,7 +391,7 @@ def _multiply_inverse_hessian(
     alphas = []
     # First loop: from the newest pair to the oldest.
     for pair in reversed(pairs):
-        alpha = space.dot(pair.step, result) / pair.curvature
+        alpha = vector_space.dot(pair.step, result) / pair.curvature
         result -= alpha * pair.change
         alphas.append(alpha)
     # Initial inverse Hessian: the identity times s'y / y'y of the newest pair (equation 7.20).
@@ -399,7 +399,7 @@ def _multiply_inverse_hessian(
         result *= pairs[-1].curvature / pairs[-1].square
     # Second loop: from the oldest pair to the newest.
     for pair, alpha in zip(pairs, reversed(alphas), strict=True):
-        result += pair.step * (alpha - space.dot(pair.change, result) / pair.curvature)
+        result += pair.step * (alpha - vector_space.dot(pair.change, result) / pair.curvature)
     return result
 
 
@@ -408,7 +408,7 @@ def minimize_side_by_side(
     start: Array,
     max_iter: int,
     tols: tuple[Array, Array] | None = None,
-    share: float = 1.0,
+    tol_factor: float = 1.0,
 ) -> tuple[Array, tuple[Array, Array]]:
     """Minimise many smooth functions by L-BFGS, evaluating them together.
 
@@ -423,21 +423,21 @@ def minimize_side_by_side(
         Absolute `ftol` and `gtol` of each function: it has converged if a step decreases it by less
         than the first, or if no component of its gradient is larger than the second. None:
         relative to value and gradient at the start.
-    share : float, default=1.0
+    tol_factor : float, default=1.0
         Factor on `tols`.
 
     Returns
     -------
     points : ndarray of shape (n_functions, n_parameters)
     tols : tuple of two ndarray
-        The tolerances before the factor `share`, for a later call.
+        The tolerances before the factor `tol_factor`, for a later call.
     """
     v = start.astype(np.float64)
     value, slope = function(v, np.arange(len(v)))
     unit, norm = np.where(value == 0, 1.0, np.abs(value)), (slope**2).sum(axis=1)
     if tols is None:
         tols = _BATCH_FTOL * unit, _BATCH_GTOL * np.abs(slope).max(axis=1)
-    ftol, gtol = (tol * share for tol in tols)
+    ftol, gtol = (tol * tol_factor for tol in tols)
     # A first step whose expected decrease is the value itself.
     scale = unit / np.where(norm > 0, norm, 1.0)
     #: Steps s, changes of the gradient y, and rho = 1 / s'y, of all functions.
@@ -469,38 +469,48 @@ def minimize_side_by_side(
 
 
 def _multiply_batch_inverse(
-    pairs: list[tuple[Array, Array, Array]], at: Any, scale: Array, q: Array
+    pairs: list[tuple[Array, Array, Array]], function_indices: Any, scale: Array, q: Array
 ) -> Array:
     """Return inverse Hessians times gradients of some functions, by the two-loop recursion."""
     q, alphas = q.copy(), []
     for s, y, rho in reversed(pairs):
-        alpha = rho[at] * (s[at] * q).sum(axis=1)
-        q -= alpha[:, None] * y[at]
+        alpha = rho[function_indices] * (s[function_indices] * q).sum(axis=1)
+        q -= alpha[:, None] * y[function_indices]
         alphas.append(alpha)
-    q *= scale[at][:, None]
+    q *= scale[function_indices][:, None]
     for s, y, rho in pairs:
-        difference = alphas.pop() - rho[at] * (y[at] * q).sum(axis=1)
-        q += difference[:, None] * s[at]
+        difference = alphas.pop() - rho[function_indices] * (y[function_indices] * q).sum(axis=1)
+        q += difference[:, None] * s[function_indices]
     return q
 
 
 def _search_batch(
-    function: Any, at: Any, v: Array, value: Array, slope: Array, direction: Array
+    function: Any, function_indices: Any, v: Array, value: Array, slope: Array, direction: Array
 ) -> tuple[Array, Array, Array]:
     """Backtrack until Armijo's condition holds; return the points, values and gradients.
 
     If it finds no such step, a function's point is unchanged.
     """
-    new_v, new_value, new_slope = v[at], value[at], slope[at]
-    derivative, step = (slope[at] * direction).sum(axis=1), np.ones(len(at))
+    new_v, new_value, new_slope = (
+        v[function_indices],
+        value[function_indices],
+        slope[function_indices],
+    )
+    derivative, step = (
+        (slope[function_indices] * direction).sum(axis=1),
+        np.ones(len(function_indices)),
+    )
     active = np.flatnonzero(derivative < 0)
     for _ in range(_MAX_BATCH_TRIALS):
         if not len(active):
             break
-        trial = v[at[active]] + step[active, None] * direction[active]
-        values, slopes = function(trial, at[active])
+        trial = v[function_indices[active]] + step[active, None] * direction[active]
+        values, slopes = function(trial, function_indices[active])
         # Armijo's condition, function by function.
-        enough = values <= value[at[active]] + _BATCH_ARMIJO * step[active] * derivative[active]
+        enough = (
+            values
+            <= value[function_indices[active]] + _BATCH_ARMIJO * step[active] * derivative[active]
+        )
         accepted = active[enough]
         new_v[accepted], new_value[accepted], new_slope[accepted] = (
             trial[enough],
@@ -514,7 +524,7 @@ def _search_batch(
             lowest = (
                 -derivative[active]
                 * t**2
-                / (2 * (rejected - value[at[active]] - derivative[active] * t))
+                / (2 * (rejected - value[function_indices[active]] - derivative[active] * t))
             )
         step[active] = np.clip(np.where(np.isfinite(lowest), lowest, 0.0), 0.1 * t, 0.5 * t)
     return new_v, new_value, new_slope
@@ -550,7 +560,7 @@ class HuberSums(Statistic):
             X = to_float64(part.X)
             residual = part.y - model.raw_prediction(w, X, backend)
             with np.errstate(over="ignore"):
-                losses, by_scale, g = self._at(residual)
+                losses, by_scale, g = self._compute_derivatives(residual)
             if part.weight is not None:
                 losses, by_scale, g = (values * part.weight for values in (losses, by_scale, g))
             backend.add_tdot(X, g, gradient[: model.n_features, ...])
@@ -561,7 +571,7 @@ class HuberSums(Statistic):
         out[0] += loss
         return loss
 
-    def _at(self, residual: Any) -> tuple[Any, Any, Any]:
+    def _compute_derivatives(self, residual: Any) -> tuple[Any, Any, Any]:
         """Return each row's loss, and its derivatives by the scale and by the raw prediction."""
         bound = self.epsilon * self.scale
         # (2 r - c) * c / scale with c = clip(r): r**2 / scale inside the bound, linear outside.

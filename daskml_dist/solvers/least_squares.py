@@ -111,20 +111,20 @@ class SecondMoments(Statistic):
                 self._add_plain(rows, tiles, out, backend)
 
     def _add_plain(
-        self, rows: BatchRows, pieces: Iterable[slice], out: Any, backend: Backend
+        self, rows: BatchRows, tiles: Iterable[slice], out: Any, backend: Backend
     ) -> None:
         d, weight, side_columns = rows.X.shape[1], rows.weight, self._side_columns(rows.y, backend)
         weighted = side_columns if weight is None else side_columns * weight[:, None]
         out[d:, d:] += weighted.T @ side_columns
-        for tile in pieces:
+        for tile in tiles:
             tile_weight = None if weight is None else weight[tile]
             X = backend.rows(rows.X, tile)
             backend.add_products(X, side_columns[tile, ...], tile_weight, out[:d, ...])
 
-    def _add_shifted(self, part: BatchRows, out: Any, backend: Backend) -> None:
+    def _add_shifted(self, tile_rows: BatchRows, out: Any, backend: Backend) -> None:
         assert self.x_shift is not None
-        side_columns, weight = self._side_columns(part.y, backend), part.weight
-        rows = to_dense_float64(part.X) - backend.to_device(self.x_shift)
+        side_columns, weight = self._side_columns(tile_rows.y, backend), tile_rows.weight
+        rows = to_dense_float64(tile_rows.X) - backend.to_device(self.x_shift)
         xp = namespace(rows)
         if self.transform is not None:
             rows = rows @ backend.to_device(self.transform)
@@ -228,12 +228,12 @@ def reduce_rows(
     return ReducedProblem(R, z, products.y_squares, products.x_mean, products.y_mean, n_looks)
 
 
-def _are_negligible(rows: Array, known: NDArray[np.bool_], cut: float) -> bool:
+def _are_negligible(rows: Array, is_known: NDArray[np.bool_], cut: float) -> bool:
     """Return whether the singular values of all directions that are not known are below the cut."""
-    if not cut or not known.any():
+    if not cut or not is_known.any():
         return False
     # A factor of 2 for the errors of the norms.
-    return bool(2 * linalg.norm(rows[~known], 2) <= cut * linalg.norm(rows[known], 2))
+    return bool(2 * linalg.norm(rows[~is_known], 2) <= cut * linalg.norm(rows[is_known], 2))
 
 
 @dataclass(frozen=True)
@@ -292,16 +292,16 @@ def _sum_plain_rows(
 
 
 def _sum_transformed_rows(
-    model: Any, sums: Sums, seen: _RowProducts, vectors: Array, roots: Array
+    model: Any, sums: Sums, last_products: _RowProducts, vectors: Array, roots: Array
 ) -> _RowProducts:
     """Return the products of the rows times the inverse of the factor of the last pass."""
     # Second step of CholeskyQR: these rows are nearly orthonormal.
-    transform = seen.transform @ vectors / roots
-    inverse = roots[:, None] * (vectors.T @ seen.inverse)
-    filler = vectors.T @ seen.filler @ vectors / np.outer(roots, roots)
-    total = _sum_checked(sums, SecondMoments(seen.y_mean, seen.x_mean, transform))
+    transform = last_products.transform @ vectors / roots
+    inverse = roots[:, None] * (vectors.T @ last_products.inverse)
+    filler = vectors.T @ last_products.filler @ vectors / np.outer(roots, roots)
+    total = _sum_checked(sums, SecondMoments(last_products.y_mean, last_products.x_mean, transform))
     gram, xy, y_squares, mean, y_mean = _centre_products(model, total)
-    x_mean, y_mean = seen.x_mean + mean @ inverse, seen.y_mean + y_mean
+    x_mean, y_mean = last_products.x_mean + mean @ inverse, last_products.y_mean + y_mean
     return _RowProducts(gram + filler, xy, y_squares, transform, inverse, filler, x_mean, y_mean)
 
 
@@ -311,12 +311,12 @@ def _sum_checked(sums: Sums, statistic: SecondMoments) -> Array:
     return np.asarray(np.triu(total) + np.triu(total, 1).T)
 
 
-def _check_underflow(norms: Array, total: Array, d: int, small: float) -> None:
+def _check_underflow(norms: Array, total: Array, d: int, min_magnitude: float) -> None:
     """Raise if the squares of a feature underflow though its values do not."""
     sums, n = np.abs(total[:d, d]), total[d, d]
     # By the Cauchy-Schwarz inequality |sum| <= sqrt(n) * norm, unless squares underflowed.
     vanished = sums > 2 * np.sqrt(n) * norms
-    vanished |= (norms > 0) & (norms < np.sqrt(n) * small)
+    vanished |= (norms > 0) & (norms < np.sqrt(n) * min_magnitude)
     if vanished.any():
         raise DivergedError(
             f"The squares of feature {int(vanished.argmax())} are too small for float64. Scale the "

@@ -124,35 +124,35 @@ class PerTargetStatistic(Statistic):
 
     Parameters
     ----------
-    each : tuple of Statistic
+    statistics : tuple of Statistic
         Statistics without a state of the rows.
     targets : tuple of int
         Target column of each.
     """
 
-    each: tuple[Statistic, ...]
+    statistics: tuple[Statistic, ...]
     targets: tuple[int, ...]
 
     @property
     def in_parts(self) -> bool:  # type: ignore[override]
         """Return whether all inner statistics read X in parts."""
-        return all(statistic.in_parts for statistic in self.each)
+        return all(statistic.in_parts for statistic in self.statistics)
 
     @property
     def shows_not_finite(self) -> bool:
         """Return whether any inner statistic becomes non-finite if X has NaN or infinity."""
-        return any(statistic.shows_not_finite for statistic in self.each)
+        return any(statistic.shows_not_finite for statistic in self.statistics)
 
     def _target_shapes(self, model: LinearModel) -> list[tuple[int, ...]]:
         return [
             statistic.shape(model.of_target(target))
-            for statistic, target in zip(self.each, self.targets, strict=True)
+            for statistic, target in zip(self.statistics, self.targets, strict=True)
         ]
 
     def shape(self, model: LinearModel) -> tuple[int, ...]:
         return (sum(map(prod, self._target_shapes(model))),)
 
-    def parts(self, model: LinearModel, sums: Any) -> list[Any]:
+    def split_sums(self, model: LinearModel, sums: Any) -> list[Any]:
         """Return views of the flat sums, one for each inner statistic."""
         target_sums, start = [], 0
         for shape in self._target_shapes(model):
@@ -163,8 +163,8 @@ class PerTargetStatistic(Statistic):
 
     def add(self, model: LinearModel, rows: BatchRows, out: Any, backend: Backend) -> Any:
         loss, xp = 0.0, namespace(rows.y)
-        parts = self.parts(model, out)
-        for statistic, target, part in zip(self.each, self.targets, parts, strict=True):
+        parts = self.split_sums(model, out)
+        for statistic, target, part in zip(self.statistics, self.targets, parts, strict=True):
             y = xp.concat([rows.y[:, target]])  # a contiguous copy, as kernels read it
             target_rows = BatchRows(
                 rows.X, y, rows.weight, rows.key, rows.block, rows.first, places=rows.places
@@ -173,7 +173,7 @@ class PerTargetStatistic(Statistic):
                 statistic.add(model.of_target(target), target_rows, part, backend)
             )
         # Once some targets are solved, the sum is not the loss of the whole model.
-        return loss if len(self.each) == model.width else float("nan")
+        return loss if len(self.statistics) == model.width else float("nan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,9 +210,11 @@ class PerTargetSolver(Solver):
             for target, solver in enumerate(self.each)
         ]
 
-        def answer_together(at: list[int], requests: list[Statistic]) -> Sequence[Array]:
-            together = PerTargetStatistic(tuple(requests), tuple(at))
-            return together.parts(model, sums(together))
+        def answer_together(
+            target_indices: list[int], requests: list[Statistic]
+        ) -> Sequence[Array]:
+            together = PerTargetStatistic(tuple(requests), tuple(target_indices))
+            return together.split_sums(model, sums(together))
 
         solutions = run_in_lock_step(solver_runs, answer_together)
         failed = [solution for solution in solutions if not solution.converged]

@@ -34,13 +34,13 @@ class ClassCounts(Statistic):
         Entries above it count as 1 and others as 0; None: X is added unchanged.
     signed : bool
         Whether X may hold negative numbers.
-    of : str
+    estimator_name : str
         Name of the estimator, for errors.
     """
 
     threshold: float | None = None
     signed: bool = True
-    of: str = "naive Bayes"
+    estimator_name: str = "naive Bayes"
     in_parts: ClassVar[bool] = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ class ClassCounts(Statistic):
             part = rows.part(tile, backend)
             X = part.X
             if not self.signed:
-                _check_nonnegative(X, self.of)
+                _check_nonnegative(X, self.estimator_name)
             if self.threshold is not None:
                 X = map_entries(lambda entries: entries > self.threshold, X)
             backend.add_rows(X, part.y, part.weight, out[:, 1:])
@@ -125,12 +125,12 @@ def _find_present_classes(y: Any, n_classes: int) -> tuple[Any, Any]:
     return np.unique(y, return_inverse=True)
 
 
-def _check_nonnegative(X: Any, of: str) -> None:
+def _check_nonnegative(X: Any, estimator_name: str) -> None:
     stored = X.values if isinstance(X, SparseRows) else X
     if stored.size and namespace(stored).min(stored) < 0:
         raise InvalidDataError(
-            f"Negative values in data passed to {of} (input X), which must hold counts. Use "
-            "GaussianNB, or scale the features to [0, 1] (MinMaxScaler)."
+            f"Negative values in data passed to {estimator_name} (input X), which must hold "
+            "counts. Use GaussianNB, or scale the features to [0, 1] (MinMaxScaler)."
         )
 
 
@@ -228,12 +228,12 @@ class CategoryCountSolver(Solver):
 
 
 def merge_category_counts(
-    parts: list[tuple[tuple[int, ...], Array]],
+    fit_counts: list[tuple[tuple[int, ...], Array]],
 ) -> tuple[tuple[int, ...], Array]:
     """Return the merged categories and counts of several fits, whose categories may differ."""
-    sizes = tuple(max(column) for column in zip(*(sizes for sizes, _ in parts), strict=True))
-    total = np.zeros((len(parts[0][1]), 1 + sum(sizes)))
-    for part_sizes, counts in parts:
+    sizes = tuple(max(column) for column in zip(*(sizes for sizes, _ in fit_counts), strict=True))
+    total = np.zeros((len(fit_counts[0][1]), 1 + sum(sizes)))
+    for part_sizes, counts in fit_counts:
         total[:, 0] += counts[:, 0]
         # Where a feature's categories begin, in the total and in the part.
         target, start = 1, 1
@@ -243,5 +243,5 @@ def merge_category_counts(
     return sizes, total
 
 
-def _dense_on_host(rows: BatchRows, at: slice, backend: Backend) -> NDArray[Any]:
-    return backend.to_numpy(to_dense_float64(rows.part(at, backend).X))
+def _dense_on_host(rows: BatchRows, row_slice: slice, backend: Backend) -> NDArray[Any]:
+    return backend.to_numpy(to_dense_float64(rows.part(row_slice, backend).X))

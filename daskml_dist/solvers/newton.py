@@ -221,12 +221,17 @@ class _NewtonSteps:
         self._free_parameters = np.flatnonzero(is_free)
 
     def run(
-        self, start: Array, max_iter: int, n_iter: int = 0, before: float = np.inf, **also: float
+        self,
+        start: Array,
+        max_iter: int,
+        n_iter: int = 0,
+        before: float = np.inf,
+        **extra_scalars: float,
     ) -> _NewtonRun:
         """Take steps until the objective is solved, or none can be taken.
 
         `n_iter` and `before` (the largest component of the last gradient) are those of a snapshot;
-        snapshots have the numbers `also` too.
+        snapshots have the numbers `extra_scalars` too.
         """
         w = start.copy()
         # Shift all classes so that the last one is at zero.
@@ -246,7 +251,9 @@ class _NewtonSteps:
                 reason = "" if solved else str(trouble)
                 return _NewtonRun(self._centre_classes(point.w), n_iter, solved, reason)
             n_iter += 1
-            state = partial(_pack_newton_state, new_point.w, n_iter=n_iter, before=before, **also)
+            state = partial(
+                _pack_newton_state, new_point.w, n_iter=n_iter, before=before, **extra_scalars
+            )
             solved = self._has_converged(new_point, point.hessian, step)
             # A run resumed here first requests the sum at the new point: the last one of the log
             # (`again=1`), unless it was requested without a Hessian.
@@ -321,9 +328,9 @@ class _NewtonSteps:
         return float(step @ hessian @ step) / 2 <= self._tol
 
 
-def _pack_newton_state(w: Array, **numbers: float) -> dict[str, Array]:
+def _pack_newton_state(w: Array, **scalars: float) -> dict[str, Array]:
     """Return a snapshot of an iteration as arrays by name."""
-    return {"w": w, **{name: np.array(float(number)) for name, number in numbers.items()}}
+    return {"w": w, **{name: np.array(float(number)) for name, number in scalars.items()}}
 
 
 def _solve_scaled(hessian: Array, gradient: Array) -> NDArray[Any]:

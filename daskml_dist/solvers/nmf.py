@@ -156,7 +156,7 @@ class InitialWeights(RowState):
         If not 0, weights of 0 become `spread` times the absolute value of a normal number instead.
     seed : int
         Seed of the random numbers, which also depend on the rows' positions in their blocks.
-    given : bool
+    is_custom : bool
         Whether the weights are the rows' targets (init="custom").
     """
 
@@ -165,13 +165,13 @@ class InitialWeights(RowState):
     fill: float = 0.0
     spread: float = 0.0
     seed: int = 0
-    given: bool = False
+    is_custom: bool = False
     name: ClassVar[str] = "weights"
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
         """Return the initial weights of some rows."""
         n, k = rows.X.shape[0], self.n_components
-        if self.given:
+        if self.is_custom:
             return to_rows_dtype(np.ones(1), rows.X, backend) * namespace(rows.y).reshape(
                 rows.y, (n, k)
             )
@@ -244,7 +244,7 @@ class NMFInitializer:
         first = InitialWeights(k, seed=self.seed)
         if self.init == "custom":
             assert start is not None
-            return start, replace(first, given=True)
+            return start, replace(first, is_custom=True)
         if self.init == "random":
             assert self.drawn is not None
             scale = float(np.sqrt(mean / k))
@@ -392,16 +392,18 @@ class LeastSquaresWeights(Statistic):
         out[-1, 0] += error
 
     def _partial_error(
-        self, gram: Any, products: Any, W: Any, own: Any, squares: Any, dtype: Any
+        self, gram: Any, products: Any, W: Any, weighted: Any, squares: Any, dtype: Any
     ) -> Any:
         """Return the error of some rows, without half their squared norm.
 
         ``|X - W H'|^2 / 2 - |X|^2 / 2 = <H'H, W'W> / 2 - <X H, W>``; `products` is ``X H``.
         """
-        inner = total(cast(gram, dtype) * squares) / 2 - total(cast(own * products, dtype))
+        inner = total(cast(gram, dtype) * squares) / 2 - total(cast(weighted * products, dtype))
         if self.only_error:
             return inner
-        penalty = self.l1 * total(cast(own, dtype)) + self.l2 / 2 * total(cast(own * W, dtype))
+        penalty = self.l1 * total(cast(weighted, dtype)) + self.l2 / 2 * total(
+            cast(weighted * W, dtype)
+        )
         return inner + penalty
 
 
@@ -447,16 +449,20 @@ class LeastSquaresNMF(NonnegativeSolver):
             if sums.kept is not None
             else self._start_state(model, sums, start)
         )
-        while descent.n_iter < self.max_iter and not descent.done and not sums.should_stop:
+        while descent.n_iter < self.max_iter and not descent.has_converged and not sums.should_stop:
             self._take_step(descent, sums)
-            if descent.n_iter < self.max_iter and not descent.done:
+            if descent.n_iter < self.max_iter and not descent.has_converged:
                 sums.keep(descent.H, descent.state, extra={"error": np.nan})
         error = float(
             sums(self._make_request(descent.H, descent.weight_tol, only_error=True))[-1, 0]
         )
         message = "the components are still changing"
         return Solution(
-            descent.H, descent.n_iter, descent.done or not self.tol, message, {"error": error}
+            descent.H,
+            descent.n_iter,
+            descent.has_converged or not self.tol,
+            message,
+            {"error": error},
         )
 
     def _start_state(self, model: Any, sums: Sums, start: Array | None) -> _DescentState:
@@ -474,42 +480,42 @@ class LeastSquaresNMF(NonnegativeSolver):
             }
         )
 
-    def _make_request(self, across: Array, tol: float, **how: bool) -> LeastSquaresWeights:
-        return LeastSquaresWeights(across, self.l1_rows, self.l2_rows, tol=tol, **how)
+    def _make_request(self, across: Array, tol: float, **options: bool) -> LeastSquaresWeights:
+        return LeastSquaresWeights(across, self.l1_rows, self.l2_rows, tol=tol, **options)
 
-    def _take_step(self, at: _DescentState, sums: Sums) -> None:
+    def _take_step(self, descent: _DescentState, sums: Sums) -> None:
         """Update the components by one sum, or reject an extrapolation that increased the error."""
-        ahead, n = at.ahead, sums.n_rows
+        ahead, n = descent.ahead, sums.n_rows
         d, k = ahead.shape
-        step_sums = sums(self._make_request(ahead, at.weight_tol))
-        at.n_iter += 1
+        step_sums = sums(self._make_request(ahead, descent.weight_tol))
+        descent.n_iter += 1
         error = float(step_sums[-1, 0]) + n * float(
             self.l1 * ahead.sum() + self.l2 / 2 * (ahead * ahead).sum()
         )
         # The extrapolated point was worse: restart from the components, and extrapolate less.
-        if error > at.error:
-            at.retreat()
+        if error > descent.error:
+            descent.retreat()
             return
-        at.error = error
+        descent.error = error
         gram = step_sums[d:-1] + n * self.l2 * np.eye(k)
         # Gradient of half the squared error with respect to the components, with penalties.
         gradient = ahead @ gram - (step_sums[:d] - n * self.l1)
         # Projected gradient: at zero only negative entries count.
         norm = float(np.abs(np.where(ahead > 0, gradient, np.minimum(gradient, 0.0))).sum())
-        if np.isnan(at.first_norm):
-            at.first_norm = norm
+        if np.isnan(descent.first_norm):
+            descent.first_norm = norm
         # Inexact alternating least squares: the weights need no more accuracy than the components.
-        at.weight_tol = min(
-            _MAX_WEIGHT_TOL, max(_MIN_WEIGHT_TOL, _SLOPE_SHARE * norm / (at.first_norm or 1.0))
+        descent.weight_tol = min(
+            _MAX_WEIGHT_TOL, max(_MIN_WEIGHT_TOL, _SLOPE_SHARE * norm / (descent.first_norm or 1.0))
         )
-        if norm <= self.tol * at.first_norm:
-            at.H, at.done = ahead, True
+        if norm <= self.tol * descent.first_norm:
+            descent.H, descent.has_converged = ahead, True
             return
         # Coordinate descent over the columns of the components (HALS; Gillis and Glineur): a few
         # sweeps cost no pass over the rows.
         components = ahead.copy()
         descend_coordinates(gram, gradient, components, _COMPONENT_SWEEPS, 0.0)
-        at.accept(components)
+        descent.accept(components)
 
 
 class _DescentState:
@@ -528,13 +534,13 @@ class _DescentState:
         self.factor, self.bound, self.accepted = state["way"].tolist()
         self.error, self.first_norm, self.weight_tol, n_iter = state["seen"].tolist()
         self.n_iter = int(n_iter)
-        self.done = False
+        self.has_converged = False
 
-    def accept(self, new: Array) -> None:
+    def accept(self, components: Array) -> None:
         """Take new components, and extrapolate beyond them."""
         # Extrapolate, but not below zero.
-        self.ahead = np.maximum(new + self.factor * (new - self.H), 0.0)
-        self.H, self.accepted = new, self.factor
+        self.ahead = np.maximum(components + self.factor * (components - self.H), 0.0)
+        self.H, self.accepted = components, self.factor
         self.bound = min(1.0, _BOUND_GROWTH_RATE * self.bound)
         self.factor = min(self.bound, _EXTRAPOLATION_GROWTH * self.factor)
 
@@ -591,13 +597,15 @@ class StepWeights(InitialWeights):
             W = to_rows_dtype(np.zeros((rows.X.shape[0], self.n_components)), rows.X, backend)
             updates = self.updates(self.anchor, rows.X, backend)
             for tile in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
-                X = updates.rows(backend.part(rows.X, tile))
+                X = updates.rows(backend.borrow_rows(rows.X, tile))
                 W[tile, ...] = updates.settled(X, _ANCHOR_STEPS, _ANCHOR_TOL)
         # The steps are deterministic, so the weights have the same bits as before the loss.
         for across in self.history:
             updates = self.updates(across, rows.X, backend)
             for tile in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
-                W[tile, ...] = updates.step(updates.rows(backend.part(rows.X, tile)), W[tile, ...])
+                W[tile, ...] = updates.step(
+                    updates.rows(backend.borrow_rows(rows.X, tile)), W[tile, ...]
+                )
         return W
 
 
@@ -648,9 +656,9 @@ class MultiplicativeStep(Statistic):
             for tile in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
                 self._add_step(rows.part(tile, backend), updates, out)
 
-    def _add_step(self, part: BatchRows, updates: MultiplicativeUpdates, out: Any) -> None:
+    def _add_step(self, rows: BatchRows, updates: MultiplicativeUpdates, out: Any) -> None:
         """Take the step of some rows, and add their sums."""
-        W, X = part.state, updates.rows(part.X)
+        W, X = rows.state, updates.rows(rows.X)
         xp, d = namespace(W), updates.across.shape[0]
         # NaN stands for lost weights (`StepWeights.make`).
         if bool(xp.any(xp.isnan(W))):
@@ -658,12 +666,12 @@ class MultiplicativeStep(Statistic):
             return
         if self.looks:
             errors = updates.errors(X, W)
-            weight = None if part.weight is None else cast(part.weight, errors.dtype)
+            weight = None if rows.weight is None else cast(rows.weight, errors.dtype)
             out[-2, 0] += total(cast(errors if weight is None else errors * weight, out.dtype))
         if not self.steps:
             return
         W[...] = updates.step(X, W)
-        weighted = _multiply_by_weight(W, part.weight)
+        weighted = _multiply_by_weight(W, rows.weight)
         updates.add_shares(X, W, weighted, out[:d, ...], out[d:-2, ...])
 
 
@@ -728,50 +736,56 @@ class MultiplicativeNMF(NonnegativeSolver):
         )
         return _UpdateState(state["H"], self._step_weights(first), state)
 
-    def _step_or_settle(self, at: _UpdateState, sums: Sums) -> bool:
+    def _step_or_settle(self, progress: _UpdateState, sums: Sums) -> bool:
         """Take a step, and return whether the fit has converged instead."""
-        looks = bool(self.tol) and at.n_iter % _STEPS_PER_CHECK == 0
-        step_sums = self._sum_step(at, sums, looks=looks)
+        looks = bool(self.tol) and progress.n_iter % _STEPS_PER_CHECK == 0
+        step_sums = self._sum_step(progress, sums, looks=looks)
         if looks:
             error = float(np.sqrt(2 * max(0.0, step_sums[-2, 0])))
             # scikit-learn's rule: the error fell by less than `tol` of the first error.
-            if at.n_iter and at.last - error < self.tol * at.first:
-                at.settled, at.error = True, float(step_sums[-2, 0])
+            if progress.n_iter and progress.last - error < self.tol * progress.first:
+                progress.settled, progress.error = True, float(step_sums[-2, 0])
                 return True
-            at.first, at.last = error if not at.n_iter else at.first, error
-        at.advance(self._update_components(at.H, step_sums, sums.n_rows))
+            progress.first, progress.last = error if not progress.n_iter else progress.first, error
+        progress.advance(self._update_components(progress.H, step_sums, sums.n_rows))
         return False
 
-    def _sum_step(self, at: _UpdateState, sums: Sums, *, looks: bool, steps: bool = True) -> Array:
+    def _sum_step(
+        self, progress: _UpdateState, sums: Sums, *, looks: bool, steps: bool = True
+    ) -> Array:
         """Return the sums of a step; repeat the request with the history if weights were lost."""
-        with_history = at.with_history or at.fresh
+        with_history = progress.with_history or progress.fresh
         step_sums = sums(
-            MultiplicativeStep(at.H, at.weights_for(with_history), at.fresh, looks, steps)
+            MultiplicativeStep(
+                progress.H, progress.weights_for(with_history), progress.fresh, looks, steps
+            )
         )
         if step_sums[-1, 0] and not with_history:
-            at.with_history = True
-            step_sums = sums(MultiplicativeStep(at.H, at.weights_for(True), True, looks, steps))
-        at.fresh = False
+            progress.with_history = True
+            step_sums = sums(
+                MultiplicativeStep(progress.H, progress.weights_for(True), True, looks, steps)
+            )
+        progress.fresh = False
         if step_sums[-1, 0] or not np.isfinite(step_sums).all():
             raise DivergedError(
                 "The updates overflow. Scale the features (MaxAbsScaler), or use float64."
             )
         return step_sums
 
-    def _update_components(self, H: Array, found: Array, n_rows: int) -> Array:
+    def _update_components(self, H: Array, step_sums: Array, n_rows: int) -> Array:
         """Return the components after a multiplicative step."""
         d = len(H)
         # beta 2: H W'W; beta 1: the sums of each component's weights; otherwise the sum itself.
         if self.beta == 2:
-            denominator = H @ found[d:-2]
+            denominator = H @ step_sums[d:-2]
         elif self.beta == 1:
-            denominator = np.where(found[d] == 0, 1.0, found[d])[None, :]
+            denominator = np.where(step_sums[d] == 0, 1.0, step_sums[d])[None, :]
         else:
-            denominator = found[d:-2]
+            denominator = step_sums[d:-2]
         l1, l2 = n_rows * self.l1, n_rows * self.l2
         # An overflow shows in the next sums.
         with np.errstate(over="ignore", invalid="ignore"):
-            components: Array = multiply_by_ratio(H, found[:d], denominator, self.beta, l1, l2)
+            components: Array = multiply_by_ratio(H, step_sums[:d], denominator, self.beta, l1, l2)
         return (
             np.where(components < _ZERO_COMPONENT, 0.0, components)
             if self.beta <= 1
@@ -835,7 +849,7 @@ class _UpdateState:
         return {
             "H": self.H,
             "vectors": no_array if first.vectors is None else first.vectors,
-            "first": np.array([first.fill, first.spread, first.seed, first.given], float),
+            "first": np.array([first.fill, first.spread, first.seed, first.is_custom], float),
             "anchor": no_array if self._anchor is None else self._anchor,
             "history": np.array(self._history) if self._history else np.empty((0, *self.H.shape)),
             "course": np.array(course, float),

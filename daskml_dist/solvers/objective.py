@@ -59,7 +59,7 @@ class SmoothObjective:
     def __init__(self, model: Any, sums: Sums, penalty: Penalty) -> None:
         self._model = model
         self._sums = sums
-        self._begun = False
+        self._has_checked_overflow = False
         self.l2 = penalty_row_strengths(model, penalty.l2, penalty.intercept_scaling, power=2)
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
@@ -69,9 +69,9 @@ class SmoothObjective:
 
     def penalised(self, loss: float, gradient: Array, w: Array) -> tuple[float, Array]:
         """Add the penalty to the value and gradient of the mean loss."""
-        if not self._begun:
+        if not self._has_checked_overflow:
             check_gradient_overflow(gradient)
-            self._begun = True
+            self._has_checked_overflow = True
         if self.l2.any():
             # Half of l2 * |w|^2, whose gradient is l2 * w.
             pull = self.l2 * w

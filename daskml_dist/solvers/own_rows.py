@@ -137,9 +137,9 @@ class OwnRows(Protocol):
         """
 
 
-def gather_to_first(rows: OwnRows, parts: Sequence[Array]) -> Array:
+def gather_to_first(rows: OwnRows, lane_arrays: Sequence[Array]) -> Array:
     """Return the concatenated parts of all trainers in the first one, and no rows in the others."""
-    own_values = np.ascontiguousarray(np.concatenate(parts))
+    own_values = np.ascontiguousarray(np.concatenate(lane_arrays))
     # An all-to-all in which every trainer sends only to the first.
     values_by_rank = [own_values if rank == 0 else own_values[:0] for rank in range(rows.size)]
     return np.concatenate(rows.exchange_arrays(values_by_rank))

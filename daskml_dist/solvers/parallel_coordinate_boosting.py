@@ -52,7 +52,7 @@ class LongestRow(Statistic):
         ones_column = ones((X.shape[1], 1), arithmetic_dtype(X), like=out)
         xp = namespace(ones_column)
         for tile in row_tiles(X, backend):
-            norms = backend.dot(map_entries(xp.abs, backend.part(X, tile)), ones_column)
+            norms = backend.dot(map_entries(xp.abs, backend.borrow_rows(X, tile)), ones_column)
             self.merge(out, xp.max(norms, keepdims=True))
 
     def merge(self, total: Array, part: Array) -> None:
@@ -186,7 +186,7 @@ def _largest_change(model: Any, longest: float) -> float:
 
 
 def _minimize_bound(
-    w: Array, more: Array, less: Array, reach: float, l1: Array, l2: Array
+    w: Array, w_plus: Array, w_minus: Array, reach: float, l1: Array, l2: Array
 ) -> Array:
     """Return the parameters that minimise the bound, coordinate by coordinate.
 
@@ -198,13 +198,13 @@ def _minimize_bound(
     sign = np.zeros_like(w)
     if l1.any():
         clipped = np.clip(to_zero, -500, 500)
-        at_zero = less * np.exp(clipped) - more * np.exp(-clipped)
+        at_zero = w_minus * np.exp(clipped) - w_plus * np.exp(-clipped)
         # The side of zero on which the minimum lies, or 0 if the l1 part holds it at zero: known
         # from the derivative at zero, so that Newton's steps below need not cross the kink.
         sign = np.where(np.abs(at_zero) > l1, -np.sign(at_zero), 0.0)
     z = np.zeros_like(w)
     for _ in range(_MAX_NEWTON_STEPS):
-        rising, falling = less * np.exp(z), more * np.exp(-z)
+        rising, falling = w_minus * np.exp(z), w_plus * np.exp(-z)
         # Newton's step on the bound of each coordinate, all at once.
         slope = rising - falling + l2 * (w + z / reach) + l1 * sign
         curvature = rising + falling + l2 / reach

@@ -105,7 +105,7 @@ class LeaveOneOutErrors(Statistic):
         Right singular vectors of the centred rows.
     shrunk : ndarray of shape (n_alphas, rank)
         ``1 / (s**2 + alpha)`` for the singular value `s` of each of them.
-    share : float
+    intercept_leverage : float
         Leverage of a row of weight 1 by the intercept.
     """
 
@@ -113,10 +113,10 @@ class LeaveOneOutErrors(Statistic):
     x_mean: Array
     basis: Array
     shrunk: Array
-    share: float
+    intercept_leverage: float
 
     @classmethod
-    def of(
+    def from_reduced(
         cls, reduced: ReducedProblem, alphas: Array, fit_intercept: bool, n_rows: float
     ) -> LeaveOneOutErrors:
         """Return the statistic for a reduced problem and penalties of the sum over rows."""
@@ -150,7 +150,9 @@ class LeaveOneOutErrors(Statistic):
         # Leverage of a row x of weight u: u (1 / n + x' (X'X + alpha I)^-1 x), x centred; along the
         # singular vectors the inverse is diagonal.
         projected = (rows - to_device(self.x_mean)) @ to_device(self.basis)
-        leverage = (projected * projected) @ to_device(self.shrunk.T.copy()) + self.share
+        leverage = (projected * projected) @ to_device(
+            self.shrunk.T.copy()
+        ) + self.intercept_leverage
         if weight is not None:
             leverage *= cast(weight, xp.float64)[:, None]
         # Predictions for all penalties and targets as columns of one product.
@@ -197,7 +199,7 @@ class LeaveOneOutRidge(Solver):
             model, sums, eps=self.eps, l2=float(self.alphas.min()), cut=0.0, sparse=self.sparse
         )
         n_rows = float(sums.n_rows)
-        left_out = LeaveOneOutErrors.of(reduced, self.alphas, model.fit_intercept, n_rows)
+        left_out = LeaveOneOutErrors.from_reduced(reduced, self.alphas, model.fit_intercept, n_rows)
         squares = np.array(sums(left_out))
         extra = {"left_out": left_out, "squares": squares}
         return Solution(left_out.w[0], reduced.n_looks + 1, extra=extra)
@@ -222,7 +224,7 @@ class AlphaGrid:
     n: int
     positive: bool
 
-    def of(self, xy: Array, n_rows: float) -> Array:
+    def make_strengths(self, xy: Array, n_rows: float) -> Array:
         """Return strengths of shape (n_l1_ratios, n), given X'y of centred features and target."""
         # All coefficients are zero where alpha * l1_ratio >= max |x_j'y| / n (Friedman et al.,
         # section 2.5).
@@ -240,7 +242,7 @@ class AlphaGrid:
 
 def make_alpha_grid(grid: AlphaGrid, reduced: ReducedProblem, n_rows: float) -> Array:
     """Return the strengths for a reduced problem of `n_rows` rows."""
-    return grid.of((reduced.R.T @ reduced.z)[:, 0], n_rows)
+    return grid.make_strengths((reduced.R.T @ reduced.z)[:, 0], n_rows)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -281,12 +283,14 @@ class FoldedReduction(Solver):
         # One pass gives the moments of all splits. The solvers of the splits take their first pass
         # from these, and read the rows again only if the moments have too few digits.
         first = sums(
-            PerSplitStatistic(SecondMoments(np.zeros(model.each.width)), tuple(range(n_splits)))
+            PerSplitStatistic(
+                SecondMoments(np.zeros(model.single_model.width)), tuple(range(n_splits))
+            )
         )
         n_rows = first[:, d, d]
         candidates = []
         for split, weight in enumerate(n_rows):
-            l2 = self._smallest_penalty(first[split], d, model.each.fit_intercept)
+            l2 = self._smallest_penalty(first[split], d, model.single_model.fit_intercept)
             solver = _SplitReduction(self.eps, self.sparse, l2 * weight if self.of_mean else l2)
             candidates.append(Candidate(split, solver, float(weight)))
         solution = BatchedSolver(tuple(candidates)).solve(model, _CachedSums(sums, first), None)
@@ -301,7 +305,7 @@ class FoldedReduction(Solver):
         if fit_intercept:
             # X'y of centred columns; the first pass is exact enough for the order of magnitude.
             xy = xy - moments[:d, d] * moments[d, d + 1] / n
-        return float(self.l2.of(xy, n).min())
+        return float(self.l2.make_strengths(xy, n).min())
 
 
 @dataclass(frozen=True)
@@ -329,8 +333,8 @@ class _CachedSums(NestedSums):
     def __call__(self, statistic: Statistic) -> Array:
         if (
             isinstance(statistic, PerSplitStatistic)
-            and isinstance(statistic.each, SecondMoments)
-            and statistic.each.x_shift is None
+            and isinstance(statistic.statistic, SecondMoments)
+            and statistic.statistic.x_shift is None
         ):
             return self.first[list(statistic.splits)]
         return self.sums(statistic)
@@ -363,7 +367,7 @@ class _PathStatistic(Statistic):
                     split_rows.X, backend, cached=8 * tile_rows * split_rows.X.shape[1]
                 ):
                     part = split_rows.part(tile, backend)
-                    raw = model.each.raw_prediction(w, part.X, backend)
+                    raw = model.single_model.raw_prediction(w, part.X, backend)
                     n = part.X.shape[0]
                     raw = namespace(raw).reshape(raw, (n, n_alphas, n_targets))
                     y, _ = model.split_roles(part.y)
@@ -417,18 +421,18 @@ class PathHits(_PathStatistic):
 
     Parameters
     ----------
-    several : bool, default=False
+    is_multilabel : bool, default=False
         Whether rows have several labels; then a row counts if all of them are predicted.
     """
 
-    several: bool = False
+    is_multilabel: bool = False
 
     def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         return *self.w.shape[:2], 2
 
     def _add_fit_sums(self, raw: Any, y: Any, weight: Any | None, out: Any) -> None:
         xp = namespace(raw)
-        if self.several:
+        if self.is_multilabel:
             is_right = xp.all((raw > 0) == (y > 0)[:, None, :], axis=2)
         elif raw.shape[2] == 1:
             is_right = (raw[:, :, 0] > 0) == (y > 0)

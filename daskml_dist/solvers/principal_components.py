@@ -162,33 +162,33 @@ class GramProducts(Statistic):
                 self._add_products(rows.part(tile, backend), vectors, shift, out, backend)
 
     def _add_products(
-        self, part: BatchRows, vectors: Any, shift: Any | None, out: Any, backend: Backend
+        self, rows: BatchRows, vectors: Any, shift: Any | None, out: Any, backend: Backend
     ) -> None:
-        if is_sparse(part.X) and shift is not None:
-            self._add_shifted_sparse(part, vectors, shift, out, backend)
+        if is_sparse(rows.X) and shift is not None:
+            self._add_shifted_sparse(rows, vectors, shift, out, backend)
             return
-        X = part.X if shift is None else part.X - shift
+        X = rows.X if shift is None else rows.X - shift
         if self.bare:
             products = namespace(vectors).reshape(backend.dot(X, vectors), (X.shape[0], -1))
-            weight = part.weight
+            weight = rows.weight
             products = (
                 products if weight is None else products * cast(weight, products.dtype)[:, None]
             )
             backend.add_tdot(X, products, out)
             return
-        products = _weighted_products(X, vectors, part.weight, backend)
+        products = _weighted_products(X, vectors, rows.weight, backend)
         backend.add_tdot(X, products, out[:-1, ...])
         if self.squares:
-            out[-1, 0] += sum_of_squares(X, part.weight, backend)
+            out[-1, 0] += sum_of_squares(X, rows.weight, backend)
 
     def _add_shifted_sparse(
-        self, part: BatchRows, vectors: Any, shift: Any, out: Any, backend: Backend
+        self, rows: BatchRows, vectors: Any, shift: Any, out: Any, backend: Backend
     ) -> None:
         """Add the products of shifted sparse rows."""
-        X, xp, m = part.X, namespace(vectors), vectors.shape[1]
+        X, xp, m = rows.X, namespace(vectors), vectors.shape[1]
         # (X - s)' (X - s) V without making X dense: products with V and s, corrected by sums.
         products = _weighted_products(
-            X, xp.concat([vectors, shift[:, None]], axis=1), part.weight, backend
+            X, xp.concat([vectors, shift[:, None]], axis=1), rows.weight, backend
         )
         shift_sum = total(cast(products[:, m], out.dtype))
         weight = products[:, m + 1]
@@ -198,7 +198,7 @@ class GramProducts(Statistic):
         shift, column_sums = cast(shift, out.dtype), total(cast(shifted, out.dtype), axis=0)
         out[:-1, :] -= shift[:, None] * column_sums[None, :]
         if self.squares:
-            squares = sum_of_squares(X, part.weight, backend)
+            squares = sum_of_squares(X, rows.weight, backend)
             out[-1, 0] += squares - 2 * shift_sum + column_sums[m] * (shift @ shift)
 
 
@@ -282,11 +282,13 @@ class PowerIterations(Solver):
         first = GramProducts(np.zeros((d, 0)), squares=False)
         return np.asarray(request_finite_sum(sums, first)[:-1, -1] / sums.n_rows)
 
-    def _extract_vectors(self, sums: Sums, kept: _KrylovBlocks, shift: Array | None) -> Solution:
+    def _extract_vectors(
+        self, sums: Sums, krylov_blocks: _KrylovBlocks, shift: Array | None
+    ) -> Solution:
         """Return the best vectors of the subspace (Rayleigh-Ritz) as the solution."""
         k = self.n_components
-        products = request_finite_sum(sums, GramProducts(kept.last, shift)) / sums.n_rows
-        values, vectors = kept.best(products[:-1, :-1], k)
+        products = request_finite_sum(sums, GramProducts(krylov_blocks.last, shift)) / sums.n_rows
+        values, vectors = krylov_blocks.best(products[:-1, :-1], k)
         best = _fix_vector_signs(vectors.T)
         squares = float(products[-1, 0])
         # The mean of shifted rows: a correction for the rounding of the shift.
@@ -353,12 +355,12 @@ class _KrylovBlocks:
         #: image.
         self._products: list[list[Array]] = []
 
-    def add(self, image: Array, most: int) -> None:
+    def add(self, image: Array, max_blocks: int) -> None:
         """Append a block: the image of the last one, made orthonormal to the blocks that are kept.
 
-        `image` is overwritten. With `most` blocks kept, all are dropped first.
+        `image` is overwritten. With `max_blocks` blocks kept, all are dropped first.
         """
-        if len(self._blocks) == most:
+        if len(self._blocks) == max_blocks:
             self._blocks, self._products = [], []
         products = self._project_out(image)
         self.last, smallest = _orthonormalize(image)
@@ -451,7 +453,7 @@ class ScatterStatistic(Statistic):
             scatter -= weight * mean[:, None] * mean[None, :]
             _merge_scatter(out, scatter, mean if shift is None else mean + shift, weight)
 
-    def _add_products(self, rows: BatchRows, own: Any, backend: Backend) -> Any:
+    def _add_products(self, rows: BatchRows, own_scatter: Any, backend: Backend) -> Any:
         """Add products of shifted rows with themselves and with 1; return the shift."""
         centre = None if is_sparse(rows.X) else self._estimate_centre(rows.X, backend)
         for tile in row_tiles(
@@ -460,9 +462,9 @@ class ScatterStatistic(Statistic):
             X = backend.rows(rows.X, tile)
             X = X if centre is None else cast(X, centre.dtype)
             weight = None if rows.weight is None else rows.weight[tile]
-            ones_column = ones((X.shape[0], 1), X.dtype, like=own)
-            backend.add_products(X, ones_column, weight, own, centre)
-        return None if centre is None else cast(centre, own.dtype)
+            ones_column = ones((X.shape[0], 1), X.dtype, like=own_scatter)
+            backend.add_products(X, ones_column, weight, own_scatter, centre)
+        return None if centre is None else cast(centre, own_scatter.dtype)
 
     def _estimate_centre(self, X: Any, backend: Backend) -> Any:
         """Return the mean of the first rows, in the dtype of the products."""

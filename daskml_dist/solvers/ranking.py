@@ -77,18 +77,20 @@ class RankingLoss(BoostLoss):
         return np.zeros_like(mean)
 
     def gather_sets(
-        self, rows: OwnRows, parts: Sequence[BinnedRows], within: RowRange | None = None
+        self, rows: OwnRows, binned_lanes: Sequence[BinnedRows], row_range: RowRange | None = None
     ) -> QueryRows:
-        return QueryRows(rows, parts, self, within)
+        return QueryRows(rows, binned_lanes, self, row_range)
 
-    def check_held_sets(self, rows: OwnRows, own: QueryRows, held: Sequence[BinnedRows]) -> None:
-        _check_disjoint(rows, own, QueryRows(rows, held, self))
+    def check_held_sets(
+        self, rows: OwnRows, training_sets: QueryRows, held_out_lanes: Sequence[BinnedRows]
+    ) -> None:
+        _check_disjoint(rows, training_sets, QueryRows(rows, held_out_lanes, self))
 
     def make_set_gradients(self, sets: QueryRows, seed: int) -> QueryGradients:
         return QueryGradients(sets, self, seed)
 
-    def make_set_scores(self, sets: QueryRows, parts: Sequence[BinnedRows]) -> QueryScores:
-        return QueryScores(sets, parts)
+    def make_set_scores(self, sets: QueryRows, binned_lanes: Sequence[BinnedRows]) -> QueryScores:
+        return QueryScores(sets, binned_lanes)
 
     def gains(self, labels: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the gain of each label."""
@@ -162,17 +164,17 @@ class QueryRows(DealtRows):
     Parameters
     ----------
     rows : OwnRows
-    parts : sequence of BinnedRows
+    binned_lanes : sequence of BinnedRows
         Rows of each own lane, with their numbers and queries.
     loss : RankingLoss
-    within : RowRange or None, default=None
+    row_range : RowRange or None, default=None
         Numbers of the rows that are used; None: all.
 
     Attributes
     ----------
     starts : ndarray of int64 of shape (n_queries + 1,)
         First row of each query, and the end of the last.
-    numbers : ndarray of int64 of shape (n,)
+    row_numbers : ndarray of int64 of shape (n,)
         Number of each row among all rows.
     gains : ndarray of float64 of shape (n,)
     weight : ndarray of float64 of shape (n_queries,)
@@ -184,18 +186,18 @@ class QueryRows(DealtRows):
     """
 
     def __init__(
-        self, rows: OwnRows, parts: Sequence[BinnedRows], loss: RankingLoss,
-        within: RowRange | None = None,
+        self, rows: OwnRows, binned_lanes: Sequence[BinnedRows], loss: RankingLoss,
+        row_range: RowRange | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(rows, parts, within)
-        codes = self._join([part.queries for part in parts], np.int64)
+        super().__init__(rows, binned_lanes, row_range)
+        codes = self._join([part.queries for part in binned_lanes], np.int64)
         self._codes = codes
         self._places = self._divide(codes)
-        numbers = self._send(self._join([part.numbers for part in parts], np.int64))
-        codes, labels = self._send(codes), self._send(self._join([part.y for part in parts]))
-        weight = self._send(self._join_weights(parts))
+        numbers = self._send(self._join([part.row_numbers for part in binned_lanes], np.int64))
+        codes, labels = self._send(codes), self._send(self._join([part.y for part in binned_lanes]))
+        weight = self._send(self._join_weights(binned_lanes))
         self._order = _find_order(codes, numbers)
-        codes, self.numbers, labels, weight = (
+        codes, self.row_numbers, labels, weight = (
             self._sort(values) for values in (codes, numbers, labels, weight)
         )
         self.starts = find_query_starts(codes)
@@ -310,12 +312,12 @@ class QueryScores:
     Parameters
     ----------
     queries : QueryRows
-    parts : sequence of BinnedRows
+    binned_lanes : sequence of BinnedRows
         Rows of each own lane, whose raw predictions are scored.
     """
 
-    def __init__(self, queries: QueryRows, parts: Sequence[BinnedRows]) -> None:
-        self._queries, self._parts = queries, list(parts)
+    def __init__(self, queries: QueryRows, binned_lanes: Sequence[BinnedRows]) -> None:
+        self._queries, self._binned_lanes = queries, list(binned_lanes)
         self._best: dict[int | None, Array] = {}
 
     def score(self, scorer: NdcgScorer) -> float:
@@ -323,7 +325,7 @@ class QueryScores:
         k = scorer.k
         if k not in self._best:
             self._best[k] = self._queries.best_gains(k)
-        raw = self._queries.collect([part.extra["raw"][0] for part in self._parts])
+        raw = self._queries.collect([part.extra["raw"][0] for part in self._binned_lanes])
         return self._queries.score_ndcg(raw, k, self._best[k])
 
 
@@ -346,8 +348,8 @@ class QueryGradients:
         self._inverse_best = np.divide(1.0, best, out=np.zeros_like(best), where=best > 0)
         self._g, self._h = np.zeros(len(queries.gains)), np.zeros(len(queries.gains))
 
-    def make(self, lanes: Sequence[TreeRows], number: int) -> list[Array]:
-        """Compute the gradients of the tree `number`, and pass them to the lanes (collective).
+    def compute_gradients(self, lanes: Sequence[TreeRows], tree_index: int) -> list[Array]:
+        """Compute the gradients of the tree `tree_index`, and pass them to the lanes (collective).
 
         Returns
         -------
@@ -356,14 +358,14 @@ class QueryGradients:
         """
         scores = self._queries.collect_predictions(lanes)
         make_gradients = self._make_cross_entropy if self._is_cross_entropy else self._make_pairs
-        make_gradients(scores, number)
+        make_gradients(scores, tree_index)
         return self._queries.hand_gradients(lanes, self._g, self._h)
 
     @property
     def _is_cross_entropy(self) -> bool:
         return self._loss.objective == "rank_xendcg"
 
-    def _make_pairs(self, scores: Array, number: int) -> None:
+    def _make_pairs(self, scores: Array, tree_index: int) -> None:
         """Compute the gradients of LambdaRank or RankNet."""
         from daskml_dist.backends.ranking_kernels import make_pair_gradients
 
@@ -376,13 +378,13 @@ class QueryGradients:
             )
         )  # fmt: skip
 
-    def _make_cross_entropy(self, scores: Array, number: int) -> None:
+    def _make_cross_entropy(self, scores: Array, tree_index: int) -> None:
         """Compute the gradients of XE-NDCG, whose targets are drawn again for each tree."""
         from daskml_dist.backends.ranking_kernels import make_cross_entropy_gradients
 
         queries = self._queries
         # Hashed from the number of a row: the same draws on any trainer.
-        draws = draw_by_hash(queries.numbers, self._seed, _TARGET_DRAW, number)
+        draws = draw_by_hash(queries.row_numbers, self._seed, _TARGET_DRAW, tree_index)
         targets = queries.gains + 1.0 - (draws >> np.uint64(11)) * 2.0**-53
         queries.map_queries(
             lambda first, last: make_cross_entropy_gradients(
@@ -391,7 +393,9 @@ class QueryGradients:
         )
 
 
-def _check_disjoint(rows: OwnRows, own: QueryRows, held: QueryRows) -> None:
+def _check_disjoint(
+    rows: OwnRows, training_queries: QueryRows, held_out_queries: QueryRows
+) -> None:
     """Raise on all trainers if a query has training rows and validation rows (collective)."""
 
     def deal(codes: Array) -> Array:
@@ -400,7 +404,9 @@ def _check_disjoint(rows: OwnRows, own: QueryRows, held: QueryRows) -> None:
         codes_by_rank = [codes[trainer == np.uint64(rank)] for rank in range(rows.size)]
         return np.concatenate(rows.exchange_arrays(codes_by_rank))
 
-    shared_codes = np.intersect1d(deal(own.own_codes()), deal(held.own_codes()))
+    shared_codes = np.intersect1d(
+        deal(training_queries.own_codes()), deal(held_out_queries.own_codes())
+    )
     n_shared = int(rows.sum_trainers(np.array([len(shared_codes)], np.int64))[0])
     if n_shared:
         raise InvalidDataError(
@@ -411,10 +417,12 @@ def _check_disjoint(rows: OwnRows, own: QueryRows, held: QueryRows) -> None:
         )
 
 
-def _choose_workers(asked: Sequence[Array]) -> list[Array]:
+def _choose_workers(codes_by_trainer: Sequence[Array]) -> list[Array]:
     """Return, for the codes that each trainer has rows of, the trainer that processes the query."""
-    codes = np.concatenate(asked)
-    rank_of_code = np.repeat(np.arange(len(asked)), [len(part) for part in asked])
+    codes = np.concatenate(codes_by_trainer)
+    rank_of_code = np.repeat(
+        np.arange(len(codes_by_trainer)), [len(part) for part in codes_by_trainer]
+    )
     # Within a code, trainers are sorted by rank.
     order = np.argsort(codes, kind="stable")
     starts = find_query_starts(codes[order])
@@ -426,10 +434,10 @@ def _choose_workers(asked: Sequence[Array]) -> list[Array]:
     ]
     worker = np.empty(len(codes), np.int64)
     worker[order] = np.repeat(chosen_rank, counts)
-    return np.split(worker, np.cumsum([len(part) for part in asked])[:-1])
+    return np.split(worker, np.cumsum([len(part) for part in codes_by_trainer])[:-1])
 
 
-def _find_order(codes: Array, numbers: Array) -> RowSelection | None:
+def _find_order(codes: Array, row_numbers: Array) -> RowSelection | None:
     """Return an order that groups rows by query, sorted by number; None if they are in that order.
 
     Queries are sorted by their first row: if most rows are grouped already, they stay neighbours.
@@ -437,10 +445,10 @@ def _find_order(codes: Array, numbers: Array) -> RowSelection | None:
     starts = find_query_starts(codes)[:-1]
     is_start = np.zeros(len(codes), bool)
     is_start[starts] = True
-    is_sorted = bool((numbers[1:] > numbers[:-1])[~is_start[1:]].all())
+    is_sorted = bool((row_numbers[1:] > row_numbers[:-1])[~is_start[1:]].all())
     if is_sorted and len(np.unique(codes[starts])) == len(starts):
         return None
-    order = np.lexsort((numbers, codes))
+    order = np.lexsort((row_numbers, codes))
     starts = find_query_starts(codes[order])
-    first = np.repeat(numbers[order[starts[:-1]]], np.diff(starts))
+    first = np.repeat(row_numbers[order[starts[:-1]]], np.diff(starts))
     return RowSelection(order[np.argsort(first, kind="stable")])

@@ -60,15 +60,15 @@ class CoxBoostLoss(BoostLoss):
         return np.zeros_like(mean)
 
     def gather_sets(
-        self, rows: OwnRows, parts: Sequence[BinnedRows], within: RowRange | None = None
+        self, rows: OwnRows, binned_lanes: Sequence[BinnedRows], row_range: RowRange | None = None
     ) -> RiskRows:
-        return RiskRows(rows, parts, within)
+        return RiskRows(rows, binned_lanes, row_range)
 
     def make_set_gradients(self, sets: RiskRows, seed: int) -> _CoxGradients:
         return _CoxGradients(sets, self.loss)
 
-    def make_set_scores(self, sets: RiskRows, parts: Sequence[BinnedRows]) -> _CoxScores:
-        return _CoxScores(sets, self.loss, parts)
+    def make_set_scores(self, sets: RiskRows, binned_lanes: Sequence[BinnedRows]) -> _CoxScores:
+        return _CoxScores(sets, self.loss, binned_lanes)
 
 
 class RiskRows(DealtRows):
@@ -81,12 +81,12 @@ class RiskRows(DealtRows):
     """
 
     def __init__(
-        self, rows: OwnRows, parts: Sequence[BinnedRows], within: RowRange | None = None
+        self, rows: OwnRows, binned_lanes: Sequence[BinnedRows], row_range: RowRange | None = None
     ) -> None:
-        super().__init__(rows, parts, within)
-        y = self._join([part.y for part in parts])
+        super().__init__(rows, binned_lanes, row_range)
+        y = self._join([part.y for part in binned_lanes])
         self._places = self._divide(np.abs(y))
-        y, weight = self._send(y), self._send(self._join_weights(parts))
+        y, weight = self._send(y), self._send(self._join_weights(binned_lanes))
         self._order = RowSelection(np.argsort(np.abs(y), kind="stable"))
         self.order = RiskOrder.of_sorted(self._sort(y), self._sort(weight))
 
@@ -182,7 +182,7 @@ class _CoxGradients:
             raise make_no_event_error()
         self._risks, self._loss = risks, loss
 
-    def make(self, lanes: Sequence[TreeRows], number: int) -> list[Array]:
+    def compute_gradients(self, lanes: Sequence[TreeRows], tree_index: int) -> list[Array]:
         """Compute the gradients of a tree, and pass them to the lanes (collective)."""
         risks = self._risks
         raw = risks.collect_predictions(lanes)
@@ -199,11 +199,11 @@ class _CoxScores:
     ----------
     risks : RiskRows
     loss : Cox
-    parts : sequence of BinnedRows
+    binned_lanes : sequence of BinnedRows
         Rows of each own lane, whose raw predictions are scored.
     """
 
-    def __init__(self, risks: RiskRows, loss: Cox, parts: Sequence[BinnedRows]) -> None:
+    def __init__(self, risks: RiskRows, loss: Cox, binned_lanes: Sequence[BinnedRows]) -> None:
         # Without events the likelihood is 1 for any model, and early stopping would end the fit.
         if not risks.have_events():
             raise InvalidDataError(
@@ -211,12 +211,15 @@ class _CoxScores:
                 "score. Hold out other rows, or more (validation_fraction), or set "
                 "early_stopping=False."
             )
-        self._risks, self._loss, self._parts = risks, loss, list(parts)
+        self._risks, self._loss, self._binned_lanes = risks, loss, list(binned_lanes)
 
     def score(self, scorer: Any) -> float:
         """Return the score of the current predictions, the same in all trainers (collective)."""
         risks = self._risks
-        raw, order = risks.collect([part.extra["raw"][0] for part in self._parts]), risks.order
+        raw, order = (
+            risks.collect([part.extra["raw"][0] for part in self._binned_lanes]),
+            risks.order,
+        )
         values = self._loss.value_sorted(
             raw, order, exact_exponential, risks.cumulate, risks.find_largest(raw)
         )

@@ -124,8 +124,10 @@ class GradientSampling(RowSampling):
         )
         bound, factor = _find_bound(share), np.float32(1 / share)
 
-        def choose_of_lane(given: tuple[tuple[TreeRows, Sequence[Array]], list[Array]]) -> Array:
-            (lane, lane_salts), keys_of_lane = given
+        def choose_of_lane(
+            lane_and_keys: tuple[tuple[TreeRows, Sequence[Array]], list[Array]],
+        ) -> Array:
+            (lane, lane_salts), keys_of_lane = lane_and_keys
             is_chosen, factors = [], []
             for salt, key in zip(lane_salts, keys_of_lane, strict=True):
                 is_top = key >= threshold
@@ -197,9 +199,9 @@ def make_key(*seed: int) -> np.uint32:
     return np.uint32(draw_by_hash([last], *first)[0] >> np.uint64(32))
 
 
-def _find_bound(share: float) -> np.uint32:
+def _find_bound(probability: float) -> np.uint32:
     """Return the upper bound of the draws of a share of the rows."""
-    return np.uint32(min(int(share * 2.0**32), 2**32 - 1))
+    return np.uint32(min(int(probability * 2.0**32), 2**32 - 1))
 
 
 def draw_rows(salt: NDArray[np.uint32], key: np.uint32) -> NDArray[np.uint32]:
@@ -259,8 +261,8 @@ def select_kth_largest(rows: OwnRows, keys: Sequence[Array], k: int) -> np.uint6
     # Radix select, from the most significant digit; only keys with the digits found so far remain.
     for shift in range(64 - _DIGIT_BITS, -1, -_DIGIT_BITS):
 
-        def count(part: Array, shift: int = shift) -> NDArray[np.int64]:
-            return _count_digits(part, shift, mask)
+        def count(key_part: Array, shift: int = shift) -> NDArray[np.int64]:
+            return _count_digits(key_part, shift, mask)
 
         own_counts = np.sum([np.zeros(mask + 1, np.int64), *rows.map_lanes(count, parts)], axis=0)
         from_top = rows.sum_trainers(own_counts)[::-1].cumsum()
@@ -269,9 +271,9 @@ def select_kth_largest(rows: OwnRows, keys: Sequence[Array], k: int) -> np.uint6
         selected |= (mask - at_digit) << shift
         prefix = np.uint64(selected >> shift)
 
-        def stay(part: Array, shift: int = shift, prefix: np.uint64 = prefix) -> Array:
+        def stay(key_part: Array, shift: int = shift, prefix: np.uint64 = prefix) -> Array:
             return np.concatenate(
-                [part[:0], *(p[p >> np.uint64(shift) == prefix] for p in _tiles(part))]
+                [key_part[:0], *(p[p >> np.uint64(shift) == prefix] for p in _tiles(key_part))]
             )
 
         parts = rows.map_lanes(stay, parts)

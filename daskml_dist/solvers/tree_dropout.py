@@ -68,9 +68,9 @@ class TreeDropout:
         return dropped
 
 
-def _as_shares(drawn: NDArray[np.uint64]) -> NDArray[np.float64]:
+def _as_shares(draws: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Return 64-bit draws as numbers in [0, 1)."""
-    return np.asarray((drawn >> np.uint64(11)) * 2.0**-53, np.float64)
+    return np.asarray((draws >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
 @dataclass(frozen=True)

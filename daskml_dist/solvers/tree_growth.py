@@ -109,7 +109,7 @@ class Leaf:
     Parameters
     ----------
     depth : int
-    at : list of slice
+    row_ranges : list of slice
         Range of its rows in each of `TreeGrower.lanes`.
     totals : ndarray of int64 of shape (2 * n_outputs + 1,)
         Sums of the gradients and of the hessians of each output, and the number of rows.
@@ -124,23 +124,23 @@ class Leaf:
     hist : ndarray of int64 of shape (m, n_bins, n_channels) or None
         Histograms of the features that this trainer owns.
     gain : float
-    found : list of int
+    best_split : list of int
         Best split: feature, last bin on the left, whether missing values go left, sums of the left
         child as in `totals`, and whether the split is by categories.
     bitset : ndarray of uint64 of shape (4,) or None
         Categories that go left.
     children : tuple of Leaf
         Empty until they are computed. They are part of the tree once it is split.
-    may : list of bool
+    splittable : list of bool
         Whether the children may be split.
-    number : int
+    node_index : int
         Index among the tree's nodes.
     level : int
         Its depth if a tree grows level by level, else 0.
     """
 
     depth: int
-    at: list[slice]
+    row_ranges: list[slice]
     totals: NDArray[np.int64]
     value: Any
     low: float = -math.inf
@@ -149,11 +149,11 @@ class Leaf:
     path: int = 1
     hist: Array | None = None
     gain: float = -1.0
-    found: list[int] = field(default_factory=list)
+    best_split: list[int] = field(default_factory=list)
     bitset: NDArray[np.uint64] | None = None
     children: tuple[Leaf, ...] = ()
-    may: list[bool] = field(default_factory=list)
-    number: int = -1
+    splittable: list[bool] = field(default_factory=list)
+    node_index: int = -1
     level: int = 0
 
     @property
@@ -164,7 +164,11 @@ class Leaf:
 
     def __lt__(self, other: Leaf) -> bool:
         """Order leaves for a heap by level and decreasing gain; of equal ones, older first."""
-        return (self.level, -self.gain, self.number) < (other.level, -other.gain, other.number)
+        return (self.level, -self.gain, self.node_index) < (
+            other.level,
+            -other.gain,
+            other.node_index,
+        )
 
 
 class _TreeBuilder:
@@ -173,17 +177,17 @@ class _TreeBuilder:
     def __init__(self, bins: Bins) -> None:
         self._bins = bins
         self._nodes: list[Leaf] = []
-        self._left: list[int] = []
+        self._left_children: list[int] = []
 
     def add_leaf(self, leaf: Leaf) -> None:
         """Number a node, and add it as a leaf."""
-        leaf.number = len(self._nodes)
+        leaf.node_index = len(self._nodes)
         self._nodes.append(leaf)
-        self._left.append(leaf.number)
+        self._left_children.append(leaf.node_index)
 
     def split_leaf(self, leaf: Leaf) -> None:
         """Make a leaf an inner node, and add its children."""
-        self._left[leaf.number] = len(self._nodes)
+        self._left_children[leaf.node_index] = len(self._nodes)
         for child in leaf.children:
             self.add_leaf(child)
 
@@ -191,21 +195,23 @@ class _TreeBuilder:
         """Return the finished tree."""
         nodes, n = self._nodes, len(self._nodes)
         is_leaf = np.zeros(n, bool)
-        is_leaf[[leaf.number for leaf in leaves]] = True
+        is_leaf[[leaf.node_index for leaf in leaves]] = True
         # A leaf may have a best split that was not made.
         inner = [None if a else leaf for a, leaf in zip(is_leaf, nodes, strict=True)]
-        splits = np.array([_NO_SPLIT if leaf is None else leaf.found[:3] for leaf in inner]).T
+        splits = np.array([_NO_SPLIT if leaf is None else leaf.best_split[:3] for leaf in inner]).T
         bitsets = [None if leaf is None else leaf.bitset for leaf in inner]
         inner_bitsets = [bitset for bitset in bitsets if bitset is not None]
         has_bitset = np.array([bitset is not None for bitset in bitsets])
         totals = np.array([leaf.totals for leaf in nodes])
         threshold_of = self._bins.threshold
-        thresholds = [np.inf if leaf is None else threshold_of(*leaf.found[:2]) for leaf in inner]
+        thresholds = [
+            np.inf if leaf is None else threshold_of(*leaf.best_split[:2]) for leaf in inner
+        ]
         return Tree(
             feature=splits[0].astype(np.int32),
             bin=splits[1].astype(np.int32),
             threshold=np.array(thresholds),
-            left=np.array(self._left, np.int32),
+            left=np.array(self._left_children, np.int32),
             missing_left=splits[2] > 0,
             category=np.where(has_bitset, has_bitset.cumsum() - 1, -1).astype(np.int32),
             value=np.array([leaf.value for leaf in nodes]).reshape(n, -1),
@@ -249,7 +255,7 @@ class TreeGrower:
         self._rows, self._bins, self._growth, self._device = rows, bins, growth, device
         self._n_outputs = n_outputs
         d = bins.n_features
-        self._own = rows.split_ranges(d)[rows.rank]
+        self._own_features = rows.split_ranges(d)[rows.rank]
         #: Whether histograms stay on the device that computed them; otherwise trainers exchange
         #: them in host memory, and splits are found there.
         self._histograms_stay = rows.size == 1 or rows.sums_on_device
@@ -274,27 +280,31 @@ class TreeGrower:
         )
 
     def grow(
-        self, output: int, mode: int, scales: Any, seed: int, number: int
+        self, output: int, mode: int, scales: Any, seed: int, tree_index: int
     ) -> tuple[Tree, list[Leaf]]:
         """Grow a tree on the chosen rows, from the gradients of one output or of all.
 
         `scales` are the units of gradients and hessians: two numbers, or two arrays with a number
         for each output. Return the tree before shrinkage, and its leaves.
         """
-        self._packed, self._scales, self._seed = (mode, output), np.array(scales), (seed, number)
+        self._packed, self._scales, self._seed = (
+            (mode, output),
+            np.array(scales),
+            (seed, tree_index),
+        )
         self._of_tree = self._draw_features(
-            self._all, self._growth.tree_features, _TREE_DRAW, number
+            self._all, self._growth.tree_features, _TREE_DRAW, tree_index
         )
         with self._device.guard_memory(sum(lane.n for lane in self.lanes)):
             return self._grow_best_first()
 
-    def place_rows(self, tree: Tree, *, others: bool = False) -> list[list[slice]]:
+    def place_rows(self, tree: Tree, *, only_unchosen: bool = False) -> list[list[slice]]:
         """Partition the rows of the own lanes by a finished tree.
 
         Parameters
         ----------
         tree : Tree
-        others : bool, default=False
+        only_unchosen : bool, default=False
             Whether to place only the rows that the tree was not grown on; the others stay in its
             leaves.
 
@@ -308,16 +318,16 @@ class TreeGrower:
         tables = [tree.goes_left(node, self._bins) for node in range(len(tree.feature))]
 
         def place(lane: TreeRows) -> list[slice]:
-            if not others:
+            if not only_unchosen:
                 lane.order_rows()
             ranges = [slice(0, 0)] * len(tree.feature)
-            ranges[0] = slice(lane.n_chosen if others else 0, lane.n)
+            ranges[0] = slice(lane.n_chosen if only_unchosen else 0, lane.n)
             level = [0]
             while level := [
                 i for i in level if tree.feature[i] >= 0 and ranges[i].start < ranges[i].stop
             ]:
                 parts = [
-                    LeafPartition(int(tree.feature[i]), tables[i], ranges[i], side=-1)
+                    LeafPartition(int(tree.feature[i]), tables[i], ranges[i], requested_side=-1)
                     for i in level
                 ]
                 _, middles = lane.partition_leaves(parts, self._parting_mode, 0)
@@ -335,8 +345,8 @@ class TreeGrower:
         leaves = np.flatnonzero(tree.feature < 0)
         values = sign * tree.value[leaves, 0]
 
-        def add(lane: TreeRows, at: list[slice]) -> None:
-            lane.add_leaf_values(output, [at[leaf] for leaf in leaves], values)
+        def add(lane: TreeRows, leaf_ranges: list[slice]) -> None:
+            lane.add_leaf_values(output, [leaf_ranges[leaf] for leaf in leaves], values)
 
         pairs = list(zip(self.lanes, self.place_rows(tree), strict=True))
         self._rows.map_lanes(lambda pair: add(*pair), pairs)
@@ -378,20 +388,20 @@ class TreeGrower:
             self._split_leaves(newest, _NO_LIMIT)
             waiting += [child for leaf in newest for child in leaf.children if child.gain > 0]
 
-    def _choose_likely_splits(self, some: Iterable[Leaf], left: int) -> list[Leaf]:
+    def _choose_likely_splits(self, leaves: Iterable[Leaf], n_splits_left: int) -> list[Leaf]:
         """Return leaves that will probably be split next; the first of them certainly is.
 
-        `left` is the number of splits that the tree may still make.
+        `n_splits_left` is the number of splits that the tree may still make.
         """
-        candidates = [leaf for leaf in some if leaf.gain > 0 and not leaf.children]
+        candidates = [leaf for leaf in leaves if leaf.gain > 0 and not leaf.children]
         if self._growth.by_level:
             # All leaves of a level are split before those of the next one.
             candidates = [leaf for leaf in candidates if leaf.level == candidates[0].level]
-            return heapq.nsmallest(min(left, self._max_splits_at_once), candidates)
+            return heapq.nsmallest(min(n_splits_left, self._max_splits_at_once), candidates)
         n_chosen = min(
-            left,
-            max(_MIN_SPECULATIVE_SPLITS, left // 2),
-            max(_MIN_SPLITS_AT_ONCE, left // _LIKELY_SHARE),
+            n_splits_left,
+            max(_MIN_SPECULATIVE_SPLITS, n_splits_left // 2),
+            max(_MIN_SPLITS_AT_ONCE, n_splits_left // _LIKELY_SHARE),
             self._max_splits_at_once,
         )
         return heapq.nsmallest(n_chosen, candidates)
@@ -421,37 +431,37 @@ class TreeGrower:
         self._tree.add_leaf(leaf)
         return leaf
 
-    def _split_leaves(self, some: Sequence[Leaf], left: int) -> None:
+    def _split_leaves(self, leaves: Sequence[Leaf], n_splits_left: int) -> None:
         """Compute the children of some leaves, and find the children's best splits.
 
-        `left` is the number of splits that the tree may still make: after the last one the
+        `n_splits_left` is the number of splits that the tree may still make: after the last one the
         children's own splits are not needed.
         """
         growth, depths = self._growth, self._growth.max_depth or _NO_LIMIT
-        self._make_children(some)
-        tables = self._make_bin_tables(some)
+        self._make_children(leaves)
+        tables = self._make_bin_tables(leaves)
         # If all rows are in one lane, the sums of a split include the number of rows that go left.
         has_all_rows = self._rows.size == len(self.lanes) == 1
         tasks = []
-        for leaf, table in zip(some, tables, strict=True):
-            deeper = left > 1 and leaf.depth + 1 < depths
-            leaf.may = [
+        for leaf, table in zip(leaves, tables, strict=True):
+            deeper = n_splits_left > 1 and leaf.depth + 1 < depths
+            leaf.splittable = [
                 deeper and int(child.totals[-1]) >= 2 * growth.min_samples_leaf
                 for child in leaf.children
             ]
             # The histogram of the smaller child is computed from rows.
-            side = leaf.smaller if any(leaf.may) else -1
+            side = leaf.smaller if any(leaf.splittable) else -1
             n_left = int(leaf.children[0].totals[-1]) if has_all_rows else None
-            tasks.append((leaf.found[0], table, leaf.at, side, n_left))
+            tasks.append((leaf.best_split[0], table, leaf.row_ranges, side, n_left))
         parts = self._rows.map_lanes(
             lambda i: self._partition_lane(i, tasks), range(len(self.lanes))
         )
-        for number, leaf in enumerate(some):
-            for i, lane_range in enumerate(leaf.at):
+        for number, leaf in enumerate(leaves):
+            for i, lane_range in enumerate(leaf.row_ranges):
                 middle = parts[i][1][number]
-                leaf.children[0].at.append(slice(lane_range.start, middle))
-                leaf.children[1].at.append(slice(middle, lane_range.stop))
-        searched = [leaf for leaf in some if any(leaf.may)]
+                leaf.children[0].row_ranges.append(slice(lane_range.start, middle))
+                leaf.children[1].row_ranges.append(slice(middle, lane_range.stop))
+        searched = [leaf for leaf in leaves if any(leaf.splittable)]
         if searched:
             own_histograms = self._rows.sum_own_range(
                 self._sum_histograms([hist for hist, _ in parts])
@@ -466,11 +476,11 @@ class TreeGrower:
                 [
                     child
                     for leaf in searched
-                    for child, may in zip(leaf.children, leaf.may, strict=True)
+                    for child, may in zip(leaf.children, leaf.splittable, strict=True)
                     if may
                 ]
             )
-        for leaf in some:
+        for leaf in leaves:
             leaf.hist = None
 
     def _partition_lane(
@@ -483,20 +493,20 @@ class TreeGrower:
         ]
         return self.lanes[i].partition_leaves(partitions, *self._packed)
 
-    def _sum_histograms(self, parts: Sequence[Any]) -> Any:
+    def _sum_histograms(self, lane_histograms: Sequence[Any]) -> Any:
         """Return the sum of all lanes' histograms, in host memory if trainers sum them there."""
-        total, *others = parts
+        total, *others = lane_histograms
         for part in others:
             total += part
         return total if self._histograms_stay else self._device.copy_to_host(total)
 
-    def _make_children(self, some: Sequence[Leaf]) -> None:
+    def _make_children(self, leaves: Sequence[Leaf]) -> None:
         """Create the children of leaves, with the values that follow from the splits alone."""
         k = self._n_outputs
-        totals = np.empty((len(some), 2, 2 * k + 1), np.int64)
-        totals[:, 0] = [leaf.found[3:-1] for leaf in some]
-        totals[:, 1] = np.array([leaf.totals for leaf in some]) - totals[:, 0]
-        bounds = np.array([(leaf.low, leaf.high) for leaf in some])[:, :, None]
+        totals = np.empty((len(leaves), 2, 2 * k + 1), np.int64)
+        totals[:, 0] = [leaf.best_split[3:-1] for leaf in leaves]
+        totals[:, 1] = np.array([leaf.totals for leaf in leaves]) - totals[:, 0]
+        bounds = np.array([(leaf.low, leaf.high) for leaf in leaves])[:, :, None]
         g_units, h_units = self._scales.reshape(2, k)
         g, h = totals[:, :, :k] * g_units, totals[:, :, k : 2 * k] * h_units
         # Newton step of a leaf: -G / (H + l2) (Chen and Guestrin, equation 5), within the monotonic
@@ -509,7 +519,7 @@ class TreeGrower:
             # An output that is nearly certain in a leaf has no curvature for a step, and is not
             # changed; with one output, no split makes such a leaf.
             values[h < self._growth.min_hessian] = 0.0
-        for leaf, child_totals, child_values in zip(some, totals, values.tolist(), strict=True):
+        for leaf, child_totals, child_values in zip(leaves, totals, values.tolist(), strict=True):
             depth, path = leaf.depth + 1, 2 * leaf.path
             level = depth if self._growth.by_level else 0
             left, right = (
@@ -520,7 +530,7 @@ class TreeGrower:
                 for side in (0, 1)
             )  # fmt: skip
             leaf.children = left, right
-            feature = leaf.found[0]
+            feature = leaf.best_split[0]
             if sign := int(self._growth.monotonic_signs[feature]):
                 # Monotonic constraint: the descendants' values stay on their side of the middle.
                 middle = (left.value + right.value) / 2
@@ -534,27 +544,27 @@ class TreeGrower:
             if not self._missing[feature]:
                 # The feature has no missing values in training: later ones go to the child with
                 # more rows.
-                leaf.found[2] = int(left.totals[-1] > right.totals[-1])
+                leaf.best_split[2] = int(left.totals[-1] > right.totals[-1])
 
-    def _make_bin_tables(self, some: Sequence[Leaf]) -> NDArray[np.uint8]:
+    def _make_bin_tables(self, leaves: Sequence[Leaf]) -> NDArray[np.uint8]:
         """Return, for each leaf, a table of which bins of its split feature go left."""
-        cuts = np.array([leaf.found[1:3] for leaf in some])
+        cuts = np.array([leaf.best_split[1:3] for leaf in leaves])
         tables = (_BIN_NUMBERS <= cuts[:, :1]).astype(np.uint8)
         # The bin after the last one holds missing values.
         tables[:, self._bins.max_bins] = cuts[:, 1]
-        for table, leaf in zip(tables, some, strict=True):
+        for table, leaf in zip(tables, leaves, strict=True):
             if leaf.bitset is not None:
                 table[:] = goes_left(
-                    leaf.found[1], bool(leaf.found[2]), leaf.bitset, self._bins.max_bins
+                    leaf.best_split[1], bool(leaf.best_split[2]), leaf.bitset, self._bins.max_bins
                 )
         return tables
 
     # -- splits --------------------------------------------------------------------------------
 
-    def _find_best_splits(self, some: Sequence[Leaf]) -> None:
+    def _find_best_splits(self, open_leaves: Sequence[Leaf]) -> None:
         """Find the best split of some leaves over all trainers' features."""
         n_fields = _SPLIT_FIELDS + 2 * self._n_outputs + 1
-        splits = np.zeros((self._rows.size, len(some), n_fields), np.int64)
+        splits = np.zeros((self._rows.size, len(open_leaves), n_fields), np.int64)
         leaves = [
             SplitLeaf(
                 leaf.hist,
@@ -564,11 +574,11 @@ class TreeGrower:
                 leaf.low,
                 leaf.high,
             )
-            for leaf in some
+            for leaf in open_leaves
         ]
         own_splits = splits[self._rows.rank]
         self._finder.find_best_splits(
-            leaves, self._own.start, self._split_facts, self._scales, own_splits
+            leaves, self._own_features.start, self._split_facts, self._scales, own_splits
         )
         # All-gather as a sum: each rank fills its own row of a table of zeros.
         if self._rows.size > 1:
@@ -576,10 +586,10 @@ class TreeGrower:
         gains = np.ascontiguousarray(splits[:, :, 0]).view(np.float64)
         # Of equal gains, the first feature's is chosen: ranges are in the order of the ranks.
         best = gains.argmax(axis=0)
-        for i, leaf in enumerate(some):
+        for i, leaf in enumerate(open_leaves):
             split = splits[best[i], i]
-            leaf.gain, leaf.found = float(gains[best[i], i]), split[1:-4].tolist()
-            leaf.bitset = split[-4:].copy().view(np.uint64) if leaf.found[-1] else None
+            leaf.gain, leaf.best_split = float(gains[best[i], i]), split[1:-4].tolist()
+            leaf.bitset = split[-4:].copy().view(np.uint64) if leaf.best_split[-1] else None
 
     def _allowed_features(self, leaf: Leaf) -> NDArray[np.uint8]:
         """Return a mask of the features that may split a leaf."""
@@ -596,15 +606,15 @@ class TreeGrower:
         return self._draw_features(allowed, growth.max_features, _NODE_DRAW, number, leaf.path)
 
     def _draw_features(
-        self, allowed: NDArray[np.uint8], share: float, *place: int
+        self, allowed: NDArray[np.uint8], fraction: float, *draw_key: int
     ) -> NDArray[np.uint8]:
         """Return a mask of a share of some features, at least one, drawn for a place in a tree."""
-        if share == 1 or not allowed.any():
+        if fraction == 1 or not allowed.any():
             return allowed
         (features,) = np.nonzero(allowed)
-        n = max(1, math.ceil(share * len(features)))
+        n = max(1, math.ceil(fraction * len(features)))
         # Hashed from the seed, the tree and the position in it: the same on any trainer.
-        draws = draw_by_hash(features, self._seed[0], *place)
+        draws = draw_by_hash(features, self._seed[0], *draw_key)
         mask = np.zeros_like(allowed)
         mask[features[np.argsort(draws, kind="stable")[:n]]] = 1
         return mask

@@ -71,7 +71,7 @@ class SavingSchedule:
         if not self.checkpoint.resume:
             return None
         path = os.fspath(self.checkpoint.path)
-        saved = CheckpointFiles.of(path, self.checkpoint.keep).load_newest()
+        saved = CheckpointFiles.from_url(path, self.checkpoint.keep).load_newest()
         if saved is None:
             return None
         # A checkpoint of a fit has the same format, without a position from which to continue.
@@ -114,16 +114,16 @@ class SavedStream:
     Parameters
     ----------
     state : ShardState
-    facts : dict
+    metadata : dict
     """
 
     state: ShardState
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
 
     @property
     def stream(self) -> dict[str, Any]:
         """Return the facts of the stream: position, sums of losses, and facts of its first rows."""
-        stream_facts: dict[str, Any] = self.facts["stream"]
+        stream_facts: dict[str, Any] = self.metadata["stream"]
         return stream_facts
 
     def likeness_for(self, *names: str) -> list[Any]:
@@ -182,7 +182,7 @@ class SavedStream:
 
     def fit(self, fit: FitSpec, path: str | os.PathLike[str]) -> FitSpec:
         """Return a fit to :meth:`rows` with the state and the learning rates of the stream."""
-        fit, _ = resume_from_checkpoint(fit, path, self.state, self.facts)
+        fit, _ = resume_from_checkpoint(fit, path, self.state, self.metadata)
         likeness = self.stream["likeness"]
         rule = replace(fit.steps.rule, steps_per_pass=likeness["steps_per_pass"])
         # The plan from rows of zeros has another schedule, automatic rate and scales than the plan

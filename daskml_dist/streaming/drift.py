@@ -111,9 +111,9 @@ class PageHinkley(ParameterObject):
         self.min_calls = min_calls
         self.window = window
         self.drift_detected = False
-        self._begin()
+        self._restart()
 
-    def _begin(self) -> None:
+    def _restart(self) -> None:
         """Discard all losses."""
         self.statistic = 0.0
         #: Number of losses since the last drift, and their running mean and variance.
@@ -132,7 +132,7 @@ class PageHinkley(ParameterObject):
         self
         """
         if self.drift_detected:
-            self._begin()
+            self._restart()
         self.drift_detected = False
         # The loss is standardised by the mean and the deviation of the losses before it, so that an
         # outlier does not widen the scale by which it is measured.
@@ -193,17 +193,17 @@ class ProgressiveLoss:
         """Return the mean over all rows, weighted; NaN before the first row."""
         return self.loss / self.weight if self.weight else float("nan")
 
-    def facts(self) -> dict[str, float | int]:
+    def to_dict(self) -> dict[str, float | int]:
         """Return the sums as values that JSON can hold."""
         return {
             "loss": self.loss, "weight": self.weight, "n_rows": self.n_rows,
             "n_calls": self.n_calls,
         }  # fmt: skip
 
-    def restore(self, facts: dict[str, float | int]) -> None:
-        """Restore the sums that :meth:`facts` returned."""
-        self.loss, self.weight = float(facts["loss"]), float(facts["weight"])
-        self.n_rows, self.n_calls = int(facts["n_rows"]), int(facts["n_calls"])
+    def restore(self, saved_sums: dict[str, float | int]) -> None:
+        """Restore the sums that :meth:`saved_sums` returned."""
+        self.loss, self.weight = float(saved_sums["loss"]), float(saved_sums["weight"])
+        self.n_rows, self.n_calls = int(saved_sums["n_rows"]), int(saved_sums["n_calls"])
 
 
 class DriftWatch:
@@ -212,7 +212,7 @@ class DriftWatch:
     Parameters
     ----------
     detector : Detector or None
-    then : {"rate", "reset"}, callable or None
+    reaction : {"rate", "reset"}, callable or None
         Reaction; a callable is called with the session.
 
     Raises
@@ -227,23 +227,23 @@ class DriftWatch:
         For each drift, the number of rows that had been learned.
     """
 
-    def __init__(self, detector: Any, then: str | Callable[[Any], Any] | None) -> None:
+    def __init__(self, detector: Any, reaction: str | Callable[[Any], Any] | None) -> None:
         if detector is not None and not isinstance(detector, Detector):
             raise InvalidParameterError(
                 f"drift={detector!r}: give an object with update(x) and drift_detected, such as "
                 "PageHinkley() or a detector of River, or None."
             )
-        if not (then is None or callable(then) or then in _NAMED_REACTIONS):
+        if not (reaction is None or callable(reaction) or reaction in _NAMED_REACTIONS):
             raise InvalidParameterError(
-                f"on_drift={then!r}: give one of {list(_NAMED_REACTIONS)}, a function of the "
+                f"on_drift={reaction!r}: give one of {list(_NAMED_REACTIONS)}, a function of the "
                 "session, or None."
             )
-        if then is not None and detector is None:
+        if reaction is not None and detector is None:
             raise InvalidParameterError(
-                f"on_drift={then!r} without a detector: set drift=PageHinkley()."
+                f"on_drift={reaction!r} without a detector: set drift=PageHinkley()."
             )
         self._detector = detector
-        self._then = then
+        self._reaction = reaction
         self.drift = False
         self.drifts: list[int] = []
 
@@ -256,7 +256,7 @@ class DriftWatch:
         if not self.drift:
             return
         self.drifts.append(progress.n_rows)
-        if callable(self._then):
-            self._then(session)
-        elif self._then is not None:
-            session.reset(parameters=self._then == "reset")
+        if callable(self._reaction):
+            self._reaction(session)
+        elif self._reaction is not None:
+            session.reset(parameters=self._reaction == "reset")

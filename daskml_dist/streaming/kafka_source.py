@@ -107,9 +107,9 @@ class KafkaSource(ParameterObject):
         required = {"enable.auto.commit": False, "enable.partition.eof": True}
         self._config = {**defaults, **config, **required}
         self._topic = topic
-        self._read = read
-        self._after = dict(after or {})
-        self._most, self._idle, self._timeout = most, idle, timeout
+        self._parse_messages = read
+        self._after_offsets = dict(after or {})
+        self._max_messages, self._idle, self._timeout = most, idle, timeout
         self._consumer: Any = None
         #: Numbers of the partitions that have not been read to the end.
         self._unread: set[int] = set()
@@ -155,15 +155,17 @@ class KafkaSource(ParameterObject):
                 "create it."
             )
         numbers = {str(partition.partition) for partition in committed}
-        if unknown := sorted(self._after.keys() - numbers):
+        if unknown := sorted(self._after_offsets.keys() - numbers):
             raise InvalidDataError(
-                f"after={self._after!r}: topic {self._topic!r} has no partition "
+                f"after={self._after_offsets!r}: topic {self._topic!r} has no partition "
                 f"{', '.join(unknown)}. Was it recreated? Then start another stream."
             )
         for partition in committed:
             # The checkpoint's offset is used rather than the group's, which may be older.
-            if (number := str(partition.partition)) in self._after:
-                partition.offset = self._after[number] + 1  # `after` is the last learned message
+            if (number := str(partition.partition)) in self._after_offsets:
+                partition.offset = (
+                    self._after_offsets[number] + 1
+                )  # `after` is the last learned message
             elif partition.offset < 0:  # a special value: the group has committed nothing
                 partition.offset = self._kafka.OFFSET_BEGINNING
         return list(committed)
@@ -197,7 +199,7 @@ class KafkaSource(ParameterObject):
     def _poll(self) -> list[Any]:
         """Return the messages that arrive within `_GATHER_SECONDS`; record which partitions end."""
         try:
-            received = self._consumer.consume(self._most, timeout=_GATHER_SECONDS)
+            received = self._consumer.consume(self._max_messages, timeout=_GATHER_SECONDS)
         except self._kafka.KafkaException as error:
             raise self._make_error(error) from error
         messages = []
@@ -222,7 +224,7 @@ class KafkaSource(ParameterObject):
             # largest offset.
             source = f"messages of {self._topic!r}, partition {number}"
             X, y = unpack_X_y(
-                self._read([message.value() for message in partition_messages]), source
+                self._parse_messages([message.value() for message in partition_messages]), source
             )
             yield Batch(X, y, {str(number): partition_messages[-1].offset()})
 
@@ -259,15 +261,15 @@ class KafkaSource(ParameterObject):
         )
 
 
-def _check_after(after: Any) -> None:
-    """Raise unless `after` is None or a dict of offsets by partition."""
-    if after is None:
+def _check_after(offsets: Any) -> None:
+    """Raise unless `offsets` is None or a dict of offsets by partition."""
+    if offsets is None:
         return
-    if not isinstance(after, dict) or not all(
+    if not isinstance(offsets, dict) or not all(
         isinstance(name, str) and name.isdecimal() and isinstance(offset, int) and offset >= 0
-        for name, offset in after.items()
+        for name, offset in offsets.items()
     ):
         raise InvalidParameterError(
-            f"{after!r}: give offsets by the text of a partition's number, such as {{'0': 41}}, as "
-            "a stream of such batches has them."
+            f"{offsets!r}: give offsets by the text of a partition's number, such as {{'0': 41}}, "
+            "as a stream of such batches has them."
         )

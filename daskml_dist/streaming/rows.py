@@ -60,7 +60,7 @@ class CallRowsMaker:
     ) -> None:
         self._spec, self._model = fit.rows, fit.steps.model
         self._dtype, self._rows_dtype = np.dtype(fit.rows.dtype), np.dtype(fit.rows.rows_dtype)
-        self._make, self._shape, self._name = make_block, summary.row_shape, name
+        self._make_block, self._shape, self._name = make_block, summary.row_shape, name
         self._is_sparse = summary.any_sparse
         self._has_target = any(i.targets is not None or i.labels is not None for i in summary.infos)
         self._n_targets = summary.n_targets
@@ -73,7 +73,7 @@ class CallRowsMaker:
         if sample_weight is None and self._needs_no_conversion(X, y):
             block = Block(0, X, y if self._has_target else None)
         else:
-            block = self._make(0, X, y, sample_weight, dtype=spec.rows_dtype)
+            block = self._make_block(0, X, y, sample_weight, dtype=spec.rows_dtype)
             check_row_shape(block.rows.shape[1:], self._shape, self._name)
             self._check_targets(block.y)
         self._check_enough(block.n_rows)

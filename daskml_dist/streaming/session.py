@@ -65,7 +65,7 @@ def plan_lanes(estimator: Any) -> Any:
     # Imported here: streams in this process need not load `distributed`.
     from daskml_dist.streaming.cluster.calls import StreamLayout
 
-    return StreamLayout.of(estimator)
+    return StreamLayout.from_estimator(estimator)
 
 
 class ClusterLanes:
@@ -207,7 +207,7 @@ class Session:
         self._started: StartedStream | None = None
         self._guard = SingleThreadGuard()
         #: Closed with the stream: what it entered when it was opened.
-        self._own = ExitStack()
+        self._exit_stack = ExitStack()
         self._lanes: ClusterLanes | None = None  # where steps are made on a cluster
         self._is_open = self._is_over = False
         #: Names of the fitted attributes that :meth:`show` set; None: they are out of date. Copying
@@ -237,7 +237,7 @@ class Session:
             saved = None if self._saving is None else self._saving.load()
             if saved is not None:
                 self._resume(saved)
-            self._own = stack.pop_all()
+            self._exit_stack = stack.pop_all()
         self._is_open = True
         # While this is set, `BaseSteps.__getattr__` gets fitted attributes from the session.
         vars(self.estimator)["_stream"] = self
@@ -271,7 +271,7 @@ class Session:
         finally:
             self._is_open, self._is_over = False, True
             vars(self.estimator).pop("_stream", None)
-            with self._own:
+            with self._exit_stack:
                 if self._started is not None:
                     self._started.steps.close()
                     self.show()  # the last known state, if a second interrupt ended the wait
@@ -323,9 +323,9 @@ class Session:
         if position is not None:
             position = check_position(position)
             # Compared with the last batch that was sent: lanes may not have learned it yet.
-            if is_past(position, self._given):
+            if is_past(position, self._sent_position):
                 return None
-        position = advance_position(position, self._given)
+        position = advance_position(position, self._sent_position)
         if has_no_rows(X, y):
             # Nothing to learn, but the source has advanced, for example by messages without
             # content.
@@ -352,9 +352,9 @@ class Session:
             X, y, sample_weight = check_inputs(X, y, sample_weight, started is not None)
             check_in_memory(X, y)  # once more: lazy tables have become Dask collections
         if started is not None:
-            return started.make(X, y, sample_weight)
+            return started.make_rows(X, y, sample_weight)
         started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
-        rows_and_block: tuple[Any, Any] = started.make(X, y, sample_weight)
+        rows_and_block: tuple[Any, Any] = started.make_rows(X, y, sample_weight)
         self._started = self._place_steps(started)  # only after `make` has accepted the rows
         if "_state" in vars(self.estimator):  # attributes of an earlier fit become stale
             self._shown = None
@@ -398,7 +398,7 @@ class Session:
             self._lanes.wait_until_learned()
 
     @property
-    def _given(self) -> Any:
+    def _sent_position(self) -> Any:
         """Return the position of the last batch that was sent to learn."""
         return self._position if self._lanes is None else self._lanes.last_position(self._position)
 
@@ -469,9 +469,9 @@ class Session:
         started = self._started
         stream = {
             "position": self._position,
-            "progress": self._progress.facts(),
-            "seen": started.seen,
-            "likeness": started.facts(),
+            "progress": self._progress.to_dict(),
+            "seen": started.n_rows_seen,
+            "likeness": started.describe(),
         }
         self._saving.save(started.fit, started.steps.synchronize(), stream)
         # Only after the file is on disk: the source may then discard everything up to the position.

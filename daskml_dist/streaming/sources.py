@@ -130,7 +130,7 @@ def folder(
 
 
 def _iterate_arrivals(
-    files: _FolderFiles, read: Callable[[str], Any], idle: float | None, poll: float
+    files: _FolderFiles, read_file: Callable[[str], Any], idle: float | None, poll: float
 ) -> Iterator[Batch]:
     """Yield the batches of files as they arrive, until the marker or the longest wait."""
     since = time.monotonic()
@@ -140,7 +140,7 @@ def _iterate_arrivals(
         ended = files.has_ended()
         if (arrival := files.take_next()) is not None:
             position, path = arrival
-            yield Batch(*unpack_X_y(read(path), path), position)
+            yield Batch(*unpack_X_y(read_file(path), path), position)
             since = time.monotonic()
         elif ended or (idle is not None and time.monotonic() - since >= idle):
             return
@@ -164,7 +164,7 @@ class _FolderFiles:
         self._reached = reached
         #: Paths of the files that were returned, and of files before the start of a resumed stream;
         #: None before the first listing.
-        self._known: set[str] | None = None
+        self._seen_paths: set[str] | None = None
         #: Position and path of the listed files that were not returned yet, in order.
         self._waiting: deque[tuple[Any, str]] = deque()
         #: Time of `time.monotonic` at which the folder is listed again.
@@ -189,8 +189,8 @@ class _FolderFiles:
                 f"given: the source is at {self._reached!r}. Name files so that they grow, or use "
                 'order="mtime" and rename as soon as they are written.'
             )
-        assert self._known is not None
-        self._known.add(path)
+        assert self._seen_paths is not None
+        self._seen_paths.add(path)
         self._reached = position
         return position, path
 
@@ -198,12 +198,14 @@ class _FolderFiles:
         """List the folder, and keep the files that have not been returned."""
         start = time.monotonic()
         files = self._find_files()
-        if self._known is None:
+        if self._seen_paths is None:
             # A resumed stream has learned the files up to its position that exist at the first
             # listing. A file that arrives later at such a position was not learned, so it is not
             # known and raises in `take_next`.
-            self._known = {path for position, path in files if is_past(position, self._reached)}
-        self._waiting = deque(file for file in files if file[1] not in self._known)
+            self._seen_paths = {
+                path for position, path in files if is_past(position, self._reached)
+            }
+        self._waiting = deque(file for file in files if file[1] not in self._seen_paths)
         seconds = time.monotonic() - start
         self._list_at = start + max(self._poll, _LISTING_REUSE * seconds)
 
@@ -326,12 +328,12 @@ def split_columns(target: str) -> Callable[[Any, str], tuple[Any, Any]]:
     return cut
 
 
-def unpack_X_y(made: Any, source: str) -> tuple[Any, Any]:
+def unpack_X_y(result: Any, source: str) -> tuple[Any, Any]:
     """Return the X and y that a user's function made from a named source."""
-    if isinstance(made, tuple | list) and len(made) == 2:
-        return made[0], made[1]
+    if isinstance(result, tuple | list) and len(result) == 2:
+        return result[0], result[1]
     raise InvalidParameterError(
-        f"read gave {type(made).__name__} for {source}. It must return X and y: return X, y."
+        f"read gave {type(result).__name__} for {source}. It must return X and y: return X, y."
     )
 
 

@@ -41,11 +41,11 @@ class StartedStream:
     fit : FitSpec
     rows : DatasetInfo
         Facts of the first rows.
-    make : CallRowsMaker
+    make_rows : CallRowsMaker
         Makes the model's rows of each call.
     steps : InProcessSteps
         Steps that learn the rows: in this process, or by lanes on a cluster.
-    seen : float
+    n_rows_seen : float
         Rows that the estimator was trained on before the stream.
     likeness : dict
         Facts of the first rows, from which the stream can be planned again.
@@ -56,27 +56,31 @@ class StartedStream:
 
     fit: FitSpec
     rows: DatasetInfo
-    make: CallRowsMaker
+    make_rows: CallRowsMaker
     steps: InProcessSteps
-    seen: float
+    n_rows_seen: float
     likeness: dict[str, Any]
     # A function, not a class: the class's module imports `distributed`, which steps in this process
     # do not need.
     open_cluster_steps: Callable[..., Any] | None = field(default=None, kw_only=True)
 
-    def facts(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the facts from which the stream starts again, as values that JSON can hold."""
         return self.likeness
 
-    def with_tables(self, hash_table: Callable[[Any], Any], facts: dict[str, Any]) -> StartedStream:
-        """Return the stream for calls with tables; `facts` of their fields are saved too."""
-        make: Any = TableCallRowsMaker(hash_table, self.make)
-        return dataclasses.replace(self, make=make, likeness=self.likeness | {"fields": facts})
+    def with_tables(
+        self, hash_table: Callable[[Any], Any], field_info: dict[str, Any]
+    ) -> StartedStream:
+        """Return the stream for calls with tables; `field_info` of their fields are saved too."""
+        make: Any = TableCallRowsMaker(hash_table, self.make_rows)
+        return dataclasses.replace(
+            self, make_rows=make, likeness=self.likeness | {"fields": field_info}
+        )
 
     def n_seen(self, progress: ProgressiveLoss) -> float:
         """Return the number of rows that the state was trained on, including an earlier fit."""
         # Rows that are counted but whose call is not yet in the fetched state are subtracted.
-        return self.seen + progress.n_rows - self.steps.n_behind
+        return self.n_rows_seen + progress.n_rows - self.steps.n_behind
 
     def open_lanes(self, client: Any, layout: StreamLayout) -> Any:
         """Return steps by lanes on a cluster, which replace those of this process."""
@@ -94,16 +98,16 @@ class TableCallRowsMaker:
     ----------
     hash_table : callable
         Function from a table to rows of hashed ids.
-    make : CallRowsMaker
+    make_rows : CallRowsMaker
         Function from such rows to the model's rows.
     """
 
     hash_table: Callable[[Any], Any]
-    make: Callable[..., tuple[BatchRows, Any]]
+    make_rows: Callable[..., tuple[BatchRows, Any]]
 
     def __call__(self, X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, Any]:
         """Return the rows of a call in the model's format, and as a block."""
-        return self.make(self.hash_table(X), y, sample_weight)
+        return self.make_rows(self.hash_table(X), y, sample_weight)
 
 
 def check_stream_settings(estimator: Any) -> Settings:
@@ -136,14 +140,14 @@ def plan_stream(
     y: Any,
     sample_weight: Any,
     classes: Any,
-    ready: Callable[[FitSpec], FitSpec] | None = None,
+    prepare_fit: Callable[[FitSpec], FitSpec] | None = None,
     first_rows: int | None = None,
 ) -> StartedStream:
     """Plan a fit to the first rows of a stream; nothing is learned yet.
 
-    `ready` and `first_rows` are for a resumed stream: a function that gives the saved state to the
-    plan, and the rows of the stream's first step. A new stream computes its start, such as the
-    first centroids, from the rows instead.
+    `prepare_fit` and `first_rows` are for a resumed stream: a function that gives the saved state
+    to the plan, and the rows of the stream's first step. A new stream computes its start, such as
+    the first centroids, from the rows instead.
     """
     settings = check_stream_settings(estimator)
     # A fitted estimator: the stream continues from its fit.
@@ -171,12 +175,12 @@ def plan_stream(
         if not model.takes_missing:
             job.engine.map_kept_blocks(check_finite)
         fit: FitSpec = estimator._plan_fit(job, sized, model, initial)
-        fit = estimator._ready(job, fit) if ready is None else fit
+        fit = estimator._prepare_fit(job, fit) if prepare_fit is None else fit
     names = _name_columns(estimator, collection.feature_names)
     likeness = describe_first_rows(fit, rows.summary, settings.auto_rate, names) | {
         "batch_rows": max_rows
     }
-    fit = fit if ready is None else ready(fit)
+    fit = fit if prepare_fit is None else prepare_fit(fit)
     make = CallRowsMaker(
         fit, rows.summary, collection.block_maker, batch_rows, get_backend("cpu"),
         type(estimator).__name__,
@@ -244,17 +248,17 @@ def plan_resumed_stream(
     saved: SavedStream,
     path: Any,
     classes: Any,
-    ready: Callable[[FitSpec], FitSpec] | None = None,
+    prepare_fit: Callable[[FitSpec], FitSpec] | None = None,
     n_rows: int = 2,
 ) -> StartedStream:
-    """Plan the fit of a saved stream; `ready` changes the plan before it gets the saved state.
+    """Plan the fit of a saved stream; `prepare_fit` changes it before it gets the saved state.
 
     `n_rows` is the least number of rows from which such a fit can be planned.
     """
     X, y = saved.rows(n_rows)
 
     def make_ready(fit: FitSpec) -> FitSpec:
-        return saved.fit(fit if ready is None else ready(fit), path)
+        return saved.fit(fit if prepare_fit is None else prepare_fit(fit), path)
 
     stream = saved.stream
     started = plan_stream(
@@ -262,7 +266,7 @@ def plan_resumed_stream(
     )
     started.steps.note_resumed()
     # The facts of the true first rows, not of the rows of zeros: the next checkpoint holds them.
-    started.seen, started.likeness = stream["seen"], stream["likeness"]
+    started.n_rows_seen, started.likeness = stream["seen"], stream["likeness"]
     return started
 
 

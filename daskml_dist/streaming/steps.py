@@ -131,32 +131,35 @@ class InProcessSteps:
         """Return the update rule of steps of `n_rows` rows."""
         return self._rule_of(self._work.rule, n_rows)
 
-    def _cut_step(self, rows: BatchRows, start: int, stop: int, several: bool) -> list[BatchRows]:
+    def _cut_step(
+        self, rows: BatchRows, start: int, stop: int, has_several_steps: bool
+    ) -> list[BatchRows]:
         """Return the rows `start` to `stop` of one step, in micro-batches of the user's size.
 
-        If a call has `several` steps, they are cut as a trainer's reader cuts them: in equal shares
-        and copied, since the rounding of some libraries depends on the rows' memory addresses.
+        If a call has `has_several_steps` steps, they are cut as a trainer's reader cuts them: in
+        equal shares and copied, since the rounding of some libraries depends on the rows' memory
+        addresses.
         """
         n_rows, most = stop - start, self._work.micro_batch
         sparse = hasattr(rows.X, "indptr")
-        if most is None and not (several or sparse):
+        if most is None and not (has_several_steps or sparse):
             return [rows]
-        copies = several and not sparse and self._model.linear is None
+        copies = has_several_steps and not sparse and self._model.linear is None
         most = n_rows if most is None else most
         n = -(-n_rows // most)
         ends = [n_rows * (i + 1) // n if copies else min((i + 1) * most, n_rows) for i in range(n)]
         bounds = itertools.pairwise([start, *(start + end for end in ends)])
         return [self._slice_rows(rows, slice(a, b), copies) for a, b in bounds]
 
-    def _step(self, pieces: list[BatchRows], n_rows: int) -> float:
+    def _step(self, micro_batches: list[BatchRows], n_rows: int) -> float:
         """Make one step of `n_rows` rows; return the sum of their losses before it."""
         shard, model, backend = self.shard, self._model, self._backend
         index, w, gradient_and_loss = None, shard.w, None
         if self._work.coordinates:  # the gradient has only the touched rows
-            index = model.touched(pieces, backend)
+            index = model.touched(micro_batches, backend)
             w = shard.take(index)
-        elif len(pieces) == 1:
-            gradient_and_loss = model.own_gradient(w, pieces[0], backend)
+        elif len(micro_batches) == 1:
+            gradient_and_loss = model.own_gradient(w, micro_batches[0], backend)
         if gradient_and_loss is not None:  # in an array of the model itself
             gradient, loss = gradient_and_loss
         else:
@@ -166,19 +169,19 @@ class InProcessSteps:
             else:
                 gradient = np.zeros_like(w)
             loss = 0.0
-            for rows in pieces:
+            for rows in micro_batches:
                 loss = loss + model.add_gradient(w, rows, gradient, backend)
         loss = float(scalar(loss))
         shard.apply(gradient, n_rows, index)
         return loss
 
-    def _slice_rows(self, rows: BatchRows, at: slice, copies: bool) -> BatchRows:
+    def _slice_rows(self, rows: BatchRows, row_slice: slice, copies: bool) -> BatchRows:
         """Return some of the rows, with their targets and weights."""
-        y, weight = (None if a is None else a[at] for a in (rows.y, rows.weight))
+        y, weight = (None if a is None else a[row_slice] for a in (rows.y, rows.weight))
         if copies:
-            return BatchRows(rows.X[at].copy(), y, weight)
+            return BatchRows(rows.X[row_slice].copy(), y, weight)
         backend = self._backend
-        return BatchRows(backend.rows(rows.X, backend.row_numbers(at)), y, weight)
+        return BatchRows(backend.rows(rows.X, backend.row_numbers(row_slice)), y, weight)
 
     def find_scales(self, block: Block) -> tuple[NDArray[np.float64], float] | None:
         """Return the largest value of each feature and the norm of a call's rows.

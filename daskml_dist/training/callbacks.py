@@ -119,7 +119,7 @@ class CallbackList:
         self._callbacks = _list_callbacks(callbacks)
         for callback in self._callbacks:
             _check_callback(callback)
-        self._begun: list[object] = []
+        self._begun_callbacks: list[object] = []
         self._in_phase = False
         self._error: BaseException | None = None
         #: Makes a fitted estimator from parameters; None if the fit has no such function.
@@ -191,11 +191,11 @@ class CallbackList:
             Exception of a callback. ``on_fit_end`` has then been called for it and the earlier
             ones.
         """
-        self._begun, self._error = [], None
+        self._begun_callbacks, self._error = [], None
         try:
             for callback in self._callbacks:
                 # Recorded before the call, so that a callback that fails part way can clean up too.
-                self._begun.append(callback)
+                self._begun_callbacks.append(callback)
                 self._call_hook(callback, "on_fit_begin", run)
         except BaseException as error:
             self.on_fit_end(run, error)
@@ -276,7 +276,7 @@ class CallbackList:
         """
         # If a callback's error has already ended the fit, that error is the one to raise.
         first = error or self._error
-        callbacks, self._begun, self._error = self._begun, [], None
+        callbacks, self._begun_callbacks, self._error = self._begun_callbacks, [], None
         has_error = callbacks and hasattr(run, "error")
         if has_error:
             run.error = first

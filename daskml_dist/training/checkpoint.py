@@ -204,7 +204,7 @@ class Checkpoint(ParameterObject):
 
     def _open_files(self) -> CheckpointFiles:
         """Return the files of this checkpoint."""
-        return CheckpointFiles.of(os.fspath(self.path), self.keep)
+        return CheckpointFiles.from_url(os.fspath(self.path), self.keep)
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class CheckpointFiles:
     keep: int
 
     @classmethod
-    def of(cls, url: str, keep: int) -> CheckpointFiles:
+    def from_url(cls, url: str, keep: int) -> CheckpointFiles:
         """Return the files of a path or URL."""
         try:
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
@@ -277,16 +277,16 @@ class CheckpointFiles:
             return ""
         return {"file": "a file", "directory": "a folder"}.get(kind, f"of the kind {kind!r}")
 
-    def read(self, name: str, most: int | None = None) -> bytes | None:
+    def read(self, name: str, max_bytes: int | None = None) -> bytes | None:
         """Return the content, or None where there is no such file."""
         try:
             if not self.check_regular(name):
                 return None
             # Checked before reading, since a wrong file may have any size.
-            if most is not None and (size := self.fs.info(name).get("size") or 0) > most:
+            if max_bytes is not None and (size := self.fs.info(name).get("size") or 0) > max_bytes:
                 raise CheckpointError(
                     f"The checkpoint {name} has {size} bytes, but checkpoints of this fit have "
-                    f"at most {most}. Name another file, or set resume=False to start again."
+                    f"at most {max_bytes}. Name another file, or set resume=False to start again."
                 )
             return _read_local_file(name) if self._is_local else bytes(self.fs.cat_file(name))
         except FileNotFoundError:
@@ -306,12 +306,12 @@ class CheckpointFiles:
             return data is not None and bool(decode_checkpoint(data, name))
         return False
 
-    def load_newest(self, most: int | None = None) -> tuple[ShardState, dict[str, Any]] | None:
+    def load_newest(self, max_bytes: int | None = None) -> tuple[ShardState, dict[str, Any]] | None:
         """Return the newest complete checkpoint of a fit by steps, as :meth:`load_newest_by`."""
-        return self.load_newest_by(decode_state, most)
+        return self.load_newest_by(decode_state, max_bytes)
 
     def load_newest_by(
-        self, decode: Callable[[bytes, str], T], most: int | None = None
+        self, decode: Callable[[bytes, str], T], max_bytes: int | None = None
     ) -> T | None:
         """Return the result of `decode` for the newest complete checkpoint; None without files."""
         damaged = ""
@@ -320,7 +320,7 @@ class CheckpointFiles:
             # Only a damaged file leads to an older one. A file of another format or kind of fit, or
             # one that is too large, raises `CheckpointError` here: the user decides.
             try:
-                data = self.read(name, most)
+                data = self.read(name, max_bytes)
                 decoded = None if data is None else decode(data, name)
             except DamagedError as error:
                 # A damaged path.new is a save that a crash interrupted; this needs no warning.
@@ -438,10 +438,10 @@ class DamagedError(CheckpointError):
     """Error for a file that is truncated, was changed, or never was a checkpoint."""
 
 
-def encode_checkpoint(state: ShardState | NDArray[np.uint8], facts: dict[str, Any]) -> bytes:
+def encode_checkpoint(state: ShardState | NDArray[np.uint8], metadata: dict[str, Any]) -> bytes:
     """Return the file content of a state, or of a solver's log, with facts in JSON."""
     if isinstance(state, np.ndarray):
-        return _make_archive({"log": state}, facts)
+        return _make_archive({"log": state}, metadata)
     arrays: dict[str, Any] = {
         "w": state.w,
         **{f"slot_{name}": slot_array for name, slot_array in state.opt_state.items()},
@@ -462,20 +462,20 @@ def encode_checkpoint(state: ShardState | NDArray[np.uint8], facts: dict[str, An
         "n_meetings": state.n_outer_steps,
         "held_step": 0 if state.held is None else state.held.step,
     }
-    return _make_archive(arrays, {**facts, **counters})
+    return _make_archive(arrays, {**metadata, **counters})
 
 
-def _make_archive(arrays: dict[str, Any], facts: dict[str, Any]) -> bytes:
+def _make_archive(arrays: dict[str, Any], metadata: dict[str, Any]) -> bytes:
     """Return an archive of arrays, facts and checksums, as bytes."""
-    facts = {
-        **facts,
+    metadata = {
+        **metadata,
         "format": _FORMAT,
         "written_by": __version__,
         "checksums": _compute_checksums(arrays),
     }
     # Built in memory, so that it is written in one call.
     buffer = io.BytesIO()
-    np.savez(buffer, facts=np.array(json.dumps(facts)), **arrays)
+    np.savez(buffer, facts=np.array(json.dumps(metadata)), **arrays)
     return buffer.getvalue()
 
 
@@ -539,7 +539,7 @@ def decode_checkpoint(
     return state, facts
 
 
-def _find_held_rows(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) -> HeldRows | None:
+def _find_held_rows(arrays: dict[str, NDArray[Any]], metadata: dict[str, Any]) -> HeldRows | None:
     """Return the rows that trainers held with their own optimizer; None if there are none."""
     ids, prefix = arrays.get("held_ids"), "held_slot_"
     if ids is None:
@@ -548,7 +548,7 @@ def _find_held_rows(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) -> H
         key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)
     }
     w = arrays["w"][np.searchsorted(arrays["ids"], ids)]
-    return HeldRows(ids, w, opt_state, facts["held_step"], 0)
+    return HeldRows(ids, w, opt_state, metadata["held_step"], 0)
 
 
 def _read_members(data: bytes) -> dict[str, bytes]:
@@ -582,7 +582,7 @@ def _read_array(content: bytes) -> NDArray[Any]:
     return flat.reshape(shape, order="F" if by_columns else "C").copy(order="K")
 
 
-def _describe_problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) -> str:
+def _describe_problem(arrays: dict[str, NDArray[Any]], metadata: dict[str, Any]) -> str:
     """Return why arrays and facts are not a valid state; empty if they are."""
     w, average = arrays.get("w"), arrays.get("average")
     if w is None or w.ndim != 2 or w.dtype.kind != "f":
@@ -616,14 +616,14 @@ def _describe_problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) ->
     if average is not None and average.shape != w.shape:
         return "its average has another shape than its parameters"
     counts = (
-        facts.get("step"), facts.get("n_averaged"), facts.get("n_meetings", 0),
-        facts.get("held_step", 0),
+        metadata.get("step"), metadata.get("n_averaged"), metadata.get("n_meetings", 0),
+        metadata.get("held_step", 0),
     )  # fmt: skip
     if not all(map(is_count_fact, counts)):
         return "its steps are no numbers of steps"
-    if average is None and facts["n_averaged"]:
+    if average is None and metadata["n_averaged"]:
         return "it has no average"
-    rows: Any = facts.get("rows_seen")
+    rows: Any = metadata.get("rows_seen")
     if not (is_number_fact(rows) and 0 <= rows < math.inf):
         return "its rows are no number of rows"
     return ""

@@ -288,7 +288,7 @@ class DatasetInfo:
     weight_scale: float | None
 
     @classmethod
-    def of(
+    def from_summary(
         cls,
         summary: DataSummary,
         classes: NDArray[Any] | None,
@@ -329,21 +329,21 @@ def balanced_weights(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     return balanced
 
 
-def named_weights(given: dict[Any, float], classes: NDArray[Any]) -> NDArray[np.float64]:
+def named_weights(class_weight: dict[Any, float], classes: NDArray[Any]) -> NDArray[np.float64]:
     """Return one weight per class from a dict of labels; 1 for classes that it omits.
 
     The dict may have labels that no row has, for example in a fold without that class. This is an
     error only if other classes are missing in the dict, since then a name is probably misspelled.
     """
     labels = classes.tolist()
-    unknown = [label for label in given if label not in labels]
-    missing = [label for label in labels if label not in given]
+    unknown = [label for label in class_weight if label not in labels]
+    missing = [label for label in labels if label not in class_weight]
     if unknown and missing:
         raise InvalidParameterError(
             f"The classes, {missing}, are not in class_weight, which has labels that are not in "
             f"y: {unknown}. Use labels among {labels}, or name all of these."
         )
-    return np.array([float(given.get(label, 1.0)) for label in labels])
+    return np.array([float(class_weight.get(label, 1.0)) for label in labels])
 
 
 def compute_weight_scale(

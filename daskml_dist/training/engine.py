@@ -222,16 +222,16 @@ class Engine(ABC):
         self,
         n_lanes: int | None,
         *,
-        share: int | None,
+        bytes_per_lane: int | None,
         passes: int,
         device: str = "cpu",
         by_block: bool = False,
     ) -> list[LaneSpec]:
         """Choose the lanes, for a fit of at most `passes` passes.
 
-        In one process, a further lane is worth a thread for each `share` bytes; None: never. If
-        `device`, the name of the fit's device, is a GPU there, the kernels of one lane fill it.
-        `by_block`: each block is a lane, unless the user gave a number of lanes.
+        In one process, a further lane is worth a thread for each `bytes_per_lane` bytes; None:
+        never. If `device`, the name of the fit's device, is a GPU there, the kernels of one lane
+        fill it. `by_block`: each block is a lane, unless the user gave a number of lanes.
         """
 
     @abstractmethod
@@ -243,7 +243,7 @@ class Engine(ABC):
         """Return how blocks are read in each pass; None where they are kept."""
         return None
 
-    def reserve_memory(self, share: float) -> None:  # noqa: B027 (all are held without a cluster)
+    def reserve_memory(self, reserved_share: float) -> None:  # noqa: B027 (all are held without a cluster)
         """Reserve a share of the memory budget for arrays that trainers compute from blocks."""
 
     @property
@@ -257,7 +257,7 @@ class Engine(ABC):
         return False
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def history_facts(self) -> dict[str, Any]:
         """Return facts about the placement and movement of the data, for the history."""
         return {}
 
@@ -279,11 +279,11 @@ class Engine(ABC):
         try:
             # A Ctrl-C during the clean-up is delayed until the clean-up is done, and the callbacks
             # are called in any case.
-            with self.interrupts.held():
+            with self.interrupts.delay():
                 self.close()
         finally:
             try:
-                with self.interrupts.held():
+                with self.interrupts.delay():
                     self.callbacks.end(error)
             finally:
                 self.interrupts.__exit__(kind, error, trace)

@@ -198,7 +198,7 @@ class FitProgress(ABC):
         self.fit = fit
         self.records: list[dict[str, Any]] = []
         self.interrupted: KeyboardInterrupt | None = None
-        self._parts: list[FitResult] = []
+        self._part_results: list[FitResult] = []
 
     @abstractmethod
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -217,14 +217,14 @@ class FitProgress(ABC):
         for number, record in enumerate(result.records, start=len(self.records) + 1):
             # A checkpoint is refused unless its records are of passes 1, 2, ...
             record["pass"] = number
-        self._parts.append(result)
+        self._part_results.append(result)
         self.records = self.records + result.records
         self.state, self.interrupted = result.state, result.interrupted
 
-    def is_due(self, every: int, stopped: bool) -> bool:
+    def is_due(self, checkpoint_interval: int, stopped: bool) -> bool:
         """Return whether a checkpoint is due after the latest part."""
         # The end is saved whatever `every` is: a fit with a larger max_iter can go on from there.
-        return self.is_over(stopped) or len(self.records) % every == 0
+        return self.is_over(stopped) or len(self.records) % checkpoint_interval == 0
 
     @abstractmethod
     def get_saved_state(self) -> tuple[Any, dict[str, Any]]:
@@ -233,7 +233,7 @@ class FitProgress(ABC):
     @property
     def can_end_early(self) -> bool:
         """Return whether the parts so far give a result if the next one is interrupted."""
-        return self.exposes_parameters and bool(self._parts)
+        return self.exposes_parameters and bool(self._part_results)
 
     def set_final_parameters(self, w: Any, checkpoint: Checkpoint | None) -> None:  # noqa: B027
         """Replace the final parameters, also in the checkpoint; nothing where none are exposed."""
@@ -241,11 +241,11 @@ class FitProgress(ABC):
     @property
     def stopping(self) -> PassStoppingRule:
         """Return the stopping rule in its state after the last pass."""
-        return self._parts[-1].stopping
+        return self._part_results[-1].stopping
 
     def result(self) -> FitResult:
         """Return the result of the whole fit."""
-        parts = self._parts
+        parts = self._part_results
         return FitResult(
             self.state,
             self.records,
@@ -304,7 +304,7 @@ class StepsProgress(FitProgress):
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from the newest intact file of a checkpoint; raise if it is of another fit."""
-        files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
+        files = CheckpointFiles.from_url(os.fspath(checkpoint.path), checkpoint.keep)
         saved = files.load_newest(_largest_checkpoint_bytes(self.fit))
         if saved is not None:
             self.fit, self.records = resume_from_checkpoint(self.fit, checkpoint.path, *saved)
@@ -420,7 +420,7 @@ class RoundsProgress(FitProgress):
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from the newest intact file of a checkpoint; raise if it is of another fit."""
-        files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
+        files = CheckpointFiles.from_url(os.fspath(checkpoint.path), checkpoint.keep)
         if (saved := files.load_newest_by(decode_solver_log)) is None:
             return
         log, facts = saved
@@ -435,7 +435,7 @@ class RoundsProgress(FitProgress):
 
     def is_over(self, stopped: bool) -> bool:
         """Return whether the solver has finished: one that is only paused returns its log."""
-        return bool(self._parts) and self._log is None
+        return bool(self._part_results) and self._log is None
 
     def next_part(self, length: int | None, stopped: bool) -> FitSpec:
         """Return the fit that resumes from the log and pauses after at most `length` passes."""
@@ -454,7 +454,7 @@ class RoundsProgress(FitProgress):
         super().add(result, stopped)
         self._log = self.state.extra.get("log")
 
-    def is_due(self, every: int, stopped: bool) -> bool:
+    def is_due(self, checkpoint_interval: int, stopped: bool) -> bool:
         """Return whether the solver returned a log, which a checkpoint saves."""
         return self._log is not None
 
@@ -496,14 +496,14 @@ def _largest_checkpoint_bytes(fit: FitSpec) -> int:
 
 
 def resume_from_checkpoint(
-    fit: FitSpec, path: _Path, state: ShardState, facts: dict[str, Any]
+    fit: FitSpec, path: _Path, state: ShardState, metadata: dict[str, Any]
 ) -> tuple[FitSpec, list[dict[str, Any]]]:
     """Return the fit that continues from a state, and the records of its passes so far."""
     # Another model or dtype explains wrong shapes, so differences of identity are reported first.
     if (
-        problem := _describe_other_fit(_steps_identity(fit), facts)
+        problem := _describe_other_fit(_steps_identity(fit), metadata)
         or _describe_state_mismatch(fit, state)
-        or _describe_impossible_facts(state, facts)
+        or _describe_impossible_facts(state, metadata)
     ):
         raise CheckpointError(
             f"{path} {problem}. Name another file, or set resume=False to start again."
@@ -512,12 +512,14 @@ def resume_from_checkpoint(
         state = replace(state, average=None, n_averaged=0)
     # Models may subtract an origin from the data, which can differ between fits: the parameters
     # are converted to this fit's origin.
-    state = _move_to_origin(state, facts.get("origin"), fit.steps.model, path)
-    stopping = replace(fit.work.stopping, best=facts["best"], stale_passes=facts["stale_passes"])
-    resumed = fit.replace_work(
-        initial=state, stopping=stopping, seed=facts["seed"], first_pass=facts["passes"]
+    state = _move_to_origin(state, metadata.get("origin"), fit.steps.model, path)
+    stopping = replace(
+        fit.work.stopping, best=metadata["best"], stale_passes=metadata["stale_passes"]
     )
-    return resumed, facts["records"]
+    resumed = fit.replace_work(
+        initial=state, stopping=stopping, seed=metadata["seed"], first_pass=metadata["passes"]
+    )
+    return resumed, metadata["records"]
 
 
 def _steps_identity(fit: FitSpec) -> dict[str, Any]:
@@ -553,21 +555,21 @@ def _describe_state_mismatch(fit: FitSpec, state: ShardState) -> str:
     return ""
 
 
-def _describe_impossible_facts(state: ShardState, facts: dict[str, Any]) -> str:
+def _describe_impossible_facts(state: ShardState, metadata: dict[str, Any]) -> str:
     """Return which saved fact is invalid or contradicts another; "" where none does."""
     for name in ("passes", "seed", "stale_passes"):
-        if not is_count_fact(facts.get(name)):
-            return f"says {name}={reprlib.repr(facts.get(name))}"
-    if not is_number_fact(facts.get("best")):
-        return f"says best={reprlib.repr(facts.get('best'))}"
-    records: Any = facts.get("records")
+        if not is_count_fact(metadata.get(name)):
+            return f"says {name}={reprlib.repr(metadata.get(name))}"
+    if not is_number_fact(metadata.get("best")):
+        return f"says best={reprlib.repr(metadata.get('best'))}"
+    records: Any = metadata.get("records")
     # The file is untrusted input: each fact is checked before it is used.
     if problem := _describe_wrong_records(records):
         return problem
     if records and not state.step:
         return f"has records of {len(records)} passes, and no step"
-    if len(records) != facts["passes"]:
-        return f"says passes={facts['passes']}, and has records of {len(records)}"
+    if len(records) != metadata["passes"]:
+        return f"says passes={metadata['passes']}, and has records of {len(records)}"
     return ""
 
 
@@ -592,7 +594,7 @@ def _move_to_origin(state: ShardState, origin: Any, model: StepModel, path: _Pat
 
 def load_saved_seed(checkpoint: Checkpoint) -> int | None:
     """Return the seed that the fit in a file drew; None without a file or a seed."""
-    files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
+    files = CheckpointFiles.from_url(os.fspath(checkpoint.path), checkpoint.keep)
     saved = files.load_newest_by(decode_solver_log)
     seed: Any = None if saved is None else saved[1].get("drawn_seed")
     # NumPy's `RandomState` takes seeds below 2**32.
@@ -621,7 +623,7 @@ def _rounds_identity(fit: FitSpec) -> dict[str, Any]:
     )
 
 
-def _describe_impossible_log(fit: FitSpec, log: _Log, facts: dict[str, Any]) -> str:
+def _describe_impossible_log(fit: FitSpec, log: _Log, metadata: dict[str, Any]) -> str:
     """Return why a saved log cannot be of this fit; "" where it can."""
     progress: SolverPoint | SumLog
     # The bytes may be anything: whether they decode is the first test.
@@ -635,10 +637,10 @@ def _describe_impossible_log(fit: FitSpec, log: _Log, facts: dict[str, Any]) -> 
         return "has a state that cannot be read"
     if progress.n_rows != sum(fit.rows.lane_rows):
         return f"holds a state of {progress.n_rows} rows"
-    if problem := _describe_wrong_records(facts.get("records")):
+    if problem := _describe_wrong_records(metadata.get("records")):
         return problem
-    if len(facts["records"]) != len(progress.reports):
-        n_passes = len(facts["records"])
+    if len(metadata["records"]) != len(progress.reports):
+        n_passes = len(metadata["records"])
         return f"holds a state after {len(progress.reports)} passes, and has records of {n_passes}"
     return ""
 
@@ -646,18 +648,18 @@ def _describe_impossible_log(fit: FitSpec, log: _Log, facts: dict[str, Any]) -> 
 # -- checkpoints of both ---------------------------------------------------------------------------
 
 
-def _as_json(facts: dict[str, Any]) -> dict[str, Any]:
+def _as_json(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return facts after a round trip through JSON, so that they compare equal to a file's."""
-    decoded: dict[str, Any] = json.loads(json.dumps(facts, default=repr))
+    decoded: dict[str, Any] = json.loads(json.dumps(metadata, default=repr))
     return decoded
 
 
-def _describe_other_fit(identity: dict[str, Any], facts: dict[str, Any]) -> str:
+def _describe_other_fit(identity: dict[str, Any], metadata: dict[str, Any]) -> str:
     """Return in which fact a checkpoint's fit differs from this one; "" where in none."""
     for name, value in identity.items():
-        if facts.get(name) != value:
+        if metadata.get(name) != value:
             return (
-                f"is of another fit: its {name} is {reprlib.repr(facts.get(name))}, here it is "
+                f"is of another fit: its {name} is {reprlib.repr(metadata.get(name))}, here it is "
                 f"{reprlib.repr(value)}"
             )
     return ""

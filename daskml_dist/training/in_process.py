@@ -113,7 +113,7 @@ class InProcessEngine(Engine):
         self,
         n_lanes: int | None,
         *,
-        share: int | None,
+        bytes_per_lane: int | None,
         passes: int,
         device: str = "cpu",
         by_block: bool = False,
@@ -132,7 +132,9 @@ class InProcessEngine(Engine):
         # By default one lane; more only if there is enough work for threads.
         if n_lanes is None:
             n_worthwhile = (
-                0 if share is None else sum(b.nbytes for b in self._blocks.values()) // share
+                0
+                if bytes_per_lane is None
+                else sum(b.nbytes for b in self._blocks.values()) // bytes_per_lane
             )
             # A single lane on a GPU: kernels of several lanes would run on parts of the rows, one
             # after the other.
@@ -193,7 +195,7 @@ class InProcessEngine(Engine):
             result = self._run_trainer(trainer, fit)
             report_passes()
         except BaseException as error:
-            with self.interrupts.held():
+            with self.interrupts.delay():
                 # The state can be kept if no step was interrupted: the interrupt came between
                 # steps, or from a callback. Solvers keep complete states in any case.
                 is_whole = callbacks.has_raised(error) or self.interrupts.was_pending(error)

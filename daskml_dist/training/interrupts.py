@@ -36,10 +36,10 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self._before: Any = None
+        self._previous_handler: Any = None
         self._raised = False
         self._pending = False
-        self._held = 0
+        self._n_delays = 0
         self._raised_pending: list[BaseException] = []
         self._waits = False
         self._stop = _stop_request.get()
@@ -48,51 +48,51 @@ class Interrupts:
         # Handlers can be set in the main thread only; other threads receive no Ctrl-C.
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is threading.main_thread() and callable(handler):
-            self._before = handler
+            self._previous_handler = handler
             signal.signal(signal.SIGINT, self._on_signal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if self._before is None:
+        if self._previous_handler is None:
             return
         # A Ctrl-C that was delayed until now is passed to the user's own handler.
-        signal.signal(signal.SIGINT, self._before)
+        signal.signal(signal.SIGINT, self._previous_handler)
         if self._pending and kind is None:
             signal.raise_signal(signal.SIGINT)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
         """Delay, ignore or pass on one Ctrl-C."""
         # Later ones are ignored while the first one ends the fit.
         if self._raised:
             return
         # If the first Ctrl-C still waits for the end of a step, a second one is raised at once.
-        if self._held or (self._waits and not self._pending):
+        if self._n_delays or (self._waits and not self._pending):
             self._pending = True
             return
-        self._call_previous_handler(number, frame)
+        self._call_previous_handler(signal_number, frame)
 
-    def _call_previous_handler(self, number: int, frame: FrameType | None) -> None:
+    def _call_previous_handler(self, signal_number: int, frame: FrameType | None) -> None:
         """Call the handler that was set before, which usually raises `KeyboardInterrupt`."""
         self._pending = False
         try:
-            self._before(number, frame)
+            self._previous_handler(signal_number, frame)
         except BaseException:
             self._raised = True
             raise
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def delay(self) -> Iterator[None]:
         """Delay Ctrl-C during a block that must not be interrupted; it is raised afterwards."""
-        self._held += 1
+        self._n_delays += 1
         try:
             yield
         finally:
-            self._held -= 1
+            self._n_delays -= 1
 
     @contextmanager
     def between_steps(self) -> Iterator[None]:
         """Delay a first Ctrl-C until the next :meth:`raise_pending`, within the block."""
-        with self._set_waiting(self._before is signal.default_int_handler):
+        with self._set_waiting(self._previous_handler is signal.default_int_handler):
             yield
 
     @contextmanager
@@ -113,7 +113,7 @@ class Interrupts:
     def raise_pending(self) -> None:
         """Raise a Ctrl-C that came during the last step, or that another thread requested."""
         is_requested = self._stop is not None and self._stop.is_set() and not self._raised
-        if (self._pending or is_requested) and not self._held:
+        if (self._pending or is_requested) and not self._n_delays:
             self._pending, self._raised = False, True
             error = KeyboardInterrupt()
             self._raised_pending.append(error)

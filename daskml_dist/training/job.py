@@ -157,7 +157,11 @@ class FitJob:
         `by_block`: each block is a lane, unless the user gave a number of lanes.
         """
         self.lanes = self.engine.choose_lanes(
-            self.run.n_lanes, share=bytes_per_lane, passes=passes, device=device, by_block=by_block
+            self.run.n_lanes,
+            bytes_per_lane=bytes_per_lane,
+            passes=passes,
+            device=device,
+            by_block=by_block,
         )
 
     def lay_out_sum_lanes(
@@ -265,16 +269,16 @@ class FitJob:
 
     # -- result --------------------------------------------------------------------------------
 
-    def make_history(self, fit: FitSpec, result: FitResult, **more: Any) -> History:
-        """Return the history of a fit; `more` are facts that this kind of fit adds."""
+    def make_history(self, fit: FitSpec, result: FitResult, **extra_facts: Any) -> History:
+        """Return the history of a fit; `extra_facts` are facts that this kind of fit adds."""
         facts = {
             "policy": fit.work.name,
             "n_lanes": len(fit.rows.lane_rows),
             "streamed": fit.rows.streaming is not None,
             "generations": result.events,
             "lost_rows": result.lost_rows,
-            **more,
-            **self.engine.facts,
+            **extra_facts,
+            **self.engine.history_facts,
         }
         return History(result.records, extra=facts, interrupted=result.interrupted is not None)
 
@@ -347,7 +351,7 @@ class KeyedJob(FitJob):
         work = KeyedWork(
             Unlabelled(0), solver, stopping, remote_key_bytes=self.engine.remote_key_bytes
         )
-        fit = FitSpec(rows, work, RunSpec.of(self.run, self.summary))
+        fit = FitSpec(rows, work, RunSpec.from_settings(self.run, self.summary))
         result = self.train(fit, callbacks)
         if result.interrupted is not None:
             raise result.interrupted
@@ -355,10 +359,12 @@ class KeyedJob(FitJob):
         return result.state, result, fit
 
 
-def _apply_to_side(at: int, n_sides: int, function: Callable[[KeyedBlock], Any], block: Any) -> Any:
+def _apply_to_side(
+    side_index: int, n_sides: int, function: Callable[[KeyedBlock], Any], block: Any
+) -> Any:
     """Apply a function to a block of one side; return None for blocks of other sides."""
     # Blocks are numbered lane by lane, in each lane by the order of the sides.
-    return function(block) if block.index % n_sides == at else None
+    return function(block) if block.index % n_sides == side_index else None
 
 
 def _find_positions(ids: NDArray[Any], block: KeyedBlock) -> tuple[NDArray[np.int64], int]:

@@ -48,14 +48,14 @@ SAMPLED_BLOCKS = 8
 _FEW_BLOCKS_FROM = 1 << 22
 
 
-def _take_rows(block: Block, at: NDArray[np.intp]) -> Block:
+def _take_rows(block: Block, positions: NDArray[np.intp]) -> Block:
     """Return some rows of a block, by their positions in it."""
-    y, weight = (None if a is None else a[at] for a in (block.y, block.sample_weight))
+    y, weight = (None if a is None else a[positions] for a in (block.y, block.sample_weight))
     rows = block.rows
     if sparse.issparse(rows):
-        return Block(block.index, rows[at], y, weight)
+        return Block(block.index, rows[positions], y, weight)
     xp = namespace(rows)
-    return Block(block.index, copy_to_host(xp.take(rows, xp.asarray(at), axis=0)), y, weight)
+    return Block(block.index, copy_to_host(xp.take(rows, xp.asarray(positions), axis=0)), y, weight)
 
 
 def draw_sample_rows(
@@ -83,7 +83,9 @@ def draw_sample_rows(
         return _join_rows(engine.map_chosen_blocks(_take_rows, dict(sorted(places.items()))))
     parts = []
     for lane in lanes:
-        lane_places = {s.block: places[s.drawn] for s in lane.segments if s.drawn in places}
+        lane_places = {
+            s.block: places[s.seed_block] for s in lane.segments if s.seed_block in places
+        }
         parts.append(
             _join_rows(engine.map_chosen_blocks(_take_rows, dict(sorted(lane_places.items()))))
         )
@@ -108,7 +110,7 @@ class _TrainingRows:
     def __init__(self, lanes: Sequence[LaneSpec], seed: int, held_out: float) -> None:
         self._seed, self._held_out = seed, held_out
         segments = [segment for lane in lanes for segment in lane.segments]
-        self._all = sorted(segments, key=lambda segment: (segment.drawn, segment.start))
+        self._all = sorted(segments, key=lambda segment: (segment.seed_block, segment.start))
 
     @property
     def _segment_sizes(self) -> list[int]:
@@ -122,53 +124,55 @@ class _TrainingRows:
 
     def keep_random_blocks(self, n_blocks: int, rng: np.random.Generator) -> None:
         """Remove the rows of all but some randomly drawn blocks."""
-        numbers = sorted({segment.drawn for segment in self._all})
+        numbers = sorted({segment.seed_block for segment in self._all})
         if len(numbers) > n_blocks:
             kept_numbers = set(rng.choice(numbers, n_blocks, replace=False).tolist())
-            self._all = [segment for segment in self._all if segment.drawn in kept_numbers]
+            self._all = [segment for segment in self._all if segment.seed_block in kept_numbers]
 
-    def find_places(self, chosen: NDArray[np.intp]) -> dict[int, NDArray[np.intp]]:
+    def find_places(self, row_numbers: NDArray[np.intp]) -> dict[int, NDArray[np.intp]]:
         """Return, by block, the positions in it of rows given by their sorted numbers."""
         ends = np.cumsum(self._segment_sizes)
-        parts = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
+        parts = np.split(row_numbers, np.searchsorted(row_numbers, ends[:-1]))
         positions_by_block: dict[int, list[NDArray[np.intp]]] = {}
         for segment, part, end, size in zip(
             self._all, parts, ends, self._segment_sizes, strict=True
         ):
             if len(part):
                 positions = self._training_positions(segment, part - (end - size))
-                positions_by_block.setdefault(segment.drawn, []).append(positions)
+                positions_by_block.setdefault(segment.seed_block, []).append(positions)
         return {number: np.concatenate(rows) for number, rows in positions_by_block.items()}
 
-    def _training_positions(self, segment: Segment, at: NDArray[np.intp]) -> NDArray[np.intp]:
+    def _training_positions(
+        self, segment: Segment, positions: NDArray[np.intp]
+    ) -> NDArray[np.intp]:
         """Return positions in the block, given positions among a segment's training rows."""
         if not count_held_out_rows(segment, self._held_out):
-            return at + segment.start
+            return positions + segment.start
         lane = LaneRows(LaneSpec(0, (segment,)), 1, self._seed, True, self._held_out)
         ((_, held_out_rows),) = lane.held_out
         # The same held-out rows as the fit draws from its seed.
         rows = np.arange(segment.start, segment.stop)
-        return np.setdiff1d(rows, held_out_rows, assume_unique=True)[at]
+        return np.setdiff1d(rows, held_out_rows, assume_unique=True)[positions]
 
 
-def _join_rows(parts: list[Block]) -> Block:
+def _join_rows(blocks: list[Block]) -> Block:
     """Join the rows of blocks into one block; an empty one where there are no blocks."""
-    if not parts:
+    if not blocks:
         return Block(0, np.empty((0, 0)))
-    rows: list[Any] = [part.rows for part in parts]
+    rows: list[Any] = [part.rows for part in blocks]
     dense = not any(sparse.issparse(X) for X in rows)
     X = np.concatenate(rows) if dense else sparse.vstack(rows, format="csr")
     return Block(
         0,
         X,
-        _concatenate_or_none([p.y for p in parts]),
-        _concatenate_or_none([p.sample_weight for p in parts]),
+        _concatenate_or_none([p.y for p in blocks]),
+        _concatenate_or_none([p.sample_weight for p in blocks]),
     )
 
 
-def _concatenate_or_none(parts: list[Any]) -> Any:
+def _concatenate_or_none(arrays: list[Any]) -> Any:
     """Concatenate arrays; None where blocks have none."""
-    return None if parts[0] is None else np.concatenate(parts)
+    return None if arrays[0] is None else np.concatenate(arrays)
 
 
 #: Entries that one pass over the sample may always read: 4 ms, at about a nanosecond each.
@@ -257,16 +261,16 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
     """
     with np.errstate(all="ignore"), BlasThreads():
         # The first fit's task is used for all: they differ only in penalties, rates and stopping.
-        first = CalibrationTask.of(fits[0], block, seed)
+        first = CalibrationTask.from_sample(fits[0], block, seed)
         if first is None or len(fits) == 1 or not first.can_batch(fits):
             return [_calibrate_fit(fit, block, seed) for fit in fits]
         stacked = StackedPilot(first.pilot, [fit.steps.rule.only_group.penalty.l2 for fit in fits])
         tasks = [replace(first, fit=fit, unit=abs(float(value))) for fit, value in zip(
-            fits, stacked.values(np.repeat(first.begin, len(fits), axis=1)), strict=True
+            fits, stacked.values(np.repeat(first.initial_params, len(fits), axis=1)), strict=True
         )]  # fmt: skip
         half_minima, w = (
-            np.concatenate(points, axis=1).astype(first.begin.dtype)
-            for points in stacked.find_minima(first.begin, ITERATIONS, first.whole)
+            np.concatenate(points, axis=1).astype(first.initial_params.dtype)
+            for points in stacked.find_minima(first.initial_params, ITERATIONS, first.has_all_rows)
         )
         opt_state = {
             name: np.repeat(s, len(fits), axis=1) for name, s in first.touched_state.items()
@@ -277,7 +281,7 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
         factors = stacked.rates(
             first.optimizer, half_minima, warm_state or opt_state,
             [task.base_rate for task in tasks], first.n_step_rows,
-            search_calm_rate if first.whole else search_best_rate,
+            search_calm_rate if first.has_all_rows else search_best_rate,
         )  # fmt: skip
         return [
             task.make_calibrated_fit(
@@ -291,7 +295,7 @@ def _calibrate_fit(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     """Return the fit calibrated on a sample; unchanged if the sample cannot be used."""
     if get_linear_model(fit).n_targets is not None:
         return _calibrate_each_target(fit, block, seed)
-    task = CalibrationTask.of(fit, block, seed)
+    task = CalibrationTask.from_sample(fit, block, seed)
     if task is None:
         return fit
     return task.calibrated_fit()
@@ -346,7 +350,7 @@ def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     target_fits = [_select_target(fit, k) for k in range(model.width)]
     assert block.y is not None
     tasks = [
-        CalibrationTask.of(target_fit, replace(block, target=block.y[:, k].copy()), seed)
+        CalibrationTask.from_sample(target_fit, replace(block, target=block.y[:, k].copy()), seed)
         for k, target_fit in enumerate(target_fits)
     ]
     first_task = next((task for task in tasks if task is not None), None)
@@ -419,13 +423,13 @@ class CalibrationTask:
         Rows of the parameters that the sample touches.
     opt_state : dict of str to ndarray
         Initial optimizer state of all parameters.
-    begin : ndarray
+    initial_params : ndarray
         Initial values of the parameters that the sample touches.
     rule : UpdateRule
         Update rule, with an optimizer that suits the features' units.
     unit : float
-        Magnitude of the loss at `begin`.
-    whole : bool
+        Magnitude of the loss at `initial_params`.
+    has_all_rows : bool
         Whether the sample is all rows.
     """
 
@@ -433,13 +437,13 @@ class CalibrationTask:
     pilot: Pilot
     columns: Any
     opt_state: dict[str, Any]
-    begin: Any
+    initial_params: Any
     rule: UpdateRule
     unit: float
-    whole: bool
+    has_all_rows: bool
 
     @classmethod
-    def of(cls, fit: FitSpec, block: Block, seed: int) -> CalibrationTask | None:
+    def from_sample(cls, fit: FitSpec, block: Block, seed: int) -> CalibrationTask | None:
         """Return the task of a fit; None if its sample cannot be used."""
         work, model = fit.steps, get_linear_model(fit)
         # An empty sample, or groups of parameters with their own rates, leave the fit unchanged.
@@ -518,21 +522,25 @@ class CalibrationTask:
     def calibrated_fit(self) -> FitSpec:
         """Return the fit as calibrated by its own pilot."""
         start = _StartSearch(self.pilot, self.optimizer, self.n_step_rows, self.base_rate)
-        return self.make_calibrated_fit(*start.of(self.begin, self.touched_state, self.whole))
+        return self.make_calibrated_fit(
+            *start.find_start(self.initial_params, self.touched_state, self.has_all_rows)
+        )
 
-    def make_calibrated_fit(self, w: Any, own: dict[str, Any], factor: float) -> FitSpec:
-        """Return the fit that begins at `w` with state `own`, at a factor times the base rate."""
+    def make_calibrated_fit(self, w: Any, warm_state: dict[str, Any], factor: float) -> FitSpec:
+        """Return the fit that begins at `w` and `warm_state`, at a factor times the base rate."""
         fit, work, columns = self.fit, self.fit.steps, self.columns
-        if not (np.isfinite(w).all() and all(np.isfinite(array).all() for array in own.values())):
+        if not (
+            np.isfinite(w).all() and all(np.isfinite(array).all() for array in warm_state.values())
+        ):
             return fit
         # Adagrad's accumulator holds squared gradients: of batch means in the pilot; where rows are
         # steps, of gradients that are not divided by the batch's rows.
-        if work.single_rows and "accumulator" in own:
-            own["accumulator"] *= self.n_step_rows**2
+        if work.single_rows and "accumulator" in warm_state:
+            warm_state["accumulator"] *= self.n_step_rows**2
         start, stopping = work.make_start_state(fit.rows.dtype), work.stopping
         opt_state = {name: array.copy() for name, array in self.opt_state.items()}
         start.w[columns] = w
-        for name, array in own.items():
+        for name, array in warm_state.items():
             opt_state[name][columns] = array
         if get_linear_model(fit).loss.in_target_units and stopping.tol is not None:
             stopping = replace(stopping, tol=stopping.tol * self.unit)
@@ -547,7 +555,9 @@ class CalibrationTask:
         # Every process gets the start: of a model of millions of parameters, few are touched.
         initial = ShardState(
             pack_rows(start.w, columns),
-            {name: pack_rows(array, columns) for name, array in opt_state.items()} if own else {},
+            {name: pack_rows(array, columns) for name, array in opt_state.items()}
+            if warm_state
+            else {},
         )
         return fit.replace_work(initial=initial, rule=rule, stopping=stopping)
 
@@ -613,23 +623,23 @@ class _StartSearch:
     batch: int
     base: float
 
-    def of(
-        self, begin: Any, opt_state: dict[str, Any], whole: bool
+    def find_start(
+        self, initial_params: Any, opt_state: dict[str, Any], has_all_rows: bool
     ) -> tuple[Any, dict[str, Any], float]:
         """Return parameters, the optimizer's state (empty: fresh) and the factor on the rate.
 
-        `whole`: the sample is all rows, so that its minimum is where the fit ends.
+        `has_all_rows`: the sample is all rows, so that its minimum is where the fit ends.
         """
         pilot = self.pilot
         # All rows: their minimum is the end of the fit. A part of them: minimise on one half until
         # the other half's loss stops falling, then on the whole sample for as many steps.
-        if whole:
-            w, converged = pilot.minimise_all_rows(begin, ITERATIONS)
+        if has_all_rows:
+            w, converged = pilot.minimise_all_rows(initial_params, ITERATIONS)
             half_minimum = w
         else:
-            half_minimum, n_iter = pilot.minimum_of_half(begin, ITERATIONS)
-            w, converged = pilot.minimise_all_rows(begin, max(n_iter, 1))[0], False
-        w, half_minimum = w.astype(begin.dtype), half_minimum.astype(begin.dtype)
+            half_minimum, n_iter = pilot.minimum_of_half(initial_params, ITERATIONS)
+            w, converged = pilot.minimise_all_rows(initial_params, max(n_iter, 1))[0], False
+        w, half_minimum = w.astype(initial_params.dtype), half_minimum.astype(initial_params.dtype)
         rate = pilot.find_calm_rate if converged else pilot.find_best_rate
         warm = self._warm_optimizer(w, opt_state)
         return w, warm, rate(self.optimizer, half_minimum, warm or opt_state, self.base, self.batch)

@@ -58,19 +58,19 @@ class Coordinates:
     mean : ndarray of shape (n_features,), or None
         None: rows are not centred.
     scale : ndarray of shape (n_features,)
-    turn : ndarray of shape (n_features, n_coordinates), or None
+    whitening : ndarray of shape (n_features, n_coordinates), or None
         Whitening matrix; None: the identity.
     back : ndarray of shape (n_coordinates, n_features), or None
-        Left inverse of `turn`: ``back @ turn`` is the identity.
+        Left inverse of `whitening`: ``back @ turn`` is the identity.
     """
 
     mean: Array | None
     scale: Array
-    turn: Array | None = None
+    whitening: Array | None = None
     back: Array | None = None
 
     @classmethod
-    def of(
+    def from_rows(
         cls, X: Any, weight: Array | None, *, centred: bool, turned: bool, least: float
     ) -> Coordinates:
         """Compute the coordinates in which the weighted covariance of rows is the identity.
@@ -159,14 +159,14 @@ class Coordinates:
     @property
     def n_coordinates(self) -> int:
         """Return the number of coordinates of a row."""
-        return len(self.scale) if self.turn is None else self.turn.shape[1]
+        return len(self.scale) if self.whitening is None else self.whitening.shape[1]
 
     def rows(self, X: Any) -> Any:
         """Return rows in these coordinates, in a new array of their dtype."""
         if sparse.issparse(X):
             return (X @ sparse.diags_array((1 / self.scale).astype(X.dtype))).tocsr()
         transformed, offset = np.empty((len(X), self.n_coordinates), X.dtype), 0
-        rotation = None if self.turn is None else self.turn / self.scale[:, None]
+        rotation = None if self.whitening is None else self.whitening / self.scale[:, None]
         # Centre and scale in float64, then round to the rows' dtype: in float32 the difference of
         # two large numbers would lose its digits.
         for rows, _ in _iterate_tiles(X):
@@ -180,12 +180,12 @@ class Coordinates:
 
     def coef(self, v: Array) -> Array:
         """Map coefficients in these coordinates to coefficients of the original columns."""
-        return (v if self.turn is None else self.turn @ v) / self.scale[:, None]
+        return (v if self.whitening is None else self.whitening @ v) / self.scale[:, None]
 
     def apply_transpose(self, gradient: Array) -> Array:
         """Apply the transpose of :meth:`coef` to a gradient."""
         gradient = gradient / self.scale[:, None]
-        return gradient if self.turn is None else self.turn.T @ gradient
+        return gradient if self.whitening is None else self.whitening.T @ gradient
 
     def from_coordinates(self, v: Array) -> Array:
         """Map parameters, with intercepts last, to those of the original rows."""
@@ -318,10 +318,10 @@ class Pilot:
 
     # -- the minimum ---------------------------------------------------------------------------
 
-    def minimise_all_rows(self, start: Array, most: int) -> tuple[Array, bool]:
+    def minimise_all_rows(self, start: Array, max_iter: int) -> tuple[Array, bool]:
         """Minimise the loss of all rows; return the parameters, and whether that converged."""
-        minimum = self._minimise(start, slice(0, self.n_rows), most, tol=self.tol)
-        return minimum.w, minimum.n_iter < most
+        minimum = self._minimise(start, slice(0, self.n_rows), max_iter, tol=self.tol)
+        return minimum.w, minimum.n_iter < max_iter
 
     @property
     def tol(self) -> float:
@@ -333,16 +333,16 @@ class Pilot:
             return _FINEST
         return _FINEST if size <= _TINY_ENTRIES else _FINE if size <= _CHEAP_ENTRIES else 1.0
 
-    def minimum_of_half(self, start: Array, most: int) -> tuple[Array, int]:
+    def minimum_of_half(self, start: Array, max_iter: int) -> tuple[Array, int]:
         """Minimise on one half of the rows; return the parameters, and the steps to them.
 
         The parameters are those with the other half's least loss; where rows are many for the
-        parameters, they are the half's minimum, and the steps are `most`.
+        parameters, they are the half's minimum, and the steps are `max_iter`.
         """
         n_half = -(-self.n_rows // 2)
         watched_rows = slice(n_half, self.n_rows) if self.watches_other_half(start.size) else None
-        minimum = self._minimise(start, slice(0, n_half), most, watched_rows)
-        return minimum.w, most if watched_rows is None else minimum.n_iter
+        minimum = self._minimise(start, slice(0, n_half), max_iter, watched_rows)
+        return minimum.w, max_iter if watched_rows is None else minimum.n_iter
 
     def watches_other_half(self, n_parameters: int) -> bool:
         """Return whether the other half's loss is watched while one half is minimised."""
@@ -351,11 +351,16 @@ class Pilot:
         return -(-self.n_rows // 2) < ROWS_PER_PARAMETER * n_parameters
 
     def _minimise(
-        self, start: Array, at: slice, most: int, watched: slice | None = None, tol: float = 1.0
+        self,
+        start: Array,
+        row_slice: slice,
+        max_iter: int,
+        watched: slice | None = None,
+        tol: float = 1.0,
     ) -> _DescentPath:
-        """Minimise the mean loss of the rows `at`, watching that of the rows `watched`."""
+        """Minimise the mean loss of the rows `row_slice`, watching that of the rows `watched`."""
         coordinates = self._coordinates
-        objective = _SampleObjective(self, coordinates, at)
+        objective = _SampleObjective(self, coordinates, row_slice)
         validation = None if watched is None else _SampleObjective(self, coordinates, watched)
         start_coordinates = coordinates.to_coordinates(start.astype(np.float64))
         first = start_coordinates.ravel()
@@ -386,7 +391,7 @@ class Pilot:
         if l1.any():
             last = _LastEvaluation(scaled, l1)
             minimize_orthant_wise(
-                last, first, l1, max_iter=most, tol=tol,
+                last, first, l1, max_iter=max_iter, tol=tol,
                 should_stop=lambda: is_over(last.v, last.value),
             )  # fmt: skip
         else:
@@ -395,7 +400,7 @@ class Pilot:
                 if is_over(intermediate_result.x, intermediate_result.fun):
                     raise StopIteration
 
-            options = {"maxiter": most, "maxfun": 2 * most, "ftol": 0.0, "gtol": tol}
+            options = {"maxiter": max_iter, "maxfun": 2 * max_iter, "ftol": 0.0, "gtol": tol}
             minimize(scaled, first, method="L-BFGS-B", jac=True, callback=on_step, options=options)
         path.w = coordinates.from_coordinates(path.w.reshape(start_coordinates.shape) * step)
         return path
@@ -403,7 +408,7 @@ class Pilot:
     @cached_property
     def _coordinates(self) -> Coordinates:
         """Return the coordinates of the sample's columns."""
-        return Coordinates.of(
+        return Coordinates.from_rows(
             self.X,
             self.weight,
             centred=self.model.fit_intercept,
@@ -588,12 +593,12 @@ class _LastEvaluation:
 class _SampleObjective:
     """Mean loss with l2 penalty of some rows of a pilot, and its gradient, in coordinates."""
 
-    def __init__(self, pilot: Pilot, coordinates: Coordinates, at: slice) -> None:
+    def __init__(self, pilot: Pilot, coordinates: Coordinates, row_slice: slice) -> None:
         self._pilot, self._coordinates = pilot, coordinates
         self._model = replace(pilot.model, n_features=coordinates.n_coordinates)
-        Z, y = pilot._transformed_rows[at], pilot.y[at]
+        Z, y = pilot._transformed_rows[row_slice], pilot.y[row_slice]
         self._dtype = Z.dtype
-        self._weight = None if pilot.weight is None else pilot.weight[at].astype(Z.dtype)
+        self._weight = None if pilot.weight is None else pilot.weight[row_slice].astype(Z.dtype)
         self._total = len(y) if self._weight is None else float(self._weight.sum()) or 1.0
         self._rows = BatchRows(Z, y.astype(Z.dtype) if y.dtype.kind == "f" else y, self._weight)
 
@@ -615,13 +620,13 @@ class _SampleObjective:
         return loss, gradient.ravel()
 
 
-def _nearest_power_of_two(number: float) -> float:
+def _nearest_power_of_two(value: float) -> float:
     """Return the nearest power of two; 1 for numbers that have none. Multiplying by it is exact."""
-    return float(2.0 ** round(math.log2(number))) if 0 < number < math.inf else 1.0
+    return float(2.0 ** round(math.log2(value))) if 0 < value < math.inf else 1.0
 
 
-def search_best_rate(begin: float) -> RateSearch:
-    """Search for the exponent of the factor whose steps reduce the loss `begin` most."""
+def search_best_rate(start_loss: float) -> RateSearch:
+    """Search for the exponent of the factor whose steps reduce the loss `start_loss` most."""
     losses: dict[int, float] = {}
 
     def value(k: int) -> Generator[int, float, float]:
@@ -638,22 +643,23 @@ def search_best_rate(begin: float) -> RateSearch:
         and (yield from value(k + direction)) <= losses[k]
     ):
         k += direction
-    gain = begin - losses[k]
-    if not gain > _MIN_GAIN * abs(begin):
-        return (yield from search_calm_rate(begin))
+    gain = start_loss - losses[k]
+    if not gain > _MIN_GAIN * abs(start_loss):
+        return (yield from search_calm_rate(start_loss))
     # Take the smallest rate that has most of the gain: other rows of the fit may have larger
     # gradients than those of the sample.
     while (
-        k - 1 > _MIN_EXPONENT and begin - (yield from value(k - 1)) >= _PREFERRED_GAIN_SHARE * gain
+        k - 1 > _MIN_EXPONENT
+        and start_loss - (yield from value(k - 1)) >= _PREFERRED_GAIN_SHARE * gain
     ):
         k -= 1
     return k
 
 
-def search_calm_rate(begin: float) -> RateSearch:
-    """Search for an exponent so small that steps from a minimum of loss `begin` stay there."""
+def search_calm_rate(start_loss: float) -> RateSearch:
+    """Search for an exponent so small that steps from a minimum of loss `start_loss` stay there."""
     # Whole powers of ten, downwards, until the steps leave the loss nearly as it is.
-    max_loss = begin + _CALM_RISE * abs(begin)
+    max_loss = start_loss + _CALM_RISE * abs(start_loss)
     for k in range(_FIRST_CALM_EXPONENT, _MIN_EXPONENT, -2):
         if (yield k) <= max_loss:
             return k
@@ -709,32 +715,41 @@ class StackedPilot:
         is_small = d <= MAX_WHITENED and n_columns * d * d <= _MAX_MAP_ENTRIES
         return is_small and not pilot.penalty.l1 and not pilot.watches_other_half(model.shape[0])
 
-    def find_minima(self, begin: Array, most: int, whole: bool) -> tuple[list[Array], list[Array]]:
+    def find_minima(
+        self, initial_params: Array, max_iter: int, has_all_rows: bool
+    ) -> tuple[list[Array], list[Array]]:
         """Return the minima of one half of the sample and of all of it, one array a column.
 
-        `whole`: the sample is all rows of the fit, so the half's minimum is not needed, and the
-        minimum of all rows is returned in its place.
+        `has_all_rows`: the sample is all rows of the fit, so the half's minimum is not needed, and
+        the minimum of all rows is returned in its place.
         """
         coordinates, n = self._coordinates, self.pilot.n_rows
-        v = np.stack([p.to_coordinates(begin.astype(np.float64))[:, 0] for p in coordinates])
+        v = np.stack(
+            [p.to_coordinates(initial_params.astype(np.float64))[:, 0] for p in coordinates]
+        )
         objective, share = self._make_objective(slice(0, n)), self.pilot.tol
-        if whole:
-            v, _ = minimize_side_by_side(objective, v, most, share=share)
+        if has_all_rows:
+            v, _ = minimize_side_by_side(objective, v, max_iter, tol_factor=share)
             half_minima = v
         else:
             half_minima, tols = minimize_side_by_side(
-                self._make_objective(slice(0, -(-n // 2))), v, most
+                self._make_objective(slice(0, -(-n // 2))), v, max_iter
             )
-            v, _ = minimize_side_by_side(objective, half_minima, most, tols, share)
+            v, _ = minimize_side_by_side(objective, half_minima, max_iter, tols, share)
 
-        def outside(found: Array) -> list[Array]:
-            return [p.from_coordinates(v[:, None]) for p, v in zip(coordinates, found, strict=True)]
+        def outside(minima: Array) -> list[Array]:
+            return [
+                p.from_coordinates(v[:, None]) for p, v in zip(coordinates, minima, strict=True)
+            ]
 
         return outside(half_minima), outside(v)
 
-    def values(self, w: Array, at: Sequence[int] | None = None) -> Array:
+    def values(self, w: Array, column_indices: Sequence[int] | None = None) -> Array:
         """Return the penalised mean losses of some columns over all rows of the sample."""
-        l2, k = self.l2 if at is None else self.l2[list(at)], self.pilot.model.n_penalised
+        l2, k = (
+            self.l2 if column_indices is None else self.l2[list(column_indices)],
+            self.pilot.model.n_penalised,
+        )
         losses, _ = self._sum_losses(self.pilot.X, slice(0, self.pilot.n_rows), w)
         with np.errstate(all="ignore"):
             total = float(self._weight.sum()) or 1.0
@@ -757,14 +772,20 @@ class StackedPilot:
         """Return the factor on each column's base rate that a search finds."""
         base_rates = np.array(base)
 
-        def losses(at: list[int], exponents: list[int]) -> list[float]:
-            rates = base_rates[at] * np.array([rate_factor(k) for k in exponents])
-            states = {name: array[:, at] for name, array in opt_state.items()}
+        def losses(column_indices: list[int], exponents: list[int]) -> list[float]:
+            rates = base_rates[column_indices] * np.array([rate_factor(k) for k in exponents])
+            states = {name: array[:, column_indices] for name, array in opt_state.items()}
             first = self.pilot.n_rows // 2
             stepped, _ = self._step_through(
-                optimizer, w[:, at], states, rates, batch, first, np.array(at)
+                optimizer,
+                w[:, column_indices],
+                states,
+                rates,
+                batch,
+                first,
+                np.array(column_indices),
             )
-            values = self.values(stepped, at)
+            values = self.values(stepped, column_indices)
             is_finite = np.isfinite(values) & np.isfinite(stepped).all(axis=0)
             return [float(value) for value in np.where(is_finite, values, np.inf)]
 
@@ -780,18 +801,18 @@ class StackedPilot:
             )
         return self._models[n_columns]
 
-    def _sum_losses(self, X: Array, at: slice, w: Array) -> tuple[Array, Array]:
+    def _sum_losses(self, X: Array, row_slice: slice, w: Array) -> tuple[Array, Array]:
         """Return the summed loss of each column over some rows, and the gradients."""
         model, wide_params = self._wide_model(w.shape[1]), _append_loss_row(w.astype(self._dtype))
         # Each partial sum is of a fixed number of rows, whatever the number of threads: the digits
         # do not depend on the machine.
-        starts = range(at.start, at.stop, _THREAD_ROWS)
+        starts = range(row_slice.start, row_slice.stop, _THREAD_ROWS)
         parts = np.zeros((len(starts), *wide_params.shape))
 
-        def add(some: slice) -> None:
+        def add(part_slice: slice) -> None:
             with np.errstate(all="ignore"):
-                for part, first in zip(parts[some], starts[some], strict=True):
-                    last = min(first + _THREAD_ROWS, at.stop)
+                for part, first in zip(parts[part_slice], starts[part_slice], strict=True):
+                    last = min(first + _THREAD_ROWS, row_slice.stop)
                     for start in range(first, last, _TILE_ROWS):
                         tile = slice(start, min(start + _TILE_ROWS, last))
                         rows = BatchRows(X[tile], self._y[tile], None)
@@ -815,22 +836,22 @@ class StackedPilot:
             variance_floors=variance_floors,
         )
 
-    def _make_objective(self, at: slice) -> Callable[[Array, Array], tuple[Array, Array]]:
+    def _make_objective(self, row_slice: slice) -> Callable[[Array, Array], tuple[Array, Array]]:
         """Return the function of losses and gradients of columns, each in its own coordinates."""
         coordinates = self._coordinates
         # Rows are stored once, in the coordinates of the least penalised column, where they are
         # longest; a small matrix maps each column's own coordinates to these.
         least_penalised = coordinates[int(np.argmin(self.l2))]
         Z, d = least_penalised.rows(self.pilot.X), self.pilot.model.n_penalised
-        turns = np.stack([p.turn for p in coordinates])  # type: ignore[misc]
+        turns = np.stack([p.whitening for p in coordinates])  # type: ignore[misc]
         maps = least_penalised.back @ turns
         coefs = turns / least_penalised.scale[:, None]
-        total = float(self._weight[at].sum()) or 1.0
+        total = float(self._weight[row_slice].sum()) or 1.0
 
         def value(v: Array, columns: Array) -> tuple[Array, Array]:
             coefficients, l2 = v[:, :d, None], self.l2[columns]
             w = np.concatenate([(maps[columns] @ coefficients)[:, :, 0], v[:, d:]], axis=1).T
-            losses, gradient = self._sum_losses(Z, at, np.ascontiguousarray(w))
+            losses, gradient = self._sum_losses(Z, row_slice, np.ascontiguousarray(w))
             losses, gradient = losses / total, np.ascontiguousarray(gradient.T) / total
             coef = coefs[columns] @ coefficients
             # Chain rule through the column's map, and the l2 penalty's part.

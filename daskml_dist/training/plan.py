@@ -198,7 +198,7 @@ def make_fit(
         privacy=privacy,
     )
     spec = _make_rows_spec(rows, dtype, lanes, streaming, run, fraction)
-    return FitSpec(spec, work, RunSpec.of(run, summary))
+    return FitSpec(spec, work, RunSpec.from_settings(run, summary))
 
 
 #: Loops whose steps push to servers, and pull rows by their ids.
@@ -273,7 +273,7 @@ def _make_update_rule(
         settings.average,
         coordinates,
         clip=settings.clip,
-        outer=OuterStep.of(settings.policy, model.parameters, compressed),
+        outer=OuterStep.from_policy(settings.policy, model.parameters, compressed),
         flushes=model.flushes,
         proximal=float(settings.policy.proximal),
         noise=noise,
@@ -475,7 +475,7 @@ def _add_feature_scales(
         w = model.init(settings.seed, dtype) if initial is None else initial.w
         return ShardState(w, optimizer.init_scaled(w, scales.largest, scales.norm))
     # Copied: the optimizer rescales in place, and the state may be that of the user's fitted model.
-    initial = initial.part(slice(None))
+    initial = initial.slice_rows(slice(None))
     optimizer.rescale(initial.w, initial.opt_state, scales.largest, scales.norm)
     return initial
 
@@ -657,7 +657,7 @@ def make_solver_fit(
         nbytes = 0 if streaming else sum(info.nbytes for info in rows.summary.infos)
         row_bytes = nbytes / max(rows.summary.n_rows, 1)
         work = replace(work, budget=budget, row_bytes=row_bytes)
-        return FitSpec(spec, work, RunSpec.of(run, rows.summary))
+        return FitSpec(spec, work, RunSpec.from_settings(run, rows.summary))
     shape = model.parameters.shape if isinstance(model, StepModel) else None
     # L-BFGS keeps many vectors of the parameters' length: if that is millions, each trainer holds a
     # range of each. Not if deterministic: sums in the order of the lanes are gathered whole.
@@ -672,7 +672,7 @@ def make_solver_fit(
         RoundWork(
             model, solver, shape, start, PassStoppingRule(solver.max_passes, None), in_ranges
         ),
-        RunSpec.of(run, rows.summary),
+        RunSpec.from_settings(run, rows.summary),
     )
 
 

@@ -269,9 +269,11 @@ class RankResults(Solution):
     parameters: ShardState | None = None
 
     @classmethod
-    def join(cls, some: Iterable[RankResults], parameters: ShardState | None) -> RankResults:
+    def join(
+        cls, rank_results: Iterable[RankResults], parameters: ShardState | None
+    ) -> RankResults:
         """Return the values of all ranks, in rank order."""
-        values = {rank: value for result in some for rank, value in result.values.items()}
+        values = {rank: value for result in rank_results for rank, value in result.values.items()}
         return cls(np.empty(0), values=dict(sorted(values.items())), parameters=parameters)
 
 
@@ -631,7 +633,7 @@ class StepWork(FitWork):
     def make_start_state(self, dtype: Any, rows: slice = slice(None)) -> ShardState:
         """Return the initial state of some rows of the parameters, such as those of one server."""
         if self.initial is not None:
-            return self.initial.part(rows)
+            return self.initial.slice_rows(rows)
         if self.model.table is not None:  # no id is known yet
             return ShardState(np.empty((0, self.shape[1]), dtype), {})
         # Drawn from the seed: each server creates its own rows, so none are sent.
@@ -898,7 +900,7 @@ class RunSpec:
     memory_budget: int | None = None
 
     @classmethod
-    def of(cls, settings: RunSettings, summary: DataSummary) -> RunSpec:
+    def from_settings(cls, settings: RunSettings, summary: DataSummary) -> RunSpec:
         """Combine the user's settings with the device on which these rows may be trained."""
         # `dask.config` holds settings of the cluster, which are the same for all fits of a session.
         return cls(
@@ -1026,14 +1028,14 @@ class InterruptedState:
     ----------
     state : ShardState or Solution
         Average of the states of the trainer's lanes; or the last point that a solver kept.
-    share : float
+    row_share : float
         The trainer's share of the fit's rows.
     rows : float
         Rows that the trainer has stepped on but not reported.
     """
 
     state: ShardState | Solution
-    share: float = 1.0
+    row_share: float = 1.0
     rows: float = 0.0
 
 
@@ -1050,7 +1052,7 @@ class TrainerResult:
         From rank 0 only, except for the parts of the parameters that only this trainer holds.
     interrupted : bool, default=False
         Whether the client ended the fit before its end.
-    left : InterruptedState or None
+    interrupted_state : InterruptedState or None
         State of an interrupted fit, if the trainer holds any.
     moved : tuple of int
         Bytes sent to, and received from, other trainers since the last pass was reported.
@@ -1060,7 +1062,7 @@ class TrainerResult:
     generation: int
     state: ShardState | StateParts | Solution | None = None
     interrupted: bool = False
-    left: InterruptedState | None = None
+    interrupted_state: InterruptedState | None = None
     moved: tuple[int, int] = (0, 0)
 
     def is_whole(self, generation: int) -> bool:

@@ -363,7 +363,7 @@ def test_shards(name: str, penalty: str | None, dtype: Any, other: Backend) -> N
         on_host.add(delta, 3.0)
         on_device.add(other.to_device(delta), 3.0)
         a, b = on_host.state(), on_device.state()
-        b = ShardState.join([b.part(slice(0, 4)), b.part(slice(4, 6))])
+        b = ShardState.join([b.slice_rows(slice(0, 4)), b.slice_rows(slice(4, 6))])
         assert (a.step, a.rows, a.n_averaged) == (b.step, b.rows, b.n_averaged)
         assert a.average is not None
         _same(b.average, a.average, other, 64)
@@ -385,7 +385,7 @@ def test_outer_steps_and_pulls_back(outer: str, dtype: Any, other: Backend) -> N
     parts = Part("a", (4, 3)), Part("b", (3,), penalised=False), Part("m", (2,), buffer=True)
     parameters = Parameters(parts)
     groups = make_parameter_groups(parameters, OPTIMIZERS["adam"](), Penalty(0.0, 0.1))
-    step = OuterStep.of(LocalSGD(outer=outer), parameters)
+    step = OuterStep.from_policy(LocalSGD(outer=outer), parameters)
     rule = UpdateRule(groups, Constant(0.1), 4.0, outer=step, proximal=0.3)
     w = rng.normal(size=parameters.shape).astype(dtype)
     on_host = Shard(rule, ShardState(w.copy(), {}))

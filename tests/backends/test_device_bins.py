@@ -220,7 +220,7 @@ def test_bins_of_lanes_are_joined_and_stored_once(backend):
     # The lanes' bins are views of the joined ones.
     joined = join_bins(lanes[:1], backend)
     joined[...] = 7
-    (part,) = lanes[0].device_bins.parts
+    (part,) = lanes[0].device_bins.chunks
     assert (backend.to_numpy(part) == 7).all()
 
 

@@ -124,7 +124,7 @@ def test_rows_are_sampled_summed_and_partitioned(kind, n, n_outputs, table, devi
         nodes = GrowingNodes(
             nodes.tree.repeat(2), np.column_stack([nodes.start, middles[0]]).ravel(),
             np.column_stack([middles[0], nodes.stop]).ravel(), paths,
-            nodes.bounds.repeat(2, axis=0), nodes.turn + 1,
+            nodes.bounds.repeat(2, axis=0), nodes.n_partitions + 1,
         )  # fmt: skip
         for k in range(len(nodes)):
             lines_of_nodes = [_sorted(lane.copy_lines(nodes, k)) for lane in lanes]

@@ -180,7 +180,7 @@ def test_unsupported_fits_have_no_loop() -> None:
     wide = {0: (np.zeros((9, 2**15)), np.zeros(9), None)}
     slow = backend.gather(loss, (2**15, 1), wide, 1024)
     assert slow is not None
-    assert (gather.most_steps, slow.most_steps) == (256, 2)
+    assert (gather.max_steps, slow.max_steps) == (256, 2)
     rule = one_group(ArraysAlone(), InverseScaling(0.1), Penalty(0, 0), D, 2.0)
     shard = Shard(rule, ShardState(np.zeros((D, 1)), {}))
     assert backend.recorder(gather, rule.only_group.optimizer, shard.empty_step()) is None

@@ -461,8 +461,20 @@ def test_gradients_of_sparse_rows(dtype: str) -> None:
         place = np.full(41, -1, np.int32)
         runs = (at, None), (np.arange(n), np.ones(n, int)), (np.zeros(1, int), np.array([n]))
         for starts, counts in runs:
-            parts = gather.parts([[(0, starts, counts)]])
-            arguments = gather.where, gather.like, parts, 0, w, index, values, 0, place, (), 40
+            parts = gather.locate_segments([[(0, starts, counts)]])
+            arguments = (
+                gather.where,
+                gather.index_like,
+                parts,
+                0,
+                w,
+                index,
+                values,
+                0,
+                place,
+                (),
+                40,
+            )
             loss_there, m, _ = gather.gradient(*arguments)
             assert loss_there == pytest.approx(loss, rel=1e-5), case
             assert sorted(index[:m]) == used, case

@@ -138,7 +138,7 @@ def test_rows_are_partitioned_and_summed(mode, n, d, n_bins, backend, monkeypatc
         assert starts == middles
         # The second time rows are in order already, and known sums are not requested.
         for part, middle in zip(parts, middles, strict=True):
-            part.n_left = middle - part.at.start
+            part.n_left = middle - part.row_slice.start
         found, starts = device.partition_leaves(parts, mode, 0)
         np.testing.assert_array_equal(found, expected)
         assert starts == middles
@@ -397,7 +397,7 @@ def _rows(rng, n, bins, dtype):
 def test_boosting_predicts(dtype, n_outputs, backend):
     rng = np.random.default_rng(n_outputs)
     trees, bins = _trees(rng, 6, 4, 1, with_categories=True)
-    raw = RawTrees(Trees.of(trees, n_outputs, bins), rng.normal(size=n_outputs))
+    raw = RawTrees(Trees.from_trees(trees, n_outputs, bins), rng.normal(size=n_outputs))
     X = _rows(rng, 300, bins, dtype)
     np.testing.assert_array_equal(raw.on_device(backend, dtype)(X), raw(X))
     np.testing.assert_array_equal(raw.on_device(backend, dtype)(X[:1]), raw(X[:1]))
@@ -408,12 +408,12 @@ def test_boosting_predicts(dtype, n_outputs, backend):
 def test_forests_predict(dtype, n_values, backend):
     rng = np.random.default_rng(n_values)
     trees, bins = _trees(rng, 7, 4, n_values, with_categories=False)
-    raw = RawForest(Trees.of(trees, 1, bins))
+    raw = RawForest(Trees.from_trees(trees, 1, bins))
     X = _rows(rng, 300, bins, dtype)
     np.testing.assert_array_equal(raw.on_device(backend, dtype)(X), raw(X))
 
 
 def test_nodes_take_16_bytes():
     tree_list, bins = _trees(np.random.default_rng(0), 2, 4, 1, with_categories=True)
-    trees = Trees.of(tree_list, 1, bins)
+    trees = Trees.from_trees(tree_list, 1, bins)
     assert pack_nodes(trees.nodes).nbytes == 16 * len(trees.nodes.feature)

@@ -90,7 +90,7 @@ def test_boosting_at_numbers_of_rows_and_leaves_around_widths(n_outputs: int) ->
     # Leaves are bits of words of 32, or of one or several words of 64.
     for sizes in ((1, 2, 31, 32), (33, 63, 64, 5), (65, 127, 128, 129), (191, 192, 193, 256)):
         trees = [tree_of(rng, bins, m) for m in sizes]
-        raw = RawTrees(Trees.of(trees, n_outputs, bins), np.zeros(n_outputs))
+        raw = RawTrees(Trees.from_trees(trees, n_outputs, bins), np.zeros(n_outputs))
         expected = np.zeros((len(X), n_outputs))
         for t, tree in enumerate(trees):
             expected[:, t % n_outputs] += tree.value[leaves_of(tree, left), 0]
@@ -112,7 +112,7 @@ def test_forests_at_numbers_of_rows_around_widths(dtype: str) -> None:
         tree_list = [
             replace(t, value=rng.normal(size=(len(t.feature), n_values))) for t in tree_list
         ]
-        trees = Trees.of(tree_list, 1, bins)
+        trees = Trees.from_trees(tree_list, 1, bins)
         leaves = np.stack([leaves_of(tree, ByValues(X, bins)) for tree in tree_list], axis=1)
         values = [tree.value[at] for tree, at in zip(tree_list, leaves.T, strict=True)]
         assert tree_predict._ROWS_SIDE_BY_SIDE in SIZES
@@ -144,7 +144,7 @@ def test_out_of_bag_predictions() -> None:
     rows[rng.random(rows.shape) < 0.1] = missing
     tree_list = [_numbers_alone(tree_of(rng, bins_of(rng, 40), m)) for m in (1, 9, 40)]
     nodes, keys = (
-        (trees := Trees.of(tree_list, 1, bins)).nodes,
+        (trees := Trees.from_trees(tree_list, 1, bins)).nodes,
         rng.integers(2**63, size=3, dtype=np.uint64),
     )
     table, numbers = np.array([2**62, 2**63], np.uint64), rng.permutation(10 * n)[:n]

@@ -154,7 +154,7 @@ def test_predictions_of_all_numbers_of_rows(dtype: str) -> None:
     for n_outputs in (2, 5):
         trees = [tree_of(rng, bins, m) for m in (1, 2, 31, 70)]
         trees = [replace(t, value=rng.normal(size=(len(t.feature), n_outputs))) for t in trees]
-        raw = RawTrees(Trees.of(trees, 1, bins), np.arange(float(n_outputs)))
+        raw = RawTrees(Trees.from_trees(trees, 1, bins), np.arange(float(n_outputs)))
         expected = np.tile(np.arange(float(n_outputs)), (len(X), 1))
         for tree in trees:
             expected += tree.value[leaves_of(tree, left)]

@@ -346,7 +346,7 @@ def test_every_command_has_help() -> None:
 
 @pytest.mark.parametrize("only", ["versions", "shared-memory", "fit"])
 def test_available_features_are_listed(only: str) -> None:
-    assert CHECKS[only].make().state == "ok"
+    assert CHECKS[only].run_check().state == "ok"
 
 
 def test_a_check_that_hangs_is_ended() -> None:
@@ -373,7 +373,7 @@ def test_errors_name_the_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         checks.metadata, "version", lambda name: "0.1" if name == "numba" else real(name)
     )
-    found = CHECKS["versions"].make()
+    found = CHECKS["versions"].run_check()
     assert found.state == "broken"
     assert "numba 0.1 (>=" in found.text
     assert "pip install" in found.text

@@ -52,7 +52,9 @@ class _Lane:
         self.draws: list[Any] = [[(number, rows, None)] if len(rows) else [] for rows in self.rows]
         self.gather: Any = None
         if number != EMPTY:
-            self.gather = NumpyBackend().gather(LOSS, (D + 1, 1), {number: self.block}, 8, few=True)
+            self.gather = NumpyBackend().gather(
+                LOSS, (D + 1, 1), {number: self.block}, 8, coordinates=True
+            )
 
     def gradient(self, b: int, w: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any], float]:
         X, y, weight = self.block
@@ -177,7 +179,7 @@ def test_a_single_rank_equals_the_plain_steps() -> None:
     ids=["two dtypes", "csc", "dense"],
 )
 def test_unsupported_rows_are_not_gathered(block: Any) -> None:
-    assert NumpyBackend().gather(LOSS, (D + 1, 1), {0: block}, 5, few=True) is None
+    assert NumpyBackend().gather(LOSS, (D + 1, 1), {0: block}, 5, coordinates=True) is None
 
 
 def test_32_and_64_bit_columns_give_the_same_steps() -> None:
@@ -188,9 +190,9 @@ def test_32_and_64_bit_columns_give_the_same_steps() -> None:
         X, y, weight = lane.block
         X = sparse.csr_array((X.data, X.indices.astype(wide), X.indptr.astype(wide)), shape=X.shape)
         X.indices, X.indptr = X.indices.astype(wide), X.indptr.astype(wide)
-        gather = NumpyBackend().gather(LOSS, (D + 1, 1), {0: (X, y, weight)}, 8, few=True)
+        gather = NumpyBackend().gather(LOSS, (D + 1, 1), {0: (X, y, weight)}, 8, coordinates=True)
         assert gather is not None
-        assert gather.like.dtype == wide
+        assert gather.index_like.dtype == wide
         alone = NumpyBackend().recorder(
             gather, replica.rule.only_group.optimizer, replica.empty_step()
         )

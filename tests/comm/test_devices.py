@@ -155,7 +155,7 @@ class _Ranks:
 
             place = places[number]
             return make_device_communicator(
-                peers, peers.among, self.backend, wait, place, identify, make
+                peers, peers.make_subgroup, self.backend, wait, place, identify, make
             )
 
         self.communicators = list(self._pool.map(meet, range(len(places))))

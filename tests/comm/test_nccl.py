@@ -203,13 +203,13 @@ def test_one_rank_of_nccl() -> None:
     assert gpu
     if not version:
         pytest.skip("libnccl is not installed")
-    group = NcclGroup.make(0, 1, nccl.make_identifier(), WaitBound(30))
+    group = NcclGroup.connect(0, 1, nccl.make_identifier(), WaitBound(30))
     values = np.arange(12.0).reshape(3, 4)
     for array in (cupy.asarray(values), cupy.asfortranarray(cupy.asarray(values))):
         np.testing.assert_array_equal(cupy.asnumpy(group.all_reduce(array)), values)
         np.testing.assert_array_equal(cupy.asnumpy(group.broadcast(array, 0)), values)
     group.close()
-    again = NcclGroup.make(0, 1, nccl.make_identifier(), WaitBound(30))
+    again = NcclGroup.connect(0, 1, nccl.make_identifier(), WaitBound(30))
     again.abort()
     with pytest.raises(CommunicationError):
         again.all_reduce(cupy.ones(3))

@@ -51,7 +51,7 @@ def _meet(
         def tell(words: Any) -> list[Any]:
             return server.tell(rank, words)
 
-        places = tell(say(rank, hosts[rank].place))
+        places = tell(say(rank, hosts[rank].memory_handle))
         try:
             return hosts[rank].group(rank, places, tell, WaitBound(20))
         except MessageError as error:

@@ -94,7 +94,7 @@ def test_frames_of_any_size_arrive_whole(boxes: Callable[..., Boxes]) -> None:
             assert head == b"head"
             np.testing.assert_array_equal(got, frame)
         sending.result()
-    assert outbox.sent == inbox.received == sum(sizes) + 4 * len(sizes)
+    assert outbox.bytes_sent == inbox.received == sum(sizes) + 4 * len(sizes)
 
 
 def test_closing_the_control_socket_closes_the_ring(boxes: Callable[..., Boxes]) -> None:
@@ -377,7 +377,7 @@ def test_descriptors_are_closed(boxes: Callable[..., Boxes]) -> None:
 
 
 def test_a_segment_is_accessible_to_its_user_only() -> None:
-    segment, descriptor = SharedSegment.make(100)
+    segment, descriptor = SharedSegment.allocate(100)
     try:
         assert os.fstat(descriptor).st_mode & 0o777 == 0o600
         found_segment = SharedSegment.find(os.getpid(), descriptor, 100)

@@ -111,7 +111,7 @@ def test_errors_distinguish_a_silent_host_from_a_closed_process(number: int, sil
     for act in (
         lambda: Inbox(sock, WaitBound(10)).read_into(memoryview(bytearray(8))),
         lambda: Outbox(sock, WaitBound(10)).send([memoryview(bytearray(8))]),
-        lambda: EagerOutbox(sock, WaitBound(10)).begin([memoryview(bytearray(8))]),
+        lambda: EagerOutbox(sock, WaitBound(10)).begin_sending([memoryview(bytearray(8))]),
     ):
         with pytest.raises(CommunicationError) as caught:
             act()
@@ -136,16 +136,16 @@ def test_frames_begin_without_waiting_for_a_reader(eager: tuple[EagerOutbox, Inb
     """A partially sent frame is completed before frames of other threads, in order."""
     outbox, inbox = eager
     frames = [_draw_frame(n) for n in (10, 40_000, 5_000_000, 3_000_000, 100, 70_000)]
-    assert outbox.begin([frames[0][:4], frames[0][4:]])
-    assert outbox.begin([frames[1]])
-    assert not outbox.begin([frames[2][:2_000_000], b"", frames[2][2_000_000:]])
-    assert not outbox.begin([frames[3]])
-    assert outbox.sent == sum(map(len, frames[:4]))
+    assert outbox.begin_sending([frames[0][:4], frames[0][4:]])
+    assert outbox.begin_sending([frames[1]])
+    assert not outbox.begin_sending([frames[2][:2_000_000], b"", frames[2][2_000_000:]])
+    assert not outbox.begin_sending([frames[3]])
+    assert outbox.bytes_sent == sum(map(len, frames[:4]))
 
     def finish() -> None:
         outbox.send([frames[4]])
         outbox.finish()
-        outbox.begin([frames[5]])
+        outbox.begin_sending([frames[5]])
         outbox.finish()
 
     sender = threading.Thread(target=finish)
@@ -180,20 +180,20 @@ def test_ranks_add_large_arrays_under_tls() -> None:
 
 def test_the_rest_of_a_frame_times_out_without_a_reader(eager: tuple[EagerOutbox, Inbox]) -> None:
     outbox, inbox = eager
-    assert not outbox.begin([_draw_frame(5_000_000)])
+    assert not outbox.begin_sending([_draw_frame(5_000_000)])
     inbox.close()
     with pytest.raises(CommunicationError, match="Lost the connection while sending"):
         outbox.finish()
     with pytest.raises(CommunicationError, match="Lost the connection while sending"):
-        outbox.begin([b"more"])
+        outbox.begin_sending([b"more"])
 
 
 def test_an_error_of_a_wait_is_raised_unchanged() -> None:
     """An error that is its own cause would loop forever when causes are followed."""
     one, other = socket.socketpair()
     full, ended = EagerOutbox(one, WaitBound(20)), EagerOutbox(other, WaitBound(0.0))
-    full.begin([_draw_frame(5_000_000)])
-    ended.begin([_draw_frame(5_000_000)])
+    full.begin_sending([_draw_frame(5_000_000)])
+    ended.begin_sending([_draw_frame(5_000_000)])
     with pytest.raises(WaitTimeoutError) as caught:
         ended.finish()
     assert caught.value.__cause__ is not caught.value

@@ -37,7 +37,7 @@ class _Way:
         sent = ServerRequest((lane, 9), 1, 2, 4, 8.0, values, index, pull_index=wanted)
         data = b"".join(bytes(buffer) for buffer in encode_request(sent, self._keys))
         self._pipe.data += data
-        found = self._reader.read()
+        found = self._reader.read_frame()
         assert isinstance(found, ServerRequest)
         assert not self._pipe.data
         for ours, theirs in (

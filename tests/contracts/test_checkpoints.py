@@ -157,7 +157,7 @@ def test_files_of_other_trees_are_refused(tmp_path: Path) -> None:
 def _spoilt(checkpoint: Checkpoint, state: Any, facts: Any) -> None:
     from daskml_dist.training.checkpoint import CheckpointFiles, decode_solver_log
 
-    files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
+    files = CheckpointFiles.from_url(os.fspath(checkpoint.path), checkpoint.keep)
     found = files.load_newest_by(decode_solver_log)
     assert found is not None
     checkpoint.save(state, facts or found[1])

@@ -75,10 +75,10 @@ def test_every_reference_to_a_future_is_found(how: str, client: Client) -> None:
     graph = REFERENCES[how](future)
     assert find_futures([graph]) == {future.key: future}
     recipes = make_recipes([Delayed("out", HighLevelGraph.from_collections("out", graph))])
-    assert recipes.held == {future.key}
+    assert recipes.held_keys == {future.key}
     assert future.key not in recipes.graph
     recipes = BlockRecipes.unpack_recipes(recipes.pack([0]))
-    assert recipes.held == {future.key}
+    assert recipes.held_keys == {future.key}
     tasks = select_tasks(recipes.graph, ["out"])
     if tasks:
         assert run_tasks(tasks, {future.key: 7}, "out", []) == 7
@@ -90,7 +90,7 @@ def test_every_reference_of_a_collection_is_found(client: Client) -> None:
     persisted = dask.delayed(operator.neg)(3).persist()
     lazy = dask.delayed(_first)([{"part": [future]}]) + persisted + dask.delayed(future)
     recipes = make_recipes([lazy])
-    assert recipes.held == {future.key, persisted.key}
+    assert recipes.held_keys == {future.key, persisted.key}
     tasks = select_tasks(recipes.graph, [lazy.key])
     data = {future.key: 7, persisted.key: -3}
     assert run_tasks(tasks, data, lazy.key, []) == lazy.compute() == 11
@@ -126,7 +126,7 @@ def test_a_task_that_fails_is_named(is_persisted: bool) -> None:
         {0: 1},
     )
     with pytest.raises(InvalidDataError) as caught:
-        recipes.make(0, lambda key: {"b": 1})
+        recipes.make_block(0, lambda key: {"b": 1})
     message = str(caught.value)
     assert message.startswith(
         "Block 0 could not be recomputed: its task ('read', 0), which calls getitem, raised "

@@ -39,7 +39,7 @@ def _lanes(name: str, n_lanes: int) -> list[LaneSpec]:
 def _rows(block: int, rows: Any) -> Step:
     if isinstance(rows, slice):
         return [(block, row) for row in range(rows.start, rows.stop)]
-    at = rows.numbers if isinstance(rows, RowRuns) else rows
+    at = rows.row_numbers if isinstance(rows, RowRuns) else rows
     assert len(at) == len(rows)
     return [(block, row) for row in at.tolist()]
 
@@ -100,7 +100,7 @@ def test_runs_are_the_same_rows_in_the_same_order(
         monkeypatch.setattr(batches, "_LONG_RUN_ROWS", long)
         rows = LaneRows(spec, n_steps, 0, shuffle, fraction)
         kinds = {type(at) for step in rows.batches(1) for _, at in step}
-        assert not kinds or (RowRuns in kinds) is (long == 1 and not all(rows._held))
+        assert not kinds or (RowRuns in kinds) is (long == 1 and not all(rows._n_held_out))
         found.append(_steps(rows))
     assert found[0] == found[1]
 

@@ -49,8 +49,8 @@ def blocks_of(collection: KeyedCollection) -> list[KeyedBlock]:
 @pytest.mark.parametrize("n_groups", quick([1, 3, 19], 3), ids="{} groups".format)
 def test_blocks_do_not_depend_on_how_parcels_are_sent(n_groups: int) -> None:
     columns = EntryColumns("user", "item", "rating")
-    in_process = KeyedCollection.of("memory", PARTS, columns, SIDES).cut(19)
-    lazy = KeyedCollection.of("dask", [delayed(part) for part in PARTS], columns, SIDES)
+    in_process = KeyedCollection.from_sources("memory", PARTS, columns, SIDES).cut(19)
+    lazy = KeyedCollection.from_sources("dask", [delayed(part) for part in PARTS], columns, SIDES)
     cut = lazy.cut(19, n_groups, Here)
     assert len(cut.bundles) == n_groups * len(SIDES)
     assert sorted(sum(cut.bundles, ())) == list(range(38))
@@ -62,7 +62,7 @@ def test_blocks_do_not_depend_on_how_parcels_are_sent(n_groups: int) -> None:
 
 def test_blocks_hold_all_entries_of_their_keys() -> None:
     columns = EntryColumns("user", "item", "rating")
-    cut = KeyedCollection.of("memory", PARTS, columns, SIDES).cut(4)
+    cut = KeyedCollection.from_sources("memory", PARTS, columns, SIDES).cut(4)
     for at, (side, other) in enumerate((("user", "item"), ("item", "user"))):
         found = []
         for block in blocks_of(cut)[at::2]:

@@ -100,14 +100,14 @@ def test_blocks_equal_those_of_frames(
 ) -> None:
     read, names, target, is_direct = CASES[case]
     by_columns: list[bool] = []
-    arrays = parquet.ColumnRead._arrays
+    arrays = parquet.ColumnRead._read_arrays
 
     def spy(self: Any, part: Any) -> Any:
         found = arrays(self, part)
         by_columns.append(found is not None)
         return found
 
-    monkeypatch.setattr(parquet.ColumnRead, "_arrays", spy)
+    monkeypatch.setattr(parquet.ColumnRead, "_read_arrays", spy)
     blocks = _blocks(read(folder), names, target)
     assert (bool(by_columns) and all(by_columns)) is is_direct
     monkeypatch.setattr(collection, "read_columns", lambda parts: parts)

@@ -78,7 +78,7 @@ def test_masks_and_descent_agree_bit_for_bit(
     monkeypatch.setattr(tree_models, "_MIN_WALKS_BEFORE_MASKS", 0)
     rng = np.random.default_rng(len(leaves))
     bins = bins_of(rng, max_bins)
-    trees = Trees.of([tree_of(rng, bins, m) for m in leaves], n_outputs, bins)
+    trees = Trees.from_trees([tree_of(rng, bins, m) for m in leaves], n_outputs, bins)
     raw = RawTrees(trees, rng.normal(size=n_outputs))
     X = rows_of(rng, bins, n).astype(dtype)
     assert (raw._word is None) == (max(leaves) > 256)

@@ -15,11 +15,11 @@ def test_a_request_for_another_thread_limit_is_not_starved() -> None:
     done: list[int] = []
 
     def ask(n_threads: int) -> None:
-        with limits.at(n_threads, blas):
+        with limits.limit_threads(n_threads, blas):
             done.append(n_threads)
 
     threads = [Thread(target=ask, args=(n,), daemon=True) for n in (2, 1)]
-    with limits.at(1, blas):
+    with limits.limit_threads(1, blas):
         for n_waiting, thread in enumerate(threads, 1):
             thread.start()
             # The second, although it wants the current limit, waits behind the first.

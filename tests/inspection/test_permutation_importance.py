@@ -62,10 +62,10 @@ def test_permutations_are_uniform() -> None:
 
 @pytest.mark.parametrize("m", [N, 50])
 def test_draws_permute_the_rows_that_they_draw(m: int) -> None:
-    at, source = PermutedRows(N, m, 0, 0).of(np.arange(N))
+    at, source = PermutedRows(N, m, 0, 0).find_drawn_rows(np.arange(N))
     assert len(at) == m
     assert_array_equal(np.sort(source), at)
-    other = PermutedRows(N, m, 0, 1).of(np.arange(N))
+    other = PermutedRows(N, m, 0, 1).find_drawn_rows(np.arange(N))
     assert not np.array_equal(other[1], source)
 
 
@@ -74,7 +74,7 @@ def _directly(model: Any, y: Any, name: str, repeats: int, m: int, weight: Any) 
     scorer, draws = get_scorer(name), [PermutedRows(N, m, seed_of(3), r) for r in range(repeats)]
     found = np.empty((3, repeats))
     for r, draw in enumerate(draws):
-        at, source = draw.of(np.arange(N))
+        at, source = draw.find_drawn_rows(np.arange(N))
         for j in range(3):
             rows = X[at].copy()
             rows[:, j] = X[source, j]

@@ -120,7 +120,7 @@ def test_path_dependent_values(name: str) -> None:
     model = MODELS[name]()
     rows = np.nan_to_num(X) if name == "extra trees" else X
     found = shap_values(model, rows)
-    values, of = with_outputs(found.values), ExplainedTrees.of(model._raw_prediction())
+    values, of = with_outputs(found.values), ExplainedTrees.from_raw(model._raw_prediction())
     raw = raw_of(model, rows)
     assert_allclose(values.sum(axis=1) + found.base_values, raw, rtol=0, atol=1e-10)
     for i in range(0, 300, 60):
@@ -328,7 +328,7 @@ def test_invalid_arguments_are_refused() -> None:
         shap_values(model, X, background=np.zeros((10_001, D)))
     chain = np.tril(np.ones((80, 80)))
     deep = DecisionTreeRegressor().fit(chain, np.arange(80.0) % 7 + np.arange(80))
-    if ExplainedTrees.of(deep._raw_prediction()).edges.n_features.max() > 64:
+    if ExplainedTrees.from_raw(deep._raw_prediction()).edges.n_features.max() > 64:
         with pytest.raises(InvalidParameterError, match="take 64 at most"):
             shap_values(deep, chain, background=chain)
     classes = MODELS["boosting of three classes"]()

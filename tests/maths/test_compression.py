@@ -136,7 +136,7 @@ def test_packed_pushes_travel_whole(compression: Any, sparse_push: bool) -> None
     index = np.arange(30) if sparse_push else None
     sent = ServerRequest((3, 5), 1, 2, 4, 8.0, None, index, pull_index=index, packed=packed)
     data = b"".join(bytes(buffer) for buffer in encode_request(sent, {}))
-    found = FrameReader(_Bytes(data), MessageBounds("float64", 30, 2, 6)).read()
+    found = FrameReader(_Bytes(data), MessageBounds("float64", 30, 2, 6)).read_frame()
     assert isinstance(found, ServerRequest)
     assert found.packed is not None
     assert (found.lanes, found.clock, found.rows) == ((3, 5), 2, 8.0)

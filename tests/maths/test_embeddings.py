@@ -79,7 +79,7 @@ def test_the_penalty_covers_only_touched_rows() -> None:
         out = np.zeros_like(w)
         model.add_gradient(w, piece, out, BACKEND)
         found.append(out)
-    n_touched = np.bincount(piece.X.place, minlength=len(index))[:, None]
+    n_touched = np.bincount(piece.X.positions, minlength=len(index))[:, None]
     np.testing.assert_allclose(found[1] - found[0], 0.5 * n_touched * w, atol=1e-12)
 
 
@@ -186,7 +186,7 @@ def test_each_id_has_a_vector_for_the_others_field() -> None:
     penalised, outs = replace(model, alpha=0.5), np.zeros((2, *w.shape))
     for one, out in zip((model, penalised), outs, strict=True):
         one.add_gradient(w, piece, out, BACKEND)
-    n_touched = np.bincount(piece.X.place, minlength=len(index))[:, None]
+    n_touched = np.bincount(piece.X.positions, minlength=len(index))[:, None]
     np.testing.assert_allclose(outs[1] - outs[0], 0.5 * n_touched * w, atol=1e-12)
 
 

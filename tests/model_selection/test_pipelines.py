@@ -132,14 +132,14 @@ def test_cross_validation_fits_each_split_once(
 ) -> None:
     rows, labels = da.from_array(X, chunks=(130, 3)), da.from_array(Y, chunks=130)
     fits: list[int] = []
-    found_by = solver_rounds.CandidateFits.found
+    found_by = solver_rounds.CandidateFits.compute_fits
 
     def counted(self: solver_rounds.CandidateFits) -> Any:
         found = found_by(self)
         fits.append(len(found))
         return found
 
-    monkeypatch.setattr(solver_rounds.CandidateFits, "found", counted)
+    monkeypatch.setattr(solver_rounds.CandidateFits, "compute_fits", counted)
     last = LogisticRegression(tol=1e-8, max_iter=1_000)
     truly = TheirLogisticRegression(tol=1e-8, max_iter=1_000)
     options: dict[str, Any] = {"cv": 3, "scoring": SCORING, "return_train_score": True}

@@ -219,7 +219,7 @@ def test_identity_distinguishes_models() -> None:
     others = [
         replace(model, activation="relu"),
         replace(model, sizes=(4, 5, 7, 3)),
-        replace(model, several=True),
+        replace(model, is_multi_output=True),
         replace(model, loss=SquaredError()),
     ]
     assert all(other.identity() != model.identity() for other in others)

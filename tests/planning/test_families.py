@@ -65,7 +65,7 @@ def usual(monkeypatch: pytest.MonkeyPatch) -> None:
         cluster_costs = {} if place.name == "inline" else request.family.usual_cluster_costs
         return Costs({**request.family.usual, **cluster_costs})
 
-    monkeypatch.setattr("daskml_dist.planning.advising._PlanRequest.costs", costs)
+    monkeypatch.setattr("daskml_dist.planning.advising._PlanRequest.find_costs", costs)
 
 
 @pytest.fixture

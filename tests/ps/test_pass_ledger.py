@@ -134,7 +134,7 @@ def test_a_lane_may_be_any_number_of_passes_behind_however_small_the_model() -> 
         ledger.report(number, PassReport([1], 1.0, 4.0, 2, validation=[1.0, 2.0]))
     sent = b"".join(map(bytes, encode_call({"snapshot": ledger.snapshot()})))
     bounds = MessageBounds("float32", n_rows=3, width=1, n_lanes=2)
-    received = FrameReader(ByteSource(sent), bounds).read()
+    received = FrameReader(ByteSource(sent), bounds).read_frame()
     assert isinstance(received, dict)
     ledger.restore(received["snapshot"])
     assert ledger.partial_rows == 20_000 * 4

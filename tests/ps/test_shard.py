@@ -389,7 +389,7 @@ def test_shards_equal_the_whole(
     rule = _rule(optimizer, kinds, coordinates=coordinates, average_after=4)
     layout = ShardLayout(N_ROWS, WIDTH, n_shards)
     whole = _shard(rule, _weights(dtype))
-    parts = [Shard(rule, whole.state().part(rows), rows.start) for rows in layout.slices()]
+    parts = [Shard(rule, whole.state().slice_rows(rows), rows.start) for rows in layout.slices()]
     assert len(parts) == min(n_shards, N_ROWS)
     rng = np.random.default_rng(2)
     for gradient in _gradients(6).astype(dtype):

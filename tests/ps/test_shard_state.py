@@ -28,12 +28,12 @@ def test_slices_of_packed_rows_equal_those_of_the_array(other: float) -> None:
         np.testing.assert_array_equal(packed[rows], array[rows])
         assert packed[rows].dtype == array.dtype
     state = ShardState(packed, {"accumulator": pack_rows(array + 1, NUMBERS)})
-    part = state.part(slice(5, 60))
+    part = state.slice_rows(slice(5, 60))
     np.testing.assert_array_equal(part.w, array[5:60])
     np.testing.assert_array_equal(part.opt_state["accumulator"], array[5:60] + 1)
     view = state.view(slice(5, 60))
     assert isinstance(view.w, MostlyEqualRows)
-    np.testing.assert_array_equal(view.part(slice(2, 40)).w, array[7:45])
+    np.testing.assert_array_equal(view.slice_rows(slice(2, 40)).w, array[7:45])
 
 
 def test_arrays_are_packed_only_if_most_rows_are_equal() -> None:

@@ -74,14 +74,14 @@ def test_a_version_deleted_while_it_is_read(
     """If a publisher is faster than a server, the server loads the next version silently."""
     publisher = Publisher(tmp_path, "m", keep=1)
     publisher(MODEL)
-    read, overtaken = Models._read, iter([True])
+    read, overtaken = Models._load_file, iter([True])
 
     def late(self: Models, path: Path, name: str, version: str) -> Any:
         if next(overtaken, False):
             publisher(MODEL)
         return read(self, path, name, version)
 
-    monkeypatch.setattr(Models, "_read", late)
+    monkeypatch.setattr(Models, "_load_file", late)
     metrics = Metrics()
     assert Models(tmp_path, metrics=metrics).get("m").version == "2"
     assert b"load_failures_total{" not in metrics.render()

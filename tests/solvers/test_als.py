@@ -36,7 +36,7 @@ class Alone:
         self.n_keys = dict(zip(("user", "item"), ratings.shape, strict=True))
         self.n_done, self.should_stop, self.losses = 0, False, list[float]()
         self.kept: Any = None
-        self.small: Any = None
+        self.solver_state: Any = None
         self._rows = {"user": _lanes(ratings, n_lanes, 0), "item": _lanes(ratings.T, n_lanes, 1)}
 
     def ranges(self, space: str) -> list[KeyRange]:
@@ -73,9 +73,11 @@ class Alone:
     def sum(self, parts: Any) -> NDArray[np.float64]:
         return np.sum(np.asarray(parts, np.float64), axis=0)
 
-    def keep(self, values: Any, n_iter: int, small: Any = None, loss: float = np.nan) -> None:
+    def keep(
+        self, values: Any, n_iter: int, solver_state: Any = None, loss: float = np.nan
+    ) -> None:
         self.kept = {name: array.copy() for name, array in values.items()}
-        self.n_done, self.small = n_iter, np.array(small)
+        self.n_done, self.solver_state = n_iter, np.array(solver_state)
         self.losses.append(loss / 2 / SEEN.sum())
 
 

@@ -56,7 +56,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     add = BatchedGradient._add_candidates
 
     def counted(self: BatchedGradient, *args: Any) -> Any:
-        if self.share == 1:
+        if self.sample_stride == 1:
             found.append(len(self.w))
         return add(self, *args)
 

@@ -89,7 +89,7 @@ def _asked(
     settings = RunSettings(n_lanes=3, **run)
     rows = as_collection(LAZY if client else X)
     with FitJob(rows, client, settings, CallbackList(callbacks)) as job:
-        job.rows = DatasetInfo.of(job.summarize_rows(), None, None, False)
+        job.rows = DatasetInfo.from_summary(job.summarize_rows(), None, None, False)
         job.lay_out_lanes(3)
         result = job.train(job.plan_rounds(Points(6), solver))
     assert isinstance(result.state, Solution)

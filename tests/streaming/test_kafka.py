@@ -99,7 +99,7 @@ def test_messages_without_rows_are_skipped(broker):
         return _read(good) if good else ([], [])
 
     source = _source(address, after={"0": 28, "1": 29}, most=1, idle=0)
-    source._read = read
+    source._parse_messages = read
     with SGDClassifier().stream(classes=[0, 1]) as stream, source:
         for batch in source:
             stream.learn(batch.X, batch.y, position=batch.position)

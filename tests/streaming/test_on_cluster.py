@@ -172,8 +172,8 @@ def test_calls_since_the_last_state_are_repeated_after_a_loss(client, policy, mo
 
     def receive(crew):
         loss = real(crew)
-        if crew.learned in {2, 4} and len(lost) < 3:
-            lost.append(crew.learned)
+        if crew.n_learned in {2, 4} and len(lost) < 3:
+            lost.append(crew.n_learned)
             raise WorkerUnreachableError("", "a test")
         return loss
 

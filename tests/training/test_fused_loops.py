@@ -233,5 +233,5 @@ def test_processor_affinity_is_restored() -> None:
     before = os.sched_getaffinity(0)
     with pin_to_processors(frozenset([min(before)])):
         assert os.sched_getaffinity(0) == {min(before)}
-        assert TrainerCores.own(1).cores == (min(before),)
+        assert TrainerCores.detect(1).cores == (min(before),)
     assert os.sched_getaffinity(0) == before

@@ -176,15 +176,15 @@ def _push(server: ShardServer, lane: int, clock: int) -> None:
 def test_a_standby_resumes_bit_for_bit(policy: Any, optimizer: str) -> None:
     server, standby = _server(policy, optimizer), _server(policy, optimizer, standby_generation(0))
     snapshots: list[ServerSnapshot] = []
-    server.make_snapshots(snapshots.append, every=8)
+    server.make_snapshots(snapshots.append, interval=8)
     for clock in range(1, 28):
         for lane in (0, 1):
             _push(server, lane, clock)
         while snapshots:
             _keep(standby, snapshots.pop(0))
             server.shipped()
-    place = max(standby.pause(1).places)
-    standby.renew(1, [0, 1], at=place)
+    place = max(standby.pause(1).positions)
+    standby.renew(1, [0, 1], position=place)
     # Pushes that the standby lacks are sent again; those it has are dropped.
     for clock in range(1, 28):
         for lane in (0, 1):
@@ -223,7 +223,7 @@ def test_a_server_that_was_replaced_cannot_reach_the_new_ones_standby() -> None:
 
 def test_pulls_block_while_two_snapshots_are_in_flight() -> None:
     server, replies = _server(Synchronous()), []
-    server.make_snapshots(lambda snapshot: None, every=1)
+    server.make_snapshots(lambda snapshot: None, interval=1)
     for clock in (1, 2):
         for lane in (0, 1):
             request = ServerRequest((lane,), 0, clock, 0, 1.0, np.ones(SHAPE))
@@ -236,7 +236,7 @@ def test_pulls_block_while_two_snapshots_are_in_flight() -> None:
 
 def test_a_paused_server_refuses_calls_and_reports_its_snapshots() -> None:
     server, replies = _server(Synchronous()), []
-    server.make_snapshots(None, every=2)
+    server.make_snapshots(None, interval=2)
     for clock in (1, 2, 3):
         for lane in (0, 1):
             _push(server, lane, clock)
@@ -244,7 +244,7 @@ def test_a_paused_server_refuses_calls_and_reports_its_snapshots() -> None:
     server.exchange(waiting, replies.append)
     holding = server.pause(1)
     assert [reply.status for reply in replies] == [ServerStatus.STALE_GENERATION]
-    assert (holding.now, holding.places) == (3, {0, 2, 3})
+    assert (holding.current_position, holding.positions) == (3, {0, 2, 3})
     for generation in (0, 1):
         answers: list[ServerReply] = []
         server.exchange(ServerRequest((0,), generation, 4), answers.append)
@@ -256,12 +256,12 @@ def test_a_trainer_snapshot_is_complete_once_all_lanes_have_reported() -> None:
     server = ShardServer(get_policy("local"), [0, 1], None, ledger, 1, n_steps=10)
     answers: list[CallPayload] = []
     for lane in (0, 1):
-        assert server.kept() == {}
+        assert server.get_snapshot_clocks() == {}
         blob = {lane: LaneSnapshot(1.0 + lane, 5.0, 8)}
         server.call("store", {"generation": 0, "clock": 8, "blob": blob}, answers.append)
     assert [answer["status"] for answer in answers] == [0, 0]
     assert server.pause(1).clocks == {8: {0: 8, 1: 8}}
-    server.renew(1, [0, 1], at=8)
+    server.renew(1, [0, 1], position=8)
     server.call("restore", {"generation": 1}, answers.append)
     assert answers[-1]["blob"] == {0: LaneSnapshot(1.0, 5.0, 8), 1: LaneSnapshot(2.0, 5.0, 8)}
 
@@ -388,7 +388,7 @@ def test_evening_out_never_leaves_a_better_move(seed: int) -> None:
     capacity = {w: rng.choice([0.3, 1, 1, 2]) for w in workers}
     lanes = _lanes(rng.randint(1, 12))
     current = {lane.lane: rng.choice([*workers, "gone"]) for lane in lanes}
-    assigned = reassign_lanes(lanes, current, {}, capacity, even=True)
+    assigned = reassign_lanes(lanes, current, {}, capacity, rebalance=True)
     load = {w: sum(at == w for at in assigned.values()) for w in workers}
     assert set(assigned) == {lane.lane for lane in lanes}
     fullest = max(load[w] / capacity[w] for w in workers)
@@ -409,7 +409,7 @@ def test_free_running_lanes_have_one_trainer_per_worker(keeps: bool) -> None:
         SimpleNamespace(address="a", lanes=lanes[:2]),
         SimpleNamespace(address="b", lanes=lanes[2:4]),
     ]
-    parts = assignments.assign_lanes(running, even=False)
+    parts = assignments.assign_lanes(running, rebalance=False)
     found = [(part.address, len(part.lanes), part.trainer is None) for part in parts]
     if keeps:
         assert sorted(found) == [("a", 0, False), ("a", 3, True), ("b", 0, False), ("b", 3, True)]

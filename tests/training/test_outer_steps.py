@@ -173,7 +173,7 @@ def test_names_of_optimizers_equal_their_objects(
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_nesterov_step_equals_its_formula_bit_for_bit(dtype: str) -> None:
     draw = np.random.default_rng(1)
-    outer = OuterStep.of(OUTER, Parameters((Part("w", (50,)),)))
+    outer = OuterStep.from_policy(OUTER, Parameters((Part("w", (50,)),)))
     assert outer is not None
     w: NDArray[Any] = draw.normal(size=(50, 1)).astype(dtype)
     opt_state = outer.init(w)
@@ -192,7 +192,7 @@ def test_muon_orthogonalises_matrices_but_not_running_means() -> None:
     parts = Part("a", (8, 5)), Part("b", (5,)), Part("kernels", (4, 3, 2, 2)), Part("c", ())
     more = Part("mean", (5,), buffer=True), Part("counts", (2,), additive=True)
     parameters = Parameters((*parts, *more))
-    outer = OuterStep.of(LocalSGD(outer=Muon(0.0), outer_rate=0.1), parameters)
+    outer = OuterStep.from_policy(LocalSGD(outer=Muon(0.0), outer_rate=0.1), parameters)
     assert outer is not None
     w = draw.normal(size=parameters.shape)
     mean, before = draw.normal(size=w.shape), w.copy()

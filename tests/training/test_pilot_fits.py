@@ -129,7 +129,7 @@ def _sampled(n_lanes: int | None, cuts: list[int], n: int, held_out: float = 0.0
             i: Block(i, X[a:b], RAW[a:b])
             for i, (a, b) in enumerate(zip([0, *cuts], [*cuts, len(X)], strict=True))
         }
-    lanes = engine.choose_lanes(n_lanes, share=None, passes=1)
+    lanes = engine.choose_lanes(n_lanes, bytes_per_lane=None, passes=1)
     return draw_sample_rows(engine, lanes, n, 0, held_out)
 
 
@@ -144,7 +144,7 @@ def test_the_sample_does_not_depend_on_the_blocks() -> None:
 def test_held_out_rows_are_never_sampled() -> None:
     engine = InProcessEngine(as_collection(X, RAW))
     engine.inspect_blocks()
-    lanes = engine.choose_lanes(2, share=None, passes=1)
+    lanes = engine.choose_lanes(2, bytes_per_lane=None, passes=1)
     sample = draw_sample_rows(engine, lanes, len(X), 7, 0.25)
     held_out = np.concatenate(
         [rows for lane in lanes for _, rows in LaneRows(lane, 1, 7, True, 0.25).held_out]
@@ -175,7 +175,9 @@ def test_few_streamed_blocks_are_read_for_the_sample() -> None:
 @pytest.mark.parametrize("lay", [np.asarray, sparse.csr_array], ids=["dense", "sparse"])
 @pytest.mark.parametrize("turned", [True, False])
 def test_change_of_coordinates_keeps_predictions(lay: Any, turned: bool) -> None:
-    places = Coordinates.of(lay(X), RNG.random(len(X)), centred=True, turned=turned, least=1e-3)
+    places = Coordinates.from_rows(
+        lay(X), RNG.random(len(X)), centred=True, turned=turned, least=1e-3
+    )
     w = RNG.normal(size=(6, 2))
     Z, v = places.rows(lay(X)), places.to_coordinates(w)
     np.testing.assert_allclose(Z @ v[:5] + v[5], X @ w[:5] + w[5], rtol=1e-6, atol=1e-3)

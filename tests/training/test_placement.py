@@ -192,7 +192,7 @@ def test_gain_and_cost_of_a_move() -> None:
     holders = {i: ["a"] for i in rows}
     threads = {"a": 1, "b": 1}
     uneven, even = place_lanes(rows, holders, threads, None), place_lanes(rows, holders, threads, 2)
-    move = PlacementGain.between(uneven, even, holders, [_info(i, n) for i, n in rows.items()])
+    move = PlacementGain.compare(uneven, even, holders, [_info(i, n) for i, n in rows.items()])
     assert move == PlacementGain(skew=2.0, rows=200, nbytes=2 * 800)
     assert move.is_worthwhile(passes=10, seconds_a_row=1e-6, bandwidth=1e6)
     assert not move.is_worthwhile(passes=1, seconds_a_row=1e-9, bandwidth=1e6)

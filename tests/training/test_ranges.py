@@ -40,7 +40,7 @@ class _Process:
     def __init__(self, group: _Group, rank: int) -> None:
         self._group, self._rank = group, rank
         self.n_rows = len(group.y)
-        self.own = slice(*group.bounds[rank : rank + 2])
+        self.own_range = slice(*group.bounds[rank : rank + 2])
         self.iterations: list[int] = []
 
     def _all(self, value: Any) -> list[Any]:
@@ -52,7 +52,7 @@ class _Process:
     def largest(self, a: Any) -> float:
         return max(self._all(float(np.abs(a).max(initial=0.0))))
 
-    def whole(self, own: Any) -> Any:
+    def gather(self, own: Any) -> Any:
         return np.concatenate(self._all(own))
 
     def __call__(self, statistic: Statistic) -> Any:
@@ -63,7 +63,7 @@ class _Process:
         statistic.add(model, some, out, get_backend("cpu"))
         total = np.sum(self._all(out), axis=0)
         n = statistic.n_numbers
-        return np.append(total[:n], total[n:][self.own])
+        return np.append(total[:n], total[n:][self.own_range])
 
     def keep(self, n_iter: int) -> None:
         self.iterations.append(n_iter)
@@ -89,7 +89,7 @@ class _Group:
 
     def solve(self, solver: LBFGS) -> tuple[NDArray[Any], list[Solution], list[_Process]]:
         def one(process: _Process) -> Solution:
-            start = np.zeros(self.bounds[-1])[process.own]
+            start = np.zeros(self.bounds[-1])[process.own_range]
             return solver.solve_in_ranges(self.model, process, start)
 
         processes = [_Process(self, rank) for rank in range(self.n)]

@@ -334,11 +334,11 @@ def test_a_recipe_recomputes_the_block(parquet: str) -> None:
     expected = dask.compute(*lazy)
     recipes = make_recipes(lazy).of_rows({b.index: b.n_rows for b in expected})
     assert recipes.repeated_work < 2
-    assert not recipes.held
+    assert not recipes.held_keys
     packed = BlockRecipes.unpack_recipes(recipes.pack([1, 3]))
     assert set(packed.targets) == {1, 3}
     for i in (1, 3):
-        block = packed.make(i, lambda key: pytest.fail("nothing is held"))
+        block = packed.make_block(i, lambda key: pytest.fail("nothing is held"))
         np.testing.assert_array_equal(block.X, expected[i].X)
         np.testing.assert_array_equal(block.y, expected[i].y)
 

@@ -68,9 +68,9 @@ PartHolder = Callable[[list[Delayed]], WorkerHeldParts]
 class KeyedCollection(Collection):
     """Entries of a fit over keys.
 
-    At first it has parts of a frame, whose ids are numbered by `numbers`; :meth:`cut` makes a block
-    of them for each lane and side: all sides of the first lane, then all sides of the next, and so
-    on.
+    At first it has parts of a frame, whose ids are numbered by `number_entries`; :meth:`cut` makes
+    a block of them for each lane and side: all sides of the first lane, then all sides of the next,
+    and so on.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class KeyedCollection(Collection):
         Sides that the fit needs.
     sources : tuple
         Parts of the frame.
-    numbers : callable
+    number_entries : callable
         Returns the entries of a part with numbered ids (`NumberedEntries`). Picklable.
     lanes : int or None
         Number of lanes that it has been split for; None before the split.
@@ -92,7 +92,7 @@ class KeyedCollection(Collection):
 
     sides: tuple[EntrySide, ...] = ()
     sources: tuple[Any, ...] = ()
-    numbers: Callable[[Any], NumberedEntries] | None = None
+    number_entries: Callable[[Any], NumberedEntries] | None = None
     lanes: int | None = None
     cuts: dict[str, Any] = field(default_factory=dict)
     groups: tuple[range, ...] = ()
@@ -102,12 +102,12 @@ class KeyedCollection(Collection):
     travels_in_parts = True
 
     @classmethod
-    def of(
-        cls, kind: Any, sources: Sequence[Any], numbers: Any, sides: Sequence[EntrySide]
+    def from_sources(
+        cls, kind: Any, sources: Sequence[Any], number_entries: Any, sides: Sequence[EntrySide]
     ) -> KeyedCollection:
         """Return the entries in parts of a frame, in memory or lazy."""
         return cls(kind, [], (), None, None, tensors=True, sides=tuple(sides),
-                   sources=tuple(sources), numbers=numbers)  # fmt: skip
+                   sources=tuple(sources), number_entries=number_entries)  # fmt: skip
 
     @property
     def n_entries(self) -> int:
@@ -136,9 +136,9 @@ class KeyedCollection(Collection):
         """Return the number of bundles of one side if both sides would fill memory, else None."""
         return len(self.groups) if self.n_cut >= _MIN_WAVE_ENTRIES else None
 
-    def share(self, number: int) -> tuple[int, int] | None:
+    def find_share(self, block_number: int) -> tuple[int, int] | None:
         """Return the group of a block's lane: one worker makes the blocks of all its sides."""
-        lane = number // len(self.sides)
+        lane = block_number // len(self.sides)
         return next(g for g, group_lanes in enumerate(self.groups) if lane in group_lanes), len(
             self.groups
         )
@@ -154,14 +154,14 @@ class KeyedCollection(Collection):
 
     def cut(self, n_lanes: int, n_groups: int = 1, hold: PartHolder | None = None) -> Collection:
         """Return the collection split by key ranges, with a part for each lane and side."""
-        assert self.numbers is not None
+        assert self.number_entries is not None
         n_groups = min(n_groups, n_lanes)
         # Groups of neighbouring lanes, nearly equal in number.
         edges = [g * n_lanes // n_groups for g in range(n_groups + 1)]
         groups = tuple(range(a, b) for a, b in pairwise(edges))
         n_cut = 0
         if self.kind == "memory":
-            numbered = [self.numbers(source) for source in self.sources]
+            numbered = [self.number_entries(source) for source in self.sources]
             # The same steps as on a cluster, in one process: number, sample, split, and build each
             # block.
             cuts = cut.choose_cuts([cut.sample_ids(part, self.sides) for part in numbered], n_lanes)
@@ -192,10 +192,12 @@ class KeyedCollection(Collection):
         self, n_ranges: int, hold: PartHolder | None
     ) -> tuple[WorkerHeldParts, list[int], dict[str, Any]]:
         """Return lazy parts with numbered ids, their sizes, and the cuts of key ranges."""
-        assert self.numbers is not None
+        assert self.number_entries is not None
         assert hold is not None
         tasks = TaskBuilder(self.sources)
-        held_parts = hold(tasks.lazy([tasks(self.numbers, source.key) for source in self.sources]))
+        held_parts = hold(
+            tasks.lazy([tasks(self.number_entries, source.key) for source in self.sources])
+        )
         # The client receives only samples of the ids, and chooses the cuts.
         answers = held_parts.ask(partial(_sample_ids, self.sides))
         cuts = cut.choose_cuts([sample for _, sample in answers], n_ranges)
@@ -220,28 +222,31 @@ def _return_block(index: int, block: KeyedBlock, *_: Any, **__: Any) -> KeyedBlo
 
 
 def _build_parcels(
-    held: WorkerHeldParts, sizes: Sequence[int], sides: Sequence[EntrySide], cuts: dict[str, Any],
-    groups: Sequence[range],
+    held_parts: WorkerHeldParts, sizes: Sequence[int], sides: Sequence[EntrySide],
+    cuts: dict[str, Any], groups: Sequence[range],
 ) -> list[list[list[Delayed]]]:  # fmt: skip
     """Return the lazy parcels of each group, by side; each is made from parts of one worker."""
-    tasks = TaskBuilder(held.parts)
+    tasks = TaskBuilder(held_parts.parts)
     # A task splits only parts that one worker holds, so that no part is transferred as a whole.
     batches = [
-        batch for worker_parts in held.together() for batch in _batch_parts(worker_parts, sizes)
+        batch
+        for worker_parts in held_parts.together()
+        for batch in _batch_parts(worker_parts, sizes)
     ]
     keys = [
-        _build_side_parcels(tasks, held, batches, side, cuts[side.rows], groups) for side in sides
+        _build_side_parcels(tasks, held_parts, batches, side, cuts[side.rows], groups)
+        for side in sides
     ]
     # All keys become delayed objects of one graph, with the same nesting.
     lazy = iter(tasks.lazy([key for side_keys in keys for group in side_keys for key in group]))
     return [[[next(lazy) for _ in group] for group in side_keys] for side_keys in keys]
 
 
-def _batch_parts(own: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+def _batch_parts(part_indices: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     """Return batches of parts, each with few enough entries for one task."""
     batches: list[list[int]] = []
     remaining = 0
-    for i in own:
+    for i in part_indices:
         if not batches or sizes[i] > remaining:
             batches.append([])
             remaining = _MAX_TASK_ENTRIES
@@ -251,7 +256,7 @@ def _batch_parts(own: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _build_side_parcels(
-    tasks: TaskBuilder, held: WorkerHeldParts, batches: Sequence[list[int]], side: EntrySide,
+    tasks: TaskBuilder, held_parts: WorkerHeldParts, batches: Sequence[list[int]], side: EntrySide,
     cuts: Any, groups: Sequence[range],
 ) -> list[list[Any]]:  # fmt: skip
     """Return the keys of each group's parcels, on one side.
@@ -266,7 +271,7 @@ def _build_side_parcels(
     ranges = [range(joint_group[0].start, joint_group[-1].stop) for joint_group in joint_groups]
     parcels: list[list[Any]] = [[] for _ in ranges]
     for numbers in batches:
-        keys = [held.parts[i].key for i in numbers]
+        keys = [held_parts.parts[i].key for i in numbers]
         batch_parcels = tasks(cut.make_parcels, numbers, keys, side, cuts, ranges)
         for number, range_parcels in enumerate(parcels):
             range_parcels.append(tasks(get_item, batch_parcels, number))
@@ -292,9 +297,9 @@ def _build_sorted_parcels(
     ]
 
 
-def _split_in_steps(things: Sequence[Any], step: int) -> list[Any]:
+def _split_in_steps(items: Sequence[Any], step: int) -> list[Any]:
     """Return consecutive slices of `step` items; the last one may be shorter."""
-    return [things[start : start + step] for start in range(0, len(things), step)]
+    return [items[start : start + step] for start in range(0, len(items), step)]
 
 
 class TaskBuilder:
@@ -328,9 +333,9 @@ class TaskBuilder:
         return [Delayed(key, graph, layer=self._name) for key in keys]
 
 
-def get_item(things: Sequence[Any], at: int) -> Any:
+def get_item(items: Sequence[Any], index: int) -> Any:
     """Return one item of a sequence, as a task."""
-    return things[at]
+    return items[index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,7 +412,10 @@ def convert_values(values: Any, name: str, least: float | None) -> NDArray[np.fl
 
 
 def read_frame_entries(
-    frame: Any, columns: EntryColumns, sides: Sequence[EntrySide], more: NDArray[Any] | None = None
+    frame: Any,
+    columns: EntryColumns,
+    sides: Sequence[EntrySide],
+    lone_ids: NDArray[Any] | None = None,
 ) -> KeyedCollection:
     """Return the entries of a pandas or Dask dataframe."""
     if not is_dataframe_like(frame):
@@ -427,23 +435,23 @@ def read_frame_entries(
             f"The frame has no column {' and '.join(map(repr, missing))}; it has "
             f"{list(frame.columns)}. Name the columns that hold the keys and the value."
         )
-    lone_keys = [] if more is None else [LoneKeys(more)]
+    lone_keys = [] if lone_ids is None else [LoneKeys(lone_ids)]
     if is_dask_frame(frame):
         sources = [
             *lower_partitions(frame[names]),
             *(delayed(part, pure=False) for part in lone_keys),
         ]
-        return KeyedCollection.of("dask", sources, columns, sides)
+        return KeyedCollection.from_sources("dask", sources, columns, sides)
     if not len(frame) and not lone_keys:
         raise InvalidDataError(
             "The frame has no rows. Check the file or the filter that it comes from."
         )
-    return KeyedCollection.of("memory", [frame[names], *lone_keys], columns, sides)
+    return KeyedCollection.from_sources("memory", [frame[names], *lone_keys], columns, sides)
 
 
-def _number_cells(least: float | None, part: tuple[int, Any]) -> NumberedEntries:
+def _number_cells(least: float | None, row_chunk: tuple[int, Any]) -> NumberedEntries:
     """Number the stored cells of rows of a sparse matrix; their positions are the keys."""
-    start, matrix = part
+    start, matrix = row_chunk
     # Checked here too: the type of a Dask chunk is known only once it is computed.
     _check_sparse(matrix)
     cells = matrix.tocoo()
@@ -472,9 +480,11 @@ def read_matrix_entries(
         pair = delayed(_make_pair, pure=False)
         chunks = whole_rows.to_delayed().ravel().tolist()
         sources = [pair(start, chunk) for start, chunk in zip(starts, chunks, strict=True)]
-        return KeyedCollection.of("dask", sources, partial(_number_cells, least), sides)
+        return KeyedCollection.from_sources("dask", sources, partial(_number_cells, least), sides)
     _check_sparse(matrix)
-    return KeyedCollection.of("memory", [(0, matrix)], partial(_number_cells, least), sides)
+    return KeyedCollection.from_sources(
+        "memory", [(0, matrix)], partial(_number_cells, least), sides
+    )
 
 
 def _check_sparse(matrix: Any) -> None:
@@ -517,10 +527,10 @@ class PairCollection(KeyedCollection):
 
     def cut(self, n_lanes: int, n_groups: int = 1, hold: PartHolder | None = None) -> NumberedPairs:
         """Number the keys; each worker holds the numbers of its own parts' keys only."""
-        assert self.numbers is not None
+        assert self.number_entries is not None
         if self.kind == "memory":
             (source,) = self.sources
-            part = self.numbers(source)
+            part = self.number_entries(source)
             # Raises for a part without entries, with the usual message.
             cut.choose_cuts([cut.sample_ids(part, self.sides)], 1)
             # In memory, the positions of the ids are their numbers already.
@@ -569,32 +579,32 @@ def _make_pair_collection(
 
 
 def _build_key_tasks(
-    tasks: TaskBuilder, held: Sequence[Delayed], by: int, cuts: Array
+    tasks: TaskBuilder, held_parts: Sequence[Delayed], key_index: int, cuts: Array
 ) -> list[list[Any]]:
-    """Return the keys of each part's own first (`by` 0) or second ids, by range."""
-    split = [tasks(cut.split_keys, part.key, by, cuts) for part in held]
+    """Return the keys of each part's own first (`key_index` 0) or second ids, by range."""
+    split = [tasks(cut.split_keys, part.key, key_index, cuts) for part in held_parts]
     return [[tasks(get_item, key, r) for r in range(len(cuts) + 1)] for key in split]
 
 
 def _build_table_tasks(
-    tasks: TaskBuilder, held: Sequence[Delayed], by: int, cuts: Array
+    tasks: TaskBuilder, held_parts: Sequence[Delayed], key_index: int, cuts: Array
 ) -> list[Any]:
     """Return the keys of the tables of first or second ids of all parts, by range."""
     return [
         tasks(cut.merge_key_tables, list(range_keys))
-        for range_keys in zip(*_build_key_tasks(tasks, held, by, cuts), strict=True)
+        for range_keys in zip(*_build_key_tasks(tasks, held_parts, key_index, cuts), strict=True)
     ]
 
 
 def _build_number_tasks(
-    tasks: TaskBuilder, held: Sequence[Delayed], by: int, cuts: Array, tables: Sequence[Delayed],
-    ids: Sequence[Array],
+    tasks: TaskBuilder, held_parts: Sequence[Delayed], key_index: int, cuts: Array,
+    tables: Sequence[Delayed], ids: Sequence[Array],
 ) -> list[list[Any]]:  # fmt: skip
     """Return the keys of the numbers of each part's own first or second ids, by range."""
     first = [0, *accumulate(map(len, ids))]
     return [
         [tasks(_number_ids, first[r], tables[r].key, key) for r, key in enumerate(part_keys)]
-        for part_keys in _build_key_tasks(tasks, held, by, cuts)
+        for part_keys in _build_key_tasks(tasks, held_parts, key_index, cuts)
     ]
 
 
@@ -603,9 +613,9 @@ def _get_ids(table: KeyTable) -> Array:
     return table.ids
 
 
-def _number_ids(first: int, table: KeyTable, own: KeyTable) -> NDArray[np.int64]:
+def _number_ids(first: int, table: KeyTable, part_table: KeyTable) -> NDArray[np.int64]:
     """Return the numbers of a part's ids in a range, whose first id has the number `first`."""
-    return IdLookup(table.ids)(own.ids).astype(np.int64) + first
+    return IdLookup(table.ids)(part_table.ids).astype(np.int64) + first
 
 
 def _number_rows(

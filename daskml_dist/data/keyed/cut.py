@@ -54,9 +54,9 @@ class NumberedEntries:
         # Dask calls this to budget a worker's memory.
         return _count_bytes([*self.ids, *self.codes, self.values])
 
-    def sums(self, by: int) -> NDArray[np.float64]:
+    def sum_by_key(self, key_index: int) -> NDArray[np.float64]:
         """Return the sum of the values of the entries of each of `ids[by]`."""
-        return _sum_values(self.codes[by], self.values, len(self.ids[by]))
+        return _sum_values(self.codes[key_index], self.values, len(self.ids[key_index]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class EntryPiece:
     ----------
     rows, columns : ndarray of int32
         Positions among `row_ids` (all ids of the part in the range) and `column_ids`.
-    by : {0, 1}
+    row_key_index : {0, 1}
         Index of the key (first or second) that is the row.
     strengths : ndarray of float64 of shape (2, n), or None
         As in `KeyTable`; None if they can be computed from `rows` and the values.
@@ -78,7 +78,7 @@ class EntryPiece:
     row_ids: Array
     column_ids: Array
     values: Array | None
-    by: int
+    row_key_index: int
     strengths: NDArray[np.float64] | None
 
     @property
@@ -87,7 +87,7 @@ class EntryPiece:
         strengths = self.strengths
         if strengths is None:
             strengths = np.zeros((2, len(self.row_ids)))
-            strengths[self.by] = _sum_values(self.rows, self.values, len(self.row_ids))
+            strengths[self.row_key_index] = _sum_values(self.rows, self.values, len(self.row_ids))
         return KeyTable(self.row_ids, strengths)
 
 
@@ -123,7 +123,7 @@ class EntryParcel:
             for p in pieces
         )
 
-    def of(self, ranges: range) -> EntryParcel:
+    def select_ranges(self, ranges: range) -> EntryParcel:
         """Return the pieces of some of the ranges."""
         return EntryParcel(
             {number: pieces for number, pieces in self.pieces.items() if number in ranges}
@@ -168,8 +168,8 @@ def sample_ids(part: NumberedEntries, sides: Sequence[EntrySide]) -> dict[str, t
         counts: Any = 0.0
         for side in sides:
             if side.rows == space:
-                ids = part.ids[side.by]
-                counts = counts + np.bincount(part.codes[side.by], minlength=len(ids))
+                ids = part.ids[side.row_key_index]
+                counts = counts + np.bincount(part.codes[side.row_key_index], minlength=len(ids))
         # A key costs work even without entries.
         total = np.cumsum(counts + 1.0)
         if not len(total):
@@ -216,14 +216,18 @@ def _find_range_edges(ids: Array, cuts: Array) -> list[int]:
 
 def _split_into_pieces(part: NumberedEntries, side: EntrySide, cuts: Array) -> list[EntryPiece]:
     """Return a part's entries, split by the range of their row keys."""
-    row_ids, column_ids = part.ids[side.by], part.ids[1 - side.by]
-    rows, columns, values = part.codes[side.by], part.codes[1 - side.by], part.values
+    row_ids, column_ids = part.ids[side.row_key_index], part.ids[1 - side.row_key_index]
+    rows, columns, values = (
+        part.codes[side.row_key_index],
+        part.codes[1 - side.row_key_index],
+        part.values,
+    )
     edges = _find_range_edges(row_ids, cuts)
     # If a key may be both row and column, one piece does not contain all its entries.
     shared = side.rows == side.columns
-    sums = np.stack([part.sums(0), part.sums(1)]) if shared else None
+    sums = np.stack([part.sum_by_key(0), part.sum_by_key(1)]) if shared else None
     if len(edges) == 2:
-        return [_make_piece(rows, columns, row_ids, column_ids, values, side.by, sums)]
+        return [_make_piece(rows, columns, row_ids, column_ids, values, side.row_key_index, sums)]
     # Range of each entry, from its row key: ids are sorted, so ranges are slices of them.
     range_of = np.repeat(np.arange(len(edges) - 1, dtype=np.uint16), np.diff(edges))[rows]
     # A stable sort keeps the order of the part's entries within each range.
@@ -242,12 +246,12 @@ def _split_into_pieces(part: NumberedEntries, side: EntrySide, cuts: Array) -> l
             column_ids,
             piece_values,
         )
-        pieces.append(_make_piece(*piece_entries, side.by, piece_sums))
+        pieces.append(_make_piece(*piece_entries, side.row_key_index, piece_sums))
     return pieces
 
 
 def _make_piece(
-    rows: Array, columns: Array, row_ids: Array, column_ids: Array, values: Any, by: int,
+    rows: Array, columns: Array, row_ids: Array, column_ids: Array, values: Any, row_key_index: int,
     strengths: Any,
 ) -> EntryPiece:  # fmt: skip
     """Return a piece that holds only the ids of its own columns."""
@@ -256,27 +260,29 @@ def _make_piece(
     is_used[columns] = True
     # Used columns are renumbered, so that only their ids are sent.
     place = np.cumsum(is_used, dtype=np.int32) - np.int32(1)
-    return EntryPiece(rows, place[columns], row_ids, column_ids[is_used], values, by, strengths)
+    return EntryPiece(
+        rows, place[columns], row_ids, column_ids[is_used], values, row_key_index, strengths
+    )
 
 
-def split_keys(part: NumberedEntries, by: int, cuts: Array) -> list[KeyTable]:
+def split_keys(part: NumberedEntries, key_index: int, cuts: Array) -> list[KeyTable]:
     """Return a part's first or second ids, by range, with the sums of their entries."""
-    ids = part.ids[by]
+    ids = part.ids[key_index]
     sums = np.zeros((2, len(ids)))
-    sums[by] = part.sums(by)
+    sums[key_index] = part.sum_by_key(key_index)
     return [KeyTable(ids[a:b], sums[:, a:b]) for a, b in pairwise(_find_range_edges(ids, cuts))]
 
 
 def make_parcels(
-    numbers: Sequence[int], parts: Sequence[NumberedEntries], side: EntrySide, cuts: Array,
+    part_numbers: Sequence[int], parts: Sequence[NumberedEntries], side: EntrySide, cuts: Array,
     groups: Sequence[range],
 ) -> list[EntryParcel]:  # fmt: skip
-    """Return parcels of some parts, one per group of ranges; `numbers` are those of the parts."""
+    """Return parcels of the parts `part_numbers`, one for each group of ranges."""
     pieces_by_range: dict[int, list[tuple[int, EntryPiece]]] = {}
-    for number, part in zip(numbers, parts, strict=True):
+    for number, part in zip(part_numbers, parts, strict=True):
         for r, piece in enumerate(_split_into_pieces(part, side, cuts)):
             pieces_by_range.setdefault(r, []).append((number, piece))
-    return [EntryParcel(pieces_by_range).of(group) for group in groups]
+    return [EntryParcel(pieces_by_range).select_ranges(group) for group in groups]
 
 
 def sort_parcels(parcels: Sequence[EntryParcel], groups: Sequence[range]) -> list[EntryParcel]:
@@ -285,24 +291,24 @@ def sort_parcels(parcels: Sequence[EntryParcel], groups: Sequence[range]) -> lis
     for parcel in parcels:
         for range_number, pieces in parcel.pieces.items():
             pieces_by_range.setdefault(range_number, []).extend(pieces)
-    return [EntryParcel(pieces_by_range).of(group) for group in groups]
+    return [EntryParcel(pieces_by_range).select_ranges(group) for group in groups]
 
 
 # -- ranges, of the pieces of all parts ------------------------------------------------------------
 
 
-def merge_key_tables(parts: Sequence[KeyTable]) -> KeyTable:
+def merge_key_tables(tables: Sequence[KeyTable]) -> KeyTable:
     """Return the table of a range, merged from the tables of all parts."""
-    return _join_tables([part.ids for part in parts], parts)
+    return _join_tables([part.ids for part in tables], tables)
 
 
-def _join_tables(some: Sequence[Array], parts: Iterable[KeyTable]) -> KeyTable:
+def _join_tables(id_arrays: Sequence[Array], tables: Iterable[KeyTable]) -> KeyTable:
     """Return the union of tables, with strengths added up in the order of the parts."""
-    if len(some) == 1:
-        return next(iter(parts))
-    ids = merge_ids(some)
+    if len(id_arrays) == 1:
+        return next(iter(tables))
+    ids = merge_ids(id_arrays)
     strengths, places = np.zeros((2, len(ids))), IdLookup(ids)
-    for part in parts:
+    for part in tables:
         strengths[:, places(part.ids)] += part.strengths
     return KeyTable(ids, strengths)
 

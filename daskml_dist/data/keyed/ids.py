@@ -87,23 +87,23 @@ def factorize_columns(columns: Sequence[Array]) -> tuple[Array, list[NDArray[np.
     return np.asarray(ids), [part.astype(np.int32) for part in np.split(codes, ends)]
 
 
-def _find_narrow_range(parts: Sequence[Array]) -> tuple[int, int] | None:
+def _find_narrow_range(id_arrays: Sequence[Array]) -> tuple[int, int] | None:
     """Return the minimum of integers and the width of their range, if it is narrow; else None."""
-    if not all(part.dtype.kind in "iu" for part in parts):
+    if not all(part.dtype.kind in "iu" for part in id_arrays):
         return None
-    low = min(int(part.min()) for part in parts)
-    high = max(int(part.max()) for part in parts)
+    low = min(int(part.min()) for part in id_arrays)
+    high = max(int(part.max()) for part in id_arrays)
     if high >= 2**63:
         return None
     width = high - low + 1
     # A table over the whole range is worth it if not much larger than the ids themselves.
-    return (low, width) if width <= _MAX_TABLE_RATIO * sum(map(len, parts)) + 2**16 else None
+    return (low, width) if width <= _MAX_TABLE_RATIO * sum(map(len, id_arrays)) + 2**16 else None
 
 
-def _mark_seen(parts: Sequence[Array], low: int, width: int) -> NDArray[np.bool_]:
+def _mark_seen(id_arrays: Sequence[Array], low: int, width: int) -> NDArray[np.bool_]:
     """Return which numbers of a range occur."""
     occurs = np.zeros(width, np.bool_)
-    for part in parts:
+    for part in id_arrays:
         occurs[_subtract_low(part, low)] = True
     return occurs
 
@@ -127,11 +127,11 @@ def _factorize_by_table(
     return ids.astype(dtype), [position[_subtract_low(column, low)] for column in columns]
 
 
-def merge_ids(parts: Sequence[Array]) -> Array:
+def merge_ids(id_arrays: Sequence[Array]) -> Array:
     """Return the sorted distinct ids of all parts, which are each sorted and distinct."""
-    filled = [part for part in parts if len(part)]
+    filled = [part for part in id_arrays if len(part)]
     if len(filled) < 2:
-        return filled[0] if filled else parts[0]
+        return filled[0] if filled else id_arrays[0]
     check_one_kind(filled)
     if (narrow_range := _find_narrow_range(filled)) is not None:
         low = narrow_range[0]
@@ -144,17 +144,17 @@ def merge_ids(parts: Sequence[Array]) -> Array:
     return np.sort(np.asarray(load_pandas().unique(all_ids)))
 
 
-def check_one_kind(parts: Sequence[Array]) -> None:
+def check_one_kind(id_arrays: Sequence[Array]) -> None:
     """Check that ids of all parts can be compared with each other."""
     # Numbers of different widths can be compared; numbers and texts cannot.
-    kinds = {"number" if part.dtype.kind in "iuf" else _describe_kind(part) for part in parts}
+    kinds = {"number" if part.dtype.kind in "iuf" else _describe_kind(part) for part in id_arrays}
     if len(kinds) > 1:
         raise InvalidDataError(
             f"Ids are of several types ({', '.join(sorted(kinds))}), which cannot be sorted. "
             "Convert them to one type, such as frame.astype({column: str})."
         )
-    integers = [part for part in parts if part.dtype.kind in "iu" and len(part)]
-    if kinds == {"number"} and np.result_type(*parts).kind == "f":
+    integers = [part for part in id_arrays if part.dtype.kind in "iu" and len(part)]
+    if kinds == {"number"} and np.result_type(*id_arrays).kind == "f":
         if any(
             int(part.max()) > _LARGEST_EXACT_FLOAT or int(part.min()) < -_LARGEST_EXACT_FLOAT
             for part in integers
@@ -166,11 +166,11 @@ def check_one_kind(parts: Sequence[Array]) -> None:
             )
 
 
-def _describe_kind(part: Array) -> str:
+def _describe_kind(ids: Array) -> str:
     """Return the type of some ids, for an error message."""
-    if part.dtype.kind != "O":
-        return {"S": "bytes", "U": "str", "M": "datetime"}.get(part.dtype.kind, part.dtype.name)
-    return type(part[0]).__name__
+    if ids.dtype.kind != "O":
+        return {"S": "bytes", "U": "str", "M": "datetime"}.get(ids.dtype.kind, ids.dtype.name)
+    return type(ids[0]).__name__
 
 
 class IdLookup:
@@ -184,20 +184,20 @@ class IdLookup:
     def __init__(self, table: Array) -> None:
         self._table = table
         self._low = 0
-        self._place: NDArray[np.int32] | None = None
+        self._positions: NDArray[np.int32] | None = None
         if (
             len(table)
             and (narrow_range := _find_narrow_range([table])) is not None
             and len(table) < 2**31
         ):
             self._low, width = narrow_range
-            self._place = np.full(width, -1, np.int32)
-            self._place[_subtract_low(table, self._low)] = np.arange(len(table), dtype=np.int32)
+            self._positions = np.full(width, -1, np.int32)
+            self._positions[_subtract_low(table, self._low)] = np.arange(len(table), dtype=np.int32)
 
     def __call__(self, ids: Array) -> NDArray[np.int32]:
         """Return the position of each id; all must be in the table."""
-        if self._place is not None and ids.dtype.kind in "iu":
-            positions: NDArray[np.int32] = self._place[_subtract_low(ids, self._low)]
+        if self._positions is not None and ids.dtype.kind in "iu":
+            positions: NDArray[np.int32] = self._positions[_subtract_low(ids, self._low)]
             return positions
         return find_positions(self._table, ids).astype(np.int32)
 

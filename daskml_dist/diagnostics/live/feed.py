@@ -68,10 +68,10 @@ class FitFeed:
         # Worker of each lane, as last reported.
         self._lanes: list[str] = []
         # Run id of the current part of the fit: a fit that trains in parts has several run ids.
-        self._part = ""
+        self._run_id = ""
 
     @_guard_hook
-    def on_phase(self, phase: str, done: int, total: int | None) -> None:
+    def on_phase(self, phase: str, n_done: int, total: int | None) -> None:
         """Report the current phase, once the fit has begun."""
         if self._client is not None:
             self._tell("phase", text=phase)
@@ -83,7 +83,7 @@ class FitFeed:
         if self._client is None:
             return
         self._fit, self._began, self._lanes = run.run_id, time.monotonic(), []
-        self._part = run.run_id
+        self._run_id = run.run_id
         most = run.max_iter if self._max_iter is None else self._max_iter
         self._tell(
             "begin",
@@ -101,8 +101,8 @@ class FitFeed:
         """Report a pass."""
         if self._client is not None:
             # Workers report by run id: send the page the id of a new part of the fit.
-            if run.run_id != self._part:
-                self._part = run.run_id
+            if run.run_id != self._run_id:
+                self._run_id = run.run_id
                 self._tell("part", run=run.run_id)
             self._tell_lanes(run)
             self._tell("pass", record=_to_plain_values(record))
@@ -136,13 +136,13 @@ class FitFeed:
             # The first assignment of lanes is shown from the start of the fit.
             at = None if self._lanes else 0.0
             self._lanes = lanes
-            self._tell("lanes", at=at, lanes=lanes)
+            self._tell("lanes", seconds=at, lanes=lanes)
 
-    def _tell(self, kind: str, at: float | None = None, **facts: Any) -> None:
+    def _tell(self, kind: str, seconds: float | None = None, **details: Any) -> None:
         """Queue an event that happened at a second of the fit; None means now."""
-        at = time.monotonic() - self._began if at is None else at
+        seconds = time.monotonic() - self._began if seconds is None else seconds
         get_scheduler_line(self._client).tell(
-            self._client, {"fit": self._fit, "kind": kind, "at": at, **facts}
+            self._client, {"fit": self._fit, "kind": kind, "at": seconds, **details}
         )
 
 
@@ -257,10 +257,10 @@ class SearchFeed:
     def __init__(self, name: str) -> None:
         self._client: Any = None
         self._fit, self._began = uuid.uuid4().hex, time.monotonic()
-        self._begin(name)
+        self._report_start(name)
 
     @_guard_hook
-    def _begin(self, name: str) -> None:
+    def _report_start(self, name: str) -> None:
         """Report the start, if there is a client; a search has no lanes or passes."""
         from distributed import default_client
 
@@ -294,14 +294,14 @@ class SearchFeed:
         self._tell("rung", scores=plain)
 
     @_guard_hook
-    def end(self, how: str) -> None:
+    def end(self, end_state: str) -> None:
         """Report the end."""
-        self._tell("end", how=how)
+        self._tell("end", how=end_state)
         self._client = None
 
-    def _tell(self, kind: str, **facts: Any) -> None:
+    def _tell(self, kind: str, **details: Any) -> None:
         """Queue an event, if there is a client."""
         if self._client is not None:
             at = time.monotonic() - self._began
-            event = {"fit": self._fit, "kind": kind, "at": at, **facts}
+            event = {"fit": self._fit, "kind": kind, "at": at, **details}
             get_scheduler_line(self._client).tell(self._client, event)

@@ -54,7 +54,7 @@ class Fit:
     began: float
     state: str = "running"
     #: Seconds from the start to the latest event or report.
-    at: float = 0.0
+    elapsed_seconds: float = 0.0
     #: Incremented by each event, so that the page knows when to redraw.
     version: int = 0
     records: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=N_PASSES))
@@ -70,13 +70,13 @@ class Fit:
     heartbeats: HeartbeatHistory = field(default_factory=HeartbeatHistory)
     #: Begin of the fit on this process's monotonic clock: the earliest begin that an event implies,
     #: since delays in delivery can only make it seem later.
-    here: float = math.inf
+    local_start: float = math.inf
 
     def take(self, event: dict[str, Any]) -> None:
         """Update the state with an event."""
         at, kind = event["at"], event["kind"]
-        self.at, self.version = max(self.at, at), self.version + 1
-        self.here = min(self.here, time.monotonic() - at)
+        self.elapsed_seconds, self.version = max(self.elapsed_seconds, at), self.version + 1
+        self.local_start = min(self.local_start, time.monotonic() - at)
         if kind == "pass":
             # A repeated pass replaces its first report and the reports of later passes.
             self._take_back(event["record"]["pass"] - 1)
@@ -97,8 +97,8 @@ class Fit:
     def hear(self, report: dict[str, Any]) -> None:
         """Update the rates with the report of a worker."""
         if self.state == "running":
-            self.at = max(self.at, time.monotonic() - self.here)
-            if self.heartbeats.record(self.at, report):
+            self.elapsed_seconds = max(self.elapsed_seconds, time.monotonic() - self.local_start)
+            if self.heartbeats.record(self.elapsed_seconds, report):
                 self.version += 1
 
     def _take_back(self, n_passes: int) -> None:
@@ -233,7 +233,7 @@ def make_lane_table(fit: Fit | None) -> dict[str, list[Any]]:
         return table
     colours = assign_colours(fit)
     # An assignment of lanes lasts until the next one begins; the last one, until now.
-    ends = [at for at, _ in list(fit.lanes)[1:]] + [fit.at]
+    ends = [at for at, _ in list(fit.lanes)[1:]] + [fit.elapsed_seconds]
     for (begin, lanes), end in zip(fit.lanes, ends, strict=True):
         for lane, worker in enumerate(lanes[:N_LANES]):
             row = (begin, end, lane - 0.45, lane + 0.45, lane, worker, colours[worker])

@@ -33,7 +33,7 @@ class RateSample:
 
     Parameters
     ----------
-    at : float
+    seconds : float
         Seconds since the start of the fit.
     speeds : tuple of (int, str, float, float)
         Lane, its worker, seconds since the start of the fit, and the lane's steps per second
@@ -44,7 +44,7 @@ class RateSample:
         ``rows_here``, ``rows_streamed``, ``memory`` and ``spilled``, summed over all workers.
     """
 
-    at: float
+    seconds: float
     speeds: tuple[tuple[int, str, float, float], ...]
     traffic: dict[str, float]
     sums: dict[str, float]
@@ -56,7 +56,7 @@ class _Report:
 
     Parameters
     ----------
-    at : float
+    seconds : float
         Seconds since the start of the fit at which the worker made the report.
     offset : float
         Seconds to add to the worker's clock to get the clock of the fit.
@@ -69,7 +69,7 @@ class _Report:
         Bytes per second, by transport.
     """
 
-    at: float
+    seconds: float
     offset: float
     content: dict[str, Any]
     steps: dict[int, int]
@@ -90,13 +90,13 @@ class HeartbeatHistory:
         self._last: dict[str, _Report] = {}
         self._open: list[str] = []
 
-    def record(self, at: float, content: dict[str, Any]) -> bool:
+    def record(self, seconds: float, content: dict[str, Any]) -> bool:
         """Record a worker's report; return whether it closed a sample and opened a new one."""
         worker = content["worker"]
         ends = worker in self._open
         if ends:
             self._close()
-        self._last[worker] = _make_report(at, content, self._last.get(worker))
+        self._last[worker] = _make_report(seconds, content, self._last.get(worker))
         self._open.append(worker)
         return ends
 
@@ -108,15 +108,15 @@ class HeartbeatHistory:
 
     def _close(self) -> None:
         """Close the current sample, with the last report of each worker."""
-        at = max(self._last[worker].at for worker in self._open)
+        at = max(self._last[worker].seconds for worker in self._open)
         # Workers that have been silent for too long count as lost; their last report is not used.
         heard = {
             name: report
             for name, report in self._last.items()
-            if report.at > at - _MAX_SILENT_INTERVALS * report.content["every"]
+            if report.seconds > at - _MAX_SILENT_INTERVALS * report.content["every"]
         }
         speeds = [
-            (lane, name, heard[name].at, speed)
+            (lane, name, heard[name].seconds, speed)
             for name in self._open
             if name in heard
             for lane, speed in heard[name].speeds.items()
@@ -127,9 +127,9 @@ class HeartbeatHistory:
         names = ("rows_here", "rows_streamed", "memory", "spilled")
         sums = {name: float(sum(one.content[name] for one in heard.values())) for name in names}
         # Late reports that belong to the same time are merged into one sample.
-        if self.samples and at <= self.samples[-1].at:
+        if self.samples and at <= self.samples[-1].seconds:
             last = self.samples.pop()
-            at, speeds = last.at, [*last.speeds, *speeds]
+            at, speeds = last.seconds, [*last.speeds, *speeds]
         self.samples.append(RateSample(at, tuple(sorted(speeds)), dict(traffic), sums))
         self._open = []
         # Drop every second sample, but keep the first one.
@@ -137,24 +137,24 @@ class HeartbeatHistory:
             del self.samples[1::2]
 
 
-def _make_report(at: float, content: dict[str, Any], before: _Report | None) -> _Report:
+def _make_report(seconds: float, content: dict[str, Any], previous: _Report | None) -> _Report:
     """Return a worker's report with its rates; a worker's first report has none."""
     clock = content["clock"]
     steps = {lane: n for lane, n in content["steps"] if lane < MAX_SPEED_LANES}
-    if before is None or (passed := clock - before.content["clock"]) <= 0:
-        return _Report(at, at - clock, content, steps, {}, {})
+    if previous is None or (passed := clock - previous.content["clock"]) <= 0:
+        return _Report(seconds, seconds - clock, content, steps, {}, {})
     # The report with the shortest delivery gives the best estimate of the clocks' difference.
-    offset = min(before.offset, at - clock)
+    offset = min(previous.offset, seconds - clock)
     # No speed for a lane that has just moved to this worker, or whose counter a new generation
     # reset.
     speeds = {
-        lane: (n - before.steps[lane]) / passed
+        lane: (n - previous.steps[lane]) / passed
         for lane, n in steps.items()
-        if n >= before.steps.get(lane, math.inf)
+        if n >= previous.steps.get(lane, math.inf)
     }
     # A new generation resets the counters to 0: then the new value is the whole difference.
     moved = {
-        transport: n - then if n >= (then := before.content["traffic"].get(transport, 0)) else n
+        transport: n - then if n >= (then := previous.content["traffic"].get(transport, 0)) else n
         for transport, n in content["traffic"].items()
     }
     traffic = {transport: n / passed for transport, n in moved.items()}
@@ -187,7 +187,7 @@ def make_speed_table(
 def make_load_table(heartbeats: HeartbeatHistory | None) -> dict[str, list[float]]:
     """Return traffic (MB/s), rows and memory (GB) of all workers, over the seconds of a fit."""
     samples = [] if heartbeats is None else heartbeats.samples
-    table = {"seconds": [sample.at for sample in samples]}
+    table = {"seconds": [sample.seconds for sample in samples]}
     for transport, name in TRANSPORTS.items():
         table[name] = [sample.traffic.get(transport, 0.0) / 1e6 for sample in samples]
     for name, of, unit in (

@@ -170,20 +170,20 @@ _TABLES: dict[str, Callable[[Fit | None], dict[str, list[Any]]]] = {
 }  # fmt: skip
 
 
-def _draw_lines(title: str, columns: dict[str, str], source: Any, over: str = "pass") -> Any:
+def _draw_lines(title: str, columns: dict[str, str], source: Any, x_column: str = "pass") -> Any:
     """Return a figure with a line for each column over the passes, or over the seconds."""
     from bokeh.models import HoverTool, NumeralTickFormatter
     from bokeh.plotting import figure
 
-    plot = figure(title=title, x_axis_label=over, height=240, tools="pan,wheel_zoom,reset")
+    plot = figure(title=title, x_axis_label=x_column, height=240, tools="pan,wheel_zoom,reset")
     for name, colour in columns.items():
         named = {"legend_label": name.replace("_", " ")} if len(columns) > 1 else {}
-        plot.line(over, name, source=source, color=colour, line_width=2, **named)
+        plot.line(x_column, name, source=source, color=colour, line_width=2, **named)
         # Dots too, since a line of a single point is invisible.
-        plot.scatter(over, name, source=source, color=colour, size=5, **named)
+        plot.scatter(x_column, name, source=source, color=colour, size=5, **named)
         # Invisible points that the axis must include: see `make_pass_table`.
         for edge in ("low", "high") if name in LEVELS else ():
-            plot.scatter(over, f"{name}_{edge}", source=source, alpha=0.0, size=1)
+            plot.scatter(x_column, f"{name}_{edge}", source=source, alpha=0.0, size=1)
     if len(columns) > 1:
         legend = plot.legend[0]
         legend.orientation, legend.label_text_font_size, legend.border_line_alpha = (
@@ -194,7 +194,7 @@ def _draw_lines(title: str, columns: dict[str, str], source: Any, over: str = "p
     # Losses and scores keep all digits; counts are shortened, such as 1.2k and 3.4m.
     if "loss" not in columns and "val_score" not in columns:
         plot.yaxis.formatter = NumeralTickFormatter(format="0.[000]a")
-    tips = [(over, f"@{over}"), *((name.replace("_", " "), f"@{name}") for name in columns)]
+    tips = [(x_column, f"@{x_column}"), *((name.replace("_", " "), f"@{name}") for name in columns)]
     plot.add_tools(HoverTool(tooltips=tips, mode="vline"))
     return plot
 
@@ -307,7 +307,7 @@ def _make_fit_list(fits: list[Fit]) -> str:
             fit.policy,
             fit.passes if fit.n_lanes else "",
             f"{fit.records[-1]['loss']:.6g}" if fit.records else "",
-            f"{fit.at:.3g}",
+            f"{fit.elapsed_seconds:.3g}",
             str(len(fit.generations)),
             fit.state,
         )

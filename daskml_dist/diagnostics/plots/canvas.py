@@ -50,22 +50,23 @@ def whole_numbers(ax: Axes) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def get_history(given: Any) -> Any:
+def get_history(estimator_or_history: Any) -> Any:
     """Return the history of a fitted estimator, or a given history itself."""
-    history = getattr(given, "history_", given)
+    history = getattr(estimator_or_history, "history_", estimator_or_history)
     if not (hasattr(history, "records") and hasattr(history, "extra")):
         raise InvalidParameterError(
-            f"{given!r} has no history: give a fitted estimator of daskml_dist, or its history_."
+            f"{estimator_or_history!r} has no history: give a fitted estimator of daskml_dist, or "
+            "its history_."
         )
     return history
 
 
-def name_histories(given: Any) -> dict[str, Any]:
+def name_histories(histories: Any) -> dict[str, Any]:
     """Return histories by name; unnamed ones are named by policy: "sync", "sync #2"."""
-    if isinstance(given, Mapping):
-        named = {str(name): get_history(one) for name, one in given.items()}
+    if isinstance(histories, Mapping):
+        named = {str(name): get_history(one) for name, one in histories.items()}
     else:
-        several = given if isinstance(given, list | tuple) else [given]
+        several = histories if isinstance(histories, list | tuple) else [histories]
         named = {}
         for one in several:
             history = get_history(one)

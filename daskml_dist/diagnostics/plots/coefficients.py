@@ -106,17 +106,27 @@ def _select_label(estimator: Any, coef: Any, label: Any) -> Any:
     return signs[label] * coef[row]
 
 
-def _find_names(estimator: Any, last: Any, n: int, given: Sequence[str] | None) -> list[str]:
+def _find_names(
+    estimator: Any, last: Any, n: int, feature_names: Sequence[str] | None
+) -> list[str]:
     """Return names of the features of a model: given ones, a pipeline's, the fit's, or numbers."""
-    if given is None and estimator is not last and hasattr(estimator, "get_feature_names_out"):
+    if (
+        feature_names is None
+        and estimator is not last
+        and hasattr(estimator, "get_feature_names_out")
+    ):
         # Steps need not have feature names.
         try:
-            given = estimator[:-1].get_feature_names_out()
+            feature_names = estimator[:-1].get_feature_names_out()
         except (AttributeError, ValueError):
-            given = None
-    if given is None:
-        given = getattr(last, "feature_names_in_", None)
-    names = [str(i) for i in range(n)] if given is None else [str(name) for name in given]
+            feature_names = None
+    if feature_names is None:
+        feature_names = getattr(last, "feature_names_in_", None)
+    names = (
+        [str(i) for i in range(n)]
+        if feature_names is None
+        else [str(name) for name in feature_names]
+    )
     if len(names) != n:
         raise InvalidParameterError(
             f"feature_names has {len(names)} names, and there are {n} coefficients."

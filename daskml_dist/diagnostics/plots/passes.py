@@ -88,7 +88,7 @@ def learning_curves(
     return ax
 
 
-def _find_curve(name: str, history: Any, y: str, over: str) -> tuple[list[float], list[float]]:
+def _find_curve(name: str, history: Any, y: str, x_axis: str) -> tuple[list[float], list[float]]:
     """Return accumulated costs and values of a history's passes."""
     records = history.records
     if not records or all(record.get(y) is None for record in records):
@@ -97,12 +97,12 @@ def _find_curve(name: str, history: Any, y: str, over: str) -> tuple[list[float]
             "eval_score fit(..., eval_set=(X, y)), and each needs at least one whole pass."
         )
     values = [number_or_nan(record.get(y)) for record in records]
-    if over == "pass":
+    if x_axis == "pass":
         return [record["pass"] for record in records], values
-    if over == "bytes":
+    if x_axis == "bytes":
         costs = [(record["bytes_pushed"] + record["bytes_pulled"]) / 1e6 for record in records]
     else:
-        costs = [record[over] for record in records]
+        costs = [record[x_axis] for record in records]
     return list(accumulate(costs)), values
 
 

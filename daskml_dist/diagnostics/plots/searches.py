@@ -231,9 +231,9 @@ def _make_key(value: Any) -> Any:
     return value
 
 
-def _list_values(given: list[Any]) -> list[Any]:
+def _list_values(candidate_values: list[Any]) -> list[Any]:
     """Return the distinct values of a parameter, sorted where that is possible."""
-    values = list({_make_key(value): value for value in given}.values())
+    values = list({_make_key(value): value for value in candidate_values}.values())
     try:
         return sorted(values)
     except (TypeError, ValueError):

@@ -128,7 +128,7 @@ class BatchedSteps:
         self._settings = [estimator._check_settings(None) for estimator in self.estimators]
         with FitJob(collection, client, self._settings[0].run) as job:
             summary = job.summarize_rows()
-            rows = job.rows = DatasetInfo.of(summary, None, None, collection.is_weighted)
+            rows = job.rows = DatasetInfo.from_summary(summary, None, None, collection.is_weighted)
             job.lay_out_lanes(max(s.max_iter for s in self._settings))
             self._job, self._solver_fits = job, SolverFits(job)
             planner = _CandidatePlanner(job, self.roles, self.classes)
@@ -203,8 +203,8 @@ class BatchedSteps:
             column.stopping.update(column.records[-1])
         result.raise_if_interrupted(until)
 
-    def _join_fits(self, columns: list[StepCandidate], done: int, until: int) -> FitSpec:
-        """Return the single fit that makes the passes from `done` to `until` of some candidates."""
+    def _join_fits(self, columns: list[StepCandidate], first_pass: int, until: int) -> FitSpec:
+        """Return the single fit of the passes from `first_pass` to `until` of some candidates."""
         width = self._model.width
         plans = [self._plans[column.candidate][column.split] for column in columns]
         settings = replace(
@@ -240,7 +240,7 @@ class BatchedSteps:
             for g in rule.groups
         )
         rule = replace(rule, groups=groups, schedule=_PassesDone())
-        return fit.replace_work(rule=rule, first_pass=done)
+        return fit.replace_work(rule=rule, first_pass=first_pass)
 
     def _join_states(
         self, columns: list[StepCandidate], plans: list[FitSpec], settings: Settings
@@ -448,10 +448,13 @@ def _inspect_block_by_split(roles: FoldAssignment, block: Block) -> list[BlockIn
 
 
 def _make_and_inspect(
-    make_block: Callable[..., Block], inspect: Callable[[Block], Any], index: int, *part: Any
+    make_block: Callable[..., Block],
+    inspect: Callable[[Block], Any],
+    index: int,
+    *block_inputs: Any,
 ) -> Any:
     """Return a list of one block's facts, to be concatenated with those of the others."""
-    return [inspect(make_block(index, *part))]
+    return [inspect(make_block(index, *block_inputs))]
 
 
 def _stack_parameters(columns: Sequence[StepCandidate]) -> tuple[NDArray[Any], NDArray[np.int64]]:

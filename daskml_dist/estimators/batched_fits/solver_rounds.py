@@ -97,7 +97,7 @@ class BatchedFit:
         names = RANKINGS if len(self.estimator.classes_) == 2 else CLASS_RANKINGS
         return float(self.ranks[role][names.index(name)]) if name in names else np.nan
 
-    def among(self, n_best: int, role: int) -> float:
+    def compute_top_k(self, n_best: int, role: int) -> float:
         """Return top-k accuracy with k = `n_best`; NaN as in :meth:`ranking`."""
         n_classes = len(self.estimator.classes_)
         # scikit-learn warns that k >= n_classes is perfect, and cuts two classes at a threshold:
@@ -143,7 +143,7 @@ def fit_batch(
     begin, n_splits = time.perf_counter(), roles.n_splits
     with open_batched_models(estimators[0], collection, roles, classes) as models:
         pairs = [(number, split) for number in range(len(estimators)) for split in range(n_splits)]
-        fits = CandidateFits(models, estimators, pairs, scored_roles, score_parts).found()
+        fits = CandidateFits(models, estimators, pairs, scored_roles, score_parts).compute_fits()
     seconds = (time.perf_counter() - begin) / len(fits)
     for fit in fits:
         fit.seconds = seconds
@@ -157,7 +157,9 @@ def open_batched_models(
 ) -> Iterator[BatchedModels]:  # fmt: skip
     """Hold the rows for a batch of models, laid out as an estimator's `run` and `device` say."""
     with FitJob(collection, client, estimator._run_settings(), callbacks) as job:
-        job.rows = DatasetInfo.of(job.summarize_rows(), None, None, collection.is_weighted)
+        job.rows = DatasetInfo.from_summary(
+            job.summarize_rows(), None, None, collection.is_weighted
+        )
         # The number of passes is not known yet; 100 is typical of a search.
         job.lay_out_sum_lanes(100)
         summary = TargetSummary(job.rows.summary.infos, n_columns=n_targets)
@@ -240,8 +242,10 @@ class SolverFits:
 
         They are NaN for regression, and for several classes whose loss has no probabilities.
         """
-        statistic = BatchedRanks if model.each.width == 1 else BatchedClassRanks
-        if model.classes is None or not (model.each.width == 1 or model.each.loss.proba):
+        statistic = BatchedRanks if model.single_model.width == 1 else BatchedClassRanks
+        if model.classes is None or not (
+            model.single_model.width == 1 or model.single_model.loss.proba
+        ):
             return np.full((len(w), len(statistic.names)), np.nan)
         return evaluate_by_split(
             lambda w, splits: self(model, BatchedRankingSolver(w, splits, role, statistic)).w,
@@ -268,11 +272,11 @@ class BatchedModels(SolverFits):
         super().__init__(job, callbacks)
         self.rows, self.roles = rows, roles
 
-    def make_model(self, each: LinearModel, class_weight: Any = None) -> BatchedLinear:
-        """Return the batch of models of the form `each`."""
+    def make_model(self, column_model: LinearModel, class_weight: Any = None) -> BatchedLinear:
+        """Return the batch of models of the form `column_model`."""
         classes = self.rows.classes
         codes = None if classes is None else np.arange(len(classes))
-        return BatchedLinear(each, self.roles, codes, class_weight)
+        return BatchedLinear(column_model, self.roles, codes, class_weight)
 
     def make_solver(
         self, candidates: tuple[Candidate, ...], scored: tuple[tuple[int, bool, bool], ...] = ()
@@ -293,9 +297,9 @@ class BatchedModels(SolverFits):
         assert isinstance(summary, TargetSummary)
         return replace(self.rows, summary=replace(summary, weight=float(weight)))
 
-    def sum_weights(self, each: LinearModel) -> NDArray[np.float64]:
+    def sum_weights(self, column_model: LinearModel) -> NDArray[np.float64]:
         """Return the summed weight of the training rows of each split."""
-        return self(self.make_model(each), SinglePassSolver(SplitWeights())).w
+        return self(self.make_model(column_model), SinglePassSolver(SplitWeights())).w
 
 
 class CandidateFits:
@@ -319,7 +323,7 @@ class CandidateFits:
         self._models, self._estimators, self._pairs = models, estimators, pairs
         self._scored_roles, self._score_parts = scored_roles, score_parts
 
-    def found(self) -> list[BatchedFit]:
+    def compute_fits(self) -> list[BatchedFit]:
         """Return the fits, in the order of the pairs."""
         models = self._models
         weights = models.split_weights(
@@ -385,7 +389,7 @@ class CandidateFits:
             unfitted = self._estimators[self._pairs[i][0]]
             estimator = type(unfitted)(**unfitted.get_params(deep=False))
             own_solution = candidate_solution(solution, k)
-            estimator._set_fitted(own_solution, batched_model.each, info)
+            estimator._set_fitted(own_solution, batched_model.single_model, info)
             estimator._set_n_iter(own_solution)
             estimator._warn(own_solution)
             own_sums, own_ranks = (

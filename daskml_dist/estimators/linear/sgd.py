@@ -195,10 +195,10 @@ class BaseSGD(BaseSteps, BaseLinear):
     def _make_callbacks(
         self,
         max_iter: int | None,
-        aside: tuple[type, ...] = (),
+        excluded_types: tuple[type, ...] = (),
         first: Sequence[object] = (),
     ) -> CallbackList:
-        callbacks = super()._make_callbacks(max_iter, aside, first)
+        callbacks = super()._make_callbacks(max_iter, excluded_types, first)
         if self._adapts and callbacks.need_parameters:
             raise InvalidParameterError(
                 'learning_rate="adaptive" runs one fit per rate, so eval_set and callbacks that '
@@ -343,10 +343,10 @@ def _check_sgd_params(params: Mapping[str, Any]) -> None:
         )
 
 
-def set_loss_epsilon(loss: Loss, given: Any, epsilon: float) -> Loss:
-    """Return the loss with an estimator's `epsilon`, if `given` is a name and it has one."""
+def set_loss_epsilon(loss: Loss, user_loss: Any, epsilon: float) -> Loss:
+    """Return the loss with an estimator's `epsilon`, if `user_loss` is a name and it has one."""
     # A loss object given by the user has its own epsilon.
-    if isinstance(given, str) and isinstance(
+    if isinstance(user_loss, str) and isinstance(
         loss, Huber | EpsilonInsensitive | SquaredEpsilonInsensitive
     ):
         return replace(loss, epsilon=epsilon)
@@ -386,10 +386,12 @@ def _join_starting_coefficients(
     return w
 
 
-def _as_finite_array(name: str, given: Any, dtype: Any) -> NDArray[Any]:
+def _as_finite_array(name: str, initial_values: Any, dtype: Any) -> NDArray[Any]:
     """Return finite real numbers as an array; raise for others, naming the argument."""
     # `sparsify` leaves a sparse coef_, which may be passed back here.
-    values = np.asarray(given.toarray() if sparse.issparse(given) else given)
+    values = np.asarray(
+        initial_values.toarray() if sparse.issparse(initial_values) else initial_values
+    )
     if values.dtype.kind in "biufO":
         try:
             converted = values.astype(dtype)

@@ -103,13 +103,13 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     return model
 
 
-def _convert_with_skl2onnx(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> Any:
-    """Return the ONNX model of an estimator of scikit-learn; `more` are arguments of skl2onnx."""
+def _convert_with_skl2onnx(skl2onnx: Any, twin: Any, options: dict[str, Any]) -> Any:
+    """Return the ONNX model of an estimator of scikit-learn; `options` are skl2onnx's."""
     try:
         with warnings.catch_warnings():
             # skl2onnx passes booleans for numbers, of which protobuf warns.
             warnings.simplefilter("ignore")
-            return skl2onnx.to_onnx(twin, **more)
+            return skl2onnx.to_onnx(twin, **options)
     except Exception as error:  # of many kinds, of skl2onnx, onnx and protobuf
         raise ExportError(
             f"skl2onnx {skl2onnx.__version__} cannot convert this {type(twin).__name__}: "
@@ -260,15 +260,17 @@ def _make_inputs(session: Any, sample: Any) -> dict[str, Any]:
     return {name: np.asarray(sample[name]).reshape(-1, 1) for name in names}
 
 
-def _are_near(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
+def _are_near(actual: NDArray[Any], expected: NDArray[Any]) -> bool:
     """Return whether predictions differ by no more than rounding to float32 explains."""
-    if wanted.dtype.kind not in "fc":
+    if expected.dtype.kind not in "fc":
         # Labels: rounding may change those of rows at a decision boundary, but not those of 10% of
         # rows.
-        return bool(np.mean(found.reshape(wanted.shape) == wanted) > 0.9)
-    if found.size != wanted.size:
+        return bool(np.mean(actual.reshape(expected.shape) == expected) > 0.9)
+    if actual.size != expected.size:
         return False
-    scale = max(1.0, float(np.abs(wanted).max(initial=0.0)))
+    scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
     return bool(
-        np.allclose(found.reshape(wanted.shape), wanted, atol=_TOLERANCE * scale, rtol=_TOLERANCE)
+        np.allclose(
+            actual.reshape(expected.shape), expected, atol=_TOLERANCE * scale, rtol=_TOLERANCE
+        )
     )

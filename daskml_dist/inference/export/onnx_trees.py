@@ -101,30 +101,35 @@ def _split_categories(model: Any, trees: list[Any], op: Any) -> None:
 
 
 def _make_chain(
-    own: list[dict[str, Any]], node: dict[str, Any], record: Any, known: NDArray[Any], words: Any
+    nodes: list[dict[str, Any]],
+    node: dict[str, Any],
+    record: Any,
+    categories: NDArray[Any],
+    left_bitset: Any,
 ) -> None:
-    """Make a node the first of a chain of tests for one category each; append the others to `own`.
+    """Make a node the first of a chain of tests for one category each, the others new `nodes`.
 
-    `known` are the feature's categories, and `words` is the bitset of those that go left.
+    `categories` are the feature's categories, and `left_bitset` is the bitset of those that go
+    left.
     """
-    bits = np.unpackbits(np.asarray(words, "<u4").view(np.uint8), bitorder="little")
+    bits = np.unpackbits(np.asarray(left_bitset, "<u4").view(np.uint8), bitorder="little")
     missing_left = bool(record["missing_go_to_left"])
     ends = int(record["left"]), int(record["right"])
     # A test is true for its category, which goes to the side opposite to missing values; the last
     # false edge leads to the side of all other values.
     listed_to, rest_to = ends[::-1] if missing_left else ends
-    is_listed = bits[: len(known)].astype(bool) != missing_left
-    listed = known[is_listed & ~np.isnan(known)].astype(np.float32).tolist()
+    is_listed = bits[: len(categories)].astype(bool) != missing_left
+    listed = categories[is_listed & ~np.isnan(categories)].astype(np.float32).tolist()
     for place, value in enumerate(listed):
         last = place == len(listed) - 1
         node.update(
             nodes_modes=b"BRANCH_EQ", nodes_values=value, nodes_truenodeids=listed_to,
             nodes_missing_value_tracks_true=0,
-            nodes_falsenodeids=rest_to if last else len(own),
+            nodes_falsenodeids=rest_to if last else len(nodes),
         )  # fmt: skip
         if not last:
-            node = {**node, "nodes_nodeids": len(own)}
-            own.append(node)
+            node = {**node, "nodes_nodeids": len(nodes)}
+            nodes.append(node)
 
 
 def _write_list(attribute: Any, values: list[Any]) -> None:

@@ -75,7 +75,7 @@ def to_sklearn(estimator: Any) -> Any:
     ('sklearn', [0, 0, 1, 1])
     """
     check_exportable(estimator)
-    return _Converter().of(estimator)
+    return _Converter().convert(estimator)
 
 
 def check_exportable(estimator: Any) -> None:
@@ -94,11 +94,11 @@ def check_is_estimator(estimator: Any) -> None:
         )
 
 
-def check_fitted_if_ours(estimator: Any, what: str) -> None:
-    """Raise if an estimator of this package is not fitted; `what` is the verb for the error."""
+def check_fitted_if_ours(estimator: Any, verb: str) -> None:
+    """Raise if an estimator of this package is not fitted; `verb` is the verb for the error."""
     if _is_ours(estimator) and not is_fitted(estimator):
         raise NotFittedError(
-            f"This {type(estimator).__name__} is not fitted yet, so there is nothing to {what}. "
+            f"This {type(estimator).__name__} is not fitted yet, so there is nothing to {verb}. "
             "Call fit first."
         )
 
@@ -112,37 +112,37 @@ class _Converter:
     def __init__(self) -> None:
         # Copies by the `id` of the original; and the originals, kept alive so that no other object
         # gets the same `id`.
-        self.made: dict[int, Any] = {}
-        self.kept: list[Any] = []
+        self.copies: dict[int, Any] = {}
+        self.originals: list[Any] = []
 
-    def of(self, value: Any) -> Any:
+    def convert(self, value: Any) -> Any:
         """Return a copy of a value, with this package's estimators replaced by twins."""
-        if id(value) not in self.made:
-            self.kept.append(value)
-            self.made[id(value)] = self._convert(value)
-        return self.made[id(value)]
+        if id(value) not in self.copies:
+            self.originals.append(value)
+            self.copies[id(value)] = self._convert(value)
+        return self.copies[id(value)]
 
     def _convert(self, value: Any) -> Any:
         """Return a new copy of a value, by its kind."""
         if hasattr(value, "get_params") and not inspect.isclass(value):
             return self._make_twin(value) if _is_ours(value) else self._copy(value)
         if type(value) in (list, tuple):
-            return type(value)(self.of(one) for one in value)
+            return type(value)(self.convert(one) for one in value)
         if isinstance(value, dict):
             found = copy.copy(value)
             for name, one in value.items():
-                found[name] = self.of(one)
+                found[name] = self.convert(one)
             return found
         # scikit-learn's objects that are no estimators, such as scorers, may hold estimators.
         if type(value).__module__.startswith("sklearn.") and hasattr(value, "__dict__"):
             return self._copy(value)
         return copy.deepcopy(value)
 
-    def _copy(self, thing: Any) -> Any:
+    def _copy(self, original: Any) -> Any:
         """Return a copy of an object of another package, with its attributes converted."""
-        found = copy.copy(thing)
-        for name, value in vars(thing).items():
-            vars(found)[name] = self.of(value)
+        found = copy.copy(original)
+        for name, value in vars(original).items():
+            vars(found)[name] = self.convert(value)
         return found
 
     def _make_twin(self, estimator: Any) -> Any:
@@ -151,7 +151,7 @@ class _Converter:
 
         _check_exact(estimator)
         if (inner := find_stand_in(estimator)) is not None:
-            return self.of(inner)
+            return self.convert(inner)
         kind = _find_sklearn_class(estimator)
         twin = kind(**self._select_params(estimator, kind))
         if not is_fitted(estimator):
@@ -165,7 +165,7 @@ class _Converter:
             if fitted and name not in params and name not in _NOT_EXPORTED and not is_dask(value):
                 # A property of scikit-learn's class is computed from other attributes.
                 if not isinstance(inspect.getattr_static(kind, name, None), property):
-                    setattr(twin, name, self.of(value))
+                    setattr(twin, name, self.convert(value))
         finish(estimator, twin)
         return twin
 
@@ -180,7 +180,7 @@ class _Converter:
             given |= {"loss": find_loss_name(loss)} | {
                 n: v for n, v in vars(loss).items() if n in given
             }
-        found = {name: self.of(value) for name, value in given.items() if name in known}
+        found = {name: self.convert(value) for name, value in given.items() if name in known}
         return {
             name: value for name, value in found.items() if _accepts_parameter(kind, name, value)
         }

@@ -75,15 +75,15 @@ def _make_sklearn_tree(view: Any) -> Any:
     return tree
 
 
-def check_fields(dtype: np.dtype[Any], known: set[str], what: str) -> None:
+def check_fields(dtype: np.dtype[Any], expected_fields: set[str], model_kind: str) -> None:
     """Raise if nodes of the installed scikit-learn have other fields than those known here."""
     found = set(dtype.names or ())
-    if found != known:
+    if found != expected_fields:
         import sklearn
 
         raise ExportError(
-            f"Nodes of {what} in scikit-learn {sklearn.__version__} have the fields "
-            f"{sorted(found)}, but only {sorted(known)} are supported. Export with a "
+            f"Nodes of {model_kind} in scikit-learn {sklearn.__version__} have the fields "
+            f"{sorted(found)}, but only {sorted(expected_fields)} are supported. Export with a "
             "scikit-learn version (1.6 or newer) that has these, or with a newer daskml-dist."
         )
 
@@ -187,10 +187,10 @@ def _repeat_values(values: NDArray[Any], n: int) -> NDArray[Any]:
     return np.resize(values, n) if len(values) else np.full(n, np.nan)
 
 
-def _make_tree_predictor(tree: Tree, place: NDArray[np.intp]) -> Any:
+def _make_tree_predictor(tree: Tree, feature_numbers: NDArray[np.intp]) -> Any:
     """Return a tree of scikit-learn's boosting with the nodes of this package's tree.
 
-    `place` has scikit-learn's number of each feature.
+    `feature_numbers` has scikit-learn's number of each feature.
     """
     from daskml_dist.sklearn_internals import PREDICTOR_RECORD_DTYPE, TreePredictor
 
@@ -200,7 +200,7 @@ def _make_tree_predictor(tree: Tree, place: NDArray[np.intp]) -> Any:
     nodes = np.zeros(len(leaf), PREDICTOR_RECORD_DTYPE)
     nodes["value"] = tree.value[:, 0]
     nodes["count"] = np.minimum(tree.count, np.iinfo(np.uint32).max)
-    nodes["feature_idx"] = np.where(leaf, 0, place[tree.feature])
+    nodes["feature_idx"] = np.where(leaf, 0, feature_numbers[tree.feature])
     nodes["num_threshold"] = np.where(leaf | (tree.category >= 0), 0.0, tree.threshold)
     nodes["missing_go_to_left"] = tree.missing_left & ~leaf
     nodes["left"] = np.where(leaf, 0, tree.left)

@@ -37,7 +37,7 @@ def check_references(archive: bytes, name: str) -> None:
     with zipfile.ZipFile(io.BytesIO(archive)) as whole:
         schema = json.loads(whole.read("schema.json"))
     parts = list(_find_parts(schema))
-    if _VisitCounter(parts).of(schema) > _MIN_VISITS + _MAX_VISITS_PER_PART * len(parts):
+    if _VisitCounter(parts).count_visits(schema) > _MIN_VISITS + _MAX_VISITS_PER_PART * len(parts):
         raise ModelFileError(
             f"{name} is damaged: its parts are nested more deeply than those of any estimator. "
             "Save the model again, or restore the file from a copy."
@@ -60,28 +60,30 @@ class _VisitCounter:
 
     def __init__(self, parts: list[dict[str, Any]]) -> None:
         # Visits by the number of a part; -1 while they are being counted.
-        self._known: dict[Any, int] = {}
+        self._visits: dict[Any, int] = {}
         self._of_id: dict[Any, list[dict[str, Any]]] = {}
         for part in parts:
             self._of_id.setdefault(_key(part), []).append(part)
 
-    def of(self, schema: Any) -> int:
+    def count_visits(self, schema: Any) -> int:
         """Return the visits of a JSON value."""
         if isinstance(schema, list):
-            return sum(map(self.of, schema))
+            return sum(map(self.count_visits, schema))
         if not isinstance(schema, dict):
             return 0
         key = _key(schema)
         if key is None:
-            return 1 + self.of([*schema.values()])
-        if key not in self._known:
-            self._known[key] = -1
+            return 1 + self.count_visits([*schema.values()])
+        if key not in self._visits:
+            self._visits[key] = -1
             # Several parts may have this number, and which one is used depends on the reader: the
             # one with the most visits counts.
-            self._known[key] = max(1 + self.of([*one.values()]) for one in self._of_id[key])
-        if self._known[key] < 0:
+            self._visits[key] = max(
+                1 + self.count_visits([*one.values()]) for one in self._of_id[key]
+            )
+        if self._visits[key] < 0:
             raise ValueError(f"part {key} holds itself")
-        return self._known[key]
+        return self._visits[key]
 
 
 def _key(part: dict[str, Any]) -> str | None:
@@ -106,12 +108,14 @@ _DAMAGED = (
 )  # fmt: skip
 
 
-def pack(whole: bytes, more: Mapping[str, bytes], manifest: Mapping[str, Any]) -> bytes:
+def pack(
+    archive_bytes: bytes, extra_members: Mapping[str, bytes], manifest: Mapping[str, Any]
+) -> bytes:
     """Return an archive with further members, and with the manifest and checksums of all."""
-    buffer = io.BytesIO(whole)
+    buffer = io.BytesIO(archive_bytes)
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_STORED) as archive:
         sums = {name: compute_checksum(archive.read(name)) for name in archive.namelist()}
-        for name, data in more.items():
+        for name, data in extra_members.items():
             archive.writestr(name, data)
             sums[name] = compute_checksum(data)
         content = {**manifest, "sha256": sums}
@@ -157,15 +161,23 @@ def take_out_arrays(inner: bytes, outer: bytes) -> tuple[bytes, dict[str, str]]:
     return _write_archive({n: d for n, d in parts.items() if n not in same}), same
 
 
-def put_back_arrays(inner: bytes, same: Any, members: Mapping[str, bytes], name: str) -> bytes:
+def put_back_arrays(
+    inner: bytes, shared_members: Any, members: Mapping[str, bytes], name: str
+) -> bytes:
     """Return an archive with the arrays that `take_out_arrays` took out, all of them checked."""
     parts = _read_members(inner, name)
-    if not isinstance(same, dict) or not {*map(str, same.values())} <= {*members}:
+    if not isinstance(shared_members, dict) or not {*map(str, shared_members.values())} <= {
+        *members
+    }:
         raise ModelFileError(f"{name} is damaged: arrays of its estimator are missing. {REMEDY}")
     # One array for many names could fill the memory from a small file.
-    if len({*same.values()}) < len(same) or {*same} & {*parts}:
+    if len({*shared_members.values()}) < len(shared_members) or {*shared_members} & {*parts}:
         raise ModelFileError(f"{name} is damaged: it uses an array twice. {REMEDY}")
-    return _write_archive(parts | {n: members[at] for n, at in same.items()}) if same else inner
+    return (
+        _write_archive(parts | {n: members[at] for n, at in shared_members.items()})
+        if shared_members
+        else inner
+    )
 
 
 def _write_archive(members: Mapping[str, bytes]) -> bytes:
@@ -225,10 +237,10 @@ def compute_checksum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def check_checksums(manifest: Any, found: Mapping[str, str], name: str) -> None:
-    """Raise if a manifest is incomplete, of a later format, or has other checksums than `found`.
+def check_checksums(manifest: Any, checksums: Mapping[str, str], name: str) -> None:
+    """Raise if a manifest is incomplete, of a later format, or has other `checksums`.
 
-    `found` holds the checksums of the file's parts by name: all of them, and no others.
+    `checksums` holds the checksums of the file's parts by name: all of them, and no others.
     """
     sums = manifest.get("sha256") if isinstance(manifest, dict) else None
     if not isinstance(sums, dict) or not isinstance(manifest.get("format"), int):
@@ -241,7 +253,7 @@ def check_checksums(manifest: Any, found: Mapping[str, str], name: str) -> None:
             f"{name} has the format {manifest['format']}, and this version of daskml_dist reads "
             f"up to {FORMAT}. Install a newer daskml_dist."
         )
-    if wrong := sorted({part for part, one in found.items() if sums.get(part) != one}):
+    if wrong := sorted({part for part, one in checksums.items() if sums.get(part) != one}):
         raise ModelFileError(f"{name} is damaged: {wrong[0]} has a wrong checksum. {REMEDY}")
-    if missing := sorted(set(sums) - set(found)):
+    if missing := sorted(set(sums) - set(checksums)):
         raise ModelFileError(f"{name} is damaged: {missing[0]} is missing. {REMEDY}")

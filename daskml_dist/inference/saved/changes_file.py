@@ -36,24 +36,24 @@ def write(estimator: Any) -> bytes:
     )
 
 
-def write_changes(estimator: Any, before: Any, base: str, base_checksum: str) -> bytes:
+def write_changes(estimator: Any, previous_model: Any, base: str, base_checksum: str) -> bytes:
     """Return the rows of a fitted model that an earlier one does not have, as a file.
 
     Parameters
     ----------
-    estimator, before : estimator
+    estimator, previous_model : estimator
     base : str
-        File of `before`, relative to the folder of the new one.
+        File of `previous_model`, relative to the folder of the new one.
     base_checksum : str
         Of that file's bytes.
     """
     state = json.dumps({"base": base, "sha256": base_checksum})
     return safetensors_file.pack_parts(
-        make_manifest(estimator), state, estimator._rows_since(before)
+        make_manifest(estimator), state, estimator._rows_since(previous_model)
     )
 
 
-def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) -> Any:
+def read(data: bytes, name: str, trusted: Collection[str] = (), **user_params: Any) -> Any:
     """Return the estimator of the other file, updated with the rows of this file."""
     from daskml_dist.inference.saved.model_file import load_formats
 
@@ -68,7 +68,7 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
     base = read_bytes(str(path))
     if compute_checksum(base) != found["sha256"]:
         raise ModelFileError(f"{name} is of another {path} than the one there. {REMEDY}")
-    model = load_formats()[path.suffix].read(base, str(path), trusted, **given)
+    model = load_formats()[path.suffix].read(base, str(path), trusted, **user_params)
     return model._with_rows(tensors)
 
 

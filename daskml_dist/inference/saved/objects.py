@@ -67,10 +67,10 @@ _TRUSTED_MODULES = (
 )
 
 
-def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> list[str]:
+def check_trusted(types: Iterable[str], trusted: Collection[str], name: str) -> list[str]:
     """Return the sorted names of a file's types; raise if one is neither known nor trusted."""
     types = sorted(types)
-    if unknown := [one for one in find_untrusted(types) if one not in given]:
+    if unknown := [one for one in find_untrusted(types) if one not in trusted]:
         raise ModelFileError(
             f"{name} is made of {', '.join(unknown)}, which may contain more than data, so it is "
             "not loaded unless you say so. If you trust the author of the file, pass "
@@ -158,7 +158,7 @@ class Writer:
         # `id`.
         self._names: dict[int, tuple[str, Any]] = {}
 
-    def of(self, value: Any, name: str) -> Any:
+    def encode(self, value: Any, name: str) -> Any:
         """Return the JSON of an attribute's value; `name` is the path of attributes to it."""
         value = self._replaced.get(id(value), value)
         # Types are compared exactly: a subclass, such as an enum of integers, would be lost in
@@ -176,7 +176,7 @@ class Writer:
         if is_number_type(value):
             return {_KIND: "type", "value": np.dtype(value).str}
         if type(value) in (list, tuple):
-            items = [self.of(one, f"{name}.{i}") for i, one in enumerate(value)]
+            items = [self.encode(one, f"{name}.{i}") for i, one in enumerate(value)]
             return items if type(value) is list else {_KIND: "tuple", "items": items}
         if type(value) is dict:
             return self._mapping(value, name)
@@ -185,9 +185,9 @@ class Writer:
     def _mapping(self, value: dict[Any, Any], name: str) -> Any:
         """Return the JSON of a dict: a JSON object if all keys are texts, else pairs."""
         if all(type(key) is str for key in value) and _KIND not in value:
-            return {key: self.of(one, f"{name}.{key}") for key, one in value.items()}
+            return {key: self.encode(one, f"{name}.{key}") for key, one in value.items()}
         pairs = [
-            [self.of(key, f"{name}.{i}.key"), self.of(one, f"{name}.{i}")]
+            [self.encode(key, f"{name}.{i}.key"), self.encode(one, f"{name}.{i}")]
             for i, (key, one) in enumerate(value.items())
         ]
         return {_KIND: "dict", "items": pairs}
@@ -209,7 +209,7 @@ class Writer:
         return {
             _KIND: "object",
             "class": f"{kind.__module__}.{kind.__qualname__}",
-            "state": {n: self.of(v, f"{name}.{n}") for n, v in kept.items()},
+            "state": {n: self.encode(v, f"{name}.{n}") for n, v in kept.items()},
         }
 
     def _array(self, value: NDArray[Any], name: str) -> Any:
@@ -237,7 +237,7 @@ class Writer:
             self._add(f"{name}.utf8", np.frombuffer(b"".join(texts), np.uint8))
             self._add(f"{name}.ends", np.cumsum([len(one) for one in texts], dtype=np.int64))
         elif value.dtype.kind == "O":
-            items = [self.of(one, f"{name}.{i}") for i, one in enumerate(value.flat)]
+            items = [self.encode(one, f"{name}.{i}") for i, one in enumerate(value.flat)]
             return {_KIND: "objects", "shape": list(value.shape), "items": items}
         else:
             raise _cannot_write(value, name)
@@ -299,22 +299,24 @@ class Reader:
             "scalar": lambda encoded: self._array(encoded["value"])[()],
             "dtype": lambda encoded: np.dtype(encoded["value"]),
             "type": lambda encoded: np.dtype(encoded["value"]).type,
-            "tuple": lambda encoded: tuple(map(self.of, encoded["items"])),
-            "dict": lambda encoded: {self.of(key): self.of(one) for key, one in encoded["items"]},
+            "tuple": lambda encoded: tuple(map(self.decode, encoded["items"])),
+            "dict": lambda encoded: {
+                self.decode(key): self.decode(one) for key, one in encoded["items"]
+            },
             "array": self._array,
             "texts": self._array,
             "objects": self._objects,
             "object": self._object,
         }
 
-    def of(self, encoded: Any) -> Any:
+    def decode(self, encoded: Any) -> Any:
         """Return the value of encoded JSON."""
         if isinstance(encoded, list):
-            return [self.of(one) for one in encoded]
+            return [self.decode(one) for one in encoded]
         if not isinstance(encoded, dict):
             return encoded
         if _KIND not in encoded:
-            return {name: self.of(one) for name, one in encoded.items()}
+            return {name: self.decode(one) for name, one in encoded.items()}
         return self._decoders[encoded[_KIND]](encoded)
 
     def _array(self, encoded: dict[str, Any]) -> NDArray[Any]:
@@ -350,13 +352,13 @@ class Reader:
     def _objects(self, encoded: dict[str, Any]) -> NDArray[Any]:
         """Return an array of objects; assigned, since NumPy would unpack lists among them."""
         found: NDArray[Any] = np.empty(len(encoded["items"]), object)
-        found[:] = [self.of(one) for one in encoded["items"]]
+        found[:] = [self.decode(one) for one in encoded["items"]]
         return found.reshape(encoded["shape"])
 
     def _object(self, encoded: dict[str, Any]) -> Any:
         """Return an object with its attributes set, without running code of its class."""
         found: Any = object.__new__(self._class(encoded["class"]))
-        vars(found).update({name: self.of(one) for name, one in encoded["state"].items()})
+        vars(found).update({name: self.decode(one) for name, one in encoded["state"].items()})
         return found
 
     def _class(self, name: str) -> type:

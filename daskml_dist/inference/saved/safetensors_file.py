@@ -60,7 +60,7 @@ def write(estimator: Any) -> bytes:
     prefix = _STATE_PREFIX if module_tensors else ""
     # Public attributes go first: an array that two attributes share is saved under the first name.
     names = sorted(state, key=lambda name: name.startswith("_"))
-    encoded = {name: writer.of(state[name], f"{prefix}{name}") for name in names}
+    encoded = {name: writer.encode(state[name], f"{prefix}{name}") for name in names}
     if clash := set(module_tensors) & set(writer.tensors):
         raise ModelFileError(f"The module's tensor {min(clash)} has a reserved name.")
     tensors = writer.tensors | module_tensors
@@ -86,8 +86,8 @@ def pack_parts(
     return data
 
 
-def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) -> Any:
-    """Return the estimator that a file holds, with `given` as its classes and functions."""
+def read(data: bytes, name: str, trusted: Collection[str] = (), **user_params: Any) -> Any:
+    """Return the estimator that a file holds, with `user_params` as its classes and functions."""
     manifest, state_json, tensors = read_parts(data, name)
     warn_of_versions(manifest, name)
     with explain_old_versions(manifest, name):
@@ -99,11 +99,11 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
                 "daskml_dist. Install the version that wrote it."
             )
         # Parameters that are code come from the caller, all others from the file.
-        _check_given(payload["left_out"], given, name)
-        state = Reader(tensors, trusted, name).of(payload["state"])
+        _check_given(payload["left_out"], user_params, name)
+        state = Reader(tensors, trusted, name).decode(payload["state"])
         # The state is that of a checked, fitted estimator: `__init__` is not called.
         estimator: Any = object.__new__(estimator_class)
-        vars(estimator).update(state | given)
+        vars(estimator).update(state | user_params)
         if payload["module"]:
             estimator._set_tensors({key: tensors[key] for key in payload["module"]})
     return estimator
@@ -142,15 +142,15 @@ def _is_code(value: Any) -> bool:
     return not any(base.__module__.startswith("daskml_dist.") for base in bases)
 
 
-def _check_given(left_out: list[str], given: Mapping[str, Any], name: str) -> None:
+def _check_given(left_out: list[str], user_params: Mapping[str, Any], name: str) -> None:
     """Raise unless exactly the parameters that were left out of the file are given."""
-    if missing := [param for param in left_out if param not in given]:
+    if missing := [param for param in left_out if param not in user_params]:
         arguments = ", ".join(f"{param}=..." for param in missing)
         raise ModelFileError(
             f"{name} does not contain classes and functions. Pass those of the fit: "
             f"load({name!r}, {arguments})."
         )
-    if unexpected := sorted(set(given) - set(left_out)):
+    if unexpected := sorted(set(user_params) - set(left_out)):
         raise ModelFileError(
             f"{name} holds {unexpected[0]} itself, or has no such parameter. Leave it out."
         )

@@ -61,13 +61,15 @@ def write(estimator: Any) -> bytes:
     return pack(twin, {_INNER: own}, manifest)
 
 
-def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) -> Any:
-    """Return the estimator of a file; `given` is refused, as the file holds all parameters."""
+def read(data: bytes, name: str, trusted: Collection[str] = (), **user_params: Any) -> Any:
+    """Return the estimator of a file; refuse `user_params`, as the file holds all parameters."""
     from sklearn.exceptions import InconsistentVersionWarning
 
     sio = _load_skops()
-    if given:
-        raise ModelFileError(f"{name} holds {min(given)} itself, as all parameters. Leave it out.")
+    if user_params:
+        raise ModelFileError(
+            f"{name} holds {min(user_params)} itself, as all parameters. Leave it out."
+        )
     manifest, members = unpack(data, name)
     warn_of_versions(manifest, name)
     own = _find_own_archive(manifest, members, data, name)
@@ -129,14 +131,16 @@ def _dump_with_skops(sio: Any, estimator: Any) -> bytes:
     return data
 
 
-def _check_readable(sio: Any, data: bytes, types: list[str], others: list[str], name: str) -> None:
+def _check_readable(
+    sio: Any, data: bytes, types: list[str], foreign_types: list[str], name: str
+) -> None:
     """Raise if objects of other packages' classes were written, but cannot be read again."""
     try:
         sio.loads(data, types)
     except Exception as error:  # of whatever their classes raise
         raise ModelFileError(
-            f"This {name} is made of {', '.join(others)}, which skops writes but cannot read "
-            f"({type(error).__name__}: {error}). Create it without these, or pickle it."
+            f"This {name} is made of {', '.join(foreign_types)}, which skops writes but cannot "
+            f"read ({type(error).__name__}: {error}). Create it without these, or pickle it."
         ) from error
 
 

@@ -120,15 +120,15 @@ class FlatModule:
         if pixelwise and self.device is None:
             self._lay_out_kernels()
 
-    def _bind(self, named: Sequence[NamedTensor]) -> None:
+    def _bind(self, tensors: Sequence[NamedTensor]) -> None:
         """Make the module's tensors views of the vector."""
         #: Trained parameters and their gradients.
         self.trained: list[tuple[Any, Any]] = []
         #: Buffers: their module's dictionary, their name in it, and the view of the vector.
         self._buffers: list[tuple[dict[str, Any], str, Any]] = []
         #: Slices of the vector, and tensors of another dtype (integers) that hold their values.
-        self._beside: list[tuple[Any, Any]] = []
-        for rows, adjacent in _group_adjacent(named):
+        self._separate_tensors: list[tuple[Any, Any]] = []
+        for rows, adjacent in _group_adjacent(tensors):
             values = self._get_memory(rows, adjacent[0].tensor.dtype)
             offset = 0
             for n in adjacent:
@@ -145,7 +145,7 @@ class FlatModule:
         if dtype == self.dtype:
             return self._flat[rows]
         store = load_torch().zeros(rows.stop - rows.start, dtype=dtype, device=self.device)
-        self._beside.append((self._flat[rows].data, store))
+        self._separate_tensors.append((self._flat[rows].data, store))
         return store
 
     def _bind_one(self, n: NamedTensor, values: Any, rows: slice) -> None:
@@ -189,7 +189,7 @@ class FlatModule:
         # Copied: other threads may change `w` before the batch is done.
         self._old_means = [self._flat[mean_slice].clone() for mean_slice, _ in self._means]
         # Integers are means over lanes: rounded.
-        for values, store in self._beside:
+        for values, store in self._separate_tensors:
             store.copy_(values.round())
         for kernel, values, _ in self._kernels:
             kernel.data.copy_(values)
@@ -201,7 +201,7 @@ class FlatModule:
             if owned[key] is not view:
                 view.copy_(owned[key])
                 owned[key] = view
-        for values, store in self._beside:
+        for values, store in self._separate_tensors:
             values.copy_(store)
 
     def mean_gradients(self, n_rows: float) -> list[tuple[slice, Any]]:
@@ -223,11 +223,11 @@ class FlatModule:
         return bound and parameter_ids == {id(p) for p, _ in self.trained}
 
 
-def _group_adjacent(named: Sequence[NamedTensor]) -> Iterator[tuple[slice, list[NamedTensor]]]:
+def _group_adjacent(tensors: Sequence[NamedTensor]) -> Iterator[tuple[slice, list[NamedTensor]]]:
     """Yield runs of adjacent tensors of one dtype, all trained or none, and their slices."""
     adjacent: list[NamedTensor] = []
     start = stop = 0
-    for n in named:
+    for n in tensors:
         if adjacent and (n.tensor.dtype, n.trained) != (
             adjacent[0].tensor.dtype,
             adjacent[0].trained,
@@ -258,9 +258,9 @@ def _find_means(parameters: Parameters) -> list[tuple[slice, float]]:
     return means
 
 
-def _check_same_layout(module: Any, named: Sequence[NamedTensor], parameters: Parameters) -> None:
+def _check_same_layout(module: Any, tensors: Sequence[NamedTensor], parameters: Parameters) -> None:
     """Raise `InvalidParameterError` if the module has other names or shapes than the client's."""
-    shapes = {n.name: tuple(n.tensor.shape) for n in named}
+    shapes = {n.name: tuple(n.tensor.shape) for n in tensors}
     expected = {part.name: part.shape for part in parameters.parts}
     if shapes != expected:
         different_names = sorted(

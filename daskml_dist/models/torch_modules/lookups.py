@@ -42,12 +42,12 @@ def _make_lookup_class() -> Any:
     class RowLookup(base):
         """Part of a module that looks up rows of the current ids by position."""
 
-        def __init__(self, name: str, part: Any) -> None:
+        def __init__(self, name: str, embedding: Any) -> None:
             super().__init__()
             self.name = name
-            self.embedding_dim = part.embedding_dim
+            self.embedding_dim = embedding.embedding_dim
             #: How the rows of a bag are combined; None: each position has its own row.
-            self.mode = getattr(part, "mode", None)
+            self.mode = getattr(embedding, "mode", None)
 
         def forward(self, places: Any) -> Any:
             rows = (_ROWS.get() or {}).get(self.name)
@@ -92,13 +92,13 @@ def replace_embeddings(module: Any, names: Sequence[str]) -> None:
             )
 
 
-def _check_embedding(module: Any, name: str, parts: Mapping[str, Any]) -> Any:
+def _check_embedding(module: Any, name: str, submodules: Mapping[str, Any]) -> Any:
     """Return the part with a name; raise if its rows cannot come from a table."""
     nn = load_torch().nn
-    part = parts.get(name)
+    part = submodules.get(name)
     if not isinstance(part, nn.Embedding | nn.EmbeddingBag):
         embedding_names = [
-            n for n, p in parts.items() if isinstance(p, nn.Embedding | nn.EmbeddingBag)
+            n for n, p in submodules.items() if isinstance(p, nn.Embedding | nn.EmbeddingBag)
         ]
         raise InvalidParameterError(
             f"embeddings: {type(module).__name__} has no nn.Embedding or nn.EmbeddingBag named "

@@ -322,7 +322,9 @@ class _Lane(FlatModule):
             for (_, total), gradient in zip(self.trained, gradients, strict=True):
                 total.add_(load_torch().tensordot(factors, gradient, dims=1))
 
-    def _row_gradients(self, positional: list[Any], named: dict[str, Any], y: Any) -> list[Any]:
+    def _row_gradients(
+        self, positional: list[Any], keyword_args: dict[str, Any], y: Any
+    ) -> list[Any]:
         """Return the gradient of each row for each trained parameter, rows first."""
         func = load_torch().func
         names = {id(p): name for name, p in self.module.named_parameters()}
@@ -334,12 +336,15 @@ class _Lane(FlatModule):
             # Recurrent layers, and code that depends on values, cannot be vectorised over rows; an
             # error of the module itself occurs again for a single row.
             with suppress(RuntimeError, InvalidParameterError):
-                row_gradients = gradients(trained, positional, named, y)
+                row_gradients = gradients(trained, positional, keyword_args, y)
                 return [row_gradients[name] for name in trained]
             self._row_by_row = True
         one_by_one = [
             func.grad(self._loss_of_row)(
-                trained, [x[i] for x in positional], {k: x[i] for k, x in named.items()}, y[i]
+                trained,
+                [x[i] for x in positional],
+                {k: x[i] for k, x in keyword_args.items()},
+                y[i],
             )
             for i in range(len(y))
         ]
@@ -347,14 +352,18 @@ class _Lane(FlatModule):
         return [stack([row_gradients[name] for row_gradients in one_by_one]) for name in trained]
 
     def _loss_of_row(
-        self, parameters: dict[str, Any], positional: list[Any], named: dict[str, Any], y: Any
+        self,
+        parameters: dict[str, Any],
+        positional: list[Any],
+        keyword_args: dict[str, Any],
+        y: Any,
     ) -> Any:
         """Return the loss of one row as a function of the trained parameters."""
         name = self.model.source.name
         arguments = tuple(x[None] for x in positional)
         with explain_errors(f"{name}.forward, on 1 row,"):
             output = load_torch().func.functional_call(
-                self.module, parameters, arguments, {k: x[None] for k, x in named.items()}
+                self.module, parameters, arguments, {k: x[None] for k, x in keyword_args.items()}
             )
         return compute_row_losses(self.criterion, output, y[None], name).sum()
 
@@ -427,17 +436,17 @@ class InputColumns:
 
     Parameters
     ----------
-    at : tuple of int
+    positions : tuple of int
         Positions of the columns.
     single : bool
         Whether it is one column given by its name, which becomes a tensor of shape (n,).
-    whole : bool
+    is_integer : bool
         Whether the columns hold integers, which become int64.
     """
 
-    at: tuple[int, ...]
+    positions: tuple[int, ...]
     single: bool
-    whole: bool
+    is_integer: bool
 
 
 @dataclass(frozen=True)
@@ -486,10 +495,14 @@ class TorchInputs:
         scale = 1.0 if rows.is_floating_point() else 1 / 255
         return rows.to(dtype).contiguous() * scale
 
-    def _input(self, rows: Any, of: InputColumns, dtype: Any) -> Any:
+    def _input(self, rows: Any, input_columns: InputColumns, dtype: Any) -> Any:
         torch = load_torch()
-        columns = rows[:, of.at[0]] if of.single else rows[:, list(of.at)]
-        return columns.to(torch.int64 if of.whole else dtype)
+        columns = (
+            rows[:, input_columns.positions[0]]
+            if input_columns.single
+            else rows[:, list(input_columns.positions)]
+        )
+        return columns.to(torch.int64 if input_columns.is_integer else dtype)
 
 
 def to_tensor(array: Any) -> Any:

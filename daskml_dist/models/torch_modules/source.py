@@ -232,10 +232,10 @@ def _iterate_tensors(module: Any, prefix: str) -> Iterator[NamedTensor]:
 
 
 @contextmanager
-def explain_errors(what: str) -> Iterator[None]:
+def explain_errors(subject: str) -> Iterator[None]:
     """Turn an error of a user's module into an InvalidParameterError with a remedy.
 
-    `what` raised it: the subject of the message.
+    `subject` raised it: the subject of the message.
     """
     try:
         yield
@@ -243,11 +243,12 @@ def explain_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise InvalidParameterError(
-            f"{what} raised {type(error).__name__}: {error}{_suggest_remedy(str(error), what)}"
+            f"{subject} raised {type(error).__name__}: "
+            f"{error}{_suggest_remedy(str(error), subject)}"
         ) from error
 
 
-def _suggest_remedy(text: str, what: str) -> str:
+def _suggest_remedy(text: str, subject: str) -> str:
     """Return the likely remedy for an error of torch, recognised by words in its message."""
     # The first match is used: words that occur in many errors are tested last.
     if "Expected more than 1 value per channel" in text:
@@ -256,7 +257,7 @@ def _suggest_remedy(text: str, what: str) -> str:
             "or micro_batch_size, chunks of more even sizes, or fewer lanes "
             "(run=Run(n_lanes=...))."
         )
-    if "missing" in text and what.startswith("The criterion,"):
+    if "missing" in text and subject.startswith("The criterion,"):
         return (
             ". It is called with the outputs and the targets: to give it more, wrap it in a "
             "function of these two; outputs may be a tuple."
@@ -336,7 +337,7 @@ def _iterate_layers(chain: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def split_chain(
-    name: str, module: Any, positional: list[Any], named: dict[str, Any]
+    name: str, module: Any, positional: list[Any], keyword_args: dict[str, Any]
 ) -> tuple[tuple[str, ...], ...]:
     """Return the layers of a module, each the paths of adjacent children, for pipeline stages.
 
@@ -345,12 +346,12 @@ def split_chain(
     """
     children = _find_chain_children(module)
     with _record_children(children or []) as recorded, load_torch().no_grad():
-        output = module(*positional, **named)
+        output = module(*positional, **keyword_args)
     # Compared by identity: each child is called once, the first one on the unchanged rows, and the
     # module returns the result of the last one.
     if (
         not children
-        or named
+        or keyword_args
         or len(recorded) != len(children) + 1
         or recorded[0] is not positional[0]
         or recorded[-1] is not output
@@ -370,9 +371,9 @@ def _record_children(children: list[tuple[str, Any]]) -> Iterator[list[Any]]:
     """Record the input of the first child and the output of each while the context is open."""
     recorded: list[Any] = []
 
-    def record_input(_: Any, given: tuple[Any, ...]) -> None:
-        if not recorded and len(given) == 1:
-            recorded.append(given[0])
+    def record_input(_: Any, inputs: tuple[Any, ...]) -> None:
+        if not recorded and len(inputs) == 1:
+            recorded.append(inputs[0])
 
     hooks = [children[0][1].register_forward_pre_hook(record_input)] if children else []
     # A module that occurs twice in the chain gets one hook, which is called twice.

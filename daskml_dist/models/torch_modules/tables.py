@@ -99,29 +99,29 @@ class TableInputs(TorchInputs):
     Parameters
     ----------
     arguments : mapping of str to TableArgument
-    parts : tuple of int
+    part_indices : tuple of int
         For each field, the number of the part that has the rows of its ids; -1: it holds numbers.
     names : tuple of str
         Names of the fields, for errors.
     """
 
     arguments: Mapping[str, TableArgument] = field(default_factory=dict)
-    parts: tuple[int, ...] = ()
+    part_indices: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for JSON, from which :meth:`of_facts` makes an equal object."""
         arguments = {name: list(astuple(argument)) for name, argument in self.arguments.items()}
-        return {"arguments": arguments, "parts": list(self.parts), "names": list(self.names)}
+        return {"arguments": arguments, "parts": list(self.part_indices), "names": list(self.names)}
 
     @classmethod
-    def of_facts(cls, facts: Mapping[str, Any]) -> TableInputs:
+    def from_description(cls, description: Mapping[str, Any]) -> TableInputs:
         """Return the object that :meth:`describe` described."""
         arguments = {
             name: TableArgument(tuple(columns), kind, single)
-            for name, (columns, kind, single) in facts["arguments"].items()
+            for name, (columns, kind, single) in description["arguments"].items()
         }
-        return cls(None, None, arguments, tuple(facts["parts"]), tuple(facts["names"]))
+        return cls(None, None, arguments, tuple(description["parts"]), tuple(description["names"]))
 
     @property
     def bags(self) -> set[int]:
@@ -136,33 +136,33 @@ class TableInputs(TorchInputs):
             name: self._convert(X, argument, dtype) for name, argument in self.arguments.items()
         }
 
-    def _convert(self, X: PlacedIds, of: TableArgument, dtype: Any) -> Any:
+    def _convert(self, X: PlacedIds, argument: TableArgument, dtype: Any) -> Any:
         """Return the tensor of an argument."""
         torch = load_torch()
-        if of.kind == "bags":
-            (column_number,) = of.columns
+        if argument.kind == "bags":
+            (column_number,) = argument.columns
             return torch.from_numpy(_pad_bags(*X.columns[column_number]))
-        columns = [X.columns[column_number] for column_number in of.columns]
-        if of.kind == "integers":
-            for column_number, column in zip(of.columns, columns, strict=True):
+        columns = [X.columns[column_number] for column_number in argument.columns]
+        if argument.kind == "integers":
+            for column_number, column in zip(argument.columns, columns, strict=True):
                 self._check_whole(column_number, column)
-        array = columns[0].copy() if of.single else np.stack(columns, axis=1)
-        return torch.from_numpy(array).to(dtype if of.kind == "floats" else torch.int64)
+        array = columns[0].copy() if argument.single else np.stack(columns, axis=1)
+        return torch.from_numpy(array).to(dtype if argument.kind == "floats" else torch.int64)
 
-    def _check_whole(self, at: int, column: NDArray[Any]) -> None:
+    def _check_whole(self, field_index: int, column: NDArray[Any]) -> None:
         """Raise if integers have lost digits as floats."""
         bits = _WHOLE_BITS[column.dtype.name]
         if len(column) and np.abs(column).max() >= 2.0**bits:
             raise InvalidDataError(
-                f"Column {self.names[at]!r} holds whole numbers of 2**{bits} or more, which "
-                f"{column.dtype} cannot represent exactly. Name it in embeddings= if they are "
-                "ids, convert them to floats, or set dtype='float64'."
+                f"Column {self.names[field_index]!r} holds whole numbers of 2**{bits} or more, "
+                f"which {column.dtype} cannot represent exactly. Name it in embeddings= if they "
+                "are ids, convert them to floats, or set dtype='float64'."
             )
 
     def place_ids(
-        self, rows: Sequence[Any], own: NDArray[np.int64], own_last: bool
+        self, rows: Sequence[Any], own_ids: NDArray[np.int64], own_last: bool
     ) -> tuple[NDArray[np.int64], PlacedIds]:
-        """Return the ids that hashed rows and the model (`own`) use, and the rows by position.
+        """Return the ids that hashed rows and the model (`own_ids`) use, and the rows by position.
 
         `own_last`: the model's own ids follow those of the rows; otherwise all are sorted together.
         """
@@ -170,12 +170,12 @@ class TableInputs(TorchInputs):
         hashed = np.concatenate([X.indices for X in rows])
         data = np.concatenate([X.data for X in rows])
         entry_fields = find_fields(hashed)
-        if len(entry_fields) and int(entry_fields.max()) >= len(self.parts):
+        if len(entry_fields) and int(entry_fields.max()) >= len(self.part_indices):
             raise InvalidDataError(
                 f"Rows have {int(entry_fields.max()) + 1} fields, but the module's arguments use "
-                f"{len(self.parts)}. Give the columns of the fit."
+                f"{len(self.part_indices)}. Give the columns of the fit."
             )
-        entry_parts = np.array(self.parts, np.int64)[entry_fields]
+        entry_parts = np.array(self.part_indices, np.int64)[entry_fields]
         are_ids = entry_parts >= 0
         # The entry of a number has the id 0; another id represents a missing number.
         if (is_missing_number := ~are_ids & (hashed >> FIELD_BITS != 0)).any():
@@ -186,8 +186,8 @@ class TableInputs(TorchInputs):
             )
         # The low bits of a row's number are the part's number: columns of one part share rows.
         ids = (hashed[are_ids] & ~MODEL_FIELD) | entry_parts[are_ids]
-        index, (id_places,), of_layers = number_ids([ids], own, own_last)
-        place, rows_of_parts = _number_by_part(index, 1 + max((-1, *self.parts)))
+        index, (id_places,), of_layers = number_ids([ids], own_ids, own_last)
+        place, rows_of_parts = _number_by_part(index, 1 + max((-1, *self.part_indices)))
         places = np.zeros(len(hashed), np.int64)
         places[are_ids] = place[id_places]
         lengths = np.concatenate([np.diff(X.indptr) for X in rows])
@@ -202,10 +202,10 @@ class TableInputs(TorchInputs):
         n_rows, bags = len(lengths), self.bags
         # Stable: entries of a field stay in row order.
         order = np.argsort(of_field, kind="stable")
-        ends = np.cumsum(np.bincount(of_field, minlength=len(self.parts)))
+        ends = np.cumsum(np.bincount(of_field, minlength=len(self.part_indices)))
         entry_rows = np.repeat(np.arange(n_rows), lengths) if bags else None
         columns: list[Any] = []
-        for position, part in enumerate(self.parts):
+        for position, part in enumerate(self.part_indices):
             entries = order[ends[position - 1] if position else 0 : ends[position]]
             if position in bags:
                 # An id that occurs twice in a bag is one entry with twice the value.
@@ -226,7 +226,7 @@ class TableInputs(TorchInputs):
         """Return artificial rows, in which the ids of part p have the position p + 1."""
         n = _TRIAL_ROWS
         columns: list[Any] = []
-        for position, part in enumerate(self.parts):
+        for position, part in enumerate(self.part_indices):
             if part < 0:
                 columns.append(np.zeros(n, dtype))
             elif position in self.bags:
@@ -373,11 +373,11 @@ class TorchTableModel(TorchModel):
         """Return all parameters except the embeddings as a matrix of one column."""
         return self.complete_layers(w[X.of_layers])
 
-    def complete_layers(self, own: NDArray[Any]) -> NDArray[Any]:
+    def complete_layers(self, own_rows: NDArray[Any]) -> NDArray[Any]:
         """Return the parameters, given their differences from the start in the model's own rows."""
         assert self.start is not None
-        parameters: NDArray[Any] = own.reshape(-1, 1)[: len(self.start)] + self.start.astype(
-            own.dtype
+        parameters: NDArray[Any] = own_rows.reshape(-1, 1)[: len(self.start)] + self.start.astype(
+            own_rows.dtype
         )
         return parameters
 
@@ -388,7 +388,9 @@ class TorchTableModel(TorchModel):
         return super().identity() | {
             "dense": [[part.name, list(part.shape)] for part in self.dense.parts],
             "embeddings": dict(zip(self.part_names, self.widths, strict=True)),
-            "columns": [*map(list, zip(self.placing.names, self.placing.parts, strict=True))],
+            "columns": [
+                *map(list, zip(self.placing.names, self.placing.part_indices, strict=True))
+            ],
             "seed": self.table.seed,
             "start": crc32(np.ascontiguousarray(self.start).data),
         }
@@ -459,7 +461,7 @@ def find_widths(module: Any, inputs: TableInputs, names: Sequence[str]) -> dict[
     """
     lookups = find_lookups(module)
     for column in sorted(inputs.bags):
-        name = names[inputs.parts[column]]
+        name = names[inputs.part_indices[column]]
         if lookups[name].mode is None:
             raise InvalidParameterError(
                 f"Column {inputs.names[column]!r} holds lists of ids, whose order is not kept, and "

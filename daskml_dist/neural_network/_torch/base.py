@@ -181,10 +181,10 @@ class BaseTorch(BaseNetwork):
     fields_: list[str]
     kinds_: list[str]
 
-    def _pass_on(self, given: Mapping[str, Any]) -> None:
+    def _pass_on(self, prefixed_params: Mapping[str, Any]) -> None:
         """Set parameters of the constructor that are arguments of the module or the criterion."""
         check_torch(type(self).__name__)
-        for name, value in given.items():
+        for name, value in prefixed_params.items():
             if not name.startswith(_PREFIXES):
                 raise InvalidParameterError(
                     f"{type(self).__name__} has no parameter {name!r}. Prefix arguments of the "
@@ -213,7 +213,7 @@ class BaseTorch(BaseNetwork):
     # -- tables of ids -------------------------------------------------------------------------
 
     @property
-    def _growing(self) -> GrowingEmbeddings | None:
+    def _growing_embeddings(self) -> GrowingEmbeddings | None:
         """Return the embeddings whose rows are in a table; None where there are none."""
         return GrowingEmbeddings.of(self.embeddings)
 
@@ -223,7 +223,7 @@ class BaseTorch(BaseNetwork):
         attributes = vars(self)
         if "fields_" not in attributes:
             return None
-        missing = "error" if self._growing is None else self._growing.missing
+        missing = "error" if self._growing_embeddings is None else self._growing_embeddings.missing
         return fields_of_fit(attributes["fields_"], attributes["kinds_"], missing, self.dtype)
 
     def _hash_table(self, X: Any) -> Any:
@@ -233,8 +233,8 @@ class BaseTorch(BaseNetwork):
     def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
         return super()._align_inputs(self._hash_table(X), y, sample_weight)
 
-    def _map_rows(self, function: Any, X: Any, *given: Any, **options: Any) -> Any:
-        return super()._map_rows(function, self._hash_table(X), *given, **options)
+    def _map_rows(self, function: Any, X: Any, *map_args: Any, **options: Any) -> Any:
+        return super()._map_rows(function, self._hash_table(X), *map_args, **options)
 
     def _select_table(self, X: Any, fields: TableFields) -> Any:
         return select_table(X, fields.names)
@@ -265,7 +265,7 @@ class BaseTorch(BaseNetwork):
         return params
 
     def _check_settings(self, policy: str | Policy | None) -> Settings:
-        growing = self._growing
+        growing = self._growing_embeddings
         if growing is not None:
             policy = policy_of_table(get_policy(self.policy if policy is None else policy))
         settings = super()._check_settings(policy)
@@ -348,7 +348,7 @@ class BaseTorch(BaseNetwork):
     # -- fitting -------------------------------------------------------------------------------
 
     def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
-        if self._growing is not None:
+        if self._growing_embeddings is not None:
             X, y, sample_weight = take_named_columns(X, y, sample_weight)
         inputs = self._find_table(X, reset)
         collection = super()._make_collection(X, y, sample_weight, reset=reset)
@@ -363,7 +363,7 @@ class BaseTorch(BaseNetwork):
 
         None where no embeddings are in a table.
         """
-        growing, saved = self._growing, vars(self).get("_saved_fields")
+        growing, saved = self._growing_embeddings, vars(self).get("_saved_fields")
         if not reset and (growing is None) != (self._fields is None):
             raise InvalidParameterError(
                 "Continuing needs the embeddings of the last fit. Keep them, or set "
@@ -378,7 +378,7 @@ class BaseTorch(BaseNetwork):
             assert isinstance(last_inputs, TableInputs)
             return last_inputs
         if saved is not None:
-            inputs = TableInputs.of_facts(saved)
+            inputs = TableInputs.from_description(saved)
             self.fields_, self.kinds_ = list(inputs.names), list(saved["kinds"])
             return inputs
         # Columns that are named may be fewer than those of X: the names of all are compared later.
@@ -420,15 +420,15 @@ class BaseTorch(BaseNetwork):
             )
         return TorchInputs(None, columns)
 
-    def _train(self, X: Any, y: Any, sample_weight: Any, **how: Any) -> None:
+    def _train(self, X: Any, y: Any, sample_weight: Any, **fit_options: Any) -> None:
         torch = load_torch()
         try:
             # Columns whose types hide what they hold are looked at before the fit, by its client.
-            client = None if self._growing is None else how["client"]
+            client = None if self._growing_embeddings is None else fit_options["client"]
             # Lanes in this process draw from torch's one random stream, which is the user's: it is
             # restored after the fit.
             with use_client(client), torch.random.fork_rng(devices=()):
-                super()._train(X, y, sample_weight, **how)
+                super()._train(X, y, sample_weight, **fit_options)
         except DivergedError as error:
             # A fit that diverges late would lose hours of training without these parameters.
             if self._keep_snapshot(error.snapshot):
@@ -442,7 +442,7 @@ class BaseTorch(BaseNetwork):
         source, trial = self._source(), self._trial
         dtype = str(np.dtype(self._params()["dtype"]))
         if isinstance(trial, TableTrial):
-            growing = self._growing
+            growing = self._growing_embeddings
             assert growing is not None
             return make_table_model(
                 trial, growing, source, rows, last, dtype=dtype,
@@ -483,7 +483,7 @@ class BaseTorch(BaseNetwork):
         self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
     ) -> Settings:
         settings = super()._settings_for_lanes(settings, rows, lanes)
-        if self._growing is None:
+        if self._growing_embeddings is None:
             return settings
         # Layers have the rate, too: not that of parameters which a step seldom touches.
         return replace(settings, auto_rate=False)
@@ -510,7 +510,7 @@ class BaseTorch(BaseNetwork):
         return self._start_stream(super()._begin_stream, X, y, sample_weight, classes)
 
     def _resume_stream(self, saved: Any, path: Any, classes: Any) -> Any:
-        if self._growing is not None:
+        if self._growing_embeddings is not None:
             # The made-up first rows are hashed ones, which have neither columns nor names.
             (self._saved_fields,) = saved.likeness_for("fields")
         try:
@@ -522,16 +522,16 @@ class BaseTorch(BaseNetwork):
             self.n_features_in_ = len(self.feature_names_in_)
         return started
 
-    def _start_stream(self, begin: Callable[..., Any], *given: Any) -> Any:
+    def _start_stream(self, begin_stream: Callable[..., Any], *stream_args: Any) -> Any:
         """Return a started stream, which leaves torch's random stream, the user's, as it is."""
         fork_stream = partial(load_torch().random.fork_rng, devices=())
         try:
             with fork_stream():
-                started = begin(*given)
+                started = begin_stream(*stream_args)
         finally:
             self.__dict__.pop("_trial", None)
         started.steps.step_context = fork_stream
-        if self._growing is None:
+        if self._growing_embeddings is None:
             return started
         facts = vars(self).get("_saved_fields") or {
             **started.fit.steps.model.inputs.describe(),
@@ -619,21 +619,21 @@ class BaseTorch(BaseNetwork):
         width = outputs.width(self._row_shape, self._rows_dtype)
         return self._map_outputs(outputs, X, width)
 
-    def _outputs(self, **how: Any) -> TorchOutputs:
+    def _outputs(self, **options: Any) -> TorchOutputs:
         """Return the function from rows to outputs, with options of :class:`TorchOutputs`."""
-        token = f"{self._token}-{how.get('layer')}"
+        token = f"{self._token}-{options.get('layer')}"
         if self._fields is not None:
-            return TableOutputs(self._net, self._w, token=token, ids=self._learned_ids, **how)
+            return TableOutputs(self._net, self._w, token=token, ids=self._learned_ids, **options)
         # Integers of images are bytes, and those of columns are told apart by column.
         is_plain = self.images is None and self.inputs is None
         floats = is_plain and np.dtype(self._rows_dtype).kind == "f"
-        return TorchOutputs(self._net, self._w, token=token, takes_floats=floats, **how)
+        return TorchOutputs(self._net, self._w, token=token, takes_floats=floats, **options)
 
     def _raw_prediction(self) -> Any:
         return self._outputs()
 
     def _map_outputs(
-        self, outputs: TorchOutputs, X: Any, n_outputs: int | None, then: Any = None
+        self, outputs: TorchOutputs, X: Any, n_outputs: int | None, postprocess: Any = None
     ) -> Any:
         """Return outputs for the rows of X, lazily for a Dask collection."""
-        return self._map_rows(outputs, X, self._w.dtype, n_outputs, then=then)
+        return self._map_rows(outputs, X, self._w.dtype, n_outputs, then=postprocess)

@@ -167,17 +167,17 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         self._warn_of_outputs(*trial.output_range)
         return model
 
-    def _warn_of_outputs(self, least: float, most: float) -> None:
+    def _warn_of_outputs(self, min_output: float, max_output: float) -> None:
         """Warn if outputs that are taken for probabilities are none: predictions would be wrong."""
         if self.predict_nonlinearity != "auto" or self._nonlinearity() is not None:
             return
-        if least >= 0 and most <= 1:
+        if min_output >= 0 and max_output <= 1:
             return
         warnings.warn(
             f"The outputs of {class_name_of(self.module)} are no probabilities (a few rows gave "
-            f"{least:.3g} to {most:.3g}), and criterion={class_name_of(self.criterion)} does not "
-            "say how to make some of them: predict_proba returns the outputs themselves, and a "
-            "single output means the second class above 0.5. Set predict_nonlinearity to a "
+            f"{min_output:.3g} to {max_output:.3g}), and criterion={class_name_of(self.criterion)} "
+            "does not say how to make some of them: predict_proba returns the outputs themselves, "
+            "and a single output means the second class above 0.5. Set predict_nonlinearity to a "
             "function of the outputs, such as torch.sigmoid, or to None if this is meant.",
             UserWarning,
             stacklevel=user_stack_level(),

@@ -50,12 +50,12 @@ def resolve_groups(groups: Any, optimizer: Any) -> dict[str, GroupOptions] | Non
     return {name: _resolve_group(name, options, optimizer) for name, options in groups.items()}
 
 
-def _resolve_group(name: str, given: Any, optimizer: Any) -> GroupOptions:
+def _resolve_group(name: str, user_options: Any, optimizer: Any) -> GroupOptions:
     """Return the options of one group, given as an object or as a dict."""
-    if isinstance(given, GroupOptions):
-        return given
+    if isinstance(user_options, GroupOptions):
+        return user_options
     # Keys of a dict are options of the group, its optimizer, or parameters of that optimizer.
-    changes = dict(given)
+    changes = dict(user_options)
     group_options = {key: changes.pop(key) for key in ("rate", "penalty") if key in changes}
     base: Any = get_optimizer(changes.pop("optimizer", optimizer))
     field_names = [field.name for field in dataclasses.fields(base)]

@@ -59,7 +59,7 @@ class TorchOutputs:
     w : ndarray of shape (n, 1)
     layer : str or None
         Layer whose output is returned, flattened; None: the module.
-    then : callable or None
+    postprocess : callable or None
         Function of the module's output, a tensor in host memory.
     stays_on_device : bool
         Whether outputs of rows on a GPU stay there, as columns of a table.
@@ -77,7 +77,7 @@ class TorchOutputs:
     model: TorchModel
     w: NDArray[Any]
     layer: str | None = None
-    then: Callable[[Any], Any] | None = None
+    postprocess: Callable[[Any], Any] | None = None
     stays_on_device: bool = False
     takes_floats: bool = False
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -127,9 +127,9 @@ class TorchOutputs:
     def _finish(self, tensor: Any) -> NDArray[Any]:
         """Return outputs as an array in host memory, after the function that ends them."""
         tensor = tensor.cpu()
-        if self.layer is None and self.then is not None:
+        if self.layer is None and self.postprocess is not None:
             with explain_errors("The function of the outputs"):
-                tensor = self.then(tensor)
+                tensor = self.postprocess(tensor)
         outputs: NDArray[Any] = tensor.to(self._kind).numpy()
         is_column = outputs.shape[1:] == (1,) and self.layer is None
         return outputs.reshape(len(outputs)) if is_column else outputs
@@ -200,11 +200,11 @@ class TableOutputs(TorchOutputs):
             outputs = super().__call__(model.placing.make_trial_rows(str(self.w.dtype)))
         return int(np.prod(outputs.shape[1:], dtype=int))
 
-    def _look_up(self, wanted: NDArray[np.int64]) -> NDArray[Any]:
+    def _look_up(self, wanted_ids: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows of sorted ids."""
         table = self._table_model.table
         assert table is not None
-        return look_up_rows(wanted, self.ids, self.w, table)
+        return look_up_rows(wanted_ids, self.ids, self.w, table)
 
     @property
     def _table_model(self) -> TorchTableModel:
@@ -214,7 +214,7 @@ class TableOutputs(TorchOutputs):
 
 
 def _compute_layer_output(
-    module: Any, layer: str, positional: list[Any], named: dict[str, Any]
+    module: Any, layer: str, positional_args: list[Any], keyword_args: dict[str, Any]
 ) -> Any:
     """Return the output of a layer, flattened, by a forward hook on it."""
     layers = dict(module.named_modules())
@@ -227,7 +227,7 @@ def _compute_layer_output(
     with _HOOKING:
         hook = layers[layer].register_forward_hook(lambda _, __, output: outputs.append(output))
         try:
-            module(*positional, **named)
+            module(*positional_args, **keyword_args)
         finally:
             hook.remove()
     if not outputs:
@@ -261,16 +261,16 @@ class MarginOutputs:
     ----------
     threshold : float
         Output above which a label is predicted.
-    each : bool
+    is_multilabel : bool
         Whether each of several outputs is a label of its own.
     """
 
     threshold: float
-    each: bool
+    is_multilabel: bool
 
     def __call__(self, output: Any) -> Any:
         """Return outputs of classes unchanged, others relative to the threshold."""
-        if output.ndim == 2 and output.shape[1] > 1 and not self.each:
+        if output.ndim == 2 and output.shape[1] > 1 and not self.is_multilabel:
             return output
         return output - self.threshold
 

@@ -136,9 +136,9 @@ class GrowingEmbeddings:
         )  # fmt: skip
 
 
-def _list_columns(given: Any) -> list[Any]:
+def _list_columns(columns: Any) -> list[Any]:
     """Return the columns of a part or argument; a single column may be given by its name."""
-    return list(given) if isinstance(given, list | tuple) else [given]
+    return list(columns) if isinstance(columns, list | tuple) else [columns]
 
 
 #: Parameters of an estimator that are not supported with a table.
@@ -167,7 +167,11 @@ def policy_of_table(policy: Policy) -> Policy | str:
 
 
 def find_columns(
-    X: Any, growing: GrowingEmbeddings, inputs: Mapping[str, Any] | None, reader: str, dtype: str
+    X: Any,
+    growing_embeddings: GrowingEmbeddings,
+    inputs: Mapping[str, Any] | None,
+    reader: str,
+    dtype: str,
 ) -> tuple[TableFields, TableInputs]:
     """Return the fields of a dataframe, and how they become the arguments of a module.
 
@@ -175,7 +179,7 @@ def find_columns(
     ----------
     X : DataFrame
         In memory or of Dask.
-    growing : GrowingEmbeddings
+    growing_embeddings : GrowingEmbeddings
     inputs : mapping of str to str or list of str, or None
         Columns of each argument; None: each column is an argument of the same name.
     reader : str
@@ -197,21 +201,21 @@ def find_columns(
         inputs = {name: name for name in table.columns}
     # A column that several arguments read is one field.
     names = list(dict.fromkeys(n for columns in inputs.values() for n in _list_columns(columns)))
-    for name in (*names, *growing.part_of_column):
+    for name in (*names, *growing_embeddings.part_of_column):
         if name not in table.columns:
             raise InvalidParameterError(
                 f"X has no column {name!r}, which inputs or embeddings name; it has "
                 f"{shorten_names(list(table.columns))}.{suggest_nearest(name, table.columns)}"
             )
-    if unread := [name for name in growing.part_of_column if name not in names]:
+    if unread := [name for name in growing_embeddings.part_of_column if name not in names]:
         raise InvalidParameterError(
             f"embeddings names {unread}, which are not arguments of the module. Add them to "
             "inputs, such as inputs={'item': 'item_id'}."
         )
     fields = TableFields.find(
-        table[names], [], reader=reader, bags="sum", missing=growing.missing, dtype=dtype
+        table[names], [], reader=reader, bags="sum", missing=growing_embeddings.missing, dtype=dtype
     )
-    parts = [growing.part_of_column.get(name, -1) for name in names]
+    parts = [growing_embeddings.part_of_column.get(name, -1) for name in names]
     _check_kinds(fields, parts)
     arguments = {
         argument: _make_argument(argument, columns, fields, parts)
@@ -223,10 +227,10 @@ def find_columns(
     return fields, TableInputs(None, None, arguments, tuple(parts), tuple(names))
 
 
-def _check_kinds(fields: TableFields, parts: Sequence[int]) -> None:
+def _check_kinds(fields: TableFields, field_parts: Sequence[int]) -> None:
     """Raise if a column is neither numbers nor ids, or if equal ids would not be equal."""
     families: dict[int, tuple[str, Any]] = {}
-    for name, kind, part in zip(fields.names, fields.kinds, parts, strict=True):
+    for name, kind, part in zip(fields.names, fields.kinds, field_parts, strict=True):
         if part < 0:
             if kind not in _NUMBERS:
                 raise InvalidDataError(
@@ -248,22 +252,22 @@ def _check_kinds(fields: TableFields, parts: Sequence[int]) -> None:
 
 
 def _make_argument(
-    name: str, given: Any, fields: TableFields, parts: Sequence[int]
+    name: str, column_names: Any, fields: TableFields, field_parts: Sequence[int]
 ) -> TableArgument:
     """Return the columns of an argument, which must be of one kind."""
-    columns = tuple(fields.names.index(column) for column in _list_columns(given))
-    single = not isinstance(given, list | tuple)
+    columns = tuple(fields.names.index(column) for column in _list_columns(column_names))
+    single = not isinstance(column_names, list | tuple)
     kinds = set()
     for position in columns:
         is_bag = fields.kinds[position] in ("integers", "texts")
-        if parts[position] >= 0:
-            kinds.add(("bags" if is_bag else "ids", parts[position]))
+        if field_parts[position] >= 0:
+            kinds.add(("bags" if is_bag else "ids", field_parts[position]))
         else:
             kinds.add(("numbers", -1))
     if len(kinds) != 1 or (("bags" in {kind for kind, _ in kinds}) and not single):
         raise InvalidParameterError(
-            f"inputs[{name!r}]={given!r} mixes kinds of columns. Use a separate argument for the "
-            "ids of each part, for numbers, and for each column of lists."
+            f"inputs[{name!r}]={column_names!r} mixes kinds of columns. Use a separate argument "
+            "for the ids of each part, for numbers, and for each column of lists."
         )
     ((kind, _),) = kinds
     if kind == "numbers":
@@ -319,7 +323,7 @@ def _check_module(name: str, module: Any) -> None:
 
 def make_table_model(
     trial: TableTrial,
-    growing: GrowingEmbeddings,
+    growing_embeddings: GrowingEmbeddings,
     source: ModuleSource,
     rows: DatasetInfo,
     last: TorchTableModel | None,
@@ -335,7 +339,7 @@ def make_table_model(
     """
     n_targets = rows.summary.n_targets
     n_classes = None if rows.classes is None or n_targets else len(rows.classes)
-    source = replace(source, lookups=tuple(growing.columns))
+    source = replace(source, lookups=tuple(growing_embeddings.columns))
     probe, widths = trial.run_on_table(source, rows, dtype, n_classes, n_targets)
     module = source.make_seeded(seed, torch_dtype(dtype))
     # All rows of the table have the length of the widest part.
@@ -355,8 +359,8 @@ def make_table_model(
         dense=lay_out_parameters(module, beside_table=True),
         part_names=tuple(widths),
         widths=tuple(widths.values()),
-        table=growing.make_table(width, seed),
-        touches=float(sum(part >= 0 for part in trial.inputs.parts)),
+        table=growing_embeddings.make_table(width, seed),
+        touches=float(sum(part >= 0 for part in trial.inputs.part_indices)),
     )
     if last is not None and model.identity() != last.identity():
         raise InvalidParameterError(

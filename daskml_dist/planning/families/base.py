@@ -76,7 +76,7 @@ class Family(ABC):
     #: Factor by which a range of seconds extends below and above the expected value, at each place.
     spread: ClassVar[Mapping[str, float]] = {INLINE: 1.5, "cluster": 1.7}
     #: Bytes of rows for each further thread of a fit in this process (4 MiB); 0: only one thread.
-    share: ClassVar[int] = 1 << 22
+    bytes_per_thread: ClassVar[int] = 1 << 22
     #: Distinct rows of tiny fits; the others are repeats, since drawing takes longer than a fit.
     distinct: ClassVar[int] = 1000
     #: Tiny fits that measure the costs in this process, and on a cluster.
@@ -95,7 +95,7 @@ class Family(ABC):
         """Return the fewest and the most passes that a fit is likely to make."""
         return 1.0, 1.0
 
-    def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
+    def probes(self, estimator: Any, place: Place, *, is_multiclass: bool) -> Sequence[Probe]:
         """Return tiny fits that measure the costs at a place, with several outputs or one."""
         return self.inline_probes if place.name == INLINE else self.cluster_probes
 
@@ -166,10 +166,10 @@ class Family(ABC):
     # -- how it is measured --------------------------------------------------------------------
 
     def make_probe_rows(
-        self, estimator: Any, probe: Probe, dtype: str, several: bool
+        self, estimator: Any, probe: Probe, dtype: str, is_multiclass: bool
     ) -> tuple[Any, Any]:
         """Return the synthetic rows and targets of a probe."""
-        n_classes = (probe.n_outputs if several else 2) * estimator._classification
+        n_classes = (probe.n_outputs if is_multiclass else 2) * estimator._classification
         X, y = _make_rows(probe.n_rows, probe.n_features, n_classes, dtype, self.distinct)
         return X, y if get_tags(estimator).target_tags.required else None
 

@@ -43,7 +43,7 @@ class ALSFamily(Family):
     usual_cluster_costs: ClassVar = {"fit": 0.2, "send": 3e-8, "pass": 1e-2}
     spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
     #: Bytes of half a million ratings; each such amount is worth another thread.
-    share = (1 << 19) * _RATING_BYTES
+    bytes_per_thread = (1 << 19) * _RATING_BYTES
     # The same number of ratings with 20 times the users and items separates "cube" from "entry" and
     # "square"; the higher rank separates "entry" from "square".
     cluster_probes = Probe(1000, 50, params=_FEW_SWEEPS), Probe(60_000, 1000, params=_FEW_SWEEPS)
@@ -87,7 +87,7 @@ class ALSFamily(Family):
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
         """Return the operation counts of a fit of `passes` sweeps over both sides."""
         rank, keys = float(estimator.rank), sum(rows.keys)
-        side_by_side = place.side_by_side(rows.nbytes, self.share)
+        side_by_side = place.side_by_side(rows.nbytes, self.bytes_per_thread)
         share, solved = rows.n_rows / side_by_side, keys / side_by_side
         cubes = rank**2 * estimator.cg_steps if estimator.solver == "cg" else rank**3
         return Work(
@@ -112,7 +112,7 @@ class ALSFamily(Family):
         return (max_passes if estimator.tol is None else max(max_passes / 3, 1.0)), max_passes
 
     def make_probe_rows(
-        self, estimator: Any, probe: Probe, dtype: str, several: bool
+        self, estimator: Any, probe: Probe, dtype: str, is_multiclass: bool
     ) -> tuple[Any, Any]:
         """Return ratings with as many users and items as the probe has features."""
         rng = np.random.default_rng(0)

@@ -40,7 +40,7 @@ class _RoundSolverFamily(Family):
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
         """Return the operation counts: a process's share of rows and entries, times outputs."""
         entries, width = rows.row_entries, self.width(estimator, rows)
-        share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
+        share = rows.n_rows / place.side_by_side(rows.nbytes, self.bytes_per_thread)
         # Not divided by the processes: this process reads, or sends, all rows.
         setup = {"fit": 1.0, "read": float(rows.n_rows * entries)}
         # `entry` is one multiplication and addition; `row` is the work done once per row, such as
@@ -95,7 +95,7 @@ class LeastSquaresFamily(_RoundSolverFamily):
         work = super().work(estimator, rows, place, passes)
         d = rows.n_features
         # X'X costs n d**2 operations, in BLAS; its factorisation costs d**3, once, in one process.
-        squares = rows.n_rows / place.side_by_side(rows.nbytes, self.share) * d * d
+        squares = rows.n_rows / place.side_by_side(rows.nbytes, self.bytes_per_thread) * d * d
         setup = {**work.setup, "cube": float(d**3)}
         # The message is the matrix of second moments in float64.
         return Work(setup, {**work.one_pass, "square": squares}, passes, 1.0, float(d * d * 8))
@@ -126,9 +126,9 @@ class KMeansFamily(_RoundSolverFamily):
         max_passes = float(estimator.max_iter)
         return (max_passes, max_passes) if not estimator.tol else _make_range(20.0, max_passes)
 
-    def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
+    def probes(self, estimator: Any, place: Place, *, is_multiclass: bool) -> Sequence[Probe]:
         """Return fits of a few passes, since synthetic rows have no clusters to converge to."""
-        base_probes = super().probes(estimator, place, several=several)
+        base_probes = super().probes(estimator, place, is_multiclass=is_multiclass)
         params = {"max_iter": 4, "tol": 0.0, "n_init": 1}
         rows = (min(probe.n_rows, 2_000_000 // probe.n_features, 60_000) for probe in base_probes)
         return [
@@ -137,7 +137,7 @@ class KMeansFamily(_RoundSolverFamily):
         ]
 
 
-def _make_range(expected: float, most: float) -> tuple[float, float]:
+def _make_range(expected: float, max_passes: float) -> tuple[float, float]:
     """Return a range around a number of passes that is not known in advance."""
-    most = max(most, 1.0)
-    return max(min(expected / 1.5, most), 1.0), min(expected * 1.5, most)
+    max_passes = max(max_passes, 1.0)
+    return max(min(expected / 1.5, max_passes), 1.0), min(expected * 1.5, max_passes)

@@ -65,19 +65,19 @@ class LinearStepsFamily(Family):
         "step": 5e-6, "row": 5e-9, "far": 4e-8, "entry": 2e-10,
     }  # fmt: skip
     usual_cluster_costs: ClassVar = {"fit": 0.1, "read": 4e-9, "pass": 1e-3, "step": 6e-5}
-    share = 0
+    bytes_per_thread = 0
     takes_sparse = True
     #: The estimator of the current plan, and its settings, since checking them is slow.
-    _kept: tuple[weakref.ref[Any], Settings] | None = None
+    _cached_settings: tuple[weakref.ref[Any], Settings] | None = None
 
     def check(self, estimator: Any) -> None:
         """Check the parameters, and refuse those for which the cost model does not hold.
 
         The checked settings are kept for later calls with the same estimator.
         """
-        self._kept = None
+        self._cached_settings = None
         settings = self._settings(estimator)
-        self._kept = weakref.ref(estimator), settings
+        self._cached_settings = weakref.ref(estimator), settings
         policy = settings.policy
         if policy.uses_threads or policy.draws_lanes or settings.run.shard == "features":
             by_policy = policy.uses_threads or policy.draws_lanes
@@ -151,7 +151,7 @@ class LinearStepsFamily(Family):
             max_passes if settings.tol is None else min(max_passes, settings.n_iter_no_change + 1.0)
         ), max_passes
 
-    def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
+    def probes(self, estimator: Any, place: Place, *, is_multiclass: bool) -> Sequence[Probe]:
         """Return fits of several shapes; on a cluster those that measure starts and steps."""
         share = min(1.0, _MAX_FULL_LANES / place.lanes)
         shapes = _PROBE_SHAPES if place.name == INLINE else (_PROBE_SHAPES[0], _PROBE_SHAPES[2])
@@ -272,7 +272,7 @@ class LinearStepsFamily(Family):
 
     def _settings(self, estimator: Any) -> Settings:
         """Return the checked settings of an estimator, kept for the current plan."""
-        cached = self._kept
+        cached = self._cached_settings
         if cached is not None and cached[0]() is estimator:
             return cached[1]
         settings: Settings = estimator._check_settings(None)

@@ -59,7 +59,7 @@ class BoostingFamily(Family):
         # No more leaves than the rows allow; as for a balanced tree, log2 of them levels.
         leaves = max(min(leaves, rows.n_rows // max(int(p["min_samples_leaf"]), 1)), 2)
         levels = min(log2(leaves), p["max_depth"] or 99)
-        share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
+        share = rows.n_rows / place.side_by_side(rows.nbytes, self.bytes_per_thread)
         # With sampling, histograms are made from the sampled rows only.
         uniform = p["sampling_method"] == "uniform"
         sampled = p["subsample"] if uniform else p["top_rate"] + p["other_rate"]
@@ -131,7 +131,7 @@ class ForestFamily(Family):
         depth = min(full * 1.2, p["max_depth"] or 1e9)
         # Noisy targets are split down to single rows: about one node for every three rows.
         nodes = min(2.0 ** min(depth, 60.0), rows.n_rows / 3, p["max_leaf_nodes"] or 1e12)
-        share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
+        share = rows.n_rows / place.side_by_side(rows.nbytes, self.bytes_per_thread)
         n_searched = float(estimator._resolve_max_features(rows.n_features))
         return Work(
             {"fit": 1.0, "send": float(rows.n_rows * rows.n_features)},
@@ -139,7 +139,7 @@ class ForestFamily(Family):
                 "pass": 1.0,
                 "row": share * depth,
                 "entry": share * n_searched * depth,
-                "node": nodes * n_searched / place.side_by_side(rows.nbytes, self.share),
+                "node": nodes * n_searched / place.side_by_side(rows.nbytes, self.bytes_per_thread),
             },
             passes,
             depth,  # one synchronization per level

@@ -102,7 +102,7 @@ class Stragglers:
 class Training(Protocol):
     """Real gradient steps, in the order of simulated events."""
 
-    over: bool
+    is_over: bool
 
     def pull(self) -> Any:
         """Return a copy of the parameters."""
@@ -314,7 +314,7 @@ class _DecoupledSimulation:
         #: Seconds in which a message passes the server's card, inwards and outwards.
         self._transfers = pushed / costs.bandwidth, n_bytes / costs.bandwidth
         self._workers, self._steps = seconds.shape
-        self._every = min(policy.average_every, self._steps)
+        self._push_every = min(policy.average_every, self._steps)
         #: Cumulative seconds of the steps of each worker: the time between two clocks is a
         #: difference.
         self._until = np.concatenate([np.zeros((self._workers, 1)), seconds.cumsum(axis=1)], axis=1)
@@ -323,7 +323,7 @@ class _DecoupledSimulation:
         if isinstance(self._gate, QuorumGate):
             self._gate.now = lambda: self._now
         #: Steps of each worker between two pushes.
-        self._n_steps = [self._every] * self._workers
+        self._n_steps = [self._push_every] * self._workers
         self._clocks = [0] * self._workers
         #: Clock of the last push of each worker.
         self._pushed = [0] * self._workers
@@ -331,12 +331,12 @@ class _DecoupledSimulation:
         self._open: set[int] = set()
         self._idle: set[int] = set()
         #: Workers that have sent their last push.
-        self._done: set[int] = set()
+        self._finished_workers: set[int] = set()
         #: Heap of (time, tie-breaker, function to call, its worker; -1: all workers).
         self._events: list[tuple[float, int, Callable[[int], None], int]] = []
         self._ties = itertools.count()
         #: Times at which the server's card can receive and send again, and seconds used for each.
-        self._free, self._used = [0.0, 0.0], [0.0, 0.0]
+        self._free, self._used_seconds = [0.0, 0.0], [0.0, 0.0]
         self._updates = 0
 
     def outcome(self) -> SimulatedRun:
@@ -352,10 +352,10 @@ class _DecoupledSimulation:
             float(self._until[:, -1].sum()),
             self._workers * self._steps,
             updates=self._updates,
-            use={"server network": max(self._used) / self._now},
+            use={"server network": max(self._used_seconds) / self._now},
         )
 
-    def _at(self, time: float, happen: Callable[[int], None], worker: int) -> None:
+    def _schedule(self, time: float, happen: Callable[[int], None], worker: int) -> None:
         heapq.heappush(self._events, (time, next(self._ties), happen, worker))
 
     def _step_on(self, worker: int) -> None:
@@ -363,9 +363,9 @@ class _DecoupledSimulation:
         clock = self._clocks[worker]
         self._clocks[worker] = reached = min(clock + self._n_steps[worker], self._steps)
         seconds = self._until[worker, reached] - self._until[worker, clock]
-        self._at(self._now + seconds, self._reach, worker)
+        self._schedule(self._now + seconds, self._push_or_wait, worker)
 
-    def _reach(self, worker: int) -> None:
+    def _push_or_wait(self, worker: int) -> None:
         """Push if the last push was answered; else wait for the answer, or continue without it."""
         waits = self._policy.quorum is None or self._clocks[worker] == self._steps
         if worker in self._open and waits:
@@ -374,18 +374,18 @@ class _DecoupledSimulation:
         if worker not in self._open:
             self._open.add(worker)
             self._pushed[worker] = self._clocks[worker]
-            self._at(self._pass_card(0, self._costs.latency), self._arrive, worker)
+            self._schedule(self._pass_card(0, self._costs.latency), self._arrive, worker)
             if self._clocks[worker] == self._steps:
-                self._done.add(worker)
+                self._finished_workers.add(worker)
         if self._policy.fragments and self._clocks[worker] < self._steps:
             self._step_on(worker)
 
-    def _pass_card(self, way: int, after: float) -> float:
+    def _pass_card(self, direction: int, delay: float) -> float:
         """Return when a push (way 0) or an answer (way 1) has passed the server's card."""
-        transfer = self._transfers[way]
-        self._free[way] = max(self._free[way], self._now + after) + transfer
-        self._used[way] += transfer
-        return self._free[way]
+        transfer = self._transfers[direction]
+        self._free[direction] = max(self._free[direction], self._now + delay) + transfer
+        self._used_seconds[direction] += transfer
+        return self._free[direction]
 
     def _arrive(self, worker: int) -> None:
         """Process a push at the server."""
@@ -397,14 +397,14 @@ class _DecoupledSimulation:
         group = self._gate.pop_due_lanes()
         if not group:
             if (seconds := self._gate.seconds_to_due()) is not None:
-                self._at(self._now + seconds, self._apply, -1)
+                self._schedule(self._now + seconds, self._apply, -1)
             return
         self._updates += 1
         costs = self._costs
         seconds = costs.message * len(group) + costs.apply * self._bytes
         seconds += costs.add * self._bytes * (len(group) - 1)
         for worker in group:
-            self._at(self._pass_card(1, seconds) + costs.latency, self._take_answer, worker)
+            self._schedule(self._pass_card(1, seconds) + costs.latency, self._take_answer, worker)
 
     def _take_answer(self, worker: int) -> None:
         """Continue if the worker was waiting; leave if it is done."""
@@ -412,8 +412,8 @@ class _DecoupledSimulation:
         self._n_steps[worker] = self._gate.count_steps(worker) or self._n_steps[worker]
         if worker in self._idle:
             self._idle.discard(worker)
-            self._reach(worker)
-        elif worker in self._done:
+            self._push_or_wait(worker)
+        elif worker in self._finished_workers:
             self._gate.leave(worker)
             self._apply(-1)
         elif not self._policy.fragments:
@@ -518,16 +518,16 @@ class _ServerSimulation:
         result, events = self.result, self._events
         for worker in self._workers:
             self._give(worker, 0)
-            self._begin(worker, 0.0)
-        while result.steps < steps and events and not (self._training and self._training.over):
+            self._start_step(worker, 0.0)
+        while result.steps < steps and events and not (self._training and self._training.is_over):
             now, _, worker, server, clock, wants, version, gradients = heapq.heappop(events)
             if server < 0:
-                self._computed(worker, now)
+                self._handle_gradient(worker, now)
             else:
-                self._arrived(now, worker, server, clock, wants, version, gradients)
+                self._handle_message(now, worker, server, clock, wants, version, gradients)
         return self._summary()
 
-    def _begin(self, worker: _Worker, now: float) -> None:
+    def _start_step(self, worker: _Worker, now: float) -> None:
         """Start the next step of a worker, if it has one left."""
         if self._fixed_shares and worker.clock >= len(worker.seconds):
             return
@@ -540,7 +540,7 @@ class _ServerSimulation:
         """Add an event to the heap."""
         heapq.heappush(self._events, event)
 
-    def _computed(self, worker: _Worker, now: float) -> None:
+    def _handle_gradient(self, worker: _Worker, now: float) -> None:
         """Process a ready gradient: push and pull as the policy's loop does, else step again."""
         worker.busy += now - worker.began
         worker.clock += 1
@@ -559,7 +559,7 @@ class _ServerSimulation:
         if pull:  # it waits for the answers
             worker.answers = []
         else:
-            self._begin(worker, now)
+            self._start_step(worker, now)
 
     def _send(self, worker: _Worker, now: float, push: bool, pull: bool) -> None:
         """Send a push, a pull or both to all servers, through the worker's network card."""
@@ -585,21 +585,21 @@ class _ServerSimulation:
         """Return whether worker and server share a machine, and use no network."""
         return self._colocated and worker.number == server
 
-    def _arrived(
+    def _handle_message(
         self,
         now: float,
         worker: _Worker,
-        number: int,
+        server_index: int,
         clock: int,
         wants: tuple[bool, bool],
         version: int,
         gradients: list[Any],
     ) -> None:
         """Process a message whose first byte has reached a server, in the order of arrival."""
-        server, (push, pull) = self._servers[number], wants
+        server, (push, pull) = self._servers[server_index], wants
         # Two queues, one after the other: the card reads the message, then the processor works.
         read = now
-        if push and not self._is_local(worker, number):
+        if push and not self._is_local(worker, server_index):
             read = server.read_free = max(server.read_free, now) + self._push_transfer
             server.read_used += self._push_transfer
         server.cpu_free = max(server.cpu_free, read)
@@ -607,7 +607,7 @@ class _ServerSimulation:
         if push:
             self._push(server, worker.number, clock, version, gradients)
         if pull:
-            self._release(server, number, worker)
+            self._release(server, server_index, worker)
 
     def _work(self, server: _Server, seconds: float) -> None:
         """Use the processor of a server for some seconds."""
@@ -675,7 +675,7 @@ class _ServerSimulation:
                 self._training.apply(gradients, server.cpu_free)
         server.version += 1
 
-    def _release(self, server: _Server, number: int, worker: _Worker) -> None:
+    def _release(self, server: _Server, server_index: int, worker: _Worker) -> None:
         """Answer the requesting lane if it may continue, then waiting lanes, slowest clock first.
 
         A gate never lets a lane continue while it holds back a slower one, so the first refusal
@@ -683,27 +683,27 @@ class _ServerSimulation:
         """
         gate, waiting = server.gate, server.waiting
         if gate.may_proceed(worker.number):
-            self._answer(server, number, worker)
+            self._answer(server, server_index, worker)
         else:
             heapq.heappush(waiting, (gate.clocks[worker.number], worker.number))
         while waiting and gate.may_proceed(waiting[0][1]):
             _, lane = heapq.heappop(waiting)
-            self._answer(server, number, self._workers[lane])
+            self._answer(server, server_index, self._workers[lane])
 
-    def _answer(self, server: _Server, number: int, worker: _Worker) -> None:
+    def _answer(self, server: _Server, server_index: int, worker: _Worker) -> None:
         """Send the parameters to a worker, which steps again once all servers have answered."""
-        if self._is_local(worker, number):
+        if self._is_local(worker, server_index):
             worker.answers.append((server.cpu_free, 0.0))
         else:
             start = max(server.write_free, server.cpu_free)
             server.write_free = start + self._transfer
             server.write_used += self._transfer
             worker.answers.append((start + self._costs.latency, self._transfer))
-        if number == 0:
+        if server_index == 0:
             self._give(worker, server.gate.clock(worker.number))
         # A worker needs the shards of all servers for its next step.
         if len(worker.answers) == len(self._servers):
-            self._begin(worker, self._received(worker))
+            self._start_step(worker, self._received(worker))
 
     def _give(self, worker: _Worker, clock: int) -> None:
         """Give a worker the current parameters of the first server, which represents all shards."""

@@ -29,9 +29,9 @@ _INT32, _UINT16, _UINT32 = struct.Struct("<i"), struct.Struct("<H"), struct.Stru
 _INT64, _BUFFER = struct.Struct("<q"), struct.Struct("<qq")
 
 
-def _unpacked_size(body: Any, library: Any) -> int:
+def _unpacked_size(buffer: Any, library: Any) -> int:
     """Return the bytes of a stream's compressed buffers after decompression."""
-    reader, total = library.ipc.MessageReader.open_stream(body), 0
+    reader, total = library.ipc.MessageReader.open_stream(buffer), 0
     while True:
         try:
             message = reader.read_next_message()
@@ -61,18 +61,22 @@ def _unpacked_message_size(message: Any) -> int:
     return total
 
 
-def _find_field(table: memoryview, at: int, field: int) -> int | None:
+def _find_field(table: memoryview, table_start: int, field: int) -> int | None:
     """Return the position of the object in a FlatBuffers table's field; None if absent.
 
-    `at` is the position of the table; see the module's docstring.
+    `table_start` is the position of the table; see the module's docstring.
     """
-    vtable = at - _INT32.unpack_from(table, at)[0]
+    vtable = table_start - _INT32.unpack_from(table, table_start)[0]
     entry = 4 + _UINT16.size * field
     # A writer of an older version, which lacks later fields, makes shorter vtables.
     if entry >= _UINT16.unpack_from(table, vtable)[0]:
         return None
     place = _UINT16.unpack_from(table, vtable + entry)[0]
-    return None if place == 0 else at + place + _UINT32.unpack_from(table, at + place)[0]
+    return (
+        None
+        if place == 0
+        else table_start + place + _UINT32.unpack_from(table, table_start + place)[0]
+    )
 
 
 CONTENT_TYPES = ("application/vnd.apache.arrow.stream",)
@@ -103,15 +107,15 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
     return Question(columns)
 
 
-def _read_table(arrow: Any, body: Any) -> Any:
+def _read_table(arrow: Any, buffer: Any) -> Any:
     """Return the table of a stream, after checking that no buffer exceeds the stream's bytes.
 
     Arrow trusts the offsets, indices and row counts of a stream unless it is told to check them;
     and compressed buffers, or columns that share buffers, may expand to far more than was sent.
     """
-    most = max(_MIN_EXPANDED_BYTES, _MAX_EXPANSION * body.size)
-    if (size := _unpacked_size(body, arrow)) <= most:
-        with arrow.ipc.open_stream(body) as stream:
+    most = max(_MIN_EXPANDED_BYTES, _MAX_EXPANSION * buffer.size)
+    if (size := _unpacked_size(buffer, arrow)) <= most:
+        with arrow.ipc.open_stream(buffer) as stream:
             table = stream.read_all()
         # Cheap checks first: `nbytes` may read beyond the buffers of a table that fails them.
         table.validate()
@@ -119,7 +123,7 @@ def _read_table(arrow: Any, body: Any) -> Any:
             table.validate(full=True)
             return table
     raise RequestError(
-        f"The stream of {body.size} bytes holds {size}: send fewer rows at a time, in one batch, "
+        f"The stream of {buffer.size} bytes holds {size}: send fewer rows at a time, in one batch, "
         "uncompressed.",
         413,
     )

@@ -216,11 +216,11 @@ def reshape_values(values: NDArray[Any], shape: list[int], name: str) -> NDArray
         raise _wrong_shape(name, f"has {values.size} values", shape) from None
 
 
-def _wrong_shape(name: str, found: str, shape: list[int]) -> RequestError:
+def _wrong_shape(name: str, description: str, shape: list[int]) -> RequestError:
     """Return the error for an input whose values do not have the stated shape."""
     return RequestError(
-        f"Input {name[:100]!r} {found}, its shape says {str(shape[:9])[:100]}: send as many values "
-        "as the shape has entries, row after row."
+        f"Input {name[:100]!r} {description}, its shape says {str(shape[:9])[:100]}: send as many "
+        "values as the shape has entries, row after row."
     )
 
 

@@ -44,7 +44,7 @@ class StreamLayout:
     n_servers: int
 
     @classmethod
-    def of(cls, estimator: Any) -> StreamLayout:
+    def from_estimator(cls, estimator: Any) -> StreamLayout:
         """Return the layout for an estimator's parameters; raise for unsupported ones."""
         settings = estimator._check_settings(None)
         run, policy = settings.run, settings.policy
@@ -79,7 +79,7 @@ class StreamLayout:
     def fit(self, fit: FitSpec, state: ShardState, n_lanes: int) -> FitSpec:
         """Return a one-lane fit as a fit of `n_lanes` lanes whose servers start from `state`."""
         policy, work = self.policy, fit.steps
-        outer = OuterStep.of(policy, work.model.parameters)
+        outer = OuterStep.from_policy(policy, work.model.parameters)
         # All lanes have the same weight in means: a stream has no number of rows per lane.
         rows = replace(fit.rows, lane_rows=(1,) * n_lanes)
         return replace(fit, rows=rows).replace_work(
@@ -144,7 +144,7 @@ class Call:
         """Return the number of rows of all steps."""
         return sum(rows for _, rows, _ in self.steps)
 
-    def of(self, lanes: frozenset[int], every_step: bool) -> list[Step]:
+    def select_lanes(self, lanes: frozenset[int], every_step: bool) -> list[Step]:
         """Return the steps with the shares of some lanes only.
 
         Without `every_step`, steps in which these lanes have no share are omitted.
@@ -157,14 +157,14 @@ class Call:
 
 
 def deal_rows(
-    rows: BatchRows, n_rows: int, most: int | None, n_lanes: int, first: int, together: bool
+    rows: BatchRows, n_rows: int, max_rows: int | None, n_lanes: int, first: int, together: bool
 ) -> list[Step]:
     """Return the steps of a call, numbered from `first`, with the shares of the lanes.
 
     With `together`, the rows of a step are divided among all lanes; else one lane has each step.
     """
     # Steps of equal size, of at most `most` rows, cut like those of a pass of a fit.
-    n_steps = 1 if most is None else -(-n_rows // most)
+    n_steps = 1 if max_rows is None else -(-n_rows // max_rows)
     bounds = itertools.pairwise([i * n_rows // n_steps for i in range(n_steps + 1)])
     steps = []
     for number, (start, stop) in enumerate(bounds, first):
@@ -179,10 +179,10 @@ def deal_rows(
     return steps
 
 
-def _copy_share(lane: int, rows: BatchRows, at: slice) -> Share:
+def _copy_share(lane: int, rows: BatchRows, row_slice: slice) -> Share:
     """Return a lane's share of a step, as a copy of some of the rows."""
-    X = rows.X[at]
+    X = rows.X[row_slice]
     # The caller may overwrite the rows before they are sent, or sent again.
     X = np.array(X) if isinstance(X, np.ndarray) else X.copy()
-    y, weight = (None if a is None else np.array(a[at]) for a in (rows.y, rows.weight))
+    y, weight = (None if a is None else np.array(a[row_slice]) for a in (rows.y, rows.weight))
     return lane, X, y, weight

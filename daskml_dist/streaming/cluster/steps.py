@@ -78,7 +78,7 @@ class StreamActors(ActorCalls):
 
     Attributes
     ----------
-    sent, learned : int
+    n_sent, n_learned : int
         Numbers of calls that were sent, and whose losses were received, since the generation was
         opened or the client fetched its state.
     """
@@ -103,7 +103,7 @@ class StreamActors(ActorCalls):
         self._pending: list[list[tuple[ActorHandle, Any]]] = []
         #: Number of calls that were sent to each host, which learns them in this order.
         self._n_sent: list[int] = []
-        self.sent = self.learned = 0
+        self.n_sent = self.n_learned = 0
 
     @property
     def run_id(self) -> str:
@@ -208,16 +208,16 @@ class StreamActors(ActorCalls):
         return [self._await_together(actor, answer, pending) for actor, answer in pending]
 
     def _await_together(
-        self, actor: ActorHandle, answer: Any, others: Sequence[tuple[ActorHandle, Any]]
+        self, actor: ActorHandle, answer: Any, other_calls: Sequence[tuple[ActorHandle, Any]]
     ) -> Any:
         """Return the answer of a pending method call.
 
-        Raises `WorkerUnreachableError` as soon as the actor or one of the `others` is lost: an
+        Raises `WorkerUnreachableError` as soon as the actor or one of the `other_calls` is lost: an
         actor that waits for a lost one in a collective step would not answer.
         """
 
         def check_others() -> None:
-            for other, other_answer in others:
+            for other, other_answer in other_calls:
                 if other_answer.done() and other is not actor:
                     self._await_together(other, other_answer, ())  # raises if that actor failed
                 self._check_host(other)
@@ -239,11 +239,11 @@ class StreamActors(ActorCalls):
             self._call_actors([*self._servers, *self._hosts], "rescale", *call.scales)
         calls = []
         for rank, (host, lanes) in enumerate(zip(self._hosts, self._lanes, strict=True)):
-            if steps := call.of(lanes, every_step):
+            if steps := call.select_lanes(lanes, every_step):
                 calls.append((host, self._call_method(host, "learn", self._n_sent[rank], steps)))
                 self._n_sent[rank] += 1
         self._pending.append(calls)
-        self.sent += 1
+        self.n_sent += 1
 
     def receive(self) -> float:
         """Wait for the oldest call that was sent; return the sum of its losses."""
@@ -252,7 +252,7 @@ class StreamActors(ActorCalls):
         # lanes.
         losses = sorted(entry for answer in self._await_answers(calls) for entry in answer)
         del self._pending[0]
-        self.learned += 1
+        self.n_learned += 1
         return float(sum(loss for _, _, loss in losses))
 
     def may_receive(self) -> bool:
@@ -288,7 +288,7 @@ class StreamActors(ActorCalls):
 
 def _average_states(states: dict[int, ShardState]) -> ShardState:
     """Return the mean of the lanes' parameters, with the first lane's optimizer state."""
-    first = states[min(states)].part(slice(None))
+    first = states[min(states)].slice_rows(slice(None))
     if len(states) == 1:
         return first
     # Summed in lane order and in float64, so that the mean has the same bits each time.
@@ -499,13 +499,13 @@ class ClusterSteps:
     def _advance(self, actors: StreamActors, n_calls: int) -> None:
         """Send all calls, at most `_window` ahead, and receive the first `n_calls` losses."""
         calls, max_pending = self._log.calls, max(self._window, 1)
-        while actors.sent < len(calls) or actors.learned < n_calls:
-            ready = actors.sent < len(calls) and actors.sent - actors.learned < max_pending
+        while actors.n_sent < len(calls) or actors.n_learned < n_calls:
+            ready = actors.n_sent < len(calls) and actors.n_sent - actors.n_learned < max_pending
             # Scales may change only while no lane steps.
-            if ready and calls[actors.sent].scales is not None:
-                ready = actors.sent == actors.learned
+            if ready and calls[actors.n_sent].scales is not None:
+                ready = actors.n_sent == actors.n_learned
             if ready:
-                actors.send(calls[actors.sent], self._plan.together)
+                actors.send(calls[actors.n_sent], self._plan.together)
             else:
                 self._receive_loss(actors, calls)
         while actors.may_receive():
@@ -514,7 +514,7 @@ class ClusterSteps:
     def _receive_loss(self, actors: StreamActors, calls: list[Call]) -> None:
         """Receive the loss of the next call; a repeated call keeps its first loss."""
         loss = actors.receive()
-        call = calls[actors.learned - 1]
+        call = calls[actors.n_learned - 1]
         self._losses_in_a_row = 0
         if call.loss is None:  # else an earlier generation learned it, and it was counted
             call.loss = loss
@@ -548,7 +548,7 @@ class ClusterSteps:
         try:
             actors.open()
         except BaseException:
-            with Interrupts() as interrupts, interrupts.held():
+            with Interrupts() as interrupts, interrupts.delay():
                 actors.close()
             raise
         return actors
@@ -556,7 +556,7 @@ class ClusterSteps:
     def _close_actors(self) -> None:
         """Close the actors, if there are any; the log is kept."""
         # A second Ctrl-C is delayed until all actors on the cluster are closed.
-        with Interrupts() as interrupts, interrupts.held():
+        with Interrupts() as interrupts, interrupts.delay():
             actors, self._actors = self._actors, None
             if actors is not None:
                 actors.close()
@@ -580,13 +580,13 @@ class ClusterSteps:
         """Return a copy of the state after all calls; the last known one once failed or closed."""
         if self._log.calls and self._failure is None and not self._is_closed:
             self._fetch_state()
-        return self._log.state.part(slice(None))
+        return self._log.state.slice_rows(slice(None))
 
     def synchronize(self) -> ShardState:
         """Return :meth:`state`, from which all lanes continue: replicas become their mean."""
         state = self.state()
         if self._plan.policy.averages and len(self._log.lanes) > 1:
-            self._log = self._make_log_from(state.part(slice(None)), self._log.next_step)
+            self._log = self._make_log_from(state.slice_rows(slice(None)), self._log.next_step)
             if self._actors is not None:  # new actors start from the log anyway
                 self._with_actors(lambda actors: actors.load(state))
         return state
@@ -603,10 +603,10 @@ class ClusterSteps:
             # one.
             if changed is None:
                 self._log = _ReplayLog(state, lanes, after)
-                actors.sent = actors.learned = 0
+                actors.n_sent = actors.n_learned = 0
                 return
             self._log = self._make_log_from(changed, after)
-            actors.sent = actors.learned = 0
+            actors.n_sent = actors.n_learned = 0
             if self._plan.policy.uses_shards:
                 self._close_actors()  # servers load a state only when they start
             else:

@@ -63,15 +63,15 @@ class CallReader(BatchReader):
         #: Batches that no step has used yet, the oldest first.
         self.waiting: deque[LaneBatch] = deque()
 
-    def put(self, number: int, X: Any, y: Any, weight: Any) -> None:
-        """Add the lane's share of step `number`."""
+    def put(self, step_number: int, X: Any, y: Any, weight: Any) -> None:
+        """Add the lane's share of step `step_number`."""
         n_rows, device = X.shape[0], self._backend.to_device
         y, weight = (None if a is None else device(a) for a in (y, weight))
         # All rows, but in the backend's own type: CSR matrices become its sparse rows.
         X = self._backend.rows(device(X), slice(0, n_rows))
         # Random streams depend on the number of the step, so a call that is learned again after a
         # loss draws the same numbers.
-        key = (*self._stream, number, 0)
+        key = (*self._stream, step_number, 0)
         pieces = [BatchRows(X, y, weight, key)] if n_rows else []
         self.waiting.append(LaneBatch(pieces, n_rows, self._touched_parameters(pieces)))
 
@@ -124,7 +124,7 @@ class Learner(ABC):
         """Prepare the first step of a call."""
 
     @abstractmethod
-    def _step(self, number: int, n_rows: int, lanes: list[Lane]) -> None:
+    def _step(self, step_number: int, n_rows: int, lanes: list[Lane]) -> None:
         """Make a step of `n_rows` rows, in which some lanes have shares."""
 
     def _end_call(self) -> None:  # noqa: B027 (lanes at a pace of their own have no such moment)
@@ -176,7 +176,7 @@ class _BulkLearner(Learner):
             self._steps.pull_first_parameters()
         self._has_parameters = True
 
-    def _step(self, number: int, n_rows: int, lanes: list[Lane]) -> None:
+    def _step(self, step_number: int, n_rows: int, lanes: list[Lane]) -> None:
         self._steps.step()
 
     def _end_call(self) -> None:
@@ -214,7 +214,7 @@ class _SummedLearner(_ReplicaLearner):
         self._steps = SummedSteps(self._context, states[0])
         self._replicas = {0: self._steps.replica}
 
-    def _step(self, number: int, n_rows: int, lanes: list[Lane]) -> None:
+    def _step(self, step_number: int, n_rows: int, lanes: list[Lane]) -> None:
         self._steps.step(n_rows)
 
     def states(self) -> dict[int, ShardState]:
@@ -231,12 +231,12 @@ class _AveragedLearner(_ReplicaLearner):
     def load(self, states: dict[int, ShardState]) -> None:
         # A copy for each lane: replicas change in place, and several may start from that of lane 0.
         self._steps = AveragedSteps(
-            self._context, lambda lane: states.get(lane, states[0]).part(slice(None))
+            self._context, lambda lane: states.get(lane, states[0]).slice_rows(slice(None))
         )
         self._replicas = self._steps.replicas
 
-    def _step(self, number: int, n_rows: int, lanes: list[Lane]) -> None:
-        self._steps.steps(number, 1)
+    def _step(self, step_number: int, n_rows: int, lanes: list[Lane]) -> None:
+        self._steps.steps(step_number, 1)
 
 
 class _FreeLearner(Learner):
@@ -252,7 +252,7 @@ class _FreeLearner(Learner):
             for number, lane in self._lanes.items()
         }  # `ahead=False`: the rows of a lane's next step may not have arrived
 
-    def _step(self, number: int, n_rows: int, lanes: list[Lane]) -> None:
+    def _step(self, step_number: int, n_rows: int, lanes: list[Lane]) -> None:
         for lane in lanes:
             self._steps[lane.number].step()
 
@@ -283,10 +283,10 @@ class _SharedLearner(_ReplicaLearner):
         self._index = np.unique(np.concatenate(touched)) if touched else None
         self._shared.pull_parameters(self._index)
 
-    def _step(self, number: int, n_rows: int, lanes: list[Lane]) -> None:
+    def _step(self, step_number: int, n_rows: int, lanes: list[Lane]) -> None:
         for lane in lanes:
             # A schedule counts the steps of all workers, but the replica counts only its own.
-            self._shared.replica.version = number - self._first
+            self._shared.replica.version = step_number - self._first
             self._shared.step(lane)
 
     def _end_call(self) -> None:
@@ -360,7 +360,7 @@ class _LaneTrainer(Trainer):
     tasks: _LaneThreadQueue
     first: int
 
-    def _make_lanes(self, ready: Any, stack: Any) -> list[Lane]:
+    def _make_lanes(self, ready_blocks: Any, stack: Any) -> list[Lane]:
         return [
             Lane(spec.lane, self._fit, self._make_lane_rows(spec), {}, CallReader)
             for spec in self._spec.lanes
@@ -408,10 +408,10 @@ class LaneHost:
         args = trainer, tasks, worker, spec.run_id
         threading.Thread(target=_run_trainer, args=args, daemon=True, name="daskml-stream").start()
 
-    async def learn(self, number: int, steps: list[Step]) -> Losses:
-        """Learn call `number` (from 0); return the losses of the shares, each before its step."""
+    async def learn(self, call_index: int, steps: list[Step]) -> Losses:
+        """Learn call `call_index` (from 0); return the losses of the shares before their steps."""
         result: Future[Any] = Future()
-        self._early[number] = steps, result
+        self._early[call_index] = steps, result
         # Messages of a client may arrive out of order; lanes learn calls in order.
         while self._next_call in self._early:
             self._submit_call(*self._early.pop(self._next_call))
@@ -422,12 +422,12 @@ class LaneHost:
     def _submit_call(self, steps: list[Step], result: Future[Any]) -> None:
         """Add a call to the lanes' queue, and copy its outcome to the awaited future."""
 
-        def copy_outcome(done: Future[Any]) -> None:
+        def copy_outcome(future: Future[Any]) -> None:
             with suppress(InvalidStateError):  # the message was cancelled
-                if (error := done.exception()) is not None:
+                if (error := future.exception()) is not None:
                     result.set_exception(error)
                 else:
-                    result.set_result(done.result())
+                    result.set_result(future.result())
 
         learned = self._tasks.submit(lambda learner: learner.make_steps(steps))
         learned.add_done_callback(copy_outcome)

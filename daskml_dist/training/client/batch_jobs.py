@@ -69,7 +69,7 @@ class BatchJobs:
         #: Job of each worker that belongs to one.
         self._jobs: dict[str, str] = {}
         #: Final state and walltime of the job of each worker that was lost with it.
-        self._ends: dict[str, tuple[str, str]] = {}
+        self._job_ends: dict[str, tuple[str, str]] = {}
         self._noted: set[str] = set()
         self._to_query: set[str] = set()
         self._lock = threading.Lock()
@@ -105,7 +105,7 @@ class BatchJobs:
 
     def describe_losses(self) -> str:
         """Return a sentence about all workers that were lost with their jobs, or an empty text."""
-        lost = sorted(self._ends)
+        lost = sorted(self._job_ends)
         return (
             f" Lost with their jobs: {', '.join(lost)} ({self._describe_ends(lost)})."
             if lost
@@ -116,8 +116,8 @@ class BatchJobs:
         """Return how the jobs of lost workers ended, in words; empty if unknown."""
         ends: dict[tuple[str, str], set[str]] = defaultdict(set)
         for address in addresses:
-            if address in self._ends:
-                ends[self._ends[address]].add(self._jobs[address])
+            if address in self._job_ends:
+                ends[self._job_ends[address]].add(self._jobs[address])
         return "; ".join(_describe_jobs(jobs, *end) for end, jobs in sorted(ends.items()))
 
     def _query_lost_jobs(self) -> None:
@@ -128,10 +128,10 @@ class BatchJobs:
         job_ends = {
             job: self._find_job_end(job) for job in dict.fromkeys(self._jobs[a] for a in queried)
         }
-        self._ends |= {a: end for a in queried if (end := job_ends[self._jobs[a]]) is not None}
-        lost = [a for a in queried if a in self._ends]
+        self._job_ends |= {a: end for a in queried if (end := job_ends[self._jobs[a]]) is not None}
+        lost = [a for a in queried if a in self._job_ends]
         if lost:
-            timed_out = any(self._ends[a][0] == "TIMEOUT" for a in lost)
+            timed_out = any(self._job_ends[a][0] == "TIMEOUT" for a in lost)
             remedy = _LIFETIME if timed_out else ""
             logger.warning("lost %s: %s.%s", ", ".join(lost), self._describe_ends(lost), remedy)
         with self._lock:

@@ -84,16 +84,16 @@ class ClusterRows:
         self._given_budget = memory_budget
         self._device = device
         #: Share of the budget that blocks may use.
-        self.share = 1.0
+        self.budget_share = 1.0
         self._timeout = configured_timeout()
         self.membership = Membership(client)
         self.membership.on_wait = partial(report_phase, "waiting for workers")
         self._report_phase = report_phase
         #: Number of blocks that are being read, for progress reports.
         self._n_blocks = 0
-        self._held = HeldBlocks(client, collection, self.membership)
+        self._held_blocks = HeldBlocks(client, collection, self.membership)
         self._gathering = Gathering(
-            client, self.membership, self._timeout, lambda: self._held.futures.values(),
+            client, self.membership, self._timeout, lambda: self._held_blocks.futures.values(),
             self._report_blocks_read,
         )  # fmt: skip
         #: Number of workers on each worker's GPU, once they have answered.
@@ -102,12 +102,12 @@ class ClusterRows:
         self._keeps = True
         self.infos: list[BlockInfo] = []
         #: Parts from which blocks of keys are made.
-        self.parts = HeldParts(client)
+        self.held_parts = HeldParts(client)
 
     def take(self, collection: Collection) -> None:
         """Use the same rows, cut differently; only before any block is made."""
         self._collection = collection
-        self._held.take(collection)
+        self._held_blocks.take(collection)
 
     # -- the cluster -----------------------------------------------------------------------------
 
@@ -117,12 +117,12 @@ class ClusterRows:
 
     def _worker_facts(self) -> list[dict[str, Any]]:
         """Return the scheduler's facts of each worker that accepts work."""
-        return [self.membership.facts(address) for address in self.threads()]
+        return [self.membership.get_worker_info(address) for address in self.threads()]
 
     @property
     def home_workers(self) -> list[str | None]:
         """Return the worker of each part that the user has persisted; empty if rows are read."""
-        return self._held.home_workers
+        return self._held_blocks.home_workers
 
     @property
     def least_memory_limit(self) -> float:
@@ -138,7 +138,7 @@ class ClusterRows:
         if self._device == "cpu":
             return budget
         # Dask reports the memory of GPUs if NVIDIA's nvidia-ml-py is installed, as with dask-cuda.
-        workers = {address: self.membership.facts(address) for address in self.threads()}
+        workers = {address: self.membership.get_worker_info(address) for address in self.threads()}
         memory = {
             address: int(total)
             for address, facts in workers.items()
@@ -165,14 +165,14 @@ class ClusterRows:
         Rows in memory are cut into one block per lane or, if `n_lanes` is None, per thread. The
         run's first actor is started at the same time.
         """
-        self._held.early = early
+        self._held_blocks.early = early
         self._report_phase("reading")
         # Rows of the client are distributed evenly, one block per lane or thread.
         if self._collection.kind == "memory":
             if early is not None:
                 early.start()
             n_blocks = n_lanes or sum(self.threads().values())
-            self._n_blocks = self._held.cut_rows_here(n_blocks)
+            self._n_blocks = self._held_blocks.cut_rows_here(n_blocks)
             self._make_and_inspect(list(range(self._n_blocks)))
         else:
             self._read_in_waves()
@@ -185,7 +185,7 @@ class ClusterRows:
 
     def _check_budget(self) -> None:
         """Raise `InvalidDataError` if the rows that were read exceed the budget."""
-        available_bytes = self.share * self.budget
+        available_bytes = self.budget_share * self.budget
         if self._collection.kind == "memory":
             # They are distributed evenly, and never dropped.
             nbytes = sum(info.nbytes for info in self.infos) // len(self.threads())
@@ -204,11 +204,11 @@ class ClusterRows:
                 f"blocks may take on a worker. {remedy}, or raise memory_budget."
             )
 
-    def _report_blocks_read(self, done: int = 0) -> None:
+    def _report_blocks_read(self, n_done: int = 0) -> None:
         """Report to the callbacks how many blocks have been read."""
         if self._n_blocks:
             self._report_phase(
-                "reading", min(len(self.infos) + done, self._n_blocks), self._n_blocks
+                "reading", min(len(self.infos) + n_done, self._n_blocks), self._n_blocks
             )
 
     def choose_server_worker(self) -> str:
@@ -224,21 +224,21 @@ class ClusterRows:
         """Choose, for each persisted part, one worker that holds it, if all parts are persisted."""
         if self._collection.kind == "memory":
             return
-        if parts := self._held.persisted_parts():
+        if parts := self._held_blocks.persisted_parts():
             self._n_blocks = len(parts)
             self._gathering.wait_for(parts, "the rows that were persisted")
-            self._held.choose_home_workers(parts)
+            self._held_blocks.choose_home_workers(parts)
 
     def _read_in_waves(self) -> None:
         """Make the blocks and keep them, wave by wave, as long as they fit in the budget."""
-        self._held.begin()
-        if self._held.early is not None and not self._held.is_made_directly:
-            self._held.early.start()
+        self._held_blocks.plan_bundles()
+        if self._held_blocks.early is not None and not self._held_blocks.is_made_directly:
+            self._held_blocks.early.start()
         # In waves, so that memory never holds more than one wave beyond the budget.
-        bundles, n_done = self._held.bundles, 0
+        bundles, n_done = self._held_blocks.bundles, 0
         self._n_blocks = sum(len(bundle) for bundle in bundles)
         # Whether all blocks certainly fit in the budget, whatever their rows are.
-        available_bytes = self.share * self.budget * len(self.membership.ready)
+        available_bytes = self.budget_share * self.budget * len(self.membership.ready)
         fit = fit_surely_in_memory(
             self._client, self._collection, available_bytes, persisted=bool(self.home_workers)
         )
@@ -253,7 +253,7 @@ class ClusterRows:
             n_done = min(n_done + n_bundles, len(bundles))
             if fit:
                 continue
-            available_bytes = self.share * self.budget * len(self.threads())
+            available_bytes = self.budget_share * self.budget * len(self.threads())
             used_bytes = sum(info.nbytes for info in self.infos)
             if used_bytes > available_bytes:
                 self._switch_to_streaming()
@@ -268,12 +268,15 @@ class ClusterRows:
     @property
     def _repeats_work(self) -> bool:
         """Return whether making blocks one by one repeats much work (a shuffle, a join)."""
-        return not self._held.is_made_directly and self._held.recipes.repeated_work > _REPEATED_WORK
+        return (
+            not self._held_blocks.is_made_directly
+            and self._held_blocks.recipes.repeated_work > _REPEATED_WORK
+        )
 
     def _switch_to_streaming(self) -> None:
         """Inspect the remaining blocks; from now on each block is made when it is needed."""
         self._check_budget()  # before all others are read
-        recipes = self._held.recipes
+        recipes = self._held_blocks.recipes
         # Sizes of the blocks that were read so far.
         sizes = {info.index: info.nbytes for info in self.infos}
         # Blocks of later waves have not been inspected yet.
@@ -284,45 +287,50 @@ class ClusterRows:
             self._make_and_inspect(remaining)
         else:
             self._keeps = False
-            self._held.release()
+            self._held_blocks.release()
             start = self._make_lazy_tasks(inspect_block)
             self._add_infos(self._gathering.results(start, remaining, _READ))
         self._recipes = recipes.of_rows({info.index: info.n_rows for info in self.infos})
 
-    def _make_and_inspect(self, numbers: list[int]) -> None:
+    def _make_and_inspect(self, block_numbers: list[int]) -> None:
         """Make some blocks, and collect their facts."""
         # First the fast way: workers report the facts themselves within a moment.
-        infos = self._gathering.start_and_query(self._held.make, self._held.collect_facts, numbers)
-        if len(infos) < len(numbers):
-            self._gathering.wait_until_made(self._held.make, numbers, _READ)
-            infos = self._held.collect_facts(numbers)
+        infos = self._gathering.start_and_query(
+            self._held_blocks.ensure_blocks, self._held_blocks.collect_facts, block_numbers
+        )
+        if len(infos) < len(block_numbers):
+            self._gathering.wait_until_made(self._held_blocks.ensure_blocks, block_numbers, _READ)
+            infos = self._held_blocks.collect_facts(block_numbers)
         # Blocks that were spilled or lost since then.
-        if remaining := [i for i in numbers if i not in infos]:
+        if remaining := [i for i in block_numbers if i not in infos]:
             infos |= self._map_held_blocks(remaining, inspect_block)
         self._add_infos(infos)
 
-    def _add_infos(self, found: dict[int, BlockInfo]) -> None:
+    def _add_infos(self, infos_by_block: dict[int, BlockInfo]) -> None:
         """Add the facts of some blocks."""
-        self.infos += [found[i] for i in sorted(found)]
+        self.infos += [infos_by_block[i] for i in sorted(infos_by_block)]
         self._report_blocks_read()
 
     def _map_held_blocks(
-        self, numbers: Iterable[int], function: Any, arguments: Mapping[int, Any] | None = None
+        self,
+        block_numbers: Iterable[int],
+        function: Any,
+        arguments: Mapping[int, Any] | None = None,
     ) -> dict[int, Any]:
         """Return the results of a function of some kept blocks."""
         start = self._make_held_tasks(function, arguments)
-        return self._gathering.results(start, numbers, _READ)
+        return self._gathering.results(start, block_numbers, _READ)
 
     def _make_held_tasks(
         self, function: Any, arguments: Mapping[int, Any] | None = None
     ) -> Callable[[list[int]], dict[int, Any]]:
         """Return the function that starts a task for each of some kept blocks."""
-        blocks = self._held
+        blocks = self._held_blocks
         inspect = delayed(partial(apply_to_block, function=function), pure=False)
 
-        def start(numbers: list[int]) -> dict[int, Any]:
-            bundles = blocks.make(numbers)
-            return self._start_each(inspect, {i: (bundles[i], i) for i in numbers}, arguments)
+        def start(block_numbers: list[int]) -> dict[int, Any]:
+            bundles = blocks.ensure_blocks(block_numbers)
+            return self._start_each(inspect, {i: (bundles[i], i) for i in block_numbers}, arguments)
 
         return start
 
@@ -330,23 +338,30 @@ class ClusterRows:
         self, function: Any, arguments: Mapping[int, Any] | None = None
     ) -> Callable[[list[int]], dict[int, Any]]:
         """Return the function that starts a task for each of some blocks, which are read again."""
-        blocks, inspect = self._held, delayed(function, pure=False)
+        blocks, inspect = self._held_blocks, delayed(function, pure=False)
         started: set[int] = set()
 
-        def start(numbers: list[int]) -> dict[int, Any]:
-            blocks.check(started.intersection(numbers))
-            started.update(numbers)
-            return self._start_each(inspect, {i: (blocks.first[i],) for i in numbers}, arguments)
+        def start(block_numbers: list[int]) -> dict[int, Any]:
+            blocks.check(started.intersection(block_numbers))
+            started.update(block_numbers)
+            return self._start_each(
+                inspect, {i: (blocks.first[i],) for i in block_numbers}, arguments
+            )
 
         return start
 
     def _start_each(
-        self, look: Any, sources: dict[int, tuple[Any, ...]], arguments: Mapping[int, Any] | None
+        self,
+        apply_function: Any,
+        sources: dict[int, tuple[Any, ...]],
+        arguments: Mapping[int, Any] | None,
     ) -> dict[int, Any]:
         """Start a lazy function of each block's source, with the block's own argument if any."""
         if arguments is not None:
             sources = {i: (*source, arguments[i]) for i, source in sources.items()}
-        return self._held.start({i: look(*source) for i, source in sources.items()})
+        return self._held_blocks.start(
+            {i: apply_function(*source) for i, source in sources.items()}
+        )
 
     def scales(self) -> FeatureScales:
         """Return the scales of all features, merged on the workers."""
@@ -355,20 +370,23 @@ class ClusterRows:
         n_parts = len(self._collection.columns or (0, 0)) - 1
         of_part = np.array_split(np.array(numbers), n_parts)
 
-        def merged(parts: list[int]) -> dict[int, Any]:
+        def merged(part_numbers: list[int]) -> dict[int, Any]:
             """Start the merges of some lanes' columns."""
-            return {part: merged_part(of_part[part].tolist()) for part in parts}
+            return {part: merged_part(of_part[part].tolist()) for part in part_numbers}
 
-        def merged_part(numbers: list[int]) -> Any:
+        def merged_part(block_numbers: list[int]) -> Any:
             """Start a tree of merges over some blocks."""
             if n_parts > 1:
-                level = list(self._make_held_tasks(compute_block_scales)(numbers).values())
+                level = list(self._make_held_tasks(compute_block_scales)(block_numbers).values())
             elif self._keeps:
-                futures = {future.key: future for future in self._held.make(numbers).values()}
+                futures = {
+                    future.key: future
+                    for future in self._held_blocks.ensure_blocks(block_numbers).values()
+                }
                 submit = partial(self._client.submit, compute_bundle_scales, pure=False)
                 level = [submit(bundle) for bundle in futures.values()]
             else:
-                level = list(start_scales(numbers).values())
+                level = list(start_scales(block_numbers).values())
             # A tree of merges, with at most `_FAN_IN` summaries per task.
             while len(level) > 1:
                 groups = [level[i : i + _FAN_IN] for i in range(0, len(level), _FAN_IN)]
@@ -402,16 +420,16 @@ class ClusterRows:
     def warn_of_few_blocks(self) -> None:
         """Warn if the user's blocks are large and fewer than the workers."""
         X, ready = self._collection.inputs[0], list(self.membership.ready)
-        own_keys = {future.key for future in self._held.futures.values()}
+        own_keys = {future.key for future in self._held_blocks.futures.values()}
         warn_of_few_blocks(self._client, X, self.infos, ready, own_keys)
 
     # -- location ------------------------------------------------------------------------------
 
     def find_holders(self) -> dict[int, list[str]]:
         """Return the workers that hold each block; none if it is read or made again."""
-        if self._held.were_seen_at_home():
+        if self._held_blocks.were_seen_at_home():
             return {info.index: [self.home_workers[info.index] or ""] for info in self.infos}
-        holders = self._held.find_holders()
+        holders = self._held_blocks.find_holders()
         if self.home_workers:
             ready = self.membership.ready
             # Other work may have made copies elsewhere, so the worker is preferred on which the
@@ -422,7 +440,7 @@ class ClusterRows:
 
     def find_current_holders(self) -> dict[int, list[str]]:
         """Return the workers that hold each block at this moment."""
-        return self._held.find_holders()
+        return self._held_blocks.find_holders()
 
     def is_only_holder(self, address: str) -> bool:
         """Return whether any block is held only by this worker."""
@@ -430,38 +448,38 @@ class ClusterRows:
 
     def were_just_seen(self) -> bool:
         """Return whether `inspect_blocks` found all blocks at home, and none was lost since."""
-        return self._held.were_seen_at_home() and not self.missing_blocks()
+        return self._held_blocks.were_seen_at_home() and not self.missing_blocks()
 
     def missing_blocks(self) -> list[int]:
         """Return the blocks that no worker holds, and that no task is about to make."""
-        return self._held.missing_blocks()
+        return self._held_blocks.missing_blocks()
 
     @property
     def are_blocks_made(self) -> bool:
         """Return whether no block is being made."""
-        return all(future.status == "finished" for future in self._held.futures.values())
+        return all(future.status == "finished" for future in self._held_blocks.futures.values())
 
     def free_waiting_blocks(self) -> None:
         """Free blocks that are being made again from waiting for a lost worker."""
         if not self.are_blocks_made:
-            self._held.free_waiting_blocks()
+            self._held_blocks.free_waiting_blocks()
 
     def remake_lost_blocks(self) -> dict[int, str]:
         """Make lost blocks again; return the blocks that cannot be made, and why."""
-        return self._held.remake_lost_blocks(range(len(self.infos)))
+        return self._held_blocks.remake_lost_blocks(range(len(self.infos)))
 
-    def blocks_for_trainer(self, numbers: Iterable[int]) -> list[Any] | bytes:
+    def blocks_for_trainer(self, block_numbers: Iterable[int]) -> list[Any] | bytes:
         """Return futures of the bundles of some blocks, or their recipes, for a trainer."""
-        numbers = sorted(numbers)
-        futures = self._held.futures
+        block_numbers = sorted(block_numbers)
+        futures = self._held_blocks.futures
         if self._recipes is None:
-            return list({futures[i].key: futures[i] for i in numbers}.values())
+            return list({futures[i].key: futures[i] for i in block_numbers}.values())
         # Streamed in form only: kept on workers, spilled by Dask, and fetched by key.
         if self._keeps:
-            keys = {i: futures[i].key for i in numbers}
+            keys = {i: futures[i].key for i in block_numbers}
             rows = self._recipes.rows
-            return BlockRecipes(keys, {}, frozenset(keys.values()), rows).pack(numbers)
-        return self._recipes.pack(numbers)
+            return BlockRecipes(keys, {}, frozenset(keys.values()), rows).pack(block_numbers)
+        return self._recipes.pack(block_numbers)
 
     def seconds_a_row(self) -> float:
         """Measure the time per row in a pass, on the largest block."""
@@ -478,7 +496,7 @@ class ClusterRows:
         """Return how many streamed blocks each lane of a worker may have in memory."""
         largest = max(info.nbytes for info in self.infos)
         # During a read, about three times the block is in memory (file, frame, array).
-        available_bytes = self.share * self.budget - 3 * largest * n_lanes
+        available_bytes = self.budget_share * self.budget - 3 * largest * n_lanes
         return int(max(2, min(available_bytes / max(largest, 1) / n_lanes, len(self.infos) + 1)))
 
     def release(self) -> None:
@@ -487,17 +505,17 @@ class ClusterRows:
         What reports progress refers back to these rows and to their engine. Without these cycles,
         the rows in memory of this process are freed now, not by Python's garbage collector.
         """
-        self._held.close()
-        self.parts.release()
+        self._held_blocks.close()
+        self.held_parts.release()
         self._report_phase = self.membership.on_wait = ignore_event
         self._gathering.close()
 
 
 def apply_to_block(
-    bundle: BlockBundle, number: int, *args: Any, function: Callable[..., Any]
+    bundle: BlockBundle, block_number: int, *args: Any, function: Callable[..., Any]
 ) -> Any:
     """Return the result of a function of a block of a bundle."""
-    return function(bundle.blocks[number], *args)
+    return function(bundle.blocks[block_number], *args)
 
 
 def compute_bundle_scales(bundle: BlockBundle) -> FeatureScales:
@@ -597,7 +615,11 @@ class Parts:
 
 
 def warn_of_few_blocks(
-    client: Client, X: Any, infos: Sequence[BlockInfo], workers: Sequence[str], own: Container[Any]
+    client: Client,
+    X: Any,
+    infos: Sequence[BlockInfo],
+    workers: Sequence[str],
+    own_keys: Container[Any],
 ) -> None:
     """Warn if blocks are not small, and some idle workers have none."""
     filled = [info for info in infos if info.n_rows]
@@ -606,7 +628,7 @@ def warn_of_few_blocks(
         return
     if sum(info.nbytes for info in filled) < _WORTH * n_blocks:
         return
-    if (n_workers := _count_idle_workers(client, workers, own)) <= n_blocks:
+    if (n_workers := _count_idle_workers(client, workers, own_keys)) <= n_blocks:
         return
     if is_dask_frame(X):
         remedy = (
@@ -626,9 +648,9 @@ def warn_of_few_blocks(
     )
 
 
-def _count_idle_workers(client: Client, workers: Sequence[str], own: Container[Any]) -> int:
+def _count_idle_workers(client: Client, workers: Sequence[str], own_keys: Container[Any]) -> int:
     """Return the number of workers without tasks of other users."""
     with suppress(OSError):  # the scheduler is gone: the next roll call reports it
         tasks: dict[str, Any] = client.processing(list(workers))
-        return sum(all(is_actor_key(k) or k in own for k in tasks.get(w, ())) for w in workers)
+        return sum(all(is_actor_key(k) or k in own_keys for k in tasks.get(w, ())) for w in workers)
     return 0

@@ -231,7 +231,7 @@ class TrainingRun:
             self._passes.forget_repeated_passes(result.records)
             self._report_passes(result.records[self._passes.n_passes :])
         except BaseException as error:
-            with self._interrupts.held():
+            with self._interrupts.delay():
                 cause, recovered = self._ending.stop_and_clean_up(
                     error, callbacks.has_raised(error)
                 )
@@ -241,7 +241,7 @@ class TrainingRun:
             if cause is error:
                 raise
             raise cause from error
-        with self._interrupts.held():
+        with self._interrupts.delay():
             self._ending.release_run()
         callbacks.on_fit_end(self._view)
         return self._add_events(result)
@@ -263,7 +263,7 @@ class TrainingRun:
             if alarm.job is not None:
                 self._jobs.note(alarm.at_work, alarm.job)
             if alarm.trainer is not None:
-                self._generations.begun.add(alarm.trainer)
+                self._generations.begun_trainers.add(alarm.trainer)
             return
         for lane, clock in alarm.reached:
             self._reached[lane] = max(clock, self._reached.get(lane, 0))
@@ -285,12 +285,12 @@ class TrainingRun:
 
     # -- a generation --------------------------------------------------------------------------
 
-    def _begin_generation(self, reason: str, *, even: bool = False) -> None:
+    def _begin_generation(self, reason: str, *, rebalance: bool = False) -> None:
         """Begin the next generation, and another one if a worker is lost meanwhile."""
         since, generations = time.monotonic(), self._generations
         members = generations.members
         self._callbacks.on_phase("placing")
-        if members and not even:
+        if members and not rebalance:
             self._count_retry(reason)
         while True:
             if members:
@@ -298,7 +298,7 @@ class TrainingRun:
             self._losses.count(reason, self._reasons.take_garbled(), self._jobs.describe_losses())
             self._membership.wait_for_any_worker(self._fit.run.timeout)
             try:
-                recovery_point = generations.renew(even=even)
+                recovery_point = generations.renew(rebalance=rebalance)
                 if self._stopping:
                     self._actors.call(generations.servers[0].host, "stop")
                 break
@@ -318,15 +318,15 @@ class TrainingRun:
             lane.lane: trainer.address for trainer in generations.trainers for lane in trainer.lanes
         }
         self._view.lane_addresses = lanes
-        self._log.note(generations.number, lanes, self._began - since)
-        if generations.number == 0:
+        self._log.record_assignment(generations.generation, lanes, self._began - since)
+        if generations.generation == 0:
             self._actors.request_results(generations.trainers)
             return
         self._note_progress(recovery_point)
         # For the history: the work that the loss cost.
         n_repeated = self._count_repeated_steps(recovery_point)
         restarted = recovery_point is None
-        if self._fit.work.remembers_course and generations.kept:
+        if self._fit.work.remembers_course and generations.n_kept_trainers:
             # Only the unfinished sum is computed again.
             n_repeated, restarted = min(n_repeated, 1), False
         seconds = time.monotonic() - since
@@ -334,7 +334,7 @@ class TrainingRun:
         reason = self._jobs.name(reason, members.difference(self._membership.threads))
         from_pass = self._fit.work.first_pass
         event = GenerationEvent(
-            generations.number, reason, n_repeated, restarted, seconds, from_pass
+            generations.generation, reason, n_repeated, restarted, seconds, from_pass
         )
         self._events.append(event)
         if self._passes.n_passes:
@@ -424,7 +424,7 @@ class TrainingRun:
                 reason = self._handle_unreachable(gone)
             if reason is not None:
                 with self._interrupts.at_once():
-                    self._begin_generation(reason, even=even)
+                    self._begin_generation(reason, rebalance=even)
                 interval = _FIRST_LOOK
 
     @property
@@ -435,7 +435,7 @@ class TrainingRun:
         the first generation there is no such delay, since a cluster may still be growing: no lane
         was moved yet, and a function that ranks run together ends no pass.
         """
-        if self._generations.number == 0:
+        if self._generations.generation == 0:
             return True
         has_come_further = self._passes.n_passes > self._passes_at_begin
         return has_come_further or time.monotonic() - self._began > _UNMOVED
@@ -577,7 +577,7 @@ class RunEnding:
         servers = [server.host for server in self._generations.servers]
         collect_outcomes = self._actors.start_call_on_hosts(servers, "outcome")
         results = self._actors.collect_results(self._generations.trainers)
-        if not all(result.is_whole(self._generations.number) for result in results):
+        if not all(result.is_whole(self._generations.generation) for result in results):
             return None
         outcomes: list[ServerOutcome] = collect_outcomes()
         state = join_final_states(self._fit, [outcome.state for outcome in outcomes], results)

@@ -46,7 +46,7 @@ class Gathering:
     membership : Membership
     timeout : float
         Seconds without any progress (no task ends, and no worker computes) after which it gives up.
-    held : callable
+    get_held_futures : callable
         Returns other futures of the fit, which its tasks may need.
     on_done : callable, optional
         Takes the number of awaited tasks that have ended; called at intervals.
@@ -57,40 +57,40 @@ class Gathering:
         client: Client,
         membership: Membership,
         timeout: float,
-        held: Callable[[], Iterable[Any]] = tuple,
+        get_held_futures: Callable[[], Iterable[Any]] = tuple,
         on_done: Callable[[int], None] | None = None,
     ) -> None:
         self._client = client
         self._membership = membership
         self._timeout = timeout
-        self._held = held
+        self._get_held_futures = get_held_futures
         self._on_done = on_done
         #: Workers that accepted work at the last check.
-        self._ready: set[str] = set()
+        self._last_ready_workers: set[str] = set()
 
     def close(self) -> None:
         """Drop the functions of the caller, which may refer back to this object."""
-        self._held, self._on_done = tuple, None
+        self._get_held_futures, self._on_done = tuple, None
 
     def results(
-        self, start: StartTasks, numbers: Iterable[int], description: str
+        self, start_tasks: StartTasks, task_numbers: Iterable[int], description: str
     ) -> dict[int, Any]:
         """Return the results of one task for each number."""
-        numbers = list(numbers)
+        task_numbers = list(task_numbers)
         futures: dict[int, Any] = {}
 
         def begin() -> None:
             # Tasks are started for the first time, or again: Dask cancels tasks whose data was lost
             # with a worker.
-            lost = [n for n in numbers if n not in futures or futures[n].status == "cancelled"]
+            lost = [n for n in task_numbers if n not in futures or futures[n].status == "cancelled"]
             if lost:
-                self._start_tasks(start, lost, futures)
+                self._start_tasks(start_tasks, lost, futures)
 
         seconds, results = _FETCH, None
         try:
             while results is None:
-                self._wait_until_done(futures, len(numbers), begin, description)
-                results = self._fetch_results([futures[n] for n in numbers], seconds)
+                self._wait_until_done(futures, len(task_numbers), begin, description)
+                results = self._fetch_results([futures[n] for n in task_numbers], seconds)
                 if seconds > self._timeout:
                     raise WorkerLostError(
                         f"Waiting for {description}: they cannot be fetched. {_AGAIN}"
@@ -101,10 +101,10 @@ class Gathering:
             # An error's traceback would hold the futures, and with them the user's rows.
             for future in futures.values():
                 future.release()
-        return dict(zip(numbers, results, strict=True))
+        return dict(zip(task_numbers, results, strict=True))
 
     def start_and_query(
-        self, make: StartTasks, query_facts: QueryFacts, numbers: list[int]
+        self, start_tasks: StartTasks, query_facts: QueryFacts, task_numbers: list[int]
     ) -> dict[int, Any]:
         """Start tasks whose data stays on workers; return facts that workers report soon.
 
@@ -112,16 +112,18 @@ class Gathering:
         """
         self._membership.wait_for_any_worker(self._timeout)
         futures: dict[int, Any] = {}
-        self._start_tasks(make, numbers, futures)
-        return query_facts(numbers, _MOMENT) if futures else {}
+        self._start_tasks(start_tasks, task_numbers, futures)
+        return query_facts(task_numbers, _MOMENT) if futures else {}
 
-    def wait_until_made(self, make: StartTasks, numbers: Iterable[int], description: str) -> None:
+    def wait_until_made(
+        self, start_tasks: StartTasks, task_numbers: Iterable[int], description: str
+    ) -> None:
         """Wait for data that will stay on workers."""
-        numbers = list(numbers)
+        task_numbers = list(task_numbers)
         futures: dict[int, Any] = {}
 
-        start = partial(self._start_tasks, make, numbers, futures)
-        self._wait_until_done(futures, len(numbers), start, description)
+        start = partial(self._start_tasks, start_tasks, task_numbers, futures)
+        self._wait_until_done(futures, len(task_numbers), start, description)
 
     def wait_for(self, futures: Iterable[Any], description: str) -> None:
         """Wait for tasks that the user has started."""
@@ -136,34 +138,34 @@ class Gathering:
                     "storage, persist them again, and fit again."
                 )
 
-        self._wait_until_done(users, len(users), check, description, ours=False)
+        self._wait_until_done(users, len(users), check, description, is_own_task=False)
 
     def _wait_until_done(
         self,
         futures: dict[int, Any],
         n_futures: int,
-        begin: Callable[[], None],
+        ensure_started: Callable[[], None],
         description: str,
         *,
-        ours: bool = True,
+        is_own_task: bool = True,
     ) -> None:
-        """Wait for tasks; `begin` restarts them if that is needed and they are ours."""
+        """Wait for tasks; `ensure_started` restarts them if that is needed and they are ours."""
         patience = Deadline(description, self._timeout, "Check the cluster's dashboard.")
         unmet_patience: Deadline | None = None
         killed: Counter[int] = Counter()
         n_done = 0
         while True:
             self._membership.wait_for_any_worker(self._timeout)
-            begin()
+            ensure_started()
             self._wait_a_moment(list(futures.values()))
-            self._handle_failed_tasks(futures, killed, ours)
+            self._handle_failed_tasks(futures, killed, is_own_task)
             n_done_before, n_done = n_done, sum(f.status == "finished" for f in futures.values())
             # Report progress to the callbacks.
             if self._on_done is not None:
                 self._on_done(n_done)
             if n_done == n_futures:
                 return
-            busy = self._is_cluster_busy(futures, ours)
+            busy = self._is_cluster_busy(futures, is_own_task)
             if n_done == n_done_before and (demands := self._find_unmet_demands(futures)):
                 unmet_patience = unmet_patience or make_unmet_deadline(self._timeout)
                 if not unmet_patience.has_time_left(demands):
@@ -196,10 +198,12 @@ class Gathering:
         with suppress(TimeoutError, CancelledError), self._client.as_current():
             wait(futures, timeout=_LOOK)
 
-    def _start_tasks(self, start: StartTasks, numbers: list[int], futures: dict[int, Any]) -> None:
+    def _start_tasks(
+        self, start_tasks: StartTasks, task_numbers: list[int], futures: dict[int, Any]
+    ) -> None:
         """Start tasks; if the cluster cannot be reached, the next iteration tries again."""
         try:
-            futures.update(start(numbers))
+            futures.update(start_tasks(task_numbers))
             flush_client(self._client)
         except (OSError, RuntimeError) as error:
             # The cluster cannot be reached at the moment.
@@ -221,7 +225,7 @@ class Gathering:
         return results
 
     def _handle_failed_tasks(
-        self, futures: dict[int, Any], killed: Counter[int], ours: bool
+        self, futures: dict[int, Any], killed: Counter[int], is_own_task: bool
     ) -> None:
         """Restart tasks that ended by a loss; raise errors of the tasks themselves."""
         for number, future in list(futures.items()):
@@ -238,8 +242,10 @@ class Gathering:
                     "workers with more memory, then fit again."
                 ) from error
             if is_dask_error(error):
-                release_stuck_tasks(self._client, [future.key], [future.key], ours=ours)
-                if ours:
+                release_stuck_tasks(
+                    self._client, [future.key], [future.key], moves_pinned_tasks=is_own_task
+                )
+                if is_own_task:
                     futures.pop(number).release()
                 else:
                     time.sleep(_LOOK / 5)  # until the client knows about the retry
@@ -250,7 +256,7 @@ class Gathering:
                 task = "" if failed is None else f"the task {failed!r}"
                 raise make_reading_error(f"Block {number}", error, task) from error
 
-    def _is_cluster_busy(self, futures: dict[int, Any], ours: bool) -> bool:
+    def _is_cluster_busy(self, futures: dict[int, Any], is_own_task: bool) -> bool:
         """Return whether a worker computes anything; free tasks that wait for lost workers."""
         membership = self._membership
         # Silent workers are evicted, so that their tasks are started elsewhere.
@@ -260,9 +266,9 @@ class Gathering:
         with suppress(OSError):  # the scheduler is gone: the next roll call reports it
             busy = bool(ready) and any(self._client.processing(sorted(ready)).values())
         # Workers joined or left, or there is no progress: check for tasks that wait in vain.
-        if not busy or ready != self._ready:
-            all_futures = [*futures.values(), *self._held()]
+        if not busy or ready != self._last_ready_workers:
+            all_futures = [*futures.values(), *self._get_held_futures()]
             waiting = {future.key for future in all_futures if future.status in {"pending", "lost"}}
-            release_stuck_tasks(self._client, list(waiting), ours=ours)
-        self._ready = ready
+            release_stuck_tasks(self._client, list(waiting), moves_pinned_tasks=is_own_task)
+        self._last_ready_workers = ready
         return busy

@@ -83,7 +83,7 @@ class Generations:
         actors: RunActors,
         early: EarlyHost,
     ) -> None:
-        self.number = -1
+        self.generation = -1
         self.servers: list[ServerPair] = []
         self.trainers: list[TrainerTask] = []
         #: Trainers without lanes that have not ended yet.
@@ -93,10 +93,10 @@ class Generations:
         #: Workers that had a part in the run.
         self.visited_workers: set[str] = set()
         #: Names of trainers that have begun on their workers.
-        self.begun: set[int] = set()
+        self.begun_trainers: set[int] = set()
         self.lost_rows = 0
         #: Number of trainers that this generation took over from the previous one.
-        self.kept = 0
+        self.n_kept_trainers = 0
         self.assignments = LaneAssignments(fit, placement, rows, membership)
         self._client = client
         self._fit = fit
@@ -106,10 +106,12 @@ class Generations:
         self._early = early
         self._run_id, self._secret = early.run_id, early.secret
         # Updates between snapshots: a trade-off between repeated work after a loss and copying.
-        self._every = _choose_snapshot_interval(fit)
+        self._snapshot_interval = _choose_snapshot_interval(fit)
         #: Snapshot and records of each server, kept by the client.
         self.saved = SavedSnapshots()
-        self._standbys = Standbys(actors, membership, self._every, self.visited_workers.add)
+        self._standbys = Standbys(
+            actors, membership, self._snapshot_interval, self.visited_workers.add
+        )
         #: Server that its standby will replace in the next generation although none is lost.
         self._moving: ServerPair | None = None
 
@@ -122,7 +124,9 @@ class Generations:
     @property
     def trainers_not_begun(self) -> list[TrainerTask]:
         """Return the trainers that have not begun on their workers."""
-        return [trainer for trainer in self.trainers if trainer.spec.name not in self.begun]
+        return [
+            trainer for trainer in self.trainers if trainer.spec.name not in self.begun_trainers
+        ]
 
     def place_servers(self) -> list[str]:
         """Return workers for the servers, spread out; workers without training rows come first."""
@@ -170,9 +174,9 @@ class Generations:
 
     # -- the next generation -------------------------------------------------------------------
 
-    def renew(self, *, even: bool = False) -> RecoveryPoint[ActorHandle] | None:
+    def renew(self, *, rebalance: bool = False) -> RecoveryPoint[ActorHandle] | None:
         """Begin the next generation."""
-        self.number += 1
+        self.generation += 1
         recovery_point = choose_recovery_point(
             self._fit.work, [self._pause_hosts(server) for server in self.servers]
         )
@@ -182,7 +186,7 @@ class Generations:
             recovery_point = self._restore_saved(saved)
         # Rows first: the lanes that a trainer can run depend on the existing blocks.
         self._repair_rows()
-        parts = self._assign_lanes(even)
+        parts = self._assign_lanes(rebalance)
         n_trainers = sum(bool(part.lanes) for part in parts)
         if recovery_point is None:
             self._start_servers(n_trainers)
@@ -209,10 +213,10 @@ class Generations:
                     # The server still answers: it sends its last state to its standby, which
                     # replaces it.
                     if host is server.host and server.standby_ships:
-                        self._actors.call(host, "hand_over", self.number, timeout=_PAUSE)
+                        self._actors.call(host, "hand_over", self.generation, timeout=_PAUSE)
                     continue
                 places_by_host.append(
-                    (host, self._actors.call(host, "pause", self.number, timeout=_PAUSE))
+                    (host, self._actors.call(host, "pause", self.generation, timeout=_PAUSE))
                 )
             except WorkerUnreachableError as gone:
                 self._membership.count_as_lost(gone.address)
@@ -223,7 +227,7 @@ class Generations:
         self._start_servers(0)
         self._actors.begin_waiting_hosts([server.host for server in self.servers])
         for server, (snapshot, records) in zip(self.servers, saved, strict=True):
-            self._actors.call(server.host, "stand_by", self.number)
+            self._actors.call(server.host, "stand_by", self.generation)
             self._actors.call(server.host, "take", snapshot, records)
         return choose_recovery_point(
             self._fit.work, [self._pause_hosts(server) for server in self.servers]
@@ -235,7 +239,7 @@ class Generations:
         for server, host, place in zip(
             self.servers, recovery_point.hosts, recovery_point.places, strict=True
         ):
-            self._actors.call(host, "renew", self.number, n_trainers, place)
+            self._actors.call(host, "renew", self.generation, n_trainers, place)
             other_hosts = [other for other in server.hosts if other is not host]
             server.standby, server.standby_ships, server.keeps_snapshots = None, False, False
             for other in other_hosts:
@@ -243,7 +247,7 @@ class Generations:
                 if other is server.host or other.proxy is None or is_leaving:
                     self.old_hosts.append(other)
                 else:
-                    self._actors.call(other, "stand_by", self.number)
+                    self._actors.call(other, "stand_by", self.generation)
                     server.standby = other
             server.host = host
 
@@ -252,7 +256,7 @@ class Generations:
         self.assignments.threads()
         self.old_hosts += [host for server in self.servers for host in server.hosts]
         self.servers = [
-            ServerPair(self._actors.start_host_actor(number, address, self.number, n_trainers))
+            ServerPair(self._actors.start_host_actor(number, address, self.generation, n_trainers))
             for number, address in enumerate(self.place_servers())
         ]
         # No server has taken it if the state of the fit is large, or its worker is another one.
@@ -263,7 +267,7 @@ class Generations:
 
     def _repair_rows(self) -> None:
         """Make lost blocks again; drop rows that are lost for good if the user allows it."""
-        if not self.number and self._rows.were_just_seen():
+        if not self.generation and self._rows.were_just_seen():
             return
         # Blocks that cannot be made again are lost for good.
         lost = self._rows.remake_lost_blocks()
@@ -274,16 +278,16 @@ class Generations:
             raise DataLostError(describe_lost_blocks(lost))
         self.lost_rows += self.assignments.drop_blocks(lost)
 
-    def _assign_lanes(self, even: bool) -> list[TrainerLanes]:
+    def _assign_lanes(self, rebalance: bool) -> list[TrainerLanes]:
         """Return the lanes of each trainer: first of running trainers, then of new ones."""
         # Trainers that continue keep their blocks in memory.
         trainers = [trainer for trainer in self.trainers if self._may_stay_trainer(trainer)]
         for trainer in self.trainers:
             if trainer not in trainers:
                 self._actors.discard_futures([trainer.future])
-        parts = self.assignments.assign_lanes(trainers, even)
+        parts = self.assignments.assign_lanes(trainers, rebalance)
         # Set already, in case another worker is lost before all trainers have their parts.
-        self.trainers, self.kept = trainers, len(trainers)
+        self.trainers, self.n_kept_trainers = trainers, len(trainers)
         return parts
 
     def _may_stay_trainer(self, trainer: TrainerTask) -> bool:
@@ -291,14 +295,16 @@ class Generations:
         membership = self._membership
         if trainer.address not in membership.threads or trainer.future.status != "pending":
             return False
-        return trainer.address not in membership.paused or trainer.spec.name in self.begun
+        return trainer.address not in membership.paused or trainer.spec.name in self.begun_trainers
 
     # -- trainers ------------------------------------------------------------------------------
 
-    def _deliver_parts(self, parts: list[TrainerLanes], clocks: dict[int, int]) -> None:
+    def _deliver_parts(self, all_trainer_lanes: list[TrainerLanes], clocks: dict[int, int]) -> None:
         """Give all trainers their parts: orders to running trainers, tasks to new ones."""
         # Ranks follow the lanes, so rank 0 has lane 0.
-        working_parts = sorted((p for p in parts if p.lanes), key=lambda part: part.lanes[0].lane)
+        working_parts = sorted(
+            (p for p in all_trainer_lanes if p.lanes), key=lambda part: part.lanes[0].lane
+        )
         addresses = tuple(part.address for part in working_parts)
         orders: dict[str, dict[int, TrainerSpec | None]] = {}
         new_parts = []
@@ -317,7 +323,11 @@ class Generations:
         for (part, _, _), trainer in zip(new_parts, trainers, strict=True):
             part.trainer = trainer
         self.trainers = [part.trainer for part in working_parts if part.trainer is not None]
-        idle = [part.trainer for part in parts if part.trainer is not None and not part.lanes]
+        idle = [
+            part.trainer
+            for part in all_trainer_lanes
+            if part.trainer is not None and not part.lanes
+        ]
         self.dismissed += idle
         # Recorded first: if a server cannot begin, its trainers must be stopped.
         self.visited_workers |= self.members
@@ -327,7 +337,7 @@ class Generations:
         for trainer in idle:
             if trainer.address in workers:
                 orders.setdefault(trainer.address, {})[trainer.spec.name] = None
-        calls = {a: (self._run_id, self.number, specs) for a, specs in orders.items()}
+        calls = {a: (self._run_id, self.generation, specs) for a, specs in orders.items()}
         # A running task cannot receive messages, but its process can (`worker.control`).
         while calls:
             delivered = call_workers(self._client, give_generation_orders, calls, _DELIVERY)
@@ -339,21 +349,27 @@ class Generations:
             calls = {address: calls[address] for address in unreached}
 
     def _make_trainer_spec(
-        self, part: TrainerLanes, rank: int, addresses: tuple[str, ...], clocks: dict[int, int]
+        self,
+        trainer_lanes: TrainerLanes,
+        rank: int,
+        addresses: tuple[str, ...],
+        clocks: dict[int, int],
     ) -> TrainerSpec:
         """Return a trainer's part in this generation."""
         return TrainerSpec(
             self._run_id,
-            self._actors.next_serial_number() if part.trainer is None else part.trainer.spec.name,
+            self._actors.next_serial_number()
+            if trainer_lanes.trainer is None
+            else trainer_lanes.trainer.spec.name,
             rank,
             len(addresses),
-            self.number,
-            tuple(part.lanes),
-            tuple(clocks[lane.lane] for lane in part.lanes),
-            self._membership.threads.get(part.address, 1),
+            self.generation,
+            tuple(trainer_lanes.lanes),
+            tuple(clocks[lane.lane] for lane in trainer_lanes.lanes),
+            self._membership.threads.get(trainer_lanes.address, 1),
             tuple(e for server in self.servers if (e := server.host.endpoint) is not None),
             self._secret,
-            self._every if self._fit.work.trainers_communicate else 0,
+            self._snapshot_interval if self._fit.work.trainers_communicate else 0,
             self.assignments.lane_rows,
             addresses,
         )
@@ -362,7 +378,7 @@ class Generations:
 
     def ensure_standbys(self) -> None:
         """Make sure that each server has a standby on another worker."""
-        self._standbys.ensure_standbys(self.servers, standby_generation(self.number))
+        self._standbys.ensure_standbys(self.servers, standby_generation(self.generation))
 
     @property
     def has_standbys(self) -> bool:
@@ -411,7 +427,7 @@ class Generations:
 
     def release_run(self) -> bool:
         """Release everything that the run holds; return False if a clean-up is needed, too."""
-        is_released = not (self.number or self.dismissed or self.old_hosts)
+        is_released = not (self.generation or self.dismissed or self.old_hosts)
         if not is_released or any(server.standby is not None for server in self.servers):
             return False
         if not self._actors.release_if_ended():
@@ -531,18 +547,22 @@ class Standbys:
     ----------
     actors : RunActors
     membership : Membership
-    every : int
+    snapshot_interval : int
         Updates between two snapshots.
     visit : callable
         Takes the address of a worker before a standby is started there.
     """
 
     def __init__(
-        self, actors: RunActors, membership: Membership, every: int, visit: Callable[[str], None]
+        self,
+        actors: RunActors,
+        membership: Membership,
+        snapshot_interval: int,
+        visit: Callable[[str], None],
     ) -> None:
         self._actors = actors
         self._membership = membership
-        self._every = every
+        self._snapshot_interval = snapshot_interval
         self._visit = visit
 
     def ensure_standbys(self, servers: Sequence[ServerPair], generation: int) -> None:
@@ -557,21 +577,25 @@ class Standbys:
                 server.standby, server.standby_ships = None, False
                 self._actors.discard_host_actor(standby)
 
-    def _protect_server(self, number: int, servers: Sequence[ServerPair], generation: int) -> None:
+    def _protect_server(
+        self, server_index: int, servers: Sequence[ServerPair], generation: int
+    ) -> None:
         """Start a server's standby, or make the server send it snapshots."""
-        server = servers[number]
+        server = servers[server_index]
         standby = server.standby
         if standby is not None and not self._may_stay(standby):
             raise WorkerUnreachableError(standby.address, "lost")
         if standby is None:
             n_servers = Counter(other.host.address for other in servers)
-            server.standby = self._open_standby(number, server.host.address, n_servers, generation)
+            server.standby = self._open_standby(
+                server_index, server.host.address, n_servers, generation
+            )
             if server.standby is None and not server.keeps_snapshots:
-                self._actors.call(server.host, "keep_snapshots", self._every)
+                self._actors.call(server.host, "keep_snapshots", self._snapshot_interval)
                 server.keeps_snapshots = True
         elif not server.standby_ships and self._actors.is_ready(standby):
             endpoint = standby.endpoint or self._actors.wait_for_endpoints([standby])[0]
-            self._actors.call(server.host, "ship_to", endpoint, self._every)
+            self._actors.call(server.host, "ship_to", endpoint, self._snapshot_interval)
             server.standby_ships = True
 
     def _may_stay(self, standby: ActorHandle) -> bool:
@@ -580,14 +604,14 @@ class Standbys:
         return begins and not self._membership.is_leaving(standby.address)
 
     def _open_standby(
-        self, number: int, own: str, n_servers: Counter[str], generation: int
+        self, server_index: int, server_address: str, n_servers: Counter[str], generation: int
     ) -> ActorHandle | None:
         """Start a standby on another worker with the fewest servers; return None without one."""
-        ready = set(self._membership.ready) - {own}
+        ready = set(self._membership.ready) - {server_address}
         fewest = min((n_servers[address] for address in ready), default=0)
         candidates = sorted(address for address in ready if n_servers[address] == fewest)
         if not candidates:
             return None
-        address = candidates[number % len(candidates)]
+        address = candidates[server_index % len(candidates)]
         self._visit(address)
-        return self._actors.start_host_actor(number, address, generation, 1)
+        return self._actors.start_host_actor(server_index, address, generation, 1)

@@ -65,7 +65,7 @@ class HeldBlocks:
         self.unrecoverable: dict[int, str] = {}
         self._failed: Counter[int] = Counter()
         self._killed: Counter[int] = Counter()
-        self._here: RowsHere | None = None
+        self._local_rows: RowsHere | None = None
         #: Futures of the user from which blocks are made, by key.
         self._sources: dict[Any, Any] = {}
         #: The run's first actor, which is submitted with the first blocks.
@@ -100,7 +100,7 @@ class HeldBlocks:
             for value in part
         )
 
-    def begin(self) -> None:
+    def plan_bundles(self) -> None:
         """Decide how all blocks are made."""
         # The user's persisted data are held as long as the fit may need them.
         self._sources = find_given_futures(self._client, self._collection.parts)
@@ -110,7 +110,7 @@ class HeldBlocks:
             return
         self.bundles = self._collection.bundles
         # Data on workers from which the blocks are made are held, too.
-        for key in self.recipes.held.difference(self._sources):
+        for key in self.recipes.held_keys.difference(self._sources):
             if key not in self._client.futures:
                 raise DataLostError(
                     f"X, y or sample_weight is made of {key}, which no task computes and no "
@@ -122,8 +122,8 @@ class HeldBlocks:
 
     def cut_rows_here(self, n_blocks: int) -> int:
         """Cut rows in memory into blocks; return how many."""
-        self._here = RowsHere(self._collection, n_blocks)
-        return len(self._here)
+        self._local_rows = RowsHere(self._collection, n_blocks)
+        return len(self._local_rows)
 
     def start(self, lazy: dict[int, Any]) -> dict[int, Any]:
         """Start tasks, each pinned to its part's worker if it has one."""
@@ -138,44 +138,46 @@ class HeldBlocks:
             futures.update(zip(numbers, started, strict=True))
         return futures
 
-    def _find_home(self, number: int) -> str | None:
+    def _find_home(self, block_number: int) -> str | None:
         """Return the worker that should have a block, if it accepts work."""
-        home = self.home_workers[number] if self.home_workers else self._find_owner(number)
+        home = (
+            self.home_workers[block_number] if self.home_workers else self._find_owner(block_number)
+        )
         return home if home in self._membership.ready else None
 
-    def _find_owner(self, number: int) -> str | None:
+    def _find_owner(self, block_number: int) -> str | None:
         """Return the worker to whose share a block belongs; for data on workers Dask decides."""
-        share, ready = self._collection.share(number), sorted(self._membership.ready)
+        share, ready = self._collection.find_share(block_number), sorted(self._membership.ready)
         if share is None or not ready or (self._collection.columns and self._sources):
             return None
         return ready[share[0] * len(ready) // share[1]]
 
-    def make(self, numbers: Iterable[int]) -> dict[int, Any]:
+    def ensure_blocks(self, block_numbers: Iterable[int]) -> dict[int, Any]:
         """Make missing blocks; return the future of each block's bundle."""
-        numbers = list(numbers)
+        block_numbers = list(block_numbers)
         # Blocks that Dask makes again by itself need no action.
-        if lost := [i for i in numbers if self._is_lost(i)]:
+        if lost := [i for i in block_numbers if self._is_lost(i)]:
             self.check(i for i in lost if i in self.futures)
             self._make_blocks(lost)
-        return {i: self.futures[i] for i in numbers}
+        return {i: self.futures[i] for i in block_numbers}
 
-    def check(self, numbers: Iterable[int]) -> None:
+    def check(self, block_numbers: Iterable[int]) -> None:
         """Raise `DataLostError` if any of these lost blocks cannot be made again."""
-        if causes := self._find_causes(list(numbers)):
+        if causes := self._find_causes(list(block_numbers)):
             raise DataLostError(describe_lost_blocks(causes))
 
-    def _make_blocks(self, numbers: list[int]) -> None:
+    def _make_blocks(self, block_numbers: list[int]) -> None:
         """Start the tasks that make some blocks, initially in bundles."""
-        old_futures = self._distinct_futures(i for i in numbers if i in self.futures)
+        old_futures = self._distinct_futures(i for i in block_numbers if i in self.futures)
         if old_futures:
             self._client.cancel(old_futures)
             self._seen_at = {}
         if self._collection.kind == "memory":
-            self.futures.update(self._scatter_rows(numbers))
+            self.futures.update(self._scatter_rows(block_numbers))
             return
         # Whole bundles the first time; single blocks when some are made again, since these may fail
         # separately.
-        wanted_numbers = set(numbers)
+        wanted_numbers = set(block_numbers)
         bundles = [] if old_futures else [b for b in self.bundles if wanted_numbers.issuperset(b)]
         bundles += [(i,) for i in wanted_numbers.difference(*bundles)]
         for bundle, future in self._start_bundles(bundles).items():
@@ -203,21 +205,21 @@ class HeldBlocks:
         futures = self.start(lazy)
         return {bundle: futures[bundle[0]] for bundle in bundles}
 
-    def _scatter_rows(self, numbers: list[int]) -> dict[int, Any]:
+    def _scatter_rows(self, block_numbers: list[int]) -> dict[int, Any]:
         """Scatter rows from the client's memory, and make blocks of them."""
-        assert self._here is not None
-        make, parts = self._collection.block_maker, self._here.parts(numbers)
+        assert self._local_rows is not None
+        make, parts = self._collection.block_maker, self._local_rows.get_parts(block_numbers)
         rows = scatter_values(self._client, parts) if parts else []
         return {
             i: self._client.submit(make_bundle, make, (i,), [part], pure=False)
-            for i, part in zip(numbers, rows, strict=True)
+            for i, part in zip(block_numbers, rows, strict=True)
         }
 
     # -- losses --------------------------------------------------------------------------------
 
-    def _is_lost(self, number: int) -> bool:
+    def _is_lost(self, block_number: int) -> bool:
         """Return whether Dask will not make a block again by itself, after a loss or an error."""
-        future = self.futures.get(number)
+        future = self.futures.get(block_number)
         return future is None or future.status in {"cancelled", "error"}
 
     def missing_blocks(self) -> list[int]:
@@ -230,12 +232,12 @@ class HeldBlocks:
         waiting = {f.key for f in self.futures.values() if f.status in {"pending", "lost"}}
         release_stuck_tasks(self._client, list(waiting))
 
-    def remake_lost_blocks(self, numbers: Iterable[int]) -> dict[int, str]:
+    def remake_lost_blocks(self, block_numbers: Iterable[int]) -> dict[int, str]:
         """Make blocks of lost workers again; return the blocks that cannot be made, and why."""
         is_streamed = not self.futures
         if is_streamed:
             self.unrecoverable.update(
-                self._find_causes([i for i in numbers if i not in self.unrecoverable])
+                self._find_causes([i for i in block_numbers if i not in self.unrecoverable])
             )
             return self.unrecoverable
         missing = self.missing_blocks()
@@ -246,47 +248,47 @@ class HeldBlocks:
         self.free_waiting_blocks()
         return self.unrecoverable
 
-    def _find_causes(self, numbers: list[int]) -> dict[int, str]:
-        """Return the blocks among `numbers` that cannot be made, and why."""
-        if self._collection.kind == "memory" or not numbers:
+    def _find_causes(self, block_numbers: list[int]) -> dict[int, str]:
+        """Return the blocks among `block_numbers` that cannot be made, and why."""
+        if self._collection.kind == "memory" or not block_numbers:
             return {}
         causes = {}
         # A block fails for good after too many exceptions of its own, or once its data is lost.
-        for i in numbers:
+        for i in block_numbers:
             cause = self._count_failure(i) or self._find_lost_source(i)
             if cause is not None:
                 causes[i] = cause
         return causes
 
-    def _count_failure(self, number: int) -> str | None:
+    def _count_failure(self, block_number: int) -> str | None:
         """Count an exception of the block itself; return it after too many."""
-        future = self.futures.get(number)
+        future = self.futures.get(block_number)
         if future is None or future.status != "error":
             return None
         error = future.exception(timeout=5)
         if is_killed_worker(error):
-            self._killed[number] += 1
+            self._killed[block_number] += 1
             release_stuck_tasks(self._client, [future.key], [future.key])
-            return repr(error) if self._killed[number] > MOST_KILLED else None
-        self._failed[number] += not is_dask_error(error)
-        return repr(error) if self._failed[number] > _MOST_FAILED else None
+            return repr(error) if self._killed[block_number] > MOST_KILLED else None
+        self._failed[block_number] += not is_dask_error(error)
+        return repr(error) if self._failed[block_number] > _MOST_FAILED else None
 
-    def _find_lost_source(self, number: int) -> str | None:
+    def _find_lost_source(self, block_number: int) -> str | None:
         """Return why the data of a block is lost; None if it exists, or is being made."""
         if not self.bundles:
             return None
-        for future in (self._sources[key] for key in self._list_sources(number)):
+        for future in (self._sources[key] for key in self._list_sources(block_number)):
             if future.status == "cancelled":
                 return "its data was cancelled, or was scattered and lost with its worker"
             if future.status == "error" and not is_dask_error(error := future.exception(timeout=5)):
                 return repr(error)
         return None
 
-    def _list_sources(self, number: int) -> list[Any]:
+    def _list_sources(self, block_number: int) -> list[Any]:
         """Return the keys of the data on workers from which a block is made."""
         if not self.is_made_directly:
-            return list(self.recipes.find_held_keys(number))
-        return [v.key for v in self._collection.parts[number] if isinstance(v, Delayed)]
+            return list(self.recipes.find_held_keys(block_number))
+        return [v.key for v in self._collection.parts[block_number] if isinstance(v, Delayed)]
 
     # -- location ------------------------------------------------------------------------------
 
@@ -300,14 +302,14 @@ class HeldBlocks:
             return []
         return [futures[X.key] for X in parts]
 
-    def choose_home_workers(self, parts: list[Any]) -> None:
+    def choose_home_workers(self, persisted_parts: list[Any]) -> None:
         """Choose, for each persisted part, one worker that holds it; distribute evenly."""
-        workers_by_key = self._client.who_has(parts) if parts else {}
+        workers_by_key = self._client.who_has(persisted_parts) if persisted_parts else {}
         ready = self._membership.ready
         # Replicated parts go to the holder with the fewest parts so far.
         n_blocks: Counter[str] = Counter()
         self.home_workers = []
-        for part in parts:
+        for part in persisted_parts:
             holders = [w for w in workers_by_key.get(part.key, ()) if w in ready]
             home = min(holders, key=lambda w: (n_blocks[w], w), default=None)
             self.home_workers.append(home)
@@ -326,27 +328,32 @@ class HeldBlocks:
         )
         return {i: list(workers_by_key.get(future.key, ())) for i, future in self.futures.items()}
 
-    def _distinct_futures(self, numbers: Iterable[int]) -> list[Any]:
+    def _distinct_futures(self, block_numbers: Iterable[int]) -> list[Any]:
         """Return the futures of some blocks, once per bundle."""
-        return list({self.futures[i].key: self.futures[i] for i in numbers}.values())
+        return list({self.futures[i].key: self.futures[i] for i in block_numbers}.values())
 
-    def collect_facts(self, numbers: Sequence[int], wait: float = 0.0) -> dict[int, BlockInfo]:
+    def collect_facts(
+        self, block_numbers: Sequence[int], wait: float = 0.0
+    ) -> dict[int, BlockInfo]:
         """Return facts of blocks from the workers that have them in memory; may be incomplete."""
         ready = self._membership.ready
         homes = {
             self.futures[i].key: self.home_workers[i] if self.home_workers else None
-            for i in numbers
+            for i in block_numbers
         }
         if not ready.keys() >= set(homes.values()):
             if wait:
                 return {}
-            workers_by_key = self._client.who_has(self._distinct_futures(numbers))
+            workers_by_key = self._client.who_has(self._distinct_futures(block_numbers))
             homes = {key: next(iter(workers), None) for key, workers in workers_by_key.items()}
         keys: dict[str, list[Any]] = {}
         for key, home in homes.items():
             if home in ready:
                 keys.setdefault(home, []).append(key)
-        answers, wanted_numbers = query_bundles(self._client, keys, self.early, wait), set(numbers)
+        answers, wanted_numbers = (
+            query_bundles(self._client, keys, self.early, wait),
+            set(block_numbers),
+        )
         self._seen_at |= {i: address for i, (address, _) in answers.items()}
         return {i: info for i, (_, info) in answers.items() if i in wanted_numbers}
 
@@ -429,17 +436,17 @@ class RowsHere:
         is_uncut = self._collection.has_lane_blocks or self._collection.travels_in_parts
         return len(self._collection.parts) if is_uncut else len(self._cuts) - 1
 
-    def parts(self, numbers: Iterable[int]) -> list[list[Any]]:
+    def get_parts(self, block_numbers: Iterable[int]) -> list[list[Any]]:
         """Return X, y and weights of some blocks."""
         make, parts = self._collection.block_maker, self._collection.parts
         if self._collection.travels_in_parts:
-            return [list(parts[i]) for i in numbers]
+            return [list(parts[i]) for i in block_numbers]
         if self._collection.has_lane_blocks:
-            blocks = (make(i, *parts[i]) for i in numbers)
+            blocks = (make(i, *parts[i]) for i in block_numbers)
             return [[block.X, block.y, block.sample_weight] for block in blocks]
         all_rows = make(0, *parts[0])
         columns = (all_rows.X, all_rows.y, all_rows.sample_weight)
         return [
             [None if v is None else v[a:b] for v in columns]
-            for a, b in (self._cuts[i : i + 2] for i in numbers)
+            for a, b in (self._cuts[i : i + 2] for i in block_numbers)
         ]

@@ -78,22 +78,22 @@ class PlacementGain:
     nbytes: int
 
     @classmethod
-    def between(
+    def compare(
         cls,
-        uneven: Placement,
-        even: Placement,
+        uneven_placement: Placement,
+        even_placement: Placement,
         holders: Mapping[int, Sequence[str]],
         infos: Sequence[BlockInfo],
     ) -> PlacementGain:
         """Compare two placements of the same blocks."""
         # A pass takes as long as its fullest lane.
         largest_uneven, largest_even = (
-            max(lane.n_rows for lane in p.lanes) for p in (uneven, even)
+            max(lane.n_rows for lane in p.lanes) for p in (uneven_placement, even_placement)
         )
         sizes = {info.index: info.nbytes for info in infos}
         wanted_places = {
             (segment.block, worker)
-            for lane, worker in zip(even.lanes, even.workers, strict=True)
+            for lane, worker in zip(even_placement.lanes, even_placement.workers, strict=True)
             for segment in lane.segments
         }
         moved_bytes = sum(
@@ -128,7 +128,7 @@ def reassign_lanes(
     holders: Mapping[int, Sequence[str]],
     capacity: Mapping[str, float],
     *,
-    even: bool = False,
+    rebalance: bool = False,
 ) -> dict[int, str]:
     """Move lanes of lost workers to others; move as few lanes as possible."""
     loads = _WorkerLoads(current, capacity)
@@ -137,20 +137,20 @@ def reassign_lanes(
         return sum(len(s) for s in lane.segments if worker in holders.get(s.block, ()))
 
     for lane in lanes:
-        if lane.lane not in loads.given:
+        if lane.lane not in loads.worker_of_lane:
             # The least loaded worker for its capacity; among equally loaded ones, the one with most
             # of the lane's rows.
             best = min(sorted(capacity), key=lambda w: (loads.load_share(w), -local(lane, w)))
             loads.assign_lane(lane.lane, best)
     # Each move takes a lane from the fullest worker, so the loop ends.
-    while even and (move := loads.find_evening_move()) is not None:
+    while rebalance and (move := loads.find_evening_move()) is not None:
         busiest, idlest = move
         lane_to_move = min(
-            (lane for lane in lanes if loads.given[lane.lane] == busiest),
+            (lane for lane in lanes if loads.worker_of_lane[lane.lane] == busiest),
             key=lambda lane: (-local(lane, idlest), -lane.lane),
         )
         loads.assign_lane(lane_to_move.lane, idlest)
-    return loads.given
+    return loads.worker_of_lane
 
 
 class _WorkerLoads:
@@ -158,19 +158,21 @@ class _WorkerLoads:
 
     def __init__(self, current: Mapping[int, str], capacity: Mapping[str, float]) -> None:
         # Lanes of lost workers are not included here, and are assigned first.
-        self.given = {lane: worker for lane, worker in current.items() if worker in capacity}
+        self.worker_of_lane = {
+            lane: worker for lane, worker in current.items() if worker in capacity
+        }
         self._capacity = capacity
-        self._lanes = Counter(self.given.values())
+        self._lanes = Counter(self.worker_of_lane.values())
 
-    def load_share(self, worker: str, more: int = 1) -> float:
-        """Return the share of a worker's capacity that its lanes plus `more` lanes take."""
-        return (self._lanes[worker] + more) / self._capacity[worker]
+    def load_share(self, worker: str, n_more: int = 1) -> float:
+        """Return the share of a worker's capacity that its lanes plus `n_more` lanes take."""
+        return (self._lanes[worker] + n_more) / self._capacity[worker]
 
     def assign_lane(self, lane: int, worker: str) -> None:
         """Give a lane to a worker."""
-        if lane in self.given:
-            self._lanes[self.given[lane]] -= 1
-        self.given[lane] = worker
+        if lane in self.worker_of_lane:
+            self._lanes[self.worker_of_lane[lane]] -= 1
+        self.worker_of_lane[lane] = worker
         self._lanes[worker] += 1
 
     def find_evening_move(self) -> tuple[str, str] | None:
@@ -307,7 +309,9 @@ class LaneAssignments:
     def would_even_out(self) -> bool:
         """Return whether an even distribution over the remaining workers would move lanes."""
         capacity = self._prefer_ready_workers(self.weighted_threads())
-        return reassign_lanes(self.lanes, self.workers, {}, capacity, even=True) != self.workers
+        return (
+            reassign_lanes(self.lanes, self.workers, {}, capacity, rebalance=True) != self.workers
+        )
 
     def _prefer_ready_workers(self, capacity: dict[str, float]) -> dict[str, float]:
         """Return the workers that have imported the fit's modules, or all if there are none."""
@@ -316,9 +320,9 @@ class LaneAssignments:
 
     # -- lanes ---------------------------------------------------------------------------------
 
-    def assign_lanes(self, trainers: list[TrainerTask], even: bool) -> list[TrainerLanes]:
+    def assign_lanes(self, trainers: list[TrainerTask], rebalance: bool) -> list[TrainerLanes]:
         """Return the lanes of each trainer: first of running trainers, then of new ones."""
-        self._move_lanes(trainers, even)
+        self._move_lanes(trainers, rebalance)
         lanes = {lane.lane: lane for lane in self.lanes}
         parts = []
         assigned: set[int] = set()
@@ -347,7 +351,7 @@ class LaneAssignments:
             TrainerLanes(address, trainer_lanes) for address, trainer_lanes in remaining.items()
         ]
 
-    def _move_lanes(self, trainers: list[TrainerTask], even: bool) -> None:
+    def _move_lanes(self, trainers: list[TrainerTask], rebalance: bool) -> None:
         """Assign lanes without a worker to other workers."""
         # A paused worker keeps its running lanes, and gets no more.
         paused = set(self._membership.paused).difference(self._membership.leaving)
@@ -361,14 +365,14 @@ class LaneAssignments:
             if worker not in self._membership.paused or lane in run_on
         }
         if (
-            even
+            rebalance
             or len(current_workers) < len(self.workers)
             or not set(current_workers.values()) <= capacity.keys()
         ):
             holders = self._rows.find_current_holders()
             ready_capacity = self._prefer_ready_workers(capacity)
             self.workers = reassign_lanes(
-                self.lanes, current_workers, holders, ready_capacity, even=even
+                self.lanes, current_workers, holders, ready_capacity, rebalance=rebalance
             )
 
 
@@ -380,12 +384,12 @@ class AssignmentLog:
         self._seatings: list[dict[str, Any]] = []
         self._end = 0.0
 
-    def begin(self) -> None:
+    def record_begin(self) -> None:
         """Record that a part of the fit begins; the first one starts the clock."""
         if self._since is None:
             self._since = time.monotonic()
 
-    def note(self, generation: int, lanes: dict[int, str], seconds: float) -> None:
+    def record_assignment(self, generation: int, lanes: dict[int, str], seconds: float) -> None:
         """Record which worker runs each lane from now on, and how long the assignment took.
 
         Nothing is recorded for a part that begins with the same assignment as the last one.
@@ -398,7 +402,7 @@ class AssignmentLog:
         facts = {"generation": generation, "at": self._seconds_since_begin(), "seconds": seconds}
         self._seatings.append({**facts, "workers": workers})
 
-    def end(self) -> None:
+    def record_end(self) -> None:
         """Record that a part of the fit has ended."""
         self._end = self._seconds_since_begin()
 
@@ -407,7 +411,7 @@ class AssignmentLog:
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def history_facts(self) -> dict[str, Any]:
         """Return the facts for the history: ``seatings``, and the ``seconds`` of training."""
         if self._since is None:
             return {}

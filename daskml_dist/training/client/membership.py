@@ -179,7 +179,7 @@ class Membership:
         self._client = client
         self._lease = lease or configured_lease()
         self._probes = _Probes(client, configured_timeout())
-        self._seen: dict[str, tuple[float, float]] = {}
+        self._last_heartbeats: dict[str, tuple[float, float]] = {}
         self._last_call = -1e9
         #: Wall clock minus monotonic clock at the last roll call.
         self._wall_clock = -math.inf
@@ -209,7 +209,7 @@ class Membership:
         now = time.monotonic()
         # The client itself was suspended, so missing heartbeats do not show a loss.
         if now - self._last_call > _GAP:
-            self._seen.clear()
+            self._last_heartbeats.clear()
         last_call, self._last_call = self._last_call, now
         offset_before, self._wall_clock = self._wall_clock, time.time() - now
         if self._wall_clock < offset_before - _SET_BACK:
@@ -218,13 +218,17 @@ class Membership:
         newest_beat = max((worker["last_seen"] for worker in workers.values()), default=-math.inf)
         self._clock_lead = min(self._clock_lead, now - newest_beat)
         for address, worker in workers.items():
-            last_beat, _ = self._seen.get(address, (-math.inf, now))
+            last_beat, _ = self._last_heartbeats.get(address, (-math.inf, now))
             # Only changes of the heartbeat are timed, by the client's clock. It arrived as long ago
             # as the scheduler reports, but not before the last roll call, even if the scheduler's
             # clock changes.
             if worker["last_seen"] != last_beat:
-                arrival = worker["last_seen"] + self._clock_lead if address in self._seen else now
-                self._seen[address] = worker["last_seen"], max(arrival, last_call)
+                arrival = (
+                    worker["last_seen"] + self._clock_lead
+                    if address in self._last_heartbeats
+                    else now
+                )
+                self._last_heartbeats[address] = worker["last_seen"], max(arrival, last_call)
             else:
                 quiet_workers.add(address)
             if worker["last_seen"] < last_beat - _SET_BACK:  # by the scheduler's clock
@@ -258,7 +262,7 @@ class Membership:
         begins = {
             a: n
             for a, n in self.threads.items()
-            if self.facts(a).get("status") in ACCEPTING_STATUSES
+            if self.get_worker_info(a).get("status") in ACCEPTING_STATUSES
         }
         return {a: n for a, n in begins.items() if a not in self.leaving} or begins
 
@@ -280,7 +284,7 @@ class Membership:
         since = self.paused.get(address)
         return since is None or time.monotonic() - since < SETTLED
 
-    def facts(self, address: str) -> dict[str, Any]:
+    def get_worker_info(self, address: str) -> dict[str, Any]:
         """Return the scheduler's facts of a worker at the last roll call."""
         return self._workers.get(address, {})
 
@@ -307,7 +311,8 @@ class Membership:
         return [
             a
             for a in addresses
-            if a in self._seen and self._last_call - self._seen[a][1] > self._find_lease(a)
+            if a in self._last_heartbeats
+            and self._last_call - self._last_heartbeats[a][1] > self._find_lease(a)
         ]
 
     def _find_lease(self, address: str) -> float:
@@ -327,7 +332,7 @@ class Membership:
     def note_work_begun(self, address: str) -> None:
         """Record that a worker has begun its part: from now on silence means a loss."""
         self._at_work.add(address)
-        self._seen.pop(address, None)
+        self._last_heartbeats.pop(address, None)
 
     def suspect_silence(self) -> None:
         """Record that a worker's host does not acknowledge data; callable in any thread."""
@@ -347,7 +352,7 @@ class Membership:
         """Wait until any worker accepts work; return the threads of all that do."""
 
         def list_workers() -> list[dict[str, Any]]:
-            return [self.facts(address) for address in self.call()]
+            return [self.get_worker_info(address) for address in self.call()]
 
         if time.monotonic() - self._last_call < _FRESH and self.ready:
             return self.ready

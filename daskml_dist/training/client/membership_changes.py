@@ -112,7 +112,7 @@ class Reasons:
             return reason
         # No worker is gone, but a trainer waits for orders, or a standby's connection broke.
         for alarm in alarms:
-            if alarm.trainer is not None and alarm.generation == self._generations.number:
+            if alarm.trainer is not None and alarm.generation == self._generations.generation:
                 return alarm.message
         if all(alarm.silent for alarm in alarms):  # a lost packet, but no connection broke
             return None
@@ -144,7 +144,7 @@ class Reasons:
         for trainer in self._generations.trainers:
             if trainer.future.status == "finished" and trainer not in self._complete:
                 (result,) = self._actors.collect_results([trainer])
-                if not result.is_whole(self._generations.number):
+                if not result.is_whole(self._generations.generation):
                     return "a trainer ended early"
                 self._complete.add(trainer)
         return None
@@ -156,7 +156,7 @@ class Reasons:
     def _find_joined(self) -> str | None:
         """Return a reason to give lanes to new workers that are ready."""
         # New workers take lanes once they have imported the fit's modules.
-        joined = self._newcomers.ready(self._generations.assignments.dealt)
+        joined = self._newcomers.find_ready_workers(self._generations.assignments.dealt)
         self._generations.assignments.dealt.update(joined)
         if not joined or not self._generations.assignments.would_even_out():
             return None
@@ -272,18 +272,18 @@ class Newcomers:
         #: Tasks of workers that are not ready yet.
         self._tasks: dict[str, Future[bool]] = {}
         #: Workers that are ready, and workers that cannot load the fit.
-        self._ready: set[str] = set()
+        self._ready_workers: set[str] = set()
         self._unfit: set[str] = set()
 
-    def ready(self, known: set[str]) -> list[str]:
+    def find_ready_workers(self, known_workers: set[str]) -> list[str]:
         """Return the unknown workers that have stayed for a moment and are ready."""
-        now, newcomers = time.monotonic(), set(self._membership.ready) - known
+        now, newcomers = time.monotonic(), set(self._membership.ready) - known_workers
         for address in self._tasks.keys() - newcomers:
             self._actors.discard_futures([self._tasks.pop(address)])
-        for address in sorted(newcomers - self._ready - self._unfit):
+        for address in sorted(newcomers - self._ready_workers - self._unfit):
             self._since.setdefault(address, now)
             self._check_newcomer(address)
-        return sorted(a for a in newcomers & self._ready if now - self._since[a] > SETTLED)
+        return sorted(a for a in newcomers & self._ready_workers if now - self._since[a] > SETTLED)
 
     def _check_newcomer(self, address: str) -> None:
         """Start, or check, the task that imports the fit's modules."""
@@ -303,7 +303,7 @@ class Newcomers:
                 error,
             )
         elif task.status == "finished":
-            self._ready.add(address)
+            self._ready_workers.add(address)
 
 
 class WorkerSpeeds:
@@ -317,7 +317,7 @@ class WorkerSpeeds:
 
     def __init__(self, lane_rows: Sequence[int]) -> None:
         self._rows = lane_rows
-        self._seen = 0
+        self._n_passes_seen = 0
         self._looked = -math.inf
         #: For each lane, its seconds and steps at the last check, and the seconds per step between
         #: the last two checks between which it made steps.
@@ -334,9 +334,9 @@ class WorkerSpeeds:
     ) -> dict[str, float]:
         """Record the progress of all lanes; return the speed of each worker that stays slow."""
         now = time.monotonic()
-        if passes <= self._seen or now - self._looked < _SECONDS / _LOOKS:
+        if passes <= self._n_passes_seen or now - self._looked < _SECONDS / _LOOKS:
             return {}
-        self._seen, self._looked = passes, now
+        self._n_passes_seen, self._looked = passes, now
         self._note_lanes(busy, workers)
         speeds = self._compute_speeds(workers)
         if len(speeds) < 2:

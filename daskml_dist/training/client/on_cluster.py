@@ -83,7 +83,7 @@ class ClusterEngine(Engine):
         self._client = client
         self._collection = collection
         self._rows = ClusterRows(client, collection, memory_budget, device, self.report_phase)
-        self._own = ExitStack()
+        self._exit_stack = ExitStack()
         self._shielding: Shielding | None = None
         self._early: EarlyHost | None = None
         #: Workers that had a part in a run that ended successfully.
@@ -126,9 +126,9 @@ class ClusterEngine(Engine):
             engine.close_with_engine(stack.pop_all())
         return engine
 
-    def close_with_engine(self, own: ExitStack) -> None:
+    def close_with_engine(self, exit_stack: ExitStack) -> None:
         """Close a stack with the engine."""
-        self._own = own
+        self._exit_stack = exit_stack
 
     @property
     def columns(self) -> tuple[int, ...] | None:
@@ -152,7 +152,9 @@ class ClusterEngine(Engine):
         self.report_phase("numbering keys")
         n_lanes = n_lanes or sum(threads.values())
         with shield_workers(self._client):
-            self._collection = self._collection.cut(n_lanes, len(threads), self._rows.parts.hold)
+            self._collection = self._collection.cut(
+                n_lanes, len(threads), self._rows.held_parts.hold
+            )
         self._rows.take(self._collection)
         return self._collection
 
@@ -196,7 +198,7 @@ class ClusterEngine(Engine):
         self,
         n_lanes: int | None,
         *,
-        share: int | None,
+        bytes_per_lane: int | None,
         passes: int,
         device: str = "cpu",
         by_block: bool = False,
@@ -235,7 +237,7 @@ class ClusterEngine(Engine):
             even = place_lanes(
                 rows, holders, threads, max(1, min(sum(threads.values()), sum(rows.values())))
             )
-            move = PlacementGain.between(self._placement, even, holders, self._rows.infos)
+            move = PlacementGain.compare(self._placement, even, holders, self._rows.infos)
             # Measured only for a large skew: moving pays if the passes gain more time than the
             # transfer takes.
             if move.skew > _UNEVEN_SKEW:
@@ -245,23 +247,23 @@ class ClusterEngine(Engine):
         return self._placement.lanes
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def history_facts(self) -> dict[str, Any]:
         """Return the workers of the lanes; if rows were moved, also the skew and bytes moved."""
-        trainers = self._log.facts
+        trainers = self._log.history_facts
         if self._moved is None:
             return trainers
         return {**trainers, "skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
 
-    def reserve_memory(self, share: float) -> None:
+    def reserve_memory(self, reserved_share: float) -> None:
         """Reserve a share of the memory budget for arrays that trainers compute from blocks."""
-        self._rows.share = 1.0 - share
+        self._rows.budget_share = 1.0 - reserved_share
 
     @property
     def row_memory_bytes(self) -> float:
         """Return the bytes on one worker for held blocks and for arrays computed from rows."""
         rows = self._rows
         # Streamed blocks are not held, and use their share while they are read.
-        return rows.budget * (1.0 - rows.share if rows.streamed else 1.0)
+        return rows.budget * (1.0 - rows.budget_share if rows.streamed else 1.0)
 
     @property
     def on_one_host(self) -> bool:
@@ -297,7 +299,7 @@ class ClusterEngine(Engine):
         # Each of several parts is a separate run, with its own name.
         if self._visited:
             self._shielding.take_next_run(early_host.run_id)
-        self._log.begin()
+        self._log.record_begin()
         try:
             run = TrainingRun(
                 self._client,
@@ -310,7 +312,7 @@ class ClusterEngine(Engine):
             )
             result = run.run(callbacks)
         finally:
-            self._log.end()
+            self._log.record_end()
             early_host.close()
         # Workers of a successful run remove their shields themselves.
         self._visited = run.visited_workers if result.interrupted is None else set()
@@ -328,7 +330,7 @@ class ClusterEngine(Engine):
             if not self._visited:
                 self._shielding.wait()
             self._shielding = None
-        self._own.close()
+        self._exit_stack.close()
 
 
 @contextmanager

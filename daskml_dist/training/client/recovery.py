@@ -31,7 +31,7 @@ class RecoveryPoint(Generic[H]):
 
 
 def choose_recovery_point(
-    policy: Consistency, held: Sequence[Sequence[tuple[H, AvailableSnapshots]]]
+    policy: Consistency, available_snapshots: Sequence[Sequence[tuple[H, AvailableSnapshots]]]
 ) -> RecoveryPoint[H] | None:
     """Choose the latest place from which the fit can continue as if nothing had happened.
 
@@ -40,10 +40,12 @@ def choose_recovery_point(
     lane's clock is the smallest that any server has for it, and the other servers drop repeated
     pushes.
     """
-    if not held or not all(any(holding.places for _, holding in server) for server in held):
+    if not available_snapshots or not all(
+        any(holding.positions for _, holding in server) for server in available_snapshots
+    ):
         return None
     if not policy.lockstep:
-        chosen = [_latest_place(server) for server in held]
+        chosen = [_latest_place(server) for server in available_snapshots]
         # Threads that share memory count their steps only at the first server.
         with_clocks = chosen[:1] if policy.loop == "shared" else chosen
         clocks = [holding.clocks[place] for _, holding, place in with_clocks]
@@ -52,14 +54,18 @@ def choose_recovery_point(
         return _make_recovery_point(chosen, lanes)
     # Lock-step: a place that some host of every server has. Other states are dropped.
     common = set.intersection(
-        *({place for _, holding in server for place in holding.places} for server in held)
+        *(
+            {place for _, holding in server for place in holding.positions}
+            for server in available_snapshots
+        )
     )
     if not common:
         return None
     # The latest place, so that the least work is repeated.
     place = max(common)
     sources = [
-        next((h, holding, place) for h, holding in s if place in holding.places) for s in held
+        next((h, holding, place) for h, holding in s if place in holding.positions)
+        for s in available_snapshots
     ]
     return _make_recovery_point(sources, sources[0][1].clocks[place])
 
@@ -68,13 +74,20 @@ def _latest_place(
     server: Sequence[tuple[H, AvailableSnapshots]],
 ) -> tuple[H, AvailableSnapshots, int]:
     """Return the first host of a server that has any place, with its latest place."""
-    host, holding = next((h, holding) for h, holding in server if holding.places)
-    return host, holding, max(holding.places) if holding.now is None else holding.now
+    host, holding = next((h, holding) for h, holding in server if holding.positions)
+    return (
+        host,
+        holding,
+        max(holding.positions) if holding.current_position is None else holding.current_position,
+    )
 
 
 def _make_recovery_point(
-    chosen: Sequence[tuple[H, AvailableSnapshots, int]], clocks: dict[int, int]
+    chosen_snapshots: Sequence[tuple[H, AvailableSnapshots, int]], clocks: dict[int, int]
 ) -> RecoveryPoint[H]:
     """Return the recovery point for the chosen hosts and places."""
-    places = [None if place == holding.now else place for _, holding, place in chosen]
-    return RecoveryPoint([host for host, _, _ in chosen], places, dict(clocks))
+    places = [
+        None if place == holding.current_position else place
+        for _, holding, place in chosen_snapshots
+    ]
+    return RecoveryPoint([host for host, _, _ in chosen_snapshots], places, dict(clocks))

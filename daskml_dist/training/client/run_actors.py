@@ -63,7 +63,7 @@ class WorkerUnreachableError(Exception):
 class ActorHandle:
     """Actor that hosts a server, its standby or lanes of a stream, as the client knows it."""
 
-    number: int
+    actor_index: int
     address: str
     future: Future[Any]
     #: Arguments with which the actor's `ServerHost.begin` must still be called; empty afterwards.
@@ -237,18 +237,20 @@ class RunActors(ActorCalls):
     # -- actors --------------------------------------------------------------------------------
 
     def start_host_actor(
-        self, number: int, address: str, generation: int, n_trainers: int
+        self, server_index: int, address: str, generation: int, n_trainers: int
     ) -> ActorHandle:
-        """Submit an actor for server `number`; do not wait until it runs."""
-        begin_args = (self._fit_argument(), number, n_trainers, generation)
+        """Submit an actor for server `server_index`; do not wait until it runs."""
+        begin_args = (self._fit_argument(), server_index, n_trainers, generation)
         # The early actor receives the fit by a method call, which cannot take the future of a large
         # fit.
         if self._is_small and (claimed := self._early.claim(address)) is not None:
             future, (proxy, endpoint_answer) = claimed
-            host = ActorHandle(number, address, future, begin_args, proxy, endpoint_answer)
+            host = ActorHandle(server_index, address, future, begin_args, proxy, endpoint_answer)
         else:
-            key = f"{self._run_id}-{number}-{self.next_serial_number()}"
-            host = ActorHandle(number, address, self._early.start_host(address, key, *begin_args))
+            key = f"{self._run_id}-{server_index}-{self.next_serial_number()}"
+            host = ActorHandle(
+                server_index, address, self._early.start_host(address, key, *begin_args)
+            )
         self._futures.append(host.future)
         return host
 
@@ -319,13 +321,15 @@ class RunActors(ActorCalls):
 
     # -- tasks ---------------------------------------------------------------------------------
 
-    def start_trainers(self, parts: Sequence[tuple[TrainerSpec, str, Any]]) -> list[TrainerTask]:
+    def start_trainers(
+        self, assignments: Sequence[tuple[TrainerSpec, str, Any]]
+    ) -> list[TrainerTask]:
         """Submit trainers, given the spec, the worker's address and the blocks of each."""
-        fit = self._fit_argument() if parts else None
+        fit = self._fit_argument() if assignments else None
         # The fit's name comes first, since Dask's dashboard groups tasks by the prefix of the key.
         name = self._fit.run.name
-        keys = [f"{name}-trainer-{spec.name}-{self._run_id}" for spec, _, _ in parts]
-        by_key = list(zip(keys, parts, strict=True))
+        keys = [f"{name}-trainer-{spec.name}-{self._run_id}" for spec, _, _ in assignments]
+        by_key = list(zip(keys, assignments, strict=True))
         futures = submit_tasks(
             self._client,
             {key: (run_trainer, (fit, spec, blocks)) for key, (spec, _, blocks) in by_key},
@@ -458,7 +462,7 @@ class EarlyHost:
 
     def __init__(self, client: Client) -> None:
         self.run_id = f"daskml-{uuid.uuid4().hex}"
-        self.secret = RunSecret.make()
+        self.secret = RunSecret.generate()
         self.address: str | None = None
         self._name = f"{self.run_id}-early"
         self.key = _make_actor_key(self._name)

@@ -39,7 +39,7 @@ class TrainerCores:
     cores: tuple[int, ...]
 
     @classmethod
-    def own(cls, n_threads: int) -> TrainerCores:
+    def detect(cls, n_threads: int) -> TrainerCores:
         """Return the processors of the calling thread."""
         # Pinning threads is only possible on Linux.
         if not hasattr(os, "sched_getaffinity"):
@@ -72,11 +72,11 @@ def choose_core_share(rank: int, trainer_cores: Sequence[TrainerCores]) -> froze
 def _sort_by_core(processors: Sequence[int]) -> list[int]:
     """Return processors sorted so that those of one physical core are adjacent."""
 
-    def core(number: int) -> tuple[int, int]:
+    def core(processor: int) -> tuple[int, int]:
         with suppress(OSError, ValueError):
-            siblings = Path(_CORE.format(number)).read_text().replace("-", ",")
-            return int(siblings.split(",")[0]), number
-        return number, number
+            siblings = Path(_CORE.format(processor)).read_text().replace("-", ",")
+            return int(siblings.split(",")[0]), processor
+        return processor, processor
 
     return sorted(processors, key=core)
 

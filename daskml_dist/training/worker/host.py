@@ -153,7 +153,12 @@ class ServerHost:
     """
 
     def __init__(
-        self, run_id: str, key: str, secret: bytes, connections: ConnectionSettings, *part: Any
+        self,
+        run_id: str,
+        key: str,
+        secret: bytes,
+        connections: ConnectionSettings,
+        *begin_args: Any,
     ) -> None:
         # Dask creates actors on their worker, in one of its threads.
         worker = get_worker()
@@ -178,17 +183,17 @@ class ServerHost:
             daemon=True,
             name="daskml-end",
         ).start()
-        if part:
-            self.begin(*part)
+        if begin_args:
+            self.begin(*begin_args)
 
-    def begin(self, fit: FitSpec, number: int, n_trainers: int, generation: int) -> None:
+    def begin(self, fit: FitSpec, server_index: int, n_trainers: int, generation: int) -> None:
         """Make the server once its part of the fit is known."""
         worker, run_id = self._worker, self.run_id
         # Used by the methods that the client calls later.
-        self._fit, self._number = fit, number
+        self._fit, self._server_index = fit, server_index
         limit = worker.memory_manager.memory_limit
         self._server = make_server(
-            fit, number, n_trainers, generation=generation, memory_limit=limit
+            fit, server_index, n_trainers, generation=generation, memory_limit=limit
         )
         # Trainers of the same process call the server directly, without a socket.
         publish_server(self._key, self._server)
@@ -198,8 +203,8 @@ class ServerHost:
         serve_callers = partial(
             serve_connection,
             self._server,
-            bounds=fit.bounds(number),
-            on_loss=partial(_report_lost_connection, self._alarm, number),
+            bounds=fit.bounds(server_index),
+            on_loss=partial(_report_lost_connection, self._alarm, server_index),
         )
         self._door.open(self._server, serve_callers)
 
@@ -226,7 +231,7 @@ class ServerHost:
 
     async def rescale(self, largest: Any, norm: float) -> None:
         """Rescale the state for rows of larger values, given the largest per parameter row."""
-        self._server.rescale(largest[self._fit.work.layout.slices()[self._number]], norm)
+        self._server.rescale(largest[self._fit.work.layout.slices()[self._server_index]], norm)
 
     async def stop(self) -> None:
         """End the fit with the open pass."""
@@ -240,17 +245,17 @@ class ServerHost:
         # No more pushes are applied, so the last snapshot is the state that the standby gets.
         return self._server.pause(generation)
 
-    async def keep_snapshots(self, every: int) -> None:
-        """Make a snapshot every `every` updates, and keep the last ones here."""
-        self._server.make_snapshots(None, every)
+    async def keep_snapshots(self, interval: int) -> None:
+        """Make a snapshot every `interval` updates, and keep the last ones here."""
+        self._server.make_snapshots(None, interval)
 
     async def kept(self) -> dict[int, dict[int, int]]:
         """Return the lanes' clocks of each kept snapshot, by its place."""
-        return self._server.kept()
+        return self._server.get_snapshot_clocks()
 
-    async def snapshot_at(self, place: int) -> tuple[ServerSnapshot, list[Any]] | None:
+    async def snapshot_at(self, position: int) -> tuple[ServerSnapshot, list[Any]] | None:
         """Return a kept snapshot with its records."""
-        return self._server.snapshot_at(place)
+        return self._server.snapshot_at(position)
 
     async def take(self, snapshot: ServerSnapshot, records: list[Any]) -> None:
         """Keep a snapshot that another server made."""
@@ -266,22 +271,22 @@ class ServerHost:
                 await asyncio.sleep(0.002)
         self._stop_shipping()
 
-    async def renew(self, generation: int, n_trainers: int, at: int | None) -> None:
+    async def renew(self, generation: int, n_trainers: int, position: int | None) -> None:
         """Begin a new generation."""
-        self._server.renew(generation, range(len(self._fit.rows.lane_rows)), n_trainers, at)
+        self._server.renew(generation, range(len(self._fit.rows.lane_rows)), n_trainers, position)
 
     async def stand_by(self, generation: int) -> None:
         """Become a standby of the server of a new generation."""
         self._server.stand_by(generation)
 
-    async def ship_to(self, standby: Endpoint, every: int) -> None:
-        """Send a snapshot to the standby now, and then one every `every` updates."""
+    async def ship_to(self, standby: Endpoint, interval: int) -> None:
+        """Send a snapshot to the standby now, and then one every `interval` updates."""
         self._stop_shipping()
         # The thread gets the server, not the actor: a reference would keep the actor alive.
-        bounds = self._fit.bounds(self._number)
+        bounds = self._fit.bounds(self._server_index)
         connect = partial(_connect_to_standby, standby, self._server, bounds, self._credentials)
         self._shipper = SnapshotShipper(self._server, connect, self._alarm)
-        self._server.make_snapshots(self._shipper, every)
+        self._server.make_snapshots(self._shipper, interval)
 
     def _stop_shipping(self) -> None:
         """Stop sending snapshots to the standby."""
@@ -310,10 +315,12 @@ def _connect_to_standby(
     return connect_to_server(standby, credentials, wait, bounds)
 
 
-def _report_lost_connection(alarm: Callable[..., None], number: int, error: BaseException) -> None:
+def _report_lost_connection(
+    alarm: Callable[..., None], server_index: int, error: BaseException
+) -> None:
     """Report to the client that a trainer's connection to a server broke."""
     is_described = isinstance(error, (MessageError, SilentPeerError))
-    alarm(error if is_described else f"server {number}: a connection broke")
+    alarm(error if is_described else f"server {server_index}: a connection broke")
 
 
 def _close_at_end(
@@ -367,7 +374,7 @@ def run_trainer(
         next_spec=client_line.next_spec,
         raise_if_stopped=client_line.raise_if_aborted,
     )
-    publishing = publish_facts(worker, spec.run_id, spec.n_trainers, trainer.facts)
+    publishing = publish_facts(worker, spec.run_id, spec.n_trainers, trainer.get_facts)
     with count_working_trainer(worker, spec.run_id), publishing:
         try:
             return trainer.run(_open_blocks(blocks, worker, wait))
@@ -388,8 +395,8 @@ def _open_blocks(
     if not isinstance(blocks, bytes):
         return unpack_bundles(blocks)
     recipes = BlockRecipes.unpack_recipes(blocks)
-    fetch = _FetchHeldData(worker, wait) if recipes.held else _raise_key_error
-    return lambda number: recipes.make(number, fetch)
+    fetch = _FetchHeldData(worker, wait) if recipes.held_keys else _raise_key_error
+    return lambda number: recipes.make_block(number, fetch)
 
 
 def _raise_key_error(key: Any) -> Any:
@@ -457,21 +464,21 @@ class SnapshotShipper:
         self._on_failure = on_failure
         self._generation = standby_generation(server.generation)
         self._snapshots: queue.SimpleQueue[ServerSnapshot | None] = queue.SimpleQueue()
-        self._taken = self._sent = 0
+        self._n_taken = self._n_sent = 0
         self._thread = threading.Thread(
             target=self._run_in_thread, daemon=True, name="daskml-standby"
         )
         self._thread.start()
 
     def __call__(self, snapshot: ServerSnapshot) -> None:
-        self._taken += 1
+        self._n_taken += 1
         # The server's thread only adds to the queue; it must not wait for the network.
         self._snapshots.put(snapshot)
 
     @property
     def is_idle(self) -> bool:
         """Return whether the standby has all snapshots, or cannot get any more."""
-        return self._sent >= self._taken or not self._thread.is_alive()
+        return self._n_sent >= self._n_taken or not self._thread.is_alive()
 
     def close(self) -> None:
         """Stop sending; return without waiting."""
@@ -509,7 +516,7 @@ class SnapshotShipper:
             payload = {"generation": self._generation, "first": first, "blob": (snapshot, records)}
             connection.call("keep", payload)
             first = n_records
-            self._sent += 1
+            self._n_sent += 1
             self._server.shipped()
 
 

@@ -157,7 +157,7 @@ class Lane:
     @property
     def keyed_blocks(self) -> list[Any]:
         """Return the blocks of a fit over keys, one per side."""
-        return [self._blocks[number].X for number in self._rows.numbers]
+        return [self._blocks[number].X for number in self._rows.block_numbers]
 
     def draw_next_batch(self) -> LaneBatch:
         """Return the next batch; after the last pass, batches are empty.
@@ -278,12 +278,12 @@ class Lane:
         return float(self._last_loss)
 
     def add_statistic(
-        self, statistic: Statistic, number: int, left: int, out: NDArray[np.float64]
+        self, statistic: Statistic, sum_number: int, source_sum: int, out: NDArray[np.float64]
     ) -> tuple[float, int]:
         """Add a solver's statistic of all rows to `out`; return the summed loss and the rows.
 
-        `number` is the number of this sum, which seeds its random streams. `left` is the number of
-        the last sum that wrote the statistic's state of the rows.
+        `sum_number` is the number of this sum, which seeds its random streams. `source_sum` is the
+        number of the last sum that wrote the statistic's state of the rows.
         """
         model, loss, since = self._model, 0.0, time.perf_counter()
         sums = out if self._on_host else zeros(out.shape, out.dtype, like=self._any_on_device)
@@ -296,8 +296,10 @@ class Lane:
         batch = self.draw_next_batch()
         for rows in batch.pieces:
             # Key of random streams: the same rows draw the same numbers on any worker.
-            rows.key = (self._fit.work.seed, self.number, number, rows.block, rows.first)
-            with self._states.lend_state(statistic.state, left, number, model, rows, backend):
+            rows.key = (self._fit.work.seed, self.number, sum_number, rows.block, rows.first)
+            with self._states.lend_state(
+                statistic.state, source_sum, sum_number, model, rows, backend
+            ):
                 piece_loss = known_loss(statistic.add(model, rows, sums, backend))
                 # A device's loss that is part of the sums is copied to the host with them.
                 loss = loss if statistic.loss_is_first and sums is not out else loss + piece_loss
@@ -403,33 +405,33 @@ class RowStates:
 
     Parameters
     ----------
-    most : int or None
+    max_bytes : int or None
         Most bytes that are kept; None: no limit.
     """
 
-    def __init__(self, most: int | None) -> None:
-        self._left = most
-        self._held: dict[tuple[str, int, int], tuple[int, Any]] = {}
+    def __init__(self, max_bytes: int | None) -> None:
+        self._free_bytes = max_bytes
+        self._state_arrays: dict[tuple[str, int, int], tuple[int, Any]] = {}
 
     @contextmanager
     def lend_state(
-        self, state: RowState | None, left: int, number: int, model: Any, rows: BatchRows,
+        self, state: RowState | None, source_sum: int, sum_number: int, model: Any, rows: BatchRows,
         backend: Any,
     ) -> Iterator[None]:  # fmt: skip
-        """Pass the array of sum `left` to sum `number` as ``rows.state``, then store it."""
+        """Pass the array of `source_sum` to `sum_number` as ``rows.state``, then store it."""
         if state is None:
             yield
             return
         key = (state.name, rows.block, rows.first)
         # Removed while the statistic writes it, so that an error never leaves a partially written
         # array.
-        stored_number, array = self._held.pop(key, (0, None))
-        if self._left is not None and array is not None:
-            self._left += array.nbytes
-        if array is None or stored_number != left:
+        stored_number, array = self._state_arrays.pop(key, (0, None))
+        if self._free_bytes is not None and array is not None:
+            self._free_bytes += array.nbytes
+        if array is None or stored_number != source_sum:
             array = state.make(model, rows, backend)
         rows.state = array
         yield
-        if self._left is None or array.nbytes <= self._left:
-            self._held[key] = number, array
-            self._left = None if self._left is None else self._left - array.nbytes
+        if self._free_bytes is None or array.nbytes <= self._free_bytes:
+            self._state_arrays[key] = sum_number, array
+            self._free_bytes = None if self._free_bytes is None else self._free_bytes - array.nbytes

@@ -89,7 +89,7 @@ def note_trainer_end(worker: Any, run_id: str) -> None:
 
 @contextmanager
 def publish_facts(
-    worker: Any, run_id: str, n_trainers: int, facts: Callable[[], TrainerFacts]
+    worker: Any, run_id: str, n_trainers: int, get_facts: Callable[[], TrainerFacts]
 ) -> Iterator[None]:
     """Publish a trainer's facts to the scheduler about once a second while it runs.
 
@@ -99,7 +99,7 @@ def publish_facts(
     name = worker.address, run_id
     interval = _PUBLISH_SECONDS + _PUBLISH_SECONDS_PER_TRAINER * n_trainers
     sources = _fact_sources.setdefault(name, [])
-    sources.append(facts)
+    sources.append(get_facts)
 
     def publish() -> None:
         # The run has ended, or another run of the same name has begun.
@@ -118,7 +118,7 @@ def publish_facts(
     try:
         yield
     finally:
-        sources.remove(facts)
+        sources.remove(get_facts)
         if not sources and _fact_sources.get(name) is sources:
             del _fact_sources[name]
 

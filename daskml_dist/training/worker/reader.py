@@ -255,7 +255,7 @@ class BatchReader:
         self._stream = fit.work.seed, lane
         self._clock = 0
         self._draws: Iterator[Drawn] = iter(())
-        self._ready: deque[LaneBatch] = deque()
+        self._ready_batches: deque[LaneBatch] = deque()
         # A batch of whole blocks is not copied, and sparse rows are read in place. If the batch
         # touches few parameters, their indices are determined from all pieces before any piece is
         # read.
@@ -269,7 +269,7 @@ class BatchReader:
         """Move to a clock: the next batch is that of step ``clock % n_steps``."""
         self._clock = clock
         self._draws = _iterate_draws(self._fit, self._rows, self._blocks, clock)
-        self._ready.clear()
+        self._ready_batches.clear()
 
     def draw_batch_runs(self, count: int) -> tuple[list[Draw], list[int]]:
         """Return the rows of the next batches as runs, for a gather, and how many each has."""
@@ -279,13 +279,13 @@ class BatchReader:
             self._count_reported_rows(draw) for draw in drawn
         ]
 
-    def _count_reported_rows(self, drawn: Drawn) -> Any:
+    def _count_reported_rows(self, drawn_rows: Drawn) -> Any:
         """Return the number of rows of a batch, for steps and records.
 
         For a private fit it is the mean number: the drawn number would reveal something about the
         rows.
         """
-        return count_batch_rows(drawn) if self._mean_rows is None else self._mean_rows
+        return count_batch_rows(drawn_rows) if self._mean_rows is None else self._mean_rows
 
     def sum_weights(self) -> float:
         """Return the sum of the weights of the training rows, which are in memory."""
@@ -322,9 +322,9 @@ class BatchReader:
         self._clock += count
         return [_flatten_draw(draw) for draw in drawn]
 
-    def block(self, number: int) -> ReadyBlock:
+    def block(self, block_number: int) -> ReadyBlock:
         """Return a block of the batch that was drawn last."""
-        return self._blocks[number]
+        return self._blocks[block_number]
 
     def next(self, may_gather: bool) -> LaneBatch:
         """Return the next batch, whose arrays are valid until the next call.
@@ -333,47 +333,50 @@ class BatchReader:
         """
         # A gather draws several batches in one call and returns a function for each.
         gather = self.gather if may_gather and self._in_arrays else None
-        if gather is None and not self._ready:
+        if gather is None and not self._ready_batches:
             drawn = next(self._draws)
             self._clock += 1
             return self._make_batch(drawn, self._clock - 1)
-        if not self._ready:
+        if not self._ready_batches:
             assert gather is not None
-            draws, counts = self.draw_batch_runs(gather.most)
+            draws, counts = self.draw_batch_runs(gather.max_batches)
             for add_gradient, n_rows in zip(gather(draws), counts, strict=True):
-                self._ready.append(LaneBatch([], n_rows, None, add_gradient if n_rows else None))
-        return self._ready.popleft()
+                self._ready_batches.append(
+                    LaneBatch([], n_rows, None, add_gradient if n_rows else None)
+                )
+        return self._ready_batches.popleft()
 
-    def _make_batch(self, drawn: Drawn, clock: int) -> LaneBatch:
+    def _make_batch(self, drawn_rows: Drawn, clock: int) -> LaneBatch:
         """Return the batch of the rows drawn for a step."""
-        n_rows = count_batch_rows(drawn)
+        n_rows = count_batch_rows(drawn_rows)
         blocks_read: Blocks = self._blocks
         if self._in_arrays:
             # Streamed blocks are available once, in order, so all blocks of the batch are held
             # first.
-            blocks_read = {number: self._blocks[number] for number, _ in drawn}
+            blocks_read = {number: self._blocks[number] for number, _ in drawn_rows}
             # Dense rows: copied side by side into the lane's memory.
             if all(isinstance(block.X, np.ndarray) for block in blocks_read.values()):
                 blocks = [
-                    (blocks_read[number], positions) for number, positions in _to_positions(drawn)
+                    (blocks_read[number], positions)
+                    for number, positions in _to_positions(drawn_rows)
                 ]
                 key, cut = (*self._stream, clock), cut_blocks if self._linear else cut_evenly_sized
                 pieces = self._batch_memory.gather(blocks, n_rows, self._piece_rows, key, cut)
                 return LaneBatch(
-                    pieces, self._count_reported_rows(drawn), self._touched_parameters(pieces)
+                    pieces, self._count_reported_rows(drawn_rows), self._touched_parameters(pieces)
                 )
         # Full batches of streamed rows never fit in memory, so pieces are made when they are read.
         elif self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
             return LaneBatch(
-                _RepeatableIterable(lambda: self._iterate_pieces(drawn, clock, blocks_read)),
+                _RepeatableIterable(lambda: self._iterate_pieces(drawn_rows, clock, blocks_read)),
                 n_rows,
                 None,
             )
-        batch_rows = list(self._iterate_pieces(drawn, clock, blocks_read))
+        batch_rows = list(self._iterate_pieces(drawn_rows, clock, blocks_read))
         if self._in_arrays and self._linear is None and self._piece_rows is None:
             batch_rows = _join_if_dense(batch_rows)
         return LaneBatch(
-            batch_rows, self._count_reported_rows(drawn), self._touched_parameters(batch_rows)
+            batch_rows, self._count_reported_rows(drawn_rows), self._touched_parameters(batch_rows)
         )
 
     @functools.cached_property
@@ -384,21 +387,21 @@ class BatchReader:
         width = self._linear.n_features * np.dtype(self._fit.rows.dtype).itemsize
         return max(1, _PIECE_BYTES // max(width, 1))
 
-    def _iterate_pieces(self, drawn: Drawn, clock: int, held: Blocks) -> Iterator[BatchRows]:
+    def _iterate_pieces(self, drawn_rows: Drawn, clock: int, blocks: Blocks) -> Iterator[BatchRows]:
         """Yield the rows of each block, or of fewer at a time."""
-        parts = cut_blocks(_to_positions(drawn), self._fit.work.micro_batch)
+        parts = cut_blocks(_to_positions(drawn_rows), self._fit.work.micro_batch)
         for piece, ((number, positions),) in enumerate(parts):
             first = positions.start or 0 if isinstance(positions, slice) else 0
             block = number if isinstance(positions, slice) else -1
             # Keys of a piece's random numbers: derived from seed, lane, clock and piece.
             key = (*self._stream, clock, piece)
-            yield BatchRows(*self._take_rows(held[number], positions), key, block, first)
+            yield BatchRows(*self._take_rows(blocks[number], positions), key, block, first)
 
-    def _take_rows(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
+    def _take_rows(self, block: ReadyBlock, positions: Any) -> tuple[Any, Any, Any]:
         """Return X, y and weights of some rows of a block."""
-        rows, at = self._backend.rows, self._backend.row_numbers(at)
-        y, weight = (None if a is None else rows(a, at) for a in (block.y, block.weight))
-        return rows(block.X, at), y, weight
+        rows, positions = self._backend.rows, self._backend.row_numbers(positions)
+        y, weight = (None if a is None else rows(a, positions) for a in (block.y, block.weight))
+        return rows(block.X, positions), y, weight
 
     def _touched_parameters(self, pieces: Iterable[BatchRows]) -> NDArray[np.int64] | None:
         """Return the parameter rows that a batch touches; None for dense steps."""
@@ -456,8 +459,8 @@ class BatchReader:
         if streaming is None or not streaming.dense or fit.steps.shape[1] > 1:
             return None
 
-        def find(number: int) -> tuple[Any, Any, Any]:
-            block = blocks[number]
+        def find(block_number: int) -> tuple[Any, Any, Any]:
+            block = blocks[block_number]
             return block.X, block.y, block.weight
 
         # Steps per call: a call keeps the blocks of its steps, a quarter of a group on average,
@@ -510,28 +513,28 @@ def _iterate_draws(fit: FitSpec, rows: LaneRows, blocks: Blocks, clock: int) -> 
         yield []
 
 
-def _to_runs(drawn: Drawn) -> Draw:
+def _to_runs(drawn_rows: Drawn) -> Draw:
     """Return the rows of a batch as runs of neighbours."""
     return [
         (number, positions.starts, positions.counts)
         if isinstance(positions, RowRuns)
         else (number, positions, None)
-        for number, positions in drawn
+        for number, positions in drawn_rows
     ]
 
 
-def _to_positions(drawn: Drawn) -> Drawn:
+def _to_positions(drawn_rows: Drawn) -> Drawn:
     """Return the rows of a batch as positions or slices."""
     return [
-        (number, positions.numbers if isinstance(positions, RowRuns) else positions)
-        for number, positions in drawn
+        (number, positions.row_numbers if isinstance(positions, RowRuns) else positions)
+        for number, positions in drawn_rows
     ]
 
 
-def _flatten_draw(drawn: Drawn) -> RowsInTurn:
+def _flatten_draw(drawn_rows: Drawn) -> RowsInTurn:
     """Return the block and position of each row, in the order drawn."""
     parts = []
-    for block, positions in drawn:
+    for block, positions in drawn_rows:
         rows = (
             np.arange(positions.start or 0, positions.stop)
             if isinstance(positions, slice)
@@ -581,26 +584,29 @@ class _BatchMemory:
         self,
         blocks: list[tuple[ReadyBlock, Any]],
         n_rows: int,
-        most: int | None,
+        max_rows: int | None,
         key: tuple[int, ...],
         cut: Callable[[Drawn, int], Iterator[Any]],
     ) -> Iterable[BatchRows]:
         """Return all rows as one piece; of a larger batch, pieces that are made when read."""
         if n_rows == 0:
             return []
-        if most is None or n_rows <= most:
+        if max_rows is None or n_rows <= max_rows:
             X, y, weight = self._copy_rows(blocks, n_rows)
             return [BatchRows(X, y, weight, (*key, 0))]
         # Copying a large batch as a whole would write it to main memory, and take three times as
         # long.
         drawn = [(i, positions) for i, (_, positions) in enumerate(blocks)]
-        return _RepeatableIterable(lambda: self._iterate_cut(blocks, cut(drawn, most), key))
+        return _RepeatableIterable(lambda: self._iterate_cut(blocks, cut(drawn, max_rows), key))
 
     def _iterate_cut(
-        self, blocks: list[tuple[ReadyBlock, Any]], parts: Iterator[Drawn], key: tuple[int, ...]
+        self,
+        blocks: list[tuple[ReadyBlock, Any]],
+        drawn_parts: Iterator[Drawn],
+        key: tuple[int, ...],
     ) -> Iterator[BatchRows]:
         """Yield pieces of a large batch, each copied as it is read."""
-        for piece, part in enumerate(parts):
+        for piece, part in enumerate(drawn_parts):
             share = [(blocks[i][0], positions) for i, positions in part]
             yield BatchRows(*self._copy_rows(share, count_batch_rows(part)), (*key, piece))
 
@@ -635,38 +641,38 @@ class _BatchMemory:
 class _RepeatableIterable:
     """Iterable that makes its pieces again each time it is iterated."""
 
-    def __init__(self, make: Callable[[], Iterator[BatchRows]]) -> None:
-        self._make = make
+    def __init__(self, make_iterator: Callable[[], Iterator[BatchRows]]) -> None:
+        self._make_iterator = make_iterator
 
     def __iter__(self) -> Iterator[BatchRows]:
-        return self._make()
+        return self._make_iterator()
 
 
-def count_batch_rows(drawn: Drawn) -> int:
+def count_batch_rows(drawn_rows: Drawn) -> int:
     """Return the number of rows of a batch."""
     return sum(
         positions.stop - positions.start if isinstance(positions, slice) else len(positions)
-        for _, positions in drawn
+        for _, positions in drawn_rows
     )
 
 
-def cut_blocks(drawn: Drawn, most: int | None) -> Iterator[Drawn]:
-    """Yield the rows of each block, at most `most` at a time."""
-    for number, positions in drawn:
-        if most is None:
+def cut_blocks(drawn_rows: Drawn, max_rows: int | None) -> Iterator[Drawn]:
+    """Yield the rows of each block, at most `max_rows` at a time."""
+    for number, positions in drawn_rows:
+        if max_rows is None:
             yield [(number, positions)]
         elif isinstance(positions, slice):
-            for start in range(positions.start or 0, positions.stop, most):
-                yield [(number, slice(start, min(start + most, positions.stop)))]
+            for start in range(positions.start or 0, positions.stop, max_rows):
+                yield [(number, slice(start, min(start + max_rows, positions.stop)))]
         else:
-            for start in range(0, len(positions), most):
-                yield [(number, positions[start : start + most])]
+            for start in range(0, len(positions), max_rows):
+                yield [(number, positions[start : start + max_rows])]
 
 
-def cut_evenly_sized(drawn: Drawn, most: int) -> Iterator[Drawn]:
-    """Yield shares of the drawn rows, at most `most` each and of nearly the same size."""
-    n_rows, remaining = count_batch_rows(drawn), list(reversed(drawn))
-    n_shares = -(-n_rows // most)
+def cut_evenly_sized(drawn_rows: Drawn, max_rows: int) -> Iterator[Drawn]:
+    """Yield shares of the drawn rows, at most `max_rows` each and of nearly the same size."""
+    n_rows, remaining = count_batch_rows(drawn_rows), list(reversed(drawn_rows))
+    n_shares = -(-n_rows // max_rows)
     for n in range(n_shares):
         n_wanted, share = n_rows * (n + 1) // n_shares - n_rows * n // n_shares, []
         while n_wanted:

@@ -40,13 +40,13 @@ def count_fit_servers(fit: FitSpec) -> int:
 
 def make_server(
     fit: FitSpec,
-    number: int,
+    server_index: int,
     n_trainers: int,
     on_record: Callable[[dict[str, Any]], None] = lambda record: None,
     generation: int = 0,
     memory_limit: float | None = None,
 ) -> ShardServer:
-    """Make server `number`; number 0 also holds the ledger.
+    """Make server `server_index`; number 0 also holds the ledger.
 
     Rows of a table beyond their share of `memory_limit`, the limit of the process, are kept in
     mapped files.
@@ -54,17 +54,17 @@ def make_server(
     work, lanes = fit.work, list(range(len(fit.rows.lane_rows)))
     shard = ledger = None
     if fit.work.uses_shards:
-        rows = fit.work.layout.slices()[number]
+        rows = fit.work.layout.slices()[server_index]
         # A server with a shard holds a slice of the parameters and the optimizer's state for it.
         start = fit.make_start_state(rows)
         if fit.steps.policy.averages_on_servers:
             # An earlier fit's optimizer state belongs to the lanes' own steps, not to outer steps.
             start = ShardState(start.w, {}, rows=start.rows)
-        if number == 0 and fit.steps.policy.loop == "parts":
+        if server_index == 0 and fit.steps.policy.loop == "parts":
             start.held = make_first_held_rows(fit)
         table = _bound_table(fit, memory_limit)
         shard = make_shard(fit.steps.server_rule, table, start, rows.start)
-    if number == 0:
+    if server_index == 0:
         # The first server also collects the lanes' reports and decides when the fit ends.
         ledger = PassLedger(
             lanes,
@@ -131,9 +131,9 @@ class _PrivatePasses:
     def __init__(self, fit: FitSpec) -> None:
         self._n_steps, self._privacy = fit.work.n_steps, fit.work.privacy
 
-    def __call__(self, number: int) -> dict[str, Any]:
+    def __call__(self, pass_number: int) -> dict[str, Any]:
         assert self._privacy is not None
-        budget_spent = self._privacy.spent(number * self._n_steps)
+        budget_spent = self._privacy.spent(pass_number * self._n_steps)
         return {"loss": math.nan, "epsilon": budget_spent.epsilon}
 
 
@@ -180,7 +180,7 @@ def join_interrupted_states(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> InterruptedState | None:
     """Return the present state of an interrupted fit, or None if there is no usable one."""
-    interrupted_states = [r.left for r in results if r.left is not None]
+    interrupted_states = [r.interrupted_state for r in results if r.interrupted_state is not None]
     interrupted_states += [
         InterruptedState(r.state) for r in results if isinstance(r.state, ShardState | Solution)
     ]
@@ -212,8 +212,8 @@ def join_interrupted_states(
 
 def _average_left(interrupted_states: list[InterruptedState]) -> ShardState | Solution:
     """Return the mean of the trainers' states, weighted by their rows."""
-    first, total = interrupted_states[0].state, sum(part.share for part in interrupted_states)
-    states = [(part.share / total, part.state) for part in interrupted_states]
+    first, total = interrupted_states[0].state, sum(part.row_share for part in interrupted_states)
+    states = [(part.row_share / total, part.state) for part in interrupted_states]
     if len(interrupted_states) == 1 or not isinstance(first, ShardState):
         return first
     shards = [(share, state) for share, state in states if isinstance(state, ShardState)]
@@ -233,7 +233,7 @@ def revive_servers(
         server = make_server(fit, number, n_trainers=1)
         server.take(snapshot, records)
         # A later generation, so that late messages of lost trainers are refused.
-        server.renew(1, range(len(fit.rows.lane_rows)), at=snapshot.at)
+        server.renew(1, range(len(fit.rows.lane_rows)), position=snapshot.position)
         servers.append(server)
     return servers
 
@@ -250,6 +250,6 @@ def results_from_snapshots(fit: FitSpec, lanes: Mapping[int, LaneSnapshot]) -> l
             )
     rows = sum(lane.rows for lane in lanes.values())
     return [
-        TrainerResult(0, 0, left=replace(state, rows=0.0 if i else rows))
+        TrainerResult(0, 0, interrupted_state=replace(state, rows=0.0 if i else rows))
         for i, state in enumerate(interrupted_states)
     ]

@@ -45,10 +45,10 @@ class SpillStore:
 
     def __init__(self, budget: float) -> None:
         self.budget = budget
-        self._numbers = count()
-        self._held: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
+        self._array_ids = count()
+        self._live_arrays: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
         self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
-        self._over = threading.Event()
+        self._stop_event = threading.Event()
         self._watch: threading.Thread | None = None
         self._at_first: int | None = None
         self._lock = threading.Lock()
@@ -58,9 +58,9 @@ class SpillStore:
         size = math.prod(shape) * np.dtype(dtype).itemsize
         with self._lock:
             # In memory as long as all live arrays together fit into the budget.
-            if not size or size + sum(a.nbytes for a in self._held.values()) <= self.budget:
+            if not size or size + sum(a.nbytes for a in self._live_arrays.values()) <= self.budget:
                 array = np.zeros(shape, dtype)
-                self._held[next(self._numbers)] = array
+                self._live_arrays[next(self._array_ids)] = array
                 return array
         # Outside the lock, since reserving disk space may take long.
         mapped_file = _map_zeros(size)
@@ -71,13 +71,13 @@ class SpillStore:
 
     def begin(self) -> None:
         """Resume watching the mapped pages, at the start of a generation."""
-        self._over.clear()
+        self._stop_event.clear()
         if self._maps:
             self._start_watching()
 
     def end(self) -> None:
         """Stop watching the mapped pages; arrays stay valid."""
-        self._over.set()
+        self._stop_event.set()
         if self._watch is not None:
             self._watch.join()
             self._watch = None
@@ -96,7 +96,7 @@ class SpillStore:
         """Release mapped pages while more than the bound are in memory."""
         at_first = self._at_first or 0
         max_pages = max(self.budget / 2, _LEAST_MAPPED_BYTES) / mmap.PAGESIZE
-        while not self._over.wait(_WATCH_SECONDS):
+        while not self._stop_event.wait(_WATCH_SECONDS):
             if _count_file_pages() - at_first > max_pages:
                 with self._lock:
                     mapped_files = list(self._maps)

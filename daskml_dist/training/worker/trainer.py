@@ -138,7 +138,7 @@ class Trainer:
         #: Connections to the servers of this generation, and connections that no loop has taken
         #: yet.
         self._reached: list[ShardedConnection] = []
-        self._spare: list[ShardedConnection] = []
+        self._spare_connections: list[ShardedConnection] = []
         self._communicator: Communicator = SoloCommunicator()
         #: Bytes that trainers exchange after the last pass, such as for an average at the end.
         self._moved_last = 0, 0
@@ -179,7 +179,7 @@ class Trainer:
             self._spec.rank,
             self._spec.generation,
             interrupted=True,
-            left=None if interrupted_state is None else interrupted_state(),
+            interrupted_state=None if interrupted_state is None else interrupted_state(),
         )
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class Trainer:
         self._memory.clear()
         self._at_work = []
 
-    def facts(self) -> TrainerFacts:
+    def get_facts(self) -> TrainerFacts:
         """Return facts about this moment; may be called in any thread."""
         # Bytes of all-reduces, and of messages to the servers, by transport.
         traffic = Counter(self._communicator.traffic)
@@ -204,13 +204,13 @@ class Trainer:
         steps = {lane.number: lane.reached - lane.began_at for lane in lanes}
         return TrainerFacts(steps, dict(traffic), rows - streamed_rows, streamed_rows)
 
-    def _run_generation(self, ready: Any) -> ShardState | StateParts | Solution | None:
+    def _run_generation(self, ready_blocks: Any) -> ShardState | StateParts | Solution | None:
         """Run the loop in one generation; return the state if this trainer holds it."""
         spec = self._spec
         # A copy, since a loop may add conditions to it.
         self._wait = dataclasses.replace(self._bound)
         with ExitStack() as stack:
-            self._at_work = lanes = self._make_lanes(ready, stack)
+            self._at_work = lanes = self._make_lanes(ready_blocks, stack)
             # Resources of a generation are closed at its end, in the opposite order.
             stack.callback(self._close_unused_connection)
             stack.callback(self._forget_connections)
@@ -247,14 +247,16 @@ class Trainer:
         """Run the loop of this kind of work."""
         return LOOPS[self._fit.work.loop](context)
 
-    def _make_lanes(self, ready: Any, stack: ExitStack) -> list[Any]:
+    def _make_lanes(self, ready_blocks: Any, stack: ExitStack) -> list[Any]:
         """Make this generation's lanes, with streams of blocks if blocks are not kept in memory."""
         fit = self._fit
         if fit.work.call is not None:
-            return [BlocksLane(s.lane, self._make_lane_rows(s), ready) for s in self._spec.lanes]
+            return [
+                BlocksLane(s.lane, self._make_lane_rows(s), ready_blocks) for s in self._spec.lanes
+            ]
         if fit.rows.streaming is None:
             return [
-                Lane(s.lane, fit.of_lane(s.lane), self._make_lane_rows(s), ready)
+                Lane(s.lane, fit.of_lane(s.lane), self._make_lane_rows(s), ready_blocks)
                 for s in self._spec.lanes
             ]
         # Separate threads read blocks ahead, so that steps overlap with storage.
@@ -265,7 +267,7 @@ class Trainer:
         for spec in self._spec.lanes:
             rows = self._make_lane_rows(spec)
             stream = BlockStream(
-                lambda number: prepare_block(ready(number), fit),
+                lambda number: prepare_block(ready_blocks(number), fit),
                 rows.blocks,
                 fit.work.passes_to_read,
                 fit.rows.streaming.ahead,
@@ -311,8 +313,8 @@ class Trainer:
             # Blocks of the trainer whose lanes this one takes over.
             known_blocks = kept_values(self._spec.run_id).get(_READY_BLOCKS, {})
 
-        def prepare(number: int) -> ReadyBlock:
-            return known_blocks.get(number) or prepare_block(blocks[number], self._fit)
+        def prepare(block_number: int) -> ReadyBlock:
+            return known_blocks.get(block_number) or prepare_block(blocks[block_number], self._fit)
 
         if self._spec.n_threads == 1 or len(block_numbers) == 1:
             ready = [prepare(number) for number in block_numbers]
@@ -327,13 +329,13 @@ class Trainer:
     def _take_connection(self) -> ShardedConnection:
         """Return a connection to all servers: the one of the rendezvous first, then new ones."""
         with suppress(IndexError):
-            return self._spare.pop()
+            return self._spare_connections.pop()
         return self._connect_to_servers()
 
     def _close_unused_connection(self) -> None:
         """Close the connection of the rendezvous if no loop took it."""
-        while self._spare:
-            self._spare.pop().close()
+        while self._spare_connections:
+            self._spare_connections.pop().close()
 
     def _forget_connections(self) -> None:
         """Drop the connections of a generation, which its traffic is counted from."""
@@ -362,7 +364,7 @@ class Trainer:
             return SoloCommunicator()
         # The first server answers each trainer at the rendezvous when all have arrived.
         connection = self._connect_to_servers()
-        self._spare.append(connection)
+        self._spare_connections.append(connection)
 
         def exchange(info: list[Any]) -> list[Any]:
             replies: list[Any] = connection.call("rendezvous", rank=spec.rank, info=info)["peers"]
@@ -376,10 +378,12 @@ class Trainer:
             return SoloCommunicator()
         return self._share_one_host(exchange) or self._connect_by_sockets(exchange)
 
-    def _divide_cores(self, exchange: ExchangeValues, place: list[Any]) -> list[Any]:
+    def _divide_cores(self, exchange: ExchangeValues, memory_handle: list[Any]) -> list[Any]:
         """Wait until all trainers have arrived, and divide the host's cores among them."""
-        cores_here = TrainerCores.own(self._spec.n_threads)
-        replies = exchange([cores_here.host, cores_here.n_threads, list(cores_here.cores), place])
+        cores_here = TrainerCores.detect(self._spec.n_threads)
+        replies = exchange(
+            [cores_here.host, cores_here.n_threads, list(cores_here.cores), memory_handle]
+        )
         keeps_share, is_function = self._keeps_to_core_share, self._fit.work.call is not None
         if (keeps_share or is_function) and get_fit_backend(self._fit).device == "cpu":
             # Every trainer computes the same division from the same list, so no messages are
@@ -399,7 +403,7 @@ class Trainer:
         can_share = not self._fit.work.sends_in_pairs and sums_backend_of(self._fit).device == "cpu"
         memory = OneHostSetup(can_share and self._credentials.settings.shared_memory)
         try:
-            places = self._divide_cores(exchange, memory.place)
+            places = self._divide_cores(exchange, memory.memory_handle)
             spin_seconds = LONG_SPIN_SECONDS if self._has_own_core else SPIN_SECONDS
             return memory.group(self._spec.rank, places, exchange, self._wait, spin_seconds)
         finally:
@@ -425,7 +429,7 @@ class Trainer:
             if self._fit.run.device == "cpu":
                 return host
             return make_device_communicator(
-                host, group.among, sums_backend_of(self._fit), self._wait
+                host, group.make_subgroup, sums_backend_of(self._fit), self._wait
             )
         except BaseException:
             listener.close()

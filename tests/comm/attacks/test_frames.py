@@ -155,7 +155,7 @@ def _fuzz(seed: int, count: int) -> None:
         for at in rng.integers(len(data), size=rng.integers(1, 4)):
             data[at] = rng.integers(256)
         with suppress(DaskMLDistError):
-            FrameReader(_Bytes(bytes(data[: rng.integers(1, len(data) + 1)])), BOUNDS).read()
+            FrameReader(_Bytes(bytes(data[: rng.integers(1, len(data) + 1)])), BOUNDS).read_frame()
         packed = bytearray(pack_arrays([np.arange(4), np.ones((2, 3), np.float32)]))
         packed[rng.integers(len(packed))] = rng.integers(256)
         with suppress(DaskMLDistError):
@@ -174,7 +174,7 @@ def test_many_changed_frames(seed: int) -> None:
 
 def test_snapshots_are_sent_unchanged_and_as_data() -> None:
     reader = FrameReader(_Bytes(_frames()[2]), BOUNDS)
-    found = reader.read()
+    found = reader.read_frame()
     assert isinstance(found, dict)
     snapshot = found["blob"][0]
     assert isinstance(snapshot, LaneSnapshot)

@@ -126,5 +126,7 @@ def test_an_empty_secret_is_refused() -> None:
             assert is_closed(sock)
     assert "ssss" not in repr(Credentials(SECRET))
     assert (
-        str(secret := RunSecret.make()) == repr(pickle.loads(pickle.dumps(secret))) == "Secret(...)"
+        str(secret := RunSecret.generate())
+        == repr(pickle.loads(pickle.dumps(secret)))
+        == "Secret(...)"
     )

@@ -183,7 +183,7 @@ def test_a_lane_may_hold_blocks_of_gpu_and_host(kernels: Any) -> None:
             at = slice(start, start + len(block))
             lane.add(block, Y[at], None, numbers[at])
             start = at.stop
-        assert lane.device_bins is None or len(lane.device_bins.parts) == 2
+        assert lane.device_bins is None or len(lane.device_bins.chunks) == 2
         found.append((lane.rows, lane.columns, lane.missing))
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):

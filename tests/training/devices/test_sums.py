@@ -84,7 +84,7 @@ def test_histograms_are_summed_on_gpus(model: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(devices, "find_gpu_and_nccl", lambda: ("0000:01:00.0", 22809))
     monkeypatch.setattr(devices, "_find_problem", lambda places, hosts: "")
     monkeypatch.setattr(devices, "make_identifier", lambda: b"here")
-    monkeypatch.setattr(devices.NcclGroup, "make", _groups(4))
+    monkeypatch.setattr(devices.NcclGroup, "connect", _groups(4))
     where: list[bool] = []
     begin = _TrainerRows.__init__
 

@@ -23,7 +23,7 @@ def test_a_deferred_interrupt_is_raised_at_the_end() -> None:
 
     def run() -> None:
         with Interrupts() as interrupts:
-            with interrupts.held():
+            with interrupts.delay():
                 press()
                 events.append("whole")
             events.append("after")

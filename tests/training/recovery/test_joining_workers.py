@@ -149,25 +149,25 @@ def _make_pool(*addresses: str) -> tuple[Any, _Tasks, Newcomers]:
 @pytest.mark.usefixtures("settled")
 def test_a_new_worker_is_ready_once_its_import_task_has_ended() -> None:
     _, fleet, found = _make_pool("old", "new")
-    assert found.ready({"old"}) == []
+    assert found.find_ready_workers({"old"}) == []
     assert list(fleet.tasks) == ["new"]
     fleet.tasks["new"].status = "finished"
-    assert found.ready({"old"}) == ["new"]
+    assert found.find_ready_workers({"old"}) == ["new"]
     assert fleet.let_go == [fleet.tasks["new"]]
-    assert found.ready({"old", "new"}) == []
+    assert found.find_ready_workers({"old", "new"}) == []
 
 
 @pytest.mark.usefixtures("settled")
 def test_an_import_task_is_dropped_with_its_worker_and_repeated_if_lost() -> None:
     membership, fleet, found = _make_pool("new")
-    found.ready(set())
+    found.find_ready_workers(set())
     first = fleet.tasks["new"]
     first.status = "lost"
-    found.ready(set())
-    found.ready(set())
+    found.find_ready_workers(set())
+    found.find_ready_workers(set())
     assert fleet.tasks["new"] is not first
     membership.ready.clear()
-    found.ready(set())
+    found.find_ready_workers(set())
     assert fleet.let_go == [first, fleet.tasks["new"]]
 
 
@@ -176,11 +176,11 @@ def test_a_worker_that_cannot_load_the_fit_is_skipped_with_one_warning(
     user_log: pytest.LogCaptureFixture,
 ) -> None:
     _, fleet, found = _make_pool("new")
-    found.ready(set())
+    found.find_ready_workers(set())
     fleet.tasks["new"].status = "error"
     fleet.tasks["new"].exception = lambda: ModuleNotFoundError("No module named 'mine'")
     for _ in range(3):
-        assert found.ready(set()) == []
+        assert found.find_ready_workers(set()) == []
     (record,) = (one for one in user_log.records if one.name.startswith("daskml_dist"))
     assert "'mine'" in record.getMessage()
     assert "packages" in record.getMessage()

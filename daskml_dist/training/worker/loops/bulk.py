@@ -78,9 +78,9 @@ class BulkSteps:
         first = self._lanes[:1] if not self._apart else self._lanes
         self._pulled = [self._connection.receive(lane.number) for lane in first]
 
-    def run_steps_of_pass(self, number: int) -> None:
+    def run_steps_of_pass(self, pass_number: int) -> None:
         """Make the steps of a pass."""
-        end = number * self._fit.work.n_steps
+        end = pass_number * self._fit.work.n_steps
         while self._clock < end:
             self._context.raise_if_stopped()
             self.step()
@@ -100,7 +100,7 @@ class BulkSteps:
             loss = sum(lane.last_batch_loss for lane in self._lanes)
             uncompressed = self._fit.steps.pushes_uncompressed(self._clock + 1)
             self._connection.send(
-                lanes, self._clock + 1, rows, total, loss=loss, whole=uncompressed
+                lanes, self._clock + 1, rows, total, loss=loss, uncompressed=uncompressed
             )
             # The next batches are gathered while the push is in transit.
             self._batches = [lane.draw_next_batch() for lane in self._lanes]
@@ -150,7 +150,7 @@ class BulkSteps:
                 self._rows_of_servers(batch.index),
                 loss=loss,
                 pull_index=pull_index,
-                whole=self._fit.steps.pushes_uncompressed(self._clock + 1),
+                uncompressed=self._fit.steps.pushes_uncompressed(self._clock + 1),
             )
         return gradients
 

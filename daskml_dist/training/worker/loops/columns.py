@@ -84,7 +84,7 @@ class ColumnSteps:
         last = self._ranges[-1]
         return last if last.lane.number == self._last else None
 
-    def steps(self, clock: int, most: int) -> int:
+    def steps(self, clock: int, max_steps: int) -> int:
         """Take the next step; return 1, the number of steps taken."""
         ranges = self._ranges
         # Forward: the products of all lanes' columns, summed. Backward: the gradient of the loss by
@@ -106,32 +106,37 @@ class ColumnSteps:
             )
         return 1
 
-    def _compute_products(self, own: _LaneColumns) -> Any:
+    def _compute_products(self, lane_columns: _LaneColumns) -> Any:
         """Draw a lane's next batch; return its columns' products, None without rows."""
-        batch, shard = own.lane.draw_next_batch(), own.shard
+        batch, shard = lane_columns.lane.draw_next_batch(), lane_columns.shard
         since = time.perf_counter()
-        own.pieces, own.index = tuple(batch.pieces), batch.index
+        lane_columns.pieces, lane_columns.index = tuple(batch.pieces), batch.index
         # The arrays of the last step are dropped before new ones are made.
-        own.w = own.out = None
-        if not own.pieces:
+        lane_columns.w = lane_columns.out = None
+        if not lane_columns.pieces:
             return None
-        own.w = self._to_compute_device(shard.w if own.index is None else shard.w[own.index])
-        products = [own.model.products(own.w, piece.X, own.lane.backend) for piece in own.pieces]
-        own.busy = time.perf_counter() - since
+        lane_columns.w = self._to_compute_device(
+            shard.w if lane_columns.index is None else shard.w[lane_columns.index]
+        )
+        products = [
+            lane_columns.model.products(lane_columns.w, piece.X, lane_columns.lane.backend)
+            for piece in lane_columns.pieces
+        ]
+        lane_columns.busy = time.perf_counter() - since
         return products[0] if len(products) == 1 else namespace(products[0]).concat(products)
 
-    def _sum_products(self, parts: list[Any]) -> Any:
+    def _sum_products(self, products: list[Any]) -> Any:
         """Sum the products of all lanes; return None if the batch has no rows, as in all lanes."""
-        if parts[0] is None:
+        if products[0] is None:
             return None
         # Deterministic: the same bits for any number of workers, by summing in lane order.
         if self._context.fit.run.deterministic:
             return self._to_compute_device(
-                self._sum_in_lane_order([self._placement.to_host(part) for part in parts])
+                self._sum_in_lane_order([self._placement.to_host(part) for part in products])
             )
         # This trainer's lanes first, then one all-reduce over the trainers.
-        total = parts[0]
-        for part in parts[1:]:
+        total = products[0]
+        for part in products[1:]:
             total += part
         return self._context.communicator.allreduce(total)
 
@@ -165,20 +170,22 @@ class ColumnSteps:
         """Return an array on the device where the lanes compute."""
         return array if self._backend.device == "cpu" else self._backend.to_device(array)
 
-    def _allocate_gradient(self, own: _LaneColumns) -> None:
+    def _allocate_gradient(self, lane_columns: _LaneColumns) -> None:
         """Allocate a lane's gradient, once per step."""
-        if own.out is None:
-            own.out = zeros(own.w.shape, own.w.dtype, own.w)
+        if lane_columns.out is None:
+            lane_columns.out = zeros(lane_columns.w.shape, lane_columns.w.dtype, lane_columns.w)
 
-    def _add_parameter_gradient(self, own: _LaneColumns, slope: Any) -> None:
+    def _add_parameter_gradient(self, lane_columns: _LaneColumns, slope: Any) -> None:
         """Compute the gradient of a lane's own parameters from the slope."""
         since, first = time.perf_counter(), 0
-        self._allocate_gradient(own)
-        for piece in own.pieces:
+        self._allocate_gradient(lane_columns)
+        for piece in lane_columns.pieces:
             stop = first + piece.X.shape[0]
-            own.model.add_products(piece.X, slope[first:stop, ...], own.out, own.lane.backend)
+            lane_columns.model.add_products(
+                piece.X, slope[first:stop, ...], lane_columns.out, lane_columns.lane.backend
+            )
             first = stop
-        own.busy += time.perf_counter() - since
+        lane_columns.busy += time.perf_counter() - since
 
     def _clip_gradients(self, n_rows: int) -> None:
         """Scale the mean gradient of all lanes down to the largest norm."""
@@ -192,15 +199,19 @@ class ColumnSteps:
             for columns in self._ranges:
                 columns.out *= self._clip / norm
 
-    def _apply_step(self, own: _LaneColumns, n_rows: int) -> None:
+    def _apply_step(self, lane_columns: _LaneColumns, n_rows: int) -> None:
         """Update a lane's parameters."""
         since = time.perf_counter()
         # Parameters of which few are touched may be on the host.
-        gradient = self._placement.to_host(own.out) if is_host(own.shard.w) else own.out
-        own.shard.apply(gradient, n_rows, own.index if n_rows else None)
-        own.busy += time.perf_counter() - since
+        gradient = (
+            self._placement.to_host(lane_columns.out)
+            if is_host(lane_columns.shard.w)
+            else lane_columns.out
+        )
+        lane_columns.shard.apply(gradient, n_rows, lane_columns.index if n_rows else None)
+        lane_columns.busy += time.perf_counter() - since
 
-    def draw_rows_ahead(self, clock: int, most: int) -> None:
+    def draw_rows_ahead(self, clock: int, max_steps: int) -> None:
         """Do nothing: rows are drawn with each step."""
 
     # -- state ---------------------------------------------------------------------------------
@@ -217,9 +228,9 @@ class ColumnSteps:
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Continue from each lane's own snapshot."""
         for columns in self._ranges:
-            columns.shard.restore(self._placement.enter(lanes[columns.lane.number].held))
+            columns.shard.restore(self._placement.enter(lanes[columns.lane.number].own_shard))
 
-    def left(self) -> InterruptedState | None:
+    def get_interrupted_state(self) -> InterruptedState | None:
         """Return the parameters at an interruption, if one trainer holds all of them."""
         if len(self._ranges) <= self._last:
             return None

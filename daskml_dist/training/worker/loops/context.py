@@ -35,10 +35,10 @@ R = TypeVar("R")
 
 
 def gather_lane_parts(
-    communicator: Communicator | None, parts: list[tuple[int, NDArray[Any]]]
+    communicator: Communicator | None, lane_arrays: list[tuple[int, NDArray[Any]]]
 ) -> list[LaneGradient]:
     """Return the arrays of all trainers' lanes, in the form of `sum_in_lane_order`."""
-    own_arrays = [np.array([lane for lane, _ in parts]), *(part for _, part in parts)]
+    own_arrays = [np.array([lane for lane, _ in lane_arrays]), *(part for _, part in lane_arrays)]
     return [
         (lane, None, part)
         for lanes, *trainer_parts in (
@@ -49,13 +49,13 @@ def gather_lane_parts(
 
 
 def gather_lane_arrays(
-    communicator: Communicator, own: dict[int, list[NDArray[Any]]]
+    communicator: Communicator, own_arrays: dict[int, list[NDArray[Any]]]
 ) -> dict[int, list[NDArray[Any]]]:
     """Return the arrays of each lane of all trainers, in the order of the lanes' numbers."""
-    sizes = np.array([(n, len(arrays)) for n, arrays in own.items()], np.int64)
+    sizes = np.array([(n, len(arrays)) for n, arrays in own_arrays.items()], np.int64)
     lane_arrays = {}
     for trainer_sizes, *arrays in communicator.allgather(
-        [sizes, *chain.from_iterable(own.values())]
+        [sizes, *chain.from_iterable(own_arrays.values())]
     ):
         remaining = iter(arrays)
         for n, count in trainer_sizes.tolist():
@@ -82,21 +82,21 @@ class LaneScatter:
         ]
 
     def __call__(
-        self, sent: dict[int, dict[int, NDArray[np.uint8]]]
+        self, outgoing: dict[int, dict[int, NDArray[np.uint8]]]
     ) -> dict[int, dict[int, NDArray[np.uint8]]]:
         """Return the bytes that all lanes send to this trainer's lanes, by receiver and sender."""
         # All lanes send to the same receivers, and the same number of bytes to each receiver.
-        lengths = {receiver: len(data) for receiver, data in next(iter(sent.values())).items()}
+        lengths = {receiver: len(data) for receiver, data in next(iter(outgoing.values())).items()}
         # Ordered by receiving lane, then by sending lane.
         parts = [
             np.concatenate(
                 [
                     np.empty(0, np.uint8),
                     *(
-                        sent[sender][receiver]
+                        outgoing[sender][receiver]
                         for receiver in lanes
                         if receiver in lengths
-                        for sender in sent
+                        for sender in outgoing
                     ),
                 ]
             )
@@ -104,7 +104,7 @@ class LaneScatter:
         ]
         received = self._communicator.alltoall(parts)
         bytes_by_receiver: dict[int, dict[int, NDArray[np.uint8]]] = {
-            receiver: {} for receiver in sent if receiver in lengths
+            receiver: {} for receiver in outgoing if receiver in lengths
         }
         for lanes, data in zip(self._lanes, received, strict=True):
             offset = 0
@@ -302,9 +302,9 @@ class Context:
         """Return whether the lanes continue from an earlier generation's steps."""
         return self.clock > self.fit.work.first_clock
 
-    def set_left_behind(self, left: Callable[[], InterruptedState | None]) -> None:
+    def set_left_behind(self, get_state: Callable[[], InterruptedState | None]) -> None:
         """Set the function that returns the trainer's result if it is interrupted."""
-        self.memory["left"] = left
+        self.memory["left"] = get_state
 
     def connect(self) -> ShardedConnection:
         """Open a connection to all servers for the calling thread."""
@@ -325,12 +325,12 @@ class Context:
     def report(
         self,
         connection: ShardedConnection,
-        number: int,
+        pass_number: int,
         lanes: list[Lane],
         weights: list[Any | None],
     ) -> bool:
-        """Report pass `number` of some lanes; return whether the fit ends with it."""
-        self.send_pass_report(connection, number, lanes, weights)
+        """Report pass `pass_number` of some lanes; return whether the fit ends with it."""
+        self.send_pass_report(connection, pass_number, lanes, weights)
         return self.take_report_answer(connection)
 
     def take_report_answer(self, connection: ShardedConnection) -> bool:
@@ -344,7 +344,7 @@ class Context:
     def send_pass_report(
         self,
         connection: ShardedConnection,
-        number: int,
+        pass_number: int,
         lanes: list[Lane],
         weights: list[Any | None],
     ) -> None:
@@ -375,14 +375,14 @@ class Context:
         # Raise for divergence here, with the pass, before more passes compute with NaN.
         if not np.isfinite(total.loss):
             raise DivergedError(
-                f"The training loss became {total.loss} in pass {number}: floating-point "
+                f"The training loss became {total.loss} in pass {pass_number}: floating-point "
                 "overflow. Lower learning_rate, or scale the features (StandardScaler)."
             )
         # Servers count loss, rows and steps of the pushes that they apply, so these counts survive
         # a lost trainer.
         if self.fit.work.uses_shards:
             total.loss, total.rows, total.steps = 0.0, 0.0, 0
-        connection.send_call("report", **{"pass": number, "report": dict(vars(total))})
+        connection.send_call("report", **{"pass": pass_number, "report": dict(vars(total))})
 
     def end_pass(self) -> None:
         """Run the work of the trainer's own thread after a pass, such as callbacks."""

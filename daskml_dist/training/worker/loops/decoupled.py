@@ -128,7 +128,7 @@ class _ShardView:
     push: _OpenPush | None = None
 
     @property
-    def sent(self) -> int:
+    def last_push_clock(self) -> int:
         """Return the clock of the last push."""
         return self.applied if self.push is None else self.push.clock
 
@@ -144,7 +144,7 @@ class LaneMemory:
     views : list of _ShardView
     reported : int
         Number of passes that were reported.
-    parts : list of (int, float, float)
+    pending_stretches : list of (int, float, float)
         Stretches of steps that some server does not know of yet: the clock at their end, their rows
         and their summed loss.
     """
@@ -153,7 +153,7 @@ class LaneMemory:
     clock: int
     views: list[_ShardView]
     reported: int
-    parts: list[tuple[int, float, float]] = field(default_factory=list)
+    pending_stretches: list[tuple[int, float, float]] = field(default_factory=list)
     #: Held while a trainer steps the lane; then the last trainer that took the lane, and its
     #: generation.
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -183,9 +183,9 @@ class OpenReports:
         self._context, self._connection = context, connection
         self._lanes: deque[DecoupledLane] = deque()
 
-    def send(self, lane: DecoupledLane, number: int, rows: Lane, w: Any) -> None:
+    def send(self, lane: DecoupledLane, pass_number: int, rows: Lane, w: Any) -> None:
         """Send a lane's report."""
-        self._context.send_pass_report(self._connection, number, [rows], [w])
+        self._context.send_pass_report(self._connection, pass_number, [rows], [w])
         self._lanes.append(lane)
 
     def take_answers(self, *, all_of_them: bool = False) -> None:
@@ -228,14 +228,14 @@ class DecoupledLane:
         self._answer: bool | None = None
         work, policy = context.fit.work, context.fit.steps.policy
         self._slices = work.layout.slices()
-        self._every, self._n_fragments = policy.average_every, policy.fragments
+        self._average_every, self._n_fragments = policy.average_every, policy.fragments
         self._in_order = context.fit.run.deterministic
         self._n_steps = work.n_steps
         self._end = work.stopping.max_iter * work.n_steps
         #: Whether a lane waits for an answer before its next push. With a quorum at several shards
         #: this could be a deadlock: lanes would wait for each other at different shards.
         self._waits = len(self._slices) == 1 or policy.quorum is None
-        self._left: set[int] = set()
+        self._left_shards: set[int] = set()
         self._memories = memory
         self._is_new = lane.number not in memory
         self._owner = object()
@@ -245,7 +245,7 @@ class DecoupledLane:
             self._mean_weight = lane.sum_weights() / max(lane.n_rows, 1)
             lane.divide_weights(self._mean_weight)
         if self._is_new:
-            self._begin(context.fit.make_start_state())
+            self._make_replica(context.fit.make_start_state())
         memory[lane.number].take(self._owner, context.generation)
         #: Shards that a new generation pulls from first.
         self._joining = range(len(self._slices)) if context.generation else range(0)
@@ -253,7 +253,7 @@ class DecoupledLane:
         for s in self._joining:
             connection.pull_from_shard(s, lane.number, self._memory.clock)
 
-    def _begin(self, state: ShardState) -> None:
+    def _make_replica(self, state: ShardState) -> None:
         """Make a new replica at the lane's clock from a state on the host."""
         fit, number = self._context.fit, self._lane.number
         clock, first = self._context.clocks[number], fit.work.first_clock
@@ -277,7 +277,7 @@ class DecoupledLane:
         """Continue with the lane from its memory."""
         self._memory = memory = self._memories[self._lane.number]
         self._lane.seek(memory.clock)
-        self._own = make_lane_steps(self._context, self._lane, memory.replica)
+        self._lane_steps = make_lane_steps(self._context, self._lane, memory.replica)
 
     # -- one turn of a lane --------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class DecoupledLane:
     @property
     def is_done(self) -> bool:
         """Return whether the lane has made all its steps, and every server has applied them."""
-        return len(self._left) == len(self._slices)
+        return len(self._left_shards) == len(self._slices)
 
     def _find_latest_merge(self, s: int) -> float:
         """Return the clock up to which a lane steps without an answer; infinity: no limit."""
@@ -330,15 +330,15 @@ class DecoupledLane:
             return push.clock
         # At a clock that depends on the push alone, so that the fit is the same in each run.
         if self._in_order:
-            return push.clock + max(1, self._every // self._n_fragments)
+            return push.clock + max(1, self._average_every // self._n_fragments)
         return self._find_next_push(s, push.clock) if self._waits else math.inf
 
     def _find_next_push(self, s: int, clock: int) -> int:
         """Return the clock of the next push to a shard after `clock`, ignoring the fit's end."""
         # Fragments are spread evenly over the interval; the last one is pushed at its end.
         n = self._n_fragments or 1
-        offset = (s * n // len(self._slices) + 1) * self._every // n % self._every
-        return clock + self._every - (clock - offset) % self._every
+        offset = (s * n // len(self._slices) + 1) * self._average_every // n % self._average_every
+        return clock + self._average_every - (clock - offset) % self._average_every
 
     def _take_steps(self) -> None:
         """Make the steps up to the next exchange, the end of the pass, or the next check."""
@@ -353,9 +353,9 @@ class DecoupledLane:
             if view.push is not None and self._in_order:
                 stop_clocks.append(int(self._find_latest_merge(s)))
             elif view.push is not None:
-                push_interval = self._every // self._n_fragments
+                push_interval = self._average_every // self._n_fragments
                 stop_clocks.append(clock + max(1, push_interval // _LOOKS_PER_PUSH))
-        self._own.take(min(stop_clocks) - clock)
+        self._lane_steps.take(min(stop_clocks) - clock)
         self._lane.clock = memory.clock = min(stop_clocks)
         for s, view in enumerate(memory.views):
             # This shard already knows these steps, which another shard lacked, so its progress
@@ -364,12 +364,14 @@ class DecoupledLane:
                 view.origin = copy_array(memory.replica.w[self._slices[s], ...])
         loss, rows = self._lane.sums[0] - loss, self._lane.sums[1] - rows
         # Servers count by pass, so stretches of the same pass are merged.
-        sent_clocks = [view.sent for view in memory.views]
-        if memory.parts and clock % self._n_steps and clock not in sent_clocks:
-            _, more_rows, lost = memory.parts.pop()
+        sent_clocks = [view.last_push_clock for view in memory.views]
+        if memory.pending_stretches and clock % self._n_steps and clock not in sent_clocks:
+            _, more_rows, lost = memory.pending_stretches.pop()
             rows, loss = more_rows + rows, lost + loss
-        memory.parts = [part for part in memory.parts if part[0] > min(sent_clocks)]
-        memory.parts.append((memory.clock, rows, loss))
+        memory.pending_stretches = [
+            part for part in memory.pending_stretches if part[0] > min(sent_clocks)
+        ]
+        memory.pending_stretches.append((memory.clock, rows, loss))
 
     # -- exchanges -----------------------------------------------------------------------------
 
@@ -384,7 +386,7 @@ class DecoupledLane:
         memory, shard_slice = self._memory, self._slices[s]
         memory.replica.apply_pending_penalty()
         w = memory.replica.w[shard_slice, ...]
-        parts = [part for part in memory.parts if part[0] > view.applied]
+        parts = [part for part in memory.pending_stretches if part[0] > view.applied]
         # In the mean over lanes, rows count by their weights.
         rows = float(sum(n for _, n, _ in parts)) * self._mean_weight
         # The negative progress serves as a gradient; servers divide the sum of all pushes by their
@@ -437,7 +439,7 @@ class DecoupledLane:
         # Dynamic local updates: the number of steps until the lane's next push depends on its
         # speed.
         if s == 0 and reply.n_steps:
-            self._every = reply.n_steps
+            self._average_every = reply.n_steps
         # The fit has ended while this lane was computing.
         if reply.stop:
             self._end = min(self._end, self._memory.clock)
@@ -456,9 +458,9 @@ class DecoupledLane:
             w = memory.replica.w if self._context.fit.rows.validation_fraction else None
             self._reports.send(self, self._open_report, self._lane, w)
 
-    def take_answer(self, ends: bool) -> None:
+    def take_answer(self, is_last_pass: bool) -> None:
         """Store the answer to the open report, which the lane's next turn processes."""
-        self._answer = ends
+        self._answer = is_last_pass
 
     def _leave_shards(self) -> bool:
         """Leave the servers that have applied everything; return whether there were any."""
@@ -466,9 +468,9 @@ class DecoupledLane:
         self._reports.take_answers(all_of_them=True)
         for s, view in enumerate(self._memory.views):
             # Without delay, since other lanes may wait for a quorum there.
-            if view.push is None and s not in self._left:
+            if view.push is None and s not in self._left_shards:
                 self._connection.leave_shard(s, self._lane.number)
-                self._left.add(s)
+                self._left_shards.add(s)
                 has_left = True
         return has_left
 
@@ -479,12 +481,12 @@ class DecoupledLane:
         self._joining = range(0)
         views = self._memory.views
         is_known = [
-            reply.clock in (view.applied, view.sent)
+            reply.clock in (view.applied, view.last_push_clock)
             for view, reply in zip(views, replies, strict=True)
         ]
         # A server that had to go back no longer has the state on which the lane was based.
         if not (self._is_new or all(is_known)):
-            self._begin(self._context.fit.make_start_state())
+            self._make_replica(self._context.fit.make_start_state())
             self._attach()
             views = self._memory.views
         # Reports may have been lost with a trainer or a server; repeated ones are ignored.

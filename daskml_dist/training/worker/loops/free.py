@@ -61,7 +61,7 @@ class FreeLaneSteps:
         self._push_every = policy.push_every
         # Each sparse batch touches other parameters, so it needs a pull at every step.
         self._pull_every = 1 if self._fit.work.coordinates else policy.pull_every
-        self._parts: list[LaneGradient] = []
+        self._gradients: list[LaneGradient] = []
         self._rows = 0.0
         self._w: Any = None
         self._awaiting = False
@@ -100,7 +100,9 @@ class FreeLaneSteps:
                 return self._leave_servers()
         # With `ahead`, the batch was drawn while the parameters were in transit.
         batch = self._batch
-        self._parts.append((len(self._parts), batch.index, lane.compute_gradient(self._w, batch)))
+        self._gradients.append(
+            (len(self._gradients), batch.index, lane.compute_gradient(self._w, batch))
+        )
         self._rows += batch.n_rows
         self._loss += lane.last_batch_loss
         lane.clock += 1
@@ -115,38 +117,38 @@ class FreeLaneSteps:
             self._batch = lane.draw_next_batch()
         return not pass_ended or self._end_pass(lane.clock // self._fit.work.n_steps)
 
-    def _push_and_pull(self, wanted: LaneBatch | None, flush: bool) -> None:
+    def _push_and_pull(self, next_batch: LaneBatch | None, flush: bool) -> None:
         """Push gradients and request parameters, each if due."""
         clock, number = self._lane.clock, self._lane.number
         # Gradients of `push_every` steps are summed into one push; a pass always ends with a push.
         push = flush or clock % self._push_every == 0
         pull = self._ahead and (flush or clock % self._pull_every == 0)
-        pull_index = None if wanted is None else wanted.index
+        pull_index = None if next_batch is None else next_batch.index
         if push:
             # One push for the gradients of several steps, computed at the last pulled parameters.
-            index, total = sum_in_lane_order(self._parts)
+            index, total = sum_in_lane_order(self._gradients)
             self._connection.send(
                 (number,), clock, self._rows, total, index,
                 loss=self._loss, pull=pull, pull_index=pull_index,
-                whole=self._fit.steps.pushes_uncompressed(clock),
+                uncompressed=self._fit.steps.pushes_uncompressed(clock),
             )  # fmt: skip
-            self._parts, self._rows, self._loss = [], 0.0, 0.0
+            self._gradients, self._rows, self._loss = [], 0.0, 0.0
         elif pull:
             self._connection.send((number,), clock, pull_index=pull_index)
         self._awaiting = pull
 
     def push_rest(self) -> None:
         """Push the gradients that have not been pushed yet, if there are any."""
-        if self._parts:
+        if self._gradients:
             self._push_and_pull(None, flush=True)
 
-    def _end_pass(self, number: int) -> bool:
+    def _end_pass(self, pass_number: int) -> bool:
         """Report a pass; return False if it was the last."""
         w = None
         if self._fit.rows.validation_fraction:
             w = self._pull_whole_parameters()
-        stop = self._context.report(self._connection, number, [self._lane], [w])
-        if stop or number == self._fit.work.stopping.max_iter:
+        stop = self._context.report(self._connection, pass_number, [self._lane], [w])
+        if stop or pass_number == self._fit.work.stopping.max_iter:
             return self._leave_servers()
         return True
 

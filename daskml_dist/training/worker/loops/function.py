@@ -136,27 +136,27 @@ class _SavedPoint:
     """
 
     def __init__(self, context: Context) -> None:
-        self._kept = kept_values(context.run_id)
-        self._number: int = self._kept.get("number", 0)
-        self.state: NDArray[np.uint8] | None = self._kept.get("state")
+        self._process_memory = kept_values(context.run_id)
+        self._n_saved: int = self._process_memory.get("number", 0)
+        self.state: NDArray[np.uint8] | None = self._process_memory.get("state")
         # Ranks may have reached different calls when one was lost; the latest state is used.
-        packed = share_furthest(context, [self._number], self._pack)
+        packed = share_furthest(context, [self._n_saved], self._pack)
         if packed is not None:
             self._keep(int(packed[:8].copy().view(np.int64)[0]), packed[8:])
 
     def _pack(self) -> NDArray[np.uint8]:
         """Return the number and the state as one array, for ranks with an earlier state."""
         assert self.state is not None
-        return np.concatenate([np.array([self._number], np.int64).view(np.uint8), self.state])
+        return np.concatenate([np.array([self._n_saved], np.int64).view(np.uint8), self.state])
 
     def save(self, state: NDArray[np.uint8]) -> None:
         """Save the next state."""
-        self._keep(self._number + 1, state)
+        self._keep(self._n_saved + 1, state)
 
-    def _keep(self, number: int, state: NDArray[np.uint8]) -> None:
+    def _keep(self, n_saved: int, state: NDArray[np.uint8]) -> None:
         """Keep a state in this process until the run is forgotten."""
-        self._number, self.state = number, state
-        self._kept.update(number=number, state=state)
+        self._n_saved, self.state = n_saved, state
+        self._process_memory.update(number=n_saved, state=state)
 
 
 def _call_function(

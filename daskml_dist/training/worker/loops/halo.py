@@ -56,20 +56,24 @@ class TouchedRows:
 
 
 def cut_rows_by_entries(
-    indptr: NDArray[np.int64], most: int, piece: int | None
+    indptr: NDArray[np.int64], max_entries: int, n_piece_entries: int | None
 ) -> tuple[list[EntrySlice], list[EntrySlice]]:
-    """Return pieces of long rows, and runs of whole rows, each of about `most` entries at most.
+    """Return pieces of long rows, and runs of whole rows, each of about `max_entries` entries.
 
-    `piece` is the unit of entries at which long rows may be cut; None: they stay whole.
+    `n_piece_entries` is the unit of entries at which long rows may be cut; None: they stay whole.
     """
     sizes = np.diff(indptr)
     # Rows longer than a part (popular items) are cut; the sums of their pieces are joined later.
-    long_rows = np.flatnonzero(sizes > max(most, piece)).tolist() if piece else []
+    long_rows = (
+        np.flatnonzero(sizes > max(max_entries, n_piece_entries)).tolist()
+        if n_piece_entries
+        else []
+    )
     pieces, runs = [], []
     for row in long_rows:
         start, n = int(indptr[row]), int(sizes[row])
         # Cuts are at multiples of `piece`, so that sums of pieces do not depend on the free memory.
-        step = max(most // (piece or 1), 1) * (piece or 1)
+        step = max(max_entries // (n_piece_entries or 1), 1) * (n_piece_entries or 1)
         for offset in range(0, n, step):
             entries = slice(start + offset, start + min(offset + step, n))
             pieces.append(EntrySlice(slice(row, row + 1), entries, (offset, n)))
@@ -77,18 +81,18 @@ def cut_rows_by_entries(
         row = previous + 1
         while row < end:
             # As many whole rows as have `most` entries in total.
-            last = int(np.searchsorted(indptr, indptr[row] + most, side="right")) - 1
+            last = int(np.searchsorted(indptr, indptr[row] + max_entries, side="right")) - 1
             stop = min(max(last, row + 1), end)
             runs.append(EntrySlice(slice(row, stop), slice(int(indptr[row]), int(indptr[stop]))))
             row = stop
     return pieces, runs
 
 
-def take_row_slice(rows: KeyedRows, some: EntrySlice, indices: Array) -> KeyedRows:
+def take_row_slice(rows: KeyedRows, entry_slice: EntrySlice, indices: Array) -> KeyedRows:
     """Return a slice of a lane's rows, with new indices for its entries."""
-    key_range, entries = rows.range, some.entries
-    a, b = some.rows.start, some.rows.stop
-    start = key_range.own.start
+    key_range, entries = rows.range, entry_slice.entries
+    a, b = entry_slice.rows.start, entry_slice.rows.stop
+    start = key_range.own_slice.start
     return KeyedRows(
         KeyRange(
             key_range.lane,
@@ -100,7 +104,7 @@ def take_row_slice(rows: KeyedRows, some: EntrySlice, indices: Array) -> KeyedRo
         np.clip(rows.indptr[a : b + 1], entries.start, entries.stop) - entries.start,
         indices,
         None if rows.values is None else rows.values[entries],
-        some.of_row,
+        entry_slice.of_row,
     )
 
 
@@ -109,24 +113,29 @@ def plan_row_parts(
     owners: KeyOwners,
     blocks: Sequence[KeyedBlock],
     ranges: Sequence[KeyRange],
-    ready: Callable[[KeyedRows], KeyedRows],
-    most: int,
-    piece: int | None,
+    prepare: Callable[[KeyedRows], KeyedRows],
+    max_entries: int,
+    n_piece_entries: int | None,
 ) -> tuple[list[TouchedRows], list[TouchedRows]]:
     """Return parts of pieces of long rows, and of whole rows; equally many in each trainer."""
     touched_ids = merge_ids([block.touched for block in blocks])
     # The numbers of all touched ids are looked up once for all parts.
-    numbers, lookup = owners.numbers(touched_ids, blocks[0].column_cuts), IdLookup(touched_ids)
+    numbers, lookup = (
+        owners.find_key_numbers(touched_ids, blocks[0].column_cuts),
+        IdLookup(touched_ids),
+    )
     lanes = []
     for block, key_range in zip(blocks, ranges, strict=True):
         key_numbers = np.empty(len(block.touched), np.int64)
         key_numbers[block.place] = numbers[lookup(block.touched)]
-        rows = ready(KeyedRows(key_range, block.indptr, block.indices, block.values))
+        rows = prepare(KeyedRows(key_range, block.indptr, block.indices, block.values))
         lanes.append(
             (
                 rows,
                 key_numbers,
-                cut_rows_by_entries(rows.indptr, max(most // len(blocks), 1), piece),
+                cut_rows_by_entries(
+                    rows.indptr, max(max_entries // len(blocks), 1), n_piece_entries
+                ),
             )
         )
     del touched_ids, numbers, lookup
@@ -151,24 +160,24 @@ def plan_row_parts(
 def _make_part(
     communicator: Communicator,
     owners: KeyOwners,
-    some: Sequence[tuple[KeyedRows, NDArray[np.int64], EntrySlice]],
+    lane_cuts: Sequence[tuple[KeyedRows, NDArray[np.int64], EntrySlice]],
     buffers: ExchangeBuffers,
 ) -> TouchedRows:
     """Return one part with its exchange plan, made by all trainers together."""
     wanted_numbers, used_positions = [np.empty(0, np.int64)], []
-    for lane, numbers, cut in some:
+    for lane, numbers, cut in lane_cuts:
         is_used = np.zeros(len(numbers), np.bool_)
         is_used[lane.indices[cut.entries]] = True
         used_positions.append(np.flatnonzero(is_used))
         wanted_numbers.append(numbers[used_positions[-1]])
     fetch = _PartFetch(communicator, owners, np.concatenate(wanted_numbers), buffers)
     rows, first = [], 0
-    for (lane, numbers, cut), positions in zip(some, used_positions, strict=True):
+    for (lane, numbers, cut), positions in zip(lane_cuts, used_positions, strict=True):
         new_indices = np.empty(len(numbers), np.int32)
-        new_indices[positions] = fetch.place[first : first + len(positions)]
+        new_indices[positions] = fetch.value_positions[first : first + len(positions)]
         rows.append(take_row_slice(lane, cut, new_indices[lane.indices[cut.entries]]))
         first += len(positions)
-    del fetch.place  # it is contained in the rows now
+    del fetch.value_positions  # it is contained in the rows now
     return TouchedRows(fetch, rows)
 
 
@@ -179,17 +188,19 @@ class _PartFetch:
         self,
         communicator: Communicator,
         owners: KeyOwners,
-        numbers: NDArray[np.int64],
+        key_indices: NDArray[np.int64],
         buffers: ExchangeBuffers,
     ) -> None:
         self._communicator, self._buffers = communicator, buffers
-        positions_by_owner = owners.group_by_owner(numbers)
+        positions_by_owner = owners.group_by_owner(key_indices)
         #: Position of the value of each of `numbers` in the result.
-        self.place = np.empty(len(numbers), np.int32)
-        self.place[np.concatenate(positions_by_owner)] = np.arange(len(numbers), dtype=np.int32)
-        self._ends = np.cumsum([len(positions) for positions in positions_by_owner]).tolist()
+        self.value_positions = np.empty(len(key_indices), np.int32)
+        self.value_positions[np.concatenate(positions_by_owner)] = np.arange(
+            len(key_indices), dtype=np.int32
+        )
+        self._owner_ends = np.cumsum([len(positions) for positions in positions_by_owner]).tolist()
         wanted_numbers = communicator.alltoall(
-            [numbers[positions] for positions in positions_by_owner]
+            [key_indices[positions] for positions in positions_by_owner]
         )
         self._sent_positions = [
             owners.positions(rank_numbers).astype(np.int32) for rank_numbers in wanted_numbers
@@ -198,8 +209,8 @@ class _PartFetch:
     def __call__(self, values: Array) -> Array:
         rank = self._communicator.rank
         received = exchange_values(self._communicator, values, self._sent_positions, self._buffers)
-        buffer = self._buffers.get_buffer(values, self._ends[-1], "wanted")
-        for r, (start, stop) in enumerate(pairwise([0, *self._ends])):
+        buffer = self._buffers.get_buffer(values, self._owner_ends[-1], "wanted")
+        for r, (start, stop) in enumerate(pairwise([0, *self._owner_ends])):
             if r == rank:
                 np.take(
                     values, self._sent_positions[r], axis=0, out=buffer[start:stop], mode="clip"
@@ -217,24 +228,24 @@ class KeyOwners:
     communicator : Communicator
     bounds : ndarray of int64 of shape (n_lanes + 1,)
         Number of the first key of each lane, then the number of all keys.
-    own : sequence of KeyRange
+    own_ranges : sequence of KeyRange
     """
 
     def __init__(
-        self, communicator: Communicator, bounds: NDArray[np.int64], own: Sequence[KeyRange]
+        self, communicator: Communicator, bounds: NDArray[np.int64], own_ranges: Sequence[KeyRange]
     ) -> None:
         self._communicator = communicator
         self._bounds = bounds
-        self._own = own
-        self._firsts = np.array([key_range.first for key_range in own])
-        self._starts = np.array([key_range.own.start for key_range in own])
-        lanes = np.array([key_range.lane for key_range in own], np.int64)
+        self._own_ranges = own_ranges
+        self._firsts = np.array([key_range.first for key_range in own_ranges])
+        self._starts = np.array([key_range.own_slice.start for key_range in own_ranges])
+        lanes = np.array([key_range.lane for key_range in own_ranges], np.int64)
         # Rank of each lane: every rank sends the numbers of its lanes.
         self._owner = np.zeros(len(bounds) - 1, np.intp)
         for rank, (rank_lanes,) in enumerate(communicator.allgather([lanes])):
             self._owner[rank_lanes] = rank
 
-    def numbers(self, ids: Array, cuts: Array) -> NDArray[np.int64]:
+    def find_key_numbers(self, ids: Array, cuts: Array) -> NDArray[np.int64]:
         """Return the numbers of sorted ids, as their owners assign them."""
         # Lanes are ranges of ids, so each owns a slice of the sorted ids, which its trainer
         # numbers.
@@ -268,49 +279,49 @@ class KeyOwners:
         numbers = [
             IdLookup(key_range.ids)(lane_ids).astype(np.int64) + key_range.first
             for key_range, lane_ids in zip(
-                sorted(self._own, key=lambda r: r.lane), ids, strict=True
+                sorted(self._own_ranges, key=lambda r: r.lane), ids, strict=True
             )
         ]
         return np.concatenate([np.empty(0, np.int64), *numbers])
 
-    def group_by_owner(self, numbers: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-        """Return, by rank, the positions in `numbers` of the keys that it owns."""
+    def group_by_owner(self, key_indices: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+        """Return, by rank, the positions in `key_indices` of the keys that it owns."""
         # A lane without keys begins at the same number as the next lane; the last such lane is the
         # owner.
-        of_rank = self._owner[np.searchsorted(self._bounds, numbers, side="right") - 1]
+        of_rank = self._owner[np.searchsorted(self._bounds, key_indices, side="right") - 1]
         return [np.flatnonzero(of_rank == rank) for rank in range(self._communicator.size)]
 
-    def positions(self, numbers: NDArray[np.int64]) -> NDArray[np.intp]:
+    def positions(self, key_indices: NDArray[np.int64]) -> NDArray[np.intp]:
         """Return the positions of own keys in the own array of values."""
-        lane = np.searchsorted(self._firsts, numbers, side="right") - 1
-        positions: NDArray[np.intp] = (numbers - self._firsts[lane] + self._starts[lane]).astype(
-            np.intp
-        )
+        lane = np.searchsorted(self._firsts, key_indices, side="right") - 1
+        positions: NDArray[np.intp] = (
+            key_indices - self._firsts[lane] + self._starts[lane]
+        ).astype(np.intp)
         return positions
 
     def send_to_owners(
-        self, numbers: NDArray[np.int64], parts: Array
+        self, key_indices: NDArray[np.int64], contributions: Array
     ) -> tuple[NDArray[np.intp], Array]:
         """Send parts to the owners of keys; return own keys' positions and the parts of all."""
-        positions_by_owner = self.group_by_owner(numbers)
+        positions_by_owner = self.group_by_owner(key_indices)
         wanted_numbers = self._communicator.alltoall(
-            [numbers[positions] for positions in positions_by_owner]
+            [key_indices[positions] for positions in positions_by_owner]
         )
         received = self._communicator.alltoall(
-            [parts[positions] for positions in positions_by_owner]
+            [contributions[positions] for positions in positions_by_owner]
         )
         return self.positions(np.concatenate(wanted_numbers)), np.concatenate(received)
 
-    def at(self, numbers: NDArray[np.int64], values: Array) -> Array:
+    def gather(self, key_indices: NDArray[np.int64], values: Array) -> Array:
         """Return the values of any keys, fetched from their owners."""
-        positions_by_owner = self.group_by_owner(numbers)
+        positions_by_owner = self.group_by_owner(key_indices)
         wanted_numbers = self._communicator.alltoall(
-            [numbers[positions] for positions in positions_by_owner]
+            [key_indices[positions] for positions in positions_by_owner]
         )
         received = self._communicator.alltoall(
             [values[self.positions(rank_numbers)] for rank_numbers in wanted_numbers]
         )
-        out = np.empty((len(numbers), *values.shape[1:]), values.dtype)
+        out = np.empty((len(key_indices), *values.shape[1:]), values.dtype)
         for positions, received_values in zip(positions_by_owner, received, strict=True):
             out[positions] = received_values
         return out
@@ -320,11 +331,11 @@ class ExchangeBuffers:
     """Arrays for received values, allocated once: the first write to new memory is slow."""
 
     def __init__(self) -> None:
-        self._kept: dict[Any, Array] = {}
+        self._buffers: dict[Any, Array] = {}
 
     def get_buffer(self, values: Array, n: int, name: Any) -> Array:
         """Return an array for `n` values of this shape and dtype, aligned to a cache line."""
-        buffer_kept = self._kept.get(name)
+        buffer_kept = self._buffers.get(name)
         is_alike = buffer_kept is not None and (buffer_kept.dtype, buffer_kept.shape[1:]) == (
             values.dtype,
             values.shape[1:],
@@ -336,7 +347,7 @@ class ExchangeBuffers:
             buffer = np.empty(size + _CACHE_LINE_BYTES, np.uint8)
             # Skip the bytes before a cache line, so that values begin at one.
             start = -buffer.ctypes.data % _CACHE_LINE_BYTES
-            buffer_kept = self._kept[name] = (
+            buffer_kept = self._buffers[name] = (
                 buffer[start : start + size].view(values.dtype).reshape(shape)
             )
         return buffer_kept[:n]
@@ -350,18 +361,24 @@ class Halo:
     communicator : Communicator
     owners : KeyOwners
         Owners of the keys.
-    numbers : ndarray of int64 of shape (n,)
+    key_indices : ndarray of int64 of shape (n,)
         Numbers of the keys whose values are fetched, in the order of the result.
     """
 
     def __init__(
-        self, communicator: Communicator, owners: KeyOwners, numbers: NDArray[np.int64]
+        self, communicator: Communicator, owners: KeyOwners, key_indices: NDArray[np.int64]
     ) -> None:
-        self._communicator, self._n, self._buffers = communicator, len(numbers), ExchangeBuffers()
+        self._communicator, self._n, self._buffers = (
+            communicator,
+            len(key_indices),
+            ExchangeBuffers(),
+        )
         #: Positions in the result of the values from each rank.
-        self._place = owners.group_by_owner(numbers)
+        self._positions_by_rank = owners.group_by_owner(key_indices)
         # Each rank learns once which of its values the others need.
-        wanted_numbers = communicator.alltoall([numbers[positions] for positions in self._place])
+        wanted_numbers = communicator.alltoall(
+            [key_indices[positions] for positions in self._positions_by_rank]
+        )
         #: Positions of the own values that are sent to each rank.
         self._sent_positions = [owners.positions(rank_numbers) for rank_numbers in wanted_numbers]
 
@@ -369,10 +386,10 @@ class Halo:
         """Return the fetched values, from all ranks; valid until the next call."""
         received = exchange_values(self._communicator, values, self._sent_positions, self._buffers)
         rank, buffer = self._communicator.rank, self._buffers.get_buffer(values, self._n, "wanted")
-        for r, positions in enumerate(self._place):
+        for r, positions in enumerate(self._positions_by_rank):
             if r != rank:
                 buffer[positions] = received[r]
-        own_positions, place_here = self._sent_positions[rank], self._place[rank]
+        own_positions, place_here = self._sent_positions[rank], self._positions_by_rank[rank]
         # Own values never leave the process; they are copied in tiles.
         for start in range(0, len(own_positions), _VALUES_AT_ONCE):
             piece = slice(start, start + _VALUES_AT_ONCE)

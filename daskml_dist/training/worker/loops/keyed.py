@@ -53,7 +53,7 @@ def run_keyed_loop(context: Context) -> KeyedSolution:
         solution: KeyedSolution = context.fit.keyed_work.solver.solve(keyed)
         keyed.end()
     solution.lanes = {
-        space: {key_range.lane: key_range.own for key_range in keyed.ranges(space)}
+        space: {key_range.lane: key_range.own_slice for key_range in keyed.ranges(space)}
         for space in solution.values
     }
     solution.ids = {
@@ -87,19 +87,19 @@ class _KeyedTrainer(SolverView):
         self._owners: dict[str, KeyOwners] = {}
         self._halos: dict[str, Halo] = {}
         self._rows: dict[str, list[KeyedRows]] = {}
-        self._parts: dict[str, tuple[list[TouchedRows], list[TouchedRows]]] = {}
+        self._parts_by_side: dict[str, tuple[list[TouchedRows], list[TouchedRows]]] = {}
         self._is_due = False
         self._copied_at = time.perf_counter()
         self._copy_seconds = 0.0
         # The slice of each lane's values in this trainer's array of values.
         slices = {
-            s: {key_range.lane: key_range.own for key_range in ranges}
+            s: {key_range.lane: key_range.own_slice for key_range in ranges}
             for s, ranges in self._own_ranges.items()
         }
         self._checkpoints = BuddyCheckpoints(context, slices)
         # After a loss, the values of the last iteration that is complete for all lanes.
         latest, self.kept = self._checkpoints.agree_on_latest()
-        self.n_done, self.small = latest.n_iter, latest.small
+        self.n_done, self.solver_state = latest.n_iter, latest.solver_state
         self._repeat_reports(latest.reports)
 
     def _gather_bounds(self, blocks: Mapping[str, list[KeyedBlock]]) -> dict[str, Array]:
@@ -141,19 +141,19 @@ class _KeyedTrainer(SolverView):
         self,
         side: str,
         values: Array,
-        ready: Callable[[KeyedRows], KeyedRows],
-        piece: int | None = None,
-        again: bool = False,
+        prepare: Callable[[KeyedRows], KeyedRows],
+        n_piece_entries: int | None = None,
+        only_long_rows: bool = False,
     ) -> Iterator[tuple[Array, Callable[[Callable[[KeyedRows], R]], list[R]]]]:
         """Yield touched values and a map over their rows, part by part if not all values fit.
 
-        `ready` prepares rows once. `piece` is the unit at which long rows may be cut, None if they
-        may not be. With `again`, only the pieces of long rows are yielded.
+        `prepare` prepares rows once. `n_piece_entries` is the unit at which long rows may be cut,
+        None if they may not be. With `only_long_rows`, only the pieces of long rows are yielded.
         """
-        if side not in self._parts:
-            self._parts[side] = self._plan_parts(side, values, ready, piece)
-        piece_parts, row_parts = self._parts[side]
-        for part in piece_parts if again else [*piece_parts, *row_parts]:
+        if side not in self._parts_by_side:
+            self._parts_by_side[side] = self._plan_parts(side, values, prepare, n_piece_entries)
+        piece_parts, row_parts = self._parts_by_side[side]
+        for part in piece_parts if only_long_rows else [*piece_parts, *row_parts]:
             yield part.fetch(values), partial(self._map_rows, part.rows)
 
     def _map_rows(self, rows: list[KeyedRows], function: Callable[[KeyedRows], R]) -> list[R]:
@@ -161,7 +161,11 @@ class _KeyedTrainer(SolverView):
         return self._context.map(function, rows)
 
     def _plan_parts(
-        self, side: str, values: Array, ready: Callable[[KeyedRows], KeyedRows], piece: int | None
+        self,
+        side: str,
+        values: Array,
+        prepare: Callable[[KeyedRows], KeyedRows],
+        n_piece_entries: int | None,
     ) -> tuple[list[TouchedRows], list[TouchedRows]]:
         """Return the parts of a side: a single one if every trainer has room for all values."""
         blocks = self._blocks[side]
@@ -175,21 +179,23 @@ class _KeyedTrainer(SolverView):
             for (fits_there,) in self._communicator.allgather([np.array([fits])])
         ):
             halo = self._get_halo(side)
-            return [], [TouchedRows(halo.fetch, [ready(rows) for rows in self._rows[side]])]
+            return [], [TouchedRows(halo.fetch, [prepare(rows) for rows in self._rows[side]])]
         own_side = blocks[0].side
         owners, ranges = self._get_owners(own_side.columns), self._own_ranges[own_side.rows]
         max_values = max((max_bytes or 0) // nbytes, 1)
-        return plan_row_parts(self._communicator, owners, blocks, ranges, ready, max_values, piece)
+        return plan_row_parts(
+            self._communicator, owners, blocks, ranges, prepare, max_values, n_piece_entries
+        )
 
-    def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:
+    def gather(self, space: str, key_indices: NDArray[np.int64], values: Array) -> Array:
         """Return the values of any keys, from their owners."""
-        return self._get_owners(space).at(numbers, values)
+        return self._get_owners(space).gather(key_indices, values)
 
-    def sent(
-        self, space: str, numbers: NDArray[np.int64], parts: Array
+    def scatter(
+        self, space: str, key_indices: NDArray[np.int64], contributions: Array
     ) -> tuple[NDArray[np.intp], Array]:
         """Send parts to the owners of any keys; return own keys' positions, and their parts."""
-        return self._get_owners(space).send_to_owners(numbers, parts)
+        return self._get_owners(space).send_to_owners(key_indices, contributions)
 
     def _get_owners(self, space: str) -> KeyOwners:
         """Return the owners of a space's keys, determined once."""
@@ -206,7 +212,7 @@ class _KeyedTrainer(SolverView):
             touched_ids, indices, positions = arrange_touched_keys(blocks)
             numbers = np.empty(len(touched_ids), np.int64)
             # Values are stored in the order to which the entries' indices refer.
-            numbers[positions] = owners.numbers(touched_ids, blocks[0].column_cuts)
+            numbers[positions] = owners.find_key_numbers(touched_ids, blocks[0].column_cuts)
             self._halos[side] = Halo(self._communicator, owners, numbers)
             rows = self._own_ranges[blocks[0].side.rows]
             self._rows[side] = [
@@ -217,9 +223,9 @@ class _KeyedTrainer(SolverView):
 
     # -- sums over all trainers ----------------------------------------------------------------
 
-    def sum(self, parts: Sequence[Any]) -> NDArray[np.float64]:
+    def sum(self, lane_terms: Sequence[Any]) -> NDArray[np.float64]:
         """Return the sum over the lanes of all trainers, in lane order."""
-        own_parts = [np.asarray(part, dtype=np.float64) for part in parts]
+        own_parts = [np.asarray(part, dtype=np.float64) for part in lane_terms]
         shape, size = own_parts[0].shape, own_parts[0].size
         # One row per lane, filled by its trainer: the all-reduce then only adds zeros, and each
         # rank adds the lanes in order, with the same bits.
@@ -251,14 +257,14 @@ class _KeyedTrainer(SolverView):
         self,
         values: Mapping[str, Array],
         n_iter: int,
-        small: Any = None,
+        solver_state: Any = None,
         loss: float = float("nan"),
     ) -> None:
         """Report an iteration, and copy its values to another process if a copy is due."""
         self._count_iteration(self._context.fit.keyed_work.solver, loss, float(self.n_rows))
         if self._is_due:
             began = time.perf_counter()
-            self._checkpoints.keep(values, n_iter, small, self._reports)
+            self._checkpoints.keep(values, n_iter, solver_state, self._reports)
             self._copied_at, self._is_due = time.perf_counter(), False
             self._copy_seconds = self._copied_at - began
         self._end_pass()
@@ -283,7 +289,7 @@ class BuddyCheckpoint:
     ----------
     n_iter : int
         Number of iterations; 0: the solver starts.
-    small : ndarray of float64 or None
+    solver_state : ndarray of float64 or None
         State of the solver besides the keys' values, the same in all trainers.
     reports : sequence of ndarray
         Report of each iteration up to this one.
@@ -293,7 +299,7 @@ class BuddyCheckpoint:
     """
 
     n_iter: int = 0
-    small: NDArray[np.float64] | None = None
+    solver_state: NDArray[np.float64] | None = None
     reports: Sequence[Array] = ()
     lanes: dict[int, dict[str, Array]] = field(default_factory=dict)
 
@@ -306,33 +312,35 @@ class BuddyCheckpoints:
     Parameters
     ----------
     context : Context
-    own : mapping of str to mapping of int to slice
+    own_slices : mapping of str to mapping of int to slice
         By space, the slice of each own lane's values in this trainer's array of values.
     """
 
-    def __init__(self, context: Context, own: Mapping[str, Mapping[int, slice]]) -> None:
+    def __init__(self, context: Context, own_slices: Mapping[str, Mapping[int, slice]]) -> None:
         self._communicator = context.communicator
         self._generation = context.generation
         self._n_lanes = len(context.lane_rows)
-        self._own = own
-        self._kept: list[BuddyCheckpoint] = context.memory.setdefault("buddy_checkpoints", [])
+        self._own_slices = own_slices
+        self._checkpoints: list[BuddyCheckpoint] = context.memory.setdefault(
+            "buddy_checkpoints", []
+        )
         own_process = np.array([_PROCESS, os.getpid()])
         processes = [tuple(p.tolist()) for (p,) in self._communicator.allgather([own_process])]
         #: Buddy of each rank, which keeps its copy; the rank itself if all are in one process.
         self._buddies = [_next_other_process(rank, processes) for rank in range(len(processes))]
 
     def keep(
-        self, values: Mapping[str, Array], n_iter: int, small: Any, reports: list[Array]
+        self, values: Mapping[str, Array], n_iter: int, solver_state: Any, reports: list[Array]
     ) -> None:
         """Copy this trainer's values after an iteration, and send the copy to the buddy."""
-        small_copy = None if small is None else np.array(small, np.float64)
+        small_copy = None if solver_state is None else np.array(solver_state, np.float64)
         checkpoint = BuddyCheckpoint(n_iter, small_copy, list(reports))
         for space, array in values.items():
-            for lane, own_slice in self._own[space].items():
+            for lane, own_slice in self._own_slices[space].items():
                 checkpoint.lanes.setdefault(lane, {})[space] = array[own_slice].copy()
         checkpoint.lanes.update(self._exchange_with_buddy(checkpoint.lanes))
         # The older one is replaced only now, so that a failed exchange leaves both.
-        self._kept[:] = [*self._kept[-1:], checkpoint]
+        self._checkpoints[:] = [*self._checkpoints[-1:], checkpoint]
 
     def _exchange_with_buddy(
         self, lanes: dict[int, dict[str, Array]]
@@ -352,23 +360,25 @@ class BuddyCheckpoints:
     def agree_on_latest(self) -> tuple[BuddyCheckpoint, dict[str, Array] | None]:
         """Return the last checkpoint of all lanes, and this trainer's lanes' values by space."""
         if not self._generation:
-            self._kept.clear()
+            self._checkpoints.clear()
             return BuddyCheckpoint(), None
         n_iter, holders = self._find_latest_whole()
-        self._kept[:] = [checkpoint for checkpoint in self._kept if checkpoint.n_iter == n_iter]
+        self._checkpoints[:] = [
+            checkpoint for checkpoint in self._checkpoints if checkpoint.n_iter == n_iter
+        ]
         if not n_iter:
             return BuddyCheckpoint(), None
-        checkpoint = self._kept[0] if self._kept else None
+        checkpoint = self._checkpoints[0] if self._checkpoints else None
         lanes = self._collect_own_lanes(checkpoint, holders)
         small, reports = self._share_facts(checkpoint, holders[min(holders)])
         # Another trainer may be lost before the next copy, so this one is exchanged again, and all
         # known values are kept until then.
         kept_lanes = {} if checkpoint is None else checkpoint.lanes
         all_lanes = {**kept_lanes, **lanes, **self._exchange_with_buddy(lanes)}
-        self._kept[:] = [latest := BuddyCheckpoint(n_iter, small, reports, all_lanes)]
+        self._checkpoints[:] = [latest := BuddyCheckpoint(n_iter, small, reports, all_lanes)]
         values = {
             space: np.concatenate([lanes[lane][space] for lane in own_slices])
-            for space, own_slices in self._own.items()
+            for space, own_slices in self._own_slices.items()
             if all(space in lanes[lane] for lane in own_slices)
         }
         return latest, values
@@ -376,7 +386,11 @@ class BuddyCheckpoints:
     def _find_latest_whole(self) -> tuple[int, dict[int, int]]:
         """Return the last iteration complete for all lanes (0: none), and a rank with each lane."""
         own_lanes = np.array(
-            [(checkpoint.n_iter, lane) for checkpoint in self._kept for lane in checkpoint.lanes],
+            [
+                (checkpoint.n_iter, lane)
+                for checkpoint in self._checkpoints
+                for lane in checkpoint.lanes
+            ],
             np.int64,
         ).reshape(-1, 2)
         ranks_by_iteration: dict[int, dict[int, int]] = {}
@@ -390,28 +404,34 @@ class BuddyCheckpoints:
         return best, ranks_by_iteration.get(best, {})
 
     def _collect_own_lanes(
-        self, kept: BuddyCheckpoint | None, holders: dict[int, int]
+        self, checkpoint: BuddyCheckpoint | None, holders: dict[int, int]
     ) -> dict[int, dict[str, Array]]:
         """Return the values of this trainer's lanes, sent by the ranks `holders`."""
         communicator = self._communicator
         lane_numbers = np.array(
-            [lane for slices in self._own.values() for lane in slices], np.int64
+            [lane for slices in self._own_slices.values() for lane in slices], np.int64
         )
         sent = []
         for (lanes,) in communicator.allgather([np.unique(lane_numbers)]):
             own_lanes = [lane for lane in lanes.tolist() if holders[lane] == communicator.rank]
-            sent.append(_pack_lanes({lane: kept.lanes[lane] for lane in own_lanes} if kept else {}))
+            sent.append(
+                _pack_lanes(
+                    {lane: checkpoint.lanes[lane] for lane in own_lanes} if checkpoint else {}
+                )
+            )
         received: dict[int, dict[str, Array]] = {}
         for packed in communicator.alltoall(sent):
             received.update(_unpack_lanes(packed))
         return received
 
-    def _share_facts(self, kept: BuddyCheckpoint | None, holder: int) -> tuple[Any, list[Array]]:
+    def _share_facts(
+        self, checkpoint: BuddyCheckpoint | None, holder: int
+    ) -> tuple[Any, list[Array]]:
         """Return the solver's small state and the reports, sent by the rank `holder`."""
 
         def pack() -> NDArray[np.uint8]:
-            assert kept is not None
-            facts = [kept.small, np.array(kept.reports)]
+            assert checkpoint is not None
+            facts = [checkpoint.solver_state, np.array(checkpoint.reports)]
             return np.frombuffer(pack_object(facts, {}), np.uint8)
 
         small, reports = unpack_object(broadcast_from(self._communicator, holder, pack), {})

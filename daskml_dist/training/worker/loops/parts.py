@@ -62,7 +62,7 @@ class PartSteps(BulkSteps):
     def __init__(self, context: Context, connection: ShardedConnection) -> None:
         super().__init__(context, connection)
         self._ids = context.fit.steps.model.own_ids
-        self._own = np.arange(len(self._ids))
+        self._all_positions = np.arange(len(self._ids))
         held_rows, self._clock = self._agree_on_start()
         self._replica = self._make_replica(held_rows)
         #: Steps of each lane that the copy includes.
@@ -109,30 +109,30 @@ class PartSteps(BulkSteps):
         held_rows: HeldRows = self._connection.call("take_held")["blob"]
         return held_rows, min(start, held_rows.clock)
 
-    def _share_rows(self, kept: HeldRows | None, owner: int) -> HeldRows:
+    def _share_rows(self, held_rows: HeldRows | None, owner: int) -> HeldRows:
         """Return the rows of trainer `owner`; all others pass None."""
         names = sorted(self._fit.steps.held_rule.state_names)
         own_arrays: list[NDArray[Any]] = []
-        if kept is not None:
-            counts = np.array([kept.step, kept.clock])
-            own_arrays = [counts, kept.w, *(kept.opt_state[name] for name in names)]
+        if held_rows is not None:
+            counts = np.array([held_rows.step, held_rows.clock])
+            own_arrays = [counts, held_rows.w, *(held_rows.opt_state[name] for name in names)]
         counts, w, *arrays = self._context.communicator.allgather(own_arrays)[owner]
         step, clock = counts.tolist()
         return HeldRows(self._ids, w, dict(zip(names, arrays, strict=True)), step, clock)
 
-    def _make_replica(self, held: HeldRows) -> Shard:
+    def _make_replica(self, held_rows: HeldRows) -> Shard:
         """Return a shard with a copy of only these rows."""
-        held = copy_held_rows(held)
-        state = ShardState(held.w, held.opt_state, held.step)
+        held_rows = copy_held_rows(held_rows)
+        state = ShardState(held_rows.w, held_rows.opt_state, held_rows.step)
         return Shard(self._fit.steps.held_rule, state)
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def run_steps_of_pass(self, number: int) -> None:
+    def run_steps_of_pass(self, pass_number: int) -> None:
         """Make the steps of a pass, and store the rows on the first server at intervals."""
         # Servers count the updates of each lane.
         interval = -(-self._context.snapshot_every // len(self._context.lane_rows))
-        end = number * self._fit.work.n_steps
+        end = pass_number * self._fit.work.n_steps
         while self._clock < end:
             self._context.raise_if_stopped()
             self.step()
@@ -169,5 +169,5 @@ class PartSteps(BulkSteps):
         # Lanes may have gone back to a clock before steps that the copy already includes.
         if self._clock >= self._held_clock:
             rows = self._context.step_rows(self._clock % self._fit.work.n_steps)
-            self._replica.apply(total, rows, self._own)
+            self._replica.apply(total, rows, self._all_positions)
             self._held_clock = self._clock + 1

@@ -74,7 +74,7 @@ class PipelineSteps:
         )
         peers = context.communicator
         self._lines = PairMessages(peers) if isinstance(peers, PeerGroup) else None
-        self._own: dict[tuple[int, int], Arrays] = {}
+        self._own_messages: dict[tuple[int, int], Arrays] = {}
         # The micro-batches of a step in this pipeline, in lane order.
         lane_numbers = np.array([lane.number for lane in self._context.lanes])
         lanes = self._context.communicator.allgather([lane_numbers])
@@ -85,7 +85,7 @@ class PipelineSteps:
         ]
         self._alike = None
         if isinstance(peers, PeerGroup) and self._stages.stage is not None:
-            self._alike = peers.among(self._stages.ranks_of_same_stage)
+            self._alike = peers.make_subgroup(self._stages.ranks_of_same_stage)
         #: For each micro-batch, the rows, activations and gradient that its backward pass needs.
         self._live: dict[int, tuple[BatchRows, Any, Any]] = {}
         self._losses: dict[int, float] = {}
@@ -107,28 +107,30 @@ class PipelineSteps:
 
     # -- messages ------------------------------------------------------------------------------
 
-    def _send_to_stage(self, to: int, kind: int, number: int, arrays: Arrays) -> None:
+    def _send_to_stage(
+        self, target_rank: int, kind: int, message_number: int, arrays: Arrays
+    ) -> None:
         """Send arrays to a rank; arrays for this rank are only stored."""
-        if self._lines is None or to == self._context.rank:
-            self._own[kind, number] = arrays
+        if self._lines is None or target_rank == self._context.rank:
+            self._own_messages[kind, message_number] = arrays
         else:
             # Messages are sent from host memory.
             host = [self._placement.to_host(array) for array in arrays]
             # Activations and gradients are read soon; rows and targets of a step are all sent in
             # advance.
             awaited = kind in (_FORWARD, _BACKWARD)
-            self._lines.send(to, kind + 8 * number, host, awaited=awaited)
+            self._lines.send(target_rank, kind + 8 * message_number, host, awaited=awaited)
 
-    def _receive_from_stage(self, source: int, kind: int, number: int) -> Arrays:
+    def _receive_from_stage(self, source_rank: int, kind: int, message_number: int) -> Arrays:
         """Receive arrays from a rank, on the device."""
-        if self._lines is None or source == self._context.rank:
-            return self._own.pop((kind, number))
-        arrays = self._lines.receive(source, kind + 8 * number)
+        if self._lines is None or source_rank == self._context.rank:
+            return self._own_messages.pop((kind, message_number))
+        arrays = self._lines.receive(source_rank, kind + 8 * message_number)
         return [self._placement.to_device(array) for array in arrays]
 
     # -- a step --------------------------------------------------------------------------------
 
-    def steps(self, clock: int, most: int) -> int:
+    def steps(self, clock: int, max_steps: int) -> int:
         """Take the next step; return 1, the number of steps taken."""
         context = self._context
         # 1. Send rows and targets to the first and last stages.
@@ -212,13 +214,13 @@ class PipelineSteps:
                 self._send_to_stage(owners[lane], _LOSS, lane, [np.array(loss)])
         return list(parts.items())
 
-    def _get_gradient_sum(self, parts: dict[int, Any], lane: int) -> Any:
+    def _get_gradient_sum(self, gradient_sums: dict[int, Any], lane: int) -> Any:
         """Return the array of a lane's gradient, shared by all lanes unless deterministic."""
         lane = lane if self._context.fit.run.deterministic else 0
-        if lane not in parts:
+        if lane not in gradient_sums:
             w = self._shard.w
-            parts[lane] = zeros(w.shape, w.dtype, like=w)
-        return parts[lane]
+            gradient_sums[lane] = zeros(w.shape, w.dtype, like=w)
+        return gradient_sums[lane]
 
     def _run_forward(self, stage: int, job: _MicroBatch) -> None:
         """Run this trainer's layers forward on a micro-batch, and send on the output."""
@@ -268,20 +270,20 @@ class PipelineSteps:
                 holders[stage - 1], _BACKWARD, job.number, [copy_array(input_gradient)]
             )
 
-    def _sum_pipelines(self, parts: list[tuple[int, Any]]) -> Any:
+    def _sum_pipelines(self, lane_gradients: list[tuple[int, Any]]) -> Any:
         """Return the sum of the gradients of all lanes of all pipelines."""
         same_stage = self._alike
         if not self._context.fit.run.deterministic:
-            total = parts[0][1]
+            total = lane_gradients[0][1]
             return (
                 total if same_stage is None or same_stage.size == 1 else same_stage.allreduce(total)
             )
-        own_parts = [(lane, self._placement.to_host(part)) for lane, part in parts]
+        own_parts = [(lane, self._placement.to_host(part)) for lane, part in lane_gradients]
         return self._placement.to_device(
             sum_in_lane_order(gather_lane_parts(same_stage, own_parts))[1]
         )
 
-    def draw_rows_ahead(self, clock: int, most: int) -> None:
+    def draw_rows_ahead(self, clock: int, max_steps: int) -> None:
         """Do nothing: rows are drawn with each step."""
 
     # -- state ---------------------------------------------------------------------------------
@@ -308,9 +310,9 @@ class PipelineSteps:
         (shard,) = (
             lane.shard for lane in join_lane_snapshots(lanes).values() if lane.shard is not None
         )
-        self._shard.restore(self._placement.enter(shard.part(self._rows)))
+        self._shard.restore(self._placement.enter(shard.slice_rows(self._rows)))
 
-    def left(self) -> InterruptedState | None:
+    def get_interrupted_state(self) -> InterruptedState | None:
         """Return the parameters at an interruption, if one trainer holds all of them."""
         if self._stages.n_stages > 1 or (state := self.state()) is None:
             return None

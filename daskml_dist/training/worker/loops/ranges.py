@@ -31,7 +31,7 @@ def run_ranges_loop(context: Context) -> Solution | None:
         ranges = _TrainerRanges(context, connection)
         solution = solver.solve_in_ranges(context.fit.work.model, ranges, ranges.start())
         ranges.end()
-        w = ranges.whole(solution.w).reshape(context.fit.rounds.shape or ())
+        w = ranges.gather(solution.w).reshape(context.fit.rounds.shape or ())
     return None if context.rank else dataclasses.replace(solution, w=w)
 
 
@@ -44,18 +44,18 @@ class _TrainerRanges(SolverView):
         self._sums = LaneSums(context)
         self._bounds = self._communicator.bounds(int(np.prod(context.fit.rounds.shape or ())))
         # A contiguous range of every vector of the solver.
-        self.own = slice(*self._bounds[context.rank : context.rank + 2])
+        self.own_range = slice(*self._bounds[context.rank : context.rank + 2])
         state = self._agree_on_point(context.memory.get("point")).state
-        self._begin: Array | None = None if state is None else state["w"]
-        self._last = self._begin
+        self._initial_vector: Array | None = None if state is None else state["w"]
+        self._last = self._initial_vector
 
     def start(self) -> Array:
         """Return the own range of the initial vector."""
-        if self._begin is not None:
-            return self._begin[self.own].copy()
+        if self._initial_vector is not None:
+            return self._initial_vector[self.own_range].copy()
         start = self._context.fit.rounds.first()
         assert start is not None
-        return start.ravel()[self.own]
+        return start.ravel()[self.own_range]
 
     def keep(self, n_iter: int) -> None:
         """Keep the last whole point as the point of iteration `n_iter`."""
@@ -80,14 +80,16 @@ class _TrainerRanges(SolverView):
 
     # -- vectors -------------------------------------------------------------------------------
 
-    def whole(self, own: Array) -> Array:
+    def gather(self, own_values: Array) -> Array:
         """Return a whole vector from the ranges of all trainers."""
-        self._last = np.concatenate([part for (part,) in self._communicator.allgather([own])])
+        self._last = np.concatenate(
+            [part for (part,) in self._communicator.allgather([own_values])]
+        )
         return self._last
 
     def __call__(self, statistic: Statistic) -> Array:
         """Return the numbers at the start of a sum, and the own range of each of its vectors."""
-        total = self._sums.total(statistic, len(self._reports) + 1)
+        total = self._sums.sum_lanes(statistic, len(self._reports) + 1)
         total[2 - EXTRA :] = self._context.count_moved_bytes()
         n, size = statistic.n_numbers, self._bounds[-1]
         # All-reduced: loss, rows, bytes, whether to stop (only the first trainer knows), and the

@@ -72,7 +72,7 @@ def run_replicas_loop(context: Context) -> ShardState | StateParts | None:
                 snapshot = snapshots[lane.number]
                 lane.sums = snapshot.loss, snapshot.rows, snapshot.steps
             run.restore(snapshots)
-        context.set_left_behind(run.left)
+        context.set_left_behind(run.get_interrupted_state)
         _run_passes(context, connection, run)
         state = run.state()
         return state if context.rank == 0 or isinstance(state, StateParts) else None
@@ -110,18 +110,18 @@ def _run_passes(context: Context, connection: ShardedConnection, run: _ReplicaSt
             return
 
 
-def _steps_to_stop(context: Context, done: int) -> int:
+def _steps_to_stop(context: Context, clock: int) -> int:
     """Return the number of steps from a clock to the end of the pass, or to the next snapshot."""
-    n_steps = context.fit.work.n_steps - done % context.fit.work.n_steps
+    n_steps = context.fit.work.n_steps - clock % context.fit.work.n_steps
     if context.snapshot_every:
-        n_steps = min(n_steps, context.snapshot_every - done % context.snapshot_every)
+        n_steps = min(n_steps, context.snapshot_every - clock % context.snapshot_every)
     return n_steps
 
 
-def _draw_ahead(context: Context, run: _ReplicaSteps, done: int) -> None:
+def _draw_ahead(context: Context, run: _ReplicaSteps, clock: int) -> None:
     """Draw the rows of the next steps while the other trainers' reports arrive."""
-    if done < context.fit.work.stopping.max_iter * context.fit.work.n_steps:
-        run.draw_rows_ahead(done, _steps_to_stop(context, done))
+    if clock < context.fit.work.stopping.max_iter * context.fit.work.n_steps:
+        run.draw_rows_ahead(clock, _steps_to_stop(context, clock))
 
 
 class SummedSteps:
@@ -167,14 +167,14 @@ class SummedSteps:
         )
         self._team = ReplicaTeamSteps(context, self.replica, self._in_order)
 
-    def steps(self, clock: int, most: int) -> int:
+    def steps(self, clock: int, max_steps: int) -> int:
         """Take the next steps from a clock on; return how many were taken."""
         # One lane in total: no exchange, so all steps are taken in one call.
         if self._alone is not None:
-            self._alone.take(most)
-            return most
+            self._alone.take(max_steps)
+            return max_steps
         # Several trainers on one host: many steps in one compiled loop, through shared memory.
-        if self._compressed is None and (n_taken := self._team.take(clock, most)):
+        if self._compressed is None and (n_taken := self._team.take(clock, max_steps)):
             return n_taken
         last = clock + 1 == self._fit.work.stopping.max_iter * self._fit.work.n_steps
         self.step(self._context.step_rows(clock % self._fit.work.n_steps), last=last)
@@ -199,12 +199,12 @@ class SummedSteps:
             index, total = None, self._context.communicator.allreduce(self._sum_own_lanes())
         self.replica.apply(total, rows, index)
 
-    def draw_rows_ahead(self, clock: int, most: int) -> None:
+    def draw_rows_ahead(self, clock: int, max_steps: int) -> None:
         """Draw the rows of the next steps."""
         if self._alone is not None:
-            self._alone.draw_rows_ahead(most)
+            self._alone.draw_rows_ahead(max_steps)
         elif self._compressed is None:
-            self._team.draw_rows_ahead(most)
+            self._team.draw_rows_ahead(max_steps)
 
     def _sum_own_lanes(self) -> Any:
         """Return the sum of the gradients of this trainer's lanes."""
@@ -257,11 +257,11 @@ class SummedSteps:
         return None, sums.add_up(gradients, self._exchange, last=last)
 
     def _sum_compressed_rows(
-        self, sums: FeedbackSum, own: dict[int, tuple[Any, NDArray[Any]]], last: bool
+        self, sums: FeedbackSum, own_gradients: dict[int, tuple[Any, NDArray[Any]]], last: bool
     ) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
         """Return the sum of the gradients of the rows that lanes touch."""
         arrays_sent = {}
-        for n, (index, gradient) in own.items():
+        for n, (index, gradient) in own_gradients.items():
             if last:
                 values, index = sums.flush(n, gradient, index)
                 arrays_sent[n] = [index, values]
@@ -282,11 +282,13 @@ class SummedSteps:
         """Return the exchange of compressed gradients between lanes."""
         communicator = self._context.communicator
 
-        def add(own: dict[int, NDArray[Any]]) -> NDArray[Any]:
+        def add(own_arrays: dict[int, NDArray[Any]]) -> NDArray[Any]:
             """Return the sum of the arrays of all lanes."""
             if self._fit.run.deterministic:
-                return sum_in_lane_order(gather_lane_parts(communicator, list(own.items())))[1]
-            first, *other_arrays = own.values()
+                return sum_in_lane_order(gather_lane_parts(communicator, list(own_arrays.items())))[
+                    1
+                ]
+            first, *other_arrays = own_arrays.values()
             total = first.copy()
             for array in other_arrays:
                 total += array
@@ -306,7 +308,9 @@ class SummedSteps:
             lane.number: LaneSnapshot(
                 *lane.sums,
                 None if lane.number else self.snapshot_replica(),
-                kept={} if self._compressed is None else self._compressed.snapshot(lane.number),
+                residuals={}
+                if self._compressed is None
+                else self._compressed.snapshot(lane.number),
             )
             for lane in self._lanes
         }
@@ -317,11 +321,11 @@ class SummedSteps:
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Restore the replica from lane 0's snapshot, and each lane's residual."""
-        self.replica.restore(self._placement.enter(lanes[0].held))
+        self.replica.restore(self._placement.enter(lanes[0].own_shard))
         if self._compressed is not None:
-            self._compressed.restore({n: lane.kept for n, lane in lanes.items()})
+            self._compressed.restore({n: lane.residuals for n, lane in lanes.items()})
 
-    def left(self) -> InterruptedState:
+    def get_interrupted_state(self) -> InterruptedState:
         """Return the replica's state at an interruption."""
         return InterruptedState(self.state(), rows=sum(lane.sums[1] for lane in self._lanes))
 
@@ -367,25 +371,29 @@ class AveragedSteps:
             number: self._placement.make_replica(start(number), rule=rule.scale_to_share(share))
             for number, share in self._shares.items()
         }
-        self._own = [
+        self._lane_steps = [
             make_lane_steps(context, lane, self.replicas[lane.number]) for lane in context.lanes
         ]
-        self._every = context.fit.steps.policy.average_every
+        self._average_every = context.fit.steps.policy.average_every
         if self._fit.work.compression is not None:
             for replica in self.replicas.values():
                 # The residuals of an earlier fit's lanes do not belong to this fit.
                 replica.opt_state["outer_residual"][...] = 0
-                if not self._every:  # the only progress of a lane is measured from the start
+                if (
+                    not self._average_every
+                ):  # the only progress of a lane is measured from the start
                     replica.opt_state["outer_origin"][...] = replica.w
         # Allocated once: writing to new memory takes longer than computing the mean.
         w = self.replicas[context.lanes[0].number].w
-        self._mean_buffer = np.empty(w.shape, w.dtype) if self._every and is_host(w) else None
+        self._mean_buffer = (
+            np.empty(w.shape, w.dtype) if self._average_every and is_host(w) else None
+        )
 
-    def steps(self, clock: int, most: int) -> int:
+    def steps(self, clock: int, max_steps: int) -> int:
         """Take the next steps from a clock on, at most to the next averaging; return how many."""
-        count = self._steps_to_average(clock, most)
-        self._context.map(lambda lane_steps: lane_steps.take(count), self._own)
-        if self._every and (clock + count) % self._every == 0:
+        count = self._steps_to_average(clock, max_steps)
+        self._context.map(lambda lane_steps: lane_steps.take(count), self._lane_steps)
+        if self._average_every and (clock + count) % self._average_every == 0:
             # Lazily regularised parameters are averaged without the pending penalty; each lane
             # applies it when it touches them.
             values = {n: replica.w for n, replica in self.replicas.items()}
@@ -397,14 +405,18 @@ class AveragedSteps:
                 replica.take_outer_step(self._placement.to_device(mean))
         return count
 
-    def _steps_to_average(self, clock: int, most: int) -> int:
+    def _steps_to_average(self, clock: int, max_steps: int) -> int:
         """Return the number of steps from a clock on, at most to the next averaging."""
-        return min(most, self._every - clock % self._every) if self._every else most
+        return (
+            min(max_steps, self._average_every - clock % self._average_every)
+            if self._average_every
+            else max_steps
+        )
 
-    def draw_rows_ahead(self, clock: int, most: int) -> None:
+    def draw_rows_ahead(self, clock: int, max_steps: int) -> None:
         """Draw the rows of the next steps."""
-        count = self._steps_to_average(clock, most)
-        for lane_steps in self._own:
+        count = self._steps_to_average(clock, max_steps)
+        for lane_steps in self._lane_steps:
             lane_steps.draw_rows_ahead(count)
 
     def _average_lanes(self, values: dict[int, Any], out: NDArray[Any] | None = None) -> Any:
@@ -440,7 +452,7 @@ class AveragedSteps:
         progress = to_host(w) - to_host(state["outer_origin"])
         # The only message is at the end, with another one for the averages of averaged SGD, so no
         # residual is kept.
-        if not self._every:
+        if not self._average_every:
             return compressor.compress(progress.reshape(-1))
         residual = state["outer_residual"]
         feedback = Feedback(compressor, (0,), progress.dtype)
@@ -463,7 +475,7 @@ class AveragedSteps:
             total += values[n] * self._shares[n]
         return total
 
-    def left(self) -> InterruptedState:
+    def get_interrupted_state(self) -> InterruptedState:
         """Return the mean of this trainer's lanes' parameters at an interruption."""
         share = sum(self._shares.values())
         state = self._join_lanes(
@@ -478,14 +490,14 @@ class AveragedSteps:
             for lane in self._lanes
         }
 
-    def _take_snapshot(self, number: int) -> ShardSnapshot:
+    def _take_snapshot(self, lane_number: int) -> ShardSnapshot:
         """Return a snapshot of a lane's replica, on the host."""
-        return self._placement.leave(self.replicas[number].snapshot())
+        return self._placement.leave(self.replicas[lane_number].snapshot())
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Restore each lane's replica from its own snapshot."""
         for number, replica in self.replicas.items():
-            replica.restore(self._placement.enter(lanes[number].held))
+            replica.restore(self._placement.enter(lanes[number].own_shard))
 
     def validation_weights(self) -> list[Any | None]:
         """Return each lane's parameters, contiguous for the matrix products of validation."""
@@ -500,7 +512,7 @@ class AveragedSteps:
         compressor = self._fit.work.compression
         # Lanes that are averaged during the fit have made little progress at the end, and send it
         # uncompressed.
-        if compressor is None or self._every:
+        if compressor is None or self._average_every:
             return self._join_lanes(self._average_lanes)
         return self._join_lanes(partial(self._average_progress, compressor))
 
@@ -542,12 +554,12 @@ class FederatedSteps:
         self._weights = context.weigh_lanes()
         balance_weights(context, self._weights)
 
-    def steps(self, clock: int, most: int) -> int:
+    def steps(self, clock: int, max_steps: int) -> int:
         """Take the steps of the round that begins at a clock; return how many."""
         count, rows = self._fit.work.n_steps, self._context.lane_rows
         # Snapshots, reports and the end of a fit are between passes, and so between rounds.
         assert clock % count == 0, "steps from within a round"
-        assert most == count, "steps from within a round"
+        assert max_steps == count, "steps from within a round"
         work = self._fit.steps
         drawn = work.policy.draw_clients(work.seed, clock // count, rows)
         weights, total = self._weights, sum(self._weights[n] for n in drawn)
@@ -567,10 +579,10 @@ class FederatedSteps:
         self.common.take_outer_step(self._placement.to_device(mean))
         return count
 
-    def _begin_client(self, lane: Lane, number: int, share: float) -> _Client:
+    def _begin_client(self, lane: Lane, round_number: int, mean_share: float) -> _Client:
         """Return a drawn lane with its own replica, starting at the common parameters."""
         work, common = self._fit.steps, self.common
-        rule = replace(work.rule, outer=None).scale_to_share(share)
+        rule = replace(work.rule, outer=None).scale_to_share(mean_share)
         state = ShardState(copy_array(common.w), {}, common.step, common.rows)
         replica = self._placement.make_replica(state, rule=rule)
         # Each round begins with a new optimizer state, except for the scales of features.
@@ -580,12 +592,14 @@ class FederatedSteps:
         replica.anchor = common.w
         own_steps = OwnSteps(lane, replica, self._context.raise_if_stopped)
         n_steps = work.clients[lane.number].n_steps
-        n_steps = work.policy.limit_client_steps(work.seed, number, lane.number, n_steps)
-        return _Client(replica, own_steps, share, lane.number, n_steps)
+        n_steps = work.policy.limit_client_steps(work.seed, round_number, lane.number, n_steps)
+        return _Client(replica, own_steps, mean_share, lane.number, n_steps)
 
     def _average(self, clients: list[_Client]) -> Any:
         """Return the mean of all drawn lanes' parameters, weighted by their rows' weights."""
-        parts = [(c.number, self._placement.to_host(c.replica.w * c.share)) for c in clients]
+        parts = [
+            (c.lane_number, self._placement.to_host(c.replica.w * c.mean_share)) for c in clients
+        ]
         communicator = self._context.communicator
         if self._fit.run.deterministic:
             return sum_in_lane_order(gather_lane_parts(communicator, parts))[1]
@@ -594,10 +608,10 @@ class FederatedSteps:
             total += part
         return communicator.allreduce(total)
 
-    def draw_rows_ahead(self, clock: int, most: int) -> None:
+    def draw_rows_ahead(self, clock: int, max_steps: int) -> None:
         """Do nothing: the next round draws the lanes first."""
 
-    def left(self) -> InterruptedState:
+    def get_interrupted_state(self) -> InterruptedState:
         """Return the common parameters at an interruption; the open round's progress is lost."""
         return InterruptedState(self.state(), rows=sum(lane.sums[1] for lane in self._lanes))
 
@@ -614,7 +628,7 @@ class FederatedSteps:
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Restore the common parameters from the snapshot of lane 0."""
-        self.common.restore(self._placement.enter(lanes[0].held))
+        self.common.restore(self._placement.enter(lanes[0].own_shard))
 
     def validation_weights(self) -> list[Any | None]:
         """Return the common parameters for each lane."""
@@ -642,14 +656,14 @@ class _Client:
     """Drawn lane, with its replica, its share of the mean, and the steps that it makes."""
 
     replica: Shard
-    own: OwnSteps
-    share: float
-    number: int
+    lane_steps: OwnSteps
+    mean_share: float
+    lane_number: int
     n_steps: int
 
     def take(self) -> None:
         """Take the steps of the round."""
-        self.own.take(self.n_steps)
+        self.lane_steps.take(self.n_steps)
         # The replica ends here, so later steps cannot apply the penalties of untouched rows.
         self.replica.apply_pending_penalty()
 
@@ -669,44 +683,44 @@ class HostSteps:
         self._context = context
         self._fit = context.fit
         self._lanes = context.lanes
-        self._every = context.fit.steps.policy.average_every
+        self._average_every = context.fit.steps.policy.average_every
         host = context.of_host()
         self._host = host.communicator
         #: The host's weight in the mean: its share of the rows, by their weights.
         weights = context.weigh_lanes()
         host_weight = sum(w for w, n_rows in zip(weights, host.lane_rows, strict=True) if n_rows)
-        self._share = host_weight / sum(weights)
+        self._mean_share = host_weight / sum(weights)
         if context.averages_by_weights:
             for lane in context.lanes:
                 lane.divide_weights(host_weight / max(sum(host.lane_rows), 1))
-        self._steps = SummedSteps(host, rule=self._fit.steps.rule.scale_to_share(self._share))
+        self._steps = SummedSteps(host, rule=self._fit.steps.rule.scale_to_share(self._mean_share))
 
-    def steps(self, clock: int, most: int) -> int:
+    def steps(self, clock: int, max_steps: int) -> int:
         """Take the next steps from a clock on, at most to the next averaging; return how many."""
-        count, n_done = self._steps_to_average(clock, most), 0
+        count, n_done = self._steps_to_average(clock, max_steps), 0
         while n_done < count:
             n_done += self._steps.steps(clock + n_done, count - n_done)
-        if (clock + count) % self._every == 0:
+        if (clock + count) % self._average_every == 0:
             replica = self._steps.replica
             replica.take_outer_step(self._average_hosts(replica.w))
         return count
 
-    def _steps_to_average(self, clock: int, most: int) -> int:
+    def _steps_to_average(self, clock: int, max_steps: int) -> int:
         """Return the number of steps from a clock on, at most to the next averaging."""
-        return min(most, self._every - clock % self._every)
+        return min(max_steps, self._average_every - clock % self._average_every)
 
-    def draw_rows_ahead(self, clock: int, most: int) -> None:
+    def draw_rows_ahead(self, clock: int, max_steps: int) -> None:
         """Draw the rows of the next steps."""
-        self._steps.draw_rows_ahead(clock, self._steps_to_average(clock, most))
+        self._steps.draw_rows_ahead(clock, self._steps_to_average(clock, max_steps))
 
     def _average_hosts(self, values: Any) -> Any:
         """Return the mean over all hosts, weighted by their rows' weights."""
         communicator = self._context.communicator
         if not self._fit.run.deterministic:
             # All trainers of a host have the same parameters, and each adds a part of their weight.
-            return communicator.allreduce(values * (self._share / self._host.size))
+            return communicator.allreduce(values * (self._mean_share / self._host.size))
         # One array per host, in the order of the hosts' first lanes.
-        own_parts = [(self._lanes[0].number, values * self._share)]
+        own_parts = [(self._lanes[0].number, values * self._mean_share)]
         parts = gather_lane_parts(communicator, own_parts if self._host.rank == 0 else [])
         return sum_in_lane_order(parts)[1]
 
@@ -728,10 +742,10 @@ class HostSteps:
         first = min(number for number, lane in lanes.items() if lane.shard is not None)
         self._steps.restore({0: lanes[first]})
 
-    def left(self) -> InterruptedState:
+    def get_interrupted_state(self) -> InterruptedState:
         """Return the host's state at an interruption."""
         rows = sum(lane.sums[1] for lane in self._lanes)
-        return InterruptedState(self._steps.state(), self._share / self._host.size, rows)
+        return InterruptedState(self._steps.state(), self._mean_share / self._host.size, rows)
 
     def validation_weights(self) -> list[Any | None]:
         """Return the replica's parameters for each lane."""
@@ -786,17 +800,19 @@ class DelayedAnswers:
         self._connection.send_call("store", clock=clock, blob=snapshots)
         self._open.add("store")
 
-    def report(self, number: int, weights: list[Any | None], meanwhile: Callable[[], None]) -> bool:
-        """Report pass `number`; return whether the fit ends with it.
+    def report(
+        self, pass_number: int, weights: list[Any | None], meanwhile: Callable[[], None]
+    ) -> bool:
+        """Report pass `pass_number`; return whether the fit ends with it.
 
         `meanwhile` is called before the answer is awaited, if it is.
         """
         context = self._context
         self._take_answer("report")
-        context.send_pass_report(self._connection, number, context.lanes, weights)
+        context.send_pass_report(self._connection, pass_number, context.lanes, weights)
         self._open.add("report")
         # The answer to the last report is always awaited.
-        is_last = self._stops or number == context.fit.work.stopping.max_iter
+        is_last = self._stops or pass_number == context.fit.work.stopping.max_iter
         if self._may_be_late and not is_last:
             return False
         meanwhile()
@@ -834,7 +850,7 @@ class SingleRowSteps:
     lane : Lane
     replica : Shard
     rows : RowByRow
-    most : int
+    max_steps : int
         Most batches in one call.
     raise_if_stopped : callable
         Called between calls; may raise.
@@ -845,13 +861,13 @@ class SingleRowSteps:
         lane: Lane,
         replica: Shard,
         rows: RowByRow,
-        most: int,
+        max_steps: int,
         raise_if_stopped: Callable[[], None],
     ) -> None:
         self._lane = lane
         self._replica = replica
         self._rows = rows
-        self._batches_per_call = 1 if lane.calls_step_callbacks else most
+        self._batches_per_call = 1 if lane.calls_step_callbacks else max_steps
         self._raise_if_stopped = raise_if_stopped
 
     def take(self, count: int) -> None:
@@ -898,7 +914,7 @@ class OwnSteps:
     def draw_rows_ahead(self, count: int) -> None:
         """Draw the rows of the next steps, if several are taken in one call."""
         if self._recorded is not None and self._can_record:
-            self._lane.draw_rows_ahead(min(count, self._recorded.most))
+            self._lane.draw_rows_ahead(min(count, self._recorded.max_steps))
 
     def _take_single_step(self) -> int:
         """Take one step; return 1."""
@@ -924,7 +940,7 @@ class OwnSteps:
         if self._recorded is None:
             self._can_record = False
             return 0
-        count = min(count, self._recorded.most)
+        count = min(count, self._recorded.max_steps)
         lane.take_recorded_steps(self._recorded, replica, count)
         return count
 
@@ -964,7 +980,7 @@ class ReplicaTeamSteps:
         copied = self._backend.steps_copied
         return max((copied(linear.dense_kernel, n * linear.n_features) for n in batches), default=0)
 
-    def take(self, clock: int, most: int) -> int:
+    def take(self, clock: int, max_steps: int) -> int:
         """Take the next steps from a clock on; return how many, 0 if that is not possible."""
         if self._first_team_step is None or clock < self._first_team_step:
             return 0
@@ -980,15 +996,15 @@ class ReplicaTeamSteps:
         if self._shared_buffer is None or self._recorded is None:
             self._first_team_step = None
             return 0
-        count: int = min(most, self._recorded.most)
+        count: int = min(max_steps, self._recorded.max_steps)
         self._run_steps(clock, count)
         return count
 
-    def draw_rows_ahead(self, most: int) -> None:
+    def draw_rows_ahead(self, max_steps: int) -> None:
         """Draw the rows of the next steps, if several are taken in one call."""
         if self._recorded is not None and self._first_team_step is not None:
             for lane in self._context.lanes:
-                lane.draw_rows_ahead(min(most, self._recorded.most))
+                lane.draw_rows_ahead(min(max_steps, self._recorded.max_steps))
 
     def _open_shared_buffer(self) -> SharedBuffer | None:
         """Return the buffer that all trainers share; None if any of them cannot use it."""

@@ -90,7 +90,7 @@ class SumLog:
     ----------
     n_rows : int
         Number of rows of the fit.
-    kept : dict from str to ndarray, or None
+    saved_state : dict from str to ndarray, or None
         The solver's last saved state; None: there is none, and the log begins with the fit.
     n_iter : int
         Number of iterations up to that state.
@@ -107,7 +107,7 @@ class SumLog:
     """
 
     n_rows: int
-    kept: dict[str, FloatArray] | None = None
+    saved_state: dict[str, FloatArray] | None = None
     n_iter: int = 0
     first: int = 0
     sums: list[FloatArray | None] = field(default_factory=list)
@@ -120,16 +120,16 @@ class SumLog:
         """Return memory for the next sum, of `n` numbers, reused once no reference is left."""
         return self._memory.empty(8 * n).view(np.float64)
 
-    def get(self, number: int) -> FloatArray | None:
-        """Return sum `number` (from 1); None if it is not in the log."""
-        index = number - self.first - 1
+    def get(self, sum_number: int) -> FloatArray | None:
+        """Return sum `sum_number` (from 1); None if it is not in the log."""
+        index = sum_number - self.first - 1
         return self.sums[index] if self.is_whole and index < len(self.sums) else None
 
-    def add(self, number: int, total: FloatArray, remembered: bool = True) -> None:
+    def add(self, sum_number: int, total: FloatArray, remembered: bool = True) -> None:
         """Add a sum to the log, and make it read-only."""
         total.flags.writeable = False
         # A sum that was computed before but not remembered, and has been computed again.
-        if number <= len(self.reports):
+        if sum_number <= len(self.reports):
             return
         self.reports.append(total[-EXTRA:].copy())
         # Statistics may declare that their sum is too large to be remembered.
@@ -139,23 +139,25 @@ class SumLog:
         if self.is_whole:
             self.sums.append(total if remembered else None)
 
-    def is_worth_replacing(self, number: int) -> bool:
-        """Return whether a state saved after sum `number` is smaller than the sums up to it."""
-        kept_bytes = 0 if self.kept is None else _count_bytes(self.kept)
-        return number == len(self.reports) and self.n_bytes > max(REPLACED_FROM_BYTES, kept_bytes)
+    def is_worth_replacing(self, sum_number: int) -> bool:
+        """Return whether a state saved after sum `sum_number` is smaller than the sums up to it."""
+        kept_bytes = 0 if self.saved_state is None else _count_bytes(self.saved_state)
+        return sum_number == len(self.reports) and self.n_bytes > max(
+            REPLACED_FROM_BYTES, kept_bytes
+        )
 
-    def keep(self, state: dict[str, FloatArray], n_iter: int, again: int) -> None:
-        """Replace all sums except the last `again` by the solver's state.
+    def keep(self, state: dict[str, FloatArray], n_iter: int, n_repeated: int) -> None:
+        """Replace all sums except the last `n_repeated` by the solver's state.
 
         The solver requests these sums again when it continues from the state.
         """
-        self.kept, self.n_iter = state, n_iter
-        self.first = len(self.reports) - again
-        self.sums = self.sums[len(self.sums) - again :] if again else []
-        self.is_whole = len(self.sums) == again
+        self.saved_state, self.n_iter = state, n_iter
+        self.first = len(self.reports) - n_repeated
+        self.sums = self.sums[len(self.sums) - n_repeated :] if n_repeated else []
+        self.is_whole = len(self.sums) == n_repeated
         self.n_bytes = sum(total.nbytes for total in self.sums if total is not None)
 
-    def begin(self) -> SumLog:
+    def restart(self) -> SumLog:
         """Return this log for a solver that restarts; without any sums if some are missing."""
         if not self.is_whole:
             self.sums, self.reports = [], self.reports[: self.first]
@@ -170,13 +172,13 @@ class SumLog:
     def packed(self) -> NDArray[np.uint8]:
         """Return the log as bytes, for other trainers and for files."""
         reports = np.array(self.reports).reshape(-1, EXTRA)
-        facts = [self.n_rows, self.kept, self.n_iter, self.first, self.sums, reports]
+        facts = [self.n_rows, self.saved_state, self.n_iter, self.first, self.sums, reports]
         return np.frombuffer(pack_object(facts, {}), np.uint8)
 
     def replace_by(self, data: NDArray[np.uint8]) -> None:
         """Replace this log by one from :meth:`packed`."""
         unpacked = unpack_object(data, {})
-        self.n_rows, self.kept, self.n_iter, self.first, self.sums, reports = unpacked
+        self.n_rows, self.saved_state, self.n_iter, self.first, self.sums, reports = unpacked
         self.reports = list(reports)
         self.n_bytes, self.is_whole = _count_bytes(dict(enumerate(self.sums))), True
         for total in self.sums:
@@ -215,9 +217,9 @@ def connect_to_ledger(context: Context) -> Iterator[ShardedConnection | None]:
 
 
 def share_furthest(
-    context: Context, reach: Sequence[int], pack: Callable[[], NDArray[np.uint8]]
+    context: Context, progress: Sequence[int], pack: Callable[[], NDArray[np.uint8]]
 ) -> NDArray[np.uint8] | None:
-    """Return the packed data of the trainer with the largest `reach`; None if all are equal.
+    """Return the packed data of the trainer with the largest `progress`; None if all are equal.
 
     After a loss every solver loop begins with this, since trainers may have received different
     numbers of sums.
@@ -225,7 +227,7 @@ def share_furthest(
     if not context.generation:
         return None
     communicator = context.communicator
-    all_reaches = [tuple(r.tolist()) for (r,) in communicator.allgather([np.array(reach)])]
+    all_reaches = [tuple(r.tolist()) for (r,) in communicator.allgather([np.array(progress)])]
     if min(all_reaches) == (best := max(all_reaches)):
         return None
     return broadcast_from(communicator, all_reaches.index(best), pack)
@@ -267,10 +269,14 @@ class SolverView:
         """Return whether the ledger wants the fit to end; only the first trainer knows."""
         return self._to_ledger is not None and self._to_ledger.should_stop
 
-    def _agree_on_point(self, known: SolverPoint | None) -> SolverPoint:
+    def _agree_on_point(self, known_point: SolverPoint | None) -> SolverPoint:
         """Return the point from which the solver continues: the most advanced of any trainer."""
         # A point for other rows (some were lost for good) cannot be used.
-        point = SolverPoint(self.n_rows) if known is None or known.n_rows != self.n_rows else known
+        point = (
+            SolverPoint(self.n_rows)
+            if known_point is None or known_point.n_rows != self.n_rows
+            else known_point
+        )
         if (packed := share_furthest(self._context, (point.n_iter,), point.packed)) is not None:
             point = SolverPoint.unpacked(packed)
         self._context.memory["point"] = point
@@ -331,26 +337,29 @@ class LaneSums:
         for lane in context.lanes:
             lane.seek(0)
 
-    def parts(
-        self, statistic: Statistic, number: int, left: int = 0
+    def sum_by_lane(
+        self, statistic: Statistic, sum_number: int, source_sum: int = 0
     ) -> list[tuple[int, NDArray[np.float64]]]:
         """Return the number of each lane and its flattened sum, followed by `EXTRA` numbers.
 
         The arrays are valid until the next call.
         """
         return self._context.map(
-            lambda lane: self._sum_lane(lane, statistic, number, left), self._context.lanes
+            lambda lane: self._sum_lane(lane, statistic, sum_number, source_sum),
+            self._context.lanes,
         )
 
-    def total(self, statistic: Statistic, number: int, left: int = 0) -> NDArray[np.float64]:
+    def sum_lanes(
+        self, statistic: Statistic, sum_number: int, source_sum: int = 0
+    ) -> NDArray[np.float64]:
         """Return the flattened sum of all lanes, followed by `EXTRA` numbers."""
-        (_, total), *other_parts = self.parts(statistic, number, left)
+        (_, total), *other_parts = self.sum_by_lane(statistic, sum_number, source_sum)
         for _, part in other_parts:
             total += part
         return total
 
     def _sum_lane(
-        self, lane: Lane, statistic: Statistic, number: int, left: int
+        self, lane: Lane, statistic: Statistic, sum_number: int, source_sum: int
     ) -> tuple[int, NDArray[np.float64]]:
         """Return a lane's number and its sum."""
         shape = statistic.shape(self._context.fit.work.model)
@@ -362,7 +371,7 @@ class LaneSums:
         out.fill(0.0)
         sums = out[:-EXTRA].reshape(shape)
         # Loss and rows are part of the array, so one all-reduce carries everything.
-        out[-EXTRA:][:2] = lane.add_statistic(statistic, number, left, sums)
+        out[-EXTRA:][:2] = lane.add_statistic(statistic, sum_number, source_sum, sums)
         return lane.number, out
 
 
@@ -386,7 +395,7 @@ class SumReports:
     def __init__(self, context: Context, connection: ShardedConnection) -> None:
         self.should_stop = False
         self._connection = connection
-        self._every = REPORT_INTERVAL_SECONDS if context.communicator.size > 1 else 0.0
+        self._report_interval = REPORT_INTERVAL_SECONDS if context.communicator.size > 1 else 0.0
         self._sent_at = -math.inf
         self._next = 1
         self._waiting: list[tuple[list[float], float]] = []
@@ -398,7 +407,7 @@ class SumReports:
         """
         now = time.perf_counter()
         self._waiting.append((extra.tolist(), now))
-        if now - self._sent_at >= self._every:
+        if now - self._sent_at >= self._report_interval:
             self.send()
 
     def send(self) -> None:

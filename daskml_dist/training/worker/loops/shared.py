@@ -113,7 +113,7 @@ class SharedReplica:
         share = 1.0
         if state is None:
             share = len(context.lanes) / max(len(fit.rows.lane_rows), 1)
-            rule = dataclasses.replace(fit.steps.rule, share=share)
+            rule = dataclasses.replace(fit.steps.rule, step_share=share)
             steps = sum(clock - fit.work.first_clock for clock in context.clocks.values())
             self.replica = _get_replica(context, rule, steps)
         else:
@@ -129,8 +129,8 @@ class SharedReplica:
         self._name = min(lane.number for lane in context.lanes)
         self._lanes = [lane.number for lane in context.lanes]
         #: Clock, rows and loss of each lane; its thread stores a new entry after each step.
-        self._done = {n: (context.clocks[n], 0.0, 0.0) for n in self._lanes}
-        self._reported = dict(self._done)
+        self._lane_progress = {n: (context.clocks[n], 0.0, 0.0) for n in self._lanes}
+        self._reported = dict(self._lane_progress)
         self._base = self.replica.w.copy() if state is None else self.replica.w
         self._delta = np.empty_like(self._base)
         self._clock = 0
@@ -175,15 +175,15 @@ class SharedReplica:
         """Wait while a lane is too far ahead of the trainer's slowest, if rows are steps."""
         if self._rows is None:
             return
-        while lane.clock - min(clock for clock, _, _ in self._done.values()) >= self._lead:
+        while lane.clock - min(clock for clock, _, _ in self._lane_progress.values()) >= self._lead:
             if self._stopped or self._context.failed:
                 return
             self._context.raise_if_stopped()
             time.sleep(_NAP)
 
-    def _has_steps_left(self, lane: Lane, number: int) -> bool:
+    def _has_steps_left(self, lane: Lane, pass_number: int) -> bool:
         """Return whether a lane has steps to make in a pass."""
-        return lane.clock < number * self._fit.work.n_steps
+        return lane.clock < pass_number * self._fit.work.n_steps
 
     def _step_lane(self, lane: Lane) -> None:
         """Make a lane's next step, and exchange changes with the servers if that is due."""
@@ -217,8 +217,8 @@ class SharedReplica:
     def _count_step(self, lane: Lane, n_rows: float) -> None:
         """Count a step of a lane, with its rows and loss."""
         lane.clock += 1
-        _, rows, loss = self._done[lane.number]
-        self._done[lane.number] = lane.clock, rows + n_rows, loss + lane.last_batch_loss
+        _, rows, loss = self._lane_progress[lane.number]
+        self._lane_progress[lane.number] = lane.clock, rows + n_rows, loss + lane.last_batch_loss
 
     def _is_exchange_due(self) -> bool:
         """Return whether the trainer should exchange changes with the servers."""
@@ -227,7 +227,7 @@ class SharedReplica:
             # equality.
             return self._steps - self._steps_exchanged >= STEPS_BETWEEN_EXCHANGES
         if self._exchange_every:
-            slowest = min(clock for clock, _, _ in self._done.values())
+            slowest = min(clock for clock, _, _ in self._lane_progress.values())
             return (
                 slowest - min(clock for clock, _, _ in self._reported.values())
                 >= self._exchange_every
@@ -247,7 +247,7 @@ class SharedReplica:
         with self._turns.alone() if self._means else nullcontext():
             # Clock of each lane, with rows and loss since the last exchange. The server counts rows
             # and losses when it applies the changes.
-            reported_before, self._reported = self._reported, dict(self._done)
+            reported_before, self._reported = self._reported, dict(self._lane_progress)
             # Memory is reused: the first write to new memory takes longer than the sums.
             if index is None:
                 delta = np.subtract(self.replica.w, self._base, out=self._delta)
@@ -291,7 +291,7 @@ class SharedReplica:
                 other_changes[group.rows] = pulled.w[group.rows] - values
             with self._turns.alone():
                 # What threads retained of the values since they were sent.
-                steps = _count_steps(self._reported, self._done)
+                steps = _count_steps(self._reported, self._lane_progress)
                 for group in self._means:
                     other_changes[group.rows] *= group.retention**steps
                 self.replica.w += other_changes
@@ -324,11 +324,11 @@ class SharedReplica:
         self.replica.replace(pulled.w, index)
         self._base, self._stopped = pulled.w, pulled.stop
 
-    def _end_pass(self, number: int, lanes: list[Lane]) -> bool:
+    def _end_pass(self, pass_number: int, lanes: list[Lane]) -> bool:
         """Exchange changes and report a pass; return whether the fit ends."""
         with self._exchange_lock:
             w = self._send_last_changes() if self._has_finished else self.exchange_changes()
-            stop = self._context.report(self._connection, number, lanes, [w] * len(lanes))
+            stop = self._context.report(self._connection, pass_number, lanes, [w] * len(lanes))
             self._stopped = self._stopped or stop
         return self._stopped
 
@@ -358,31 +358,32 @@ class SharedReplica:
 
 
 def _count_steps(
-    before: Mapping[int, tuple[int, float, float]], now: Mapping[int, tuple[int, float, float]]
+    old_progress: Mapping[int, tuple[int, float, float]],
+    new_progress: Mapping[int, tuple[int, float, float]],
 ) -> int:
     """Return the number of steps that all lanes made between two records of their clocks."""
-    return sum(clock - before[number][0] for number, (clock, _, _) in now.items())
+    return sum(clock - old_progress[number][0] for number, (clock, _, _) in new_progress.items())
 
 
 class _DampedRowSteps:
     """Steps of single rows; changes are damped for progress that other trainers also make."""
 
-    def __init__(self, replica: Shard, rows: RowByRow, share: float) -> None:
+    def __init__(self, replica: Shard, rows: RowByRow, step_share: float) -> None:
         self._replica = replica
-        self._share = share
-        self._before = self._opt_state()
+        self._step_share = step_share
+        self._previous_state = self._opt_state()
         self._rate_sum = replica.rate_sum
         self.step = rows.step
 
-    def _opt_state(self, at: slice = slice(None)) -> dict[str, NDArray[Any]]:
-        if self._share >= 1:
+    def _opt_state(self, row_slice: slice = slice(None)) -> dict[str, NDArray[Any]]:
+        if self._step_share >= 1:
             return {}
         # One-dimensional copies, on which NumPy is several times faster.
-        return {name: array[at, 0].copy() for name, array in self._replica.opt_state.items()}
+        return {name: array[row_slice, 0].copy() for name, array in self._replica.opt_state.items()}
 
     def damp_changes(self, delta: NDArray[Any]) -> None:
         """Damp the changes since the last exchange in place, by `_damping_factor`."""
-        if self._share >= 1:
+        if self._step_share >= 1:
             return
         replica = self._replica
         optimizer, rate = replica.rule.only_group.optimizer, replica.learning_rate()
@@ -391,17 +392,22 @@ class _DampedRowSteps:
         self._rate_sum = replica.rate_sum
         for row_slice in row_slices(len(delta), _PIECE):
             opt_state = self._opt_state(row_slice)
-            state_before = {name: array[row_slice] for name, array in self._before.items()}
+            state_before = {name: array[row_slice] for name, array in self._previous_state.items()}
             contraction = optimizer.contraction(state_before, opt_state, rate)
             if np.ndim(contraction) and replica.rule.penalty_is_lazy:
                 sizes = optimizer.step_sizes(opt_state)
                 self._add_penalty(contraction, row_slice, delta[row_slice, 0], rates * sizes, rates)
-            delta[row_slice, 0] *= _damping_factor(contraction, self._share)
+            delta[row_slice, 0] *= _damping_factor(contraction, self._step_share)
             for name, array in opt_state.items():
                 state_before[name][...] = array
 
     def _add_penalty(
-        self, contraction: NDArray[Any], at: slice, delta: NDArray[Any], steps: Any, rates: float
+        self,
+        contraction: NDArray[Any],
+        row_slice: slice,
+        delta: NDArray[Any],
+        steps: Any,
+        rates: float,
     ) -> None:
         """Add what the penalties of the steps since the last exchange contributed.
 
@@ -410,8 +416,8 @@ class _DampedRowSteps:
         way.
         """
         group = self._replica.rule.only_group
-        penalised = slice(0, max(min(at.stop, group.n_penalised) - at.start, 0))
-        own_contraction, w = contraction[penalised], self._replica.w[at, 0][penalised]
+        penalised = slice(0, max(min(row_slice.stop, group.n_penalised) - row_slice.start, 0))
+        own_contraction, w = contraction[penalised], self._replica.w[row_slice, 0][penalised]
         is_touched = own_contraction > 0
         steps = np.broadcast_to(steps, contraction.shape)[penalised]
         at_once, l2 = np.minimum(steps, rates), group.penalty.l2

@@ -86,7 +86,7 @@ class _SumMaker:
             log.replace_by(earlier_log)
         if log is None or log.n_rows != n_rows:
             log = SumLog(n_rows)
-        self.log = context.memory["log"] = log.begin()
+        self.log = context.memory["log"] = log.restart()
         self._sums = LaneSums(context)
 
     @cached_property
@@ -106,27 +106,30 @@ class _SumMaker:
             else:
                 self.sum(self.request_packer.unpack(message[_HEADER:]), *numbers)
 
-    def broadcast_message(self, message: Any, kind: int, *numbers: int) -> None:
+    def broadcast_message(self, message: Any, kind: int, *header_numbers: int) -> None:
         """Send a statistic to be summed, or a state to be saved, to the other trainers."""
         if self._context.communicator.size > 1:
             # Fixed-size header, then the packed object, sent without joining them.
-            header = np.array([kind, *numbers], np.int64)
+            header = np.array([kind, *header_numbers], np.int64)
             keeps_state = kind == _KEEP_STATE
             parts = (
                 pack_object_parts(message, {}) if keeps_state else self.request_packer.pack(message)
             )
             self._context.communicator.broadcast_bytes([header.data.cast("B"), *parts])
 
-    def sum(self, statistic: Statistic, number: int, left: int) -> NDArray[np.float64]:
-        """Return sum `number` (from 1) over all trainers' rows, followed by `EXTRA` numbers.
+    def sum(self, statistic: Statistic, sum_number: int, source_sum: int) -> NDArray[np.float64]:
+        """Return sum `sum_number` (from 1) over all trainers' rows, followed by `EXTRA` numbers.
 
-        `left` is the number of the last sum that wrote the row state of this statistic; 0: none.
+        `source_sum` is the number of the last sum that wrote the row state of this statistic; 0:
+        none.
         """
         # Merges that are not sums (sketches, sorted samples) also depend on the order.
         in_order = self._context.fit.run.deterministic or not statistic.additive
         if in_order:
             # The parts of all lanes, on every rank.
-            total = self._merge_in_order(self._sums.parts(statistic, number, left), statistic)
+            total = self._merge_in_order(
+                self._sums.sum_by_lane(statistic, sum_number, source_sum), statistic
+            )
             # Each rank finishes only its own range.
             if isinstance(statistic, ReduceScatterStatistic):
                 own_range = slice(
@@ -134,43 +137,47 @@ class _SumMaker:
                 )
                 total = self._finish_range(total[own_range], total[-EXTRA:], statistic)
         elif isinstance(statistic, ReduceScatterStatistic):
-            total = self._reduce_scatter(self._sums.total(statistic, number, left), statistic)
+            total = self._reduce_scatter(
+                self._sums.sum_lanes(statistic, sum_number, source_sum), statistic
+            )
         else:
-            total = self._sums.total(statistic, number, left)
+            total = self._sums.sum_lanes(statistic, sum_number, source_sum)
             total[2 - EXTRA :] = self._context.count_moved_bytes()
             # Into separate memory, since the log keeps the sum and the lanes' memory is reused.
             out = self.log.allocate(len(total))
             total = np.asarray(self._context.communicator.allreduce(total, out))
         # All numbers except the bytes moved are bit-identical on every rank.
-        self.log.add(number, total, statistic.remembered)
+        self.log.add(sum_number, total, statistic.remembered)
         return total
 
     def _merge_in_order(
-        self, parts: list[tuple[int, NDArray[np.float64]]], statistic: Statistic
+        self, lane_sums: list[tuple[int, NDArray[np.float64]]], statistic: Statistic
     ) -> NDArray[np.float64]:
         """Merge the lanes' parts in lane order, or trainers in pairs if not deterministic."""
-        parts[0][1][2 - EXTRA :] = self._context.count_moved_bytes()
+        lane_sums[0][1][2 - EXTRA :] = self._context.count_moved_bytes()
         if not self._context.fit.run.deterministic:
-            return self._merge_in_pairs([part for _, part in parts], statistic)
-        gathered = sorted(gather_lane_parts(self._context.communicator, parts), key=itemgetter(0))
+            return self._merge_in_pairs([part for _, part in lane_sums], statistic)
+        gathered = sorted(
+            gather_lane_parts(self._context.communicator, lane_sums), key=itemgetter(0)
+        )
         return self._merge_parts([part for *_, part in gathered], statistic)
 
     def _merge_in_pairs(
-        self, parts: list[NDArray[np.float64]], statistic: Statistic
+        self, lane_sums: list[NDArray[np.float64]], statistic: Statistic
     ) -> NDArray[np.float64]:
         """Merge this trainer's lanes, then trainers in pairs, so that no rank gathers all parts."""
-        own_part = self._merge_parts(parts, statistic)
+        own_part = self._merge_parts(lane_sums, statistic)
         (total,) = self._context.communicator.reduce(
             [own_part], lambda lower, higher: [self._merge_parts([*lower, *higher], statistic)]
         )
         return total
 
     def _merge_parts(
-        self, parts: list[NDArray[np.float64]], statistic: Statistic
+        self, partial_sums: list[NDArray[np.float64]], statistic: Statistic
     ) -> NDArray[np.float64]:
         """Return the parts merged one after the other."""
         # Merged into a copy, since the parts' memory is reused for the next sum.
-        first, *other_parts = parts
+        first, *other_parts = partial_sums
         total, shape = first.copy(), statistic.shape(self._context.fit.work.model)
         for part in other_parts:
             statistic.merge(total[:-EXTRA].reshape(shape), part[:-EXTRA].reshape(shape))
@@ -194,7 +201,7 @@ class _SumMaker:
 
     def _finish_range(
         self,
-        own: NDArray[np.float64],
+        own_sums: NDArray[np.float64],
         extra: NDArray[np.float64],
         statistic: ReduceScatterStatistic,
     ) -> NDArray[np.float64]:
@@ -204,7 +211,7 @@ class _SumMaker:
         bounds = slice(*communicator.bounds(n)[communicator.rank :][:2])
         own_results = []
         if bounds.stop > bounds.start:
-            result = statistic.finish(model, own.reshape(-1, *other_sizes), bounds)
+            result = statistic.finish(model, own_sums.reshape(-1, *other_sizes), bounds)
             own_results.append(np.ascontiguousarray(result, dtype=np.float64))
         parts = [part.ravel() for parts in communicator.allgather(own_results) for part in parts]
         return np.concatenate([*parts, extra])
@@ -216,14 +223,14 @@ class _RequestedSums:
     def __init__(self, context: Context, rounds: _SumMaker, connection: ShardedConnection) -> None:
         log = rounds.log
         self.n_rows = log.n_rows
-        self.kept = log.kept
+        self.kept = log.saved_state
         self._n_before = len(log.reports)
         self._context = context
         self._rounds = rounds
         self._reports = SumReports(context, connection)
         self._n_requested, self._n_iter = log.first, log.n_iter
         #: Number of the last sum that named each state.
-        self._left: dict[str, int] = {}
+        self._last_sums: dict[str, int] = {}
         self._points: list[NDArray[np.float64]] = []
         # Reports of sums before the saved state are sent again, since the ledger may be a new one.
         for extra in log.reports[: log.first]:
@@ -264,14 +271,14 @@ class _RequestedSums:
         """Return the number of the last sum that wrote a row state; 0: none."""
         if state is None:
             return 0
-        source = self._left.get(state.name, 0)
-        self._left[state.name] = self._n_requested
+        source = self._last_sums.get(state.name, 0)
+        self._last_sums[state.name] = self._n_requested
         return source
 
-    def _broadcast_checked(self, message: Any, *numbers: int) -> None:
+    def _broadcast_checked(self, message: Any, *header_numbers: int) -> None:
         """Send an object to all trainers; raise with a remedy if it cannot be packed."""
         try:
-            self._rounds.broadcast_message(message, *numbers)
+            self._rounds.broadcast_message(message, *header_numbers)
         except TypeError as error:
             raise InvalidParameterError(
                 f"The {type(message).__name__} of a solver cannot be sent to other workers: {error}"
@@ -315,7 +322,7 @@ class _RequestedSums:
         self._context.communicator.broadcast_bytes()
 
 
-def reduce_request_classes(*brought: Any) -> KnownClasses:
+def reduce_request_classes(*pickled_objects: Any) -> KnownClasses:
     """Return the classes of which statistics consist, by name.
 
     They are the classes of loaded modules, and those that are pickled by value with the given
@@ -324,7 +331,7 @@ def reduce_request_classes(*brought: Any) -> KnownClasses:
     of_modules = [
         kind for base in _BASES for kind in _iterate_subclasses(base) if _is_found_in_module(kind)
     ]
-    return name_classes([*of_modules, *_find_pickled_classes(brought)])
+    return name_classes([*of_modules, *_find_pickled_classes(pickled_objects)])
 
 
 def _iterate_subclasses(base: type[Any]) -> Iterator[type[Any]]:
@@ -348,7 +355,7 @@ def _find_pickled_classes(objects: Any) -> list[type]:
     """Return the classes that are pickled with some objects, in the same order in every process."""
     finder = _ClassFinder()
     finder.dump(objects)
-    return finder.found
+    return finder.classes
 
 
 class _ClassFinder(cloudpickle.Pickler):
@@ -356,7 +363,7 @@ class _ClassFinder(cloudpickle.Pickler):
 
     def __init__(self) -> None:
         super().__init__(self, protocol=5, buffer_callback=lambda _: None)
-        self.found: list[type] = []
+        self.classes: list[type] = []
 
     def write(self, data: bytes) -> int:
         """Discard the pickled bytes."""
@@ -365,5 +372,5 @@ class _ClassFinder(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Record the class of a statistic's part, and continue pickling."""
         if isinstance(obj, type) and issubclass(obj, _BASES):
-            self.found.append(obj)
+            self.classes.append(obj)
         return super().reducer_override(obj)
