@@ -68,6 +68,9 @@ def read_bounds(y: Any, index: int | None = None) -> tuple[Array, Array]:
             )
         first, second = (convert_to_array(column, "y", index) for column in columns)
     else:
+        if isinstance(y, list | tuple) and y and isinstance(y[0], list | tuple):
+            # Objects, since NumPy would make numbers of the booleans beside the times.
+            y = convert_to_array([np.array(row, object) for row in y], "y", index)
         array = convert_to_array(y, "y", index)
         if array.ndim == 1 or (array.ndim == 2 and array.shape[1] == 1):
             return _read_signed(_read_numbers(array.reshape(-1), index), index)
@@ -76,6 +79,9 @@ def read_bounds(y: Any, index: int | None = None) -> tuple[Array, Array]:
                 f"{describe_block(index)}y holds times and has the shape {array.shape}. {_FORMS}."
             )
         first, second = array.T
+        # A frame of booleans and numbers becomes an array of objects.
+        if first.dtype == object and all(isinstance(event, bool | np.bool_) for event in first):
+            first = first.astype(np.bool_)
     # A boolean column distinguishes pairs of event and time from pairs of bounds, which are both
     # numeric.
     if first.dtype.kind == "b":

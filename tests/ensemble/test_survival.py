@@ -156,6 +156,11 @@ def _in_any_form() -> dict[str, tuple[Any, Any]]:
         "list": (X, Y.tolist()),
         "pairs": (X, pairs),
         "frame": (X, frame),
+        "list of pairs": (X, list(zip(EVENT.tolist(), SEEN.tolist(), strict=True))),
+        "objects": (X, frame.to_numpy()),
+        "lazy objects": tuple(
+            da.from_array(a, chunks=(300, a.shape[1])) for a in (X, frame.to_numpy())
+        ),
         "bounds": (X, BOUNDS),
         "column": (X, Y[:, None]),
         "lazy times": tuple(da.from_array(a, chunks=(300, *a.shape[1:])) for a in (X, Y)),
