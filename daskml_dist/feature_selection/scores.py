@@ -49,6 +49,11 @@ def _leave_rows_in_memory_to(sklearn_score: Callable[..., Any]) -> Callable[[Sco
         def compute(X: Any, y: Any, **options: Any) -> Any:
             X, y = convert_foreign(X), convert_extension_column(convert_foreign(y))
             if is_dask(X) or is_dask(y):
+                if y is None:
+                    raise InvalidDataError(
+                        f"{score.__name__} requires y to be passed, but the target y is None. Pass "
+                        "y as well."
+                    )
                 return score(X, y, **options)
             try:
                 return sklearn_score(X, y, **options)

@@ -19,6 +19,7 @@ from sklearn.utils.sparsefuncs import mean_variance_axis, min_max_axis
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.data.collection import as_collection, take_named_columns
 from daskml_dist.data.column_statistics import (
+    check_no_infinity,
     compute_column_moments,
     compute_column_ranges,
     merge_column_moments,
@@ -98,6 +99,7 @@ class VarianceThreshold(_ColumnSelector, feature_selection.VarianceThreshold):
         """Return count, mean and variance of each feature, and its extremes."""
         rows = as_rows(X, any_order=True, on_device=True)
         if sparse.issparse(rows):
+            check_no_infinity(rows.data)
             mean, var, count = mean_variance_axis(rows, axis=0, return_sum_weights=True)
             ranges = min_max_axis(rows, axis=0, ignore_nan=True)
         else:

@@ -241,6 +241,21 @@ def test_a_search_chooses_the_number_of_features() -> None:
             "Block [0-9]: Input X contains NaN",
         ),
         (
+            lambda: ours.r_regression(_array(NUMBERS), None),
+            InvalidDataError,
+            "r_regression requires y to be passed",
+        ),
+        (
+            lambda: ours.chi2(_array(COUNTS), None),
+            InvalidDataError,
+            "chi2 requires y to be passed",
+        ),
+        (
+            lambda: ours.VarianceThreshold().fit(_sparse(np.where(COUNTS > 2, np.inf, COUNTS))),
+            InvalidDataError,
+            "Input X contains infinity",
+        ),
+        (
             lambda: ours.VarianceThreshold(9.0).fit(_array(NUMBERS)),
             InvalidDataError,
             "No feature in X meets the variance threshold 9.*lower",
