@@ -678,9 +678,11 @@ def sum_block_metric(metric: Callable[..., Any], rows: ScoredRows) -> Sums:
         weight = np.abs(rows.weights[has_sign])
         total = float(weight.sum())
         if len(weight):
-            # Rows that all have weight 0 get no weights, only so that there is a mean, times 0.
+            # Rows that all have weight 0 get no weights, only to find the number of targets: their
+            # mean may be NaN, which would still be NaN times 0.
             options = {"sample_weight": weight} if total else {}
             columns = true_values[has_sign], predicted_values[has_sign]
             mean = np.atleast_1d(call_sklearn_metric(metric, *columns, **options))
-            sums.append(sign * np.concatenate([[total], total * mean]))
+            weighted = total * mean if total else np.zeros(len(mean))
+            sums.append(sign * np.concatenate([[total], weighted]))
     return add_arrays(sums)

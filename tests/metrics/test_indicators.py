@@ -189,6 +189,20 @@ def test_rankings_of_a_label_that_no_row_has(name: str) -> None:
         METRICS[name](lazy(TRUTH), lazy(SCORES), average="each")
 
 
+@pytest.mark.filterwarnings("ignore:Only one class")
+def test_rows_of_weight_0_without_a_score_do_not_count() -> None:
+    truth = TRUTH.copy()
+    truth[truth.sum(axis=1) % 4 == 0] = [1, 0, 0, 1]
+    truth[:7] = 0  # a block of rows of one class, which have no area under a curve
+    weight = np.arange(N) // 7 % 3
+    options = {"average": "samples"}
+    expected = sklearn.metrics.roc_auc_score(truth, SCORES, sample_weight=weight, **options)
+    found = METRICS["roc_auc_score"](
+        lazy(truth), lazy(SCORES), sample_weight=lazy(weight), **options
+    )
+    np.testing.assert_allclose(found, expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_log_loss_equals_scikit_learn(dtype: str) -> None:
     proba = (SCORES / SCORES.sum(axis=1, keepdims=True)).astype(dtype)
