@@ -77,7 +77,6 @@ def permutation_importance(
         Targets, or the column of `X` that holds them.
     scoring : str, callable, list or dict of these, or None, default=None
         "accuracy", "neg_log_loss", "neg_mean_absolute_error", "neg_mean_squared_error",
-        "accuracy", "neg_log_loss", "neg_mean_absolute_error", "neg_mean_squared_error",
         "neg_root_mean_squared_error" or "r2"; None: "accuracy" for classifiers, "r2" for
         regressors. For rows in memory also a function of (estimator, X, y), which scikit-learn then
         calls. Several scores, as a list of names or a dict, use the same permutations, in one pass.
