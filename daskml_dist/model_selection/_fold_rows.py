@@ -482,6 +482,12 @@ class RowsOfSplits:
         sides: Delayed = gather(pieces, self.code_parts)
         return sides
 
+    def gather_rows(self) -> Delayed:
+        """Return all rows of every input as one task's result: (X, y, ...)."""
+        pieces = [None if value is None else self._cut(value) for value in self.inputs]
+        rows: Delayed = delayed(_join_inputs, pure=False)(pieces)
+        return rows
+
     def make_unread_error(self, error: Exception) -> InvalidDataError:
         """Return the error that names the block of rows that could not be read."""
         pieces = [self._cut(value) for value in self.inputs if value is not None]
@@ -585,6 +591,11 @@ def _gather_sides(
         for role in (TRAIN, TEST)
     )
     return train, test
+
+
+def _join_inputs(inputs: list[Any]) -> tuple[Any, ...]:
+    """Return the rows of each input, joined from all blocks."""
+    return tuple(None if pieces is None else join_blocks(pieces) for pieces in inputs)
 
 
 def count_labels_by_block(

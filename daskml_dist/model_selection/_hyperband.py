@@ -6,19 +6,17 @@ trained on is in `_candidate_training.py`.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from dask.base import compute
-from dask.delayed import delayed
 from numpy.typing import NDArray
 from sklearn import model_selection, naive_bayes
 from sklearn.base import is_classifier
 
-from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.operation_progress import report_phase, report_rung
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.inference.block_mapping import current_client
@@ -378,25 +376,16 @@ multimetric_
         numbers = [candidates[k] for k in best if not np.isnan(scores[k])]  # NaN: a failed fit
         return [i for i in numbers if not self._stops_at(so_far[i])]
 
-    def _refit_best(self, X: Any, y: Any, params: Mapping[str, Any]) -> None:
-        """Set `best_estimator_`, trained on all rows for the passes after which it was scored."""
-        begin = time.perf_counter()
+    def _fit_best(self, splits: Splits, best: Any) -> Any:
+        """Return the best candidate, trained on all rows for the passes when it was scored."""
         # With another number of passes it would not be the model that had the best score.
         passes = int(self.cv_results_["partial_fit_calls"][self.best_index_])
-        estimator = self._make_candidate(self.best_params_)
         if hasattr(self, "stacks_"):
             # Candidates of batched fits count passes by max_iter.
-            fitted = estimator.set_params(max_iter=passes).fit(X, y, **params)
-        elif takes_dask_collections(estimator) or not any(map(is_dask, (X, y, *params.values()))):
-            fitted = _train_to_pass(estimator, X, y, dict(params), self._classes, passes)
-        else:
-            # A Dask collection as an argument of a task is computed, and gathered in one place.
-            task = delayed(_train_to_pass, pure=False)
-            fitted = task(estimator, X, y, dict(params), self._classes, passes).compute()
-        self.best_estimator_ = fitted
-        self.refit_time_ = time.perf_counter() - begin
-        if hasattr(fitted, "feature_names_in_"):
-            self.feature_names_in_ = fitted.feature_names_in_
+            return splits.fit_to_all_rows(best.set_params(max_iter=passes))
+        return splits.fit_to_all_rows(
+            best, partial(_train_to_pass, classes=self._classes, last=passes)
+        )
 
     def _as_sklearns(self) -> Any:
         """Return a search of scikit-learn's with the same results."""

@@ -52,7 +52,6 @@ from daskml_dist.model_selection._validation import (
     check_cv,
     check_splitter,
     check_target,
-    fit_clone,
     is_routing_metadata,
     prepare_inputs,
     resolve_score_weights,
@@ -151,8 +150,7 @@ class DaskSearch(EstimatorMixin):
                 self._choose_best()
                 if self.refit:
                     report_phase("fit of the best to all rows")
-                    X, y, *cut = splits.inputs
-                    self._refit_best(X, y, splits.make_params(cut))
+                    self._refit_best(splits)
         return self
 
     def _as_sklearns(self) -> Any:
@@ -249,13 +247,17 @@ class DaskSearch(EstimatorMixin):
             self.best_score_ = results[f"mean_test_{name}"][self.best_index_]
         self.best_params_ = results["params"][self.best_index_]
 
-    def _refit_best(self, X: Any, y: Any, params: Mapping[str, Any]) -> None:
+    def _refit_best(self, splits: Splits) -> None:
         """Set `best_estimator_`, fitted to all rows."""
         begin = time.perf_counter()
-        self.best_estimator_ = fit_clone(self._make_candidate(self.best_params_), X, y, params)
+        self.best_estimator_ = self._fit_best(splits, self._make_candidate(self.best_params_))
         self.refit_time_ = time.perf_counter() - begin
         if hasattr(self.best_estimator_, "feature_names_in_"):
             self.feature_names_in_ = self.best_estimator_.feature_names_in_
+
+    def _fit_best(self, splits: Splits, best: Any) -> Any:
+        """Return the best candidate, fitted to all rows."""
+        return splits.fit_to_all_rows(best)
 
     def _make_candidate(self, params: Mapping[str, Any]) -> Any:
         """Return an unfitted clone of the estimator with a candidate's parameters."""

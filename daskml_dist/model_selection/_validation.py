@@ -390,8 +390,24 @@ class Splits:
         n = self.n_splits
         return [fits[i : i + n] for i in range(0, len(fits), n)]
 
-    def _compute_fits(self, tasks: list[Any]) -> list[SplitFit]:
-        """Return the results of tasks of `_fit_gathered`, or raise the first error among them."""
+    def fit_to_all_rows(self, estimator: Any, fit: Callable[..., Any] | None = None) -> Any:
+        """Return a clone of an estimator, fitted to the rows of all splits, in a task if need be.
+
+        `fit` replaces :func:`fit_clone`, and has its arguments.
+        """
+        fit = fit_clone if fit is None else fit
+        if self._rows is None or takes_dask_collections(estimator):
+            X, y, *cut = self.inputs
+            return fit(estimator, X, y, self.make_params(cut))
+        # Gathered like the rows of the splits: other packages would turn a lazy frame into an
+        # array, without its names and categories.
+        params = partial(merge_fit_params, self.plain, self.cut)
+        task = delayed(partial(_fit_to_gathered_rows, params, fit), pure=False)
+        (fitted,) = self._compute_fits([task(estimator, self.rows.gather_rows())])
+        return fitted
+
+    def _compute_fits(self, tasks: list[Any]) -> list[Any]:
+        """Return the results of tasks, or raise the first error that one of them returned."""
         # Fits return their errors, so an error of `compute` is one of the cluster or of the rows.
         try:
             results = list(compute(*tasks))
@@ -431,6 +447,18 @@ def _fit_gathered(
     except Exception as error:
         # Not raised, so that `_compute_fits` can distinguish it from an error of the cluster.
         return error
+
+
+def _fit_to_gathered_rows(
+    params: Callable[..., dict[str, Any]], fit: Callable[..., Any], estimator: Any,
+    rows: tuple[Any, ...],
+) -> Any:  # fmt: skip
+    """Return an estimator that `fit` fits to gathered rows, or the error that it raised."""
+    X, y, *cut = rows
+    try:
+        return fit(estimator, X, y, params(cut))
+    except Exception as error:
+        return error  # not raised, for the reason in `_fit_gathered`
 
 
 def _fit_and_score(

@@ -13,8 +13,11 @@ from scipy import sparse
 from sklearn import linear_model as truths
 from sklearn import metrics
 from sklearn import model_selection as truth
+from sklearn.base import clone
+from sklearn.compose import make_column_transformer
 from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
 from sklearn.preprocessing import StandardScaler as TheirScaler
 from sklearn.tree import DecisionTreeClassifier
 
@@ -178,6 +181,35 @@ def test_targets_by_name_for_estimators_without_dask_support(client: Any) -> Non
     grid = {"var_smoothing": [1e-9, 0.1]}
     search = model_selection.GridSearchCV(TheirGaussianNB(), grid, cv=2).fit(table, "y")
     assert search.best_estimator_.n_features_in_ == 3
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize("kind", ["GridSearchCV", "HalvingGridSearchCV", "HyperbandSearchCV"])
+def test_the_best_of_another_package_is_fitted_to_a_frame(
+    client: Any, kind: str, as_list: bool
+) -> None:
+    table = pd.DataFrame(
+        {"size": X[:, 0], "colour": pd.Categorical(np.array(["red", "blue"])[Y % 2])}
+    )
+    rows: Any = dd.from_pandas(table, npartitions=3)
+    labels: Any = dd.from_pandas(pd.Series(Y), npartitions=3)
+    columns = make_column_transformer((OneHotEncoder(), ["colour"]), (TheirScaler(), ["size"]))
+    estimator: Any = make_pipeline(columns, truths.LogisticRegression())
+    grid: dict[str, list[Any]] = {"logisticregression__C": [0.1, 1.0]}
+    options: dict[str, Any] = {"cv": 2}
+    if kind == "HyperbandSearchCV":
+        # A pipeline has no partial_fit.
+        estimator, grid = truths.SGDClassifier(random_state=0), {"alpha": [0.1]}
+        rows = rows[["size"]]
+        options["max_iter"] = 3
+    if as_list:
+        rows, labels = rows.to_delayed(), labels.to_delayed()
+    search = getattr(model_selection, kind)(estimator, grid, **options).fit(rows, labels)
+    best = search.best_estimator_
+    assert best.feature_names_in_[0] == "size"
+    if kind != "HyperbandSearchCV":
+        expected = clone(best).fit(table, Y).predict_proba(table)
+        np.testing.assert_allclose(best.predict_proba(table), expected, atol=1e-6)
 
 
 def test_scorers_that_scikit_learn_made(client: Any) -> None:
