@@ -31,6 +31,7 @@ from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.block_mapping import share_in_graph
 from daskml_dist.inspection._blocks import check_column, check_weights, read_rows
+from daskml_dist.models.base import r2_of_sums
 from daskml_dist.parameters.checks import check_count, check_value, count_bytes, seed_of
 
 Sums = NDArray[np.float64]
@@ -328,11 +329,7 @@ def _sum_log_losses(y: Array, predicted: Array, w: Array, target: _Target) -> li
 
 def _compute_r2(sums: Sums) -> float:
     """Return R^2 of the sums of `_sum_squares_and_variance`."""
-    weight, residual, deviation, squares = sums
-    # Total sum of squares around the weighted mean of the scored rows.
-    total = squares - deviation**2 / weight
-    # If all targets are equal: 1 for perfect predictions, else 0, as scikit-learn's force_finite.
-    return 1 - residual / total if total > 0 else float(residual == 0)
+    return float(r2_of_sums(*sums))
 
 
 def _compute_mean(sums: Sums) -> float:

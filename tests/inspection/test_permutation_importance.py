@@ -101,6 +101,13 @@ def test_importances_are_those_of_the_same_permutations(name: str, max_samples: 
         assert_allclose(lazily.importances, in_memory.importances, rtol=1e-9, atol=1e-12)
 
 
+def test_a_drawn_row_has_no_variance_to_explain() -> None:
+    """Its sum of squares about its own mean is only a rounding error."""
+    model = LinearRegression().fit(X, Y)
+    found = permutation_importance(model, X, Y, sample_weight=WEIGHT, max_samples=1, random_state=0)
+    assert_allclose(found.importances, model.score(X, Y, WEIGHT), rtol=1e-9)
+
+
 def test_several_scores_are_those_of_one_each() -> None:
     model = LogisticRegression().fit(X, LABELS)
     lazy = [da.from_array(v, chunks=CHUNKS[: v.ndim]) for v in (X, LABELS)]
