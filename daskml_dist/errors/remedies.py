@@ -157,6 +157,11 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "Ask for more clusters: a silhouette compares two or more.",
     ),
     ("cannot be cast to the input data", "Fill numeric columns with a number."),
+    (
+        # Partial dependence.
+        "has none of the following attributes",
+        'Name a method that it has, or leave response_method="auto".',
+    ),
     ("Input should have at least 1 dimension", "Pass one value per row: y is needed here."),
     (
         "Input contains infinity|contains infinity or a value too large",

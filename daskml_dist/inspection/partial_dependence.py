@@ -205,7 +205,7 @@ def _translate_errors() -> Iterator[None]:
     """Raise scikit-learn's errors as this package's errors, which name a remedy."""
     try:
         yield
-    except (ValueError, TypeError, NotImplementedError, IndexError) as error:
+    except (ValueError, TypeError, NotImplementedError, IndexError, AttributeError) as error:
         if isinstance(error, InvalidParameterError):
             raise
         raise InvalidParameterError(add_remedy(f"partial_dependence: {error}")) from error

@@ -17,6 +17,7 @@ from sklearn import ensemble as truth
 from daskml_dist.ensemble import (
     HistGradientBoostingClassifier,
     HistGradientBoostingRegressor,
+    RandomForestClassifier,
     RandomForestRegressor,
 )
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -199,3 +200,10 @@ def test_invalid_arguments_are_refused(change: Any, error: Any, words: str) -> N
     options = {"X": LAZY, "features": [0], "method": "brute", **change}
     with pytest.raises(error, match=words):
         partial_dependence(_fitted("boosting"), options.pop("X"), **options)
+
+
+def test_a_method_that_a_classifier_lacks_is_named() -> None:
+    model = RandomForestClassifier(n_estimators=2, random_state=0).fit(X, Y > 0)
+    for rows in (X, LAZY):
+        with pytest.raises(InvalidParameterError, match='leave response_method="auto"'):
+            partial_dependence(model, rows, [0], response_method="decision_function")
