@@ -191,8 +191,11 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         member_params, groups = self._route_params(member, weighted, fit_params)
         self.classes_, counts = count_labels(y)
         self._check_folds(counts)
-        # As in scikit-learn: for temperatures, text labels are encoded as integers first.
-        if self.method == "temperature" and self.classes_.dtype.kind in "OUST":
+        # As in scikit-learn: for temperatures, text labels are encoded as integers first; not for a
+        # fitted classifier, which knows the texts.
+        is_fitted = isinstance(member, FrozenEstimator) or self.cv == "prefit"
+        has_texts = self.classes_.dtype.kind in "OUST"
+        if self.method == "temperature" and has_texts and not is_fitted:
             y, classes = encode_labels(y, self.classes_), np.arange(len(self.classes_))
         else:
             classes = self.classes_

@@ -98,6 +98,16 @@ def test_probabilities_are_scikit_learns(member_name: str, method: str, client: 
     np.testing.assert_allclose(twin.predict_proba(new.compute()), found.compute(), atol=1e-12)
 
 
+@needs_temperature
+def test_texts_that_a_fitted_classifier_knows_are_not_encoded() -> None:
+    member = FrozenEstimator(LOGISTIC.fit(X, TWO))
+    options: dict[str, Any] = {"method": "temperature", "cv": 3, "ensemble": True}
+    theirs = truth.CalibratedClassifierCV(member, **options).fit(X, TWO)
+    rows, labels = da.from_array(X, chunks=(100, 4)), da.from_array(TWO, chunks=100)
+    ours = CalibratedClassifierCV(member, **options).fit(rows, labels)
+    np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=1e-6)
+
+
 def test_the_default_is_this_packages(client: Any) -> None:
     rows, labels, _, _ = _rows("array", TWO, False)
     ours = CalibratedClassifierCV(cv=3).fit(rows, labels)
