@@ -529,8 +529,19 @@ def _read_run(run: ScoreRun, dtype: Any) -> tuple[NDArray[Any], NDArray[np.float
     weights = np.zeros((len(run.low), 2))
     weights[:, run.labels.astype(np.int64)] = run.weights
     is_weighted = weights.sum(axis=1) > 0
+    _check_total_weight(float(weights.sum()))
     # A bin of several scores is represented by its middle; a distinct score has low == high.
     return ((run.low + run.high) / 2).astype(dtype)[is_weighted], weights[is_weighted]
+
+
+def _check_total_weight(weight: float) -> None:
+    """Raise `InvalidDataError` if no row that a calibrator is fitted to has a weight."""
+    if not weight > 0:
+        raise InvalidDataError(
+            "All weights are zero in the test rows of a split, to which its calibrators are "
+            "fitted. Shuffle the rows that are split, for example "
+            "cv=StratifiedKFold(5, shuffle=True), or drop rows of weight zero."
+        )
 
 
 def _fit_isotonic(run: ScoreRun, dtype: Any) -> Any:
@@ -591,9 +602,10 @@ def _minimize_log_losses(
     high = np.full(n_temperatures, _MAX_LOG_BETA)
     log_betas = np.zeros(n_temperatures)
     for _ in range(_MAX_NEWTON_STEPS):
-        slopes, curvatures = reduce_parts(
+        slopes, curvatures, weights = reduce_parts(
             predictions, partial(_sum_derivatives, np.exp(log_betas), are_decisions), add_arrays
         )
+        _check_total_weight(float(weights.min()))
         # The loss is convex: a negative slope means that the minimum lies above.
         low, high = np.where(slopes < 0, log_betas, low), np.where(slopes < 0, high, log_betas)
         # Newton's step in beta, since the loss need not be convex in log(beta). The result is not
@@ -616,10 +628,11 @@ def _sum_derivatives(
 ) -> NDArray[np.float64]:
     """Return a block's log loss derivatives by the inverse temperatures: slopes, curvatures.
 
-    For the softmax of ``beta * logits`` the slope is the mean logit minus that of the true class,
-    and the curvature is the variance of the logits, both under the predicted probabilities.
+    The third row holds the sums of the weights. For the softmax of ``beta * logits`` the slope is
+    the mean logit minus that of the true class, and the curvature is the variance of the logits,
+    both under the predicted probabilities.
     """
-    out = np.zeros((2, len(betas)))
+    out = np.zeros((3, len(betas)))
     for i, (held_out, beta) in enumerate(zip(predictions, betas, strict=True)):
         if held_out is None:
             continue
@@ -631,6 +644,7 @@ def _sum_derivatives(
         out[0, i] = held_out.weights @ (means - true_logits)
         variances = (probabilities * (logits - means[:, None]) ** 2).sum(axis=1)
         out[1, i] = held_out.weights @ variances
+        out[2, i] = held_out.weights.sum()
     return out
 
 

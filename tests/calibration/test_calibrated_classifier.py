@@ -144,6 +144,18 @@ def test_weights_that_a_classifier_does_not_take_are_of_the_calibration(client: 
     np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Since KNeighborsClassifier")
+@pytest.mark.parametrize(
+    "method", ["sigmoid", "isotonic", pytest.param("temperature", marks=needs_temperature)]
+)
+def test_splits_without_weight_are_refused(method: str) -> None:
+    rows, labels, _, _ = _rows("array", THREE, False)
+    weight = da.from_array((np.arange(N) < N // 2).astype(float), chunks=100)
+    model = CalibratedClassifierCV(KNeighborsClassifier(), method=method, cv=KFold(2))
+    with pytest.raises(InvalidDataError, match="zero in the test rows of a split"):
+        model.fit(rows, labels, sample_weight=weight)
+
+
 def test_invalid_arguments_are_refused() -> None:
     rows, labels, _, _ = _rows("array", THREE, False)
     rare = da.from_array(np.where(np.arange(N) < 2, 7, THREE), chunks=100)
