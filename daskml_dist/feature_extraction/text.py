@@ -320,7 +320,7 @@ class VocabularyTransformer(DocumentTransformer):
             X = X.rechunk({1: -1})  # a block has all terms of its documents
         # Tasks carry an unfitted copy with only the vocabulary.
         with_vocabulary = clone(self).set_params(vocabulary=self.vocabulary_)
-        terms_of = delayed(with_vocabulary.inverse_transform)
+        terms_of = delayed(partial(_find_terms, with_vocabulary))
         return db.from_delayed([terms_of(block) for block in np.ravel(X.to_delayed())])
 
     def _map(self, method: str, X: Any) -> Any:
@@ -338,6 +338,11 @@ class VocabularyTransformer(DocumentTransformer):
         ):
             self._check_parameters()
         check_fitted(self)
+
+
+def _find_terms(vectorizer: Any, X: Any) -> list[Any]:
+    """Return the terms of each row of a block of counts, which may have no rows."""
+    return list(vectorizer.inverse_transform(X)) if X.shape[0] else []
 
 
 def _collect_counts(counts: Counter[str], terms: Iterable[str]) -> NDArray[np.int64]:

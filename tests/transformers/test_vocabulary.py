@@ -101,6 +101,9 @@ def test_terms_of_rows() -> None:
     assert [list(row) for row in found] == [list(row) for row in expected]
     in_columns = model.inverse_transform(counts.rechunk({1: 2})).compute(scheduler="sync")
     assert [list(row) for row in in_columns] == [list(row) for row in expected]
+    with_empty = da.concatenate([counts[:0], counts, counts[:0]])
+    in_blocks = model.inverse_transform(with_empty).compute(scheduler="sync")
+    assert [list(row) for row in in_blocks] == [list(row) for row in expected]
     with pytest.raises(InvalidDataError, match="CountVectorizer is expecting"):
         model.inverse_transform(counts[:, :2])
 
