@@ -9,12 +9,14 @@ attributes. Its own `transform` joins the transformers' results for each block.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from dask.utils import is_dataframe_like
+from scipy import sparse
 from sklearn import compose
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
@@ -33,7 +35,7 @@ from daskml_dist.data.conversion import (
 )
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation, run_in_lock_step
-from daskml_dist.data.row_checks import make_no_rows_error
+from daskml_dist.data.row_checks import check_row_shape, find_row_shape, make_no_rows_error
 from daskml_dist.diagnostics.operation_progress import report_phase, report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
@@ -262,19 +264,45 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
 
     def _match_names(self, X: Any) -> Any:
         """Return a copy: scikit-learn accepts frames with more columns, or in another order."""
+        if not (hasattr(X, "columns") and hasattr(self, "feature_names_in_")):
+            check_row_shape(find_row_shape(X), (self.n_features_in_,), type(self).__name__)
         return copy.copy(self)
 
     def _sample(self, X: Any) -> Any:
         """Return the first row of the fit, with the columns of X in the order of X."""
-        row = self._first_row
-        if not isinstance(row, dict):
-            return row
-        pandas = load_pandas()
-        frame = pandas.DataFrame(
-            {n: pandas.Series([v], dtype=_parse_dtype(d)) for n, (v, d) in row.items()}
-        )
-        # NaN in columns that were not in the fit; no transformer uses them.
-        return frame.reindex(columns=X.columns) if hasattr(X, "columns") else np.asarray(frame)
+        row, pandas = self._first_row, load_pandas()
+        if isinstance(row, dict):
+            row = pandas.DataFrame(
+                {n: pandas.Series([v], dtype=_parse_dtype(d)) for n, (v, d) in row.items()}
+            )
+            # NaN in columns that were not in the fit; no transformer uses them.
+            return row.reindex(columns=X.columns) if hasattr(X, "columns") else np.asarray(row)
+        row = row.toarray() if sparse.issparse(row) else np.asarray(row)
+        return pandas.DataFrame(row, columns=X.columns) if hasattr(X, "columns") else row
+
+    def _find_meta(self, function: Callable[[Any], Any], X: Any) -> Any:
+        row = self._sample(X)
+        try:  # columns that are passed through or scaled have the dtypes of X, not of the fit
+            return function(_convert_like(row, X._meta))
+        except (ValueError, TypeError):
+            if sparse.issparse(X._meta):
+                raise
+            return function(row)  # for instance if an encoder does not know the converted value
+
+
+def _convert_like(row: Any, meta: Any) -> Any:
+    """Return a row with the dtypes and the kind of matrix of an empty collection."""
+    if not is_dataframe_like(row):
+        row = row.astype(meta.dtype)
+        return type(meta)(row) if sparse.issparse(meta) else row
+    pandas, columns = load_pandas(), {}
+    for name, column in row.items():
+        dtype = meta[name].dtype
+        if isinstance(dtype, pandas.CategoricalDtype):  # with the row's value, which encoders know
+            values = pandas.Index(column.dropna()).difference(dtype.categories)
+            dtype = pandas.CategoricalDtype([*dtype.categories, *values], dtype.ordered)
+        columns[name] = column.astype(dtype)
+    return pandas.DataFrame(columns)
 
 
 #: Classes of values that model files hold as they are.

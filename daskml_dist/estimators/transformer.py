@@ -19,6 +19,7 @@ from functools import partial, wraps
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
+from dask.utils import is_dataframe_like
 from scipy import sparse
 from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
@@ -133,6 +134,10 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
     def _sample(self, X: Any) -> Any:
         """Return a valid row in memory with the columns of X, to find the type of the result."""
         return make_sample_row(X)
+
+    def _find_meta(self, function: Callable[[Any], Any], X: Any) -> Any:
+        """Return the result of ``transform``, given as a function, for a row like those of X."""
+        return function(self._sample(X))
 
     def _sample_result(self, X: Any) -> Any:
         """Return a valid row of results in memory, for `inverse_transform` of a collection X."""
@@ -363,9 +368,11 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
             estimator = self._match_names(X) if is_forward else copy.copy(self)
             function = _BlockMethod(estimator, method, writes_into_rows(self))
             # The result for one row gives Dask the columns, the dtype and the container type.
-            meta = function(self._sample(X) if is_forward else self._sample_result(X))
+            meta = self._find_meta(function, X) if is_forward else function(self._sample_result(X))
         except (ValueError, TypeError) as error:
             raise as_ours(error) from error
+        if is_dataframe_like(meta) and is_dask_frame(X):
+            meta = meta.set_axis(X._meta_nonempty.index[:1])  # results keep the labels of the rows
         return map_blocks(function, X, meta=meta)
 
     def _match_names(self, X: Any) -> Any:
@@ -545,6 +552,8 @@ class _BlockMethod:
             if self.copies:
                 X = X.copy()
             return getattr(estimator, self.method)(prepare(X))
+        except TypeError:  # also InvalidTypeError: the remedy is for values
+            raise
         except ValueError as error:
             raise ValueError(append_remedy(str(error), estimator._remedy)) from error
 

@@ -223,7 +223,7 @@ def make_sample_row(X: Any) -> Any:
         return X._meta_nonempty.iloc[:1]
     # Ones: some functions, such as logarithms, warn of zeros.
     row = np.ones((1, *X.shape[1:]), dtype=X.dtype)
-    return sparse.csr_array(row) if sparse.issparse(X._meta) else row
+    return type(X._meta)(row) if sparse.issparse(X._meta) else row
 
 
 def call_on_sample(function: Callable[[Any], Any], X: Any) -> tuple[Any, Any]:

@@ -90,6 +90,22 @@ def test_transform_returns_pandas_or_dask_frames(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore")
+def test_lazy_frames_declare_the_labels_and_dtypes_of_the_rows(name: str) -> None:
+    """Dask plans later steps by them: `reset_index` would name a column that no row has."""
+    rows = _rows(name)
+    model = _small(name).fit(*rows).set_output(transform="pandas")
+    X = rows[0].set_axis(pd.Index([f"row {i}" for i in range(len(rows[0]))], name="id"))
+    numbers = X.select_dtypes("float64").columns
+    X = X.astype(dict.fromkeys(numbers, np.float32))
+    found = model.transform(dd.from_pandas(X, npartitions=2))
+    computed = found.compute()
+    pd.testing.assert_series_equal(found.dtypes, computed.dtypes)
+    assert (found.index.name, found.index.dtype) == ("id", computed.index.dtype)
+    assert list(found.reset_index().columns) == list(computed.reset_index().columns)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore")
 def test_fit_transform_is_lazy_too(name: str) -> None:
     lazy = tuple(dd.from_pandas(part, npartitions=2) for part in _rows(name))
     model = _small(name).set_output(transform="pandas")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import pickle
 from datetime import date
 from decimal import Decimal
@@ -31,6 +32,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.impute import SimpleImputer
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.preprocessing import (
+    MaxAbsScaler,
     MinMaxScaler,
     OneHotEncoder,
     OrdinalEncoder,
@@ -127,6 +129,55 @@ def test_columns_of_an_array() -> None:
     ours, theirs = _both([("a", StandardScaler(), [0, 2]), ("b", MinMaxScaler(), [1])])
     lazy = da.from_array(X, chunks=(70, 2))
     np.testing.assert_allclose(ours.fit_transform(lazy).compute(), theirs.fit_transform(X))
+
+
+@pytest.mark.parametrize(
+    "fitted", [lambda X: X, pd.DataFrame, sparse.csr_array], ids=["array", "frame", "sparse"]
+)
+@pytest.mark.parametrize(
+    "kind",
+    {
+        "float32": lambda X: X.astype(np.float32),
+        "int8": lambda X: X.astype(np.int8),
+        "CSR matrix": sparse.csr_matrix,
+        "CSC": sparse.csc_array,
+        "frame": lambda X: pd.DataFrame(X).astype({1: np.float32}),
+    }.items(),
+    ids=operator.itemgetter(0),
+)
+def test_lazy_results_declare_the_dtype_of_the_rows(fitted: Any, kind: Any) -> None:
+    """Columns that are passed through have that of the rows, whatever that of the fit was."""
+    X = np.random.default_rng(0).poisson(3.0, (20, 3)).astype(float)
+    ours, theirs = _both([("a", MaxAbsScaler(), [0])], remainder="passthrough")
+    ours.fit(fitted(X))
+    rows = kind[1](X)
+    if isinstance(rows, pd.DataFrame):
+        lazy = dd.from_pandas(rows, npartitions=2)
+    else:
+        lazy = da.from_array(X, chunks=(8, 3)).map_blocks(kind[1], meta=rows[:0])
+    found, expected = ours.transform(lazy), theirs.fit(fitted(X)).transform(rows)
+    assert found.dtype == expected.dtype == found.compute().dtype
+    assert type(found._meta) is type(found.compute()) is type(expected)
+    np.testing.assert_allclose(_dense(found), _dense(expected), rtol=1e-6)
+
+
+def test_categories_that_dask_does_not_know_are_declared_as_unknown() -> None:
+    frame = pd.DataFrame({"a": np.arange(6.0), "c": pd.Categorical([*"abcabc"])})
+    ours = ColumnTransformer([("a", OrdinalEncoder(), ["c"]), ("c", "passthrough", ["c"])])
+    ours.set_output(transform="pandas").fit(frame)
+    lazy = dd.from_pandas(frame, npartitions=2)
+    found = ours.transform(lazy.assign(c=lazy["c"].cat.as_unknown()))
+    assert not found["c__c"].cat.known
+    assert set(found["c__c"].cat.as_known().cat.categories) == {*"abc"}
+    assert ours.transform(lazy)["c__c"].cat.categories.tolist() == [*"abc"]
+
+
+@pytest.mark.parametrize("fitted", [lambda X: X, pd.DataFrame], ids=["array", "frame"])
+def test_rows_of_another_width_are_refused_before_they_are_computed(fitted: Any) -> None:
+    X = np.ones((20, 3))
+    ours = ColumnTransformer([("a", MaxAbsScaler(), [0])], remainder="passthrough").fit(fitted(X))
+    with pytest.raises(InvalidDataError, match="X has 2 features, but ColumnTransformer is expect"):
+        ours.transform(da.ones((20, 2), chunks=(8, 2)))
 
 
 def test_pandas_output() -> None:

@@ -21,7 +21,7 @@ from distributed import Client
 from scipy import sparse
 from sklearn.base import clone
 
-from daskml_dist import impute, preprocessing
+from daskml_dist import feature_selection, impute, preprocessing
 from daskml_dist.data.column_statistics import SKETCH_SIZE, merge_sketches, sketch_column
 from daskml_dist.errors import (
     InvalidDataError,
@@ -295,6 +295,39 @@ def test_a_block_that_cannot_be_read_is_named(transformer: Any) -> None:
     X[50, 0] = np.inf
     with pytest.raises(InvalidDataError, match=r"Block 2 of X: .*infinity"):
         transformer.fit(_array(X))
+
+
+@pytest.mark.parametrize("kind", [sparse.csr_matrix, sparse.csr_array, sparse.csc_matrix])
+@pytest.mark.parametrize(
+    "transformer",
+    [
+        preprocessing.MaxAbsScaler(),
+        preprocessing.PolynomialFeatures(),
+        preprocessing.QuantileTransformer(n_quantiles=10),
+        feature_selection.VarianceThreshold(),
+    ],
+    ids=str,
+)
+def test_sparse_results_declare_their_kind_of_matrix(transformer: Any, kind: Any) -> None:
+    X = np.abs(_numbers(missing=False)[:, :2])
+    lazy = _array(X).map_blocks(kind, meta=kind((0, X.shape[1])))
+    result = clone(transformer).fit(lazy).transform(lazy)
+    assert type(result._meta) is type(result.blocks[0].compute())
+
+
+@pytest.mark.parametrize(
+    "transformer",
+    [preprocessing.KBinsDiscretizer(n_bins=2), preprocessing.MinMaxScaler()],
+    ids=str,
+)
+def test_sparse_rows_of_dask_raise_the_error_of_those_in_memory(transformer: Any) -> None:
+    X = _numbers(missing=False)[:, :2]
+    transformer = clone(transformer).fit(X)
+    with pytest.raises(InvalidTypeError) as in_memory:
+        transformer.transform(sparse.csr_array(X))
+    with pytest.raises(InvalidTypeError) as of_dask:
+        transformer.transform(_array(X).map_blocks(sparse.csr_array))
+    assert str(of_dask.value) == str(in_memory.value)
 
 
 def test_no_rows_at_all() -> None:
