@@ -164,9 +164,11 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
             squares, n = self._reduce_entries(
                 partial(_sum_squared_errors, self._fitted(), self._names), X
             )
+            check_any_ratings(n.sum())
             return -float(np.sqrt(squares.sum() / n.sum()))
         # Implicit ratings have no error: the ranking of the chosen items is scored.
         users, items = self._reduce_entries(_take_pairs, X, rated=False)
+        check_any_ratings(len(users))
         held_out = load_pandas().DataFrame({self.user_col: users, self.item_col: items})
         best = self.recommend(held_out[self.user_col].unique(), 10)
         return float(compute_gains(*find_hits(held_out, best, 10, (*self._names, "score"))).mean())
@@ -189,7 +191,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         Parameters
         ----------
         users : array-like or dask Series of ids, of shape (n_users,), or None
-            None: all users of the fit.
+            None: all users of the fit. Of a dataframe, the column `user_col` is taken.
         n : int, default=10
             Items for each user; fewer if a user has seen nearly all.
         filter_seen : bool, default=True
@@ -217,6 +219,13 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         check_count("n", n)
         check_flag("filter_seen", filter_seen)
         user_ids = self.user_ids_ if users is None else users
+        if is_dataframe_like(user_ids):
+            if self.user_col not in user_ids.columns:
+                raise InvalidDataError(
+                    f"users has no column {self.user_col!r}; it has {list(user_ids.columns)}. Pass "
+                    "the ids of the users, such as frame['user']."
+                )
+            user_ids = user_ids[self.user_col]
         lazy = is_dask(user_ids)
         # Lazy ids are unknown here, so the items of all users are sent with the function.
         seen_items = (
@@ -247,6 +256,10 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
             )
         if isinstance(seen_ratings, SeenItems):
             return seen_ratings
+        seen_ratings = convert_foreign(seen_ratings)
+        if is_dataframe_like(seen_ratings) and not is_dask(seen_ratings) and not len(seen_ratings):
+            nothing = np.empty(0, np.int64)
+            return SeenItems.from_pairs(nothing, nothing, len(self.user_ids_))
         is_wanted = np.full(len(self.user_ids_), users is None)
         if users is not None:
             positions = find_id_positions(self.user_ids_, users, str(self.user_col))
@@ -360,6 +373,14 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         )
 
 
+def check_any_ratings(n: float) -> None:
+    """Raise if a collection has no ratings, which is known only once its parts are read."""
+    if not n:
+        raise InvalidDataError(
+            "X has no ratings in any part. Check the files or the filter that they come from."
+        )
+
+
 def _call_on_part(rows: Any, function: Callable[[Any], Any], block_index: int) -> Any:
     """Return a function of a part's rows; `map_pieces` also passes the part's number."""
     return function(rows)
@@ -369,13 +390,17 @@ def _column(rows: Any, name: Any, column_index: int) -> Any:
     """Return a column of a frame, or of an array of pairs."""
     if is_dataframe_like(rows):
         return rows[name]
-    pairs = np.asarray(rows)
+    # NumPy would make texts of the numbers in a list of both.
+    is_list = isinstance(rows, list | tuple)
+    pairs = np.asarray(rows, object if is_list else None)
     if pairs.ndim != 2 or pairs.shape[1] != 2:
         raise InvalidDataError(
             f"Pairs have the shape {pairs.shape}. Give one user and one item per row, or a "
             f"dataframe with the column {name!r}."
         )
-    return pairs[:, column_index]
+    return (
+        load_pandas().Series(pairs[:, column_index].tolist()) if is_list else pairs[:, column_index]
+    )
 
 
 def predict_pairs(fitted: FittedFactors, names: tuple[Any, Any], rows: Any) -> NDArray[np.float64]:

@@ -28,11 +28,16 @@ _CACHED_BYTES = 1 << 22
 def find_id_positions(table: NDArray[Any], ids: Any, name: str) -> Positions:
     """Return the positions of ids among those of the fit; -1 for an id not seen in it."""
     converted = convert_ids(ids, name)
-    if len(converted) and _name_kind(converted) != _name_kind(table):
+    if len(converted) and (kind := _name_kind(converted)) != (fitted_kind := _name_kind(table)):
+        remedy = f"frame[{name!r}].astype({table.dtype.name!r})"
+        if fitted_kind == "str":
+            call = "str.decode('utf-8')" if kind == "bytes" else "astype(str)"
+            remedy = f"frame[{name!r}].{call}"
+        elif fitted_kind == "bytes":
+            remedy = f"frame[{name!r}].astype(str).str.encode('utf-8')"
         raise InvalidDataError(
-            f"Column {name!r} holds ids of type {_name_kind(converted)}, but those of the fit are "
-            f"of type {_name_kind(table)}. Convert them: "
-            f"frame[{name!r}].astype({table.dtype.name!r})."
+            f"Column {name!r} holds ids of type {kind}, but those of the fit are of type "
+            f"{fitted_kind}. Convert them: {remedy}."
         )
     return find_positions(table, converted)
 
@@ -43,6 +48,8 @@ def _name_kind(ids: NDArray[Any]) -> str:
         return "number"
     if ids.dtype.kind in "mM":
         return "datetime" if ids.dtype.kind == "M" else "timedelta"
+    if ids.dtype.kind == "S" or (ids.dtype.kind == "O" and isinstance(ids[0], bytes)):
+        return "bytes"
     return "str" if ids.dtype.kind in "OUT" else ids.dtype.name
 
 

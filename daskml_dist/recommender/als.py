@@ -36,7 +36,7 @@ from daskml_dist.parameters.checks import (
     seed_of,
 )
 from daskml_dist.parameters.run import Run
-from daskml_dist.recommender._base import BaseRecommender
+from daskml_dist.recommender._base import BaseRecommender, check_any_ratings
 from daskml_dist.recommender._scores import find_id_positions
 from daskml_dist.solvers.als import ALSSolver, build_ratings
 from daskml_dist.solvers.keyed import KeyedSolution
@@ -351,6 +351,7 @@ class ALS(BaseRecommender):
     def _known_ratings(self, X: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return the user ids, item positions and values of the ratings of items of the fit."""
         users, items, values = self._reduce_entries(_take_ratings, X)
+        check_any_ratings(len(users))
         positions = find_id_positions(self.item_ids_, items, str(self.item_col))
         if len(unknown := np.setdiff1d(users, users[positions >= 0])):
             raise InvalidDataError(

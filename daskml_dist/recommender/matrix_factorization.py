@@ -33,7 +33,12 @@ from daskml_dist.parameters.checks import check_count, check_flag, check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies.base import Policy
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.recommender._base import BaseRecommender, predict_pairs, score_ratings
+from daskml_dist.recommender._base import (
+    BaseRecommender,
+    check_any_ratings,
+    predict_pairs,
+    score_ratings,
+)
 from daskml_dist.recommender._scores import FittedFactors, move_state_to_ids
 from daskml_dist.recommender._streaming import StreamedFactors
 from daskml_dist.schedules import Constant, Schedule
@@ -275,6 +280,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         if self.implicit or self._last_model.loss.kind != "classification":
             return super().score(X, y)
         n_right, n = self._reduce_entries(partial(_count_same_sign, self._fitted(), self._names), X)
+        check_any_ratings(n.sum())
         return float(n_right.sum() / n.sum())
 
     # -- training -----------------------------------------------------------------------

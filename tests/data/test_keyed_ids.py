@@ -61,6 +61,16 @@ def test_bytes_with_and_without_sign_are_numbered_together() -> None:
     assert [code.tolist() for code in codes] == [[2, 1], [0, 1]]
 
 
+def test_large_ids_with_and_without_sign_are_found() -> None:
+    ids = 2**60 + np.arange(3)
+    for table, wanted in ((ids, ids.astype(np.uint64)), (ids.astype(np.uint64), ids)):
+        assert find_positions(table, wanted[::-1]).tolist() == [2, 1, 0]
+    # -1 and 2**64 - 1 have the same bits.
+    most, ends = np.array([0, 2**64 - 1], np.uint64), np.array([-1, 0])
+    assert find_positions(ends, most).tolist() == [1, -1]
+    assert find_positions(most, ends).tolist() == [-1, 0]
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_ids_without_order_are_refused(name: str) -> None:
     raw_ids, match = BAD[name]

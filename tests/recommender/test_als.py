@@ -269,10 +269,56 @@ def test_bad_input_names_the_remedy(case: str, client: Client) -> None:
     assert not hasattr(model, "user_factors_")
 
 
-def test_ids_of_another_type_are_refused() -> None:
+#: Ids of the fit, ids of the prediction, and the remedy that is named.
+OTHER_IDS = {
+    "texts": (range(3), ["0", "1", "2"], r"ids of type str, but those of the fit.*'int64'"),
+    "numbers": (["0", "1", "2"], range(3), r"astype\(str\)"),
+    "bytes": (["0", "1", "2"], [b"0", b"1", b"2"], r"str\.decode\('utf-8'\)"),
+    "no bytes": ([b"0", b"1", b"2"], ["0", "1", "2"], r"str\.encode\('utf-8'\)"),
+    "rounded": (range(2**60, 2**60 + 3), np.arange(3) + 2.0**60, "could become equal"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_IDS)
+def test_ids_of_another_type_are_refused(case: str) -> None:
+    fitted, others, match = OTHER_IDS[case]
+    ratings = pd.DataFrame({"user": fitted, "item": range(3), "rating": 1.0})
+    with pytest.raises(InvalidDataError, match=match):
+        make_als().fit(ratings).predict(ratings.assign(user=others))
+
+
+def test_pairs_in_a_list_may_have_ids_of_two_types() -> None:
     model = make_als().fit(RATINGS)
-    with pytest.raises(InvalidDataError, match="ids of type str, but those of the fit"):
-        model.predict(RATINGS.assign(user=RATINGS["user"].astype(str)))
+    pairs = RATINGS[["user", "item"]].head()
+    for rows in (pairs.to_numpy().tolist(), tuple(pairs.itertuples(index=False))):
+        np.testing.assert_array_equal(model.predict(rows), model.predict(pairs))
+    with pytest.raises(InvalidDataError, match="one user and one item per row"):
+        model.predict([(1, "i1"), (2,)])
+
+
+def test_users_in_a_frame(client: Client) -> None:
+    model = make_als().fit(RATINGS)
+    users = pd.DataFrame({"age": [3, 4], "user": [7, 1]})
+    expected = model.recommend(users["user"], 2)
+    pd.testing.assert_frame_equal(model.recommend(users, 2), expected)
+    lazy = model.recommend(dd.from_pandas(users, npartitions=2), 2)
+    np.testing.assert_array_equal(lazy.compute()["item"], expected["item"])
+    for frame in (users[["age"]], dd.from_pandas(users[["age"]], npartitions=1)):
+        with pytest.raises(InvalidDataError, match="users has no column 'user'"):
+            model.recommend(frame)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [make_als(), make_als(implicit=True), MatrixFactorization(4, loss="log_loss", max_iter=1)],
+    ids=str,
+)
+def test_no_ratings(model: Any, client: Client) -> None:
+    model = clone(model).fit(COUNTS)
+    for nothing in (COUNTS[:0], dd.from_pandas(COUNTS, npartitions=2).query("rating < 0")):
+        assert len(model.recommend([1], 3, seen=nothing)) == 3
+        with pytest.raises(InvalidDataError, match=r"filter that (it|they)"):
+            model.score(nothing)
 
 
 # -- new users, and explanations ------------------------------------------------------------------

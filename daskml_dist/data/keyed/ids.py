@@ -160,8 +160,9 @@ def check_one_kind(id_arrays: Sequence[Array]) -> None:
             for part in integers
         ):
             raise InvalidDataError(
-                "Some ids are integers above 2**53 and others are floats, so that different ids "
-                "could become equal. Convert all to one type, such as "
+                "Some ids are integers above 2**53, and others are floats or integers of the other "
+                "kind (int64, uint64), so that different ids could become equal. Convert all to "
+                "one type, such as "
                 "frame.astype({column: 'int64'})."
             )
 
@@ -209,6 +210,12 @@ def find_positions(table: Array, ids: Array) -> NDArray[np.int64]:
     if table.dtype.kind == "O" or ids.dtype.kind == "O":
         positions = load_pandas().Index(table).get_indexer(load_pandas().Index(ids))
         return np.asarray(positions, np.int64)
+    kinds, wanted = {table.dtype.kind, ids.dtype.kind}, ids
+    if kinds == {"i", "u"}:
+        # The search would compare int64 and uint64 as floats; the comparison below is exact.
+        wanted = ids.astype(np.int64 if table.dtype.kind == "i" else np.uint64)
+    elif kinds in ({"i", "f"}, {"u", "f"}):
+        check_one_kind([table, ids])
     # Binary search, then a comparison of the id found with the one searched for.
-    indices = np.minimum(np.searchsorted(table, ids), len(table) - 1)
+    indices = np.minimum(np.searchsorted(table, wanted), len(table) - 1)
     return np.where(table[indices] == ids, indices, -1)
