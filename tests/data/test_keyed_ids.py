@@ -61,6 +61,17 @@ def test_bytes_with_and_without_sign_are_numbered_together() -> None:
     assert [code.tolist() for code in codes] == [[2, 1], [0, 1]]
 
 
+@pytest.mark.parametrize("step", [1, 10**9], ids=["narrow", "wide"])
+def test_integers_of_both_kinds_stay_integers(step: int) -> None:
+    columns = np.array([-1, 3]) * step, np.array([3, 7], np.uint64) * np.uint64(step)
+    distinct, (first, second) = factorize_columns(columns)
+    for ids in (distinct, merge_ids(columns)):
+        assert ids.dtype == np.int64
+        assert ids.tolist() == [-step, 3 * step, 7 * step]
+    assert first.tolist() == [0, 1]
+    assert second.tolist() == [1, 2]
+
+
 def test_large_ids_with_and_without_sign_are_found() -> None:
     ids = 2**60 + np.arange(3)
     for table, wanted in ((ids, ids.astype(np.uint64)), (ids.astype(np.uint64), ids)):

@@ -80,7 +80,7 @@ def factorize_columns(columns: Sequence[Array]) -> tuple[Array, list[NDArray[np.
     if (narrow_range := _find_narrow_range(filled)) is not None:
         return _factorize_by_table(columns, *narrow_range)
     pandas = load_pandas()
-    all_ids = np.concatenate(filled)
+    all_ids = np.concatenate(filled, dtype=_find_common_dtype(filled), casting="unsafe")
     # pandas hashes ids of any type and sorts only the distinct ones, which are often few.
     codes, ids = pandas.factorize(all_ids, sort=True)
     ends = np.cumsum([len(column) for column in columns])[:-1]
@@ -98,6 +98,14 @@ def _find_narrow_range(id_arrays: Sequence[Array]) -> tuple[int, int] | None:
     width = high - low + 1
     # A table over the whole range is worth it if not much larger than the ids themselves.
     return (low, width) if width <= _MAX_TABLE_RATIO * sum(map(len, id_arrays)) + 2**16 else None
+
+
+def _find_common_dtype(id_arrays: Sequence[Array]) -> np.dtype[Any]:
+    """Return the dtype of ids of one kind together; integers do not become floats."""
+    dtype = np.result_type(*id_arrays)
+    # NumPy has no integers for both int64 and uint64; `check_one_kind` admits small ones only.
+    are_integers = all(part.dtype.kind in "iu" for part in id_arrays)
+    return np.dtype(np.int64) if are_integers and dtype.kind == "f" else dtype
 
 
 def _mark_seen(id_arrays: Sequence[Array], low: int, width: int) -> NDArray[np.bool_]:
@@ -123,7 +131,7 @@ def _factorize_by_table(
     ids = np.flatnonzero(occurs) + low
     position = np.cumsum(occurs, dtype=np.int32)
     position -= 1
-    dtype = np.result_type(*columns)
+    dtype = _find_common_dtype([column for column in columns if len(column)])
     return ids.astype(dtype), [position[_subtract_low(column, low)] for column in columns]
 
 
@@ -136,9 +144,9 @@ def merge_ids(id_arrays: Sequence[Array]) -> Array:
     if (narrow_range := _find_narrow_range(filled)) is not None:
         low = narrow_range[0]
         return (np.flatnonzero(_mark_seen(filled, *narrow_range)) + low).astype(
-            np.result_type(*filled)
+            _find_common_dtype(filled)
         )
-    all_ids = np.concatenate(filled)
+    all_ids = np.concatenate(filled, dtype=_find_common_dtype(filled), casting="unsafe")
     if all_ids.dtype.kind != "O":
         return np.unique(all_ids)
     return np.sort(np.asarray(load_pandas().unique(all_ids)))
