@@ -263,7 +263,7 @@ class ALS(BaseRecommender):
         ['milk']
         """
         self._check_fitted()
-        solver = self._solver()
+        solver = self._fitted_solver()
         users, items, values = self._known_ratings(X)
         # New users are numbered locally, as rows of a CSR matrix of their ratings.
         ids, user_rows = np.unique(users, return_inverse=True)
@@ -282,10 +282,11 @@ class ALS(BaseRecommender):
         # A shallow copy: the items' factors are shared.
         folded = copy.copy(self)
         folded.user_ids_, folded._given = ids, X
-        folded.user_factors_ = np.ascontiguousarray(out[:, : int(self.rank)])
-        if self.biases:
+        rank = solver.model.rank
+        folded.user_factors_ = np.ascontiguousarray(out[:, :rank])
+        if solver.model.biased:
             # The bias is the last unknown of each user's system.
-            folded.user_biases_ = out[:, int(self.rank)].copy()
+            folded.user_biases_ = out[:, rank].copy()
         return folded
 
     def explain(self, X: Any, item: Any, n: int = 10) -> Any:
@@ -332,7 +333,7 @@ class ALS(BaseRecommender):
             raise InvalidDataError(
                 f"X holds the users {ids[:5].tolist()}. Pass the ratings of one of them."
             )
-        solver = self._solver()
+        solver = self._fitted_solver()
         rated = build_ratings(np.zeros(len(items), int), items, values, 1, self.implicit)
         regressors = self._item_regressors(solver.model)
         # Hu, Koren and Volinsky, section 5: with W_u the inverse of the user's system, the
@@ -364,7 +365,7 @@ class ALS(BaseRecommender):
     def _item_regressors(self, model: FactorModel) -> Regressors:
         """Return the items' factors (and biases) as regressors of the users' ratings."""
         factors = self.item_factors_
-        if self.biases:
+        if model.biased:
             factors = np.column_stack([factors, self.item_biases_])
         # Implicit ratings use all items, rated or not: Y'Y is shared by the users' systems.
         width = model.width
@@ -382,6 +383,12 @@ class ALS(BaseRecommender):
             None if self.tol is None else float(self.tol),
             seed_of(self.random_state),
         )
+
+    def _fitted_solver(self) -> ALSSolver:
+        """Return the solver for the items' factors of the fit, whose shape does not change."""
+        solver = self._solver()
+        rank, biased = self.item_factors_.shape[1], hasattr(self, "item_biases_")
+        return replace(solver, model=replace(solver.model, rank=rank, biased=biased))
 
     def _check_params(self) -> None:
         """Raise if a parameter is invalid."""

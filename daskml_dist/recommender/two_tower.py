@@ -273,8 +273,13 @@ dtype, policy, random_state
             When the fit cannot continue.
         """
         X = convert_foreign(X)
+        last = vars(self).get("_given")
         self._given = X  # callbacks may ask for recommendations of what users have not seen
-        super(BaseRecommender, self).fit(X, None, policy=policy, client=client)
+        try:
+            super(BaseRecommender, self).fit(X, None, policy=policy, client=client)
+        except BaseException:
+            self._given = last  # what users have seen in the fit whose factors remain
+            raise
         del self._side_rows  # frames of all users and items, whose factors are now known
         return self
 

@@ -416,3 +416,13 @@ def test_similar_users_and_excluded_items() -> None:
 def test_refusals_of_new_users(call: Any, match: str) -> None:
     with pytest.raises(InvalidDataError, match=match):
         call(make_als().fit(RATINGS))
+
+
+def test_parameters_of_the_next_fit_leave_new_users_alone() -> None:
+    new, one = RATINGS[RATINGS["user"] < 3], RATINGS[RATINGS["user"] == 1]
+    for biases in (False, True):
+        model = make_als(biases=biases, dtype="float64").fit(RATINGS)
+        expected, explained = model.fold_in(new).predict(new), model.explain(one, "i3")
+        model.set_params(rank=2, biases=not biases)
+        np.testing.assert_array_equal(model.fold_in(new).predict(new), expected)
+        pd.testing.assert_frame_equal(model.explain(one, "i3"), explained)

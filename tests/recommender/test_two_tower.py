@@ -204,6 +204,15 @@ def test_bad_rows_name_the_remedy() -> None:
         TwoTower().stream()
 
 
+def test_a_fit_that_fails_leaves_what_users_have_seen() -> None:
+    chosen = _choices(200)
+    model = TwoTower(**PARAMS, max_iter=1).fit(chosen)
+    expected = model.recommend([3], N_ITEMS)
+    with pytest.raises(InvalidDataError, match="cannot be negative"):
+        model.fit(chosen.assign(user=-1 - chosen["user"]))
+    pd.testing.assert_frame_equal(model.recommend([3], N_ITEMS), expected)
+
+
 def test_towers_under_a_policy_for_each_part(client: Client) -> None:
     chosen = _choices()
     lazy = dd.from_pandas(chosen[["user", "item", "age"]], npartitions=3, sort=False)
