@@ -337,9 +337,10 @@ def _merge_label_counts(
     """Return the sorted labels of all blocks, and how many rows have each."""
     # Leave out empty blocks, whose dtype may differ: it could for example turn labels into texts.
     filled = [part for part in block_counts if len(part[0])] or block_counts[:1]
-    labels, codes = np.unique(
-        np.concatenate([block_labels for block_labels, _ in filled]), return_inverse=True
-    )
+    with explain_unsortable_labels("y"):
+        labels, codes = np.unique(
+            np.concatenate([block_labels for block_labels, _ in filled]), return_inverse=True
+        )
     counts = np.bincount(codes, np.concatenate([n for _, n in filled]), len(labels))
     return labels, counts.astype(np.int64)
 

@@ -607,10 +607,11 @@ def count_labels_by_block(
     are of shape (n_blocks, n_labels). `name` is that of the column, for errors.
     """
     blocks = reduce_parts(columns, partial(_count_block_labels, name), concatenate_lists)
-    if first_seen:
-        labels = np.array(list(dict.fromkeys(label for counts in blocks for label in counts)))
-    else:
-        labels = np.unique([label for counts in blocks for label in counts])
+    seen = list(dict.fromkeys(label for counts in blocks for label in counts))
+    # NumPy would turn numbers beside texts of another block into texts, which no row has.
+    with explain_unsortable_labels(name):
+        in_order = sorted(seen)
+    labels = np.array(seen if first_seen else in_order)
     block_counts = [[counts.get(label, 0) for label in _as_keys(labels)] for counts in blocks]
     return labels, np.array(block_counts).astype(np.int64)
 

@@ -192,6 +192,9 @@ def test_incompatible_members_are_refused() -> None:
             model.fit(rows, target, **fit_params)
     with pytest.raises(InvalidDataError, match="continuous"):
         voting(CLASSIFIERS).fit(rows, da.from_array(NUMBERS, chunks=100))
+    by_block = np.array([1, "a"], object)[np.arange(N) // 100 % 2]
+    with pytest.raises(InvalidDataError, match="several types"):
+        voting(CLASSIFIERS).fit(rows, da.from_array(by_block, chunks=100))
     with pytest.raises(InvalidDataError, match="feature"):
         voting(CLASSIFIERS).fit(rows, target).predict(rows[:, :2]).compute()
 

@@ -324,10 +324,12 @@ def test_nullable_groups_above_the_digits_of_floats() -> None:
             np.testing.assert_array_equal(own, theirs)
 
 
-@pytest.mark.parametrize("name", ["StratifiedKFold", "GroupKFold"])
-def test_labels_and_groups_of_several_types_are_named(name: str) -> None:
-    mixed = da.from_array(np.array([1, "a"], object)[GROUPS % 2], chunks=50)
-    of = "y" if name == "StratifiedKFold" else "groups"
+@pytest.mark.parametrize("types_of_rows", [GROUPS % 2, np.arange(N) // 50 % 2], ids=["in", "by"])
+@pytest.mark.parametrize("name", ["StratifiedKFold", "StratifiedShuffleSplit", "GroupKFold"])
+def test_labels_and_groups_of_several_types_are_named(name: str, types_of_rows: Any) -> None:
+    """They are in one block, or each block has its own type."""
+    mixed = da.from_array(np.array([1, "a"], object)[types_of_rows], chunks=50)
+    of = "groups" if name == "GroupKFold" else "y"
     with pytest.raises(InvalidDataError, match=f"{of} has labels of several types"):
         next(getattr(model_selection, name)(2).split(da.from_array(X, chunks=50), mixed, mixed))
 
