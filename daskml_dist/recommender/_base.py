@@ -31,7 +31,7 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.sklearn_errors import make_not_fitted_error
 from daskml_dist.estimators.estimator_mixin import EstimatorMixin
-from daskml_dist.inference.block_mapping import map_pieces
+from daskml_dist.inference.block_mapping import map_blocks, map_pieces
 from daskml_dist.inference.recommendation_hits import compute_gains, find_hits
 from daskml_dist.parameters.checks import check_count, check_flag
 from daskml_dist.recommender._scores import (
@@ -243,8 +243,12 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         if not lazy:
             return function(user_ids)
         frame = user_ids.to_frame(self.user_col) if is_series_like(user_ids) else user_ids
-        # The result for no users has the columns and dtypes that Dask's metadata needs.
-        return map_pieces(_call_on_part, function, frame, function(self.user_ids_[:0]))
+        # The result for one user has the columns and dtypes that Dask's metadata needs.
+        user = load_pandas().Series(self.user_ids_[:1])
+        dtype = frame.dtypes.get(self.user_col) if is_dataframe_like(frame) else frame.dtype
+        if user.dtype.kind in "iu" and getattr(dtype, "kind", "O") in "iu":
+            user = user.astype(dtype)  # ids come back in the dtype in which they are given
+        return map_blocks(function, frame, function(user))
 
     def _find_seen_items(self, seen_ratings: Any, users: Any = None) -> SeenItems:
         """Return the items that `users` have rated; None: all users."""
@@ -426,8 +430,16 @@ def _recommend_to_users(
     ids = np.asarray(ids).reshape(-1)
     positions = find_id_positions(fitted.user_ids, ids, str(names[0]))
     rows, items, best = find_best_items(fitted, positions, n, seen_items, hidden)
-    columns = {names[0]: ids[rows], names[1]: fitted.item_ids[items], "score": best}
+    columns = {
+        names[0]: _take_ids(ids, rows), names[1]: _take_ids(fitted.item_ids, items), "score": best
+    }  # fmt: skip
     return load_pandas().DataFrame(columns)
+
+
+def _take_ids(ids: NDArray[Any], positions: NDArray[np.int64]) -> Any:
+    """Return ids as a column, whose dtype is the same if there are none."""
+    series = load_pandas().Series  # which makes strings of objects that are texts, if it sees one
+    return series(ids[positions]) if len(positions) else series(ids[:1])[:0]
 
 
 # -- functions of the entries of a part --------------------------------------------------------

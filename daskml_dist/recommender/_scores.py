@@ -181,7 +181,8 @@ def find_best_items(
     """Return users' rows, items and predictions of the `n` best items, without `hidden` items."""
     step = max(1, _CACHED_BYTES // (4 * max(len(fitted.item_ids), 1)))
     best_of_blocks = []
-    for block in row_slices(len(users), step):
+    # Without users too: their empty results have the dtypes of others.
+    for block in list(row_slices(len(users), step)) or [slice(0, 0)]:
         scores = fitted.score_all_items(users[block])
         if seen_items is not None:
             seen_items.hide_scores(users[block], scores)
@@ -190,8 +191,6 @@ def find_best_items(
         # Hidden items score minus infinity, and only finite scores are returned.
         rows, items, best = find_highest_scores(scores, n)
         best_of_blocks.append((rows + block.start, items, best))
-    if not best_of_blocks:
-        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
     rows, items, best = (np.concatenate(parts) for parts in zip(*best_of_blocks, strict=True))
     # The link is increasing, so it is applied only to the best scores.
     return rows, items, fitted.apply_link(best)

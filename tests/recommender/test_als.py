@@ -185,10 +185,24 @@ def test_recommended_items_are_the_best_new_ones(kind: str, client: Client) -> N
         lazy_users = dd.from_pandas(pd.Series(users, name="user"), npartitions=2, sort=False)
         lazy = model.recommend(lazy_users, 5, filter_seen=filter_seen)
         assert is_dask_collection(lazy)
-        pd.testing.assert_frame_equal(
-            lazy.compute().reset_index(drop=True), found, check_dtype=False
-        )
+        pd.testing.assert_frame_equal(lazy.compute().reset_index(drop=True), found)
     assert len(model.recommend(n=3)) == 3 * len(model.user_ids_)
+
+
+@pytest.mark.parametrize(
+    ("fitted", "given"),
+    [("int64", "int32"), ("int64", "Int64"), ("str", "object"), ("str", "string[pyarrow]")],
+)
+def test_lazy_recommendations_declare_their_dtypes(fitted: str, given: str) -> None:
+    frame = pd.DataFrame({"user": [0, 0, 0, 1], "item": [0, 1, 2, 2], "rating": 1.0})
+    model = ALS(2).fit(frame.astype({"user": fitted, "item": fitted}))
+    # The first partition is empty, and the user of the second has seen all items.
+    users = pd.Series([0, 1, 1], name="user").astype("str").astype(given)
+    parts = [dask.delayed(part) for part in (users[:0], users[:1], users[1:])]
+    lazy = model.recommend(dd.from_delayed(parts, meta=users[:0]), 2)
+    for part in dask.compute(lazy.to_delayed())[0]:
+        pd.testing.assert_series_equal(part.dtypes, lazy.dtypes)
+    assert len(lazy) == 4
 
 
 def test_users_with_few_unseen_items_get_fewer_recommendations() -> None:
