@@ -312,7 +312,7 @@ def solve_rows(
     reg: float, gram: Any, min_pivot: float, max_inverse: float, A: Any, b: Any, scratch: Any,
     order: Any, out: Any, failed: Any, row_range: Any,
 ) -> int:  # fmt: skip
-    """Solve the systems of the rows ``at[0]`` to ``at[1]``; return how many were nearly singular.
+    """Solve the systems of the rows in `row_range`; return how many were nearly singular.
 
     `A` and `b` (one row) are scratch for one system, and their dtype is that of the arithmetic; `Y`
     and `gram` have the same dtype. `scratch` has four rows, each of at least `RATINGS_PER_CHUNK`

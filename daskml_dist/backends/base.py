@@ -273,12 +273,12 @@ class Backend(ABC):
 
     @abstractmethod
     def add_rows(self, X: Any, target_rows: Any, weight: Any | None, out: Any) -> None:
-        """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
+        """Add each row, times its weight, to row ``target_rows[i]`` of `out`, in place."""
 
     def add_squares(
         self, X: Any, target_rows: Any, weight: Any | None, mean: Any, out: Any
     ) -> None:
-        """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
+        """Add weighted ``(X[i] - mean[r]) ** 2`` to ``out[r]``, where r is ``target_rows[i]``."""
         # The second pass of a two-pass variance: sums of squares about 0 would lose digits.
         deviations = X - namespace(X).take(mean, target_rows, axis=0)
         deviations *= deviations
@@ -457,7 +457,7 @@ class Backend(ABC):
     def add_products(
         self, X: Any, extra_columns: Any, weight: Any | None, out: Any, shift: Any | None = None
     ) -> None:
-        """Add ``X.T @ diag(weight) @ [X, side]``, weight >= 0, to `out`.
+        """Add ``X.T @ diag(weight) @ [X, extra_columns]``, weight >= 0, to `out`.
 
         Parameters
         ----------

@@ -193,7 +193,7 @@ def add_weighted_gram(
 def add_sparse_rows(
     indptr: Any, indices: Any, data: Any, rows: Any, target_rows: Any, weight: Any, out: Any
 ) -> None:
-    """Add ``weight[i] * X[rows[i]]`` to ``out[at[i]]``; an empty `weight` is all ones."""
+    """Add ``weight[i] * X[rows[i]]`` to ``out[target_rows[i]]``; an empty `weight` is all ones."""
     for i in range(len(rows)):
         row, target_row = rows[i], target_rows[i]
         scale = np.float64(weight[i]) if len(weight) else 1.0
@@ -203,7 +203,7 @@ def add_sparse_rows(
 
 @_compile_gradient
 def add_dense_rows(X: Any, target_rows: Any, weight: Any, out: Any) -> None:
-    """Add ``weight[i] * X[i]`` of dense rows to ``out[at[i]]``; an empty `weight` is all ones."""
+    """Add ``weight[i] * X[i]`` of dense rows to ``out[target_rows[i]]``; no `weight`: all ones."""
     for i in range(len(X)):
         scale = np.float64(weight[i]) if len(weight) else 1.0
         row, out_row = X[i], out[target_rows[i]]
@@ -213,7 +213,7 @@ def add_dense_rows(X: Any, target_rows: Any, weight: Any, out: Any) -> None:
 
 @_compile_gradient
 def add_dense_squares(X: Any, target_rows: Any, weight: Any, mean: Any, out: Any) -> None:
-    """Add ``weight[i] * (X[i] - mean[at[i]]) ** 2`` of dense rows to ``out[at[i]]``."""
+    """Add weighted ``(X[i] - mean[r]) ** 2`` of dense rows to ``out[r]``, r = `target_rows[i]`."""
     for i in range(len(X)):
         scale = np.float64(weight[i]) if len(weight) else 1.0
         row, centre, out_row = X[i], mean[target_rows[i]], out[target_rows[i]]
@@ -227,9 +227,9 @@ def add_sparse_squares(
     indptr: Any, indices: Any, data: Any, rows: Any, target_rows: Any, weight: Any, mean: Any,
     out: Any, stored: Any,
 ) -> None:  # fmt: skip
-    """Add ``weight[i] * (x - mean[at[i]]) ** 2`` of each stored entry to ``out[at[i]]``.
+    """Add ``weight[i] * (x - mean[r]) ** 2`` of stored entries to ``out[r]``, r = `target_rows[i]`.
 
-    The weights of the entries are added to ``stored[at[i]]``.
+    The weights of the entries are added to ``stored[target_rows[i]]``.
     """
     for i in range(len(rows)):
         row, target_row = rows[i], target_rows[i]

@@ -59,7 +59,7 @@ class RecordedSteps(ReplicaSteps):
         return [*gradient, calls.update(self._optimizer, step, self._state[1:], numbers)]
 
     def __call__(self, batches: list[Draw], steps: list[Step]) -> Any:
-        """Make steps, at most `most` together."""
+        """Make steps, at most `max_steps` together."""
         n = len(steps)
         self._gather.gather(batches)
         table = [kernels.optimizer_numbers(self._optimizer, s.rows, s.lr, s.number) for s in steps]

@@ -273,7 +273,7 @@ def _sort_lines_by_bin(
     bin_ends: Any, sequence: Any,
 ) -> None:  # fmt: skip
     """Write the lines sorted by bin, missing values last, and the end of each bin."""
-    # Counting sort; `seen` becomes the next free position of each bin.
+    # Counting sort; `bin_counts` becomes the next free position of each bin.
     bin_ends[0] = 0
     for c in range(n_places):
         bin_ends[c + 1] = bin_ends[c] + bin_counts[places[c], 0]

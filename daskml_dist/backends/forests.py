@@ -142,7 +142,7 @@ class ForestLane(Protocol):
     def partition_nodes(self, nodes: GrowingNodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Move lines that go left before the others; return where the latter begin.
 
-        The children's `turn` is one larger.
+        The children's `n_partitions` is one larger.
         """
 
     def copy_lines(self, nodes: GrowingNodes, k: int) -> NDArray[np.int64]:

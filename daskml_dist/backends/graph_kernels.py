@@ -90,7 +90,8 @@ def _sort_by_column(
         row = row_of[rows[i]]
         if first <= row < stop:
             k = column_of[columns[i]]
-            # Second pass of a counting sort: `at` has the next free position of each column.
+            # Second pass of a counting sort: `free_positions` has the next free position of each
+            # column.
             j = free_positions[k]
             free_positions[k] = j + 1
             sorted_rows[j] = row

@@ -81,7 +81,7 @@ def descend_coordinates(gram: Any, slope: Any, W: Any, max_sweeps: int, tol: flo
 
 
 def divide_by_product(X: Any, product: Any, least: float) -> Any:
-    """Return ``X / max(found, least)``; on the host, in the memory of `product`."""
+    """Return ``X / max(product, least)``; on the host, in the memory of `product`."""
     if is_host(product):
         np.maximum(product, least, out=product)
         return np.divide(X, product, out=product)

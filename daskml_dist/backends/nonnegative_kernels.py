@@ -108,7 +108,7 @@ def add_component_shares(
     least: Any,
     out: Any,
 ) -> None:
-    """Add ``own[i] * X[i, j] / (W[i] @ H[j])`` of all entries to ``out[j]``."""
+    """Add ``weighted_W[i] * X[i, j] / (W[i] @ H[j])`` of all entries to ``out[j]``."""
     for i in range(len(rows)):
         row, w, own_row = rows[i], W[i], weighted_W[i]
         for entry in range(indptr[row], indptr[row + 1]):

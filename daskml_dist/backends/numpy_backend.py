@@ -483,7 +483,7 @@ class NumpyBackend(Backend):
     def add_rows(
         self, X: Any, target_rows: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any]
     ) -> None:
-        """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
+        """Add each row, times its weight, to row ``target_rows[i]`` of `out`, in place."""
         from daskml_dist.backends import csr_kernels
 
         weight = np.empty(0) if weight is None else weight
@@ -522,7 +522,7 @@ class NumpyBackend(Backend):
         self, X: Any, target_rows: NDArray[Any], weight: NDArray[Any] | None, mean: NDArray[Any],
         out: NDArray[Any],
     ) -> None:  # fmt: skip
-        """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
+        """Add weighted ``(X[i] - mean[r]) ** 2`` to ``out[r]``, where r is ``target_rows[i]``."""
         from daskml_dist.backends import csr_kernels
 
         row_weight = np.empty(0) if weight is None else weight

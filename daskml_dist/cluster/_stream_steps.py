@@ -47,7 +47,8 @@ class ReassignmentSchedule:
         `parameters` are the parameters before the call.
         """
         self.n_since += n_rows
-        # As in scikit-learn: immediately while a centroid has no row, otherwise after `every` rows.
+        # As in scikit-learn: immediately while a centroid has no row, otherwise after
+        # `row_interval` rows.
         if (
             self.n_since < self.row_interval
             and (self._model.view_counts_and_sums(parameters)[0] > 0).all()

@@ -217,7 +217,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         """
         self._call_init(X)
         settings = self._check_settings(policy)
-        # `_ready` chooses the first centroids, `_run_training` runs the steps.
+        # `_prepare_fit` chooses the first centroids, `_run_training` runs the steps.
         self._train(X, None, sample_weight, settings=settings, client=client, go_on=False)
         self._set_labels(X)
         return self
@@ -256,7 +256,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         self._sparse = summary.any_sparse
         if last is None:
             self._check_n_rows(rows)
-            # A placeholder with the right shape: `_ready` chooses the centroids.
+            # A placeholder with the right shape: `_prepare_fit` chooses the centroids.
             return CentroidModel(np.zeros((int(self.n_clusters), summary.n_features)), None)
         if len(last.first) != self.n_clusters:
             raise InvalidParameterError(

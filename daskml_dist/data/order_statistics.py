@@ -48,8 +48,8 @@ def select_ranks(
     ----------
     collection : Collection
     read_columns : callable
-        ``read(number, X, y, weight)`` returns the values of each column in a block, by its key. A
-        block may lack columns; NaN values have no rank.
+        ``read_columns(number, X, y, weight)`` returns the values of each column in a block, by its
+        key. A block may lack columns; NaN values have no rank.
     sketches : mapping
         Sketch of each column, for unweighted rows.
     ranks : mapping

@@ -63,7 +63,7 @@ class Status:
         # Record of the last pass; and (pass, rows, seconds) of each pass that is still valid.
         self._last: dict[str, Any] | None = None
         self._finished_passes: list[tuple[int, int, float]] = []
-        #: Measures of every `_every`-th pass, for curves.
+        #: Measures of every `_curve_interval`-th pass, for curves.
         self.records: list[dict[str, Any]] = []
         self._curve_interval = 1
 

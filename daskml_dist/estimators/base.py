@@ -414,7 +414,7 @@ class BaseOnRows(BaseEstimator):
     def _map_raw_predictions(
         self, postprocess: Callable[..., Any] | None, X: Any, dtype: Any, n_outputs: int | None
     ) -> Any:
-        """Return the output of `then(raw, out)` for the rows of X; None: raw predictions."""
+        """Return the output of `postprocess(raw, out)` for the rows of X; None: raw predictions."""
         X = self._read_features(X)
         return self._map_rows(self._raw_prediction(), X, dtype, n_outputs, postprocess=postprocess)
 

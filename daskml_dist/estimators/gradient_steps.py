@@ -2,8 +2,9 @@
 
 `BaseSteps._train` runs every such fit: check the inputs, open a `FitJob` over the rows, summarise
 them, make the model, plan lanes and steps, train, and set the fitted attributes. Hooks in between
-(`_adapt_rate_to_rows`, `_calibrate_rates`, `_ready`, ...) are for kinds of estimators that adapt
-the plan to the rows. `stream` instead plans by the first rows that arrive, and learns call by call.
+(`_adapt_rate_to_rows`, `_calibrate_rates`, `_prepare_fit`, ...) are for kinds of estimators that
+adapt the plan to the rows. `stream` instead plans by the first rows that arrive, and learns call by
+call.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def map_blocks(function: Callable[[Any], Any], X: Any, meta: Any) -> Any:
 
 
 def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> Any:
-    """Return a collection of ``apply(block, function, number)`` for every block of rows.
+    """Return a collection of ``apply(block, function, block_number)`` for every block of rows.
 
     `empty` is a result without rows, from which Dask learns the kind, dtypes and columns of the
     results.
@@ -126,7 +126,7 @@ def _apply_to_declared_blocks(
     function: Any,
     block_number: int,
 ) -> Any:
-    """Return ``apply(rows, function, number)``; a failure reports a wrong meta."""
+    """Return ``apply(rows, function, block_number)``; a failure reports a wrong meta."""
     return call_on_declared_blocks(
         [declared], [rows], block_number, partial(apply, rows, function, block_number)
     )

@@ -187,8 +187,8 @@ def _copy_user_code(paths: Collection[Any] | None, folder: Path) -> str | None:
 def _describe_code(estimator: Any, path: Path) -> dict[str, Any]:
     """Return the names of classes and functions that a loader must import, for ``MLmodel``.
 
-    ``given`` has the parameters that the file leaves out, as "module:name"; ``trusted`` the classes
-    that are not read unless the reader names them.
+    ``user_params`` has the parameters that the file leaves out, as "module:name"; ``trusted`` the
+    classes that are not read unless the reader names them.
     """
     form = load_formats()[path.suffix]
     objects = form.code_of(estimator)

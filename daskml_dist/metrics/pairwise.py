@@ -517,7 +517,7 @@ def _compute_kernel(X: Any, Y: Any = None, *, metric: Any, **options: Any) -> An
 def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any, device_function: Any) -> Any:
     """Return a lazy matrix: ``function(block of X, block of Y)`` for each pair of blocks.
 
-    ``there(X, Y, same)`` is the same function of rows on a GPU, or None.
+    ``device_function(X, Y, same)`` is the same function of rows on a GPU, or None.
     """
     rows = _convert_to_row_blocks(X, "X")
     # The same blocks, so that a block can be compared with itself.

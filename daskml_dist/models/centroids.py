@@ -67,7 +67,7 @@ class Reassignment:
             if not self.average_every or clock % self.average_every:
                 return False
             n_since = self.average_every
-        # `every` may be fractional: the clock has passed a multiple of it.
+        # `period` may be fractional: the clock has passed a multiple of it.
         is_periodic = (clock + 1) // self.period > (clock + 1 - n_since) // self.period
         return clock > 0 and bool(is_periodic or (counts == 0).any())
 

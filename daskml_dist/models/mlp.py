@@ -461,7 +461,7 @@ class MLP(StagedModel, ColumnModel):
         return float(r2_of_sums(*np.reshape(sums, (4, -1))).mean())
 
     def identity(self) -> dict[str, Any]:
-        """Return the loss, the sizes of the layers, the activation and `several`."""
+        """Return the loss, the sizes of the layers, the activation and `is_multi_output`."""
         plain_repr = type(self.loss).__repr__ is object.__repr__  # holds an address
         return {
             "loss": self.loss.name if plain_repr else repr(self.loss),

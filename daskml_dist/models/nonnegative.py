@@ -176,7 +176,7 @@ class MultiplicativeUpdates:
         return X * product ** (self.beta - 2)
 
     def denominator(self, product: Any, factors: Any, sizes: Any) -> Any:
-        """Return the denominator of an update: ``product ** (beta - 1) @ others``.
+        """Return the denominator of an update: ``product ** (beta - 1) @ factors``.
 
         For beta = 1 it is `sizes`, the sums of the columns of `factors`.
         """

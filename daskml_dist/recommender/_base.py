@@ -471,8 +471,8 @@ def _find_positions_of_users(
     """Return positions of user and item for the pairs of wanted users that the fit knows."""
     users = find_id_positions(user_ids, entries.ids[0], "user")[entries.codes[0]]
     items = find_id_positions(item_ids, entries.ids[1], "item")[entries.codes[1]]
-    # An unknown user has position -1, which indexes `wanted` from the end: the first term discards
-    # it.
+    # An unknown user has position -1, which indexes `is_wanted` from the end: the first term
+    # discards it.
     is_known = (users >= 0) & (items >= 0) & is_wanted[users]
     return users[is_known].astype(np.int32), items[is_known].astype(np.int32)
 

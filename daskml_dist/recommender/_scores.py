@@ -134,7 +134,7 @@ def _compute_cosines(factors: NDArray[Any], row_index: int) -> NDArray[Any]:
     """Return the cosines of row `row_index` to all rows; -inf for a row of zeros."""
     norms = np.linalg.norm(factors, axis=1)
     products = factors @ factors[row_index]
-    # If row `at` itself is zero, so are its products: 0 / 1e-300 is 0, and no warning.
+    # If row `row_index` itself is zero, so are its products: 0 / 1e-300 is 0, and no warning.
     denominators = np.where(norms > 0, norms, 1) * max(norms[row_index], 1e-300)
     return np.where(norms > 0, products / denominators, -np.inf)
 

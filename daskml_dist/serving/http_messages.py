@@ -1,7 +1,7 @@
 """HTTP messages over ASGI: request bodies, responses, and the token of requests.
 
-`RequestBodies.read` reads the body of a request within limits of size, time and memory; `respond`
-sends a response. This module does not depend on the content of requests.
+`RequestBodies.read_body` reads the body of a request within limits of size, time and memory;
+`respond` sends a response. This module does not depend on the content of requests.
 """
 
 from __future__ import annotations

@@ -509,8 +509,8 @@ class Models:
         self, folder: Path, name: str, version: str, previous_entry: _Entry | None
     ) -> Served | None:
         """Return a version, loaded only if its file has changed; log and return None if damaged."""
-        # `before` has versions that were loaded, `_refused` those that failed, each with the state
-        # of its file at the time.
+        # `previous_entry` has versions that were loaded, `_refused` those that failed, each with
+        # the state of its file at the time.
         path = registry.find_model_file(folder, name, version)
         if path is None:
             self._refuse(name, version, "has no model file", None)

@@ -352,7 +352,7 @@ class RangedSums(VectorSpace, Protocol):
         """
 
     def keep(self, n_iter: int) -> None:
-        """Record the end of an iteration at the last vector that :meth:`whole` gathered.
+        """Record the end of an iteration at the last vector that :meth:`gather` gathered.
 
         After a loss the fit resumes from there.
         """

@@ -50,7 +50,7 @@ class PerSplitStatistic(Statistic):
     Parameters
     ----------
     statistic : Statistic
-        Statistic of a single model, `BatchedLinear.each`.
+        Statistic of a single model, `BatchedLinear.single_model`.
     splits : tuple of int
     """
 

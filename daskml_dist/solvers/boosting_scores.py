@@ -704,7 +704,7 @@ class BoostScores:
         return _ScoredPart(self._rows, binned_lanes, self._loss, row_range, self._make_set_scores)
 
     def score_for_stopping(self) -> None:
-        """Append the scores of the current predictions to `found`, for early stopping."""
+        """Append the scores of the current predictions to `scores`, for early stopping."""
         assert self._stopping is not None
         for name, part in self._scored_parts.items():
             self.scores[name].append(part.score(self._stopping.scorer))

@@ -237,7 +237,7 @@ def _concatenate_trees(tree_batches: Sequence[tuple[Trees, Array]]) -> tuple[Tre
     if len(tree_batches) == 1:
         return tree_batches[0]
     first = tree_batches[0][0]
-    # `Trees.of` takes the nodes of a lot for one tree: set the roots of all trees.
+    # `Trees.from_trees` takes the nodes of a lot for one tree: set the roots of all trees.
     merged = Trees.from_trees([trees.nodes for trees, _ in tree_batches], 1, first.bins)
     n_nodes = np.concatenate([np.diff(trees.roots) for trees, _ in tree_batches])
     merged.roots = np.append(0, n_nodes.cumsum()).astype(np.int64)

@@ -585,7 +585,7 @@ class JointGrower:
     def _partition_lines(
         self, nodes: list[_JointNode], best: Array, children: list[_JointNode]
     ) -> None:
-        """Partition the lines of split nodes, and set the ranges (`at`) of their children."""
+        """Partition the lines of split nodes, and set the `line_ranges` of their children."""
         cuts = np.ascontiguousarray(best[:, [0, 4, 6]])
         middles = self._rows.map_lanes(
             lambda i: self._lanes[i].partition_nodes(self._nodes(nodes, i), cuts),

@@ -136,8 +136,8 @@ class KeyedEntries(Protocol):
     def map(self, function: Callable[[KeyedRows], R], side: str) -> list[R]:
         """Apply a function to each own lane's rows of a side, in the trainer's compute threads.
 
-        The function may write into the trainer's array of the rows' space at ``rows.range.own``:
-        the lanes' ranges do not overlap.
+        The function may write into the trainer's array of the rows' space at
+        ``rows.range.own_slice``: the lanes' ranges do not overlap.
         """
 
     # Exchanges along the entries: the values of their column keys come from the owners (halo).

@@ -43,10 +43,10 @@ from daskml_dist.solvers.own_rows import Array, OwnRows
 
 #: Hashed with the seed, so that these draws are independent of other kinds of draws.
 _NODE_DRAW, _TREE_DRAW, _LEVEL_DRAW = 3, 9, 10
-#: First numbers of `Leaf.found` for a node that is not split.
+#: First numbers of `Leaf.best_split` for a node that is not split.
 _NO_SPLIT = [-1] * 3
 #: int64 numbers of a best split in addition to the sums of the left child: the bits of its gain, 4
-#: of `Leaf.found`, and 4 of categories.
+#: of `Leaf.best_split`, and 4 of categories.
 _SPLIT_FIELDS = 9
 #: Bins are bytes.
 _BIN_NUMBERS = np.arange(256)

@@ -355,7 +355,7 @@ class Session:
             return started.make_rows(X, y, sample_weight)
         started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
         rows_and_block: tuple[Any, Any] = started.make_rows(X, y, sample_weight)
-        self._started = self._place_steps(started)  # only after `make` has accepted the rows
+        self._started = self._place_steps(started)  # only after `make_rows` has accepted the rows
         if "_state" in vars(self.estimator):  # attributes of an earlier fit become stale
             self._shown = None
             self.show()

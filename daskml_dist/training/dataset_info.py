@@ -1,7 +1,7 @@
 """Facts about all rows of a fit: the summary of their blocks, their classes and their weights.
 
-`DatasetInfo.of` turns ``class_weight="balanced"`` or a dict into one weight per class; `RowsSpec`
-carries these to the trainers.
+`DatasetInfo.from_summary` turns ``class_weight="balanced"`` or a dict into one weight per class;
+`RowsSpec` carries these to the trainers.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ CACHED_ENTRIES = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """Affine map of rows, ``(x - mean) / scale @ turn``, and of a linear model's parameters.
+    """Affine map of rows, ``(x - mean) / scale @ whitening``, and of a linear model's parameters.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Coordinates:
     whitening : ndarray of shape (n_features, n_coordinates), or None
         Whitening matrix; None: the identity.
     back : ndarray of shape (n_coordinates, n_features), or None
-        Left inverse of `whitening`: ``back @ turn`` is the identity.
+        Left inverse of `whitening`: ``back @ whitening`` is the identity.
     """
 
     mean: Array | None

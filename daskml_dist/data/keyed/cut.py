@@ -55,7 +55,7 @@ class NumberedEntries:
         return _count_bytes([*self.ids, *self.codes, self.values])
 
     def sum_by_key(self, key_index: int) -> NDArray[np.float64]:
-        """Return the sum of the values of the entries of each of `ids[by]`."""
+        """Return the sum of the values of the entries of each of `ids[key_index]`."""
         return _sum_values(self.codes[key_index], self.values, len(self.ids[key_index]))
 
 

@@ -110,7 +110,7 @@ class TableInputs(TorchInputs):
     names: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
-        """Return plain values for JSON, from which :meth:`of_facts` makes an equal object."""
+        """Return plain values for JSON, of which :meth:`from_description` makes an equal object."""
         arguments = {name: list(astuple(argument)) for name, argument in self.arguments.items()}
         return {"arguments": arguments, "parts": list(self.part_indices), "names": list(self.names)}
 

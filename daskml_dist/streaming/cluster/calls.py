@@ -163,7 +163,7 @@ def deal_rows(
 
     With `together`, the rows of a step are divided among all lanes; else one lane has each step.
     """
-    # Steps of equal size, of at most `most` rows, cut like those of a pass of a fit.
+    # Steps of equal size, of at most `max_rows` rows, cut like those of a pass of a fit.
     n_steps = 1 if max_rows is None else -(-n_rows // max_rows)
     bounds = itertools.pairwise([i * n_rows // n_steps for i in range(n_steps + 1)])
     steps = []

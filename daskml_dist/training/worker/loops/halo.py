@@ -80,7 +80,7 @@ def cut_rows_by_entries(
     for previous, end in pairwise([-1, *long_rows, len(sizes)]):
         row = previous + 1
         while row < end:
-            # As many whole rows as have `most` entries in total.
+            # As many whole rows as have `max_entries` entries in total.
             last = int(np.searchsorted(indptr, indptr[row] + max_entries, side="right")) - 1
             stop = min(max(last, row + 1), end)
             runs.append(EntrySlice(slice(row, stop), slice(int(indptr[row]), int(indptr[stop]))))
