@@ -12,7 +12,7 @@ from benchmarks._common import markdown
 from benchmarks.simulator.costs import measure, step_seconds
 from benchmarks.simulator.threads import SCHEMES, updates_per_second
 from benchmarks.simulator.training import LogisticRun, Problem
-from daskml_dist.planning.simulator import Costs, SimulatedRun, Stragglers, simulate
+from daskml_dist.planning.simulator import OperationCosts, SimulatedRun, Stragglers, simulate
 from daskml_dist.policies import (
     AllReduce,
     Asynchronous,
@@ -53,7 +53,7 @@ def run(tiny: bool = False) -> str:
     return "\n\n".join(tables)
 
 
-def calibration(loopback: Costs, costs: Costs) -> str:
+def calibration(loopback: OperationCosts, costs: OperationCosts) -> str:
     """Return the measured costs, and the costs used in the tables."""
     rows = [
         [f"a step of {FEW_ROWS} rows x {FEATURES} features", _time(loopback.compute)],
@@ -70,7 +70,7 @@ def calibration(loopback: Costs, costs: Costs) -> str:
     return markdown("Costs", ["cost", "value"], rows)
 
 
-def staleness(costs: Costs, tiny: bool) -> str:
+def staleness(costs: OperationCosts, tiny: bool) -> str:
     """Return a table of bounds from 0 to 64: waiting, and steps to a loss, with real gradients."""
     count, seeds = (4, 1) if tiny else (16, 5)
     problem = Problem.make(400 if tiny else 1600, 30, 0.05 if tiny else 0.002)
@@ -100,7 +100,7 @@ def staleness(costs: Costs, tiny: bool) -> str:
 
 def _trained(
     policy: Policy,
-    costs: Costs,
+    costs: OperationCosts,
     count: int,
     stragglers: Stragglers,
     problem: Problem,
@@ -133,7 +133,7 @@ def _training_cells(
     return [*cells, f"{steps:,.0f}", f"{rates:.3g}", f"{seconds:.2f}", f"{busy:.2f}"]
 
 
-def workers(costs: Costs, tiny: bool) -> str:
+def workers(costs: OperationCosts, tiny: bool) -> str:
     """Return a table of every policy from 2 to 1,000 workers, with stragglers of all kinds."""
     policies: list[Policy] = [
         Synchronous(), Synchronous(backup_workers=2), AllReduce(), BoundedStaleness(4),
@@ -164,7 +164,7 @@ def workers(costs: Costs, tiny: bool) -> str:
     return markdown(title, columns, rows)
 
 
-def servers(costs: Costs, tiny: bool) -> str:
+def servers(costs: OperationCosts, tiny: bool) -> str:
     """Return a table of a big model on 1 to 64 servers: the busiest resource."""
     count, n_bytes = (4, 4e6) if tiny else (32, 40e6)
     rows = []
@@ -208,7 +208,7 @@ def locks(tiny: bool) -> str:
     )
 
 
-def backup(costs: Costs, tiny: bool) -> str:
+def backup(costs: OperationCosts, tiny: bool) -> str:
     """Return a table of backup workers under three kinds of stragglers, with real gradients."""
     count = 8 if tiny else 50
     problem = Problem.make(400 if tiny else 1600, 30, 0.05 if tiny else 0.002)

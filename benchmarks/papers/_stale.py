@@ -23,7 +23,7 @@ from benchmarks.simulator.training import LogisticRun, Problem
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.optimizers import SGD
-from daskml_dist.planning.simulator import Costs, Stragglers, simulate
+from daskml_dist.planning.simulator import OperationCosts, Stragglers, simulate
 from daskml_dist.policies import BoundedStaleness, Policy
 
 __all__ = ["LANES", "PulledSeldom", "Reached", "measured", "simulated"]
@@ -86,7 +86,7 @@ def simulated(
         training = LogisticRun(problem, workers, RATES, seed=seed)
         with threadpool_limits(1):
             out = simulate(
-                BoundedStaleness(bound), Costs(step, latency=50e-6), workers, steps=3000,
+                BoundedStaleness(bound), OperationCosts(step, latency=50e-6), workers, steps=3000,
                 stragglers=stragglers, cached=cached, seed=seed, training=training,
             )  # fmt: skip
         rate, steps, seconds = training.reached or (RATES[0], np.nan, np.nan)

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks._common import markdown
 from benchmarks.papers._picture import BLUE, GREY, ORANGE, label, small_picture
-from daskml_dist.planning.simulator import Costs, Stragglers, simulate
+from daskml_dist.planning.simulator import OperationCosts, Stragglers, simulate
 from daskml_dist.policies import Asynchronous, BoundedStaleness, Policy, Synchronous
 
 __all__ = ["draw", "measure", "table"]
@@ -141,7 +141,7 @@ def _run(policy: Policy, workers: int, spread: float, tiny: bool) -> Reached:
     most = 800_000 if policy.gradient_table else 200_000
     with threadpool_limits(1):
         out = simulate(
-            policy, Costs(1.0), workers, steps=max(most // workers, 1_000),
+            policy, OperationCosts(1.0), workers, steps=max(most // workers, 1_000),
             stragglers=Unequal(), training=training,
         )  # fmt: skip
     _, seconds = training.reached or (0.0, np.nan)

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks._common import markdown
 from benchmarks.papers._picture import BLUE, ORANGE, label, small_picture
 from benchmarks.simulator.training import LogisticRun, Problem
-from daskml_dist.planning.simulator import Costs, Stragglers, simulate
+from daskml_dist.planning.simulator import OperationCosts, Stragglers, simulate
 from daskml_dist.policies import Asynchronous
 
 __all__ = ["draw", "measure", "table"]
@@ -72,8 +72,8 @@ def _steps(problem: Problem, workers: int, factor: float, seeds: int) -> tuple[f
         # Learning rates that are too large overflow.
         with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
             simulate(
-                Asynchronous(), Costs(1.0), workers, steps=3000, stragglers=NOISE, seed=seed,
-                training=training,
+                Asynchronous(), OperationCosts(1.0), workers, steps=3000, stragglers=NOISE,
+                seed=seed, training=training,
             )  # fmt: skip
         found.append(training.reached or (np.nan, np.nan, np.nan))
     rate, steps, _ = (statistics.median(values) for values in zip(*found, strict=True))

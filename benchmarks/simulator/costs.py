@@ -21,7 +21,7 @@ from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.comm.server_connections import RemoteConnection
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.planning.simulator import Costs
+from daskml_dist.planning.simulator import OperationCosts
 from daskml_dist.policies import Synchronous
 from daskml_dist.ps.messages import ServerRequest
 
@@ -30,7 +30,7 @@ __all__ = ["measure", "step_seconds"]
 _SMALL, _REPEATS, _IN_FLIGHT = 128, 5, 100
 
 
-def measure(features: int, batch: int, large: int = 500_000) -> Costs:
+def measure(features: int, batch: int, large: int = 500_000) -> OperationCosts:
     """Measure costs of steps with `batch` rows and `features` float64 parameters, over loopback.
 
     Parameters
@@ -41,7 +41,7 @@ def measure(features: int, batch: int, large: int = 500_000) -> Costs:
     """
     latency, message, apply, bandwidth = _over_sockets(large)
     step = step_seconds(features, batch)
-    return Costs(step, message, apply, _add(large), _peer_seconds(), latency, bandwidth)
+    return OperationCosts(step, message, apply, _add(large), _peer_seconds(), latency, bandwidth)
 
 
 def _median(run: Callable[[], Any], count: int = 1) -> float:

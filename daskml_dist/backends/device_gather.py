@@ -36,7 +36,7 @@ class RecordedSteps(ReplicaSteps):
         self._gather = gather
         #: Maximum steps made together.
         self.max_steps = gather.max_batches
-        self._step_values = cupy.zeros((self.max_steps, kernels.NUMBERS), np.float64)
+        self._step_values = cupy.zeros((self.max_steps, kernels.N_STEP_VALUES), np.float64)
         self._losses = cupy.zeros(self.max_steps, np.float64)
         gradient = dataclasses.replace(step, grad=cupy.zeros_like(step.w))
         self._partials = gather.calls.partials(gather.rows(0))

@@ -30,7 +30,7 @@ from daskml_dist.errors.suggestions import suggest_nearest
 _SVMLIGHT = (".svm", ".svmlight", ".libsvm")
 _SUFFIXES = (".parquet", ".csv", ".npy", ".npz", *_SVMLIGHT)
 #: Kinds of NumPy's dtypes that are numbers: booleans, signed and unsigned integers, floats.
-_NUMBERS = "biuf"
+_NUMERIC_KINDS = "biuf"
 #: Separators other than commas that occur in files with the suffix .csv.
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
@@ -243,7 +243,7 @@ def _read_tables(
     else:
         named = {*categories, *texts}
         candidates = [c for c in frame.columns if c != target]
-        columns = [c for c in candidates if c in named or frame.dtypes[c].kind in _NUMBERS]
+        columns = [c for c in candidates if c in named or frame.dtypes[c].kind in _NUMERIC_KINDS]
         left_out = [c for c in candidates if c not in columns]
     if not columns:
         # Columns of a CSV file without rows hold no numbers either, as pandas sees them.
@@ -274,7 +274,7 @@ def _parse_columns(column_list: str | None, frame: Any) -> list[str]:
 def _check_numbers(columns: list[str], frame: Any) -> None:
     """Raise if columns of ``--features`` hold no numbers."""
     for column in columns:
-        if frame.dtypes[column].kind not in _NUMBERS:
+        if frame.dtypes[column].kind not in _NUMERIC_KINDS:
             raise InvalidParameterError(
                 f"--features: column {column!r} holds no numbers ({frame.dtypes[column]}). Name it "
                 f"by --categories {column} (a OneHotEncoder's columns) or, if it holds texts of "

@@ -201,10 +201,10 @@ def _find_dtypes(schema: Any, names: Sequence[str]) -> dict[str, Any] | None:
 
 #: Maximum number of references followed from task to task, so that a cycle ends.
 _MAX_ALIASES = 8
-_Parts = list[tuple[Any, Any, Any]]
+_TableParts = list[tuple[Any, Any, Any]]
 
 
-def read_columns(parts: _Parts) -> _Parts:
+def read_columns(parts: _TableParts) -> _TableParts:
     """Replace reads of plain Parquet columns by direct ones, without a frame in between.
 
     The new tasks get new keys, since their results differ from Dask's.
@@ -226,7 +226,7 @@ def read_columns(parts: _Parts) -> _Parts:
         )
         for i, (part, reads) in enumerate(zip(parts, reads_by_part, strict=True))
     ]
-    return cast(_Parts, new_parts)
+    return cast(_TableParts, new_parts)
 
 
 def _build_read_tasks(

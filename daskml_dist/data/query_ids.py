@@ -43,7 +43,7 @@ _MAX_WHOLE = 2.0**53
 #: set with small integer ids.
 _FIRST_OF_SIZES = -(2**62)
 #: Types of numeric ids among objects.
-_NUMBERS: Any = (Real, Decimal, np.bool_)
+_NUMERIC_TYPES: Any = (Real, Decimal, np.bool_)
 #: Raises an error for labels that cannot be ranked.
 CheckLabels = Callable[[NDArray[np.float64]], None]
 
@@ -87,7 +87,7 @@ def encode_query_ids(ids: Any, index: int | None = None) -> NDArray[np.int64]:
 
 def _encode_id(value: Any) -> int:
     """Return the code of an id in a column of mixed types."""
-    if isinstance(value, _NUMBERS) and math.isfinite(value):
+    if isinstance(value, _NUMERIC_TYPES) and math.isfinite(value):
         number = int(value)
         if number != value:
             return int(np.float64(value).view(np.int64))

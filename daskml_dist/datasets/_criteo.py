@@ -22,9 +22,9 @@ from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.parameters.checks import count_bytes
 
 _LABEL = "label"
-_NUMBERS = tuple(f"I{j}" for j in range(1, 14))
+_COUNT_COLUMNS = tuple(f"I{j}" for j in range(1, 14))
 _IDS = tuple(f"C{j}" for j in range(1, 27))
-_COLUMNS = (_LABEL, *_NUMBERS, *_IDS)
+_COLUMNS = (_LABEL, *_COUNT_COLUMNS, *_IDS)
 _PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
 #: Number of characters of an unreadable line that the error shows.
 _SHOWN_CHARACTERS = 120
@@ -211,7 +211,7 @@ def _parse_text(data: bytes, piece: _Piece, columns: Sequence[str]) -> Any:
     text = np.frombuffer(data, np.uint8)
     max_rows = int(np.count_nonzero(text == ord("\n"))) + 1  # the last line may lack a line feed
     labels = np.empty(max_rows, np.int8)
-    numbers = np.empty((len(_NUMBERS), max_rows), np.float32)
+    numbers = np.empty((len(_COUNT_COLUMNS), max_rows), np.float32)
     ids = np.empty((len(_IDS), max_rows), np.uint32)
     are_missing = np.empty((len(_IDS), max_rows), np.bool_)
     n_rows, line, wrong = parse_lines(text, HEX_VALUES, labels, numbers, ids, are_missing)
@@ -228,8 +228,8 @@ def _parse_text(data: bytes, piece: _Piece, columns: Sequence[str]) -> Any:
     for name in columns:
         if name == _LABEL:
             parsed[name] = labels[:n_rows]
-        elif name in _NUMBERS:
-            parsed[name] = numbers[_NUMBERS.index(name), :n_rows]
+        elif name in _COUNT_COLUMNS:
+            parsed[name] = numbers[_COUNT_COLUMNS.index(name), :n_rows]
         else:
             j = _IDS.index(name)
             parsed[name] = _make_ids(ids[j, :n_rows], are_missing[j, :n_rows])
@@ -240,7 +240,7 @@ def _make_empty(name: str) -> Any:
     """Return a column without rows."""
     if name == _LABEL:
         return np.empty(0, np.int8)
-    if name in _NUMBERS:
+    if name in _COUNT_COLUMNS:
         return np.empty(0, np.float32)
     return _make_ids(np.empty(0, np.uint32), np.empty(0, np.bool_))
 
@@ -263,7 +263,7 @@ def _convert_frame(frame: Any) -> Any:
 def _convert_column(column: Any, name: str) -> Any:
     """Return a Parquet column with the type that text files have."""
     try:
-        if name in _NUMBERS:
+        if name in _COUNT_COLUMNS:
             return column.to_numpy(dtype=np.float32, na_value=np.nan)
         if name == _LABEL:
             labels = column.to_numpy(dtype=np.int8)
@@ -274,7 +274,7 @@ def _convert_column(column: Any, name: str) -> Any:
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidDataError(
             f"Column {name!r} cannot be read: {error}. Its values should be "
-            f"{'0 or 1' if name == _LABEL else 'numbers' if name in _NUMBERS else ''}"
+            f"{'0 or 1' if name == _LABEL else 'numbers' if name in _COUNT_COLUMNS else ''}"
             f"{'integers below 2**32 or hexadecimal strings of them' if name in _IDS else ''}: "
             "correct the file, or leave the column out with columns=[...]."
         ) from error

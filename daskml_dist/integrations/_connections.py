@@ -120,10 +120,10 @@ class LibraryConnections:
 
 
 #: Address of one end of a connection: host and port.
-_End = tuple[str, int]
+_HostPort = tuple[str, int]
 
 
-def _find_ends(descriptor: int) -> tuple[_End, _End] | None:
+def _find_ends(descriptor: int) -> tuple[_HostPort, _HostPort] | None:
     """Return the addresses of both ends of a TCP connection; None for another socket."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as duplicate:

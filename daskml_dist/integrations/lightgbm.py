@@ -103,7 +103,7 @@ def fit(
     check_model(model, lightgbm.LGBMModel, "lightgbm")
     names, blocks = list_rows({"X": X, "y": y, "sample_weight": sample_weight, "qid": qid})
     check_eval_set(eval_set, X)
-    train = _Training(copy.deepcopy(model), names, eval_set)
+    train = _LightGBMTraining(copy.deepcopy(model), names, eval_set)
     results = run_together(client, train, blocks, retries=retries, timeout=timeout)
     text, classes, best = results[0]
     booster = lightgbm.Booster(model_str=text)
@@ -113,7 +113,7 @@ def fit(
     return booster
 
 
-class _Training:
+class _LightGBMTraining:
     """Function that trains on every rank, starting from the last saved booster."""
 
     __name__ = "LightGBM's training"

@@ -91,7 +91,7 @@ def fit(
     check_model(model, xgboost.XGBModel, "xgboost")
     names, blocks = list_rows({"X": X, "y": y, "sample_weight": sample_weight, "qid": qid})
     check_eval_set(eval_set, X)
-    train = _Training(copy.deepcopy(model), names, eval_set)
+    train = _XGBoostTraining(copy.deepcopy(model), names, eval_set)
     raw, classes = run_together(client, train, blocks, retries=retries, timeout=timeout)[0]
     fitted = copy.deepcopy(model)
     # XGBoost's own classifiers take the positions of the classes for their labels.
@@ -138,7 +138,7 @@ def _restore_labelled(kind: Any, state: dict[str, Any]) -> Any:
     return restored
 
 
-class _Training:
+class _XGBoostTraining:
     """Function that trains on every rank, starting from the last saved booster."""
 
     __name__ = "XGBoost's training"

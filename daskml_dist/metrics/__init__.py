@@ -136,7 +136,7 @@ __all__ = [
 ]
 
 #: Public functions that do not score predictions against targets row by row.
-_OTHERS = {
+_OTHER_FUNCTIONS = {
     "concordance_index",
     "dcg_score",
     "euclidean_distances",
@@ -160,5 +160,5 @@ METRICS: dict[str, Callable[..., Any]] = {
     # classes, begin with a capital.
     name: globals()[name]
     for name in __all__
-    if name[0].islower() and name not in _OTHERS
+    if name[0].islower() and name not in _OTHER_FUNCTIONS
 }

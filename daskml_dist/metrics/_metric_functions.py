@@ -134,22 +134,22 @@ _WRONG_LABELS = """\
 >>> y_pred = np.array([1, 1, 0, 0, 1])"""
 
 
-_NUMBERS = """\
+_TARGETS_EXAMPLE = """\
 >>> y_true = np.array([1.0, 2.0, 4.0])
 >>> y_pred = np.array([1.5, 2.0, 3.0])"""
 
 
-_SCORES = """\
+_SCORES_EXAMPLE = """\
 >>> y_true = np.array([0, 1, 1, 0, 1])
 >>> scores = np.array([0.1, 0.8, 0.3, 0.4, 0.9])"""
 
 
-_CLASS_SCORES = """\
+_CLASS_SCORES_EXAMPLE = """\
 >>> y_true = np.array([0, 1, 2])
 >>> scores = np.array([[0.5, 0.3, 0.2], [0.4, 0.5, 0.1], [0.6, 0.3, 0.1]])"""
 
 
-#: Scores of `_LABELS` (and below of `_NUMBERS`), rounded to 4 digits, by the name of a metric.
+#: Scores of `_LABELS` (below, of `_TARGETS_EXAMPLE`), rounded to 4 digits, by the name of a metric.
 _LABEL_SCORES = {
     "balanced_accuracy_score": 0.8333,
     "cohen_kappa_score": 0.6154,
@@ -182,7 +182,7 @@ _NUMBER_SCORES = {
 #: Rows, and the following lines of the example, by the name of a metric.
 _EXAMPLES = {
     name: (rows, f">>> round(float({name}(y_true, y_pred)), 4)\n{score}")
-    for rows, scores in ((_LABELS, _LABEL_SCORES), (_NUMBERS, _NUMBER_SCORES))
+    for rows, scores in ((_LABELS, _LABEL_SCORES), (_TARGETS_EXAMPLE, _NUMBER_SCORES))
     for name, score in scores.items()
 } | {
     "fbeta_score": (_LABELS, """\
@@ -202,23 +202,23 @@ _EXAMPLES = {
 >>> precision, recall, f1, support = precision_recall_fscore_support(y_true, y_pred)
 >>> recall.round(4).tolist(), support.tolist()
 ([1.0, 0.6667], [2, 3])"""),
-    "roc_curve": (_SCORES, """\
+    "roc_curve": (_SCORES_EXAMPLE, """\
 >>> fpr, tpr, thresholds = roc_curve(y_true, scores)
 >>> fpr.tolist(), tpr.round(4).tolist()
 ([0.0, 0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.3333, 0.6667, 0.6667, 1.0, 1.0])"""),
-    "det_curve": (_SCORES, """\
+    "det_curve": (_SCORES_EXAMPLE, """\
 >>> fpr, fnr, thresholds = det_curve(y_true, scores)
 >>> fpr.tolist(), fnr.round(4).tolist()
 ([0.5, 0.5, 0.0], [0.0, 0.3333, 0.3333])"""),
-    "precision_recall_curve": (_SCORES, """\
+    "precision_recall_curve": (_SCORES_EXAMPLE, """\
 >>> precision, recall, thresholds = precision_recall_curve(y_true, scores)
 >>> precision.round(4).tolist(), recall.round(4).tolist()
 ([0.6, 0.75, 0.6667, 1.0, 1.0, 1.0], [1.0, 1.0, 0.6667, 0.6667, 0.3333, 0.0])"""),
-    "calibration_curve": (_SCORES, """\
+    "calibration_curve": (_SCORES_EXAMPLE, """\
 >>> true, predicted = calibration_curve(y_true, scores, n_bins=2)
 >>> true.round(4).tolist(), predicted.round(4).tolist()
 ([0.3333, 1.0], [0.2667, 0.85])"""),
-    "top_k_accuracy_score": (_CLASS_SCORES, """\
+    "top_k_accuracy_score": (_CLASS_SCORES_EXAMPLE, """\
 >>> round(float(top_k_accuracy_score(y_true, scores, k=2)), 4)
 0.6667"""),
 }  # fmt: skip

@@ -47,7 +47,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     if name in family.__all__
 }
 #: Optimizers for special steps only: of whole matrices, and of rows of a table.
-_OTHERS: dict[str, type[Optimizer]] = {
+_SPECIAL_OPTIMIZERS: dict[str, type[Optimizer]] = {
     optimizer.name: optimizer for optimizer in (Muon, RowWiseAdagrad, RowWiseAdam)
 }
 
@@ -79,8 +79,8 @@ def get_optimizer(optimizer: str | Optimizer) -> Optimizer:
         return optimizer
     if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
         return OPTIMIZERS[optimizer]()
-    if isinstance(optimizer, str) and optimizer in _OTHERS:
-        return _OTHERS[optimizer]()
+    if isinstance(optimizer, str) and optimizer in _SPECIAL_OPTIMIZERS:
+        return _SPECIAL_OPTIMIZERS[optimizer]()
     if isinstance(optimizer, str) and optimizer.startswith("row_wise_"):
         raise InvalidParameterError(
             f"optimizer={optimizer!r}: only Adagrad and Adam have a row-wise form with one "

@@ -19,14 +19,13 @@ from daskml_dist.planning.families.base import Family
 from daskml_dist.planning.places import imagine_place
 from daskml_dist.planning.plan import Choice
 from daskml_dist.planning.rows import RowsShape
-from daskml_dist.planning.simulator.events import Costs as Network
-from daskml_dist.planning.simulator.events import Stragglers, simulate
+from daskml_dist.planning.simulator.events import OperationCosts, Stragglers, simulate
 from daskml_dist.policies import get_policy
 from daskml_dist.policies.base import Policy
 
 #: Seconds of a message at its server and at a peer, and of applying and summing a byte, measured on
 #: this package's own code (`python -m benchmarks simulate`).
-_NETWORK = Network(0.0, message=5e-5, apply=3.4e-10, add=8e-11, peer=8e-6)
+_NETWORK_COSTS = OperationCosts(0.0, message=5e-5, apply=3.4e-10, add=8e-11, peer=8e-6)
 #: Seconds to wake a thread that waits for a message, in addition to the network latency.
 _WAKE_SECONDS = 4e-5
 #: Steps of each worker that are simulated; their mean is used for all steps.
@@ -119,7 +118,9 @@ def simulate_step_seconds(
     packed: PackedMessage | None = None,
 ) -> float:
     """Return the simulated seconds from a step of all workers to the next."""
-    costs = replace(_NETWORK, compute=compute, latency=latency + _WAKE_SECONDS, bandwidth=bandwidth)
+    costs = replace(
+        _NETWORK_COSTS, compute=compute, latency=latency + _WAKE_SECONDS, bandwidth=bandwidth
+    )
     if workers == 1:
         return compute
     out = simulate(

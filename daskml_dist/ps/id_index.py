@@ -20,7 +20,7 @@ _FIRST_PLACES = 1 << 8
 _BLOCK_ENTRIES = 1 << 20
 _NOTHING: Ids = np.empty(0, np.int64)
 #: Larger than any number in the index.
-_MOST = np.iinfo(np.int64).max
+_LARGEST_INT64 = np.iinfo(np.int64).max
 
 
 def load_kernels() -> ModuleType:
@@ -74,7 +74,7 @@ class IdIndex:
         numbers = np.empty(len(ids), np.int64)
         return numbers, load_kernels().find_slots(self.table, ids, touched, step, numbers)
 
-    def items(self, least: int = 0, bound: int = _MOST) -> tuple[Ids, Ids]:
+    def items(self, least: int = 0, bound: int = _LARGEST_INT64) -> tuple[Ids, Ids]:
         """Return the ids whose numbers are from `least` to below `bound`, and these numbers."""
         ids, numbers = np.empty(self.n, np.int64), np.empty(self.n, np.int64)
         n = load_kernels().collect_entries(self.table, least, bound, ids, numbers)

@@ -35,7 +35,7 @@ from daskml_dist.solvers.keyed import EntrySide, KeyedEntries, KeyedRows, KeyedS
 #: Ratings by their users, and by their items.
 SIDES = (EntrySide("user", "user", "item", 0), EntrySide("item", "item", "user", 1))
 #: The other side of each side.
-_OTHER = {"user": "item", "item": "user"}
+_OPPOSITE_SIDE = {"user": "item", "item": "user"}
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class _ALSSweeps:
         A part of the rows at a time, if not all regressors fit in memory; `gram` is that of all of
         them. With `only_long_rows`, only the pieces of long rows.
         """
-        equations, values = self._solver.equations, self.factors[_OTHER[side]]
+        equations, values = self._solver.equations, self.factors[_OPPOSITE_SIDE[side]]
         prepare = _merge_duplicates if self._model.implicit else _fill_missing_values
         # Cholesky needs the sum over a row's ratings, which can be cut into pieces; conjugate
         # gradients read a row's ratings in every step, so rows are whole.

@@ -34,7 +34,7 @@ from daskml_dist.solvers.keyed import (
 #: Maximum rounds of FastSV. It never needs this many: the number of trees falls geometrically.
 _MAX_ROUNDS = 1000
 #: Name of the only space of keys.
-_SPACE = "vertex"
+_KEY_SPACE = "vertex"
 #: Functions that combine messages, and the total of a vertex without messages.
 COMBINE_FUNCTIONS: dict[str, tuple[Any, float]] = {
     "sum": (np.add, 0.0),
@@ -73,7 +73,9 @@ def edge_sides(direction: str) -> tuple[EntrySide, ...]:
     """Return the sides of the edges that messages come along."""
     # In the matrix of edges, a row for each target ("in", transposed) or for each source ("out").
     axis_of = {"in": 1, "out": 0}
-    return tuple(EntrySide(name, _SPACE, _SPACE, axis_of[name]) for name in DIRECTIONS[direction])
+    return tuple(
+        EntrySide(name, _KEY_SPACE, _KEY_SPACE, axis_of[name]) for name in DIRECTIONS[direction]
+    )
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class VertexSolver(KeyedSolver):
     """
 
     program: VertexProgramLike
-    space: ClassVar[str] = _SPACE
+    space: ClassVar[str] = _KEY_SPACE
 
     @property
     def max_passes(self) -> int:
@@ -94,7 +96,7 @@ class VertexSolver(KeyedSolver):
 
     def solve(self, keyed: KeyedEntries) -> KeyedSolution:
         """Iterate until no vertex changes."""
-        program, ranges = self.program, keyed.ranges(_SPACE)
+        program, ranges = self.program, keyed.ranges(_KEY_SPACE)
         sides = DIRECTIONS[program.direction]
         _, identity = COMBINE_FUNCTIONS[program.combine]
         # Degree of a vertex: the weights of the edges along which it sends.
@@ -109,7 +111,7 @@ class VertexSolver(KeyedSolver):
             ]
         )
         if keyed.kept is not None:
-            values = keyed.kept[_SPACE].copy()
+            values = keyed.kept[_KEY_SPACE].copy()
         (n_nan,) = keyed.sum([[np.isnan(values[vertices.own_slice]).sum()] for vertices in ranges])
         if n_nan:
             raise DivergedError(
@@ -140,10 +142,10 @@ class VertexSolver(KeyedSolver):
             changed, n_nan = keyed.sum(parts)
             _check_no_nan(n_nan, type(program).__name__)
             n_iter += 1
-            keyed.keep({_SPACE: values}, n_iter, loss=changed)
+            keyed.keep({_KEY_SPACE: values}, n_iter, loss=changed)
         return KeyedSolution(
             np.empty(0), n_iter, not changed, f"{changed:.0f} vertices are still changing",
-            values={_SPACE: values},
+            values={_KEY_SPACE: values},
         )  # fmt: skip
 
 
@@ -244,7 +246,7 @@ class PageRankSolver(KeyedSolver):
     dangling: VertexShares | None = None
     start: VertexShares | None = None
 
-    sides: ClassVar[tuple[EntrySide, ...]] = (EntrySide("in", _SPACE, _SPACE, 1),)
+    sides: ClassVar[tuple[EntrySide, ...]] = (EntrySide("in", _KEY_SPACE, _KEY_SPACE, 1),)
 
     @property
     def max_passes(self) -> int:
@@ -254,14 +256,14 @@ class PageRankSolver(KeyedSolver):
         """Iterate until the ranks settle."""
         from daskml_dist.backends.graph_kernels import update_ranks
 
-        n = keyed.n_keys[_SPACE]
+        n = keyed.n_keys[_KEY_SPACE]
         lanes = {
-            vertices.lane: _PageRankLane(vertices, n, self) for vertices in keyed.ranges(_SPACE)
+            vertices.lane: _PageRankLane(vertices, n, self) for vertices in keyed.ranges(_KEY_SPACE)
         }
         ranks = np.concatenate([lane.start for lane in lanes.values()])
         sent_ranks = np.empty_like(ranks)
         if keyed.kept is not None:
-            ranks[...] = keyed.kept[_SPACE]
+            ranks[...] = keyed.kept[_KEY_SPACE]
 
         def send(rows: KeyedRows) -> float:
             # What a vertex sends by an edge of weight 1; return the rank of those that send none.
@@ -285,13 +287,13 @@ class PageRankSolver(KeyedSolver):
             touched = keyed.touched("in", sent_ranks)
             change, dangling = keyed.sum(keyed.map(pull, "in"))
             n_iter += 1
-            keyed.keep({_SPACE: ranks}, n_iter, loss=change)
+            keyed.keep({_KEY_SPACE: ranks}, n_iter, loss=change)
             if change <= n * self.tol:  # also with tol=0, once nothing changes
                 break
         has_settled = bool(change <= n * self.tol)
         return KeyedSolution(
             np.empty(0), n_iter, has_settled, f"the ranks are still changing by {change:.3g}",
-            values={_SPACE: ranks},
+            values={_KEY_SPACE: ranks},
         )  # fmt: skip
 
 
@@ -370,8 +372,8 @@ class ConnectedComponentsSolver(KeyedSolver):
     """
 
     sides: ClassVar[tuple[EntrySide, ...]] = (
-        EntrySide("in", _SPACE, _SPACE, 1),
-        EntrySide("out", _SPACE, _SPACE, 0),
+        EntrySide("in", _KEY_SPACE, _KEY_SPACE, 1),
+        EntrySide("out", _KEY_SPACE, _KEY_SPACE, 0),
     )
     max_passes = _MAX_ROUNDS
 
@@ -379,13 +381,13 @@ class ConnectedComponentsSolver(KeyedSolver):
         """Hook trees and shorten their paths until no grandparent changes."""
         lane_vertices = [
             np.arange(vertices.first, vertices.first + len(vertices))
-            for vertices in keyed.ranges(_SPACE)
+            for vertices in keyed.ranges(_KEY_SPACE)
         ]
         parent = np.concatenate(lane_vertices)
         if keyed.kept is not None:
-            parent = keyed.kept[_SPACE].copy()
+            parent = keyed.kept[_KEY_SPACE].copy()
         n_iter, changed = keyed.n_done, np.inf
-        grand = keyed.gather(_SPACE, parent, parent)
+        grand = keyed.gather(_KEY_SPACE, parent, parent)
         while changed and not keyed.should_stop:
             smallest = _smallest_neighbours(keyed, grand)
             # Stochastic hooking: the parent of a vertex points at the smallest grandparent among
@@ -395,16 +397,16 @@ class ConnectedComponentsSolver(KeyedSolver):
             np.minimum(parent, smallest, out=parent)
             # Shortcutting: point at the grandparent, which halves the trees' depth.
             np.minimum(parent, grand, out=parent)
-            new_grand = keyed.gather(_SPACE, parent, parent)
+            new_grand = keyed.gather(_KEY_SPACE, parent, parent)
             has_changed = new_grand != grand
             (changed,) = keyed.sum(
-                [[has_changed[vertices.own_slice].sum()] for vertices in keyed.ranges(_SPACE)]
+                [[has_changed[vertices.own_slice].sum()] for vertices in keyed.ranges(_KEY_SPACE)]
             )
             grand = new_grand
             n_iter += 1
-            keyed.keep({_SPACE: parent}, n_iter, loss=changed)
+            keyed.keep({_KEY_SPACE: parent}, n_iter, loss=changed)
         return KeyedSolution(
-            np.empty(0), n_iter, not changed, "the fit was stopped", values={_SPACE: grand}
+            np.empty(0), n_iter, not changed, "the fit was stopped", values={_KEY_SPACE: grand}
         )
 
 
@@ -439,4 +441,4 @@ def _hook_roots(
     # Send each parent the smallest index only.
     first = np.flatnonzero(np.diff(parents, prepend=-1))
     smallest = np.minimum.reduceat(least, first) if len(first) else least
-    np.minimum.at(parent, *keyed.scatter(_SPACE, parents[first], smallest))
+    np.minimum.at(parent, *keyed.scatter(_KEY_SPACE, parents[first], smallest))

@@ -40,11 +40,13 @@ from daskml_dist.ps.shard_state import HeldRows, ShardState
 
 T = TypeVar("T")
 #: Only POSIX systems have these flags; other systems do not have the risks either.
-_SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_SAFE_OPEN_FLAGS = (
+    getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+)
 #: O_NONBLOCK: opening a pipe returns at once instead of waiting for a writer.
-_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _SAFELY
+_READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _SAFE_OPEN_FLAGS
 #: O_EXCL: never write to a file or link that was created since the check.
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE_OPEN_FLAGS
 #: Kinds of non-regular files, as named in errors.
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -402,7 +404,7 @@ def _read_local_file(name: str) -> bytes:
     """Return the content of a local file, checked again to be regular after opening."""
     # Opened without following links or waiting for a pipe, then checked again, since the file may
     # have been replaced in the meantime.
-    with open(os.open(name, _READ), "rb") as file:
+    with open(os.open(name, _READ_FLAGS), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("no regular file")
         return file.read()

@@ -16,7 +16,7 @@ from benchmarks.simulator.threads import SCHEMES, Memory, updates_per_second
 from benchmarks.simulator.training import LogisticRun, Problem
 from daskml_dist.planning import PackedMessage
 from daskml_dist.planning.simulator import (
-    Costs,
+    OperationCosts,
     SimulatedRun,
     Stragglers,
     allreduce_seconds,
@@ -35,9 +35,11 @@ from daskml_dist.policies import (
     Synchronous,
 )
 
-FREE = Costs(compute=1.0)
+FREE = OperationCosts(compute=1.0)
 ROUGH = Stragglers(noise=0.6, pause_share=0.05, pause=4.0, slow_share=0.2, slow_factor=1.7)
-COSTLY = Costs(1.0, message=0.03, apply=1e-4, add=1e-5, peer=0.01, latency=0.05, bandwidth=1e4)
+COSTLY = OperationCosts(
+    1.0, message=0.03, apply=1e-4, add=1e-5, peer=0.01, latency=0.05, bandwidth=1e4
+)
 SERVED = [
     Synchronous(),
     Synchronous(backup_workers=2),
@@ -53,7 +55,7 @@ SERVED = [
 
 
 def test_decoupled_lanes_wait_as_long_as_their_quorum() -> None:
-    costs = Costs(1.0, latency=0.5)
+    costs = OperationCosts(1.0, latency=0.5)
     # One lane of four takes three times as long.
     slow = Stragglers(slow_share=0.25, slow_factor=3.0)
     all_wait = simulate(LocalSGD(10, quorum=4), costs, 4, steps=100, stragglers=slow)
@@ -93,7 +95,7 @@ def test_slow_lanes_push_as_often_as_fast_ones(fragments: int) -> None:
 @pytest.mark.parametrize("policy", [LocalSGD(10, quorum=4), LocalSGD(10, fragments=1)], ids=repr)
 def test_decoupled_lanes_push_packed_messages_and_get_whole_answers(policy: Policy) -> None:
     """The server's card is all that takes time: four pushes and four answers a meeting."""
-    costs = Costs(1e-9, bandwidth=1e3)
+    costs = OperationCosts(1e-9, bandwidth=1e3)
     plain = simulate(policy, costs, 4, n_bytes=1000, steps=10)
     assert plain.seconds == pytest.approx(4 + 4)
     small = simulate(policy, costs, 4, n_bytes=1000, steps=10, packed=PackedMessage(125.0))
@@ -103,7 +105,7 @@ def test_decoupled_lanes_push_packed_messages_and_get_whole_answers(policy: Poli
 
 @pytest.mark.parametrize("workers", [1, 2, 7])
 def test_round_is_compute_and_latency_and_apply(workers: int) -> None:
-    costs = Costs(0.5, apply=1e-3, add=1e-4, latency=0.02)
+    costs = OperationCosts(0.5, apply=1e-3, add=1e-4, latency=0.02)
     out = simulate(Synchronous(), costs, workers, n_bytes=100, steps=10)
     apply = 100 * (1e-3 + workers * 1e-4)
     # The reply to the last round is not waited for.
@@ -114,7 +116,7 @@ def test_round_is_compute_and_latency_and_apply(workers: int) -> None:
 
 
 def test_pushes_queue_at_the_servers_network_card_and_processor() -> None:
-    costs = Costs(1.0, message=0.02, latency=0.1, bandwidth=1e3)
+    costs = OperationCosts(1.0, message=0.02, latency=0.1, bandwidth=1e3)
     network = simulate(Synchronous(), costs, 8, n_bytes=50, steps=1)
     assert network.seconds == pytest.approx(1 + 0.1 + 8 * 0.05 + 0.02)
     processor = simulate(Synchronous(), costs, 8, n_bytes=10, steps=1)
@@ -122,7 +124,7 @@ def test_pushes_queue_at_the_servers_network_card_and_processor() -> None:
 
 
 def test_one_worker_pays_each_way() -> None:
-    costs = Costs(1.0, message=0.02, apply=1e-3, latency=0.1, bandwidth=1e3)
+    costs = OperationCosts(1.0, message=0.02, apply=1e-3, latency=0.1, bandwidth=1e3)
     out = simulate(Asynchronous(), costs, 1, n_bytes=50, steps=100)
     step = 1 + 2 * (0.1 + 0.05) + 0.02 + 0.05
     assert out.seconds == pytest.approx(100 * step - 0.1 - 0.05)
@@ -133,7 +135,7 @@ def test_one_worker_pays_each_way() -> None:
 @pytest.mark.parametrize("policy", [Asynchronous(), BoundedStaleness(4)], ids=repr)
 def test_lanes_that_have_their_rows_are_done_after_their_steps(policy: Policy) -> None:
     """The one beside the server makes its 10 steps and no more; the other takes twice as long."""
-    costs = Costs(1.0, latency=0.5)
+    costs = OperationCosts(1.0, latency=0.5)
     out = simulate(policy, costs, 2, steps=10, colocated=True, fixed_shares=True)
     assert (out.seconds, out.steps) == (10 * 2.0 - 0.5, 20)
     assert out.busy == 20.0
@@ -143,7 +145,7 @@ def test_lanes_that_have_their_rows_are_done_after_their_steps(policy: Policy) -
 @pytest.mark.parametrize("workers", [2, 10, 60, 300])
 def test_server_saturates_at_one_over_its_work(workers: int) -> None:
     """Closed queue of deterministic customers: min(n / round trip, 1 / service)."""
-    costs = Costs(1.0, message=0.02, latency=0.1)
+    costs = OperationCosts(1.0, message=0.02, latency=0.1)
     out = simulate(Asynchronous(), costs, workers, steps=50)
     assert out.rate == pytest.approx(min(workers / (1 + 0.02 + 0.2), 1 / 0.02), rel=0.05)
 
@@ -151,7 +153,7 @@ def test_server_saturates_at_one_over_its_work(workers: int) -> None:
 @pytest.mark.parametrize("servers", [1, 2, 4, 64])
 def test_servers_share_the_bytes(servers: int) -> None:
     """A worker sends and receives simultaneously, so its card transfers one model a second."""
-    costs = Costs(0.001, bandwidth=1e6)
+    costs = OperationCosts(0.001, bandwidth=1e6)
     out = simulate(Asynchronous(), costs, 16, servers=servers, n_bytes=1e6, steps=20)
     assert out.rate == pytest.approx(min(servers, 16 / (1 + 1 / servers)), rel=0.1)
     busiest = max(out.use, key=lambda what: out.use[what])
@@ -184,7 +186,7 @@ def test_clients_that_are_not_drawn_are_not_waited_for() -> None:
 
 
 def test_ring_sends_no_more_with_more_workers() -> None:
-    costs = Costs(1.0, bandwidth=1e9)
+    costs = OperationCosts(1.0, bandwidth=1e9)
     many = [allreduce_seconds(costs, n, 1e9) for n in (3, 10, 1000)]
     np.testing.assert_allclose(many, [2 * (n - 1) / n for n in (3, 10, 1000)])
     assert allreduce_seconds(COSTLY, 1, 1e9) == 0
@@ -245,7 +247,7 @@ def test_backup_workers_leave_the_slow_one_behind() -> None:
 class _Watched:
     """Gate that counts finished gradients independently of its clocks."""
 
-    over = False
+    is_over = False
 
     def __init__(self, workers: int) -> None:
         self.made = Counter(dict.fromkeys(range(workers), 0))
@@ -328,7 +330,7 @@ def test_middle_bound_is_best_where_copies_age() -> None:
         training = LogisticRun(problem, 16, RATES)
         with threadpool_limits(1):
             out = simulate(
-                BoundedStaleness(bound), Costs(0.02), 16,
+                BoundedStaleness(bound), OperationCosts(0.02), 16,
                 steps=2000, stragglers=NOISE, cached=cached, training=training,
             )  # fmt: skip
         assert training.reached is not None

@@ -15,7 +15,7 @@ A, B, C = "tcp://a:1", "tcp://b:1", "tcp://c:1"
 @pytest.fixture(autouse=True)
 def _start_thread_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_jobs, "_TOGETHER", 0.01)
-    monkeypatch.setattr(batch_jobs, "_LOOK", 0.01)
+    monkeypatch.setattr(batch_jobs, "_QUERY_SECONDS", 0.01)
 
 
 def _jobs(*states: str) -> BatchJobs:

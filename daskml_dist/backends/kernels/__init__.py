@@ -22,7 +22,7 @@ __all__ = [
     "FUNCTIONS",
     "LARGEST_SHARED",
     "LOSSES",
-    "NUMBERS",
+    "N_STEP_VALUES",
     "TREE_LOSSES",
     "Launch",
     "has_kmeans_tiles",
@@ -71,7 +71,7 @@ TREE_LOSSES = (
 _MAX_CACHED_ANSWERS = 4096
 
 #: Number of values that describe an optimizer's step, see :func:`optimizer_numbers`.
-NUMBERS = 10
+N_STEP_VALUES = 10
 
 #: Threads of a block, unless a kernel's layout chooses differently, and its warps of 32 threads.
 #: Eight warps give the scheduler a choice, and leave each multiprocessor room for several blocks.
@@ -318,10 +318,10 @@ def has_kmeans_tiles(
 
 
 def optimizer_numbers(optimizer: Any, rows: float, lr: float, step: int) -> tuple[float, ...]:
-    """Return the `NUMBERS` arguments of `optimizer_update` that change from step to step."""
+    """Return the `N_STEP_VALUES` arguments of `optimizer_update` that change from step to step."""
     decay = optimizer.weight_decay if optimizer.name == "adamw" else 0.0
-    coefficients = optimizer.coefficients(step)[: NUMBERS - 3]
-    padded = (rows, lr, decay, *coefficients, *(0.0,) * (NUMBERS - 3 - len(coefficients)))
+    coefficients = optimizer.coefficients(step)[: N_STEP_VALUES - 3]
+    padded = (rows, lr, decay, *coefficients, *(0.0,) * (N_STEP_VALUES - 3 - len(coefficients)))
     return tuple(float(number) for number in padded)
 
 

@@ -25,7 +25,12 @@ _MEASURES = {
     "val_score": "validation score",
     "eval_score": "score of the eval_set",
 }
-_OVER = {"pass": "pass", "seconds": "wall time (s)", "rows": "rows", "bytes": "traffic (MB)"}
+_X_AXIS_LABELS = {
+    "pass": "pass",
+    "seconds": "wall time (s)",
+    "rows": "rows",
+    "bytes": "traffic (MB)",
+}
 #: Colour of the lines where a fit recovered from a loss.
 _RECOVERY = "#d00000"
 #: Largest number of workers in a legend; more entries would cover the figure.
@@ -70,7 +75,7 @@ def learning_curves(
     >>> clf = SGDClassifier(max_iter=2, tol=None, random_state=0).fit(X, (X[:, 0] > 0).astype(int))
     >>> ax = plots.learning_curves(clf)  # doctest: +SKIP
     """
-    for name, value, valid in (("y", y, _MEASURES), ("over", over, _OVER)):
+    for name, value, valid in (("y", y, _MEASURES), ("over", over, _X_AXIS_LABELS)):
         if value not in valid:
             raise InvalidParameterError(f"{name}={value!r}: choose one of {', '.join(valid)}.")
     lines = {name: _find_curve(name, h, y, over) for name, h in name_histories(histories).items()}
@@ -79,7 +84,7 @@ def learning_curves(
         # A marker, since the line of a single pass would be invisible.
         colour = COLOURS[number % len(COLOURS)]
         ax.plot(costs, values, label=name, marker=".", color=colour)
-    ax.set_xlabel(_OVER[over])
+    ax.set_xlabel(_X_AXIS_LABELS[over])
     ax.set_ylabel(_MEASURES[y])
     keep_least_height(ax)
     if over == "pass":

@@ -127,7 +127,7 @@ def _list_score_functions() -> frozenset[str]:
 
 
 #: Key of the mappings for values without a form in JSON.
-_KIND = "$"
+_KIND_KEY = "$"
 _PACKAGE = "daskml_dist"
 #: Error handler of UTF-8: names of columns and labels may hold lone surrogates.
 _SURROGATES = "surrogatepass"
@@ -166,31 +166,31 @@ class Writer:
         if value is None or type(value) in (bool, int, str):
             return value
         if type(value) is float:
-            return value if math.isfinite(value) else {_KIND: "float", "value": str(value)}
+            return value if math.isfinite(value) else {_KIND_KEY: "float", "value": str(value)}
         if isinstance(value, np.generic):
-            return {_KIND: "scalar", "value": self._array(np.asarray(value), name)}
+            return {_KIND_KEY: "scalar", "value": self._array(np.asarray(value), name)}
         if type(value) is np.ndarray:
             return self._array(value, name)
         if isinstance(value, np.dtype) and value.fields is None:
-            return {_KIND: "dtype", "value": value.str}
+            return {_KIND_KEY: "dtype", "value": value.str}
         if is_number_type(value):
-            return {_KIND: "type", "value": np.dtype(value).str}
+            return {_KIND_KEY: "type", "value": np.dtype(value).str}
         if type(value) in (list, tuple):
             items = [self.encode(one, f"{name}.{i}") for i, one in enumerate(value)]
-            return items if type(value) is list else {_KIND: "tuple", "items": items}
+            return items if type(value) is list else {_KIND_KEY: "tuple", "items": items}
         if type(value) is dict:
             return self._mapping(value, name)
         return self._object(value, name)
 
     def _mapping(self, value: dict[Any, Any], name: str) -> Any:
         """Return the JSON of a dict: a JSON object if all keys are texts, else pairs."""
-        if all(type(key) is str for key in value) and _KIND not in value:
+        if all(type(key) is str for key in value) and _KIND_KEY not in value:
             return {key: self.encode(one, f"{name}.{key}") for key, one in value.items()}
         pairs = [
             [self.encode(key, f"{name}.{i}.key"), self.encode(one, f"{name}.{i}")]
             for i, (key, one) in enumerate(value.items())
         ]
-        return {_KIND: "dict", "items": pairs}
+        return {_KIND_KEY: "dict", "items": pairs}
 
     def _object(self, value: Any, name: str) -> Any:
         """Return the JSON of an object of this package: its class and attributes."""
@@ -207,7 +207,7 @@ class Writer:
             if not isinstance(inspect.getattr_static(kind, n, None), cached_property)
         }
         return {
-            _KIND: "object",
+            _KIND_KEY: "object",
             "class": f"{kind.__module__}.{kind.__qualname__}",
             "state": {n: self.encode(v, f"{name}.{n}") for n, v in kept.items()},
         }
@@ -222,7 +222,7 @@ class Writer:
 
     def _add_array(self, value: NDArray[Any], name: str) -> Any:
         """Add an array to the tensors by its kind; return its JSON."""
-        encoded: dict[str, Any] = {_KIND: "array", "tensor": name, "dtype": value.dtype.str}
+        encoded: dict[str, Any] = {_KIND_KEY: "array", "tensor": name, "dtype": value.dtype.str}
         # Numbers are stored unchanged, dates as integers, texts as UTF-8 with the end of each, and
         # arrays of other objects as lists.
         if value.dtype.kind in "biuf" and value.itemsize <= 8:
@@ -233,12 +233,12 @@ class Writer:
             self._add(name, value.view(np.int64))
         elif value.dtype.kind == "U" or all(type(one) is str for one in value.flat):
             texts = [str(one).encode("utf-8", _SURROGATES) for one in value.flat]
-            encoded |= {_KIND: "texts", "shape": list(value.shape)}
+            encoded |= {_KIND_KEY: "texts", "shape": list(value.shape)}
             self._add(f"{name}.utf8", np.frombuffer(b"".join(texts), np.uint8))
             self._add(f"{name}.ends", np.cumsum([len(one) for one in texts], dtype=np.int64))
         elif value.dtype.kind == "O":
             items = [self.encode(one, f"{name}.{i}") for i, one in enumerate(value.flat)]
-            return {_KIND: "objects", "shape": list(value.shape), "items": items}
+            return {_KIND_KEY: "objects", "shape": list(value.shape), "items": items}
         else:
             raise _cannot_write(value, name)
         return encoded
@@ -264,7 +264,7 @@ def list_classes(encoded: Any) -> set[str]:
         return set().union(*map(list_classes, encoded))
     if not isinstance(encoded, dict):
         return set()
-    own = {encoded["class"]} if encoded.get(_KIND) == "object" else set()
+    own = {encoded["class"]} if encoded.get(_KIND_KEY) == "object" else set()
     return own.union(*map(list_classes, encoded.values()))
 
 
@@ -315,9 +315,9 @@ class Reader:
             return [self.decode(one) for one in encoded]
         if not isinstance(encoded, dict):
             return encoded
-        if _KIND not in encoded:
+        if _KIND_KEY not in encoded:
             return {name: self.decode(one) for name, one in encoded.items()}
-        return self._decoders[encoded[_KIND]](encoded)
+        return self._decoders[encoded[_KIND_KEY]](encoded)
 
     def _array(self, encoded: dict[str, Any]) -> NDArray[Any]:
         """Return an array, which is made at its first use."""
@@ -329,7 +329,7 @@ class Reader:
     def _make_array(self, name: str, encoded: dict[str, Any]) -> NDArray[Any]:
         """Return a new array from its tensors; raise if its JSON does not fit them."""
         dtype = np.dtype(encoded["dtype"])
-        if encoded[_KIND] == "texts":
+        if encoded[_KIND_KEY] == "texts":
             data, ends = self._tensors[f"{name}.utf8"].tobytes(), self._tensors[f"{name}.ends"]
             # Text i is data[starts[i]:starts[i + 1]].
             starts = [0, *ends.tolist()]

@@ -49,7 +49,7 @@ _FAMILIES = {
     "text": "texts", "texts": "texts", "date": "dates",
 }  # fmt: skip
 #: Kinds of numeric columns.
-_NUMBERS = ("integer", "float", "missing")
+_NUMERIC_KINDS = ("integer", "float", "missing")
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def _check_kinds(fields: TableFields, field_parts: Sequence[int]) -> None:
     families: dict[int, tuple[str, Any]] = {}
     for name, kind, part in zip(fields.names, fields.kinds, field_parts, strict=True):
         if part < 0:
-            if kind not in _NUMBERS:
+            if kind not in _NUMERIC_KINDS:
                 raise InvalidDataError(
                     f"Column {name!r} is of kind {kind}, but is passed to the module as numbers. "
                     "Name it in embeddings= if the module looks it up, or leave it out of "

@@ -19,7 +19,7 @@ from daskml_dist.models.torch_modules.source import ModuleSource
 from daskml_dist.models.torch_modules.tables import TorchTableModel
 
 #: Key in model files: the field of the `ShardState` ("w" or "average") that equals the tensors.
-_TAKEN = "_taken"
+_VECTOR_KEY = "_taken"
 #: Name of the rows of a table, which replace the embeddings of the module.
 _TABLE = "embeddings.rows"
 
@@ -37,7 +37,7 @@ def take_tensors(
     # The state to continue from usually has the same array, which is not stored twice.
     taken = "w" if shard_state.average is None else "average"
     if np.array_equal(getattr(shard_state, taken), w, equal_nan=True):
-        state["_state"], state[_TAKEN] = replace(shard_state, **{taken: None}), taken
+        state["_state"], state[_VECTOR_KEY] = replace(shard_state, **{taken: None}), taken
     tensors: dict[str, NDArray[Any]]
     if layers is None:
         tensors = net.parameters.views(w)
@@ -64,7 +64,7 @@ def set_tensors(
             view[...] = tensors[name]
     state["_net"] = state["_last_model"] = net
     state["_w"] = w
-    if (taken := state.pop(_TAKEN, None)) is not None:
+    if (taken := state.pop(_VECTOR_KEY, None)) is not None:
         state["_state"] = replace(state["_state"], **{taken: w})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daskml_dist.planning.simulator.events import (
-    Costs,
+    OperationCosts,
     SimulatedRun,
     Stragglers,
     Training,
@@ -11,4 +11,11 @@ from daskml_dist.planning.simulator.events import (
     simulate,
 )
 
-__all__ = ["Costs", "SimulatedRun", "Stragglers", "Training", "allreduce_seconds", "simulate"]
+__all__ = [
+    "OperationCosts",
+    "SimulatedRun",
+    "Stragglers",
+    "Training",
+    "allreduce_seconds",
+    "simulate",
+]

@@ -35,7 +35,7 @@ from daskml_dist.training.worker.loops.shared import STEPS_BETWEEN_EXCHANGES
 
 
 @dataclass(frozen=True)
-class Costs:
+class OperationCosts:
     """Costs of operations in seconds, and the bandwidth in bytes per second.
 
     Parameters
@@ -158,7 +158,7 @@ class SimulatedRun:
         """Return the gradients that counted, per second."""
         return self.steps / self.seconds
 
-    def efficiency(self, costs: Costs) -> float:
+    def efficiency(self, costs: OperationCosts) -> float:
         """Return the rate as a share of that of undisturbed workers that never wait."""
         return self.rate * costs.compute / self.workers
 
@@ -169,7 +169,7 @@ _UNDISTURBED = Stragglers()
 
 def simulate(
     policy: Policy,
-    costs: Costs,
+    costs: OperationCosts,
     workers: int,
     *,
     servers: int = 1,
@@ -212,7 +212,7 @@ def simulate(
 # --- without servers -------------------------------------------------------------------------
 
 
-def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
+def allreduce_seconds(costs: OperationCosts, workers: int, n_bytes: float) -> float:
     """Return the seconds of an all-reduce as :mod:`daskml_dist.comm.socket_group` performs it.
 
     Small messages go to every other worker (a mesh); for larger ones each worker sums a range; and
@@ -239,7 +239,7 @@ def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
 
 
 def _exchange_seconds(
-    costs: Costs, workers: int, n_bytes: float, packed: PackedMessage | None
+    costs: OperationCosts, workers: int, n_bytes: float, packed: PackedMessage | None
 ) -> float:
     """Return the seconds in which workers of one lane each exchange their messages."""
     if packed is None or packed.way == "sum":
@@ -252,7 +252,7 @@ def _exchange_seconds(
 
 def _simulate_replicas(
     policy: Policy,
-    costs: Costs,
+    costs: OperationCosts,
     seconds: NDArray[np.float64],
     n_bytes: float,
     packed: PackedMessage | None = None,
@@ -303,7 +303,7 @@ class _DecoupledSimulation:
     def __init__(
         self,
         policy: Policy,
-        costs: Costs,
+        costs: OperationCosts,
         seconds: NDArray[np.float64],
         n_bytes: float,
         packed: PackedMessage | None,
@@ -475,7 +475,7 @@ class _ServerSimulation:
     def __init__(
         self,
         policy: Policy,
-        costs: Costs,
+        costs: OperationCosts,
         seconds: NDArray[np.float64],
         servers: int,
         n_bytes: float,

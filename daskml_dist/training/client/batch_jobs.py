@@ -16,12 +16,12 @@ from contextlib import suppress
 #: may take to decide how a job ended.
 _TOGETHER, _ANSWER, _SETTLED = 0.2, 5.0, 15.0
 #: Seconds between two queries about a job that is about to end.
-_LOOK = 0.3
+_QUERY_SECONDS = 0.3
 #: Seconds that the answer may take to be included in the reason for a new generation.
-_NAMED = 1.0
+_MAX_REASON_SECONDS = 1.0
 
 #: Description of how jobs ended, by Slurm's name of the final state.
-_ENDS = {
+_DESCRIPTIONS_BY_STATE = {
     "TIMEOUT": "reached the walltime",
     "CANCELLED": "was cancelled",
     "PREEMPTED": "was preempted",
@@ -99,7 +99,7 @@ class BatchJobs:
         if unnamed := [address for address in lost if address not in reason]:
             reason = f"{reason}; worker {', '.join(unnamed)} was lost"
         if not self._noted.isdisjoint(lost):
-            self._answered.wait(_NAMED)
+            self._answered.wait(_MAX_REASON_SECONDS)
         job_ends = self._describe_ends(lost)
         return f"{reason}: {job_ends}" if job_ends else reason
 
@@ -143,16 +143,16 @@ class BatchJobs:
         deadline = time.monotonic() + _SETTLED
         while True:
             state, limit = self._query(job)
-            if state in _ENDS:
+            if state in _DESCRIPTIONS_BY_STATE:
                 return state, limit
             # A running job may be about to end: its worker is notified first.
             if not state or time.monotonic() > deadline:
                 return None
-            time.sleep(_LOOK)
+            time.sleep(_QUERY_SECONDS)
 
 
 def _describe_jobs(jobs: set[str], state: str, limit: str) -> str:
     """Return how some jobs ended, in words."""
     names = ", ".join(sorted(jobs, key=lambda job: (len(job), job)))
     limit_text = f" of {limit}" if state == "TIMEOUT" and limit else ""
-    return f"job {names} of Slurm {_ENDS[state]}{limit_text}"
+    return f"job {names} of Slurm {_DESCRIPTIONS_BY_STATE[state]}{limit_text}"

@@ -47,7 +47,7 @@ _GPU_BUDGET = 0.6
 _REPEATED_WORK = 1.5
 #: Summaries that one task merges: a tree of 16 has few levels, and no task waits for many others.
 _FAN_IN = 16
-_READ = "the rows to be read"
+_ROWS_TO_READ = "the rows to be read"
 #: Largest ratio of a block's bytes to its part's bytes: bytes that become float64.
 _WIDER = 8
 #: Bytes of a block from which an additional worker would pay.
@@ -289,7 +289,7 @@ class ClusterRows:
             self._keeps = False
             self._held_blocks.release()
             start = self._make_lazy_tasks(inspect_block)
-            self._add_infos(self._gathering.results(start, remaining, _READ))
+            self._add_infos(self._gathering.results(start, remaining, _ROWS_TO_READ))
         self._recipes = recipes.of_rows({info.index: info.n_rows for info in self.infos})
 
     def _make_and_inspect(self, block_numbers: list[int]) -> None:
@@ -299,7 +299,9 @@ class ClusterRows:
             self._held_blocks.ensure_blocks, self._held_blocks.collect_facts, block_numbers
         )
         if len(infos) < len(block_numbers):
-            self._gathering.wait_until_made(self._held_blocks.ensure_blocks, block_numbers, _READ)
+            self._gathering.wait_until_made(
+                self._held_blocks.ensure_blocks, block_numbers, _ROWS_TO_READ
+            )
             infos = self._held_blocks.collect_facts(block_numbers)
         # Blocks that were spilled or lost since then.
         if remaining := [i for i in block_numbers if i not in infos]:
@@ -319,7 +321,7 @@ class ClusterRows:
     ) -> dict[int, Any]:
         """Return the results of a function of some kept blocks."""
         start = self._make_held_tasks(function, arguments)
-        return self._gathering.results(start, block_numbers, _READ)
+        return self._gathering.results(start, block_numbers, _ROWS_TO_READ)
 
     def _make_held_tasks(
         self, function: Any, arguments: Mapping[int, Any] | None = None
@@ -414,7 +416,7 @@ class ClusterRows:
             results = self._map_held_blocks(arguments, function, arguments)
         else:
             start = self._make_lazy_tasks(function, arguments)
-            results = self._gathering.results(start, arguments, _READ)
+            results = self._gathering.results(start, arguments, _ROWS_TO_READ)
         return [results[i] for i in arguments]
 
     def warn_of_few_blocks(self) -> None:

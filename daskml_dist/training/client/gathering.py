@@ -29,9 +29,9 @@ _LOOK, _FETCH = 0.5, 5.0
 #: Seconds within which workers may report data that they have just made.
 _MOMENT = 0.15
 #: Times that a block's task is restarted after Dask gave up on it because its workers died.
-MOST_KILLED = 4
+MAX_TASK_RESTARTS = 4
 
-_AGAIN = "Check the workers' logs and the other work on the cluster, then fit again."
+_REFIT_REMEDY = "Check the workers' logs and the other work on the cluster, then fit again."
 
 StartTasks = Callable[[list[int]], Mapping[int, Any]]
 QueryFacts = Callable[[list[int], float], dict[int, Any]]
@@ -93,7 +93,7 @@ class Gathering:
                 results = self._fetch_results([futures[n] for n in task_numbers], seconds)
                 if seconds > self._timeout:
                     raise WorkerLostError(
-                        f"Waiting for {description}: they cannot be fetched. {_AGAIN}"
+                        f"Waiting for {description}: they cannot be fetched. {_REFIT_REMEDY}"
                     )
                 # A large result may take long, so each attempt gets more time.
                 seconds *= 2
@@ -179,7 +179,7 @@ class Gathering:
             ):
                 raise WorkerLostError(
                     f"Waiting for {description}: no progress for {self._timeout:g} s, with "
-                    f"{n_done} of {n_futures} there. {_AGAIN}"
+                    f"{n_done} of {n_futures} there. {_REFIT_REMEDY}"
                 )
 
     def _find_unmet_demands(self, futures: Mapping[int, Any]) -> str:
@@ -235,7 +235,7 @@ class Gathering:
             # Dask gives up on a task after some workers died while running it, which need not be
             # the task's fault.
             killed[number] += is_killed_worker(error)
-            if killed[number] > MOST_KILLED:
+            if killed[number] > MAX_TASK_RESTARTS:
                 raise WorkerLostError(
                     f"Block {number} cannot be read: the workers that worked on it died "
                     f"repeatedly ({error}). Do they run out of memory? Use smaller chunks, or "

@@ -32,7 +32,7 @@ from daskml_dist.data.streamed_blocks import (
 )
 from daskml_dist.data.value_blocks import ValueCollection
 from daskml_dist.errors import DataLostError, InvalidDataError
-from daskml_dist.training.client.gathering import MOST_KILLED
+from daskml_dist.training.client.gathering import MAX_TASK_RESTARTS
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import EarlyHost, query_bundles
 
@@ -269,7 +269,7 @@ class HeldBlocks:
         if is_killed_worker(error):
             self._killed[block_number] += 1
             release_stuck_tasks(self._client, [future.key], [future.key])
-            return repr(error) if self._killed[block_number] > MOST_KILLED else None
+            return repr(error) if self._killed[block_number] > MAX_TASK_RESTARTS else None
         self._failed[block_number] += not is_dask_error(error)
         return repr(error) if self._failed[block_number] > _MOST_FAILED else None
 

@@ -58,7 +58,7 @@ STEPS_BETWEEN_EXCHANGES = 8
 #: that exchanges take at most 5 % of the time.
 _EXCHANGE_AFTER = 20.0
 #: Parameters that are damped at a time: 64 KiB in float64, so that temporaries stay in the cache.
-_PIECE = 1 << 13
+_DAMPING_CHUNK = 1 << 13
 #: If rows are steps: number of batches that a lane may be ahead of the trainer's slowest, and
 #: seconds that it sleeps before it checks again.
 _LEAD, _NAP = 2, 5e-5
@@ -390,7 +390,7 @@ class _DampedRowSteps:
         # All penalties of the steps since the last exchange have been applied.
         rates = replica.rate_sum - self._rate_sum
         self._rate_sum = replica.rate_sum
-        for row_slice in row_slices(len(delta), _PIECE):
+        for row_slice in row_slices(len(delta), _DAMPING_CHUNK):
             opt_state = self._opt_state(row_slice)
             state_before = {name: array[row_slice] for name, array in self._previous_state.items()}
             contraction = optimizer.contraction(state_before, opt_state, rate)
