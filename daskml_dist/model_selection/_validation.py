@@ -368,7 +368,9 @@ class Splits:
         cluster; others in parallel tasks, each on rows that are gathered on one worker.
         `weigh_scores` determines whether scorers also get the weights of rows.
         """
-        options = {"train_score": train_score, "error_score": error_score, "weigh": weigh_scores}
+        options = {
+            "train_score": train_score, "error_score": error_score, "is_weighted": weigh_scores
+        }  # fmt: skip
         # In this order the results are cut into a list for each estimator below.
         jobs = [(e, split) for e in estimators for split in range(self.n_splits)]
         if self._rows is None or all(map(takes_dask_collections, estimators)):

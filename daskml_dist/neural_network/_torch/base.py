@@ -636,4 +636,4 @@ class BaseTorch(BaseNetwork):
         self, outputs: TorchOutputs, X: Any, n_outputs: int | None, postprocess: Any = None
     ) -> Any:
         """Return outputs for the rows of X, lazily for a Dask collection."""
-        return self._map_rows(outputs, X, self._w.dtype, n_outputs, then=postprocess)
+        return self._map_rows(outputs, X, self._w.dtype, n_outputs, postprocess=postprocess)

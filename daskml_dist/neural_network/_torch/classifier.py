@@ -199,7 +199,9 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         # With several labels per row, each has an independent logit, unlike classes.
         if self._several and function is softmax_or_sigmoid:
             function = sigmoid
-        return self._map_outputs(self._outputs(then=function), X, len(self.classes_), _write_proba)
+        return self._map_outputs(
+            self._outputs(postprocess=function), X, len(self.classes_), _write_proba
+        )
 
     def predict_log_proba(self, X: Any) -> Any:
         """Return the logarithm of :meth:`predict_proba`, with the same parameters and shape."""
@@ -209,7 +211,7 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         # For two classes or several labels, `BaseClassifier` uses the sign of each output.
         reads_signs = self._several or len(self.classes_) == 2
         margins = MarginOutputs(self._threshold(), self._several) if reads_signs else None
-        return self._outputs(then=margins)
+        return self._outputs(postprocess=margins)
 
     def _threshold(self) -> float:
         return 0.5 if self._nonlinearity() is None else 0.0
