@@ -295,6 +295,8 @@ def _convert_like(row: Any, meta: Any) -> Any:
     if not is_dataframe_like(row):
         row = row.astype(meta.dtype)
         return type(meta)(row) if sparse.issparse(meta) else row
+    if not row.columns.is_unique:
+        return row  # the transformer raises the error of repeated names
     pandas, columns = load_pandas(), {}
     for name, column in row.items():
         dtype = meta[name].dtype
