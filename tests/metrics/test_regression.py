@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -50,3 +51,46 @@ def test_negative_weights_as_scikit_learn_in_sums() -> None:
         expected = getattr(sklearn.metrics, name)(CLASSES, GUESSES, sample_weight=weight)
         found = METRICS[name](lazy(CLASSES), lazy(GUESSES), sample_weight=lazy(weight))
         assert_equal(found, expected)
+
+
+def _deviance_from(y: np.ndarray, means: list[Decimal], power: float) -> Decimal:
+    """Return the summed deviance by its definition, for powers from 1 on."""
+    p, total = Decimal(power), Decimal(0)
+    for value, mean in zip(map(Decimal, y.tolist()), means, strict=True):
+        ratio = value / mean
+        if power == 1:
+            total += value * ratio.ln() - value + mean
+        elif power == 2:
+            total += ratio - 1 - ratio.ln()
+        else:
+            slope = value * mean ** (1 - p) / (1 - p)
+            total += value ** (2 - p) / ((1 - p) * (2 - p)) - slope + mean ** (2 - p) / (2 - p)
+    return 2 * total
+
+
+@pytest.mark.parametrize("power", [1, 1.5, 2, 3])
+@pytest.mark.parametrize("spread", [1e5, 100.0, 1.0, 1e-3])
+def test_deviances_of_rows_near_their_mean(power: float, spread: float) -> None:
+    rng = np.random.default_rng(0)
+    y_true = 1e6 + spread * rng.normal(size=N)
+    y_pred = 1e6 + (y_true - 1e6) / 2 + spread / 4 * rng.normal(size=N)
+    with localcontext() as context:
+        context.prec = 50
+        means = [sum(map(Decimal, y_true.tolist())) / N] * N
+        errors = _deviance_from(y_true, [*map(Decimal, y_pred.tolist())], power)
+        expected = float(1 - errors / _deviance_from(y_true, means, power)), float(errors / N)
+    options = {"power": power}
+    found = metrics.d2_tweedie_score(lazy(y_true), lazy(y_pred), **options)
+    assert found == pytest.approx(expected[0], rel=1e-11)
+    found = metrics.mean_tweedie_deviance(lazy(y_true), lazy(y_pred), **options)
+    assert found == pytest.approx(expected[1], rel=1e-11)
+
+
+def test_d2_of_targets_that_are_zero_in_a_block() -> None:
+    y_true = np.r_[np.zeros(20), np.arange(N - 20)]
+    weight = np.r_[np.zeros(7), np.ones(N - 7)]
+    for power in (-1, 1, 1.5):
+        options = {"power": power, "sample_weight": weight}
+        expected = sklearn.metrics.d2_tweedie_score(y_true, y_true + 1, **options)
+        options["sample_weight"] = lazy(weight)
+        assert_equal(metrics.d2_tweedie_score(lazy(y_true), lazy(y_true + 1), **options), expected)
