@@ -255,8 +255,9 @@ def brier_score_loss(
 
     Parameters
     ----------
-    y_true : dask Array or Series, or array-like, of shape (n_rows,) or (n_rows, 1)
-        Labels: strings, booleans or whole numbers.
+    y_true : dask Array, Series or DataFrame, or array-like
+        Labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers. Or
+        indicators of labels, of shape (n_rows, n_labels), whose squared distances are summed.
     y_proba : dask Array, Series or DataFrame, or array-like
         Of shape (n_rows,), the probability of the positive label, or of shape
         (n_rows, n_classes), with columns in the order of the sorted labels.
@@ -301,32 +302,52 @@ def brier_score_loss(
     if scale_by_half not in ("auto", True, False):
         raise InvalidParameterError(f"scale_by_half={scale_by_half!r}: pass 'auto' or a bool.")
     classes = _check_given_classes(labels)
-    column_sums, is_one_column = _reduce_distances(*rows, classes)
-    if is_one_column:
+    is_indicated = hold_indicators(y_true, y_proba)
+    column_sums, n_columns = _reduce_distances(*rows, classes, is_indicated)
+    if is_indicated:
+        distance_sum = float(column_sums.sums[0, 0])
+    elif n_columns == 1:
         # One column of probabilities: `pos_label` decides whether it is the second label's.
         positive = _resolve_positive_label(column_sums.labels, pos_label)
         columns = (column_sums.labels == positive).astype(int)
         distance_sum = float(column_sums.sums[np.arange(len(columns)), columns].sum())
     else:
         distance_sum = _sum_own_columns(column_sums, classes)
-    is_halved = column_sums.sums.shape[1] == 2 if scale_by_half == "auto" else bool(scale_by_half)
+    is_halved = n_columns <= 2 if scale_by_half == "auto" else bool(scale_by_half)
     return _finish_mean(column_sums, distance_sum, True) * (0.5 if is_halved else 1.0)
 
 
 def _reduce_distances(
-    y_true: Any, y_proba: Any, sample_weight: Any, classes: NDArray[Any] | None
-) -> tuple[_ColumnSums, bool]:
-    """Return the sums of squared distances, and whether probabilities are in one column."""
-    columns = PROBABILITY_COLUMNS
+    y_true: Any,
+    y_proba: Any,
+    sample_weight: Any,
+    classes: NDArray[Any] | None,
+    is_indicated: bool,
+) -> tuple[_ColumnSums, int]:
+    """Return the sums of squared distances, and the number of columns of probabilities."""
+    columns = INDICATED_PROBABILITIES if is_indicated else PROBABILITY_COLUMNS
+    summarise = (
+        _sum_indicated_distances if is_indicated else partial(_sum_block_distances, classes=classes)
+    )
     if not has_lazy_input(y_true, y_proba, sample_weight):
         rows = columns.read_block(None, y_proba, y_true, sample_weight)
         if not len(rows.y_true):
             raise InvalidDataError("y_true and y_proba have no rows. Check where they come from.")
-        return _sum_block_distances(rows, classes), rows.y_pred.ndim == 1
+        return summarise(rows), rows.y_pred.shape[1] if rows.y_pred.ndim == 2 else 1
     collection = columns.align(y_true, y_proba, sample_weight)
-    summarise = partial(_sum_block_distances, classes=classes)
-    sums = columns.reduce(summarise, _merge_column_sums, collection, in_pieces=True, on_device=True)
-    return sums, collection.n_features == 1
+    sums = columns.reduce(
+        summarise, _merge_column_sums, collection, in_pieces=True, on_device=not is_indicated
+    )
+    return sums, collection.n_features
+
+
+def _sum_indicated_distances(rows: ScoredRows) -> _ColumnSums:
+    """Return the summed distances of rows of indicators, as those of one label with one column."""
+    _check_probabilities(rows.y_pred)
+    distances = rows.y_true - rows.y_pred.astype(np.float64, copy=False)
+    distance_sum = rows.weights @ (distances * distances).sum(axis=1)
+    sums = np.full((1, 1), distance_sum)
+    return _ColumnSums(np.zeros(1), sums, float(rows.weights.sum()))
 
 
 def _sum_block_distances(rows: ScoredRows, classes: NDArray[Any] | None) -> _ColumnSums:

@@ -75,6 +75,22 @@ def test_labels_equal_scikit_learn(kind: str, weights: str) -> None:
         assert_equal(found, expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_labels", [2, 4])
+@pytest.mark.parametrize("scale_by_half", ["auto", True, False])
+def test_brier_scores_of_indicators(kind: str, n_labels: int, scale_by_half: Any) -> None:
+    truth, scores = TRUTH[:, :n_labels], SCORES[:, :n_labels]
+    total = np.sum((truth - scores) ** 2, axis=1)
+    halved = n_labels == 2 if scale_by_half == "auto" else scale_by_half
+    rows = KINDS[kind](truth), KINDS[kind](scores)
+    found = METRICS["brier_score_loss"](*rows, scale_by_half=scale_by_half)
+    assert found == pytest.approx(total.mean() / (2 if halved else 1), rel=1e-12)
+    if kind == "known":
+        weight = np.arange(N) % 3
+        found = METRICS["brier_score_loss"](*rows, sample_weight=lazy(weight), scale_by_half=False)
+        assert found == pytest.approx(np.average(total, weights=weight), rel=1e-12)
+
+
 def test_report_as_a_dict() -> None:
     expected = sklearn.metrics.classification_report(
         TRUTH, GUESS, output_dict=True, zero_division=0
