@@ -151,6 +151,20 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "At least one label specified must be in y_true",
         "Name labels that y_true holds, or leave labels out.",
     ),
+    (
+        # chi2, whose second message repeats all targets.
+        "Input X must be non-negative",
+        "Use f_classif, or scale the features to [0, 1] (MinMaxScaler).",
+    ),
+    (
+        r"Unknown label type: \(",
+        "Use f_regression for a continuous target, or cut it into classes.",
+    ),
+    (
+        # Python's words, when values of several types are sorted.
+        "'<' not supported between instances of",
+        "Convert the values to one type, for example with .astype(str); drop missing ones first.",
+    ),
     ("Found empty input array", "Check the files or the filter that the rows come from."),
     (
         "Number of labels is 1",

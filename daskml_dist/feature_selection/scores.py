@@ -86,7 +86,7 @@ def f_classif(X: Any, y: Any) -> tuple[Array, Array]:
     Raises
     ------
     InvalidDataError
-        Dask rows have missing values, or `y` has one class.
+        Dask rows have missing values, or `y` has one class or is continuous.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def f_classif(X: Any, y: Any) -> tuple[Array, Array]:
     >>> f_classif(X, y)[0].round(2)
     array([32.,  0.])
     """
-    moments = GaussianNB(var_smoothing=0.0).fit(X, y)
+    moments = _fit_classes("f_classif", GaussianNB(var_smoothing=0.0), X, y)
     n, means = moments.class_count_[:, None], moments.theta_
     n_classes, n_rows = len(n), n.sum()
     _check_several_classes(n_classes)
@@ -132,7 +132,7 @@ def chi2(X: Any, y: Any) -> tuple[Array, Array]:
     Raises
     ------
     InvalidDataError
-        Dask rows have negative or missing values, or `y` has one class.
+        X has negative values, or `y` is continuous; Dask rows have missing values, or one class.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def chi2(X: Any, y: Any) -> tuple[Array, Array]:
     >>> chi2(X, y)[0].round(2)
     array([4.57, 0.  ])
     """
-    counts = MultinomialNB().fit(X, y)
+    counts = _fit_classes("chi2", MultinomialNB(), X, y)
     observed = counts.feature_count_
     n_classes = len(observed)
     _check_several_classes(n_classes)
@@ -231,6 +231,26 @@ def f_regression(
         # As in scikit-learn: only a perfect correlation is infinite here.
         f_statistic = np.where(np.isinf(f_statistic), np.finfo(np.float64).max, f_statistic)
     return f_statistic, p_values
+
+
+#: What a classifier says of rows, and what the user of a score is told instead.
+_CLASS_ERRORS = {
+    "Negative values": "X has negative values, and chi2 compares counts. Use f_classif, or scale "
+    "the features to [0, 1] (MinMaxScaler).",
+    "Unknown label type: continuous": "y is continuous, and {name} compares classes. Use "
+    "f_regression, or cut y into classes, for example y.round().astype(int).",
+}
+
+
+def _fit_classes(name: str, classifier: Any, X: Any, y: Any) -> Any:
+    """Return the classifier, fitted to a collection; its errors are told of the score `name`."""
+    try:
+        return classifier.fit(X, y)
+    except InvalidDataError as error:
+        for start, message in _CLASS_ERRORS.items():
+            if str(error).startswith(start):
+                raise InvalidDataError(message.format(name=name)) from error
+        raise
 
 
 def _check_several_classes(n_classes: int) -> None:

@@ -16,7 +16,7 @@ from scipy import sparse, stats
 from sklearn import feature_selection as sklearns
 
 from daskml_dist import feature_selection as ours
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.model_selection import GridSearchCV
 from tests.fake_cupy import DeviceArray
@@ -228,7 +228,32 @@ def test_a_search_chooses_the_number_of_features() -> None:
         (
             lambda: ours.chi2(_array(NUMBERS), _array(LABELS)),
             InvalidDataError,
-            "Negative values in data",
+            "negative values, and chi2 compares counts. Use f_classif",
+        ),
+        (
+            lambda: ours.chi2(NUMBERS, LABELS),
+            InvalidDataError,
+            "must be non-negative. Use f_classif",
+        ),
+        (
+            lambda: ours.f_classif(_array(NUMBERS), _array(TARGET)),
+            InvalidDataError,
+            "y is continuous, and f_classif compares classes. Use f_regression",
+        ),
+        (
+            lambda: ours.SelectKBest(ours.chi2).fit(_array(COUNTS), _array(TARGET)),
+            InvalidDataError,
+            "y is continuous, and chi2 compares classes. Use f_regression",
+        ),
+        (
+            lambda: ours.chi2(COUNTS, TARGET),
+            InvalidDataError,
+            r"(?s)Unknown label type: \(.*Use f_regression",
+        ),
+        (
+            lambda: ours.f_classif(NUMBERS, np.array([1, "a"] * (N // 2), dtype=object)),
+            InvalidTypeError,
+            "instances of 'str' and 'int'. Convert the values to one type",
         ),
         (
             lambda: ours.f_regression(_array(NUMBERS), _array(LABELS)),
