@@ -407,6 +407,17 @@ def explain_unsortable_labels(name: str, index: int | None = None) -> Iterator[N
         ) from error
 
 
+def join_labels(parts: Sequence[NDArray[Any]], name: str) -> NDArray[Any]:
+    """Return the labels of several blocks in one array; raise if they cannot be compared."""
+    # Leave out empty blocks, whose dtype may differ: it could for example turn labels into texts.
+    filled = [labels for labels in parts if len(labels)] or parts[:1]
+    with explain_unsortable_labels(name):
+        # NumPy would turn numbers beside texts of another block into texts, which no row has.
+        if len({labels.dtype.kind in "UT" for labels in filled if labels.dtype.kind != "O"}) > 1:
+            raise TypeError("texts and numbers")
+        return np.concatenate(filled)
+
+
 def check_group_labels(labels: NDArray[Any], name: str, index: int | None = None) -> NDArray[Any]:
     """Return group labels of rows; raise if some are missing or cannot be compared."""
     with explain_unsortable_labels(name, index):

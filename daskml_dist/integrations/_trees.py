@@ -17,6 +17,7 @@ from daskml_dist.data.conversion import (
     check_no_missing,
     convert_object_values,
 )
+from daskml_dist.data.row_checks import explain_unsortable_labels, join_labels
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 #: Names of the arrays in a block, in their order; arrays that were not given are left out.
@@ -125,34 +126,20 @@ def encode_rank_labels(y: Any, group: RankGroup) -> tuple[Any, NDArray[Any] | No
 def _find_own_labels(labels: NDArray[Any]) -> NDArray[Any]:
     """Return the sorted labels of a rank's rows; raise if one is missing or no label."""
     check_no_missing(labels, "y")
-    try:
+    with explain_unsortable_labels("y"):
         own_labels = np.unique(convert_object_values(labels))
-    except TypeError as error:
-        raise _make_mixed_error() from error
     return check_class_labels(own_labels)
 
 
 def _merge_labels(rank_labels: list[NDArray[Any]]) -> NDArray[Any]:
     """Return the sorted labels of all ranks; raise if there are fewer than two of them."""
-    # NumPy would make text of numbers beside text.
-    if len({part.dtype.kind in "OUT" for part in rank_labels}) > 1:
-        raise _make_mixed_error()
-    try:
-        classes: NDArray[Any] = np.unique(np.concatenate(rank_labels))
-    except TypeError as error:
-        raise _make_mixed_error() from error
+    with explain_unsortable_labels("y"):
+        classes: NDArray[Any] = np.unique(join_labels(rank_labels, "y"))
     if len(classes) < 2:
         raise InvalidDataError(
             f"y holds only one class: {classes.tolist()[0]!r}. Check how the rows were filtered."
         )
     return classes
-
-
-def _make_mixed_error() -> InvalidDataError:
-    """Return the error for labels that cannot be sorted."""
-    return InvalidDataError(
-        "Labels of different types cannot be sorted. Convert y to one type, such as str."
-    )
 
 
 def encode_labels(y: Any, classes: NDArray[Any]) -> NDArray[np.int64]:

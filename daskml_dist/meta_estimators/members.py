@@ -47,7 +47,7 @@ from daskml_dist.data.conversion import (
 )
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.data.row_checks import explain_unsortable_labels
+from daskml_dist.data.row_checks import explain_unsortable_labels, join_labels
 from daskml_dist.diagnostics.operation_progress import report_phase
 from daskml_dist.errors import (
     InvalidDataError,
@@ -335,13 +335,10 @@ def _merge_label_counts(
     block_counts: list[tuple[NDArray[Any], NDArray[Any]]],
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the sorted labels of all blocks, and how many rows have each."""
-    # Leave out empty blocks, whose dtype may differ: it could for example turn labels into texts.
-    filled = [part for part in block_counts if len(part[0])] or block_counts[:1]
+    block_labels, block_rows = zip(*block_counts, strict=True)
     with explain_unsortable_labels("y"):
-        labels, codes = np.unique(
-            np.concatenate([block_labels for block_labels, _ in filled]), return_inverse=True
-        )
-    counts = np.bincount(codes, np.concatenate([n for _, n in filled]), len(labels))
+        labels, codes = np.unique(join_labels(block_labels, "y"), return_inverse=True)
+    counts = np.bincount(codes, np.concatenate(block_rows), len(labels))
     return labels, counts.astype(np.int64)
 
 

@@ -33,12 +33,14 @@ from daskml_dist.data.conversion import (
     convert_missing_to_nan,
     convert_to_host,
     copy_to_host,
+    describe_block,
     load_pandas,
 )
 from daskml_dist.data.lazy import has_fixed_row_order, is_dask
 from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation
+from daskml_dist.data.row_checks import explain_unsortable_labels, join_labels
 from daskml_dist.diagnostics.operation_progress import report_reading
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.transformer import keeping_lazy
 from daskml_dist.inference.block_mapping import map_pieces
@@ -127,7 +129,8 @@ def _merge_sums(partial_sums: list[TargetSums | None]) -> TargetSums | None:
     if len(counted) < len(filled):
         filled = [_convert_to_moments(part) for part in filled]
     else:
-        labels = np.unique(np.concatenate(counted))
+        with explain_unsortable_labels("y"):
+            labels = np.unique(join_labels(counted, "y"))
     categories, tables = [], []
     for j in range(len(filled[0].categories)):
         columns = [part.categories[j] for part in filled]
@@ -335,7 +338,7 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
     def _rows_and_target(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Return rows in memory and a target in a dtype for scikit-learn's compiled sums."""
         _check_target_given(y)
-        target = as_column(y, name="y")
+        target = _read_target(y, self.target_type)
         dtype = {"i": np.int64, "u": np.int64, "f": np.float64}.get(target.dtype.kind, target.dtype)
         target = target.astype(dtype, copy=False)
         if self.target_type == "auto" and target.dtype.kind in "iuf":
@@ -400,6 +403,26 @@ def _check_target_given(y: Any) -> None:
         raise InvalidDataError("TargetEncoder requires y to be passed: pass fit(X, y).")
 
 
+def _read_target(y: Any, target_type: str, index: int | None = None) -> NDArray[Any]:
+    """Return the target of rows; raise if it is not of the kind that `target_type` says."""
+    target = as_column(y, name="y", index=index)
+    if target_type == "continuous":
+        try:
+            return target.astype(np.float64, copy=False)
+        except (ValueError, TypeError) as error:
+            raise InvalidDataError(
+                f"{describe_block(index)}y is not numeric ({error}). For labels, set "
+                'target_type="auto"; for a target_type of "continuous", give numbers.'
+            ) from error
+    if target.dtype.kind == "O":
+        # A missing label in memory is a label as others, if scikit-learn is told that it is one.
+        counts_missing = index is None and target_type != "auto"
+        given = target[~load_pandas().isna(target)] if counts_missing else target
+        with explain_unsortable_labels("y", index):
+            np.unique(given)
+    return target
+
+
 def _assign_folds(n_rows: int, n_folds: int, seed: int, block_index: int) -> NDArray[np.intp]:
     """Return the fold of each row of a block; folds have nearly equal sizes."""
     # Draw from the seed and the block's number, so that a second reading gives the same folds.
@@ -412,10 +435,14 @@ def _summarise_folds(
     """Return the sums of each fold's rows in a block; None for a fold without rows."""
     if X.shape[0] == 0:
         return [None] * n_folds
-    rows, target = copy_to_host(X), as_column(y, name="y", index=block_index)
+    rows, target = copy_to_host(X), _read_target(y, unfitted.target_type, block_index)
     sum_rows = partial(_sum_block, unfitted.categories, unfitted.target_type)
+    where = describe_block(block_index)
     try:
         assert_all_finite(target, input_name="y")
+    except ValueError as error:
+        raise InvalidDataError(f"{where}{error}\nEvery row needs a target: drop others.") from error
+    try:
         if n_folds == 1:
             return [sum_rows(rows, target)]
         fold = _assign_folds(len(target), n_folds, seed, block_index)
@@ -426,10 +453,7 @@ def _summarise_folds(
             for row_numbers in members
         ]
     except (ValueError, TypeError) as error:
-        raise InvalidDataError(
-            f"Block {block_index}: {error}\nEvery row needs a target, of the kind that target_type "
-            "says, and every column of X values of one type: drop or convert the others."
-        ) from error
+        raise as_ours(error, where) from error
 
 
 def _merge_folds(fold_sums: list[list[TargetSums | None]]) -> list[TargetSums | None]:

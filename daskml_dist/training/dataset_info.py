@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.column_statistics import WeightedMoments
+from daskml_dist.data.row_checks import explain_unsortable_labels, join_labels
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 #: Entries of all rows from which device="auto" chooses a GPU. A pass over fewer takes a CPU about a
@@ -126,12 +127,8 @@ class DataSummary:
         labels = [i.labels for i in self.infos if i.labels is not None and len(i.labels)]
         if not labels:
             raise InvalidDataError("y holds no labels. Give at least two classes.")
-        try:
-            return np.unique(np.concatenate(labels))
-        except TypeError as error:
-            raise InvalidDataError(
-                "Labels of different types cannot be sorted. Convert y to one type, such as str."
-            ) from error
+        with explain_unsortable_labels("y"):
+            return np.unique(join_labels(labels, "y"))
 
     def label_weights(self, classes: NDArray[Any]) -> NDArray[np.float64]:
         """Return the sum of the weights of each class; without weights, its number of rows."""

@@ -22,10 +22,12 @@ from scipy import sparse
 from daskml_dist import Run
 from daskml_dist.backends.cupy_backend import CupyBackend
 from daskml_dist.data.blocks import inspect_block, make_block
+from daskml_dist.ensemble import HistGradientBoostingClassifier, VotingClassifier
 from daskml_dist.errors import DataLostError, InvalidDataError, InvalidTypeError
-from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 from daskml_dist.metrics import accuracy_score
-from daskml_dist.preprocessing import StandardScaler
+from daskml_dist.naive_bayes import GaussianNB
+from daskml_dist.preprocessing import StandardScaler, TargetEncoder
 from tests.fake_cupy import DeviceArray
 from tests.quick import quick
 
@@ -297,6 +299,19 @@ def test_an_unknown_column_name_is_refused() -> None:
         SGDClassifier().fit(FRAME, "nothing")
     with pytest.raises(InvalidDataError, match="X is not a dataframe"):
         SGDClassifier().fit(X0, "income")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [SGDClassifier(), LogisticRegression(), VotingClassifier([("nb", GaussianNB())]),
+     HistGradientBoostingClassifier(max_iter=1), TargetEncoder()],
+    ids=lambda model: type(model).__name__,
+)  # fmt: skip
+def test_labels_that_are_numbers_in_one_block_and_text_in_another(model: Any) -> None:
+    labels = [np.array([1, 2] * 5), np.array(["a", "b"] * 5)]
+    X, y = [dask.delayed(X0[:10])] * 2, [*map(dask.delayed, labels)]
+    with pytest.raises(InvalidDataError, match="y has labels of several types"):
+        model.fit(X, y)
 
 
 def test_delayed_blocks_mixed_with_others_are_refused() -> None:

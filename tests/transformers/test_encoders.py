@@ -18,7 +18,7 @@ from scipy import sparse
 from sklearn.base import clone
 
 from daskml_dist import preprocessing
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from tests.quick import in_turn
 
 N = 120
@@ -219,9 +219,32 @@ def test_a_target_that_is_missing_names_its_block(value: float) -> None:
         preprocessing.TargetEncoder().fit(_lazy(pd.DataFrame({"a": COLUMNS["str"]})), _lazy(y))
 
 
+@pytest.mark.parametrize("make", [_lazy, lambda values: values], ids=["lazy", "in memory"])
+def test_rows_and_targets_that_have_no_encoding(make: Any) -> None:
+    y = np.arange(40) % 2
+    frame = pd.DataFrame({"a": y + 1})
+    mixed = pd.Series(np.where(y == 1, "a", y.astype(object)))
+    encoder = preprocessing.TargetEncoder
+    for rows, target, kind, remedy in [
+        (frame, mixed, "auto", "labels of several types.*Convert all"),
+        (frame, mixed, "binary", "labels of several types.*Convert all"),
+        (frame, mixed, "continuous", 'y is not numeric.*target_type="auto"'),
+        (mixed.to_frame("a"), pd.Series(y), "auto", "uniformly strings or numbers.*Make each"),
+    ]:
+        with pytest.raises((InvalidDataError, InvalidTypeError), match=remedy):
+            encoder(target_type=kind).fit(make(rows), make(target))
+
+
+def test_sparse_rows_are_refused_without_a_word_on_targets() -> None:
+    X = da.from_array(np.eye(8), chunks=(4, 8)).map_blocks(sparse.csr_array)
+    with pytest.raises(InvalidTypeError, match=r"Sparse data was passed.*toarray\(\)") as caught:
+        preprocessing.TargetEncoder().fit(X, da.arange(8, chunks=4))
+    assert "target" not in str(caught.value)
+
+
 def test_a_target_of_another_type() -> None:
     X, words = _lazy(pd.DataFrame({"a": COLUMNS["str"]})), _lazy(_target("words"))
-    with pytest.raises(InvalidDataError, match=r"Block \d: could not convert string"):
+    with pytest.raises(InvalidDataError, match=r"Block \d: y is not numeric \(could not convert"):
         preprocessing.TargetEncoder(target_type="continuous").fit(X, words)
     with pytest.raises(InvalidParameterError, match=r"y has 3 values"):
         preprocessing.TargetEncoder(target_type="binary").fit(X, words)
