@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.data.conversion import load_pandas
+from daskml_dist.errors import InvalidDataError
 
 
 def find_hits(
@@ -24,10 +25,16 @@ def find_hits(
     are the columns of users, items and scores; the largest scores rank first.
     """
     user_col, item_col, score_col = names
+    scores = recommended[score_col].to_numpy(np.float64, na_value=np.nan)
+    if (missing := np.isnan(scores)).any():
+        raise InvalidDataError(
+            f"Column {score_col!r} of the recommended items has {missing.sum()} missing scores, so "
+            f"these items have no rank. Drop them: recommended.dropna(subset=[{score_col!r}])."
+        )
     # A pair that is held out twice counts as one item.
     held_out_pairs = held_out[[user_col, item_col]].drop_duplicates()
     sizes = held_out_pairs.groupby(user_col, sort=True).size()
-    order = np.argsort(-recommended[score_col].to_numpy(np.float64), kind="stable")
+    order = np.argsort(-scores, kind="stable")
     ranked = recommended[[user_col, item_col]].iloc[order]
     # Rank of each recommendation among its user's, from 0.
     rank = ranked.groupby(user_col, sort=False).cumcount().to_numpy()

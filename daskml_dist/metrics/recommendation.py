@@ -60,7 +60,8 @@ def precision_at_k(
     Raises
     ------
     InvalidParameterError, InvalidDataError
-        `k` is not a positive integer; a frame lacks a column; nothing is held out.
+        `k` is not a positive integer; a frame lacks a column; a score is missing; nothing is held
+        out.
 
     Examples
     --------

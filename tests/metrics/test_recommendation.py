@@ -85,5 +85,10 @@ def test_bad_input_names_the_remedy() -> None:
             InvalidDataError, match=r"'item' has the dtype int64 .* no id is in both"
         ):
             precision_at_k(HELD, given)
+    missing = RECOMMENDED.assign(score=RECOMMENDED["score"].where(RECOMMENDED["item"] > 2))
+    for metric in (ndcg_at_k, precision_at_k):
+        for given in (missing, lazy(missing), missing.convert_dtypes()):
+            with pytest.raises(InvalidDataError, match=r"'score' .*missing scores.*dropna\("):
+                metric(HELD, given)
     with pytest.raises(InvalidDataError, match="held_out is a ndarray"):
         precision_at_k(HELD.to_numpy(), RECOMMENDED)
