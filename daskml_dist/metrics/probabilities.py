@@ -338,7 +338,8 @@ def _reduce_distances(
     sums = columns.reduce(
         summarise, _merge_column_sums, collection, in_pieces=True, on_device=not is_indicated
     )
-    return sums, collection.n_features
+    # The width of delayed blocks is known from their sums only.
+    return sums, collection.n_features or sums.sums.shape[1]
 
 
 def _sum_indicated_distances(rows: ScoredRows) -> _ColumnSums:

@@ -34,7 +34,8 @@ class Run(ParameterObject):
         Lanes: logical workers, each with its share of the rows. None: one lane for each worker
         thread, on the worker that holds the rows. With a number, the coefficients do not depend on
         the number of workers. No lane is empty: with fewer rows than lanes, there is one lane for
-        each row.
+        each row. Without a cluster, several lanes have the same rows but shuffle them into other
+        batches: without `shuffle` both give the same coefficients up to rounding.
     n_servers : int, default=1
         Shards of the parameter server, spread over the workers. With 1, a fit of one lane under
         ``"sync"`` has none.

@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskml_dist.backends.devices import get_backend
+from daskml_dist.backends.namespace import namespace
+from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection, take_named_columns
 from daskml_dist.data.computing import use_client
 from daskml_dist.data.field_hashing import N_COLUMNS
@@ -201,7 +204,7 @@ class BaseEmbeddings(BaseSteps):
         # First steps of an adaptive optimizer change each entry by the rate. The prediction for a
         # row of m ids changes by m * rate, and by rank * rate**2 for each pair of them: use the
         # largest rate for which it changes by at most the targets' spread.
-        m = count_ids(job.rows)
+        m = _measure_ids(job)
         pairs = max(self.rank * m * (m - 1) / 2, 1e-6)
         rate = (math.sqrt(m * m + 4 * pairs * spread) - m) / (2 * pairs)
         max_rate = (
@@ -401,6 +404,34 @@ def list_hidden_sizes(hidden_layer_sizes: Any) -> tuple[Any, ...]:
 def count_ids(rows: DatasetInfo) -> float:
     """Return the mean number of ids of a row, including the intercept's."""
     return 1.0 + float(rows.summary.nonzeros_per_row or rows.summary.n_features)
+
+
+#: Blocks whose ids are counted where blocks are read anew in each pass.
+_COUNTED_BLOCKS = 8
+
+
+def _measure_ids(job: FitJob) -> float:
+    """Return the mean number of ids of a row, as `count_ids`, but without the zeros of dense rows.
+
+    A zero is no id of its row, whether it is stored or not: so dense and sparse rows of the same
+    numbers have the same rate.
+    """
+    summary = job.rows.summary
+    if summary.nonzeros_per_row is not None:
+        return count_ids(job.rows)
+    infos = [info for info in summary.infos if info.n_rows]
+    if job.engine.streaming is not None:
+        infos = infos[:: max(len(infos) // _COUNTED_BLOCKS, 1)][:_COUNTED_BLOCKS]
+    blocks = {info.index: None for info in infos}
+    n_nonzeros = sum(job.engine.map_chosen_blocks(_count_block_nonzeros, blocks))
+    n_rows = sum(info.n_rows for info in infos)
+    return 1.0 + (n_nonzeros / max(n_rows, 1) or float(summary.n_features))
+
+
+def _count_block_nonzeros(block: Block, argument: None) -> int:
+    """Return the number of entries of a block's rows that are not 0."""
+    rows = block.rows
+    return int(rows.nnz if sparse.issparse(rows) else namespace(rows).count_nonzero(rows))
 
 
 @dataclass(frozen=True, eq=False)

@@ -147,6 +147,19 @@ def test_ids_are_admitted_and_evicted() -> None:
     assert often.decision_function(nothing)[0] == pytest.approx(often.intercept_, rel=1e-6)
 
 
+@pytest.mark.parametrize("where", ["inline", "lazy"])
+def test_the_automatic_rate_leaves_out_the_zeros_of_dense_rows(where: str) -> None:
+    X, y = _numbers()
+    X = X * (np.random.default_rng(1).random(X.shape) < 0.4)
+    fits = []
+    for rows in (X, sparse.csr_array(X)):
+        rows, labels = (rows, y) if where == "inline" else _lazy(rows, y)
+        model = FactorizationMachineClassifier(random_state=0, run=Run(n_lanes=1))
+        fits.append(model.fit(rows, labels))
+    np.testing.assert_array_equal(fits[0].weights_, fits[1].weights_)
+    np.testing.assert_array_equal(fits[0].vectors_, fits[1].vectors_)
+
+
 def test_a_fit_continues() -> None:
     X, y = _rows()
     params: dict[str, Any] = {"random_state": 0, "batch_size": None, "dtype": "float64"}
