@@ -50,6 +50,11 @@ def is_dask_frame(value: Any) -> bool:
 
 def join_delayed(values: Any, ndim: int, n_columns: float = np.nan) -> Any:
     """Return a list of `dask.delayed.Delayed` blocks as one Dask Array of unknown chunk sizes."""
+    if isinstance(values, da.Array) and is_from_delayed(values) and values.ndim == ndim == 2:
+        # Joined before by a caller that did not know the number of columns.
+        if np.isnan(values.shape[1]) and not np.isnan(n_columns):
+            sizes = (values.chunks[0], (n_columns,))
+            return da.Array(values.dask, values.name, sizes, meta=values._meta)
     # A single delayed object is one block.
     blocks = [values] if isinstance(values, Delayed) else values
     if not (isinstance(blocks, list | tuple) and any(isinstance(b, Delayed) for b in blocks)):

@@ -38,7 +38,7 @@ from daskml_dist.data.collection import (
     join_lazy_blocks,
 )
 from daskml_dist.data.conversion import check_no_missing, join_blocks, take_rows
-from daskml_dist.data.lazy import is_dask, is_dask_frame
+from daskml_dist.data.lazy import is_dask, is_dask_frame, is_from_delayed, join_delayed
 from daskml_dist.data.reduce import (
     PassGenerator,
     ReductionPass,
@@ -537,11 +537,14 @@ def _join_lazily(value: Any, lazy_blocks: list[Any], sizes: Ints | None) -> Any:
     if is_dask(value) and not isinstance(value, da.Array):
         return lazy_blocks  # a list of delayed blocks stays one: its shape is unknown
     array = value if hasattr(value, "shape") else np.asarray(value)
-    meta = array._meta if isinstance(array, da.Array) else array[:0]
-    shape = (np.nan, *array.shape[1:])
-    joined = da.concatenate(
-        [da.from_delayed(part, shape, dtype=array.dtype, meta=meta) for part in lazy_blocks]
-    )
+    if isinstance(array, da.Array) and is_from_delayed(array):
+        joined = join_delayed(lazy_blocks, array.ndim)  # of unknown dtype and width, too
+    else:
+        meta = array._meta if isinstance(array, da.Array) else array[:0]
+        shape = (np.nan, *array.shape[1:])
+        joined = da.concatenate(
+            [da.from_delayed(part, shape, dtype=array.dtype, meta=meta) for part in lazy_blocks]
+        )
     if sizes is not None:
         # Set in the way of `compute_chunk_sizes`: `concatenate` drops blocks that it knows to be
         # empty, and the blocks of X and y would no longer be aligned.

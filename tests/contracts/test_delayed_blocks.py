@@ -26,10 +26,7 @@ OF_NUMBERS = [
 ]
 #: Estimators of other packages' models, which need the number of columns immediately.
 REFUSING = {
-    "BaggingClassifier", "BaggingRegressor", "Blockwise", "BlockwiseVotingClassifier",
-    "BlockwiseVotingRegressor", "CalibratedClassifierCV", "ConformalClassifier",
-    "ConformalRegressor", "ConformalizedQuantileRegressor", "Incremental", "ParallelPostFit",
-    "StackingClassifier", "StackingRegressor", "VotingClassifier", "VotingRegressor",
+    "BaggingClassifier", "BaggingRegressor", "Blockwise", "StackingClassifier", "StackingRegressor"
 }  # fmt: skip
 
 
@@ -54,6 +51,10 @@ def _dense(values: Any) -> np.ndarray:
 def test_fits_of_delayed_blocks(name: str, client: Client) -> None:
     whole = [v if v is None else da.from_array(v, chunks=(20, *v.shape[1:])) for v in rows_of(name)]
     parts = [v if v is None else list(v.to_delayed().ravel()) for v in whole]
+    if name == "ConformalizedQuantileRegressor":
+        # Rows of unknown sizes are held out in another way, and so are those of delayed blocks.
+        mask = da.ones(len(whole[0]), chunks=20, dtype=bool)
+        whole = [values[mask] for values in whole]
     expected, found = _results(name, *whole), attempt(_results, name, *parts)
     if name in REFUSING:
         assert isinstance(found, Refusal)

@@ -22,6 +22,7 @@ from sklearn.preprocessing import StandardScaler as TheirScaler
 from sklearn.tree import DecisionTreeClassifier
 
 from daskml_dist import linear_model, model_selection
+from daskml_dist.ensemble import RandomForestRegressor
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LassoCV, LogisticRegression, RidgeCV, SGDClassifier
 from daskml_dist.preprocessing import StandardScaler
@@ -268,3 +269,13 @@ def test_masks_select_rows_of_a_frame() -> None:
         _, test = model_selection.train_test_split(rows, stratify="y", random_state=0)
         shares = np.bincount(np.asarray(test["y"])) / np.bincount(Y)
         np.testing.assert_allclose(shares, 0.25, atol=0.02)
+
+
+def test_folds_of_delayed_blocks() -> None:
+    grid = {"max_depth": [1, 2]}
+    search = model_selection.GridSearchCV(RandomForestRegressor(4, random_state=0), grid, cv=3)
+    arrays = _lazy(X), _lazy(X[:, 0])
+    blocks = [list(values.to_delayed().ravel()) for values in arrays]
+    expected = search.fit(*arrays).cv_results_["mean_test_score"]
+    np.testing.assert_allclose(search.fit(*blocks).cv_results_["mean_test_score"], expected)
+    assert search.score(*blocks) == pytest.approx(search.score(*arrays))
