@@ -109,7 +109,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
             # A fit to a sample sets the names and the number of columns, which other methods need.
             self._call_with_sample(X, self.transformer_.fit)
         else:
-            self.transformer_.fit(X)
+            self.transformer_.fit(convert_missing_to_nan(X, numbers=False))
         return self
 
     def transform(self, X: Any) -> Any:
@@ -132,7 +132,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
         X = convert_foreign(X)
         check_unique_names(X)
         if not is_dask(X):
-            return self.transformer_.transform(X)
+            return self.transformer_.transform(convert_missing_to_nan(X, numbers=False))
         # A copy, so that a later fit does not change lazy results.
         function = partial(_transform_block, copy.deepcopy(self.transformer_))
         return map_blocks(function, X, meta=self._call_with_sample(X, function))
@@ -193,7 +193,7 @@ class Blockwise(EstimatorMixin, BaseEstimator):
 
 def _transform_block(transformer: Any, X: Any) -> Any:
     """Return the transformed rows of a block."""
-    X = canonicalize_sparse(convert_missing_to_nan(X))
+    X = canonicalize_sparse(convert_missing_to_nan(X, numbers=False))
     return transformer.transform(X.copy() if writes_into_rows(transformer) else X)
 
 

@@ -636,11 +636,12 @@ def check_not_complex(dtype: Any, name: str, index: int | None = None) -> None:
         )
 
 
-def convert_missing_to_nan(X: Any) -> Any:
+def convert_missing_to_nan(X: Any, *, numbers: bool = True) -> Any:
     """Return rows whose missing values are NaN, as scikit-learn wants them.
 
     Dask makes Arrow-backed columns of strings, whose missing values are pandas.NA, also in the
-    arrays of objects that are made of them.
+    arrays of objects that are made of them. Without `numbers`, a frame's nullable and Arrow columns
+    of numbers stay as they are: scikit-learn reads them itself.
     """
     if isinstance(X, np.ndarray) and X.dtype.kind == "O":
         if not any(kind.__name__ == "NAType" for kind in set(map(type, X.ravel().tolist()))):
@@ -659,6 +660,8 @@ def convert_missing_to_nan(X: Any) -> Any:
     for name, dtype in zip(X.columns, X.dtypes, strict=True):
         # Only nullable and Arrow dtypes hold pandas.NA; NumPy's have NaN already.
         if isinstance(dtype, np.dtype) or not _is_pandas_na(getattr(dtype, "na_value", None)):
+            continue
+        if dtype.kind in "biuf" and not numbers:
             continue
         column = X[name]
         # Without missing values whole numbers can stay whole; with them only float64 has a NaN.

@@ -360,6 +360,18 @@ def test_a_sample_provides_meta_that_dask_cannot_infer() -> None:
     np.testing.assert_array_equal(_dense(found), _dense(encoder.transform(FRAME[["job"]])))
 
 
+@pytest.mark.parametrize("dtype", ["Float64", "Int64", "double[pyarrow]", "string"])
+def test_blocks_of_nullable_and_arrow_columns_are_those_of_rows_in_memory(dtype: str) -> None:
+    frame = pd.DataFrame({"a": pd.array([1, None, 3, 4], dtype="Int64")}).astype(dtype)
+    lifted = Blockwise(FunctionTransformer())
+    found = lifted.fit_transform(dd.from_pandas(frame, npartitions=2))
+    expected = lifted.fit_transform(frame)
+    pd.testing.assert_frame_equal(found.compute(), expected)
+    if dtype != "string":
+        pd.testing.assert_frame_equal(expected, frame)
+        assert found.dtypes.tolist() == frame.dtypes.tolist()
+
+
 def test_a_block_that_cannot_be_read_is_named() -> None:
     X = np.ones((N, 2))
     X[100, 0] = np.nan
