@@ -387,7 +387,10 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         fresh = type(self)(**self.get_params(deep=False))
-        return self._fit_batches(X, fresh)
+        self._fit_batches(X, fresh)
+        # As in scikit-learn, only `fit` sets it.
+        self.batch_size_ = _choose_batch_size(self, self.n_features_in_)
+        return self
 
     def _fit_batches(self, X: Any, initial_model: IncrementalPCA) -> Self:
         """Fit to all batches of a collection, starting from the state of `initial_model`."""
@@ -437,10 +440,9 @@ class _PartialComponents:
         if self.remaining_rows is not None:
             rows = np.vstack([self.remaining_rows, rows])
         model = copy.copy(self.model)
-        model.batch_size_ = model.batch_size or 5 * rows.shape[1]
         # A batch needs `n_components` rows. As in `gen_batches`, a batch is cut only if the
         # remaining rows suffice for another one; otherwise both are one batch.
-        size, min_rest = model.batch_size_, model.n_components or 0
+        size, min_rest = _choose_batch_size(model, rows.shape[1]), model.n_components or 0
         start = 0
         while start + size + min_rest <= len(rows):
             # A copy, because scikit-learn subtracts the mean from the batch in place.
@@ -454,13 +456,18 @@ class _PartialComponents:
             return self
         model = copy.copy(self.model)
         try:
-            for batch in gen_batches(
-                len(self.remaining_rows), model.batch_size_, min_batch_size=model.n_components or 0
-            ):
+            n_rows, n_features = self.remaining_rows.shape
+            size = _choose_batch_size(model, n_features)
+            for batch in gen_batches(n_rows, size, min_batch_size=model.n_components or 0):
                 model.partial_fit(self.remaining_rows[batch].copy(), check_input=False)
         except ValueError as error:
             raise as_ours(error) from error
         return replace(self, model=model, remaining_rows=None)
+
+
+def _choose_batch_size(model: IncrementalPCA, n_features: int) -> int:
+    """Return the number of rows of a batch."""
+    return model.batch_size or 5 * n_features
 
 
 def _fit_block(

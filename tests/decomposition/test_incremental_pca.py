@@ -68,6 +68,8 @@ def test_partial_fit_continues() -> None:
     ours.partial_fit(X[400:])
     np.testing.assert_allclose(ours.components_, peer.components_, rtol=1e-10)
     assert ours.n_samples_seen_ == 503
+    assert not hasattr(ours, "batch_size_")
+    assert not hasattr(peer, "batch_size_")
 
 
 @pytest.mark.parametrize("form", [np.asarray, lambda rows: da.from_array(rows, chunks=(5, -1))])
