@@ -225,7 +225,10 @@ class BaggedRows:
         `sample` has some rows, with the container and dtype of the result.
         """
         X = self.rows.inputs[0]
-        dtype = getattr(self.rows.inputs[1], "dtype", np.dtype(np.float64))
+        target = self.rows.inputs[1]
+        dtype = getattr(target, "dtype", np.dtype(np.float64))
+        if not isinstance(dtype, np.dtype):  # a nullable or Arrow column of numbers
+            dtype = as_column(getattr(target, "_meta", target)[:0], name="y").dtype
         y = self._map_parts(1, partial(as_column, name="y"), np.empty(0, dtype))
         counts = self.draw_counts(member)
         features = None if self.all_features else self.features[member]

@@ -234,3 +234,13 @@ def test_invalid_sampling_settings_are_refused() -> None:
         for inputs in ((rows, target), (X, LABELS)):
             with pytest.raises(InvalidParameterError, match=text):
                 BaggingClassifier(estimator).fit(*inputs)
+
+
+@pytest.mark.parametrize("dtype", ["Float64", "Int64", "double[pyarrow]"])
+def test_lazy_targets_may_be_nullable_or_arrow_columns(dtype: str) -> None:
+    numbers = np.round(NUMBERS)
+    rows, target = dd.from_pandas(pd.DataFrame(X), npartitions=2), pd.Series(numbers)
+    model = BaggingRegressor(n_estimators=2, random_state=0)
+    expected = model.fit(rows, dd.from_pandas(target, npartitions=2)).predict(X)
+    found = model.fit(rows, dd.from_pandas(target.astype(dtype), npartitions=2)).predict(X)
+    np.testing.assert_allclose(found, expected)
