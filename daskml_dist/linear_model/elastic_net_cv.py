@@ -334,6 +334,7 @@ class ElasticNetCV(LinearRegressor):
 
     #: Whether `l1_ratio` is a parameter, not fixed by the class.
     _has_ratio: ClassVar[bool] = True
+    _flat_coef = True
     l1_ratio: Any
 
     _run_used = BaseRounds._run_used

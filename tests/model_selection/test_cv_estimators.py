@@ -406,3 +406,15 @@ def test_columns_far_from_zero_keep_their_precision() -> None:
     more = np.vstack([rows * root[:, None], np.sqrt(ridge.alpha_) * np.eye(4)])
     exact = np.linalg.lstsq(more, np.append(y * root, np.zeros(4)), rcond=None)[0]
     np.testing.assert_allclose(ridge.coef_, exact, rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:A column-vector y")
+@pytest.mark.parametrize("name", ["ElasticNetCV", "LassoCV", "RidgeCV"])
+def test_a_lazy_target_of_one_column_gives_the_shapes_of_scikit_learn(name: str) -> None:
+    column = NUMBERS[:, None]
+    expected = getattr(truths, name)().fit(X, column)
+    rows, target = da.from_array(X, chunks=(130, 5)), da.from_array(column, chunks=(130, 1))
+    found = getattr(linear_model, name)().fit(rows, target)
+    assert found.coef_.shape == expected.coef_.shape
+    assert np.shape(found.intercept_) == np.shape(expected.intercept_)
+    assert found.predict(X).shape == expected.predict(X).shape

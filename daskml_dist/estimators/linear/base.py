@@ -38,7 +38,7 @@ class BaseLinear(BaseOnRows):
     """Base class of linear models: fitted attributes and raw predictions."""
 
     _needs_target = True
-    #: Whether a classifier's `coef_` with a single row has one dimension.
+    #: Whether a `coef_` with a single row has one dimension.
     _flat_coef: ClassVar[bool] = False
 
     coef_: Any
