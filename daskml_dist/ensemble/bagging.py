@@ -62,6 +62,7 @@ from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.meta_estimators.members import (
     encode_labels,
     find_labels,
+    find_numpy_dtype,
     fit_members,
     prepare_in_memory,
     prepare_lazy_inputs,
@@ -225,10 +226,7 @@ class BaggedRows:
         `sample` has some rows, with the container and dtype of the result.
         """
         X = self.rows.inputs[0]
-        target = self.rows.inputs[1]
-        dtype = getattr(target, "dtype", np.dtype(np.float64))
-        if not isinstance(dtype, np.dtype):  # a nullable or Arrow column of numbers
-            dtype = as_column(getattr(target, "_meta", target)[:0], name="y").dtype
+        dtype = find_numpy_dtype(self.rows.inputs[1])
         y = self._map_parts(1, partial(as_column, name="y"), np.empty(0, dtype))
         counts = self.draw_counts(member)
         features = None if self.all_features else self.features[member]

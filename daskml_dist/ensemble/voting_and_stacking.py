@@ -36,6 +36,7 @@ from daskml_dist.meta_estimators.members import (
     check_weighable,
     count_labels,
     encode_labels,
+    find_numpy_dtype,
     fit_folds,
     fit_members,
     has_few_entries,
@@ -429,7 +430,7 @@ def _align_targets(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[st
     rows = as_collection(X, y, weight, numeric=False, multi_output=True, any_shape=True)
     column = delayed(partial(as_column, name="y", multi_output=True), pure=False)
     width = y.shape[1:] if has_several_columns(y) else ()
-    targets = np.empty((0, *width), getattr(y, "dtype", np.float64))
+    targets = np.empty((0, *width), find_numpy_dtype(y))
     y = join_lazy_blocks([column(part[1]) for part in rows.parts], rows, targets)
     if weight is None or np.ndim(weight) == 0:
         return y, params

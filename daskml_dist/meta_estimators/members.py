@@ -113,6 +113,14 @@ def plain_labels(y: Any) -> Any:
     return convert_extension_column(y)
 
 
+def find_numpy_dtype(y: Any) -> np.dtype[Any]:
+    """Return the dtype that a target's column has as an array; float64 for several columns."""
+    dtype: np.dtype[Any] = getattr(y, "dtype", np.dtype(np.float64))
+    if not isinstance(dtype, np.dtype):  # of a nullable or Arrow column
+        dtype = column_of(getattr(y, "_meta", y)[:0], name="y").dtype
+    return dtype
+
+
 def prepare_lazy_inputs(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """Return X, y and the arguments of a lazy fit; named columns are removed from X."""
     X, y, weight = take_named_columns(X, y, params.get("sample_weight"))

@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression as TheirLogisticRegression
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.neighbors import KNeighborsClassifier
 
-from daskml_dist.ensemble import BaggingClassifier, BaggingRegressor, bagging
+from daskml_dist.ensemble import BaggingClassifier, BaggingRegressor, StackingRegressor, bagging
 from daskml_dist.ensemble.bagging import RowDraws
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import Lasso, LogisticRegression, Ridge
@@ -240,7 +240,11 @@ def test_invalid_sampling_settings_are_refused() -> None:
 def test_lazy_targets_may_be_nullable_or_arrow_columns(dtype: str) -> None:
     numbers = np.round(NUMBERS)
     rows, target = dd.from_pandas(pd.DataFrame(X), npartitions=2), pd.Series(numbers)
-    model = BaggingRegressor(n_estimators=2, random_state=0)
-    expected = model.fit(rows, dd.from_pandas(target, npartitions=2)).predict(X)
-    found = model.fit(rows, dd.from_pandas(target.astype(dtype), npartitions=2)).predict(X)
-    np.testing.assert_allclose(found, expected)
+    typed = target.astype(dtype)
+    for model in (
+        BaggingRegressor(n_estimators=2, random_state=0),
+        StackingRegressor([("ridge", Ridge())], cv=2),
+    ):
+        expected = model.fit(rows, dd.from_pandas(target, npartitions=2)).predict(X)
+        found = model.fit(rows, dd.from_pandas(typed, npartitions=2)).predict(X)
+        np.testing.assert_allclose(found, expected)
