@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.column_statistics import WeightedMoments
+from daskml_dist.data.total_deviance import TotalDeviance
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.linear.base import LinearRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
@@ -107,9 +107,10 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         Rows, targets and weights are as in :meth:`fit`. 1 is best; NaN if y is constant.
         """
         statistic = partial(_sum_deviances, self._loss_of_fit or self._deviance())
-        sums: _DevianceSums = self._sum_over_blocks(statistic, X, y, sample_weight)
-        check_some_weight(sums.weight)
-        return 1 - sums.deviance / sums.null if sums.null > 0 else float("nan")
+        sums: _BlockDeviances = self._sum_over_blocks(statistic, X, y, sample_weight)
+        check_some_weight(sums.total.targets.weight)
+        total = sums.total.deviance
+        return 1 - sums.residual / total if total > 0 else float("nan")
 
     @abstractmethod
     def _deviance(self) -> Any:
@@ -156,50 +157,32 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
 
 
 @dataclass(frozen=True)
-class _DevianceSums:
-    """Weighted sums over some rows from which D^2 is computed; sums of parts add up.
+class _BlockDeviances:
+    """Deviances of some rows, from which D^2 is computed; those of parts add up.
 
-    A deviance is a Bregman divergence, so the null deviance of all rows decomposes as variance
-    does: into that of each part about the part's mean, and that of the parts' means about the mean
-    of all. Added so, no digits of a large mean cancel.
+    Parameters
+    ----------
+    total : TotalDeviance
+        Of the targets from their own mean.
+    residual : float
+        Weighted sum of the deviances from the predictions.
     """
 
-    loss: Tweedie
-    weight: float
-    mean: float
-    null: float  # half the deviance of the mean
-    deviance: float  # half the deviance of the prediction
+    total: TotalDeviance
+    residual: float
 
-    def __add__(self, other: _DevianceSums) -> _DevianceSums:
-        weight = self.weight + other.weight
-        if not weight > 0:
-            return self
-        # The joint mean first: the parts' null deviances are changed to refer to it.
-        mean = self.mean + other.weight / weight * (other.mean - self.mean)
-        null = self.null + other.null + self._null_between(mean) + other._null_between(mean)
-        return _DevianceSums(self.loss, weight, mean, null, self.deviance + other.deviance)
-
-    def _null_between(self, mean: float) -> float:
-        """Return the increase of the null deviance if it refers to another mean."""
-        if not self.weight > 0 or self.mean == mean:
-            return 0.0
-        return self.weight * float(self.loss.half_deviance(np.array(self.mean), np.array(mean)))
+    def __add__(self, other: _BlockDeviances) -> _BlockDeviances:
+        return _BlockDeviances(self.total + other.total, self.residual + other.residual)
 
 
 def _sum_deviances(
     loss: Tweedie, y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
-) -> _DevianceSums:
-    """Return the sums of a block, given its targets, raw predictions and weights."""
+) -> _BlockDeviances:
+    """Return the deviances of a block, given its targets, raw predictions and weights."""
     loss.check_target(y)
-    # In float32 the sums over all rows would lose digits.
-    y = y.astype(np.float64)
-    total = float(weight.sum())
-    mean = float(WeightedMoments.from_values(y, weight).mean[0])
-    predicted = loss.inverse_link(raw.astype(np.float64))
-    # If all targets are 0, their deviance from their mean is 0, though its logarithm is infinite.
-    all_zero = mean == 0 and loss.power >= 1
-    null = 0.0 if all_zero else float(weight @ loss.half_deviance(y, np.array(mean)))
-    return _DevianceSums(loss, total, mean, null, float(weight @ loss.half_deviance(y, predicted)))
+    residuals = 2 * loss.half_deviance(y, loss.inverse_link(raw.astype(np.float64)))
+    total = TotalDeviance.from_values(y, weight, loss.power)
+    return _BlockDeviances(total, float(weight @ residuals))
 
 
 class PoissonRegressor(GeneralizedLinearRegressor):

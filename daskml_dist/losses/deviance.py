@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import xlogy
 
 from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -29,11 +28,64 @@ from daskml_dist.losses.base import (
 __all__ = ["Gamma", "Poisson", "Tweedie"]
 
 
+#: Relative error up to which a deviance is summed as a series: beyond it the definition has 11
+#: digits, but for powers that are almost 1 or 2.
+_NEAR_MEAN = 0.01
+
+#: Terms of the series after the first: the next is below the precision of float64 for powers from 0
+#: to 3, and leaves 13 digits for those from -10 to 10.
+_N_SERIES_TERMS = 9
+
+
+def compute_tweedie_deviances(y: Any, mean: Any, errors: Any, power: float) -> Any:
+    """Return the deviance of each y from a mean; `errors` are ``y - mean``, in all their digits."""
+    if power == 0:  # normal distribution
+        return errors**2
+    xp = namespace(y)
+    if power < 0:  # see `_compute_potential`; a mean of rows may be negative, a prediction not
+        mean = xp.maximum(mean, 0.0)
+    # Near the mean the terms of the definition cancel to a square of the small relative error, of
+    # which no digit may be left. There the binomial series of y**a about the mean is summed, with
+    # a = 2 - power; it has no pole at the powers 1 and 2, where y**a becomes a logarithm.
+    is_near = abs(errors) < _NEAR_MEAN * mean
+    ratios = xp.where(is_near, errors, 0.0) / xp.where(is_near, mean, 1.0)
+    exponent, series = 2.0 - power, 0.0
+    for k in range(_N_SERIES_TERMS + 1, 2, -1):
+        series = (1.0 + series) * ratios * ((exponent - k + 1) / k)
+    near = xp.where(is_near, mean, 1.0) ** exponent * ratios**2 * (1.0 + series)
+    # Rows that are near are replaced by 1, so that nothing overflows or is divided by 0.
+    y, mean = xp.where(is_near, 1.0, y), xp.where(is_near, 1.0, mean)
+    if power == 1:
+        far = 2 * (_multiply_by_log(y, y / mean) - y + mean)
+    elif power == 2:
+        far = 2 * (xp.log(mean / y) + y / mean - 1)
+    else:
+        slopes = y * mean ** (1 - power) / (1 - power)
+        far = 2 * (_compute_potential(y, power) - slopes + mean ** (2 - power) / (2 - power))
+    return xp.where(is_near, near, far)
+
+
+def _multiply_by_log(y: Any, values: Any) -> Any:
+    """Return ``y * log(values)``, and 0 where y is 0."""
+    xp = namespace(y)
+    return xp.where(y > 0, y * xp.log(xp.where(y > 0, values, 1.0)), 0.0)
+
+
+def _compute_potential(y: Any, power: float) -> Any:
+    """Return the convex function whose Bregman divergence is half the Tweedie deviance.
+
+    For the powers 0, 1 and 2 it is a square, ``y log y`` and ``-log y`` instead.
+    """
+    # Negative powers allow y <= 0, where the deviance takes max(y, 0) in its place.
+    positive = namespace(y).maximum(y, 0.0) if power < 0 else y
+    return positive ** (2 - power) / ((1 - power) * (2 - power))
+
+
 class _TweedieDeviance(Loss):
     """Half the deviance of a distribution of the Tweedie family, up to a constant in `raw`.
 
     For a mean m and a target y the deviance is ``2 (c(y) - c(m) - c'(m) (y - m))``, the Bregman
-    divergence of a convex function c that depends on the distribution (:meth:`convex`).
+    divergence of a convex function c that depends on the distribution.
     """
 
     kind = "regression"
@@ -67,32 +119,10 @@ class _TweedieDeviance(Loss):
             hessian if raw.ndim == 1 else diagonal_matrices(hessian),
         )
 
-    def convex(self, y: Array) -> Array:
-        """Return c(y) in float64; half the null deviance is mean of c(y) minus c of the mean."""
-        y = np.asarray(y, dtype=np.float64)
-        if self.power == 1:
-            return np.asarray(xlogy(y, y) - y)
-        if self.power == 2:
-            return np.asarray(-np.log(y))
-        if self.power == 0:
-            return np.asarray(y**2 / 2)
-        one_minus_p, two_minus_p = 1 - self.power, 2 - self.power
-        return np.asarray(np.maximum(y, 0) ** two_minus_p / (one_minus_p * two_minus_p))
-
     def half_deviance(self, y: Array, mean: Array) -> Array:
         """Return half the deviance of each target from its mean, in float64; 0 if equal."""
         y, mean = y.astype(np.float64), mean.astype(np.float64)
-        if self.power == 1:
-            return np.asarray(xlogy(y, y / mean) - y + mean)
-        if self.power == 2:
-            return np.asarray(y / mean - np.log(y / mean) - 1)
-        if self.power == 0:
-            return np.asarray((y - mean) ** 2 / 2)
-        one_minus_p, two_minus_p = 1 - self.power, 2 - self.power
-        mean = np.maximum(mean, 0)
-        return np.asarray(
-            self.convex(y) - y * mean**one_minus_p / one_minus_p + mean**two_minus_p / two_minus_p
-        )
+        return np.asarray(compute_tweedie_deviances(y, mean, y - mean, self.power) / 2)
 
     def check_target(self, y: Array) -> None:
         """Raise InvalidDataError for a target outside the distribution's domain."""

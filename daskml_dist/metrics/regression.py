@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
 from typing import Any, NamedTuple, TypeVar
@@ -36,9 +35,11 @@ from daskml_dist.data.column_statistics import (
 )
 from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.reduce import add_arrays
+from daskml_dist.data.total_deviance import TotalDeviance
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.stack_level import user_stack_level
+from daskml_dist.losses.deviance import compute_tweedie_deviances
 from daskml_dist.metrics._columns import (
     ScoredColumns,
     ScoredRows,
@@ -555,15 +556,6 @@ def _make_deviance(power: float) -> Callable[..., Any]:
     return partial(_measure_deviances, power=power)
 
 
-#: Relative error up to which a deviance is summed as a series: beyond it the definition has 11
-#: digits, but for powers that are almost 1 or 2.
-_NEAR_MEAN = 0.01
-
-#: Terms of the series after the first: the next is below the precision of float64 for powers from 0
-#: to 3, and leaves 13 digits for those from -10 to 10.
-_N_SERIES_TERMS = 9
-
-
 def _measure_deviances(y_true: Any, y_pred: Any, power: float) -> Any:
     """Return the Tweedie deviance of each row, as scikit-learn defines it."""
     xp = namespace(y_true)
@@ -575,84 +567,7 @@ def _measure_deviances(y_true: Any, y_pred: Any, power: float) -> Any:
         # Raises scikit-learn's error.
         deviance = partial(theirs.mean_tweedie_deviance, power=power)
         call_sklearn_metric(deviance, *map(copy_to_host, (y, mean)))
-    return _compute_deviances(y, mean, y - mean, power)
-
-
-def _compute_deviances(y: Any, mean: Any, errors: Any, power: float) -> Any:
-    """Return the deviance of each y from a mean; `errors` are ``y - mean``, in all their digits."""
-    xp = namespace(y)
-    if power < 0:  # see `_compute_potential`; a mean of rows may be negative, a prediction not
-        mean = xp.maximum(mean, 0.0)
-    # Near the mean the terms of the definition cancel to a square of the small relative error, of
-    # which no digit may be left. There the binomial series of y**a about the mean is summed, with
-    # a = 2 - power; it has no pole at the powers 1 and 2, where y**a becomes a logarithm.
-    is_near = abs(errors) < _NEAR_MEAN * mean
-    ratios = xp.where(is_near, errors, 0.0) / xp.where(is_near, mean, 1.0)
-    exponent, series = 2.0 - power, 0.0
-    for k in range(_N_SERIES_TERMS + 1, 2, -1):
-        series = (1.0 + series) * ratios * ((exponent - k + 1) / k)
-    near = xp.where(is_near, mean, 1.0) ** exponent * ratios**2 * (1.0 + series)
-    # Rows that are near are replaced by 1, so that nothing overflows or is divided by 0.
-    y, mean = xp.where(is_near, 1.0, y), xp.where(is_near, 1.0, mean)
-    if power == 1:
-        far = 2 * (_multiply_by_log(y, y / mean) - y + mean)
-    elif power == 2:
-        far = 2 * (xp.log(mean / y) + y / mean - 1)
-    else:
-        slopes = y * mean ** (1 - power) / (1 - power)
-        far = 2 * (_compute_potential(y, power) - slopes + mean ** (2 - power) / (2 - power))
-    return xp.where(is_near, near, far)
-
-
-def _multiply_by_log(y: Any, values: Any) -> Any:
-    """Return ``y * log(values)``, and 0 where y is 0."""
-    xp = namespace(y)
-    return xp.where(y > 0, y * xp.log(xp.where(y > 0, values, 1.0)), 0.0)
-
-
-@dataclass(frozen=True, eq=False)
-class _TotalDeviance:
-    """Deviance of the targets from their own mean; that of disjoint rows is added.
-
-    Parameters
-    ----------
-    power : float
-    targets : WeightedMoments
-    deviance : float
-        Weighted sum.
-    """
-
-    power: float
-    targets: WeightedMoments
-    deviance: float
-
-    @classmethod
-    def from_values(cls, values: Any, weights: Any, power: float) -> _TotalDeviance:
-        """Return the deviance of some targets, which may lie on a GPU."""
-        y = cast(values, np.dtype(np.float64))
-        targets = WeightedMoments.from_values(y, weights)
-        if power == 0:  # normal distribution
-            return cls(power, targets, float(targets.squares[0]))
-        origin, offset = float(targets.origin[0]), float(targets.offset[0])
-        # A mean of 0 has no deviance: then all targets with a weight are 0 (or none has one).
-        if power > 0 and origin + offset <= 0:
-            return cls(power, targets, 0.0)
-        mean = 0 * y + (origin + offset)
-        deviances = _compute_deviances(y, mean, (y - origin) - offset, power)
-        return cls(power, targets, float(copy_to_host(weights @ deviances)))
-
-    def __add__(self, other: _TotalDeviance) -> _TotalDeviance:
-        targets = self.targets + other.targets
-        deviance = self.deviance + other.deviance
-        # A deviance is twice a Bregman divergence (Banerjee et al., JMLR 2005): that of rows from
-        # any point is that from their own mean, plus that of their mean from the point. For a power
-        # of 0 this is the pairwise update of Chan, Golub and LeVeque.
-        for part in (self.targets, other.targets):
-            if part.weight > 0 and (self.power <= 0 or targets.mean[0] > 0):
-                gap = (part.origin - targets.origin) + (part.offset - targets.offset)
-                between = _compute_deviances(part.mean, targets.mean, gap, self.power)
-                deviance += part.weight * float(between[0])
-        return _TotalDeviance(self.power, targets, deviance)
+    return compute_tweedie_deviances(y, mean, y - mean, power)
 
 
 class _DevianceSums(NamedTuple):
@@ -660,7 +575,7 @@ class _DevianceSums(NamedTuple):
 
     n_rows: int
     sums: Floats  # of weights, and of the weighted deviances of y_true from y_pred
-    total: _TotalDeviance
+    total: TotalDeviance
 
 
 #: Summaries whose fields are added.
@@ -685,18 +600,8 @@ def _sum_block_deviance(
 ) -> _DevianceSums:
     weights = rows.weights
     check_weights_nonnegative(weights)
-    total = _TotalDeviance.from_values(rows.y_true, weights, power)
+    total = TotalDeviance.from_values(rows.y_true, weights, power)
     return _DevianceSums(len(weights), sum_weighted_values(deviance, rows), total)
-
-
-def _compute_potential(y: Any, power: float) -> Any:
-    """Return the convex function whose Bregman divergence is half the Tweedie deviance.
-
-    Of other powers than 0, 1 and 2, where it is a square, y log y and -log y.
-    """
-    # Negative powers allow y <= 0, where the deviance takes max(y, 0) in its place.
-    positive = namespace(y).maximum(y, 0.0) if power < 0 else y
-    return positive ** (2 - power) / ((1 - power) * (2 - power))
 
 
 mean_tweedie_deviance = _make_deviance_metric(
