@@ -318,7 +318,7 @@ def test_the_last_rank_wakes_each_waiting_rank_once(
         sums = []
         for group in early:
             sums.append(pool.submit(group.allreduce, np.ones(5)))
-            until(lambda group=group: group._words[ASLEEP_WORD])
+            until(lambda group=group: group._own_words[ASLEEP_WORD])
         assert not woken
         sums.append(pool.submit(last.allreduce, np.ones(5)))
         for total in sums:

@@ -90,7 +90,7 @@ def test_chosen_rows_of_a_block_are_those_rows() -> None:
     block = model.prepare(X, np.float64)
     other = BatchRows(BACKEND.rows(block, BACKEND.row_numbers(chosen)), y[chosen])
     np.testing.assert_array_equal(model.touched([other], BACKEND), index)
-    for name in ("indptr", "place", "data", "field"):
+    for name in ("indptr", "positions", "data", "field"):
         np.testing.assert_array_equal(getattr(other.X, name), getattr(piece.X, name))
 
 

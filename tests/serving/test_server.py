@@ -264,7 +264,7 @@ def test_messages_of_processes_are_read_with_many_open_descriptors() -> None:
         while os.dup(0) <= 1024:
             pass
         Supervisor(
-            lambda slot: (slot.ready(), signal.pause()), 1,
+            lambda slot: (slot.report_ready(), signal.pause()), 1,
             on_ready=lambda: os.kill(os.getpid(), signal.SIGTERM),
         ).run()
         print("ended")
