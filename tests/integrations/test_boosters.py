@@ -127,7 +127,7 @@ def test_labels_of_any_type(
         (BINARY + 0.5, "Use a regressor"),
         (np.where(BINARY, np.nan, 1.0), "NaN or infinity"),
         (BINARY * 0, "only one class"),
-        (np.array(["a", 1] * 1_000, dtype=object), "Convert y to one type"),
+        (np.array(["a", 1] * 1_000, dtype=object), "Convert all to strings"),
     ],
 )
 def test_what_are_no_labels(library: str, y: Any, words: str) -> None:
