@@ -96,7 +96,7 @@ SCRIPT = """
 
     daskml_dist.save(models[0], sys.argv[1])
     assert (daskml_dist.load(sys.argv[1]).predict(X) == models[0].predict(X)).all()
-    assert "needs Linux" in CHECKS["shared-memory"].make().text
+    assert "needs Linux" in CHECKS["shared-memory"].run_check().text
     if sys.platform == "win32":
         from daskml_dist.serving.server import _check_parameters
 
