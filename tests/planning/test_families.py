@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from daskml_dist.planning import Costs, PackedMessage, families
 from daskml_dist.planning.families import find_family
 from daskml_dist.planning.families.factors import _estimate_distinct
 from daskml_dist.planning.hypothetical_cluster import (
-    _NETWORK,
+    _NETWORK_COSTS,
     _WAKE_SECONDS,
     parse_bandwidth,
     simulate_step_seconds,
@@ -202,10 +203,10 @@ def test_waiting_times_equal_the_closed_form() -> None:
     for n_bytes in (1e3, 1e8):
         found = simulate_step_seconds(AllReduce(), 0.1, 8, n_bytes, 1e-4, 1e9)
         ring = allreduce_seconds(_network(1e-4 + _WAKE_SECONDS, 1e9), 8, n_bytes)
-        assert found == pytest.approx(0.1 + ring + _NETWORK.apply * n_bytes)
+        assert found == pytest.approx(0.1 + ring + _NETWORK_COSTS.apply * n_bytes)
     assert simulate_step_seconds(AllReduce(), 0.1, 1, 1e8, 1.0, 1.0) == 0.1
     full = simulate_step_seconds(Asynchronous(), 1e-6, 200, 8.0, 0.0, 1e12)
-    assert full == pytest.approx(200 * _NETWORK.message, rel=0.05)
+    assert full == pytest.approx(200 * _NETWORK_COSTS.message, rel=0.05)
 
 
 @pytest.mark.parametrize("lanes", [2, 3, 8])
@@ -244,9 +245,7 @@ def test_plans_count_the_bytes_that_a_fit_sends(usual: None, client: Client, pol
 
 
 def _network(latency: float, bandwidth: float) -> Any:
-    return type(_NETWORK)(
-        0.0, _NETWORK.message, _NETWORK.apply, _NETWORK.add, _NETWORK.peer, latency, bandwidth
-    )
+    return replace(_NETWORK_COSTS, latency=latency, bandwidth=bandwidth)
 
 
 def test_more_workers_compute_less_each(usual: None) -> None:
