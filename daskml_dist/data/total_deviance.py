@@ -10,7 +10,7 @@ import numpy as np
 from daskml_dist.backends.namespace import cast
 from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.data.conversion import copy_to_host
-from daskml_dist.losses.deviance import compute_tweedie_deviances
+from daskml_dist.losses.tweedie_deviances import compute_tweedie_deviances
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,7 +39,7 @@ from daskml_dist.data.total_deviance import TotalDeviance
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.losses.deviance import compute_tweedie_deviances
+from daskml_dist.losses.tweedie_deviances import compute_tweedie_deviances
 from daskml_dist.metrics._columns import (
     ScoredColumns,
     ScoredRows,
