@@ -407,15 +407,20 @@ def explain_unsortable_labels(name: str, index: int | None = None) -> Iterator[N
         ) from error
 
 
-def join_labels(parts: Sequence[NDArray[Any]], name: str) -> NDArray[Any]:
-    """Return the labels of several blocks in one array; raise if they cannot be compared."""
+def merge_block_labels(
+    block_labels: Sequence[NDArray[Any]], name: str
+) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """Return the sorted labels of several blocks, and the position of each given label among them.
+
+    Raise if they cannot be compared.
+    """
     # Leave out empty blocks, whose dtype may differ: it could for example turn labels into texts.
-    filled = [labels for labels in parts if len(labels)] or parts[:1]
+    filled = [labels for labels in block_labels if len(labels)] or block_labels[:1]
     with explain_unsortable_labels(name):
         # NumPy would turn numbers beside texts of another block into texts, which no row has.
         if len({labels.dtype.kind in "UT" for labels in filled if labels.dtype.kind != "O"}) > 1:
             raise TypeError("texts and numbers")
-        return np.concatenate(filled)
+        return np.unique(np.concatenate(filled), return_inverse=True)
 
 
 def check_group_labels(labels: NDArray[Any], name: str, index: int | None = None) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from daskml_dist.data.conversion import (
     check_no_missing,
     convert_object_values,
 )
-from daskml_dist.data.row_checks import explain_unsortable_labels, join_labels
+from daskml_dist.data.row_checks import explain_unsortable_labels, merge_block_labels
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 #: Names of the arrays in a block, in their order; arrays that were not given are left out.
@@ -133,8 +133,7 @@ def _find_own_labels(labels: NDArray[Any]) -> NDArray[Any]:
 
 def _merge_labels(rank_labels: list[NDArray[Any]]) -> NDArray[Any]:
     """Return the sorted labels of all ranks; raise if there are fewer than two of them."""
-    with explain_unsortable_labels("y"):
-        classes: NDArray[Any] = np.unique(join_labels(rank_labels, "y"))
+    classes, _ = merge_block_labels(rank_labels, "y")
     if len(classes) < 2:
         raise InvalidDataError(
             f"y holds only one class: {classes.tolist()[0]!r}. Check how the rows were filtered."

@@ -47,7 +47,7 @@ from daskml_dist.data.conversion import (
 )
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.data.row_checks import explain_unsortable_labels, join_labels
+from daskml_dist.data.row_checks import explain_unsortable_labels, merge_block_labels
 from daskml_dist.diagnostics.operation_progress import report_phase
 from daskml_dist.errors import (
     InvalidDataError,
@@ -344,8 +344,7 @@ def _merge_label_counts(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the sorted labels of all blocks, and how many rows have each."""
     block_labels, block_rows = zip(*block_counts, strict=True)
-    with explain_unsortable_labels("y"):
-        labels, codes = np.unique(join_labels(block_labels, "y"), return_inverse=True)
+    labels, codes = merge_block_labels(block_labels, "y")
     counts = np.bincount(codes, np.concatenate(block_rows), len(labels))
     return labels, counts.astype(np.int64)
 

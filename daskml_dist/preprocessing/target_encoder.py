@@ -38,7 +38,7 @@ from daskml_dist.data.conversion import (
 )
 from daskml_dist.data.lazy import has_fixed_row_order, is_dask
 from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation
-from daskml_dist.data.row_checks import explain_unsortable_labels, join_labels
+from daskml_dist.data.row_checks import explain_unsortable_labels, merge_block_labels
 from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.errors.stack_level import user_stack_level
@@ -129,8 +129,7 @@ def _merge_sums(partial_sums: list[TargetSums | None]) -> TargetSums | None:
     if len(counted) < len(filled):
         filled = [_convert_to_moments(part) for part in filled]
     else:
-        with explain_unsortable_labels("y"):
-            labels = np.unique(join_labels(counted, "y"))
+        labels, _ = merge_block_labels(counted, "y")
     categories, tables = [], []
     for j in range(len(filled[0].categories)):
         columns = [part.categories[j] for part in filled]

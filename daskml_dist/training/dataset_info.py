@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.column_statistics import WeightedMoments
-from daskml_dist.data.row_checks import explain_unsortable_labels, join_labels
+from daskml_dist.data.row_checks import merge_block_labels
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 #: Entries of all rows from which device="auto" chooses a GPU. A pass over fewer takes a CPU about a
@@ -127,8 +127,7 @@ class DataSummary:
         labels = [i.labels for i in self.infos if i.labels is not None and len(i.labels)]
         if not labels:
             raise InvalidDataError("y holds no labels. Give at least two classes.")
-        with explain_unsortable_labels("y"):
-            return np.unique(join_labels(labels, "y"))
+        return merge_block_labels(labels, "y")[0]
 
     def label_weights(self, classes: NDArray[Any]) -> NDArray[np.float64]:
         """Return the sum of the weights of each class; without weights, its number of rows."""

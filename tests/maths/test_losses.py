@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sklearn import metrics
 from sklearn.linear_model import SGDClassifier
 
+from daskml_dist.data.total_deviance import TotalDeviance
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.losses import LOSSES, Huber, Loss, Quantile, Tweedie, get_loss
 
@@ -86,6 +87,9 @@ def test_tweedie_derivatives(power: float, identity: bool) -> None:
     assert loss.half_deviance(y, loss.inverse_link(raw)).mean() == pytest.approx(
         deviance / 2, rel=1e-10
     )
+    null = TotalDeviance.from_values(y, np.ones(N), power).deviance / N
+    constant = metrics.mean_tweedie_deviance(y, np.full(N, y.mean()), power=power)
+    assert null == pytest.approx(constant, rel=1e-10)
 
 
 @pytest.mark.parametrize("power", [0.5, float("nan"), float("inf")])
